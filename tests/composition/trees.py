@@ -21,7 +21,9 @@ from functional_optim import (
     matching,
     on_global_step,
     partition,
+    prodigy,
     sam,
+    schedule_free_sgd,
     sgd,
     weight_decay,
     with_shape,
@@ -103,6 +105,12 @@ COMPOSED: dict[str, Callable[[], Optimizer]] = {
     "lookahead": lambda: chain(adamw(0.1), lookahead(3)),
     "one name twice": lambda: chain(accumulate(2), sgd(0.1, momentum=0.9), lookahead(3)),
     "batches of parts": lambda: chain(accumulate(2), two_parts(), ema(0.9)),
+    "gates in gates": lambda: chain(
+        apply_if_finite(2), accumulate(3), sam(0.1), schedule_free_sgd(0.1)
+    ),
+    "batches at a global step": lambda: chain(
+        accumulate(2), prodigy(on_global_step(linear(1.0, to=0.5, steps=3)), d0=1e-2)
+    ),
     "global step": lambda: adamw(on_global_step(linear(0.1, to=0.0, steps=9))),
 }
 """Optimizers of optimizers, each kind of composition in one of them."""

@@ -156,8 +156,8 @@ def test_what_workers_cannot_agree_on_is_refused() -> None:
         (TypeError, "accumulate .* does not act on", lambda: over_threads(inside, params, where)),
         (
             ValueError,
-            "prodigy .* must be the same in all parameter groups",
-            lambda: over_threads(prodigy().override(matching("*bias"), lr=0.5), params, where),
+            "prodigy .* d_coef must be the same for all of them, got 1.0 and 0.5",
+            lambda: over_threads(prodigy().override(matching("*bias"), d_coef=0.5), params, where),
         ),
         (
             ValueError,
@@ -172,10 +172,10 @@ def test_what_workers_cannot_agree_on_is_refused() -> None:
     optimizer = over_threads(prodigy(), [{"params": pairs_[:2]}, {"params": pairs_[2:]}], where)
     optimizer.step(grads_at(0))
     before, kept = detached(params), optimizer.state_dict()
-    optimizer.param_groups[1]["lr"] = 0.5
-    with pytest.raises(ValueError, match="prodigy .* must be the same in all parameter groups"):
+    optimizer.param_groups[1]["d_coef"] = 0.5
+    with pytest.raises(ValueError, match="prodigy .* d_coef must be the same"):
         optimizer.step(grads_at(1))
-    optimizer.param_groups[1]["lr"] = optimizer.param_groups[0]["lr"]
+    optimizer.param_groups[1]["d_coef"] = optimizer.param_groups[0]["d_coef"]
     assert_same(detached(params), before)
     assert_same(optimizer.state_dict()["state"], kept["state"])
     wrong_state = optimizer.state_dict()

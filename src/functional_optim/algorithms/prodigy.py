@@ -322,6 +322,9 @@ def prodigy(
     and one ``d`` for all parameters, an estimate from below of the distance to the solution. It
     grows from ``d0`` on, and never shrinks; :meth:`Optimizer.shared` tells it.
 
+    There is one ``d`` for all parameters, so ``beta3``, ``d0``, ``d_coef`` and ``growth_rate`` must
+    be the same for all of them.
+
     Args:
         lr: a factor of the step size that is found, a finite number >= 0, best left at 1 but for a
             schedule. A step at 0 does nothing. It should be the same for all parameters.

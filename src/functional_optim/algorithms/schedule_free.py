@@ -264,6 +264,10 @@ def schedule_free_sgd(
     the mean, to evaluate with. There is no mode, and checkpoints hold parameters and state as they
     are. ``y = (1 - momentum) * z + momentum * x`` with ``z = z - lr * g``.
 
+    The weight of a step in the mean is one number for all parameters, so ``lr``, ``warmup_steps``,
+    ``r`` and ``weight_lr_power`` must be the same for all of them. To train some with another
+    ``lr``, give them a ``schedule_free_sgd`` of their own, in a :func:`~functional_optim.partition`.
+
     Args:
         lr: learning rate, a finite number >= 0; larger than that of SGD, as a rule.
         momentum: parts of ``x`` in ``y``, in (0, 1): the same in all steps.
@@ -325,6 +329,9 @@ def schedule_free_adamw(
     the mean, to evaluate with. There is no mode, and checkpoints hold parameters and state as they
     are. ``y = (1 - b) * z + b * x`` with ``z = z - lr * (g / (sqrt(v_hat) + eps) + weight_decay *
     y)``.
+
+    ``lr``, ``warmup_steps``, ``r`` and ``weight_lr_power`` must be the same for all parameters, as
+    for :func:`schedule_free_sgd`.
 
     Args:
         lr: learning rate, a finite number >= 0; larger than that of AdamW, as a rule.

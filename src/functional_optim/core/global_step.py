@@ -1,4 +1,4 @@
-"""Schedules that count the calls of the optimizer, and not the steps of a leaf."""
+"""Schedules that count the steps of the optimizer, and not the steps of a leaf."""
 
 from collections.abc import Callable, Iterable
 from functools import partial

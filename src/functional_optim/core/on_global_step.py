@@ -19,10 +19,12 @@ class OnGlobalStep(ScheduleValue):
 
 
 def on_global_step(schedule: Callable[[Any], Any]) -> OnGlobalStep:
-    """A schedule that is to count the steps of the whole optimizer, and not those of each leaf.
+    """Let a schedule count the steps of the whole optimizer, and not those of each leaf.
 
     Without it, a leaf that misses gradients falls behind: its schedule is called with the steps
-    that this leaf has made. The values are those of ``schedule``: called, it hands the count on.
+    that this leaf has made. Behind a gate (``accumulate``, ``apply_if_finite``, ``sam``) the steps
+    counted are those that the gate let through, not the calls. The values are those of
+    ``schedule``: called, it hands the count on.
 
     Args:
         schedule: one of this package, or a function of the steps made.

@@ -350,6 +350,7 @@ class ComposedGroups:
             for key, place in self._opened.items():
                 # There schedules went by the calls, and go on from these.
                 self.shared.opened[place].fill_(groups[0].get(key, groups[0][CALLS]))
+        self.show(groups)
 
 
 def _key(name: str, field: str) -> str:

@@ -26,6 +26,14 @@ from functional_optim.testing.compare import (
     tensors_in,
     versions,
 )
+from functional_optim.testing.composition_laws import (
+    accumulation,
+    freezing,
+    grouped,
+    masking,
+    partitioned,
+    skipping,
+)
 from functional_optim.testing.executor_laws import (
     any_history,
     auto_is_reference,
@@ -361,6 +369,12 @@ LAWS: dict[str, Law] = {
     "any moment": Law(resumed),
     "complex is its real view": Law(complex_is_real_view, complex_only=True),
     "contained": Law(contained),
+    "accumulation": Law(accumulation),
+    "skipping": Law(skipping),
+    "partition": Law(partitioned),
+    "masking": Law(masking),
+    "freezing": Law(freezing),
+    "groups": Law(grouped),
     "vmap is the loop": Law(vmapped, small_only=True, double_only=True),
     "differentiable": Law(differentiable, small_only=True, double_only=True),
 }

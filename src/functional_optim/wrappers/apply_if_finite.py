@@ -91,8 +91,11 @@ def apply_if_finite(max_skips: int) -> Link:
     All leaves are stepped, or none: what stands behind this link does not run, nor counts the step.
     How many steps were left out, :meth:`Optimizer.shared` says.
 
+    In front of :func:`accumulate` it leaves out single micro-batches: the mean is then of more
+    calls. Behind it, it leaves out a whole step whose mean is not finite.
+
     Args:
-        max_skips: how many steps in a row may be left out, a whole number >= 0; of the next one an
+        max_skips: the same for all parameters: how many steps in a row may be left out, a whole number >= 0; of the next one an
             error is made, with nothing changed.
 
     Returns:
