@@ -266,7 +266,7 @@ def schedule_free_sgd(
 
     The weight of a step in the mean is one number for all parameters, so ``lr``, ``warmup_steps``,
     ``r`` and ``weight_lr_power`` must be the same for all of them. To train some with another
-    ``lr``, give them a ``schedule_free_sgd`` of their own, in a :func:`~functional_optim.partition`.
+    ``lr``, give them an optimizer of their own, in a :func:`~functional_optim.partition`.
 
     Args:
         lr: learning rate, a finite number >= 0; larger than that of SGD, as a rule.

@@ -88,8 +88,10 @@ def accumulate(every: int) -> Link:
     ``s = s + g / every``; at the ``every``-th call the stages behind this one run, with ``s`` in
     place of the gradient. Their step counts, schedules and bias corrections know of these steps
     only; :func:`~functional_optim.on_global_step` counts these steps too. Behind another gate (such
-    as ``apply_if_finite``) a call that does not come through is no part of the mean. A leaf without a gradient in some of the calls adds nothing in them; without one in all of
-    them, it is left alone.
+    as ``apply_if_finite``) a call that does not come through is no part of the mean.
+
+    A leaf without a gradient in some of the calls adds nothing in them; without one in all of them,
+    it is left alone.
 
     Args:
         every: how many calls make a step, a whole number >= 1. Changed in mid-batch, it holds from

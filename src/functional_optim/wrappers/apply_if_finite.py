@@ -95,8 +95,8 @@ def apply_if_finite(max_skips: int) -> Link:
     calls. Behind it, it leaves out a whole step whose mean is not finite.
 
     Args:
-        max_skips: the same for all parameters: how many steps in a row may be left out, a whole number >= 0; of the next one an
-            error is made, with nothing changed.
+        max_skips: how many steps in a row may be left out, a whole number >= 0, the same for all
+            parameters; of the next one an error is made, with nothing changed.
 
     Returns:
         A link for :func:`~functional_optim.chain`. Each step reads one number on the host.
