@@ -126,7 +126,7 @@ def common_hyper(stage: Stage, hypers: Sequence[Any]) -> Any:
     """
     first = hypers[0]
     for other in hypers[1:]:
-        for name in stage.hyper._fields if stage.shared_by is None else stage.shared_by:
+        for name in first._fields if stage.shared_by is None else stage.shared_by:
             one, two = getattr(first, name), getattr(other, name)
             if not _is_same(one, two):
                 raise ValueError(
