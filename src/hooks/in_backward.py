@@ -239,8 +239,8 @@ def _made(make: Make, request: _Request) -> torch.optim.Optimizer:
             f"{type(optimizer).__name__}"
         )
     if isinstance(optimizer, TorchOptimizer):
-        measured = [stage.name for stage in optimizer.optimizer.stages if is_measured(stage)]
-        chain = optimizer.optimizer
+        chain = optimizer.chain
+        measured = [stage.name for stage in chain.stages if is_measured(stage)]
         measured += [one.stage.name for one in chain.links if keeps_shared((one,))]
         if measured:
             raise ValueError(

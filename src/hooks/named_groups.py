@@ -12,7 +12,7 @@ from functional_optim.core.torch_state import from_entries, to_entries
 from functional_optim.core.tree import flatten, leaf_states
 from functional_optim.frontends.torch_composed import NO_STATE
 from functional_optim.frontends.torch_flat import Group
-from functional_optim.frontends.torch_schedule import guard_schedules
+from functional_optim.frontends.torch_schedule import guarded
 from functional_optim.kernels import EXECUTORS
 from functional_optim.plan import StepPlan, engine
 from functional_optim.plan.composed.one_step import checked_leaf
@@ -124,7 +124,7 @@ class NamedGroups(TorchOptimizer):
         for number, change in zip(numbers, changes, strict=True):
             group = self.param_groups[number]
             group.update(change)
-            guard_schedules(group, self._names_of(number))
+            self.param_groups[number] = guarded(group, self._names_of(number))
 
     def _changes(
         self, optimizer: Optimizer, number: int, meant: set[tuple[int, str]]

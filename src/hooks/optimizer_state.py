@@ -105,7 +105,7 @@ class OptimizerState:
     @property
     def optimizer(self) -> Optimizer:
         """The optimizer, with the hyper-parameters that ``set_hyper`` gave it."""
-        return self._groups.optimizer
+        return self._groups.chain
 
     @property
     def state(self) -> State:

@@ -124,7 +124,7 @@ def test_a_schedule_is_the_same_on_torch_s_class(
     run(pair, ALL[schedule])
     key = "betas" if "betas" in pair.ours.defaults else "momentum"
     if schedule in CYCLED:
-        assert pair.ours.param_groups[0][key] != pair.ours.optimizer.hyper[key]
+        assert pair.ours.param_groups[0][key] != pair.ours.chain.hyper[key]
 
 
 @each(schedule={**SCHEDULES, **SETTING}, cls=[torch.optim.SGD, torch.optim.AdamW], flat=FLAT)

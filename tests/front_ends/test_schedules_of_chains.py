@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as schedules
 
-from functional_optim import TorchOptimizer, adamw, sgd
+from functional_optim import TorchOptimizer, adamw, chain, freeze, sgd
+from functional_optim.remote import DistributedOptimizer
 from sharding import ZeroRedundancyOptimizer
 from tests.choices import each
 
-from .test_lr_schedulers import SCHEDULES, advance
+from .test_lr_schedulers import ALL, CYCLED
 
 pytestmark = pytest.mark.usefixtures("world_of_one")
 
@@ -46,21 +47,58 @@ def step(optimizer: torch.optim.Optimizer) -> float:
     return float(param.detach()[0])
 
 
-@each(schedule=SCHEDULES, maker=MAKERS, steps=[0, 1])
+@each(schedule=ALL, maker=MAKERS, steps=[0, 1])
 def test_a_scheduler_beside_a_schedule_is_refused(schedule: str, maker: str, steps: int) -> None:
-    """When it is made, or else at the first step, and each names both.
-
-    Also after a step, by which the options were looked at.
-    """
+    """Fault 28: when the scheduler is made, before anything is changed; the message names both."""
     optimizer = MAKERS[maker](halving)
     for _ in range(steps):
         step(optimizer)
-    with pytest.raises(TypeError, match=MESSAGE):  # noqa: PT012  the one or the other
-        scheduler = SCHEDULES[schedule](optimizer)
+    before = [dict(group) for group in optimizer.param_groups]
+    with pytest.raises(TypeError, match=MESSAGE):
+        ALL[schedule](optimizer)
+    assert list(map(dict, optimizer.param_groups)) == before
+    assert step(optimizer) == 1.0 - 2.0 * (1.0 - 0.5 ** (steps + 1))
+
+
+@each(schedule=ALL, maker=["TorchOptimizer", "flat"])
+def test_a_scheduler_beside_a_loaded_schedule_is_refused(schedule: str, maker: str) -> None:
+    """Fault 28: loading a checkpoint makes new groups."""
+    optimizer = MAKERS[maker](0.5)
+    optimizer.load_state_dict(MAKERS[maker](halving).state_dict())
+    with pytest.raises(TypeError, match=MESSAGE):
+        ALL[schedule](optimizer)
+
+
+@each(schedule=ALL)
+def test_a_scheduler_beside_a_schedule_on_workers_is_refused(schedule: str) -> None:
+    """Fault 28: DistributedOptimizer, also where groups differ in their chains."""
+    for optimizer in (sgd(halving), chain(freeze(("a",)), sgd(halving))):
+        params = {"a": one(), "b": one()}
+        made = DistributedOptimizer.over_threads(
+            optimizer, params.items(), dict.fromkeys(params, "w")
+        )
+        with pytest.raises(TypeError, match=MESSAGE):
+            ALL[schedule](made)
+        made.close()
+
+
+@each(schedule=CYCLED, flat=[False, True])
+def test_a_momentum_that_is_scheduled_is_not_replaced(schedule: str, flat: bool) -> None:
+    """Fault 28: alone, or as one number of betas."""
+    for optimizer in (adamw(0.1, betas=(halving, 0.9)), sgd(0.1, momentum=halving)):
+        made = TorchOptimizer([one()], optimizer, flat=flat)
+        with pytest.raises(TypeError, match="(betas|momentum) is the schedule halving"):
+            CYCLED[schedule](made)
+
+
+@each(maker=MAKERS)
+def test_a_scheduler_that_is_not_torchs_is_refused_at_the_next_step(maker: str) -> None:
+    """One that keeps the first learning rate as torch's schedulers do."""
+    optimizer = MAKERS[maker](halving)
+    for group in optimizer.param_groups:
+        group["initial_lr"] = group["lr"]
+    with pytest.raises(TypeError, match=MESSAGE):
         step(optimizer)
-        if schedule == "ReduceLROnPlateau":  # which looks at no lr before
-            advance(scheduler, 1)
-            advance(scheduler, 2)
 
 
 @each(maker=MAKERS)
@@ -88,15 +126,6 @@ def test_a_number_put_in_its_place_is_scheduled(maker: str) -> None:
         group["lr"] = group["initial_lr"] = 1.0
     schedules.ConstantLR(optimizer, 0.5)
     assert step(optimizer) == 0.5
-
-
-@each(flat=[False, True])
-def test_a_scheduler_that_sets_the_rate_by_itself_replaces_the_schedule(flat: bool) -> None:
-    """As it replaces a number."""
-    optimizer = TorchOptimizer([one()], adamw(halving), flat=flat)
-    schedules.OneCycleLR(optimizer, 0.5, total_steps=4)
-    step(optimizer)
-    assert isinstance(optimizer.param_groups[0]["lr"], float)
 
 
 @each(flat=[False, True])

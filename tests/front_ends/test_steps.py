@@ -133,7 +133,7 @@ def test_another_default_device(name: str, flat: bool) -> None:
 def test_it_is_a_torch_optimizer() -> None:
     optimizer = TorchOptimizer(parameters(), adam(0.1))
     assert isinstance(optimizer, torch.optim.Optimizer)
-    assert optimizer.optimizer.links == adam(0.1).links
+    assert optimizer.chain.links == adam(0.1).links
     assert optimizer.defaults == dict(adam(0.1).hyper)
     assert optimizer.step() is None
     assert "lr: 0.1" in repr(optimizer)

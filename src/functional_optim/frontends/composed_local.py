@@ -47,7 +47,7 @@ class _Given(TorchOptimizer):
     @uncompiled
     def measure(self, gradients: Sequence[Tensor | None], measured: Sequence[Tensor]) -> Tensor:
         """What each parameter adds to the next total: a number, or a row of several."""
-        check_measured(self.optimizer.stages, measured, asked=1)
+        check_measured(self.chain.stages, measured, asked=1)
         given = self._by_parameter(gradients)
         return self._lock.alone(self._measure, given, measured)
 
@@ -114,7 +114,7 @@ class ComposedLocal:
     @property
     def measured_stages(self) -> int:
         """How many stages of the optimizer need totals over all gradients."""
-        return sum(map(needs_total, self._inner.optimizer.stages))
+        return sum(map(needs_total, self._inner.chain.stages))
 
     @one_at_a_time
     def step(self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()) -> None:

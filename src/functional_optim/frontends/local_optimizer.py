@@ -25,7 +25,7 @@ from functional_optim.frontends.recipe import (
 from functional_optim.frontends.torch_checkpoint import DECOUPLED
 from functional_optim.frontends.torch_given import GivenGradients
 from functional_optim.frontends.torch_groups import NOT_OPTIONS, options_of
-from functional_optim.frontends.torch_schedule import guard_schedules
+from functional_optim.frontends.torch_schedule import guarded
 
 _WRITTEN = ("step", DECOUPLED)
 """What checkpoints have in groups beside options of their class, and need to be read."""
@@ -238,11 +238,9 @@ class FunctionalOptimizer:
         self._taken: dict[int, GroupChain] = {}
         self._known = GroupValues(beside=NOT_OPTIONS)
         self.param_groups: list[dict[str, Any]] = [
-            {**_parameters_of(inner), **one}
+            guarded({**_parameters_of(inner), **one}, recipe.defaults)
             for inner, one in zip(self._inner.param_groups, options, strict=True)
         ]
-        for group in self.param_groups:
-            guard_schedules(group, recipe.defaults)
 
     @property
     def measured_stages(self) -> int:

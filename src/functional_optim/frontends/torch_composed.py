@@ -49,6 +49,9 @@ class StateOf(Protocol):
 NO_STATE = LeafState(none_made(), ())
 """Of a parameter that is frozen."""
 
+FROZEN_OPTIONS = {"lr": 0.0}
+"""The options of a group whose parameters are frozen: schedulers expect a learning rate in each."""
+
 CALLS = "shared_step"
 """Under which a group of a checkpoint has the number of calls."""
 
@@ -98,7 +101,8 @@ def _part(
     optimizer: Optimizer, group: Mapping[str, Any], chain: LeafChain, params: list[Any]
 ) -> GroupPart:
     own = optimizer.of_chain(chain)
-    return GroupPart({**own.hyper, **group, "params": params}, own, chain.places)
+    options = own.hyper if own.links else FROZEN_OPTIONS
+    return GroupPart({**options, **group, "params": params}, own, chain.places)
 
 
 class ComposedGroups:

@@ -71,7 +71,10 @@ def complete_state(
 
     Of a class that counts steps in its groups, the count is in each state afterwards.
     """
-    if not stages:  # frozen
+    if not stages:  # frozen: nothing is kept, but for what was loaded
+        for param in group["params"]:
+            if not states.get(param, True):
+                del states[param]
         return
     made = {
         param: from_entries(
@@ -154,6 +157,8 @@ def write_checkpoint(
         hypers = tuple(link.hyper for link in links)
         damped = group.get("dampening", 0.0) != 0.0
         for key, param in zip(kept["params"], group["params"], strict=True):
+            if not stages:  # torch's strict loaders expect an entry of what requires gradients
+                written.setdefault(key, {})
             entries = written.get(key)
             if entries:
                 made = checkpoint_entries(stages, hypers, param, entries, damped=damped)

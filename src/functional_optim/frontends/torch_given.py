@@ -39,7 +39,7 @@ class GivenGradients(TorchOptimizer):
     @property
     def measured_stages(self) -> int:
         """How many stages of the chain need a total over all gradients."""
-        return sum(map(is_measured, self.optimizer.stages))
+        return sum(map(is_measured, self.chain.stages))
 
     @uncompiled
     def step_by(
@@ -56,7 +56,7 @@ class GivenGradients(TorchOptimizer):
                 not fit; nothing is changed then.
         """
         if measured:
-            check_measured(self.optimizer.stages, measured)
+            check_measured(self.chain.stages, measured)
         self._lock.alone(self._step_by, gradients, measured)
 
     @uncompiled
@@ -76,7 +76,7 @@ class GivenGradients(TorchOptimizer):
         Raises:
             ValueError: the chain has no such stage; or as for :meth:`step_by`.
         """
-        check_measured(self.optimizer.stages, measured, asked=1)
+        check_measured(self.chain.stages, measured, asked=1)
         return self._lock.alone(self._measure, gradients, measured)
 
     def _step_by(self, gradients: Sequence[Tensor | None], measured: Sequence[Tensor]) -> None:
@@ -86,11 +86,11 @@ class GivenGradients(TorchOptimizer):
         self._flat.step(groups, self.state, gradients, measured)
 
     def _measure(self, gradients: Sequence[Tensor | None], measured: Sequence[Tensor]) -> Tensor:
-        stages, groups = self.optimizer.stages, self._groups()
+        stages, groups = self.chain.stages, self._groups()
         params = [param for group in groups for param in group.params]
         check_count(gradients, len(params))
         given = dict(zip(map(id, params), gradients, strict=True))
-        executor = EXECUTORS[in_place(self.optimizer.executor, params)]
+        executor = EXECUTORS[in_place(self.chain.executor, params)]
         addends = []
         with torch.no_grad():
             for group in groups:

@@ -22,11 +22,12 @@ from functional_optim.frontends.torch_entries import (
     require_same_decay,
     write_checkpoint,
 )
+from functional_optim.frontends.torch_explain import explain_groups
 from functional_optim.frontends.torch_flat import FlatGroups, Group
 from functional_optim.frontends.torch_groups import GroupOptions, links_of
 from functional_optim.frontends.torch_plans import TorchPlans
-from functional_optim.frontends.torch_schedule import guard_schedules, with_schedules
-from functional_optim.kernels import in_place
+from functional_optim.frontends.torch_replaced import complete_replaced
+from functional_optim.frontends.torch_schedule import guarded, with_schedules
 from functional_optim.optimizer import Optimizer
 from functional_optim.optimizer.bound import BoundOptimizer
 from functional_optim.plan.composed.one_step import check_extra
@@ -102,7 +103,7 @@ class TorchOptimizer(torch.optim.Optimizer):
             self._flat.bind(self._groups(), self.state)
 
     @property
-    def optimizer(self) -> Optimizer:
+    def chain(self) -> Optimizer:
         """The chain, with the defaults for all groups."""
         return self._optimizer
 
@@ -113,13 +114,14 @@ class TorchOptimizer(torch.optim.Optimizer):
         return None if bound is None else bound.layout
 
     def explain(self) -> str:
-        """What the executor does with these parameters, and why, one line each."""
+        """What the executor does with these parameters, and why, one line each.
+
+        Where the chain has gates, this is about a step in which all of them are open.
+        """
         bound = self._bound()
         if bound is not None:
             return bound.explain()
-        params = [param for group in self.param_groups for param in group["params"]]
-        executor = in_place(self._optimizer.executor, params)
-        return self._optimizer.using(executor=executor).explain(params)
+        return explain_groups(self._groups(), self._optimizer_of, self._optimizer.executor)
 
     def ready(self, timeout: float | None = None) -> bool:
         """Wait until what compiles in the background is done; steps do not need it.
@@ -284,6 +286,7 @@ class TorchOptimizer(torch.optim.Optimizer):
 
         Both are done before any hook of the caller looks.
         """
+        self.register_state_dict_pre_hook(complete_replaced)
         self.register_state_dict_post_hook(_written_as_torch_does, prepend=True)
         self.register_load_state_dict_post_hook(_completed, prepend=True)
 
@@ -338,8 +341,9 @@ class TorchOptimizer(torch.optim.Optimizer):
 
     def _complete_state(self, number: int) -> None:
         """State for every parameter of a group."""
-        group, own = self.param_groups[number], self._optimizer_of(number)
-        guard_schedules(group, self._names_of(number))
+        own = self._optimizer_of(number)
+        group = guarded(self.param_groups[number], self._names_of(number))
+        self.param_groups[number] = group
         links = links_of(own, self._names_of(number), group)
         complete_state(own.stages, tuple(link.hyper for link in links), group, self.state)
 

@@ -1,5 +1,6 @@
 """What an executor does with a tree of parameters, and why, in words."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -7,12 +8,13 @@ from torch import Tensor
 
 from functional_optim.core.chain import Chain, require_one_chain
 from functional_optim.core.forms import map_state, real_view
+from functional_optim.core.global_step import at_global_step
+from functional_optim.core.hyper import numbers, resolve
 from functional_optim.core.initial import init_leaf
-from functional_optim.core.stage import block_size_of, in_full_blocks
+from functional_optim.core.stage import Stage, block_size_of, in_full_blocks
 from functional_optim.core.tree import flatten
 from functional_optim.kernels import EXECUTORS, Leaf
 from functional_optim.kernels.packs import LARGE, PACK
-from functional_optim.plan.item import coefficients_at
 
 
 class _Alike(NamedTuple):
@@ -32,40 +34,59 @@ def explain(optimizer: Chain, params: Any) -> str:
     """
     require_one_chain(optimizer, "explain")
     leaves, _ = flatten(params, optimizer.namespace)
-    hypers = optimizer.hypers_for(params)
+    pairs = zip(leaves, optimizer.hypers_for(params), strict=True)
+    return "\n".join(chain_lines(optimizer.stages, optimizer.executor, list(pairs)))
+
+
+def chain_lines(
+    stages: Sequence[Stage], executor: str, leaves: Sequence[tuple[Any, tuple[Any, ...]]]
+) -> list[str]:
+    """Return which executor steps leaves with one chain, and why, a line for each kind of them.
+
+    Args:
+        stages: of the chain. Where it has gates, the lines are about a step in which all are open.
+        executor: the name of the chain's.
+        leaves: parameters, with the hyper-parameters of each.
+    """
     found: dict[_Alike, list[tuple[Tensor, tuple[Any, ...]]]] = {}
-    for leaf, own in zip(leaves, hypers, strict=True):
+    for leaf, own in leaves:
         if isinstance(leaf, Tensor):
             view = real_view(leaf.detach())
             alike = _Alike(view.dtype, view.device, id(own), view.numel() >= LARGE)
             found.setdefault(alike, []).append((view, own))
-    return "\n".join(
-        _line(optimizer, alike, [view for view, _ in members], members[0][1])
+    return [
+        _line(stages, executor, alike, [view for view, _ in members], members[0][1])
         for alike, members in found.items()
-    )
+    ]
 
 
-def _line(optimizer: Chain, alike: _Alike, views: list[Tensor], hypers: tuple[Any, ...]) -> str:
+def _line(
+    stages: Sequence[Stage],
+    name: str,
+    alike: _Alike,
+    views: list[Tensor],
+    hypers: tuple[Any, ...],
+) -> str:
     counts = [view.numel() for view in views]
     head = f"{len(views)} parameters, {sum(counts):,} elements of {alike.dtype} on {alike.device}"
-    executor = EXECUTORS[optimizer.executor]
-    by_chunks = executor.in_chunks(optimizer.stages)
+    if not stages:
+        return f"{head}: frozen"
+    executor = EXECUTORS[name]
+    by_chunks = executor.in_chunks(stages)
     if by_chunks is None:
-        return f"{head}: {executor.explain_leaves(optimizer.stages, optimizer.executor)}"
+        return f"{head}: {executor.explain_leaves(stages, name)}"
     together = "each alone" if alike.large else "packed together"
     count = max(counts) if alike.large else min(sum(counts), PACK)
-    chunk = _chunk(optimizer, hypers, count, alike)
-    return f"{head}, {together}: {by_chunks.explain(optimizer.stages, chunk)}"
+    chunk = _chunk(stages, hypers, count, alike)
+    return f"{head}, {together}: {by_chunks.explain(stages, chunk)}"
 
 
-def _chunk(optimizer: Chain, hypers: tuple[Any, ...], count: int, alike: _Alike) -> Leaf:
+def _chunk(stages: Sequence[Stage], hypers: tuple[Any, ...], count: int, alike: _Alike) -> Leaf:
     """A chunk of this length with memory that is never touched."""
-    block_size = block_size_of(optimizer.stages)
+    block_size = block_size_of(stages)
     count = max(in_full_blocks(count, block_size), 1)
-    states = init_leaf(
-        optimizer.stages, hypers, torch.empty(count, dtype=alike.dtype, device="meta")
-    ).stages
-    resolved, coefficients = coefficients_at(optimizer.stages, hypers, 1.0)
+    states = init_leaf(stages, hypers, torch.empty(count, dtype=alike.dtype, device="meta")).stages
+    resolved, coefficients = _first_coefficients(stages, hypers)
 
     def real(tensor: Tensor) -> Tensor:
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=alike.device)
@@ -73,3 +94,17 @@ def _chunk(optimizer: Chain, hypers: tuple[Any, ...], count: int, alike: _Alike)
     param = torch.empty(count, dtype=alike.dtype, device=alike.device)
     own = tuple(map_state(real, state) for state in states)
     return Leaf(param, torch.empty_like(param), own, coefficients, "", resolved, 1.0)
+
+
+def _first_coefficients(
+    stages: Sequence[Stage], hypers: tuple[Any, ...]
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return the hyper-parameters and coefficients of the first step."""
+    resolved, found = [], []
+    for stage, hyper in zip(stages, hypers, strict=True):
+        own = at_global_step(hyper, 1.0)
+        own = resolve(stage.name, stage.bounds, stage.check, own, 1.0)
+        shared = () if stage.combine is None else (stage.init_shared(own),)
+        resolved.append(own)
+        found.append(numbers(stage.coefficients(1.0, own, *shared)))
+    return tuple(resolved), tuple(found)

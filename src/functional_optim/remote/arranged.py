@@ -10,7 +10,7 @@ from functional_optim.frontends.local_optimizer import Foreign
 from functional_optim.frontends.recipe import Chains, ComposedRecipe, GroupChain, Recipe
 from functional_optim.frontends.torch_composed import ComposedGroups, GroupPart
 from functional_optim.frontends.torch_groups import options_of
-from functional_optim.frontends.torch_schedule import guard_schedules
+from functional_optim.frontends.torch_schedule import guarded
 from functional_optim.plan.composed.shared_numbers import common_hyper
 from functional_optim.remote.errors import failed
 from functional_optim.remote.placing import PlacedGroup
@@ -113,8 +113,8 @@ class Arranged:
         for group in groups:
             placed = {one.name: one for one in group.params}
             pairs = [(one.name, one.like) for one in group.params]
-            for part, own in recipe.parts({**group.options, "params": pairs}, first, unmet):
-                guard_schedules(part.group, own.defaults)
+            for one, own in recipe.parts({**group.options, "params": pairs}, first, unmet):
+                part = one._replace(group=guarded(one.group, own.defaults))
                 params = [placed[name] for name, _ in part.group["params"]]
                 self.groups.append(PlacedGroup(params, options_of(part.group), group.named))
                 self._parts.append(part)

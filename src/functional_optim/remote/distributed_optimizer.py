@@ -11,7 +11,7 @@ from torch import Tensor
 from functional_optim.frontends.local_optimizer import Foreign, resolved, warn_of
 from functional_optim.frontends.loss_scale import record
 from functional_optim.frontends.recipe import Recipe
-from functional_optim.frontends.torch_schedule import guard_schedules
+from functional_optim.frontends.torch_schedule import guarded
 from functional_optim.remote import placing, states
 from functional_optim.remote.arranged import Arranged
 from functional_optim.remote.counters import Counters
@@ -216,8 +216,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "groups cannot be added to a DistributedOptimizer: make one with all groups, and "
                 "load the state_dict() of this one into it"
             )
-        guard_schedules(param_group, self.defaults)
-        self.param_groups.append(param_group)
+        self.param_groups.append(guarded(param_group, self.defaults))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Nothing: each context, or each call of :meth:`step`, has gradients of its own."""
@@ -383,9 +382,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         parts, options = states.cut(state_dict, self._workers.shares, self._arranged.groups)
         with self._order:
             self._workers.load(parts)
-            for group, own in zip(self.param_groups, options, strict=True):
+            for number, own in enumerate(options):
+                group = self.param_groups[number]
                 group.update(self._arranged.options_in(own))
-                guard_schedules(group, self.defaults)
+                self.param_groups[number] = guarded(group, self.defaults)
 
     def counters(self) -> dict[str, Counters]:
         """What was done for this optimizer, by worker: steps, waits, bytes, staleness."""

@@ -1,0 +1,30 @@
+"""What a torch.optim front-end does with its parameter groups, in words."""
+
+from collections.abc import Callable, Sequence
+
+from functional_optim.frontends.torch_flat import Group
+from functional_optim.kernels import in_place
+from functional_optim.optimizer import Optimizer
+from functional_optim.optimizer.explain import chain_lines
+
+
+def explain_groups(
+    groups: Sequence[Group], optimizer_of: Callable[[int], Optimizer], executor: str
+) -> str:
+    """Return which executor steps which parameters, and why, a line for each kind of them.
+
+    Where there are several groups, each line begins with the number of its group.
+
+    Args:
+        groups: as they are now.
+        optimizer_of: gives the chain of the group of a number.
+        executor: the name of the whole optimizer's.
+    """
+    executor = in_place(executor, [param for group in groups for param in group.params])
+    lines: list[str] = []
+    for group in groups:
+        head = f"param_groups[{group.number}]: " if len(groups) > 1 else ""
+        stages = optimizer_of(group.number).stages
+        found = [(param, group.hypers) for param in group.params]
+        lines += [head + line for line in chain_lines(stages, executor, found)]
+    return "\n".join(lines)
