@@ -22,6 +22,7 @@ from functional_optim import (
     qhm,
     sgd,
 )
+from functional_optim.remote import DistributedOptimizer
 from tests.choices import each
 
 from .support import (
@@ -332,3 +333,18 @@ def test_state_that_is_zeroed_where_it_lies_is_made_anew() -> None:
         run(fresh, 9)
         assert_same_params(ours, fresh)
         assert not torch.equal(params_of(ours)[0], noise(0, 40))
+
+
+def test_it_is_not_taken_for_a_wrapper() -> None:
+    """Fault 17: libraries look into ``.optimizer`` of whatever has one, for the optimizer inside.
+
+    So no optimizer of ours that is torch's has one.
+    """
+    weight = torch.ones(1, requires_grad=True)
+    optimizer = TorchOptimizer([weight], adam(0.1))
+    assert optimizer.chain == adam(0.1)
+    placed = DistributedOptimizer.over_threads(adam(0.1), [("weight", weight)], {"weight": "one"})
+    for one in (optimizer, placed):
+        assert isinstance(one, torch.optim.Optimizer)
+        assert not hasattr(one, "optimizer")
+    placed.close()

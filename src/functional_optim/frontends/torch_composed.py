@@ -20,6 +20,7 @@ from functional_optim.core.unbroken import unbroken
 from functional_optim.core.unmet import Unmet
 from functional_optim.frontends.composed_steps import GroupSteps
 from functional_optim.frontends.torch_flat import Entries, Group
+from functional_optim.frontends.torch_groups import FROZEN_OPTIONS
 from functional_optim.frontends.torch_inputs import of_parameters
 from functional_optim.frontends.torch_plans import HYPERS
 from functional_optim.kernels import EXECUTORS, in_place
@@ -48,9 +49,6 @@ class StateOf(Protocol):
 
 NO_STATE = LeafState(none_made(), ())
 """Of a parameter that is frozen."""
-
-FROZEN_OPTIONS = {"lr": 0.0}
-"""The options of a group whose parameters are frozen: schedulers expect a learning rate in each."""
 
 CALLS = "shared_step"
 """Under which a group of a checkpoint has the number of calls."""

@@ -18,6 +18,7 @@ from functional_optim.frontends.torch_checkpoint import (
     decouples,
     with_group_steps,
 )
+from functional_optim.frontends.torch_groups import FROZEN_OPTIONS
 from functional_optim.plan.counts import beside, is_count
 from functional_optim.storage.plain import extras_in, from_any_storage, plain_stages
 
@@ -65,13 +66,18 @@ def leaf_state(
 
 
 def complete_state(
-    stages: Sequence[Stage], hypers: tuple[Any, ...], group: Mapping[str, Any], states: States
+    stages: Sequence[Stage],
+    hypers: tuple[Any, ...],
+    group: MutableMapping[str, Any],
+    states: States,
 ) -> None:
     """State for every parameter of a group: what is there, checked, or the initial one.
 
     Of a class that counts steps in its groups, the count is in each state afterwards.
     """
     if not stages:  # frozen: nothing is kept, but for what was loaded
+        for name, value in FROZEN_OPTIONS.items():
+            group.setdefault(name, value)
         for param in group["params"]:
             if not states.get(param, True):
                 del states[param]

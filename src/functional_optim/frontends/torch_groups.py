@@ -13,6 +13,11 @@ NOT_OPTIONS = ("params", "param_names")
 """What a parameter group holds beside its options."""
 
 
+FROZEN_OPTIONS = {"lr": 0.0}
+"""The options of a group with frozen parameters: schedulers expect a learning rate in each group.
+"""
+
+
 def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
     """Everything of a parameter group but its parameters.
 

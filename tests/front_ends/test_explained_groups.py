@@ -1,0 +1,55 @@
+"""What a TorchOptimizer says of its parameter groups."""
+
+import torch
+
+from functional_optim import (
+    TorchOptimizer,
+    accumulate,
+    adamw,
+    chain,
+    freeze,
+    labels,
+    matching,
+    muon,
+    partition,
+    sgd,
+)
+from tests.choices import each
+
+from ..composition.trees import COMPOSED, params_of
+
+
+@each(name=COMPOSED)
+def test_every_composed_optimizer_is_explained(name: str) -> None:
+    """Fault 29: a line for each kind of parameters; nothing is stepped."""
+    params = {name: one.requires_grad_() for name, one in params_of().items()}
+    optimizer = TorchOptimizer(params.items(), COMPOSED[name]())
+    said = optimizer.explain().splitlines()
+    assert len(said) >= len(optimizer.param_groups)
+    elements = sum(int(line.split(" elements")[0].split()[-1].replace(",", "")) for line in said)
+    assert elements == sum(param.numel() for param in params.values())
+    assert all(int(one.get("step", 0)) == 0 for one in optimizer.state.values())
+
+
+def test_each_part_of_a_partition_has_its_lines() -> None:
+    """Fault 29: among them the frozen ones."""
+    parts = {"matrices": muon(lr=0.1), "rest": adamw(lr=0.1), "frozen": freeze()}
+    chosen = partition(
+        parts, labels({"frozen": ("body.bias",), "matrices": matching("*.weight")}, default="rest")
+    )
+    params = {name: one.requires_grad_() for name, one in params_of().items()}
+    said = TorchOptimizer(params.items(), chosen).explain()
+    assert said == (
+        "param_groups[0]: 2 parameters, 46 elements of torch.float32 on cpu: one by one; muon "
+        "needs its whole tensor; those of one shape in stacks\n"
+        "param_groups[1]: 1 parameters, 6 elements of torch.float32 on cpu: frozen\n"
+        "param_groups[2]: 1 parameters, 1 elements of torch.float32 on cpu, packed together: "
+        "blocked; no loop is compiled for so few elements"
+    )
+
+
+def test_one_group_is_explained_as_it_is() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    for optimizer in (sgd(lr=0.1), chain(accumulate(2), sgd(lr=0.1))):
+        said = TorchOptimizer([weight], optimizer).explain()
+        assert said.startswith("1 parameters, 3 elements of torch.float32 on cpu, packed together")
