@@ -37,6 +37,7 @@ TIERS = {
     "demo": "docs",
     "dtensor": "ranks",
     "dtensor/alone": "unit",
+    "ecosystem": "docs",
     "examples": "docs",
     "executors": "compile",
     "executors/plain": "unit",

@@ -13,8 +13,8 @@ NOT_OPTIONS = ("params", "param_names")
 """What a parameter group holds beside its options."""
 
 
-FROZEN_OPTIONS = {"lr": 0.0}
-"""The options of a group with frozen parameters: schedulers expect a learning rate in each group.
+FROZEN_OPTIONS = {"lr": 0.0, "weight_decay": 0.0}
+"""The options of a group with frozen parameters: schedulers and loggers expect them in each group.
 """
 
 

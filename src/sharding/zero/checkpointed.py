@@ -98,8 +98,10 @@ def with_states(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) ->
     assert collected_here is not None
     state_dict["state"] = dict(collected_here)
     parts = optimizer._parts  # noqa: SLF001
-    groups = [
-        {**group, **parts.schema_of(number).options}
-        for number, group in enumerate(state_dict["param_groups"])
-    ]
+    groups = []
+    for number, group in enumerate(state_dict["param_groups"]):
+        groups.append({**group, **parts.schema_of(number).options})
+        if not parts.shards.recipes.of(number).optimizer.links:  # frozen, as TorchOptimizer has it
+            for key in group["params"]:
+                state_dict["state"].setdefault(key, {})
     state_dict["param_groups"] = with_group_steps(collected_here, groups)
