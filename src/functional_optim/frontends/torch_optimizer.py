@@ -114,10 +114,7 @@ class TorchOptimizer(torch.optim.Optimizer):
         return None if bound is None else bound.layout
 
     def explain(self) -> str:
-        """What the executor does with these parameters, and why, one line each.
-
-        Where the chain has gates, this is about a step in which all of them are open.
-        """
+        """Return what the executor does in a step with all gates open, and why, in lines."""
         bound = self._bound()
         if bound is not None:
             return bound.explain()
@@ -342,8 +339,9 @@ class TorchOptimizer(torch.optim.Optimizer):
     def _complete_state(self, number: int) -> None:
         """State for every parameter of a group."""
         own = self._optimizer_of(number)
-        group = guarded(self.param_groups[number], self._names_of(number))
-        self.param_groups[number] = group
+        group = self.param_groups[number] = guarded(
+            self.param_groups[number], self._names_of(number)
+        )
         links = links_of(own, self._names_of(number), group)
         complete_state(own.stages, tuple(link.hyper for link in links), group, self.state)
 

@@ -101,7 +101,7 @@ def with_states(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) ->
     groups = []
     for number, group in enumerate(state_dict["param_groups"]):
         groups.append({**group, **parts.schema_of(number).options})
-        if not parts.shards.recipes.of(number).optimizer.links:  # frozen, as TorchOptimizer has it
-            for key in group["params"]:
+        if parts.shards is not None and not parts.shards.recipes.of(number).optimizer.links:
+            for key in group["params"]:  # frozen: as TorchOptimizer writes it
                 state_dict["state"].setdefault(key, {})
     state_dict["param_groups"] = with_group_steps(collected_here, groups)
