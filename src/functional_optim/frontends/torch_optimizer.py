@@ -115,8 +115,7 @@ class TorchOptimizer(torch.optim.Optimizer):
 
     def explain(self) -> str:
         """Return what the executor does in a step with all gates open, and why, in lines."""
-        bound = self._bound()
-        if bound is not None:
+        if (bound := self._bound()) is not None:
             return bound.explain()
         return explain_groups(self._groups(), self._optimizer_of, self._optimizer.executor)
 
@@ -338,12 +337,10 @@ class TorchOptimizer(torch.optim.Optimizer):
 
     def _complete_state(self, number: int) -> None:
         """State for every parameter of a group."""
-        own = self._optimizer_of(number)
-        group = self.param_groups[number] = guarded(
-            self.param_groups[number], self._names_of(number)
-        )
-        links = links_of(own, self._names_of(number), group)
-        complete_state(own.stages, tuple(link.hyper for link in links), group, self.state)
+        own, names = self._optimizer_of(number), self._names_of(number)
+        group = self.param_groups[number] = guarded(self.param_groups[number], names)
+        hypers = tuple(link.hyper for link in links_of(own, names, group))
+        complete_state(own.stages, hypers, group, self.state)
 
     def _load_group(self, number: int) -> None:
         """The state of a group as it was loaded, in its own form, and complete."""
