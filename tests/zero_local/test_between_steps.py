@@ -92,7 +92,8 @@ def walk(make: Make, events: list[str]) -> list[dict[str, Tensor]]:
     optimizer, is_added = make(first), False
     for step, event in enumerate(events):
         if event == "add" and not is_added:
-            optimizer.add_param_group(dict(last))
+            lr = optimizer.param_groups[0]["lr"]  # of now: some optimizers refuse another one
+            optimizer.add_param_group({**last, "lr": lr})
             is_added = True
         elif event == "freeze":
             params["body.bias"].requires_grad_(not params["body.bias"].requires_grad)
