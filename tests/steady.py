@@ -58,12 +58,17 @@ def made_by(*steps: Callable[[], object]) -> Made:
     return Made(len(plans), programs, max([NUMBER, *sizes]))
 
 
-def calls_of(step: Callable[[], object]) -> int:
-    """How many of our functions are called."""
+def calls_of(step: Callable[[], object], package: str = "functional_optim") -> int:
+    """Count the calls of our functions, and the items of our generators.
+
+    Args:
+        step: what is called.
+        package: the functions of this package are counted.
+    """
     found = []
 
     def note(frame: Any, event: str, _: Any) -> None:
-        if event == "call" and "functional_optim" in frame.f_code.co_filename:
+        if event == "call" and f"/{package}/" in frame.f_code.co_filename:
             found.append(frame.f_code.co_name)
 
     sys.setprofile(note)

@@ -99,10 +99,12 @@ def _content(parts: OptimizerParts) -> dict[str, Any]:
         "parameters": {path: list(param.shape) for path, param in parts.params.items()},
         "groups": [
             {
-                "params": _paths(parts, group),
+                "params": paths,
                 "options": {**_plain_options(group), **_options_beside(parts, number)},
             }
-            for number, group in enumerate(parts.groups)
+            for number, (group, paths) in enumerate(
+                zip(parts.groups, _paths_of_groups(parts), strict=True)
+            )
         ],
         "form": {"counts_steps": parts.schema.counts_steps, "eager": parts.schema.eager},
         "extra": dict(parts.schema.options),
@@ -194,7 +196,7 @@ def _check_parameters(parts: OptimizerParts, manifest: Manifest) -> None:
 
 def _new_groups(parts: OptimizerParts, manifest: Manifest) -> list[dict[str, Any]]:
     """The groups with the options of a checkpoint."""
-    ours = [_paths(parts, group) for group in parts.groups]
+    ours = _paths_of_groups(parts)
     theirs = [group["params"] for group in manifest.groups]
     if ours != theirs:
         raise ValueError(
@@ -220,9 +222,10 @@ def _options_beside(parts: OptimizerParts, number: int) -> dict[str, Any]:
     }
 
 
-def _paths(parts: OptimizerParts, group: Mapping[str, Any]) -> list[str]:
+def _paths_of_groups(parts: OptimizerParts) -> list[list[str]]:
+    """Return the paths of the parameters of each group."""
     paths = {id(param): path for path, param in parts.params.items()}
-    return [paths[id(param)] for param in group["params"]]
+    return [[paths[id(param)] for param in group["params"]] for group in parts.groups]
 
 
 def _plain_options(group: Mapping[str, Any]) -> dict[str, Any]:

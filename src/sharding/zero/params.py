@@ -65,6 +65,7 @@ def _is_named(one: Any) -> bool:
 
 def _check_tensors(given: Sequence[Any]) -> None:
     named: dict[str, Tensor] = {}
+    seen: set[int] = set()
     for place, one in enumerate(given):
         name, param = one if _is_named(one) else (str(place), one)
         if not isinstance(param, Tensor):
@@ -72,7 +73,8 @@ def _check_tensors(given: Sequence[Any]) -> None:
         # What is never trained may have any dtype: torch.optim takes it too.
         if param.requires_grad or param.layout != torch.strided:
             check_param(param, str(name))
-        if not any(param is other for other in named.values() if other.shape == param.shape):
+        if id(param) not in seen:
+            seen.add(id(param))
             named[str(name)] = param
     check_whole(named, "ZeroRedundancyOptimizer, which shards state by itself,")
     check_writable(named)

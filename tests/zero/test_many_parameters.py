@@ -1,0 +1,51 @@
+"""The work of the constructor and of a checkpoint grows in proportion to the parameters."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from sharding import ZeroRedundancyOptimizer
+from sharding.zero.params import checked_params
+from tests.choices import case
+from tests.steady import calls_of
+
+from .alone import params
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+
+def is_proportional(calls: Callable[[int], int]) -> bool:
+    """Return True if each further parameter costs as many calls as the one before."""
+    few, more, most = calls(20), calls(40), calls(80)
+    return more > few and most - more == 2 * (more - few)
+
+
+def test_checking_parameters_of_one_shape_compares_no_pairs() -> None:
+    """Fault 37: each parameter was compared with all parameters of its shape before it."""
+
+    def calls(count: int) -> int:
+        every = params(*[3] * count)
+        return calls_of(lambda: checked_params(every), "sharding")
+
+    assert is_proportional(calls)
+
+
+def test_constructor_and_checkpoint(tmp_path: Path) -> None:
+    """Fault 37: the whole way, from parameters to a checkpoint and back."""
+
+    def made(count: int) -> ZeroRedundancyOptimizer:
+        return ZeroRedundancyOptimizer(params(*[3] * count), torch.optim.AdamW)
+
+    made(2).save(tmp_path)
+    with case(what="constructor"):
+        assert is_proportional(lambda count: calls_of(lambda: made(count), "sharding"))
+    for what in (ZeroRedundancyOptimizer.save, ZeroRedundancyOptimizer.load):
+        with case(what=what.__name__):
+
+            def calls(count: int, what: Callable[..., object] = what) -> int:
+                zero = made(count)
+                return calls_of(lambda: what(zero, tmp_path / str(count)), "sharding")
+
+            assert is_proportional(calls)
