@@ -29,10 +29,14 @@ def total(
     device: torch.device,
     summed: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """The sum of all ranks' addends. Collective.
+    """Add up all ranks' addends. Collective.
 
-    It goes over the transport of the gathers: DDP launches collectives of its own, at moments of
-    its own, and must not meet this one.
+    Each rank adds up one range of the parameters, in rank order where the transport does, and sends
+    the sums to all ranks. So a rank holds and sends a few numbers for each parameter, however many
+    ranks there are, and all ranks have the same bits.
+
+    The sum goes over the transport of the gathers: DDP launches collectives of its own, at moments
+    of its own, and must not meet this one.
 
     Args:
         addends: of this rank, one number for each parameter of the plan, or rows of such; added up.
@@ -47,15 +51,14 @@ def total(
     own_addends = list(addends)
     shape = own_addends[0].shape if own_addends else torch.Size([len(plan.specs)])
     count = shape.numel()
-    ranges = [(rank * count, (rank + 1) * count) for rank in range(transport.size)]
-    every = torch.zeros(transport.size * count, dtype=torch.float64, device=device)
-    own = every[slice(*ranges[transport.rank])]
-    for one in own_addends:
-        own += one.flatten().to(device)
-    transport.all_gather(every, ranges).wait()
-    # Replicas all have the same; the first of them counts.
-    found = every.view(transport.size, *shape)[: plan.shard_ranks].cpu()
-    of_params = torch.zeros(shape, dtype=torch.float64, device="cpu")
-    for vector in found:
-        of_params += vector
-    return summed(of_params)
+    length = -(-count // transport.size)
+    ranges = [(rank * length, (rank + 1) * length) for rank in range(transport.size)]
+    # Ranges of one length are what NCCL takes in one collective.
+    of_params = torch.zeros(transport.size * length, dtype=torch.float64, device=device)
+    # All replicas have the same addends; those of the first replica count.
+    for one in own_addends if transport.rank < plan.shard_ranks else ():
+        of_params[:count] += one.flatten().to(device)
+    transport.reduce_scatter(of_params, ranges).wait()
+    transport.all_gather(of_params, ranges).wait()
+    found = of_params[:count].view(shape).cpu()
+    return summed(found)
