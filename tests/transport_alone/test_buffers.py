@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.transport.buffers import check_buffer
-from sharding.transport.messages import PROBE, MessageTags
+from sharding.transport.messages import CHANNEL_BITS, NUMBER_BITS, PROBE, MessageTags
 from sharding.transport.scratch import Scratch
 from tests.choices import case, examples
 
@@ -85,3 +85,25 @@ def test_no_two_sequences_share_a_tag() -> None:
         assert len(tags) == 50 and not tags & seen
         seen |= tags
     assert min(seen) > PROBE and max(seen) < 1 << 31
+
+
+def test_a_group_has_many_sequences_and_no_tag_twice() -> None:
+    """Fault 40: the 1,025th sequence had the tags of the first, without a word."""
+    group: Any = SimpleGroup()
+    other: Any = SimpleGroup()
+    firsts = [MessageTags(group).next()[1] for _ in range(1 << CHANNEL_BITS)]
+    assert len(set(firsts)) == len(firsts)
+    assert min(firsts) > PROBE and max(firsts) < 1 << 31
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="65,536 sequences of messages.*new process group"):
+            MessageTags(group)
+    assert MessageTags(other).next()[1] == firsts[0]
+
+
+def test_numbers_of_operations_start_again() -> None:
+    """They go on within the tags of their own sequence."""
+    group: Any = SimpleGroup()
+    numbers, others = MessageTags(group), MessageTags(group)
+    given = [numbers.next() for _ in range((1 << NUMBER_BITS) + 1)]
+    assert given[-1] == (1 << NUMBER_BITS, given[0][1])
+    assert others.next()[1] not in {tag for _, tag in given}

@@ -4,13 +4,12 @@ import hashlib
 import socket
 from collections.abc import Sequence
 
-import torch
 import torch.distributed as dist
 
 from hooks.averaging.means import Members
 from hooks.averaging.schedule import AveragingSchedule
 from hooks.averaging.stacked import StackedReplicas
-from sharding.transport.groups import resolved, sub_group
+from sharding.transport.groups import device_of, resolved, sub_group
 from sharding.transport.local_group import LocalGroup
 from sharding.transport.peers import ranks_of
 from sharding.zero.collective import exchanged
@@ -42,9 +41,9 @@ def groups_of(schedule: AveragingSchedule, group: Members) -> list[Members]:
 
 def ranks_of_this_machine() -> dist.ProcessGroup:
     """The group of those ranks of the world that are on this machine. All ranks call it."""
-    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+    world = resolved(None)
     name = hashlib.sha256(socket.gethostname().encode()).digest()
-    names = exchanged(resolved(None), device, name, "compare the names of machines", len(name))
+    names = exchanged(world, device_of(world), name, "compare the names of machines", len(name))
     machines: dict[bytes, list[int]] = {}
     for rank, one in enumerate(names):
         machines.setdefault(one, []).append(rank)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hooks.averaging.compression import Compression
 from sharding.transport import Range, Transport, Work, make_transport
-from sharding.transport.groups import sub_group
+from sharding.transport.groups import device_of, sub_group
 from sharding.transport.peers import GroupRank, named, ranks_of
 from sharding.zero.collective import exchanged
 
@@ -145,7 +145,7 @@ class RankMeans:
     @torch.no_grad()
     def _reduce(self, flats: Sequence[Tensor], digest: bytes) -> None:
         """Take the means of these buffers, in place."""
-        device = flats[0].device if flats else torch.device("cpu")
+        device = flats[0].device if flats else device_of(self._group)
         check_agreed(self._group, digest, device)
         parts = [part for flat in flats for part in self._cut(flat)]
         for work in [self._summed(part) for part in parts]:

@@ -55,6 +55,16 @@ def backends(group: dist.ProcessGroup) -> dict[str, str]:
     return {device: backend for device, _, backend in pairs}
 
 
+def device_of(group: dist.ProcessGroup) -> torch.device:
+    """Return a device whose tensors the group's collectives take: the CPU where it has a backend.
+
+    ``nccl``, ``cuda:nccl`` and ``cpu:mpi`` say it in different words, so torch's backend for each
+    device counts, and not the name of the backend.
+    """
+    devices = list(backends(group))
+    return torch.device("cpu" if "cpu" in devices else devices[0])
+
+
 def has_messages(group: dist.ProcessGroup, device: torch.device) -> bool:
     """Whether tensors on a device go from rank to rank in messages that are waited for one by one.
 
@@ -116,14 +126,13 @@ def sub_group(group: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessGroup:
     """
     if isinstance(group, LocalGroup):
         return group.part(ranks)
-    backend = dist.get_backend(group)
-    device = torch.device("cuda" if backend == "nccl" else "cpu")
+    device = device_of(group)
     part = len(ranks) < dist.get_world_size()
     with _one_name(group, device) if part else nullcontext():
         twin = dist.new_group(
             ranks,
             timeout_of(group, device),
-            backend,
+            dist.get_backend(group),
             use_local_synchronization=part,
             group_desc=f"gathers of {group.group_name}",
         )

@@ -21,9 +21,13 @@ PROBE = (1 << 30) - 1
 """A tag that nothing is received under."""
 ADVICE = "Ranks may differ now: end them all, and go on from the last checkpoint"
 
+CHANNEL_BITS, NUMBER_BITS = 16, 14
+"""The bits of a tag: a sequence of messages, and an operation of that sequence.
 
-_CHANNELS: WeakKeyDictionary[dist.ProcessGroup, "itertools.count[int]"] = WeakKeyDictionary()
-"""How many sequences of messages there are on each group."""
+Numbers of operations start again after 16,384: what is under way then has long been received.
+"""
+_CHANNELS: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
+"""How many sequences of messages were made on each group."""
 
 
 class MessageTags:
@@ -32,17 +36,28 @@ class MessageTags:
     Messages find their place by it: those of two sequences are never taken for one another, and
     never for those of a user, whose tags begin at 0. All ranks of a group must make their sequences
     in the same order.
+
+    Raises:
+        RuntimeError: the group has had as many sequences as there are tags for.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        channel = next(_CHANNELS.setdefault(group, itertools.count()))
-        self._tags = (1 << 30) | (channel % (1 << 10)) << 20
+        channel = _CHANNELS.get(group, 0)
+        if channel >= 1 << CHANNEL_BITS:
+            raise RuntimeError(
+                f"{channel:,} sequences of messages were made on this process group, and there are "
+                "tags for no more: further messages could be taken for those of another sequence. "
+                "Every transport has one or two sequences, also after it is gone: keep transports, "
+                "optimizers and hooks in place of making new ones, or make a new process group"
+            )
+        _CHANNELS[group] = channel + 1
+        self._tags = (1 << 30) | channel << NUMBER_BITS
         self._count = itertools.count()
 
     def next(self) -> tuple[int, int]:
         """A number, and its tag."""
         number = next(self._count)
-        return number, self._tags | number % (1 << 20)
+        return number, self._tags | number % (1 << NUMBER_BITS)
 
 
 class Direction(Enum):
