@@ -6,8 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from sharding.transport.buffers import check_buffer
+from sharding.transport.buffers import check_buffer, divide
 from sharding.transport.messages import CHANNEL_BITS, NUMBER_BITS, PROBE, MessageTags
 from sharding.transport.scratch import Scratch
 from tests.choices import case, examples
@@ -50,6 +51,39 @@ def test_refused() -> None:
             with pytest.raises(error) as caught:
                 check_buffer(flat, ranges, 1)
             assert text in str(caught.value)
+
+
+class Divisions(TorchDispatchMode):
+    """Counts divisions in place."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.count += function.overloadpacket is torch.ops.aten.div_
+        return function(*args, **kwargs or {})
+
+
+def test_one_division_for_ranges_beside_one_another() -> None:
+    """Fault 41: each rank's range was divided by itself, one call after the other."""
+    cases = {
+        "side by side": ([(3 * rank, 3 * rank + 3) for rank in range(40)], 1),
+        "in another order, some empty": ([(8, 20), (0, 0), (30, 30), (0, 8), (20, 31)], 1),
+        "a gap": ([(20, 30), (0, 7), (7, 7), (7, 19)], 2),
+        "nothing": ([(0, 0), (5, 5)], 0),
+    }
+    for what, (ranges, divisions) in cases.items():
+        for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.complex64):
+            flat = torch.randn(131, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+            flat = flat.to(dtype)
+            expected = flat.clone()
+            for start, stop in ranges:
+                expected[start:stop] /= len(ranges)
+            with case(what=what, dtype=dtype), Divisions() as counted:
+                divide(flat, ranges)
+            assert counted.count == divisions
+            assert torch.equal(flat, expected)
 
 
 @examples(30)

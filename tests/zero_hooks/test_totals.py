@@ -26,7 +26,9 @@ def addends_of(rank: int, bucket: int, rows: int) -> Tensor:
 
 
 def summed(vector: Tensor) -> Tensor:
-    return torch.stack(list(map(in_order, vector.unbind()))) if vector.dim() > 1 else in_order(vector)
+    return (
+        torch.stack(list(map(in_order, vector.unbind()))) if vector.dim() > 1 else in_order(vector)
+    )
 
 
 def test_each_rank_sends_a_few_numbers_for_each_parameter() -> None:

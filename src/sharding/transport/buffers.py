@@ -77,9 +77,23 @@ def as_bytes(flat: Tensor, ranges: Sequence[Range]) -> tuple[Tensor, list[Range]
 
 
 def divide(flat: Tensor, ranges: Sequence[Range]) -> None:
-    """Divide what the ranges cover by their number, as torch's ``allreduce_hook`` does."""
-    for start, stop in ranges:
+    """Divide what the ranges cover by their number, as torch's ``allreduce_hook`` does.
+
+    Ranges beside one another are divided in one operation: usually one for the whole buffer.
+    """
+    for start, stop in _joined(ranges):
         flat.detach()[start:stop].div_(len(ranges))
+
+
+def _joined(ranges: Sequence[Range]) -> list[Range]:
+    """Return the longest ranges that cover the same elements; the ranges do not overlap."""
+    found: list[Range] = []
+    for start, stop in sorted(one for one in ranges if one[0] < one[1]):
+        if found and found[-1][1] == start:
+            found[-1] = (found[-1][0], stop)
+        else:
+            found.append((start, stop))
+    return found
 
 
 def divisor_of(flat: Tensor, ranges: Sequence[Range]) -> int:
