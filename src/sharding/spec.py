@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -33,9 +34,10 @@ class ParameterSpec:
         group: index of its parameter group.
 
     Raises:
-        TypeError: a path that is no string, a size that is no whole number, a dtype that is none.
+        TypeError: a path that is no string, a size that is no whole number, a dtype that is none, a
+            ``requires_grad`` that is no bool.
         ValueError: an empty path, a negative size or group, more elements than a tensor can have,
-            an unknown kind.
+            an unknown kind, a device that torch does not know.
 
     Example::
 
@@ -65,6 +67,10 @@ class ParameterSpec:
             raise ValueError(
                 f"kind of {self.path!r} must be one of {', '.join(KINDS)}, got {self.kind!r}"
             )
+        if type(self.requires_grad) is not bool:
+            raise TypeError(
+                f"requires_grad of {self.path!r} must be True or False, got {self.requires_grad!r}"
+            )
         if type(self.group) is not int or self.group < 0:
             raise ValueError(
                 f"group of {self.path!r} must be the index of a group, 0 or more, "
@@ -72,11 +78,29 @@ class ParameterSpec:
             )
         if type(self.device) is not str:
             object.__setattr__(self, "device", str(self.device))
+        if not _is_device(self.device):
+            raise ValueError(
+                f"device of {self.path!r} must be the name of one of torch's, such as 'cpu', "
+                f"'cuda', 'cuda:1' (or 'cuda 1', the second of several), got {self.device!r}"
+            )
 
     @property
     def numel(self) -> int:
         """The number of elements; a complex one counts once."""
         return math.prod(self.shape)
+
+
+@lru_cache(maxsize=64)
+def _is_device(name: str) -> bool:
+    """Return True if torch has a device of this name, or a number follows after its type."""
+    kind, space, number = name.partition(" ")
+    if space and not (number.isdecimal() and number.isascii() and ":" not in kind):
+        return False
+    try:
+        torch.device(kind)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _check_path(path: Any) -> None:

@@ -120,6 +120,7 @@ BAD: list[tuple[Change, str]] = [
     (inside("pieces", rank=[5, 0]), "'p0' is given to rank 5"),
     (inside("parameters", dtype=["float32", "nn"]), "dtype .* got 'nn'"),
     (inside("parameters", kind=["x", "pointwise"]), "kind of 'p0'"),
+    (inside("parameters", device=["cpu", "garbage"]), "device of 'p1' .* got 'garbage'"),
     (inside("parameters", shape=[[4], ["3"]]), "shape of 'p1' must be whole"),
     (inside("parameters", path=["p0", "p0"]), "'p0' stands twice"),
 ]

@@ -279,6 +279,13 @@ def test_specs_of_nothing_are_refused() -> None:
         ({"dtype": "float32"}, TypeError, "must be a torch.dtype"),
         ({"kind": "rows"}, ValueError, "pointwise, per_matrix, got 'rows'"),
         ({"group": -1}, ValueError, "index of a group"),
+        ({"requires_grad": "no"}, TypeError, "must be True or False, got 'no'"),
+        # Fault 34: any text was taken for a device.
+        ({"device": "garbage"}, ValueError, "device of 'w' must be .*, got 'garbage'"),
+        ({"device": ""}, ValueError, "got ''"),
+        ({"device": "cuda one"}, ValueError, "got 'cuda one'"),
+        ({"device": "cuda:0 1"}, ValueError, "got 'cuda:0 1'"),
+        ({"device": 0}, ValueError, "got '0'"),
     ):
         with case(**fields), pytest.raises(error, match=message):
             ParameterSpec(**{"path": "w", "shape": (2, 3), **fields})
@@ -288,3 +295,5 @@ def test_specs_take_what_torch_has() -> None:
     spec = ParameterSpec("w", torch.Size([2, 3]), device=torch.device("cpu"))
     assert spec.shape == (2, 3) and spec.device == "cpu" and spec.numel == 6
     assert ParameterSpec("w", [4]) == ParameterSpec("w", (4,))
+    for device in ("cpu", "cuda", "cuda:1", "cuda 1", "meta", "xpu"):
+        assert ParameterSpec("w", (4,), device=device).device == device

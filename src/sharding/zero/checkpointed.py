@@ -84,7 +84,7 @@ class Checkpointed(SteppedByRanges):
             RuntimeError: another rank could not load, which is named.
             TransportError: a rank died, or did not come; names it.
             ValueError: missing or extra parameters (they are named), another optimizer's state, a
-                damaged file. Nothing is changed then.
+                damaged or missing file. Nothing is changed then.
         """
         changed = load(self._parts, Path(path))
         if changed:

@@ -185,6 +185,24 @@ def opened(path: Path) -> BinaryIO:
     return os.fdopen(file, "rb", buffering=0)
 
 
+def opened_shard(path: Path) -> BinaryIO:
+    """Open a file that a checkpoint consists of, as :func:`opened` does.
+
+    A missing file is no FileNotFoundError, which means that there is no checkpoint: a program that
+    catches it begins a new run.
+
+    Raises:
+        ValueError: the file is missing, or something else has its name.
+    """
+    try:
+        return opened(path)
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"{path} is missing, and the checkpoint in its folder was completed with it; copy the "
+            "whole folder, or go on from another checkpoint"
+        ) from error
+
+
 def size_of(path: Path) -> int | None:
     """How many bytes a file has; None where there is none under that name."""
     try:

@@ -35,8 +35,8 @@ def read_state_dict(path: str | PathLike[str]) -> dict[str, Any]:
         ``{"state": ..., "param_groups": ...}``, its tensors on the CPU.
 
     Raises:
-        FileNotFoundError: no checkpoint was completed there, or a file is missing.
-        ValueError: a damaged file, or another format.
+        FileNotFoundError: no checkpoint was completed there.
+        ValueError: a damaged or missing file, or another format.
 
     Example::
 

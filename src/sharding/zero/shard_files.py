@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sharding.plan_json import dtype_name
-from sharding.zero.disk import Disk, NewFile, opened, size_of
+from sharding.zero.disk import Disk, NewFile, opened_shard, size_of
 from sharding.zero.manifest import LEFTOVER, Checksum, ShardRecord
 from sharding.zero.stream import CHUNK_BYTES, flat_bytes
 from sharding.zero.tables import SavedTensor
@@ -106,8 +106,7 @@ def check_bytes(folder: Path, records: Iterable[ShardRecord]) -> None:
     """Read the files of bytes of some shards, and compare them with their checksums.
 
     Raises:
-        FileNotFoundError: a file is missing.
-        ValueError: a file is not what was written.
+        ValueError: a file is missing, or not what was written.
     """
     block = memoryview(bytearray(CHUNK_BYTES))
     for record in records:
@@ -115,7 +114,7 @@ def check_bytes(folder: Path, records: Iterable[ShardRecord]) -> None:
             continue
         path = folder / f"{record.name}.bin"
         found = 0
-        with opened(path) as file:
+        with opened_shard(path) as file:
             left = record.data.size
             while left:
                 part = block[: min(left, CHUNK_BYTES)]
@@ -174,7 +173,7 @@ def read_ranges(
             for shard, begin, part in _sources(saved[key], start, into):
                 wanted.setdefault(shard, []).append((begin, part))
     for shard, parts in wanted.items():
-        with opened(folder / f"{shard}.bin") as file:
+        with opened_shard(folder / f"{shard}.bin") as file:
             for begin, part in sorted(parts, key=lambda one: one[0]):
                 _read_tensor(file, begin, part)
 

@@ -14,7 +14,7 @@ from zlib import crc32
 import torch
 
 from sharding.plan_json import dtype_named
-from sharding.zero.disk import opened, size_of
+from sharding.zero.disk import opened_shard, size_of
 from sharding.zero.manifest import Manifest, ShardRecord, is_count, is_shape, parsed
 
 INTEGERS = frozenset(
@@ -54,8 +54,7 @@ def tensors_of(folder: Path, manifest: Manifest) -> dict[str, SavedTensor]:
     """Every tensor of a checkpoint, by its key: the path of a parameter, "/", and a name.
 
     Raises:
-        FileNotFoundError: a file is missing.
-        ValueError: a file is not what the manifest says, or a table does not tile.
+        ValueError: a file is missing or not what the manifest says, or a table does not tile.
     """
     found: dict[str, SavedTensor] = {}
     for record in manifest.shards:
@@ -84,7 +83,7 @@ def tensors_of(folder: Path, manifest: Manifest) -> dict[str, SavedTensor]:
 def _table_of(folder: Path, record: ShardRecord) -> dict[str, SavedTensor]:
     """The table of one shard, whose chunks tile its file."""
     path = folder / f"{record.name}.json"
-    with opened(path) as file:
+    with opened_shard(path) as file:
         text = file.read()
     if record.table is not None and record.table != (len(text), crc32(text)):
         raise ValueError(f"{path} does not have the size and the checksum that it was written with")
