@@ -1,5 +1,6 @@
 """What processes do, beside torch's own class and beside one process of the pure core."""
 
+import copy
 import functools
 import warnings
 from typing import Any
@@ -8,6 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
@@ -15,7 +21,7 @@ from functional_optim import TorchOptimizer, if_any
 from sharding import POLICIES, ZeroRedundancyOptimizer
 from tests.zero_local.compare import difference, differing, digest
 
-from .towers import CHAINS, CLASSES, KINDS, Tower, both, data, groups_of, made, plain, raised, tower
+from .towers import CHAINS, CLASSES, KINDS, Halving, Tower, both, data, groups_of, made, plain, raised, tower
 
 
 def beside_core(chain_name: str, policy: str, views: bool, kind: str) -> str:
@@ -154,3 +160,52 @@ def on_mesh() -> int:
     both(zero, plain("adamw", reference), reference, range(2))
     assert "the mesh has 2" in raised(tower, "adamw", mesh)
     return zero.world_size
+
+
+def _sharded(name: str, policy: str) -> tuple[DistributedDataParallel, ZeroRedundancyOptimizer]:
+    ddp = DistributedDataParallel(made(), find_unused_parameters=True)
+    kind, options = CLASSES.get(name, (CHAINS.get(name, Halving), {}))
+    params = [(at, param) for at, param in ddp.named_parameters() if param.requires_grad]
+    return ddp, ZeroRedundancyOptimizer(params, kind, policy=policy, **options)
+
+
+def _trained(ddp: nn.Module, zero: ZeroRedundancyOptimizer, steps: range) -> None:
+    for step in steps:
+        ddp(data(Tower, dist.get_rank(), step)).square().sum().backward()
+        zero.step()
+        zero.zero_grad()
+
+
+def asked_for_its_state(name: str, policy: str, steps: int) -> str:
+    """torch.distributed.checkpoint asks; it is refused on one rank, and answered on the other."""
+    rank = dist.get_rank()
+    ddp, zero = _sharded(name, policy)
+    _trained(ddp, zero, range(steps))
+
+    def seen() -> list[Any]:
+        options = [{k: v for k, v in one.items() if k != "params"} for one in zero.param_groups]
+        states = [dict(zero.state[param]) for param in zero.params.values()]
+        grads = [param.grad is None for param in zero.params.values()]
+        return copy.deepcopy([list(zero.params.values()), options, states, grads])
+
+    before = seen()
+    assert "call consolidate_state_dict" in raised(get_optimizer_state_dict, ddp, zero)
+    assert difference(seen(), before) == []
+    zero.consolidate_state_dict(to=1)
+    shared: list[Any] = [None]
+    if rank == 1:
+        shared = [get_optimizer_state_dict(ddp, zero)]
+        assert steps == 0 or bool(shared[0]["state"]) == (name != "sgd")
+    else:
+        assert "call consolidate_state_dict" in raised(get_optimizer_state_dict, ddp, zero)
+    assert difference(seen(), before) == []
+    dist.broadcast_object_list(shared, 1)
+
+    other, loaded = _sharded(name, policy)
+    other.load_state_dict(ddp.state_dict())
+    # What was never used has no momentum, which torch takes only where it is told to.
+    set_optimizer_state_dict(other, loaded, shared[0], options=StateDictOptions(strict=False))
+    for one in ((ddp, zero), (other, loaded)):
+        _trained(*one, range(steps, steps + 3))
+    assert differing(dict(ddp.named_parameters()), dict(other.named_parameters())) == []
+    return digest(zero.params.values())

@@ -29,6 +29,11 @@ UNEVEN = [
     {"name": "adam", "policy": "elements", "schedule": True},
     {"name": "finite", "policy": "elements", "schedule": True},
 ]
+ASKED = [
+    {"name": name, "policy": policy, "steps": steps}
+    for name in ("sgd", "momentum", "adamw", "foreign", *AT_ONCE)
+    for policy, steps in (("greedy", 0), ("greedy" if name == "foreign" else "elements", 2))
+]
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +52,7 @@ def on_two() -> Outcomes:
     jobs = {
         **{f"torch {one}": Job(on_ranks.beside_torch, one) for one in TORCH},
         **{f"uneven {one}": Job(on_ranks.uneven, one) for one in UNEVEN[1:]},
+        **{f"asked {one}": Job(on_ranks.asked_for_its_state, one) for one in ASKED},
     }
     return run_ranks(jobs, ranks=2, seconds=90)
 
@@ -78,3 +84,11 @@ def test_a_subgroup_whose_ranks_are_others(on_four: Outcomes) -> None:
 
 def test_a_mesh(on_four: Outcomes) -> None:
     assert [outcome.result() for outcome in on_four["mesh"]] == [2] * 4
+
+
+def test_distributed_checkpoint_asks_for_the_state_and_no_step_is_made(on_two: Outcomes) -> None:
+    """Fault 10: torch found ``zero.state`` empty, made a step, and left zeros for gradients."""
+    for one in ASKED:
+        with case(**one):
+            digests = {outcome.result() for outcome in on_two[f"asked {one}"]}
+            assert len(digests) == 1

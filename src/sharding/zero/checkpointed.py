@@ -5,11 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from functional_optim.core.brief import brief
 from functional_optim.frontends.torch_checkpoint import with_group_steps
+from sharding.shard_plan import ShardPlan
 from sharding.zero.checkpoint import load, save
 from sharding.zero.parts import OptimizerParts
 from sharding.zero.ranges import SteppedByRanges
+from sharding.zero.shard_state import ShardState
 from sharding.zero.state_dict import States
 
 
@@ -17,6 +21,53 @@ class Checkpointed(SteppedByRanges):
     """The part of :class:`~sharding.ZeroRedundancyOptimizer` that saves and loads."""
 
     _consolidated: States | None
+    _built: bool
+    _shard_state: tuple[ShardPlan, ShardState] | None = None
+
+    @property
+    def state(self) -> Any:
+        """The state that this rank keeps, by parameter: a view, with an entry for each parameter.
+
+        Of a parameter that the rank owns, the entry has the tensors themselves (of a part of a
+        parameter, those of the part, in one dimension). Of a parameter that other ranks own, the
+        entry is empty: the state of all ranks is what :meth:`consolidate_state_dict` collects.
+
+        Example::
+
+            >>> import torch.distributed as dist
+            >>> from sharding import ZeroRedundancyOptimizer
+            >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            >>> weight = torch.nn.Parameter(torch.ones(2))
+            >>> zero = ZeroRedundancyOptimizer([weight], torch.optim.Adagrad, lr=0.1)
+            >>> zero.state[weight]["sum"]
+            tensor([0., 0.])
+            >>> dist.destroy_process_group()
+        """
+        known = self._shard_state
+        if known is None or known[0] is not self.plan:
+            known = self._shard_state = self.plan, ShardState(self.params, self._tensors, self.optim)
+        return known[1]
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        """Refuse another state; torch's constructor sets an empty one.
+
+        Raises:
+            AttributeError: always, once the optimizer is made.
+        """
+        if self._built:
+            raise AttributeError(
+                "the state of a ZeroRedundancyOptimizer cannot be replaced: each rank keeps a part "
+                f"of it; got {brief(value)}; call load_state_dict() or load() on all ranks"
+            )
+
+    @property
+    def _tensors(self) -> dict[str, list[Tensor]]:
+        """By path of a parameter that this rank owns: the parameter, or parts of it."""
+        if self._shards is None:
+            return {one.path: [self.params[one.path]] for one in self.owned}
+        every = self._shards.by_path.items()
+        return {path: [one.tensor for one in shards] for path, shards in every}
 
     @property
     def _parts(self) -> OptimizerParts:

@@ -350,7 +350,8 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
         if self._consolidated is None:
             raise RuntimeError(
                 "the state of all ranks is not on this one: call consolidate_state_dict("
-                f"to={self.rank}) on all ranks first"
+                f"to={self.rank}) on all ranks first; or save(folder) on all ranks, by which each "
+                "rank writes its own part, and no rank needs the whole state"
             )
         return super().state_dict()
 
