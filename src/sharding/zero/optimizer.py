@@ -305,6 +305,9 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
             self._shards.extend(self.plan)
         for group in self._local_groups()[before:]:
             self.optim.add_param_group(group)
+        if self._composed is not None:  # a checkpoint has these numbers in every group
+            self._composed.show_numbers(self.optim.param_groups)
+            self._composed.show_numbers(self.param_groups)
 
     def _add_divided(self, group: dict[str, Any]) -> None:
         """Add a group, as groups of one chain each; schedulers are told of schedules."""
