@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 import sharding
 from functional_optim import (
@@ -13,7 +14,7 @@ from functional_optim import (
     adamw,
 )
 
-from .support import SHAPES, assert_same, gradients, parameters, placement
+from .support import SHAPES, assert_same, gradients, noise, parameters, placement
 
 over_threads = DistributedOptimizer.over_threads
 
@@ -98,4 +99,26 @@ def test_a_state_that_one_worker_refuses_changes_none() -> None:
         assert all(
             torch.equal(value, after["state"][number][key]) for key, value in entries.items()
         )
+    optimizer.close()
+
+
+def test_distributed_checkpoint_takes_the_state_and_no_step_is_made() -> None:
+    """Fault 10, of another class: torch found ``state`` empty, and left a learning rate of 0."""
+    model, twin = (torch.nn.Linear(3, 2) for _ in range(2))
+    twin.load_state_dict(model.state_dict())
+    optimizer = over_threads(torch.optim.AdamW, model, {"weight": "a", "bias": "b"}, lr=0.1)
+    other = torch.optim.AdamW(twin.parameters(), lr=0.1, foreach=False)
+    for step in range(2):
+        given = {name: noise(step, *param.shape) for name, param in model.named_parameters()}
+        optimizer.step(given)
+        for name, param in twin.named_parameters():
+            param.grad = given[name]
+        other.step()
+        state = get_optimizer_state_dict(model, optimizer)
+        assert optimizer.param_groups[0]["lr"] == 0.1
+        assert all(param.grad is None for param in model.parameters())
+        want = get_optimizer_state_dict(twin, other)["state"]
+        assert want.keys() == state["state"].keys()
+        for path, entries in want.items():
+            assert_same(state["state"][path], entries)
     optimizer.close()

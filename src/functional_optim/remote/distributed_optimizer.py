@@ -193,6 +193,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         defaults = {} if isinstance(found, Foreign) else dict(found.defaults)
         made = zip(own.groups, self._workers.first_options(), strict=True)
         super().__init__([placing.torch_group(*pair) for pair in made], defaults)
+        self.state.update(placing.empty_entries(self.param_groups))
         self._built = True
 
     @property
@@ -363,11 +364,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError, WorkerError: no such worker; workers failed or gave no answer.
         """
-        chosen = self._workers.chosen(workers)
-        shares, groups = self._workers.shares, self._arranged.groups
+        chosen, groups = self._workers.chosen(workers), self._arranged.groups
         with self._order:
             parts = self._workers.state_dicts(self.param_groups, chosen)
-            return states.merged(parts, shares, groups, self.param_groups)
+            return states.merged(parts, self._workers.shares, groups, self.param_groups)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load what :meth:`state_dict` or the equivalent torch.optim class wrote.

@@ -182,6 +182,14 @@ def torch_group(group: PlacedGroup, options: Mapping[str, Any]) -> dict[str, Any
     return made
 
 
+def empty_entries(groups: Iterable[Mapping[str, Any]]) -> dict[Any, dict[str, Any]]:
+    """Return an entry for each parameter, for ``optimizer.state``; the state is on the workers.
+
+    ``torch.distributed.checkpoint.state_dict`` makes a step where ``optimizer.state`` is empty.
+    """
+    return {param: {} for group in groups for param in group["params"]}
+
+
 def _placed_groups(
     groups: Sequence[Mapping[str, Any]], placed: Callable[[str, Any], PlacedParam]
 ) -> list[PlacedGroup]:

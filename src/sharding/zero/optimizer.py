@@ -305,9 +305,7 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
             self._shards.extend(self.plan)
         for group in self._local_groups()[before:]:
             self.optim.add_param_group(group)
-        if self._composed is not None:  # a checkpoint has these numbers in every group
-            self._composed.show_numbers(self.optim.param_groups)
-            self._composed.show_numbers(self.param_groups)
+        self._show_numbers()
 
     def _add_divided(self, group: dict[str, Any]) -> None:
         """Add a group, as groups of one chain each; schedulers are told of schedules."""
@@ -353,8 +351,7 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
         if self._consolidated is None:
             raise RuntimeError(
                 "the state of all ranks is not on this one: call consolidate_state_dict("
-                f"to={self.rank}) on all ranks first; or save(folder) on all ranks, by which each "
-                "rank writes its own part, and no rank needs the whole state"
+                f"to={self.rank}) on all ranks first, or save(folder) in place of this call"
             )
         return super().state_dict()
 

@@ -275,6 +275,12 @@ class SteppedByRanges:
     def _composed(self) -> ComposedShards | None:
         return self.optim.composed if isinstance(self.optim, ShardOptimizer) else None
 
+    def _show_numbers(self) -> None:
+        """Write what belongs to no parameter into all groups, where a checkpoint has it."""
+        if self._composed is not None:
+            self._composed.show_numbers(self.optim.param_groups)
+            self._composed.show_numbers(self.param_groups)
+
     def gather(self) -> None:
         """Make all parameters that are trained whole again, on every rank. Collective.
 
