@@ -21,7 +21,20 @@ from functional_optim import TorchOptimizer, if_any
 from sharding import POLICIES, ZeroRedundancyOptimizer
 from tests.zero_local.compare import difference, differing, digest
 
-from .towers import CHAINS, CLASSES, KINDS, Halving, Tower, both, data, groups_of, made, plain, raised, tower
+from .towers import (
+    CHAINS,
+    CLASSES,
+    KINDS,
+    Halving,
+    Tower,
+    both,
+    data,
+    groups_of,
+    made,
+    plain,
+    raised,
+    tower,
+)
 
 
 def beside_core(chain_name: str, policy: str, views: bool, kind: str) -> str:

@@ -45,7 +45,8 @@ class Checkpointed(SteppedByRanges):
         """
         known = self._shard_state
         if known is None or known[0] is not self.plan:
-            known = self._shard_state = self.plan, ShardState(self.params, self._tensors, self.optim)
+            state = ShardState(self.params, self._tensors, self.optim)
+            known = self._shard_state = self.plan, state
         return known[1]
 
     @state.setter

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from functional_optim.core.brief import brief
 
+
 class ShardState(MutableMapping[Tensor, dict[str, Any]]):
     """View of the state of one rank's shard; every parameter of the optimizer has an entry.
 
