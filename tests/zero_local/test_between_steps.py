@@ -136,43 +136,6 @@ def test_a_walk_through_all_that_may_come_between_steps(name: str) -> None:
                 assert difference(found, wanted) == []
 
 
-@pytest.mark.parametrize("source", ["state dict", "checkpoint"])
-@pytest.mark.parametrize("name", CHAINS)
-def test_what_is_saved_after_a_group_was_added_is_loaded(
-    name: str, source: str, tmp_path: Path
-) -> None:
-    """Fault 11: the new group had no shared numbers before the next step, and nothing loaded it."""
-
-    def trains(make: Make) -> dict[str, Tensor]:
-        params = named()
-        pairs = list(params.items())
-
-        one = make(pairs[:3])
-        for step in range(6):
-            if step == 3:
-                for group in one.param_groups:
-                    group["lr"] = 0.05
-                one.add_param_group({"params": pairs[3:], "lr": 0.05})
-                if isinstance(one, ZeroRedundancyOptimizer):
-                    saved, two = saved_of(one), make(pairs[:3])
-                    two.add_param_group({"params": pairs[3:]})
-                    one.save(tmp_path)
-                    if source == "checkpoint":
-                        two.load(tmp_path)
-                    else:
-                        two.load_state_dict(saved)
-                    one = two
-                assert all(group["lr"] == 0.05 for group in one.param_groups)
-            for path, grad in grads_at(step).items():
-                params[path].grad = grad
-            one.step()
-        return values(params)
-
-    wanted = trains(lambda params: TorchOptimizer(params, CHAINS[name]()))
-    for found in LocalWorld(2).run(lambda group: trains(zero_of(CHAINS[name], group, "greedy"))):
-        assert difference(found, wanted) == []
-
-
 def begun(make: Make, dtype: torch.dtype, looks_first: bool) -> list[list[Tensor]]:
     """Views and parameters, where these were written to before the first step."""
     params = named(dtype)
