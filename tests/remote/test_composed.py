@@ -169,6 +169,8 @@ def test_what_workers_cannot_agree_on_is_refused() -> None:
         with case(text=text), pytest.raises(kind_, match=text):
             make()
     pairs_ = list(params.items())
+    # No worker sees both groups.
+    where = {name: f"ps{place // 2}" for place, name in enumerate(params)}
     optimizer = over_threads(prodigy(), [{"params": pairs_[:2]}, {"params": pairs_[2:]}], where)
     optimizer.step(grads_at(0))
     before, kept = detached(params), optimizer.state_dict()
