@@ -256,6 +256,10 @@ class Stage:
         """
         return None
 
+    def parts(self) -> "tuple[Stage, ...]":
+        """Return the stages whose functions a step calls: itself, unless it was made of others."""
+        return (self,)
+
     def __call__(self, **hyper: Any) -> Link:
         return Link(self, build(self.name, self.hyper, self.bounds, self.check, hyper))
 

@@ -23,6 +23,7 @@ from functional_optim.kernels.chunks import (
     with_tensors,
 )
 from functional_optim.kernels.executor import Chunks, Executor
+from functional_optim.kernels.free_variables import free_variables
 from functional_optim.kernels.kernel import (
     BindScalars,
     Call,
@@ -253,7 +254,8 @@ class ChunkExecutor(Executor):
         Raises:
             NotPointwiseError: the chain only says so.
         """
-        key = (tuple(stages), tuple(tensor.dtype for tensor in tensors_of(chunk)))
+        dtypes = tuple(tensor.dtype for tensor in tensors_of(chunk))
+        key = (tuple(stages), free_variables(stages).key, dtypes)
         if all(stage.granularity == 1 for stage in stages):
             _TESTED.get_or_make(key, lambda: require_pointwise_stages(stages, chunk, totals))
 

@@ -18,12 +18,13 @@ from functional_optim._torch import SCRIPT_QUALNAME
 from functional_optim.core.brief import brief
 from functional_optim.core.hyper import field_types, is_plain
 from functional_optim.core.leaf import Leaf, Stepped
-from functional_optim.core.stage import NoState, Rule, Stage, Transform, same_coefficients
+from functional_optim.core.stage import NoState, Stage, Transform, same_coefficients
 from functional_optim.kernels.cache import ENTRIES, Cache
 from functional_optim.kernels.chunk_executor import ChunkExecutor
 from functional_optim.kernels.chunks import tensors_of, with_tensors
 from functional_optim.kernels.errors import UnscriptableError, UntraceableError
 from functional_optim.kernels.executor import Executor
+from functional_optim.kernels.free_variables import free_variables_of, function_of
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.script_chunk import (
     SCRIPT_NAMES,
@@ -36,13 +37,6 @@ from functional_optim.kernels.script_compiler import module_of, script, unfused,
 from functional_optim.kernels.script_flat import KINDS, ProgramChunk
 from functional_optim.kernels.script_source import program_source, source
 from functional_optim.kernels.validate import EXAMPLE_ELEMENTS
-
-
-def _function(stage: Stage) -> Any:
-    if isinstance(stage, Rule):
-        return stage.rule
-    assert isinstance(stage, Transform)
-    return stage.transform
 
 
 def _annotations(stage: Stage, function: Any, arguments: int) -> list[Any]:
@@ -70,7 +64,7 @@ def _annotations(stage: Stage, function: Any, arguments: int) -> list[Any]:
 
 def coefficients_type(stage: Stage) -> type:
     """The class of a stage's coefficients: the annotation of its rule's fourth argument."""
-    found: type = _annotations(stage, _function(stage), 4)[3]
+    found: type = _annotations(stage, function_of(stage), 4)[3]
     return found
 
 
@@ -96,12 +90,44 @@ def _name_apart(*classes: Any) -> None:
             setattr(one, SCRIPT_QUALNAME, name)
 
 
+_SCRIPTED: "WeakKeyDictionary[Any, tuple[Any, ...]]" = WeakKeyDictionary()
+"""The key of the free variables of each function when TorchScript compiled it."""
+
+
+def _require_constants(stages: Sequence[Stage], functions: Sequence[Any]) -> None:
+    """Make sure that functions read what they read when TorchScript compiled them.
+
+    TorchScript keeps the first program of a function, and so the first values.
+
+    Raises:
+        UnscriptableError: a function reads a value that may change, or one that has changed.
+    """
+    way_out = "use executor='auto' or 'reference', which look at it again at each step"
+    free = free_variables_of([(stage.name, one) for stage, one in zip(stages, functions, strict=True)])
+    if free.reason is not None:
+        raise UnscriptableError(f"{free.reason}; or {way_out}")
+    for function, key in free.functions.items():
+        if _SCRIPTED.setdefault(function, key) != key:
+            raise UnscriptableError(
+                f"{function.__name__} reads a constant or a function that has been replaced since "
+                f"TorchScript compiled it, which keeps the first one: {way_out}"
+            )
+
+
+def _measures(stages: Sequence[Stage]) -> list[tuple[Stage, Any]]:
+    return [
+        (stage, stage.measure)
+        for stage in stages
+        if isinstance(stage, Transform) and stage.measure is not None
+    ]
+
+
 @lru_cache(maxsize=ENTRIES)
 def _namespace(stages: tuple[Stage, ...], chunks: tuple[ProgramChunk, ...] = ()) -> ModuleType:
     """A module with the stages' functions and types, and the text that calls them."""
     names: dict[str, Any] = dict(SCRIPT_NAMES)
     for i, stage in enumerate(stages):
-        names[f"apply_{i}"] = _function(stage)
+        names[f"apply_{i}"] = function_of(stage)
         names[f"State_{i}"] = stage.state if stage.stateful else NoState
         names[f"Coefficients_{i}"] = coefficients_type(stage)
         names[f"Hyper_{i}"] = stage.hyper
@@ -145,9 +171,9 @@ def _refusal(stages: tuple[Stage, ...], error: Exception) -> str:
     )
     for stage in stages:
         try:
-            script(_function(stage))
+            script(function_of(stage))
         except Exception as own:  # noqa: BLE001  whatever it says is handed on
-            name = _function(stage).__name__
+            name = function_of(stage).__name__
             return f"{stage.name}: TorchScript does not take {name}: {_said(own)}; {way_out}"
     return f"TorchScript does not take this chain: {_said(error)}; {way_out}"
 
