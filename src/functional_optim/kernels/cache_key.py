@@ -82,9 +82,7 @@ def key_of(
     key = CacheKey(shape, tuple(map(type, chunk.coefficients)), dtypes)
     if chunk.entries is not None:
         fetch = reader(key.classes, shape.static)
-        chunk.entries["key"] = _Known(
-            key, fetch, chunk.states, tensors[2:], free_variables(stages)
-        )
+        chunk.entries["key"] = _Known(key, fetch, chunk.states, tensors[2:], free_variables(stages))
     return key, numbers, tensors
 
 

@@ -9,7 +9,7 @@ import dis
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any, NamedTuple
@@ -21,7 +21,8 @@ from functional_optim.core.brief import brief
 from functional_optim.core.stage import Rule, Stage, Transform
 from functional_optim.kernels.cache import ENTRIES
 
-_PACKAGES = frozenset({"functional_optim", "hooks", "numpy", "optree", "sharding", "torch"})
+_OURS = "functional_optim"
+_PACKAGES = frozenset({_OURS, "hooks", "numpy", "optree", "sharding", "torch"})
 """Packages whose functions and modules do not change in a run, beside the standard library."""
 
 _CONSTANTS = (
@@ -46,6 +47,8 @@ _FUNCTIONS = (
 
 _OWNERS = (types.FunctionType, types.ModuleType, type)
 """Types of what a function reads attributes of, as it reads global variables."""
+
+_CACHED = type(functools.lru_cache(len))
 
 
 class _Same:
@@ -144,24 +147,14 @@ class _Walk:
             return type(value), value
         if isinstance(value, (float, complex)):
             return type(value), repr(value)  # 0.0 equals -0.0, and NaN does not equal itself
-        if isinstance(value, (tuple, frozenset)):
-            return type(value), tuple(self.key_of(one, what) for one in value)
         if isinstance(value, types.FunctionType):
             return self._key_of_function(value)
-        if isinstance(value, types.MethodType):
-            return self.key_of(value.__func__, what), self._key_of_owner(value.__self__, what)
-        if isinstance(value, functools.partial):
-            return self.key_of((value.func, value.args, *sorted(value.keywords.items())), what)
-        if isinstance(value, types.ModuleType):
-            return _Same(value) if _is_known(value.__name__) else self._refuse(what, value)
-        if _is_function_or_class(value):
-            wrapped = getattr(value, "__wrapped__", None)  # of functools.lru_cache
-            return _Same(value), None if wrapped is None else self.key_of(wrapped, what)
-        if _is_frozen(value):
-            call = getattr(type(value), "__call__", None)
-            parts = (call, *(getattr(value, one.name) for one in fields(value)))
-            return type(value), self.key_of(parts, what)
-        return self._refuse(what, value)
+        parts = _parts(value)
+        if parts is not None:
+            return type(value), tuple(self.key_of(one, what) for one in parts)
+        if not _is_unchanging(value):
+            self._refuse(what, value)
+        return _Same(value)
 
     def _refuse(self, what: str, value: Any) -> None:
         shown = f"{brief(value)}, which is neither a function nor a constant"
@@ -170,11 +163,6 @@ class _Walk:
             "with the first value; make it a hyper-parameter or a field of the state, or a "
             "constant that never changes (a number, a str, a tuple of them)"
         )
-
-    def _key_of_owner(self, value: Any, what: str) -> Any:
-        """Return the key of what a method is bound to."""
-        is_ours = _package(type(value).__module__) == "functional_optim"  # and never changes
-        return _Same(value) if is_ours else self.key_of(value, what)
 
     def _key_of_function(self, function: types.FunctionType) -> Any:
         """Return the code of a function, and the keys of its free variables, once."""
@@ -203,10 +191,9 @@ class _Walk:
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         for path in _paths(code):
             if path.op in _WRITING and (path.name in cells or "GLOBAL" in path.op):
-                yield self._refuse(f"and writes {path.name!r} in {name}", path.name)
+                self._refuse(f"and writes {path.name!r} in {name}", path.name)
             elif path.op == "IMPORT_NAME":
-                module = sys.modules.get(path.name)
-                yield None if _is_known(path.name) else self._refuse(f"{path.name!r}", module)
+                yield self.key_of(sys.modules.get(path.name), f"{path.name!r} in {name}")
             elif path.op in _READING:
                 yield self._key_of_path(function, path, cells)
 
@@ -255,7 +242,7 @@ def _paths(code: types.CodeType) -> Iterator[_Path]:
             end = at + 1
             while end < len(ops) and ops[end].opname in ("LOAD_ATTR", "LOAD_METHOD"):
                 end += 1
-            yield _Path(one.opname, one.argval, tuple(next.argval for next in ops[at + 1 : end]))
+            yield _Path(one.opname, one.argval, tuple(each.argval for each in ops[at + 1 : end]))
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _paths(constant)
@@ -280,12 +267,28 @@ def _is_known(module: str) -> bool:
     return _package(module) in _PACKAGES or _package(module) in sys.stdlib_module_names
 
 
-def _is_function_or_class(value: Any) -> bool:
-    if isinstance(value, _FUNCTIONS) or type(value).__module__ == "typing":
+def _parts(value: Any) -> Iterable[Any] | None:
+    """Return what a constant is made of; None if it is not made of others."""
+    if isinstance(value, (tuple, frozenset)):
+        return value
+    if isinstance(value, types.MethodType):
+        return value.__func__, value.__self__
+    if isinstance(value, functools.partial):
+        return value.func, value.args, *sorted(value.keywords.items())
+    if type(value) is _CACHED:
+        return (value.__wrapped__,)
+    if is_dataclass(value) and not isinstance(value, type):
+        frozen = type(value).__dataclass_params__.frozen  # type: ignore[attr-defined]  # all have it
+        values = (getattr(value, one.name) for one in fields(value))
+        return (type(value).__dict__.get("__call__"), *values) if frozen else None
+    return None
+
+
+def _is_unchanging(value: Any) -> bool:
+    """Return True for classes, and for functions and modules that nobody replaces in a run."""
+    module = type(value).__module__
+    if isinstance(value, _FUNCTIONS) or module == "typing" or _package(module) == _OURS:
         return True
-    is_data = isinstance(value, (Tensor, nn.Module))
-    return callable(value) and _is_known(type(value).__module__) and not is_data
-
-
-def _is_frozen(value: Any) -> bool:
-    return is_dataclass(value) and bool(type(value).__dataclass_params__.frozen)  # type: ignore[attr-defined]  # a dataclass has them
+    if isinstance(value, types.ModuleType):
+        return _is_known(value.__name__)
+    return callable(value) and _is_known(module) and not isinstance(value, (Tensor, nn.Module))

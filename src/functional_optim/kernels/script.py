@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from types import ModuleType
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -90,36 +91,39 @@ def _name_apart(*classes: Any) -> None:
             setattr(one, SCRIPT_QUALNAME, name)
 
 
-_SCRIPTED: "WeakKeyDictionary[Any, tuple[Any, ...]]" = WeakKeyDictionary()
-"""The key of the free variables of each function when TorchScript compiled it."""
+_SCRIPTED: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
+"""For each function that TorchScript has compiled, the key of what it read then."""
 
 
-def _require_constants(stages: Sequence[Stage], functions: Sequence[Any]) -> None:
+def _require_constants(named: Sequence[tuple[str, Any]]) -> None:
     """Make sure that functions read what they read when TorchScript compiled them.
 
-    TorchScript keeps the first program of a function, and so the first values.
+    TorchScript compiles a function once in a process, and keeps the values that it reads.
+
+    Args:
+        named: functions, each with the name of its stage.
 
     Raises:
         UnscriptableError: a function reads a value that may change, or one that has changed.
     """
-    way_out = "use executor='auto' or 'reference', which look at it again at each step"
-    free = free_variables_of([(stage.name, one) for stage, one in zip(stages, functions, strict=True)])
+    way_out = "executor='auto' or 'reference', which follow the new value"
+    free = free_variables_of(named)
     if free.reason is not None:
-        raise UnscriptableError(f"{free.reason}; or {way_out}")
+        raise UnscriptableError(f"{free.reason}; or use {way_out}")
     for function, key in free.functions.items():
         if _SCRIPTED.setdefault(function, key) != key:
             raise UnscriptableError(
-                f"{function.__name__} reads a constant or a function that has been replaced since "
-                f"TorchScript compiled it, which keeps the first one: {way_out}"
+                f"{function.__name__} reads a constant or a function that was replaced after "
+                f"TorchScript compiled it, and TorchScript keeps the first one; use {way_out}"
             )
 
 
-def _measures(stages: Sequence[Stage]) -> list[tuple[Stage, Any]]:
-    return [
-        (stage, stage.measure)
-        for stage in stages
-        if isinstance(stage, Transform) and stage.measure is not None
-    ]
+def _functions(stages: Sequence[Stage]) -> list[tuple[str, Any]]:
+    """The functions of stages that a step calls for each leaf, each with its stage's name."""
+    found = [(stage.name, function_of(stage)) for stage in stages]
+    transforms = [stage for stage in stages if isinstance(stage, Transform)]
+    measures = [(one.name, one.measure) for one in transforms if one.measure is not None]
+    return [*found, *measures]
 
 
 @lru_cache(maxsize=ENTRIES)
@@ -146,6 +150,7 @@ _COMPILED: Cache[Any] = Cache()
 def _compiled(stages: tuple[Stage, ...], name: str) -> Any:
     """The scripted function ``name`` of a chain, compiled once."""
     key = (stages, name)
+    _require_constants(_functions(stages))
     return _COMPILED.get_or_make(
         key, lambda: _scripted(stages, with_source(_namespace(stages), name))
     )
@@ -357,9 +362,11 @@ def program(stages: tuple[Stage, ...], leaves: Sequence[Leaf], *arguments: Any) 
     Raises:
         UnscriptableError: TorchScript does not take a stage.
     """
-    for stage in stages:
-        if stage.coefficients is not same_coefficients:
-            _annotations(stage, stage.coefficients, 2)
+    scripted = [stage for stage in stages if stage.coefficients is not same_coefficients]
+    for stage in scripted:
+        _annotations(stage, stage.coefficients, 2)
+    named = [(stage.name, stage.coefficients) for stage in scripted]
+    _require_constants([*_functions(stages), *named])
     chunks, reasons = _chunks(stages, leaves)
     made = with_source(_namespace(stages, chunks), "Program")(*arguments)
     return ScriptedProgram(_scripted(stages, made), reasons)
