@@ -256,6 +256,10 @@ class Stage:
         """
         return None
 
+    def parts(self) -> "tuple[Stage, ...]":
+        """Return the stages whose functions a step calls: itself, unless it was made of others."""
+        return (self,)
+
     def __call__(self, **hyper: Any) -> Link:
         return Link(self, build(self.name, self.hyper, self.bounds, self.check, hyper))
 
@@ -278,6 +282,16 @@ class Rule(Stage):
     Pure: no side effect, no ``.item()``, no branch on data. It has to be a module-level function
     with annotations that TorchScript reads, since that is one of the ways it is run. The helpers
     in :mod:`functional_optim.numeric` take each coefficient as a number or as a 0-d tensor.
+
+    A rule reads its arguments, functions, modules, classes, and constants (numbers, strings,
+    tuples of them). A compiled step is compiled again when such a constant or a helper is
+    replaced. A rule that reads anything else, such as a dict, a list or a tensor of its module, a
+    closure or a default, is not compiled: ``explain`` names it, and the reference steps.
+
+    A pointwise rule is given flat pieces of a parameter. One that reads ``ndim``, ``dim()``,
+    ``stride()`` or ``len(param.shape)``, or branches on a size, raises an error where it would be
+    compiled: let a hyper-parameter decide, or declare ``kind="per_matrix"``. The same holds for
+    transforms.
 
     Example::
 

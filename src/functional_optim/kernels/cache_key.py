@@ -16,6 +16,7 @@ from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.expressions import Namespace
+from functional_optim.kernels.free_variables import FreeVariables, free_variables
 from functional_optim.kernels.signature import (
     VARIES,
     Numbers,
@@ -50,6 +51,8 @@ class _Known(NamedTuple):
     """As the chunk has them: the same memory as long as it is the same object."""
     kept: list[Tensor]
     """The tensors in them."""
+    free: FreeVariables
+    """What the functions of the stages read."""
 
 
 def key_of(
@@ -69,7 +72,7 @@ def key_of(
         UntraceableError: a coefficient that is a tensor, with a derivative if ``on_device``.
     """
     known: _Known | None = None if chunk.entries is None else chunk.entries.get("key")
-    if known is not None and known.states is chunk.states:
+    if known is not None and known.states is chunk.states and known.free.hold():
         same = (chunk.param.dtype, chunk.grad.dtype) == known.key.dtypes[:2]
         numbers = known.fetch(chunk.coefficients) if same else None
         if numbers is not None:
@@ -79,7 +82,7 @@ def key_of(
     key = CacheKey(shape, tuple(map(type, chunk.coefficients)), dtypes)
     if chunk.entries is not None:
         fetch = reader(key.classes, shape.static)
-        chunk.entries["key"] = _Known(key, fetch, chunk.states, tensors[2:])
+        chunk.entries["key"] = _Known(key, fetch, chunk.states, tensors[2:], free_variables(stages))
     return key, numbers, tensors
 
 
@@ -132,8 +135,9 @@ def require_few_choices(want: Want, made: Iterable[Want]) -> None:
     alike = [one for one in made if one.stages == stages]
     if sum(one.key._replace(shape=shape) == want.key for one in alike) >= CHOICES:
         raise UntraceableError(
-            f"its coefficients that are no floats have taken {CHOICES} different values, and "
-            "each is compiled apart: annotate what changes with the step as float"
+            f"its coefficients that are no floats, or the constants that its stages read, have "
+            f"taken {CHOICES} different values, and each is compiled apart: make what changes with "
+            "the step a coefficient that is annotated as float"
         )
 
 

@@ -23,6 +23,7 @@ from functional_optim.kernels.chunks import (
     with_tensors,
 )
 from functional_optim.kernels.executor import Chunks, Executor
+from functional_optim.kernels.free_variables import free_variables
 from functional_optim.kernels.kernel import (
     BindScalars,
     Call,
@@ -34,6 +35,7 @@ from functional_optim.kernels.kernel import (
 )
 from functional_optim.kernels.packs import packs_of
 from functional_optim.kernels.reference import ReferenceExecutor
+from functional_optim.kernels.rounding import note_rounding
 from functional_optim.kernels.shares import is_rounded_by_place, lengths
 from functional_optim.kernels.stacked import StackedExecutor, why_not_stacked
 from functional_optim.kernels.totals import added
@@ -118,6 +120,8 @@ class ChunkExecutor(Executor):
     ) -> None:
         with torch.no_grad():
             self.require(stages, leaves)
+            for leaf in {id(one.coefficients): one for one in leaves}.values():
+                note_rounding(stages, leaf)
             if why_not_pointwise(stages):
                 self._step_whole(stages, leaves, measured)
                 return
@@ -253,7 +257,8 @@ class ChunkExecutor(Executor):
         Raises:
             NotPointwiseError: the chain only says so.
         """
-        key = (tuple(stages), tuple(tensor.dtype for tensor in tensors_of(chunk)))
+        dtypes = tuple(tensor.dtype for tensor in tensors_of(chunk))
+        key = (tuple(stages), free_variables(stages).key, dtypes)
         if all(stage.granularity == 1 for stage in stages):
             _TESTED.get_or_make(key, lambda: require_pointwise_stages(stages, chunk, totals))
 
@@ -280,12 +285,9 @@ class ChunkExecutor(Executor):
         """The kernels that are for a chunk."""
         return [one for one in self.kernels if one.is_for(chunk)]
 
-    def ready(self, stages: Sequence[Stage], chunk: Leaf, timeout: float | None) -> bool:
-        """Have what steps a chunk compiled now; whether it is done."""
-        for kernel in self._asked(chunk):
-            if kernel.supports(stages, chunk) is None:
-                break
-        return True
+    def compile(self, stages: Sequence[Stage], chunk: Leaf) -> None:
+        """Compile what steps a chunk: the first kernel that takes it, as it is asked for that."""
+        any(kernel.supports(stages, chunk) is None for kernel in self._asked(chunk))
 
     def measure(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]

@@ -93,10 +93,16 @@ def part(tensors: Sequence[Tensor], block_size: int, start: int, stop: int) -> l
     ]
 
 
+NOTED: dict[tuple[Stage, ...], str] = {}
+"""Pointwise chains whose leaves are stepped as they are, and why (see ``rounding``)."""
+
+
 def why_not_pointwise(stages: Sequence[Stage]) -> str | None:
     """Why a chain cannot be cut at all; None if it can."""
     whole = [stage.name for stage in stages if stage.kind != "pointwise"]
-    return f"{whole[0]} needs its whole tensor" if whole else None
+    if whole:
+        return f"{whole[0]} needs its whole tensor"
+    return NOTED.get(tuple(stages)) if NOTED else None
 
 
 def why_not_flat(stages: Sequence[Stage], leaf: Leaf) -> str | None:

@@ -74,8 +74,8 @@ class Chunks(Protocol):
         """What steps a chunk, and why."""
         ...
 
-    def ready(self, stages: Sequence[Stage], chunk: Leaf, timeout: float | None) -> bool:
-        """Wait for what is compiled in the background for a chunk; whether it is done."""
+    def compile(self, stages: Sequence[Stage], chunk: Leaf) -> None:
+        """Compile what steps a chunk, if it is not compiled yet."""
         ...
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import foreach_copy_
+from functional_optim.core.aliasing import overlaps_itself
 from functional_optim.core.brief import and_more
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage, block_size_of
@@ -160,6 +161,9 @@ def packs_of(
             others += [leaf] * counts_without_elements(leaf)
             continue
         alone = exact and leaf.param.dtype.itemsize <= 2
+        if exact and leaf.param.is_cpu and overlaps_itself(leaf.grad):
+            others.append(leaf)  # torch computes with an expanded tensor as with a number
+            continue
         flat = place not in aliased and why_not_flat(stages, leaf) is None
         if flat and (alone or leaf.param.numel() >= LARGE) and as_chunk(leaf) is not None:
             packs.append(Pack([place], [leaf], [True]))

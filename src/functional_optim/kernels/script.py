@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from types import ModuleType
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -18,12 +19,13 @@ from functional_optim._torch import SCRIPT_QUALNAME
 from functional_optim.core.brief import brief
 from functional_optim.core.hyper import field_types, is_plain
 from functional_optim.core.leaf import Leaf, Stepped
-from functional_optim.core.stage import NoState, Rule, Stage, Transform, same_coefficients
+from functional_optim.core.stage import NoState, Stage, Transform, same_coefficients
 from functional_optim.kernels.cache import ENTRIES, Cache
 from functional_optim.kernels.chunk_executor import ChunkExecutor
 from functional_optim.kernels.chunks import tensors_of, with_tensors
 from functional_optim.kernels.errors import UnscriptableError, UntraceableError
 from functional_optim.kernels.executor import Executor
+from functional_optim.kernels.free_variables import free_variables_of, function_of
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.script_chunk import (
     SCRIPT_NAMES,
@@ -36,13 +38,6 @@ from functional_optim.kernels.script_compiler import module_of, script, unfused,
 from functional_optim.kernels.script_flat import KINDS, ProgramChunk
 from functional_optim.kernels.script_source import program_source, source
 from functional_optim.kernels.validate import EXAMPLE_ELEMENTS
-
-
-def _function(stage: Stage) -> Any:
-    if isinstance(stage, Rule):
-        return stage.rule
-    assert isinstance(stage, Transform)
-    return stage.transform
 
 
 def _annotations(stage: Stage, function: Any, arguments: int) -> list[Any]:
@@ -70,7 +65,7 @@ def _annotations(stage: Stage, function: Any, arguments: int) -> list[Any]:
 
 def coefficients_type(stage: Stage) -> type:
     """The class of a stage's coefficients: the annotation of its rule's fourth argument."""
-    found: type = _annotations(stage, _function(stage), 4)[3]
+    found: type = _annotations(stage, function_of(stage), 4)[3]
     return found
 
 
@@ -96,12 +91,47 @@ def _name_apart(*classes: Any) -> None:
             setattr(one, SCRIPT_QUALNAME, name)
 
 
+_SCRIPTED: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
+"""For each function that TorchScript has compiled, the key of what it read then."""
+
+
+def _require_constants(named: Sequence[tuple[str, Any]]) -> None:
+    """Make sure that functions read what they read when TorchScript compiled them.
+
+    TorchScript compiles a function once in a process, and keeps the values that it reads.
+
+    Args:
+        named: functions, each with the name of its stage.
+
+    Raises:
+        UnscriptableError: a function reads a value that may change, or one that has changed.
+    """
+    way_out = "executor='auto' or 'reference', which follow the new value"
+    free = free_variables_of(named)
+    if free.reason is not None:
+        raise UnscriptableError(f"{free.reason}; or use {way_out}")
+    for function, key in free.functions.items():
+        if _SCRIPTED.setdefault(function, key) != key:
+            raise UnscriptableError(
+                f"{function.__name__} reads a constant or a function that was replaced after "
+                f"TorchScript compiled it, and TorchScript keeps the first one; use {way_out}"
+            )
+
+
+def _functions(stages: Sequence[Stage]) -> list[tuple[str, Any]]:
+    """The functions of stages that a step calls for each leaf, each with its stage's name."""
+    found = [(stage.name, function_of(stage)) for stage in stages]
+    transforms = [stage for stage in stages if isinstance(stage, Transform)]
+    measures = [(one.name, one.measure) for one in transforms if one.measure is not None]
+    return [*found, *measures]
+
+
 @lru_cache(maxsize=ENTRIES)
 def _namespace(stages: tuple[Stage, ...], chunks: tuple[ProgramChunk, ...] = ()) -> ModuleType:
     """A module with the stages' functions and types, and the text that calls them."""
     names: dict[str, Any] = dict(SCRIPT_NAMES)
     for i, stage in enumerate(stages):
-        names[f"apply_{i}"] = _function(stage)
+        names[f"apply_{i}"] = function_of(stage)
         names[f"State_{i}"] = stage.state if stage.stateful else NoState
         names[f"Coefficients_{i}"] = coefficients_type(stage)
         names[f"Hyper_{i}"] = stage.hyper
@@ -120,6 +150,7 @@ _COMPILED: Cache[Any] = Cache()
 def _compiled(stages: tuple[Stage, ...], name: str) -> Any:
     """The scripted function ``name`` of a chain, compiled once."""
     key = (stages, name)
+    _require_constants(_functions(stages))
     return _COMPILED.get_or_make(
         key, lambda: _scripted(stages, with_source(_namespace(stages), name))
     )
@@ -145,9 +176,9 @@ def _refusal(stages: tuple[Stage, ...], error: Exception) -> str:
     )
     for stage in stages:
         try:
-            script(_function(stage))
+            script(function_of(stage))
         except Exception as own:  # noqa: BLE001  whatever it says is handed on
-            name = _function(stage).__name__
+            name = function_of(stage).__name__
             return f"{stage.name}: TorchScript does not take {name}: {_said(own)}; {way_out}"
     return f"TorchScript does not take this chain: {_said(error)}; {way_out}"
 
@@ -331,9 +362,11 @@ def program(stages: tuple[Stage, ...], leaves: Sequence[Leaf], *arguments: Any) 
     Raises:
         UnscriptableError: TorchScript does not take a stage.
     """
-    for stage in stages:
-        if stage.coefficients is not same_coefficients:
-            _annotations(stage, stage.coefficients, 2)
+    scripted = [stage for stage in stages if stage.coefficients is not same_coefficients]
+    for stage in scripted:
+        _annotations(stage, stage.coefficients, 2)
+    named = [(stage.name, stage.coefficients) for stage in scripted]
+    _require_constants([*_functions(stages), *named])
     chunks, reasons = _chunks(stages, leaves)
     made = with_source(_namespace(stages, chunks), "Program")(*arguments)
     return ScriptedProgram(_scripted(stages, made), reasons)

@@ -87,6 +87,8 @@ class ShapedTracer(Tracer):
             sees it.
     """
 
+    has_shapes = True
+
     def __init__(self, chunk: Sequence[Tensor], numbers: Sequence[Any]) -> None:
         super().__init__()
         self._left = iter([*chunk, *numbers])

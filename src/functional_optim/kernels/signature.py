@@ -17,6 +17,7 @@ from functional_optim.core.leaf import Leaf
 from functional_optim.core.scalars import carries_derivative
 from functional_optim.core.stage import Stage
 from functional_optim.kernels.errors import UntraceableError
+from functional_optim.kernels.free_variables import free_variables
 
 
 class Varies(Enum):
@@ -43,6 +44,8 @@ class Signature(NamedTuple):
     """The coefficients of each stage, with :data:`VARIES` for every number."""
     fields: tuple[tuple[int | None, ...], ...]
     """For each field of each stage's state, how many tensors are in its list (None: no list)."""
+    free: tuple[Any, ...] = ()
+    """The key of the free variables of the stages' functions."""
 
 
 Numbers = list[Any]
@@ -60,8 +63,12 @@ def signature(
         on_device: whether coefficients that are 0-d tensors are taken for numbers.
 
     Raises:
-        UntraceableError: a coefficient that is a tensor, with a derivative if ``on_device``.
+        UntraceableError: a coefficient that is a tensor, with a derivative if ``on_device``; a
+            stage that reads a variable which may change.
     """
+    free = free_variables(stages)
+    if free.reason is not None:
+        raise UntraceableError(free.reason)
     values: Numbers = []
     static = tuple(
         _split(stage.name, one, _Taken(values, on_device))
@@ -71,7 +78,7 @@ def signature(
     fields = tuple(
         tuple(_take(value, tensors) for value in state) if state else () for state in leaf.states
     )
-    return Signature(static, fields), values, tensors
+    return Signature(static, fields, free.key), values, tensors
 
 
 class _Taken(NamedTuple):

@@ -18,7 +18,7 @@ from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import state_tensors
 from functional_optim.kernels.cache import Cache
-from functional_optim.kernels.chunks import aliased_places, tensors_of, with_tensors
+from functional_optim.kernels.chunks import NOTED, aliased_places, tensors_of, with_tensors
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.scratch import scratch
 from functional_optim.kernels.signature import signature
@@ -89,7 +89,7 @@ def why_not_stacked(stages: Sequence[Stage]) -> str | None:
             return f"{stage.name} does not say that its matrices may be stacked"
         if stage.granularity > 1:
             return f"{stage.name} works on blocks of a tensor"
-    return None
+    return NOTED.get(tuple(stages))
 
 
 def _groups(

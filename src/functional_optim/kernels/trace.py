@@ -15,7 +15,7 @@ from functional_optim.core.calling import called, renews_raw
 from functional_optim.core.leaf import is_measured
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import field_tensors
-from functional_optim.kernels.errors import UntraceableError
+from functional_optim.kernels.errors import NotPointwiseError, UntraceableError
 from functional_optim.kernels.graph import Trace, cut
 from functional_optim.kernels.signature import Signature, joined
 
@@ -43,15 +43,79 @@ _RANDOM = frozenset(
 """In a graph, two equal calls are one, and blocks would draw in another order."""
 
 
+_RANK = frozenset(["dim", "ndim", "ndimension", "stride"])
+"""What a flat piece of a tensor answers otherwise than the tensor, whatever its elements are."""
+
+_SIZES = frozenset(["is_contiguous", "nbytes", "nelement", "numel", "shape", "size"])
+"""What depends on how many elements there are, and how they are laid out."""
+
+
+class _StandIn(fx.Proxy):
+    """Stands for a tensor of any shape, or for a number."""
+
+    tracer: "Tracer"
+
+    def __getattr__(self, name: str) -> Any:
+        self.tracer.check_rank(name)
+        if name == "shape":
+            return self.tracer.create_proxy("call_function", getattr, (self, name), {})
+        return super().__getattr__(name)
+
+    def __len__(self) -> int:
+        raise NotPointwiseError(_reads("len"))
+
+    def __index__(self) -> int:
+        self.tracer.check_size(self.node)
+        raise TypeError("a number that changes with the step is no plain number while tracing")
+
+    __int__ = __index__
+
+    def __float__(self) -> float:
+        return float(self.__index__())
+
+
 class Tracer(GraphAppendingTracer):
     """Records calls on stand-ins, and refuses what cannot be recorded."""
+
+    has_shapes = False
+    """Whether stand-ins have shapes, so that rules may ask for them."""
 
     def __init__(self) -> None:
         super().__init__(fx.Graph())
 
     def placeholder(self, name: str) -> fx.Proxy:
         """A stand-in for an input of the graph."""
-        return fx.Proxy(self.graph.placeholder(name), self)
+        return self.proxy(self.graph.placeholder(name))
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _StandIn(node, self)
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        self.check_size(obj.node)
+        return super().to_bool(obj)
+
+    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+        self.check_size(obj.node)
+        return super().iter(obj)
+
+    def check_rank(self, name: str) -> None:
+        """Refuse a question whose answer for a flat piece is another than for the tensor.
+
+        Raises:
+            NotPointwiseError: it is such a question.
+        """
+        if name in _RANK and not self.has_shapes:
+            raise NotPointwiseError(_reads(name))
+
+    def check_size(self, node: fx.Node) -> None:
+        """Refuse a decision by the size of a tensor.
+
+        Raises:
+            NotPointwiseError: the value of the node depends on a size.
+        """
+        found = [_name_of(one) for one in _with_sources(node)]
+        if not self.has_shapes and not _SIZES.isdisjoint(found):
+            raise NotPointwiseError(_reads(next(one for one in found if one in _SIZES)))
 
     def create_node(self, kind: str, target: Any, *rest: Any, **named: Any) -> fx.Node:
         name = target if isinstance(target, str) else getattr(target, "__name__", "")
@@ -63,9 +127,40 @@ class Tracer(GraphAppendingTracer):
             raise UntraceableError(f"a rule calls {name}, which writes in place: rules are pure")
         if kind in ("call_method", "call_function") and name in _RANDOM:
             raise UntraceableError(f"a rule calls {name}, which draws random numbers")
+        if kind in ("call_method", "call_function"):
+            self.check_rank(_name_called(target, rest[0] if rest else named.get("args", ())))
         if kind == "get_attr":
             raise UntraceableError(f"a rule uses {name}, a tensor that is none of its arguments")
         return super().create_node(kind, target, *rest, **named)
+
+
+def _reads(name: str) -> str:
+    return (
+        f"it reads {name!r} of a tensor, and a pointwise stage is given flat pieces, of which that "
+        "is another; decide by a hyper-parameter, which override(...) sets for some parameters, "
+        "or give the stage kind='per_matrix'"
+    )
+
+
+def _name_of(node: fx.Node) -> str:
+    return "" if node.op == "placeholder" else _name_called(node.target, node.args)
+
+
+def _name_called(target: Any, args: Any) -> str:
+    """The name of a method, a function or an attribute."""
+    if target is getattr:
+        return str(args[1])
+    return target if isinstance(target, str) else str(getattr(target, "__name__", ""))
+
+
+def _with_sources(node: fx.Node) -> list[fx.Node]:
+    """A node and all that it was computed from."""
+    found = {node: None}
+    for one in (pending := [node]):
+        new = [source for source in one.all_input_nodes if source not in found]
+        found.update(dict.fromkeys(new))
+        pending += new
+    return list(found)
 
 
 def trace(stages: tuple[Stage, ...], classes: tuple[Any, ...], shape: Signature) -> Trace:
@@ -79,6 +174,8 @@ def trace(stages: tuple[Stage, ...], classes: tuple[Any, ...], shape: Signature)
     Raises:
         UntraceableError: a rule that looks at a number or at data, writes in place, or calls
             something that takes no stand-in.
+        NotPointwiseError: a rule that asks for the rank or strides of a tensor, or decides by its
+            size.
     """
     found = _found(stages, classes, shape)
     if isinstance(found, str):
@@ -176,6 +273,10 @@ def _called(
             raw = grad if renews_raw(stage) else raw
         except UntraceableError:
             raise
+        except NotPointwiseError as error:
+            raise NotPointwiseError(
+                f"{stage.name} says that it is pointwise, but {error}"
+            ) from error
         except TraceError as error:
             raise UntraceableError(
                 f"{stage.name} branches on a number or on data, which a graph cannot do (make the "

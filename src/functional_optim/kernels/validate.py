@@ -21,6 +21,8 @@ from functional_optim.kernels.reference import ReferenceExecutor
 EXAMPLE_ELEMENTS = 512
 WHOLE = 24
 CUT = 11
+MATRIX = (4, 6)
+"""A pointwise graph gives the same for WHOLE elements in a matrix."""
 """A pointwise graph gives the same for elements from CUT on, whether those before are there or not.
 Both lengths are odd for a kernel that takes elements by the vector."""
 ULPS = 64.0
@@ -214,6 +216,12 @@ def require_kept(name: str, made: Any, old: Tensor) -> None:
     )
 
 
+_OTHER_IN_A_MATRIX = (
+    "a stage of this chain says that it is pointwise, but it makes of a matrix something else than "
+    "of its elements one after the other; give that stage kind='per_matrix'"
+)
+
+
 def _require_pointwise(trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any]) -> None:
     """Cut in two, every operation gives what it gives on the whole."""
     whole = dict(_placeholders(trace, [varied(t, k) for k, t in enumerate(chunk)], scalar_args))
@@ -233,6 +241,13 @@ def _require_pointwise(trace: Trace, chunk: Sequence[Tensor], scalar_args: Seque
                 "elements something else when others stand before them; give that stage "
                 "kind='per_matrix'"
             )
+    try:
+        made = evaluate(trace, [whole[one].view(MATRIX) for one in trace.chunk], scalar_args)
+    except (RuntimeError, IndexError) as error:
+        raise NotPointwiseError(f"{_OTHER_IN_A_MATRIX}: it takes none ({error})") from error
+    for (node, _), one in zip(trace.results, made, strict=True):
+        if not _close(one.reshape(-1), whole[node]):
+            raise NotPointwiseError(f"{_OTHER_IN_A_MATRIX} in {node.name}")
 
 
 def require_pointwise_stages(
@@ -248,9 +263,10 @@ def require_pointwise_stages(
     whole = with_tensors(chunk, [varied(t, k) for k, t in enumerate(tensors_of(chunk))])
     part = with_tensors(whole, [tensor[CUT:].clone() for tensor in tensors_of(whole)])
     again = with_tensors(whole, [tensor.clone() for tensor in tensors_of(whole)])
+    matrix = with_tensors(whole, [one.clone().view(MATRIX) for one in tensors_of(whole)])
     devices = [chunk.param.device] if chunk.param.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        for one in (whole, again, part):
+        for one in (whole, again, part, matrix):
             ReferenceExecutor().update_(stages, [one], totals)
     if not all(map(_close, tensors_of(whole), tensors_of(again))):
         return  # it draws random numbers, so there is nothing to compare
@@ -260,6 +276,9 @@ def require_pointwise_stages(
             "a stage of this chain says that it is pointwise, but what it makes of some elements "
             "depends on those that stand before them; give that stage kind='per_matrix'"
         )
+    pairs = zip(tensors_of(matrix), tensors_of(whole), strict=True)
+    if not all(_close(a.reshape(-1), b) for a, b in pairs):
+        raise NotPointwiseError(_OTHER_IN_A_MATRIX)
 
 
 def varied(like: Tensor, index: int, count: int = WHOLE) -> Tensor:

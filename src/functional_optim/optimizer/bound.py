@@ -128,7 +128,7 @@ class BoundOptimizer:
 
     def _flat_buffers(self) -> list[BoundBuffer]:
         """Buffers in which neighbours are stepped as one, by the gradients there."""
-        by_chunks = self._executor.in_chunks(self._optimizer.stages)
+        by_chunks = self._explainer().chunks()
         if by_chunks is None:
             return []
         # Torch's kernels round the last 16-bit floats of a tensor in another way: runs and leaf by
@@ -204,18 +204,18 @@ class BoundOptimizer:
         copy_states(self._states, self._checked(state))
 
     def ready(self, timeout: float | None = None) -> bool:
-        """Wait until what compiles in the background is done; steps do not need it.
+        """Compile the step now, and wait for what compiles in the background; steps need neither.
 
         Args:
-            timeout: seconds to wait at most.
+            timeout: seconds to wait at most for what compiles in the background.
 
         Returns:
-            Whether every buffer is stepped by what it will be stepped by from now on.
+            False if the loops that look at many small parameters are still being compiled.
         """
         until = None if timeout is None else time.monotonic() + timeout
         LOOPS.wait(0.0)  # compiled beside the step
-        done = self._explainer().ready(timeout)
-        return LOOPS.wait(None if until is None else max(0.0, until - time.monotonic())) and done
+        self._explainer().compile()
+        return LOOPS.wait(None if until is None else max(0.0, until - time.monotonic()))
 
     def explain(self) -> str:
         """What runs each stretch of the buffers, and why, one line each."""

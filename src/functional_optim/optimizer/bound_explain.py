@@ -9,8 +9,9 @@ from torch import Tensor
 
 from functional_optim.core.chain import Chain
 from functional_optim.core.stage import Stage, block_size_of
-from functional_optim.kernels import Executor, Scalars
+from functional_optim.kernels import Chunks, Executor, Scalars
 from functional_optim.kernels.chunks import why_not_pointwise
+from functional_optim.kernels.rounding import note_rounding
 from functional_optim.optimizer.bound_buffer import BoundBuffer
 from functional_optim.plan.flat.layout import FlatLayout
 
@@ -34,7 +35,7 @@ class Explainer:
         firsts: Sequence[tuple[tuple[Any, ...], tuple[Any, ...]]],
         scalars: Scalars,
     ) -> None:
-        self._stages = optimizer.stages
+        self._stages, self._executor, self._scalars = optimizer.stages, executor, scalars
         self._by_chunks = executor.in_chunks(self._stages)
         self._otherwise = executor.explain_leaves(self._stages, optimizer.executor)
         self._counts = [sum(one.numel for one in buffer.segments) for buffer in buffers]
@@ -45,13 +46,19 @@ class Explainer:
             for buffer, (hypers, coefficients) in zip(buffers, firsts, strict=True)
         ]
 
-    def ready(self, timeout: float | None) -> bool:
-        """Wait for what compiles in the background; whether it is done."""
-        by_chunks = self._by_chunks
-        if by_chunks is None:
-            return True
-        done = [by_chunks.ready(self._stages, chunk, timeout) for chunk in self._chunks]
-        return all(done)
+    def chunks(self) -> Chunks | None:
+        """What steps the buffers as chunks; None where their leaves are stepped as they are."""
+        if self._by_chunks is not None and self._scalars is Scalars.HOST:
+            for chunk in self._chunks:
+                note_rounding(self._stages, chunk)
+            self._by_chunks = self._executor.in_chunks(self._stages)
+        return self._by_chunks
+
+    def compile(self) -> None:
+        """Compile what steps the buffers, if it is not compiled yet."""
+        if self._by_chunks is not None:
+            for chunk in self._chunks:
+                self._by_chunks.compile(self._stages, chunk)
 
     def is_joined(self) -> bool:
         """Whether a kernel steps parts of each of them in one call, wherever they lie."""

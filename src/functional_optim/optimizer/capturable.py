@@ -6,7 +6,6 @@ them and from hyper-parameters that are 0-d tensors. What Python knows of counts
 are equal; once a step was captured, that has to stay so.
 """
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -161,18 +160,12 @@ class CapturableOptimizer(BoundOptimizer):
                     by_chunks.explain(stages, chunk)  # asks for what is compiled
 
     def ready(self, timeout: float | None = None) -> bool:
-        until = None if timeout is None else time.monotonic() + timeout
-        done = self._is_compiled(timeout)
-        left = None if until is None else max(0.0, until - time.monotonic())
-        return super().ready(left) and done
-
-    def _is_compiled(self, timeout: float | None) -> bool:
-        """Whether nothing that could step these parameters is at a compiler."""
         stages = self._optimizer.stages
         by_chunks = self._executor.in_chunks(stages)
-        return by_chunks is None or all(
-            by_chunks.ready(stages, chunk, timeout) for chunk in self._asked
-        )
+        if by_chunks is not None:
+            for chunk in self._asked:
+                by_chunks.compile(stages, chunk)
+        return super().ready(timeout)
 
     def _first_of(self, place: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         own = self._hypers[place]
@@ -208,11 +201,6 @@ class CapturableOptimizer(BoundOptimizer):
             raise ValueError(
                 f"measured is read at each replay, so it has to be on {device}, got a total on "
                 f"{elsewhere[0]}"
-            )
-        if capturing and not self._is_compiled(0.0):
-            raise RuntimeError(
-                "what steps these parameters is still being compiled, and what is captured now "
-                "would stay as it is: wait for ready() before"
             )
         super().step(grads, measured=measured)
         if capturing:

@@ -15,6 +15,7 @@ from functional_optim.core.stage import Stage, block_size_of, in_full_blocks
 from functional_optim.core.tree import flatten
 from functional_optim.kernels import EXECUTORS, Leaf
 from functional_optim.kernels.packs import LARGE, PACK
+from functional_optim.kernels.rounding import note_rounding
 
 
 class _Alike(NamedTuple):
@@ -72,6 +73,8 @@ def _line(
     if not stages:
         return f"{head}: frozen"
     executor = EXECUTORS[name]
+    if executor.in_chunks(stages) is not None:
+        note_rounding(stages, _chunk(stages, hypers, 1, alike))
     by_chunks = executor.in_chunks(stages)
     if by_chunks is None:
         return f"{head}: {executor.explain_leaves(stages, name)}"

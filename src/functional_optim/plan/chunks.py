@@ -11,11 +11,12 @@ from functional_optim.core.stage import Stage
 from functional_optim.core.state import state_tensors
 from functional_optim.kernels import Chunks, Executor, Leaf
 from functional_optim.kernels.chunks import Table, joined, tensors_of
+from functional_optim.kernels.rounding import note_rounding
 from functional_optim.plan.chunk import Chunk, Way
 from functional_optim.plan.counts import Counts
 from functional_optim.plan.gradients import GradientAddresses
 from functional_optim.plan.guard import DTYPE, SHAPE
-from functional_optim.plan.item import Item
+from functional_optim.plan.item import Item, leaf_at_first_step
 from functional_optim.plan.ways import ByLists, ByPacks, ByTable
 
 
@@ -41,6 +42,9 @@ def chunks_of(
         groups: for each, whose hyper-parameters it has.
         counted: whether steps of them are counted.
     """
+    if executor.in_chunks(stages) is not None:
+        for item in {id(item.hypers): item for item in items if item.hypers}.values():
+            note_rounding(stages, leaf_at_first_step(stages, item))
     by_chunks = executor.in_chunks(stages)
     if by_chunks is None:
         return []

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.hyper import numbers, resolve
-from functional_optim.core.leaf import Scalars
+from functional_optim.core.leaf import Leaf, Scalars
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState
 
@@ -63,6 +63,12 @@ def coefficients_at(
         for stage, hyper in zip(stages, resolved, strict=True)
     )
     return resolved, coefficients
+
+
+def leaf_at_first_step(stages: Sequence[Stage], item: Item) -> Leaf:
+    """Return an item as a leaf, with the coefficients of its first step."""
+    resolved, coefficients = coefficients_at(stages, item.hypers, 1.0)
+    return Leaf(item.param, item.grad, item.state.stages, coefficients, item.name, resolved, 1.0)
 
 
 class Made(NamedTuple):

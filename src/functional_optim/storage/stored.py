@@ -44,6 +44,9 @@ class StoredRule(Rule):
     def made_of(self, hyper: Any) -> tuple[str, tuple[Link, ...], dict[str, Any]]:
         return "stored", *self.layout.made_of(hyper)
 
+    def parts(self) -> tuple[Stage, ...]:
+        return self.layout.plan.stages
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class StoredTransform(Transform):
@@ -56,6 +59,9 @@ class StoredTransform(Transform):
 
     def made_of(self, hyper: Any) -> tuple[str, tuple[Link, ...], dict[str, Any]]:
         return "stored", *self.layout.made_of(hyper)
+
+    def parts(self) -> tuple[Stage, ...]:
+        return self.layout.plan.stages
 
 
 def stored(

@@ -34,9 +34,10 @@ def one_result(subject: Subject, run: Run) -> None:
 
     Where every stage says ``pointwise``: a tensor gives what it gives in pieces of a few elements.
     Operations such as ``sigmoid``, powers like ``x ** 0.3`` and ``add`` of a number with ``alpha``
-    do not, in torch: such a chain is the same bit for bit only where it is never cut, and no
-    compiled loop has its bits. Write it with other operations, or take the law out, and live with
-    differences of a unit in the last place between shards, buffers and machines.
+    do not, in torch: such a chain is the same bit for bit only where it is never cut, so executors
+    step each tensor as it is, and no compiled loop has its bits. Write it with other operations, or
+    take the law out, and live with differences of a unit in the last place between shards, buffers
+    and machines.
     """
     optimizer = subject.build(run)
     if any(stage.kind != "pointwise" for stage in optimizer.stages):

@@ -176,7 +176,7 @@ def test_formulas_are_what_torch_computes(dtype: torch.dtype) -> None:
     for names in groups(dtype):
         calls = [call for name in names for call in CALLS[name]]
 
-        def function(p: Any, g: Any, s: Any, c: Numbers, calls: Any = calls) -> list[Any]:
+        def function(p: Any, g: Any, s: Any, c: Numbers, calls: Any = tuple(calls)) -> list[Any]:
             return [call(p, g, c) for call in calls]
 
         optimizer = optimizer_of(function, len(calls) - 1)

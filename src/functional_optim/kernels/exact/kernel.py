@@ -26,6 +26,7 @@ from functional_optim.kernels.cache_key import (
 from functional_optim.kernels.chunks import Table
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.exact.program import LoopProgram, exact_program
+from functional_optim.kernels.free_variables import free_variables
 from functional_optim.kernels.kernel import BindScalars, KernelStep
 from functional_optim.kernels.trace import trace
 from functional_optim.native.cache import SLOWER, CompileError, word_of_lacking
@@ -90,12 +91,12 @@ class ExactKernel:
             return None
         program, compute_scalars, _, _ = found
         key = key_of(stages, like)[0]
-        fetch = reader(key.classes, key.shape.static)
+        fetch, free = reader(key.classes, key.shape.static), free_variables(stages)
 
         def bind_scalars(
             coefficients: tuple[Any, ...], table: Table, totals: Sequence[Tensor]
         ) -> Callable[[], object] | None:
-            numbers = fetch(coefficients)
+            numbers = fetch(coefficients) if free.hold() else None
             return (
                 None if numbers is None else program.bound(table, compute_scalars(numbers, totals))
             )
