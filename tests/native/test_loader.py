@@ -255,7 +255,7 @@ def test_giving_up_is_not_for_ever(held: Compiler, loader: Loader, clock: Clock)
     assert "it is tried again in 10 minutes" in loader.unsaid
     assert loader.get(MANY) is None  # it rests
     held.release()
-    clock.ahead += module.REST_SECONDS
+    clock.ahead += cache.REST_SECONDS
     assert loader.wait(None)
     assert loader.get(0) is not None
 

@@ -18,9 +18,6 @@ MANY = 64
 POLL_SECONDS = 0.2
 """How often it is looked whether the compiler is done."""
 
-REST_SECONDS = 600.0
-"""How long a compiler that took too long is left alone: the machine may be less busy then."""
-
 SWITCH = "FUNCTIONAL_OPTIM_LOOPS"
 """Environment variable: 0 leaves everything to Python."""
 
@@ -163,9 +160,9 @@ class Loader:
         seconds = cache.compile_seconds()
         if now - self._since > seconds:
             self._stop()
-            self._since, self._rests_until = 0.0, now + REST_SECONDS
+            self._since, self._rests_until = 0.0, now + cache.REST_SECONDS
             self._say_later(
-                f"{cache.too_long(seconds)}; it is tried again in {REST_SECONDS / 60:g} minutes"
+                f"{cache.too_long(seconds)}; it is tried again in {cache.REST_SECONDS / 60:g} minutes"
             )
 
     def _found(self, folder: Folder, recipe: BuildRecipe) -> bool:
