@@ -161,9 +161,8 @@ class Loader:
         if now - self._since > seconds:
             self._stop()
             self._since, self._rests_until = 0.0, now + cache.REST_SECONDS
-            self._say_later(
-                f"{cache.too_long(seconds)}; it is tried again in {cache.REST_SECONDS / 60:g} minutes"
-            )
+            again = f"it is tried again in {cache.REST_SECONDS / 60:g} minutes"
+            self._say_later(f"{cache.too_long(seconds)}; {again}")
 
     def _found(self, folder: Folder, recipe: BuildRecipe) -> bool:
         """Load the loops, if they are on disk."""
