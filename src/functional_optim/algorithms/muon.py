@@ -122,7 +122,9 @@ def muon_rule(
     step = orthogonalised(unit, c.ns_coefficients, c.ns_steps)
     ratio = adjusted(param.size(-2), param.size(-1), c.match_rms_adamw)
     shrunk = laid_as(mul(param, c.decay), param)
-    return add(shrunk, step, -product_in(c.lr, ratio, c.lr_dtype)).to(param.dtype), MuonState(buffer)
+    return add(shrunk, step, -product_in(c.lr, ratio, c.lr_dtype)).to(param.dtype), MuonState(
+        buffer
+    )
 
 
 MUON = Rule(

@@ -28,7 +28,7 @@ def scalar_dtype(value: Any) -> str:
         >>> scalar_dtype(0.1), scalar_dtype(torch.tensor(0.1))
         ('float64', 'float32')
     """
-    if not torch.jit.is_scripting():
+    if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript skips this condition alone
         if isinstance(value, Tensor) and not carries_derivative(value):
             return str(torch.result_type(value, 1.0)).removeprefix("torch.")
     return "float64"
