@@ -12,9 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from functional_optim.core.capturing import check_not_captured
-from functional_optim.core.chain import Chain, require_one_chain
+from functional_optim.core.chain import Chain, require_one_chain, with_hyper
 from functional_optim.core.checks import check_leaf_state, check_measured, check_writable
 from functional_optim.core.compiling import uncompiled_class
+from functional_optim.core.hyper import copy_tensors
 from functional_optim.core.one_at_a_time import StepLock, one_at_a_time
 from functional_optim.core.overrides import hypers_of, paths_of
 from functional_optim.core.stage import block_size_of
@@ -175,7 +176,7 @@ class BoundOptimizer:
             TypeError: a name that the chain does not have.
             ValueError: a value out of bounds, or an option that the state was not made for.
         """
-        self._optimizer, hypers = self._with(hyper)
+        self._optimizer, hypers = self._with(copy_tensors(hyper))
         self._use(hypers)
 
     def _use(self, hypers: list[tuple[Any, ...]]) -> None:
@@ -335,7 +336,7 @@ class BoundOptimizer:
 
     def _with(self, hyper: dict[str, Any]) -> tuple[Chain, list[tuple[Any, ...]]]:
         """The optimizer, and hyper-parameters of each parameter, for one step."""
-        optimizer = self._optimizer.replace(**hyper)
+        optimizer = with_hyper(self._optimizer, hyper)
         hypers = self._hypers_of(optimizer)
         self._check_options(optimizer, hypers)
         return optimizer, hypers

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.capturing import is_capturing
-from functional_optim.core.chain import Chain
+from functional_optim.core.chain import Chain, with_hyper
 from functional_optim.core.checks import check_grad
 from functional_optim.core.compiling import uncompiled_class
 from functional_optim.core.forms import map_state, real_view
@@ -285,7 +285,7 @@ class CapturableOptimizer(BoundOptimizer):
                 "a CUDA graph is being captured, and each of its replays would set these "
                 "hyper-parameters again: call set_hyper before, or between replays"
             )
-        optimizer = self._optimizer.replace(**hyper)
+        optimizer = with_hyper(self._optimizer, hyper)
         hypers = self._hypers_of(optimizer)
         self._check_options(optimizer, hypers)
         more = self._numbers.fill(hypers, self._slots(optimizer))
