@@ -127,12 +127,18 @@ class Loader:
     def _is_resting(self) -> bool:
         return time.monotonic() < self._rests_until
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: float | None = None, *, count: int | None = None) -> bool:
         """Wait until nothing is left to wait for, starting the compiler if need be.
+
+        Args:
+            timeout: seconds to wait at most.
+            count: how many tensors the loops are wanted for; few tensors do not wait for them.
 
         Returns:
             Whether that is so; not where a compiler took too long, and will be tried again.
         """
+        if count is not None and count < MANY:
+            return True
         until = None if timeout is None else time.monotonic() + timeout
         while self.get(MANY) is None and not self._done:
             if self._is_resting() or (until is not None and time.monotonic() >= until):

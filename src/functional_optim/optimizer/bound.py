@@ -208,15 +208,17 @@ class BoundOptimizer:
         """Wait until what compiles in the background is done; steps do not need it.
 
         Args:
-            timeout: seconds to wait at most.
+            timeout: seconds to wait at most. With an empty cache, kernels take tenths of a second,
+                and the loops of :mod:`functional_optim.native`, which are waited for from 64
+                parameters on, some seconds.
 
         Returns:
             Whether every buffer is stepped by what it will be stepped by from now on.
         """
         until = None if timeout is None else time.monotonic() + timeout
-        LOOPS.wait(0.0)  # compiled beside the step
+        LOOPS.wait(0.0, count=len(self._params))  # compiled beside the step
         done = self._explainer().ready(timeout)
-        return LOOPS.wait(None if until is None else max(0.0, until - time.monotonic())) and done
+        return LOOPS.wait(until and until - time.monotonic(), count=len(self._params)) and done
 
     def explain(self) -> str:
         """What runs each stretch of the buffers, and why, one line each."""
