@@ -1,7 +1,8 @@
 """Hyper-parameters: built, checked, and turned into numbers for one step.
 
-A value is a number, a 0-d tensor (to differentiate or vmap), or a schedule: a pure function of
-the number of steps a leaf has made (0 at its first step). Fields annotated ``bool``, ``int`` or
+A value is a number, a 0-d tensor (to differentiate, to vmap, or to fill), or a schedule: a pure
+function of the number of steps a leaf has made (0 at its first step). An optimizer has copies of
+the tensors that it is given, but of those that autograd follows. Fields annotated ``bool``, ``int`` or
 ``str | None`` are fixed choices. Nothing out of bounds gets further than this file.
 """
 
