@@ -2,8 +2,8 @@
 
 A value is a number, a 0-d tensor (to differentiate, to vmap, or to fill), or a schedule: a pure
 function of the number of steps a leaf has made (0 at its first step). An optimizer has copies of
-the tensors that it is given, but of those that autograd follows. Fields annotated ``bool``, ``int`` or
-``str | None`` are fixed choices. Nothing out of bounds gets further than this file.
+the tensors that it is given, but of those that autograd follows. Fields annotated ``bool``, ``int``
+or ``str | None`` are fixed choices. Nothing out of bounds gets further than this file.
 """
 
 import math
