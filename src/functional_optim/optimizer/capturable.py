@@ -53,8 +53,8 @@ class CapturableOptimizer(BoundOptimizer):
     Each replay of a captured :meth:`step` is a whole step: it counts, and its coefficients are
     those of its number. Hyper-parameters are read on the device each time: :meth:`set_hyper`
     between replays holds from the next one on, as does what is written into a 0-d tensor of
-    ``optimizer.hyper``. Schedules are computed there: they are to be written with torch's operations, and what
-    they give is not held against bounds.
+    ``optimizer.hyper``. Schedules are computed there: they are to be written with torch's
+    operations, and what they give is not held against bounds.
 
     Coefficients are computed in double precision by the device, whose powers and roots may differ
     from Python's in the last place; else it is the step of any bound optimizer. ``state`` holds
