@@ -153,6 +153,7 @@ class Contestants:
             executor: Any = way.executor
             bound = self._case.ours().using(executor=executor).bind(params)
             bound.ready()
+            LOOPS.wait()
             for place, grad in zip(bound.gradients, self.grads, strict=True):
                 place.copy_(grad)
             for param, grad in zip(params, self.grads, strict=True):

@@ -20,15 +20,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def _params() -> list[nn.Parameter]:
+def _params(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
     draws = torch.Generator().manual_seed(0)
-    return [nn.Parameter(torch.randn(shape, generator=draws)) for shape in SHAPES]
+    return [nn.Parameter(torch.randn(shape, generator=draws).to(dtype)) for shape in SHAPES]
 
 
 def _set_grads(params: list[nn.Parameter], step: int) -> None:
     draws = torch.Generator().manual_seed(100 + step)
     for place, param in enumerate(params):
-        grad = torch.randn(param.shape, generator=draws)
+        grad = torch.randn(param.shape, generator=draws).to(param.dtype)
         param.grad = None if place == 1 and step == 1 else grad
 
 
@@ -57,6 +57,24 @@ def test_a_torch_optimizer_is_torchs_and_goes_on_with_its_state_dict(
     _run(ours, params, 3, 5)
     _run(twin, theirs, 3, 5)
     assert_same_tensors(params, theirs)
+
+
+@each(
+    dtype=[torch.float64, torch.float32],
+    lr_dtype=[torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64],
+    adjust=[None, "match_rms_adamw"],
+    flat=FLAT,
+)
+def test_a_tensor_lr_is_multiplied_in_its_dtype(
+    dtype: torch.dtype, lr_dtype: torch.dtype, adjust: str | None, *, flat: bool
+) -> None:
+    """Fault 14: the factor by the shape, too; also where lr and product are below normal halfs."""
+    for number in (0.3, 1e-5) if lr_dtype.is_floating_point else (2,):
+        lr = torch.tensor(number, dtype=lr_dtype)
+        params, theirs = _params(dtype), _params(dtype)
+        _run(TorchOptimizer(params, muon(lr, adjust_lr_fn=adjust), flat=flat), params, 0, 2)
+        _run(torch.optim.Muon(theirs, lr, adjust_lr_fn=adjust), theirs, 0, 2)
+        assert_same_tensors(params, theirs)
 
 
 @each(options=OPTIONS)

@@ -113,11 +113,11 @@ def test_a_tensor_that_became_bad_in_place(flat: bool) -> None:
 
 @each(flat=FLAT)
 def test_a_tensor_in_a_pair_that_became_bad_in_place(flat: bool) -> None:
-    betas = (torch.tensor(0.9), torch.tensor(0.999))
-    optimizer = TorchOptimizer(parameters(), adamw(0.1, betas=betas), flat=flat)
+    made = adamw(0.1, betas=(torch.tensor(0.9), torch.tensor(0.999)))
+    optimizer = TorchOptimizer(parameters(), made, flat=flat)
     run(optimizer, 0)
     before = values_of(optimizer)
-    betas[0].fill_(2.0)
+    optimizer.param_groups[0]["betas"][0].fill_(2.0)
     with pytest.raises(ValueError, match=r"betas\[0\] must be"):
         optimizer.step()
     assert_same_tensors(params_of(optimizer), before)

@@ -16,7 +16,7 @@ from functional_optim.native.from_bytes import load
 from functional_optim.native.private_folder import Folder, open_folder
 
 from ..choices import case
-from .compilers import FAILS, HANGS, Compiler, all_well, children
+from .compilers import FAILS, HANGS, Clock, Compiler, all_well, children
 from .stranger import STRANGER, give_away
 
 FLAGS = ("-shared", "-fPIC")
@@ -321,10 +321,35 @@ def test_a_text_that_does_not_compile() -> None:
 
 
 def test_a_compiler_that_hangs(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    monkeypatch.setenv("FUNCTIONAL_OPTIM_COMPILE_TIMEOUT", "0.05")
-    with pytest.raises(CompileError, match="took longer than 0.05 s"):
+    monkeypatch.setenv("FUNCTIONAL_OPTIM_COMPILE_TIMEOUT", "0.5")
+    with pytest.raises(CompileError, match="took longer than 0.5 s"):
         library(text(1), FLAGS, shlex.split(HANGS))
-    assert not list(folder.iterdir())
+    assert not list(folder.glob("*"))
+
+
+def test_a_compiler_that_does_not_say_its_version(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
+) -> None:
+    """Fault 42: it is given as long as a compilation, and asked once, whoever wants a library."""
+    os.mkfifo(tmp_path / "never")
+    asked, script = tmp_path / "asked", tmp_path / "silent.sh"
+    script.write_text(f"echo asked >> {asked}\n(read _ < {tmp_path / 'never'}; echo late)\n")
+    clock = Clock()
+    monkeypatch.setattr(cache, "time", clock)
+    monkeypatch.setattr(cache, "_SILENT", {})
+    for seconds, named in (("0.25", "0.25 s \\(FUNCTIONAL_OPTIM_COMPILE_TIMEOUT"), ("9", "1 s$")):
+        with case(seconds=seconds):
+            monkeypatch.setenv("FUNCTIONAL_OPTIM_COMPILE_TIMEOUT", seconds)
+            monkeypatch.setattr(cache, "VERSION_SECONDS", 1.0)
+            asked.write_text("")
+            for number in (1, 2, 3):
+                with pytest.raises(CompileError, match=f"does not say its version: .* {named}"):
+                    library(text(number), FLAGS, ["sh", str(script)])
+            assert asked.read_text().split() == ["asked"]
+            clock.ahead += cache.REST_SECONDS
+    script.write_text("echo version 1\n")
+    assert BuildRecipe(text(1), FLAGS, ("sh", str(script))).key
+    assert not list(folder.glob("*"))
 
 
 def test_another_compiler_or_version_makes_another_library(tmp_path: Path) -> None:
@@ -333,7 +358,7 @@ def test_another_compiler_or_version_makes_another_library(tmp_path: Path) -> No
     keys = set()
     for version in (1, 2):
         script.write_text(f"echo version {version}\n")
-        cache._version.cache_clear()
+        cache._ask_version.cache_clear()
         keys.add(BuildRecipe(text(1), FLAGS, command).key)
     keys.add(BuildRecipe(text(2), FLAGS, command).key)
     keys.add(BuildRecipe(text(1), (*FLAGS, "-O3"), command).key)

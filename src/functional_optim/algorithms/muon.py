@@ -22,6 +22,7 @@ from functional_optim.composition import chain
 from functional_optim.core.aliasing import laid_as
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.matrices import norms, require_matrix
+from functional_optim.core.scalar_dtype import product_in, scalar_dtype
 from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, addmm, clamp, lerp, mul
 from functional_optim.optimizer import Optimizer
@@ -50,7 +51,8 @@ class MuonCoefficients(NamedTuple):
     ns_coefficients: tuple[float, float, float]  # a, b, c
     eps: float
     ns_steps: int
-    step_size: float  # -lr
+    lr: float
+    lr_dtype: str  # of a tensor lr, in which torch.optim.Muon multiplies it; "float64" of a number
     match_rms_adamw: bool
 
 
@@ -78,7 +80,8 @@ def muon_coefficients(step: float, hyper: MuonHyper) -> MuonCoefficients:
         hyper.ns_coefficients,
         hyper.eps,
         hyper.ns_steps,
-        -hyper.lr,
+        hyper.lr,
+        scalar_dtype(hyper.lr),
         name is not None and name == "match_rms_adamw",  # in the words of TorchScript
     )
 
@@ -117,9 +120,11 @@ def muon_rule(
         # torch.optim.Muon divides by the norm in place, and here that place is the buffer's own.
         buffer = unit
     step = orthogonalised(unit, c.ns_coefficients, c.ns_steps)
-    step_size = c.step_size * adjusted(param.size(-2), param.size(-1), c.match_rms_adamw)
+    ratio = adjusted(param.size(-2), param.size(-1), c.match_rms_adamw)
     shrunk = laid_as(mul(param, c.decay), param)
-    return add(shrunk, step, step_size).to(param.dtype), MuonState(buffer)
+    return add(shrunk, step, -product_in(c.lr, ratio, c.lr_dtype)).to(param.dtype), MuonState(
+        buffer
+    )
 
 
 MUON = Rule(

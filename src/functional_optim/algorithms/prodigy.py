@@ -320,10 +320,8 @@ def prodigy(
 
     ``p = p - d * lr * m / (sqrt(v) + d * eps)`` with averages ``m, v`` of ``d * g`` and its square,
     and one ``d`` for all parameters, an estimate from below of the distance to the solution. It
-    grows from ``d0`` on, and never shrinks; :meth:`Optimizer.shared` tells it.
-
-    There is one ``d`` for all parameters, so ``beta3``, ``d0``, ``d_coef`` and ``growth_rate`` must
-    be the same for all of them.
+    grows from ``d0`` on, and never shrinks; :meth:`Optimizer.shared` tells it. ``beta3``, ``d0``,
+    ``d_coef`` and ``growth_rate`` must be the same for all parameters.
 
     Args:
         lr: a factor of the step size that is found, a finite number >= 0, best left at 1 but for a

@@ -6,7 +6,7 @@ from typing import Any, Self, TypeVar
 
 from functional_optim.core.expression import expression
 from functional_optim.core.global_step import has_global_schedule
-from functional_optim.core.hyper import frozen
+from functional_optim.core.hyper import copy_tensors, frozen
 from functional_optim.core.links import Links, apply, changes_of, is_composed, values, with_values
 from functional_optim.core.overrides import LeafChain, Override, chain_at, chains_of
 from functional_optim.core.stage import Link, Stage
@@ -119,7 +119,8 @@ class Chain:
         """A new optimizer with other hyper-parameters; this one stays as it is.
 
         Args:
-            hyper: by name, as in :attr:`hyper` (a number, a 0-d tensor or a schedule each).
+            hyper: by name, as in :attr:`hyper` (a number, a 0-d tensor or a schedule each). A
+                tensor is copied, unless autograd or torch.func follows it.
 
         Raises:
             TypeError: a name that the chain does not have.
@@ -131,7 +132,7 @@ class Chain:
             >>> sgd(lr=0.1).replace(lr=0.2).hyper["lr"]
             0.2
         """
-        return replace(self, links=with_values(self.links, hyper))
+        return with_hyper(self, copy_tensors(hyper))
 
     def override(self, where: Where, **hyper: Any) -> Self:
         """A new optimizer with other hyper-parameters for some leaves.
@@ -156,7 +157,7 @@ class Chain:
             0.0
         """
         check_where(where)
-        changes = changes_of(self.links, hyper)
+        changes = changes_of(self.links, copy_tensors(hyper))
         made = apply(self.links, changes)
         changes = tuple(
             (place, field, getattr(_having(made, place, field).hyper, field))
@@ -170,6 +171,15 @@ def _having(links: Links, place: int | str, field: str) -> Link:
     if isinstance(place, int):
         return links[place]
     return next(one for one in links if one.label == place and field in one.hyper._fields)
+
+
+def with_hyper(optimizer: _Chain, hyper: Mapping[str, Any]) -> _Chain:
+    """Return the optimizer for one step with other hyper-parameters; tensors are not copied.
+
+    Raises:
+        TypeError, ValueError: as of :meth:`Chain.replace`.
+    """
+    return replace(optimizer, links=with_values(optimizer.links, hyper))
 
 
 def tolerant(optimizer: _Chain) -> _Chain:

@@ -1,8 +1,9 @@
 """Hyper-parameters: built, checked, and turned into numbers for one step.
 
-A value is a number, a 0-d tensor (to differentiate or vmap), or a schedule: a pure function of
-the number of steps a leaf has made (0 at its first step). Fields annotated ``bool``, ``int`` or
-``str | None`` are fixed choices. Nothing out of bounds gets further than this file.
+A value is a number, a 0-d tensor (to differentiate, to vmap, or to fill), or a schedule: a pure
+function of the number of steps a leaf has made (0 at its first step). An optimizer has copies of
+the tensors that it is given, but of those that autograd follows. Fields annotated ``bool``, ``int``
+or ``str | None`` are fixed choices. Nothing out of bounds gets further than this file.
 """
 
 import math
@@ -82,7 +83,35 @@ def build(
     if missing:
         raise TypeError(f"{name} needs a value for {', '.join(missing)}")
     ordered = {key: given[key] for key in fields}
-    return _checked(hyper_class, check, _normal(name, hyper_class, bounds, ordered))
+    return _checked(hyper_class, check, _normal(name, hyper_class, bounds, copy_tensors(ordered)))
+
+
+def copy_tensors(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return hyper-parameters whose tensors share memory with no other tensor.
+
+    A tensor that autograd or torch.func follows stays itself: its derivative may be wanted.
+
+    Example::
+
+        >>> lr, betas = torch.tensor(0.5), (torch.tensor(0.5), 0.75)
+        >>> copied = copy_tensors({"lr": lr, "betas": betas})
+        >>> lr.fill_(0.25)
+        tensor(0.2500)
+        >>> copied
+        {'lr': tensor(0.5000), 'betas': (tensor(0.5000), 0.75)}
+    """
+    return {name: _copied(value) for name, value in values.items()}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        items = map(_copied, value)
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if not isinstance(value, Tensor) or carries_derivative(value):
+        return value
+    with torch.inference_mode(mode=False):  # it may be filled outside of that mode, too
+        copy = value.detach().clone()
+    return value if carries_derivative(copy) else copy  # within torch.func, every copy is followed
 
 
 def replaced(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from functional_optim.core.brief import brief
 from functional_optim.core.group_values import GroupValues
+from functional_optim.core.hyper import copy_tensors
 from functional_optim.core.links import values
 from functional_optim.core.one_at_a_time import StepLock, one_at_a_time
 from functional_optim.core.stage import Link
@@ -219,7 +220,7 @@ class FunctionalOptimizer:
     def __init__(self, recipe: Recipe, groups: Sequence[Mapping[str, Any]]) -> None:
         self._lock = StepLock()
         self._chains = Chains(lambda number: recipe)
-        options = [{**recipe.defaults, **options_of(group)} for group in groups]
+        options = [copy_tensors({**recipe.defaults, **options_of(group)}) for group in groups]
         given = [group["params"] for group in groups]
         first = next(one for params in given for one in params)
         param = first[1] if isinstance(first, tuple) else first

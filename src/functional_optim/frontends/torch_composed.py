@@ -20,7 +20,7 @@ from functional_optim.core.unbroken import unbroken
 from functional_optim.core.unmet import Unmet
 from functional_optim.frontends.composed_steps import GroupSteps
 from functional_optim.frontends.torch_flat import Entries, Group
-from functional_optim.frontends.torch_groups import FROZEN_OPTIONS
+from functional_optim.frontends.torch_groups import FROZEN_OPTIONS, own_options
 from functional_optim.frontends.torch_inputs import of_parameters
 from functional_optim.frontends.torch_plans import HYPERS
 from functional_optim.kernels import EXECUTORS, in_place
@@ -100,7 +100,9 @@ def _part(
 ) -> GroupPart:
     own = optimizer.of_chain(chain)
     options = own.hyper if own.links else FROZEN_OPTIONS
-    return GroupPart({**options, **group, "params": params}, own, chain.places)
+    made = {**options, **group, "params": params}
+    own_options(made)
+    return GroupPart(made, own, chain.places)
 
 
 class ComposedGroups:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from operator import is_
 from typing import Any
 
-from functional_optim.core.hyper import are_unchanged, is_fixed, replaced
+from functional_optim.core.hyper import are_unchanged, copy_tensors, is_fixed, replaced
 from functional_optim.core.links import Links, apply, changes_of, meant
 from functional_optim.frontends.torch_schedule import refuse_schedulers
 from functional_optim.optimizer import Optimizer
@@ -41,6 +41,14 @@ def links_of(own: Optimizer, names: Sequence[str], group: Mapping[str, Any]) -> 
         TypeError, ValueError: a value out of bounds; one that is missing, or not told apart.
     """
     return GroupOptions(own, names).links(group)
+
+
+def own_options(group: dict[str, Any]) -> None:
+    """Copy the tensors among a group's options, so that no other group or optimizer has them.
+
+    Learning-rate schedulers write into a tensor lr.
+    """
+    group.update(copy_tensors(options_of(group)))
 
 
 class GroupOptions:

@@ -24,7 +24,7 @@ from functional_optim.frontends.torch_entries import (
 )
 from functional_optim.frontends.torch_explain import explain_groups
 from functional_optim.frontends.torch_flat import FlatGroups, Group
-from functional_optim.frontends.torch_groups import GroupOptions, links_of
+from functional_optim.frontends.torch_groups import GroupOptions, links_of, own_options
 from functional_optim.frontends.torch_plans import TorchPlans
 from functional_optim.frontends.torch_replaced import complete_replaced
 from functional_optim.frontends.torch_schedule import guarded, with_schedules
@@ -165,6 +165,7 @@ class TorchOptimizer(torch.optim.Optimizer):
             self._composed.show(self.param_groups)
             return
         super().add_param_group(param_group)
+        own_options(self.param_groups[-1])
         if self._composed is not None:
             raise TypeError("params must be parameters, or pairs of a name and a parameter")
         self._complete_state(len(self.param_groups) - 1)

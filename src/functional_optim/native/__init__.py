@@ -3,7 +3,7 @@
 A step of many small parameters takes about as long as looking at each of them once. Python's
 fastest way of looking takes some tenths of a microsecond per tensor; these loops take a tenth of
 that. They are compiled once, by a process in the background, into the folder of compiled steps:
-once somebody binds many parameters, or waits for what compiles. Until they are there, and where
+once somebody steps, or binds, many parameters. Until they are there, and where
 they never are, Python does the same.
 """
 

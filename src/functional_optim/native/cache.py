@@ -32,7 +32,10 @@ from functional_optim.native.private_folder import MADE, SOURCE, Folder, open_fo
 TIMEOUT_VARIABLE = "FUNCTIONAL_OPTIM_COMPILE_TIMEOUT"
 """Environment variable: seconds that one compilation may take; 600 by default."""
 VERSION_SECONDS = 20.0
-"""How long a compiler may take to say its version."""
+"""Most seconds that a compiler may take to print its version; one compilation may take less."""
+
+REST_SECONDS = 600.0
+"""How long a compiler that took too long is left alone: the machine may be less busy then."""
 
 _PROCESSOR_FACTS = {"vendor_id", "cpu", "cpu family", "model", "model name", "stepping", "flags"}
 _PROCESSOR_FACTS |= {"Features", "isa", "uarch", "CPU implementer", "CPU architecture"}
@@ -141,21 +144,55 @@ def _command_path(command: tuple[str, ...]) -> str:
     return str(Path(path).absolute())
 
 
-@functools.lru_cache(maxsize=8)
+_SILENT: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[float, str]] = {}
+"""Compilers that did not print their version in time: when to ask again, and the error's text."""
+
+
 def _version(command: tuple[str, ...], stamp: tuple[str, ...]) -> str:
-    asked = [_command_path(command), *command[1:], "--version"]
+    """Return what a compiler prints as its version; one that hangs is asked once per rest.
+
+    Raises:
+        CompileError: the compiler cannot be started, or took too long.
+    """
+    rests_until, text = _SILENT.get((command, stamp), (0.0, ""))
+    if time.monotonic() < rests_until:
+        raise CompileError(text)
     try:
-        said = subprocess.run(
-            asked,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=VERSION_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
+        return _ask_version(command, stamp)
+    except OSError as error:
         raise CompileError(f"the compiler does not say its version: {error}") from error
-    return said.stdout.decode(errors="replace")
+    except subprocess.TimeoutExpired as error:
+        long = error.timeout >= VERSION_SECONDS
+        why = f"it took longer than {VERSION_SECONDS:g} s" if long else too_long(error.timeout)
+        text = f"the compiler does not say its version: {why}"
+        _SILENT[command, stamp] = (time.monotonic() + REST_SECONDS, text)
+        raise CompileError(text) from None
+
+
+@functools.lru_cache(maxsize=8)
+def _ask_version(command: tuple[str, ...], stamp: tuple[str, ...]) -> str:
+    process = subprocess.Popen(
+        [_command_path(command), *command[1:], "--version"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        process_group=0,
+    )
+    try:
+        seconds = min(VERSION_SECONDS, compile_seconds())
+        return process.communicate(timeout=seconds)[0].decode(errors="replace")
+    except BaseException:
+        _kill(process)
+        raise
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """End a process that leads a group, and all processes that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 @functools.lru_cache(maxsize=1)
@@ -252,9 +289,7 @@ class Build:
     def stop(self) -> None:
         """End the compiler, and let others have their turn."""
         if self.process is not None and self.process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+            _kill(self.process)
         if self.place:
             self.folder.remove_place(self.place)
         lock, self._lock = self._lock, None

@@ -18,9 +18,6 @@ MANY = 64
 POLL_SECONDS = 0.2
 """How often it is looked whether the compiler is done."""
 
-REST_SECONDS = 600.0
-"""How long a compiler that took too long is left alone: the machine may be less busy then."""
-
 SWITCH = "FUNCTIONAL_OPTIM_LOOPS"
 """Environment variable: 0 leaves everything to Python."""
 
@@ -130,12 +127,18 @@ class Loader:
     def _is_resting(self) -> bool:
         return time.monotonic() < self._rests_until
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout: float | None = None, *, count: int | None = None) -> bool:
         """Wait until nothing is left to wait for, starting the compiler if need be.
+
+        Args:
+            timeout: seconds to wait at most.
+            count: how many tensors the loops are wanted for; few tensors do not wait for them.
 
         Returns:
             Whether that is so; not where a compiler took too long, and will be tried again.
         """
+        if count is not None and count < MANY:
+            return True
         until = None if timeout is None else time.monotonic() + timeout
         while self.get(MANY) is None and not self._done:
             if self._is_resting() or (until is not None and time.monotonic() >= until):
@@ -163,10 +166,9 @@ class Loader:
         seconds = cache.compile_seconds()
         if now - self._since > seconds:
             self._stop()
-            self._since, self._rests_until = 0.0, now + REST_SECONDS
-            self._say_later(
-                f"{cache.too_long(seconds)}; it is tried again in {REST_SECONDS / 60:g} minutes"
-            )
+            self._since, self._rests_until = 0.0, now + cache.REST_SECONDS
+            again = f"it is tried again in {cache.REST_SECONDS / 60:g} minutes"
+            self._say_later(f"{cache.too_long(seconds)}; {again}")
 
     def _found(self, folder: Folder, recipe: BuildRecipe) -> bool:
         """Load the loops, if they are on disk."""

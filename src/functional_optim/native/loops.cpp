@@ -4,8 +4,6 @@
 
 #include <Python.h>
 
-#include <torch/csrc/autograd/python_variable.h>
-
 #include <algorithm>
 #include <cstring>
 #include <memory>

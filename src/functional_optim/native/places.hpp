@@ -4,10 +4,10 @@
 
 #include <Python.h>
 
-#include <torch/csrc/autograd/python_variable.h>
-
 #include <algorithm>
 #include <vector>
+
+#include "variable.hpp"
 
 namespace {
 

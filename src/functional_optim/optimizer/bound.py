@@ -12,9 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from functional_optim.core.capturing import check_not_captured
-from functional_optim.core.chain import Chain, require_one_chain
+from functional_optim.core.chain import Chain, require_one_chain, with_hyper
 from functional_optim.core.checks import check_leaf_state, check_measured, check_writable
 from functional_optim.core.compiling import uncompiled_class
+from functional_optim.core.hyper import copy_tensors
 from functional_optim.core.one_at_a_time import StepLock, one_at_a_time
 from functional_optim.core.overrides import hypers_of, paths_of
 from functional_optim.core.stage import block_size_of
@@ -175,7 +176,7 @@ class BoundOptimizer:
             TypeError: a name that the chain does not have.
             ValueError: a value out of bounds, or an option that the state was not made for.
         """
-        self._optimizer, hypers = self._with(hyper)
+        self._optimizer, hypers = self._with(copy_tensors(hyper))
         self._use(hypers)
 
     def _use(self, hypers: list[tuple[Any, ...]]) -> None:
@@ -207,15 +208,18 @@ class BoundOptimizer:
         """Compile the step now, and wait for what compiles in the background; steps need neither.
 
         Args:
-            timeout: seconds to wait at most for what compiles in the background.
+            timeout: seconds to wait at most. With an empty cache, kernels take tenths of a second,
+                and the loops of :mod:`functional_optim.native`, which are waited for from 64
+                parameters on, some seconds.
 
         Returns:
             False if the loops that look at many small parameters are still being compiled.
         """
         until = None if timeout is None else time.monotonic() + timeout
-        LOOPS.wait(0.0)  # compiled beside the step
+        LOOPS.wait(0.0, count=len(self._params))  # compiled beside the step
         self._explainer().compile()
-        return LOOPS.wait(None if until is None else max(0.0, until - time.monotonic()))
+        left = None if until is None else max(0.0, until - time.monotonic())
+        return LOOPS.wait(left, count=len(self._params))
 
     def explain(self) -> str:
         """What runs each stretch of the buffers, and why, one line each."""
@@ -335,7 +339,7 @@ class BoundOptimizer:
 
     def _with(self, hyper: dict[str, Any]) -> tuple[Chain, list[tuple[Any, ...]]]:
         """The optimizer, and hyper-parameters of each parameter, for one step."""
-        optimizer = self._optimizer.replace(**hyper)
+        optimizer = with_hyper(self._optimizer, hyper)
         hypers = self._hypers_of(optimizer)
         self._check_options(optimizer, hypers)
         return optimizer, hypers

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.capturing import is_capturing
-from functional_optim.core.chain import Chain
+from functional_optim.core.chain import Chain, with_hyper
 from functional_optim.core.checks import check_grad
 from functional_optim.core.compiling import uncompiled_class
 from functional_optim.core.forms import map_state, real_view
@@ -51,9 +51,9 @@ class CapturableOptimizer(BoundOptimizer):
 
     Each replay of a captured :meth:`step` is a whole step: it counts, and its coefficients are
     those of its number. Hyper-parameters are read on the device each time: :meth:`set_hyper`
-    between replays holds from the next one on, as does what is written into one that is a 0-d
-    tensor. Schedules are computed there: they are to be written with torch's operations, and what
-    they give is not held against bounds.
+    between replays holds from the next one on, as does what is written into a 0-d tensor of
+    ``optimizer.hyper``. Schedules are computed there: they are to be written with torch's
+    operations, and what they give is not held against bounds.
 
     Coefficients are computed in double precision by the device, whose powers and roots may differ
     from Python's in the last place; else it is the step of any bound optimizer. ``state`` holds
@@ -273,7 +273,7 @@ class CapturableOptimizer(BoundOptimizer):
                 "a CUDA graph is being captured, and each of its replays would set these "
                 "hyper-parameters again: call set_hyper before, or between replays"
             )
-        optimizer = self._optimizer.replace(**hyper)
+        optimizer = with_hyper(self._optimizer, hyper)
         hypers = self._hypers_of(optimizer)
         self._check_options(optimizer, hypers)
         more = self._numbers.fill(hypers, self._slots(optimizer))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.chain import Chain
+from functional_optim.core.chain import Chain, with_hyper
 from functional_optim.core.checks import check_measured
 from functional_optim.core.compiling import uncompiled
 from functional_optim.core.links import has_gates
@@ -129,7 +129,7 @@ class Optimizer(Chain):
             RuntimeError: a sparse gradient that the chain cannot take; a CUDA graph is being
                 captured.
         """
-        optimizer = self.replace(**hyper) if hyper else self
+        optimizer = with_hyper(self, hyper) if hyper else self
         given = params, grads, state
         made = None if measured or extra else self._update_by_plans(optimizer, given)
         if made is not None:
@@ -188,7 +188,7 @@ class Optimizer(Chain):
         raised before anything is written. Ctrl-C waits for the step: all leaves are stepped and
         counted then, or none. Several threads must not step the same tensors at once.
         """
-        optimizer = self.replace(**hyper) if hyper else self
+        optimizer = with_hyper(self, hyper) if hyper else self
         if self.is_composed or extra:
             self._update_composed_(optimizer, (params, grads, state), measured, extra or {})
             return

@@ -119,7 +119,10 @@ class DeviceNumbers:
         values: dict[str, float] = {}
         for old, new in zip(_each(self._groups), _each(groups), strict=True):
             if not _same_given(old.given, new.given):
-                return f"{old.name} was {_told(old)}, and is to be {_told(new)}"
+                wanted = _told(new)
+                if isinstance(old.given, Tensor) and isinstance(new.given, Tensor):
+                    wanted = "another one (fill_ the one in optimizer.hyper)"
+                return f"{old.name} was {_told(old)}, and is to be {wanted}"
             if old.name not in self._inputs and new.value != old.value:
                 return f"a stage decides by {old.name} what is to be done"
             if values.setdefault(old.name, new.value) != new.value:

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from functional_optim._torch import is_joining, load_state_dict_hooks
 from functional_optim.core.compiling import uncompiled
 from functional_optim.frontends.loss_scale import Scaling
+from functional_optim.frontends.torch_groups import own_options
 from functional_optim.frontends.torch_schedule import guarded
 from sharding.problem import Policy
 from sharding.shard_plan import ShardPlan
@@ -314,6 +315,7 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
             return
         for part in self._recipes.divided(group):
             super().add_param_group(part)
+            own_options(self.param_groups[-1])
             number = len(self.param_groups) - 1
             names = self._recipes.of(number).defaults
             self.param_groups[number] = guarded(self.param_groups[number], names)

@@ -157,14 +157,14 @@ def test_hyper_parameters_change_between_replays() -> None:
 
 
 def test_what_is_written_into_a_tensor_holds_from_the_next_replay_on() -> None:
-    lr, decay = (torch.zeros((), dtype=torch.float64) for _ in range(2))
+    lr, decay = (torch.tensor(number, dtype=torch.float64) for number in (0.1, 0.0))
+    optimizer = adamw(lr, weight_decay=decay).using(executor="reference")
 
     def change(k: int, bound: Any) -> None:
-        lr.fill_(0.1 / (k + 1))
-        decay.fill_([0.0, 0.1, 0.0, 0.2][k])
+        optimizer.hyper["lr"].fill_(0.1 / (k + 1))
+        optimizer.hyper["weight_decay"].fill_([0.0, 0.1, 0.0, 0.2][k])
 
-    lr.fill_(0.1)
-    require_replayed(adamw(lr, weight_decay=decay).using(executor="reference"), between=change)
+    require_replayed(optimizer, between=change)
 
 
 def test_gradients_are_read_where_they_were() -> None:

@@ -86,7 +86,10 @@ def test_what_is_more_than_a_number_cannot_be_set_once_captured() -> None:
         assert bound.optimizer is kept
         bound.step(gradients()(1))
     rate = torch.full((1,), 0.1, dtype=torch.float64)
-    captured(adamw(rate).using(executor="reference")).set_hyper(lr=rate)  # that tensor, each time
+    bound = captured(adamw(rate).using(executor="reference"))
+    bound.set_hyper(lr=bound.optimizer.hyper["lr"])  # that tensor, each time
+    with pytest.raises(ValueError, match="lr was a tensor, and is to be another one .fill_"):
+        bound.set_hyper(lr=rate)
 
 
 def test_values_that_are_refused_change_nothing() -> None:

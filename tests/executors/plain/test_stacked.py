@@ -19,12 +19,15 @@ from functional_optim import (
 )
 from functional_optim.core.stage import Link
 from functional_optim.kernels import EXECUTORS, ChunkExecutor, stacked
+from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.stacked import StackedExecutor, why_not_stacked
 from functional_optim.testing.compare import require_same
 
 from ...choices import case, pairs
 
 SHAPES = (*((4, 6),) * 5, (3, 3), *((16, 8),) * 7, (6, 4), (3, 3), (2, 0), (2, 0))
+LARGER = (*((16, 32),) * 5, (3, 3), *((32, 24),) * 7, (24, 16), (3, 3), (2, 0), (2, 0))
+"""Of these, batched products round as single ones do."""
 CHAINS: dict[str, Any] = {
     "muon": lambda: muon(0.1),
     "muon without nesterov": lambda: muon(0.1, nesterov=False, weight_decay=0.0),
@@ -34,17 +37,19 @@ CHAINS: dict[str, Any] = {
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
-def tensors(seed: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def tensors(seed: int, dtype: torch.dtype = torch.float32, shapes: Any = SHAPES) -> list[Tensor]:
     draws = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=draws).to(dtype) for shape in SHAPES]
+    return [torch.randn(shape, generator=draws).to(dtype) for shape in shapes]
 
 
-def steps(optimizer: Optimizer, dtype: torch.dtype, count: int = 5) -> tuple[Any, Any]:
+def steps(
+    optimizer: Optimizer, dtype: torch.dtype, count: int = 5, shapes: Any = SHAPES
+) -> tuple[Any, Any]:
     """In place; one gradient is missing now and then, so that leaves are at several steps."""
-    params = tensors(0, dtype)
+    params = tensors(0, dtype, shapes)
     state = optimizer.init(params)
     for step in range(count):
-        grads: list[Any] = list(tensors(step + 1, dtype))
+        grads: list[Any] = list(tensors(step + 1, dtype, shapes))
         grads[step] = None
         optimizer.update_(params, grads, state)
     return params, state
@@ -64,6 +69,14 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+@pytest.fixture
+def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stacks are trusted after two trials, whatever was tried before."""
+    monkeypatch.setattr(stacked, "EVIDENCE", 1)
+    monkeypatch.setattr(stacked, "_EVIDENCE", Cache())
+
+
+@pytest.mark.usefixtures("trusting")
 def test_auto_is_the_reference_bit_for_bit(
     monkeypatch: pytest.MonkeyPatch, sizes: list[int]
 ) -> None:
@@ -72,8 +85,9 @@ def test_auto_is_the_reference_bit_for_bit(
         executor = ChunkExecutor(stacks=StackedExecutor(exact=True))
         monkeypatch.setitem(EXECUTORS, "auto", executor)
         with case(**one):
-            got = steps(optimizer.using(executor="auto"), one["dtype"])
-            require_same("auto and reference", got, steps(optimizer, one["dtype"]))
+            got = steps(optimizer.using(executor="auto"), one["dtype"], shapes=LARGER)
+            want = steps(optimizer, one["dtype"], shapes=LARGER)
+            require_same("auto and reference", got, want)
     assert max(sizes) == 4
 
 
@@ -118,16 +132,16 @@ def by_norm(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tens
 BY_NORM = Rule(name="by_norm", hyper=Hyper, rule=by_norm, kind="per_matrix", stacked=True)
 
 
-def test_a_rule_that_only_says_so_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("trusting")
+def test_a_rule_that_only_says_so_is_found_out() -> None:
     """Its stacks have other bits, so auto steps its matrices one by one."""
-    monkeypatch.setattr(stacked, "EVIDENCE", 1)
     optimizer = chain(BY_NORM(lr=0.1))
-    want = steps(optimizer, torch.float32)
-    require_same("auto", steps(optimizer.using(executor="auto"), torch.float32), want)
+    want = steps(optimizer, torch.float32, shapes=LARGER)
+    got = steps(optimizer.using(executor="auto"), torch.float32, shapes=LARGER)
+    require_same("auto", got, want)
+    got = steps(optimizer.using(executor="stacked"), torch.float32, shapes=LARGER)
     with pytest.raises(AssertionError, match="stacked differ"):
-        require_same(
-            "stacked", steps(optimizer.using(executor="stacked"), torch.float32), want, ulps=64.0
-        )
+        require_same("stacked", got, want, ulps=64.0)
 
 
 def test_what_does_not_say_so_is_not_stacked(sizes: list[int]) -> None:
@@ -160,12 +174,54 @@ def test_layouts_and_shared_memory_go_one_by_one(sizes: list[int]) -> None:
     assert sizes == [2]  # the last two
 
 
-def test_little_evidence_is_none(sizes: list[int]) -> None:
-    """Of a few small matrices auto does not know that their stack has the same bits."""
-    few = [torch.ones(2, 2) for _ in range(4)]
-    optimizer = muon(0.1).using(executor="auto")
-    optimizer.update_(few, few, optimizer.init(few))
-    assert sizes == []
+@pytest.mark.parametrize("seed", range(3))
+def test_many_small_matrices_have_the_references_bits(seed: int) -> None:
+    """Fault 12: batched products of these round one element in 10^5 to 10^6 otherwise."""
+    draws = torch.Generator().manual_seed(seed)
+    start = torch.randn(100, 10, 10, generator=draws).unbind()
+    grads = [torch.randn(100, 10, 10, generator=draws).unbind() for _ in range(40)]
+    got = []
+    for executor in ("auto", "reference"):
+        optimizer = muon(0.1).using(executor=executor)
+        params = [one.clone() for one in start]
+        state = optimizer.init(params)
+        for grad in grads:
+            optimizer.update_(params, list(grad), state)
+        got.append((params, state))
+    require_same("auto and reference", *got)
+
+
+def test_a_stack_is_trusted_after_a_million_elements(
+    monkeypatch: pytest.MonkeyPatch, sizes: list[int]
+) -> None:
+    """Fault 12: each step makes one trial more, and the step after the last one is stacked."""
+    monkeypatch.setattr(stacked, "_EVIDENCE", Cache())
+    draws = torch.Generator().manual_seed(0)
+    params, grads = ([torch.randn(128, 128, generator=draws) for _ in range(4)] for _ in range(2))
+    optimizer = muon(0.1, ns_steps=1).using(executor="auto")
+    state = optimizer.init(params)
+    stacks = []
+    for _ in range(18):
+        optimizer.update_(params, grads, state)
+        stacks.append(len(sizes))
+    wanted = (1 << 20) // (4 * 128 * 128)
+    assert wanted == 16
+    assert stacks == [*range(1, wanted), wanted + 1, wanted + 2, wanted + 3]
+
+
+@pytest.mark.usefixtures("trusting")
+def test_a_step_that_changes_nothing_is_no_evidence(sizes: list[int]) -> None:
+    """Fault 12: while a schedule has the rate 0, no product is seen in any parameter."""
+    optimizer = chain(BY_NORM(lr=0.0)).using(executor="auto")
+    params, grads = (tensors(seed, shapes=LARGER) for seed in (0, 1))
+    state = optimizer.init(params)
+    for _ in range(4):
+        optimizer.update_(params, grads, state)
+    tried = len(sizes)
+    want = optimizer.using(executor="reference").update(params, grads, state, lr=0.1)
+    optimizer.update_(params, grads, state, lr=0.1)
+    require_same("auto", (params, state), want)
+    assert tried == len(sizes) * 4 // 5
 
 
 def test_temporaries_are_bounded(monkeypatch: pytest.MonkeyPatch, sizes: list[int]) -> None:
