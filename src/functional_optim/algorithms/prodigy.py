@@ -266,7 +266,6 @@ def prodigy_sliced_check(hyper: ProdigyHyper) -> None:
 
 _LARGEST = torch.finfo(torch.float32).max
 _POSITIVE = Interval(low=0.0, low_open=True, finite=True)
-
 PRODIGY = Rule(
     name="prodigy",
     hyper=ProdigyHyper,
@@ -324,8 +323,7 @@ def prodigy(
     ``d_coef`` and ``growth_rate`` must be the same for all parameters.
 
     Args:
-        lr: a factor of the step size that is found, a finite number >= 0, best left at 1 but for a
-            schedule. A step at 0 does nothing. It should be the same for all parameters.
+        lr: a factor of the step size, a finite number >= 0: 1, or a schedule; the same for all.
         betas: decay of the two averages, each in [0, 1). With ``betas[0]=0`` no ``m`` is kept.
         beta3: decay of the sums behind ``d``, in [0, 1]; by default the root of ``betas[1]`` as it
             is given here.
@@ -339,7 +337,7 @@ def prodigy(
         d_coef: a factor of the estimate, > 0: the one to tune, if any.
         growth_rate: how many times larger ``d`` may become at one step, >= 1.
         slice_p: estimate from every ``slice_p``-th element of each tensor, a whole number >= 1, to
-            save memory. Above 1 the rule needs whole tensors (``kind="per_matrix"``).
+            save memory. Above 1 the rule needs whole tensors.
         maximize: ascend instead of descend.
 
     Returns:

@@ -209,8 +209,7 @@ class BoundOptimizer:
 
         Args:
             timeout: seconds to wait at most. With an empty cache, kernels take tenths of a second,
-                and the loops of :mod:`functional_optim.native`, which are waited for from 64
-                parameters on, some seconds.
+                and the native loops, which are waited for from 64 parameters on, some seconds.
 
         Returns:
             False if the loops that look at many small parameters are still being compiled.
