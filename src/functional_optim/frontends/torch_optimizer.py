@@ -269,7 +269,7 @@ class TorchOptimizer(torch.optim.Optimizer):
             "_options": {},
             "_loaded": {},
             "_plans": TorchPlans(self._optimizer.stages),
-            "_flat": None if self._flat is None else self._flat.copied(),
+            "_flat": None if self._flat is None else FlatGroups(self._optimizer),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
