@@ -14,6 +14,7 @@ from torch import Tensor
 
 from functional_optim import TorchOptimizer as Ours
 from functional_optim import adagrad, adam, adamw, chain, clip_by_global_norm, lion, sgd, stored
+from functional_optim.core.buffer_memory import buffer_of
 from functional_optim.plan import engine
 from functional_optim.plan.flat.layout import FlatLayout
 from tests.choices import each, examples
@@ -60,7 +61,9 @@ def assert_alike(pair: Pair) -> None:
 
 
 def in_one_buffer(tensors: list[Tensor]) -> bool:
-    return len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
+    buffers = [buffer_of(tensor) for tensor in tensors]
+    whole = [one if own is None else own for one, own in zip(tensors, buffers, strict=True)]
+    return len({one.untyped_storage().data_ptr() for one in whole}) == 1
 
 
 def layouts_made(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -12,10 +12,11 @@ class BufferMemory:
 
     Programs that save tensors one by one (``safetensors``, ``pickle``) write the storage behind
     each tensor, or refuse tensors that share one. So a part has a storage of its own, which is
-    exactly the elements of the part. That storage keeps the memory of the buffer alive.
+    exactly the elements of the part. That storage keeps the memory of the buffer alive, and cannot
+    be resized.
 
     Args:
-        tensor: the buffer, contiguous and in one dimension.
+        values: the buffer, contiguous and in one dimension; nobody else may use this tensor.
 
     Example::
 
@@ -30,25 +31,47 @@ class BufferMemory:
         True
     """
 
-    __slots__ = ("__weakref__", "tensor")
+    __slots__ = ("__weakref__", "_values", "tensor")
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor: Tensor | None = tensor
-        """The buffer; None once its parts are elsewhere."""
+    def __init__(self, values: Tensor) -> None:
+        # Nobody resizes or shares the storage of this tensor, so parts stay valid.
+        self._values: Tensor | None = values
+        self.tensor: Tensor | None = _with_own_storage(values)
+        """The buffer; None once it is released."""
 
     def part(self, view: Tensor) -> Tensor:
-        """Return the elements of a view of the buffer as a tensor with a storage of its own.
+        """Return elements of the buffer as a tensor with a storage of its own.
 
         Args:
-            view: dense, of elements of this buffer, in any order; complex or real.
+            view: of :attr:`tensor`, dense, real or complex.
         """
         if not view.numel():
             return torch.empty_strided(
                 view.shape, view.stride(), dtype=view.dtype, device=view.device
             )
-        flat = from_dlpack(to_dlpack(view.as_strided((view.numel(),), (1,))))
-        _MEMORIES[flat.device, flat.data_ptr()] = self
-        return flat.as_strided(view.shape, view.stride())
+        values, tensor = self._values, self.tensor
+        assert values is not None, "released"
+        assert tensor is not None, "released"
+        start = (view.data_ptr() - tensor.data_ptr()) // view.element_size()
+        part = _with_own_storage(as_elements(values, view)[start : start + view.numel()])
+        _MEMORIES[part.device, part.data_ptr()] = self
+        return part.as_strided(view.shape, view.stride())
+
+    def release(self) -> None:
+        """Let go of the memory; tensors that are parts of the buffer still hold it."""
+        self._values = self.tensor = None
+
+
+def _with_own_storage(tensor: Tensor) -> Tensor:
+    """Return the same memory, without gaps, as a tensor whose storage is exactly that memory."""
+    return from_dlpack(to_dlpack(tensor)) if tensor.numel() else tensor
+
+
+def as_elements(buffer: Tensor, like: Tensor) -> Tensor:
+    """Return a buffer as real numbers or, where ``like`` is complex, as complex ones."""
+    if not like.is_complex():
+        return buffer
+    return torch.view_as_complex(buffer[: buffer.numel() // 2 * 2].view(-1, 2))
 
 
 def buffer_of(tensor: Tensor) -> Tensor | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from functional_optim._torch import foreach_copy_
 from functional_optim.core.aliasing import overlaps_itself
 from functional_optim.core.brief import and_more
-from functional_optim.core.buffer_memory import buffer_of
+from functional_optim.core.buffer_memory import as_elements, buffer_of
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.kernels.chunks import (
@@ -258,9 +258,8 @@ def _as_one(column: Sequence[Tensor]) -> Tensor | None:
     first, count = column[0], sum(map(Tensor.numel, column))
     buffer = buffer_of(first)
     if buffer is not None and all(buffer_of(one) is buffer for one in column):
-        whole = torch.view_as_complex(buffer.view(-1, 2)) if first.is_complex() else buffer
-        start = (first.data_ptr() - whole.data_ptr()) // first.element_size()
-        return whole[start : start + count]
+        start = (first.data_ptr() - buffer.data_ptr()) // first.element_size()
+        return as_elements(buffer, first)[start : start + count]
     if len({one.untyped_storage().data_ptr() for one in column}) > 1:
         return None
     return first.as_strided((count,), (1,), first.storage_offset())

@@ -112,7 +112,7 @@ class FlatBuffer:
 
     def retire(self) -> None:
         """Let go of the memory; from now on, the buffer answers with an error."""
-        self._memory.tensor = None
+        self._memory.release()
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,10 +116,9 @@ class FlatLayout:
             self._views = [
                 like(param, view).detach() for param, view in zip(self._params, views, strict=True)
             ]
-            parts = [
-                buffer.part(view) for buffer, view in zip(owners, self._views, strict=True)
-            ]
+            parts = [buffer.part(view) for buffer, view in zip(owners, self._views, strict=True)]
             self._guard = MemoryGuard(self._views)
+            self._starts = [buffer.data.data_ptr() for buffer in self.buffers]
             # All values first: nothing has changed if memory runs out.
             for param, view in zip(self._params, self._views, strict=True):
                 view.copy_(param)
@@ -150,6 +149,13 @@ class FlatLayout:
                 the layout was undone.
         """
         self._require_alive()
+        for number, (buffer, start) in enumerate(zip(self.buffers, self._starts, strict=True)):
+            if buffer.data.data_ptr() != start:
+                raise RuntimeError(
+                    f"flat buffer {number} ({buffer}) was given other memory, such as by "
+                    "share_memory_(), so it no longer holds its parameters. Call undo() on this "
+                    "layout and make a new one"
+                )
         if self._guard.hold(self._params):
             return
         for param, view, name in zip(self._params, self._views, self._names, strict=True):
