@@ -6,6 +6,7 @@ the values of now.
 """
 
 from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from operator import is_
 from typing import Any, NamedTuple
@@ -182,7 +183,9 @@ class FlatGroups:
         if not params:
             return None
         executor = in_place(self._optimizer.executor, params)
-        bound = _Bound(self._optimizer.using(executor=executor), params, names, hypers, given)
+        # What overrides change is in the options of the groups.
+        optimizer = replace(self._optimizer.using(executor=executor), overrides=())
+        bound = _Bound(optimizer, params, names, hypers, given)
         for param, own, one in zip(params, hypers, bound.leaf_states, strict=True):
             state[param] = {**state.get(param, {}), **to_entries(stages, own, param, one)}
         entries = [value for param in params for value in state[param].values()]
