@@ -13,6 +13,7 @@ from functional_optim.core.compiling import uncompiled
 from functional_optim.core.one_at_a_time import StepLock
 from functional_optim.core.stage import Link
 from functional_optim.core.state import LeafState
+from functional_optim.frontends.checkpoint_names import matched_by_name
 from functional_optim.frontends.torch_checkpoint import own_copy
 from functional_optim.frontends.torch_composed import ComposedGroups, needs_groups, viewed_params
 from functional_optim.frontends.torch_entries import (
@@ -230,6 +231,8 @@ class TorchOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a checkpoint of this class or of the equivalent torch.optim class.
 
+        Where the parameters of both have names, they are matched by name, and else by position.
+
         ``state_dict`` is left as it is, and shares no memory with the optimizer afterwards. A chain
         that is ``stored`` also takes plain state, and state from another storage: it is encoded as
         it is kept here, rounded to nearest. What is kept of a bfloat16 parameter and was not saved
@@ -237,8 +240,8 @@ class TorchOptimizer(torch.optim.Optimizer):
         parameter groups, under "step", is taken for the parameters that have none of their own.
 
         Raises:
-            ValueError: other groups, a state that does not fit the chain, or one of steps that
-                nothing counts; nothing is changed.
+            ValueError: other groups or names, a state that does not fit the chain, or one of steps
+                that nothing counts; nothing is changed.
         """
         before = (self.state, self.param_groups)
         numbers = {} if self._composed is None else self._composed.numbers()
@@ -394,6 +397,7 @@ def _completed(optimizer: torch.optim.Optimizer) -> None:
 def _noted(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     """Keep what is loaded, as the caller's hooks have left it."""
     assert isinstance(optimizer, TorchOptimizer)
-    groups = with_schedules(state_dict["param_groups"], optimizer.param_groups)
+    groups = matched_by_name(state_dict["param_groups"], optimizer.param_groups)
+    groups = with_schedules(groups, optimizer.param_groups)
     optimizer._loaded = {**state_dict, "param_groups": groups}  # noqa: SLF001  of the class above
     return optimizer._loaded  # noqa: SLF001  as above
