@@ -13,6 +13,7 @@ from functional_optim.core.compiling import uncompiled
 from functional_optim.core.one_at_a_time import StepLock
 from functional_optim.core.stage import Link
 from functional_optim.core.state import LeafState
+from functional_optim.frontends.averaged_params import AveragedParams
 from functional_optim.frontends.checkpoint_names import matched_by_name
 from functional_optim.frontends.torch_checkpoint import own_copy
 from functional_optim.frontends.torch_composed import ComposedGroups, needs_groups, viewed_params
@@ -37,7 +38,7 @@ from functional_optim.plan.flat.layout import FlatLayout
 from functional_optim.plan.guard import grads_of
 
 
-class TorchOptimizer(torch.optim.Optimizer):
+class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
     """An :class:`~functional_optim.Optimizer` where torch wants a ``torch.optim.Optimizer``.
 
     Parameter groups carry the chain's hyper-parameters under their names, so learning-rate
@@ -173,24 +174,7 @@ class TorchOptimizer(torch.optim.Optimizer):
         if self._flat is not None:
             self._flat.bind(self._groups(), self.state)
 
-    def view(self) -> list[Tensor]:
-        """The parameters to evaluate with, group by group: see :meth:`Optimizer.view`.
-
-        They may share memory with parameters and state, as these are now; copy what is to be kept.
-
-        Returns:
-            One tensor for each parameter.
-
-        Example::
-
-            >>> from functional_optim import chain, ema, sgd
-            >>> weight = torch.ones(1, requires_grad=True)
-            >>> optimizer = TorchOptimizer([weight], chain(sgd(lr=1.0), ema(0.5)))
-            >>> weight.grad = torch.ones(1)
-            >>> optimizer.step()
-            >>> weight.tolist(), optimizer.view()[0].tolist()
-            ([0.0], [0.5])
-        """
+    def _viewed(self) -> list[Tensor]:
         return viewed_params(self._groups(), self._optimizer_of, self._leaf_state)
 
     @property
