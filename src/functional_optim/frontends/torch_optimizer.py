@@ -45,8 +45,11 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
     schedulers, per-group options, closures, hooks, GradScaler and checkpoints work as they do for
     torch's own classes. Where the chain has a schedule of its own, torch's schedulers, which
     compute with a number, are refused. State is complete from construction on, and a checkpoint of
-    the equivalent torch.optim class loads. Several threads may call :meth:`step`: after their
-    closures, steps are made one after the other. Ctrl-C waits for the step that is being made.
+    the equivalent torch.optim class loads. State that depends on a parameter (an average, a float32
+    master) is made again from the parameter's value at its first step: weights may be loaded after
+    construction, in place or by ``param.data = ...``. After that step, such state is kept. Several
+    threads may call :meth:`step`: after their closures, steps are made one after the other. Ctrl-C
+    waits for the step that is being made.
 
     Args:
         params: an iterable of parameters, of (name, parameter) pairs, or of dicts with "params"

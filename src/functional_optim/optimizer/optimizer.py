@@ -349,7 +349,8 @@ class Optimizer(Chain):
 
         Args:
             params: a pytree of parameters. They stay the same objects, in other memory.
-            state: where to go on from; by default ``init(params)``. Its values are copied.
+            state: where to go on from; by default ``init(params)``, from the values that
+                parameters have now: load weights before. Its values are copied.
             capturable: whether CUDA graphs may capture its steps: see :class:`CapturableOptimizer`.
 
         Returns:
