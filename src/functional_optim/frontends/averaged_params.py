@@ -110,7 +110,8 @@ class AveragedParams:
         """Return the parameters of a model that are stepped here, each with its average."""
         params = [param for group in self.param_groups for param in group["params"]]
         averages = dict(zip(map(id, params), self._viewed(), strict=True))
-        found = [(one, averages[id(one)]) for one in model.parameters() if id(one) in averages]
+        every: Iterable[Tensor] = model.parameters()
+        found = [(one, averages[id(one)]) for one in every if id(one) in averages]
         if not found:
             raise ValueError(
                 f"no parameter of this {type(model).__name__} is one of this optimizer's "

@@ -62,8 +62,8 @@ def cut(
         KeyError: no state dict of torch's form.
         ValueError: other groups, or other parameters in them.
     """
-    own = [_numbers(group, start) for group, start in zip(groups, _firsts(groups), strict=True)]
-    saved, state = matched_by_name(state_dict["param_groups"], own), state_dict["state"]
+    here = [_numbers(group, start) for group, start in zip(groups, _firsts(groups), strict=True)]
+    saved, state = matched_by_name(state_dict["param_groups"], here), state_dict["state"]
     if len(saved) != len(groups):
         raise ValueError(
             f"this state has {len(saved)} parameter groups, the optimizer has {len(groups)}"
