@@ -31,11 +31,11 @@ class BufferMemory:
         True
     """
 
-    __slots__ = ("__weakref__", "_values", "tensor")
+    __slots__ = ("__weakref__", "_whole", "tensor")
 
     def __init__(self, values: Tensor) -> None:
         # Nobody resizes or shares the storage of this tensor, so parts stay valid.
-        self._values: Tensor | None = values
+        self._whole: Tensor | None = values
         self.tensor: Tensor | None = _with_own_storage(values)
         """The buffer; None once it is released."""
 
@@ -49,7 +49,7 @@ class BufferMemory:
             return torch.empty_strided(
                 view.shape, view.stride(), dtype=view.dtype, device=view.device
             )
-        values, tensor = self._values, self.tensor
+        values, tensor = self._whole, self.tensor
         assert values is not None, "released"
         assert tensor is not None, "released"
         start = (view.data_ptr() - tensor.data_ptr()) // view.element_size()
@@ -59,7 +59,7 @@ class BufferMemory:
 
     def release(self) -> None:
         """Let go of the memory; tensors that are parts of the buffer still hold it."""
-        self._values = self.tensor = None
+        self._whole = self.tensor = None
 
 
 def _with_own_storage(tensor: Tensor) -> Tensor:
