@@ -156,15 +156,17 @@ class OptimizerState:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over hyper-parameters and state in torch's form, from the next backward on.
 
-        Parameters are matched by their place, as in torch. The state is in other tensors then, and
-        shares no memory with ``state_dict``.
+        Parameters are matched by name where the state dict has names, and else by position. The
+        state is in other tensors then, and shares no memory with ``state_dict``.
 
         Args:
             state_dict: of :meth:`state_dict`, of TorchOptimizer, or of the equivalent class of
-                torch.optim, whose parameters were those of :attr:`param_groups` in their order.
+                torch.optim. Without names, its parameters were those of :attr:`param_groups` in
+                their order.
 
         Raises:
-            ValueError: other groups, a state that does not fit the chain; nothing is changed then.
+            ValueError: other groups or names, a state that does not fit the chain; nothing is
+                changed then.
         """
         self._groups.load_state_dict(state_dict)
 

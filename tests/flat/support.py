@@ -7,6 +7,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from functional_optim.core.buffer_memory import buffer_of
 from functional_optim.plan import guard
 from functional_optim.plan.flat.layout import FlatLayout
 from functional_optim.testing.runs import LAYOUTS, laid_out
@@ -82,8 +83,7 @@ def of_module(module: torch.nn.Module, **options: int) -> FlatLayout:
 
 
 def lives_in(layout: FlatLayout, param: Tensor) -> bool:
-    memory = param.untyped_storage().data_ptr()
-    return any(memory == one.data.untyped_storage().data_ptr() for one in layout.buffers)
+    return any(buffer_of(param) is one.data for one in layout.buffers)
 
 
 class Refuses:

@@ -13,7 +13,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from torch import Tensor
 
 from functional_optim import TorchOptimizer as Ours
-from functional_optim import adagrad, adam, adamw, chain, clip_by_global_norm, lion, sgd, stored
+from functional_optim import (
+    adagrad,
+    adam,
+    adamw,
+    chain,
+    clip_by_global_norm,
+    lion,
+    matching,
+    sgd,
+    stored,
+)
+from functional_optim.core.buffer_memory import buffer_of
 from functional_optim.plan import engine
 from functional_optim.plan.flat.layout import FlatLayout
 from tests.choices import each, examples
@@ -60,7 +71,9 @@ def assert_alike(pair: Pair) -> None:
 
 
 def in_one_buffer(tensors: list[Tensor]) -> bool:
-    return len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
+    buffers = [buffer_of(tensor) for tensor in tensors]
+    whole = [one if own is None else own for one, own in zip(tensors, buffers, strict=True)]
+    return len({one.untyped_storage().data_ptr() for one in whole}) == 1
 
 
 def layouts_made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -198,6 +211,28 @@ def test_what_is_changed_between_steps_counts(change: Callable[[Ours, Tensor], N
         change(one, params_of(one)[1])
     step(pair, 3, 4)
     assert in_one_buffer(params_of(pair[0]))
+
+
+@each(by_name=[("weight",), matching("*weight")])
+def test_an_override_by_name_is_one_of_flat_parameters_too(by_name: Any) -> None:
+    """Fault 16: the names that an override selects were looked for among numbers."""
+    models = [torch.nn.Linear(3, 2) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizer = adamw(lr=0.1).override(by_name, lr=0.5)
+    made = [
+        Ours(model.named_parameters(), optimizer, flat=flat)
+        for model, flat in zip(models, (True, False), strict=True)
+    ]
+    for seed in range(3):
+        for model, one in zip(models, made, strict=True):
+            for param in model.parameters():
+                generator = torch.Generator().manual_seed(seed)
+                param.grad = torch.randn(param.shape, generator=generator)
+            one.step()
+    assert_same_tensors(*(list(model.parameters()) for model in models))
+    assert [group["lr"] for group in made[0].param_groups] == [0.5, 0.1]
+    with pytest.raises(ValueError, match="meant for no parameter; there are 'weight', 'bias'"):
+        Ours(models[0].named_parameters(), adamw().override(("wieght",), lr=0.5), flat=True)
 
 
 def test_entries_that_do_not_fit_are_an_error_that_changes_nothing() -> None:

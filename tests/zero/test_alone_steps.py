@@ -1,9 +1,11 @@
 """Steps on one rank: torch's habits, options, gradients, and chains of other kinds."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
 
 from functional_optim import (
@@ -13,6 +15,7 @@ from functional_optim import (
     clip_by_global_norm,
     sgd,
 )
+from functional_optim.core.buffer_memory import buffer_of
 from functional_optim.core.stage import NoState, Rule
 from sharding import ZeroRedundancyOptimizer
 
@@ -187,12 +190,24 @@ def test_views_keep_objects_values_and_strides() -> None:
     )
     assert module.weight is weight
     assert weight.stride() == before.stride() and torch.equal(weight, before)
-    start = weight.untyped_storage().data_ptr()
-    assert module.bias is not None and module.bias.untyped_storage().data_ptr() == start
+    assert buffer_of(weight) is not None and buffer_of(weight) is buffer_of(module.bias)
     saved = weight * module.weight.sum()
     step(zero)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         saved.sum().backward()
+
+
+def test_parameters_in_buffers_are_saved_by_safetensors(tmp_path: Path) -> None:
+    """Fault 20: ``save_model`` raised, since all parameters were in one storage."""
+    module = nn.Linear(3, 2)
+    zero = ZeroRedundancyOptimizer(
+        module.parameters(), torch.optim.SGD, lr=0.1, parameters_as_bucket_view=True
+    )
+    step(zero)
+    save_model(module, str(tmp_path / "model"))
+    found = load_file(tmp_path / "model")
+    assert found.keys() == module.state_dict().keys()
+    assert all(torch.equal(found[name], one) for name, one in module.state_dict().items())
 
 
 def test_integers_are_let_be() -> None:

@@ -143,12 +143,12 @@ def begun(make: Make, dtype: torch.dtype, looks_first: bool) -> list[list[Tensor
     with torch.no_grad():
         for one in params.values():
             one.mul_(0.5)
-    found = [[one.clone() for one in optimizer.view()]] if looks_first else []
+    found = [[one.clone() for one in optimizer.view().values()]] if looks_first else []
     for step in range(4):
         for name, grad in grads_at(step).items():
             params[name].grad = grad.to(dtype)
         optimizer.step()
-    return [*found, optimizer.view(), list(values(params).values())]
+    return [*found, list(optimizer.view().values()), list(values(params).values())]
 
 
 @pytest.mark.parametrize("policy", ["greedy", "elements"])

@@ -1,7 +1,7 @@
 """Optimizers of optimizers, sharded: any number of ranks is one process with TorchOptimizer."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -311,6 +311,17 @@ VIEWED: dict[str, Callable[[], Optimizer]] = {
 }
 
 
+class Holder(torch.nn.Module):
+    """A module of these tensors."""
+
+    def __init__(self, params: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._own = params
+
+    def parameters(self, recurse: bool = True) -> Iterator[Any]:
+        return iter(self._own.values())
+
+
 @pytest.mark.parametrize("name", VIEWED)
 def test_every_rank_sees_the_parameters_to_evaluate_with(name: str) -> None:
     """Whole, as one process sees them, in memory of their own; training goes on as it was."""
@@ -318,7 +329,7 @@ def test_every_rank_sees_the_parameters_to_evaluate_with(name: str) -> None:
     wanted = []
     for step in range(4):
         own.steps(range(step, step + 1))
-        views = [one.detach().clone() for one in own.optimizer.view()]
+        views = {key: one.detach().clone() for key, one in own.optimizer.view().items()}
         wanted.append((views, own.detached(), own.optimizer.shared))
 
     def trains(group: Any, policy: Any) -> None:
@@ -328,9 +339,12 @@ def test_every_rank_sees_the_parameters_to_evaluate_with(name: str) -> None:
         for step, (views, params, shared) in enumerate(wanted):
             run.steps(range(step, step + 1))
             found = run.optimizer.view()
-            assert all(map(torch.equal, found, views))
-            for one, param in zip(found, run.params.values(), strict=True):
-                assert one.data_ptr() != param.data_ptr()
+            assert found.keys() == views.keys()
+            for key, one in found.items():
+                assert torch.equal(one, views[key])
+                assert one.data_ptr() != run.params[key].data_ptr()
+            with run.optimizer.averaged(Holder(run.params)):
+                assert differing(run.params, views) == []
             assert differing(run.params, params) == []
             assert run.optimizer.shared == shared
 

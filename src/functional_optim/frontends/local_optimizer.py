@@ -13,6 +13,7 @@ from functional_optim.core.hyper import copy_tensors
 from functional_optim.core.links import values
 from functional_optim.core.one_at_a_time import StepLock, one_at_a_time
 from functional_optim.core.stage import Link
+from functional_optim.frontends.checkpoint_names import matched_by_name
 from functional_optim.frontends.composed_local import ComposedLocal
 from functional_optim.frontends.foreign import ForeignOptimizer
 from functional_optim.frontends.recipe import (
@@ -280,7 +281,7 @@ class FunctionalOptimizer:
     @one_at_a_time
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over options and state: of this class, or of the equivalent torch.optim class."""
-        saved = state_dict["param_groups"]
+        saved = matched_by_name(state_dict["param_groups"], self.param_groups)
         if len(saved) != len(self.param_groups):
             raise ValueError(
                 f"this state has {len(saved)} parameter groups, the optimizer "

@@ -6,6 +6,7 @@ the values of now.
 """
 
 from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from operator import is_
 from typing import Any, NamedTuple
@@ -24,7 +25,6 @@ from functional_optim.kernels import in_place
 from functional_optim.optimizer import Optimizer
 from functional_optim.optimizer.bound import BoundOptimizer
 from functional_optim.optimizer.bound_buffer import copy_states
-from functional_optim.plan.flat.layout import own_copy
 from functional_optim.plan.guard import MemoryGuard
 
 Entries = MutableMapping[Tensor, dict[str, Any]]
@@ -124,20 +124,6 @@ class FlatGroups:
         self._optimizer = optimizer
         self._taken: _Taken | None = None
         self._hypers: list[tuple[Any, ...]] = []
-        self._copied: frozenset[int] = frozenset()
-
-    def copied(self) -> "FlatGroups":
-        """The same for copies of the parameters.
-
-        Those of what lies in a buffer share their memory too, with no one else, until they are
-        bound.
-        """
-        other = FlatGroups(self._optimizer)
-        other._copied = self._copied
-        if self._taken is not None:
-            places = range(len(self._taken.params))
-            other._copied = frozenset(places) - {*self._taken.bound.layout.apart}
-        return other
 
     def bound(self, groups: Sequence[Group], state: Entries) -> BoundOptimizer | None:
         """What makes the next step, if nothing is changed before; None without parameters."""
@@ -193,11 +179,13 @@ class FlatGroups:
             self._state_of(own, param, state.get(param, {}), name)
             for param, name, own in zip(params, names, hypers, strict=True)
         ]
-        self._release(params)
+        self._release()
         if not params:
             return None
         executor = in_place(self._optimizer.executor, params)
-        bound = _Bound(self._optimizer.using(executor=executor), params, names, hypers, given)
+        # What overrides change is in the options of the groups.
+        optimizer = replace(self._optimizer.using(executor=executor), overrides=())
+        bound = _Bound(optimizer, params, names, hypers, given)
         for param, own, one in zip(params, hypers, bound.leaf_states, strict=True):
             state[param] = {**state.get(param, {}), **to_entries(stages, own, param, one)}
         entries = [value for param in params for value in state[param].values()]
@@ -223,15 +211,11 @@ class FlatGroups:
             return self.bind(groups, state)
         return taken
 
-    def _release(self, params: Sequence[Tensor]) -> None:
+    def _release(self) -> None:
         """Give every parameter memory of its own again."""
         taken, self._taken = self._taken, None
         if taken is not None:
             taken.bound.release()
-        copied, self._copied = self._copied, frozenset()
-        with torch.inference_mode(mode=False), torch.no_grad():
-            for i in sorted(copied & {*range(len(params))}):
-                params[i].data = own_copy(params[i])
 
     def _holds(self, taken: _Taken, groups: Sequence[Group], state: Entries) -> bool:
         """Whether parameters and state are what was bound, and where, and of the same fields."""

@@ -13,6 +13,8 @@ from functional_optim.core.compiling import uncompiled
 from functional_optim.core.one_at_a_time import StepLock
 from functional_optim.core.stage import Link
 from functional_optim.core.state import LeafState
+from functional_optim.frontends.averaged_params import AveragedParams
+from functional_optim.frontends.checkpoint_names import matched_by_name
 from functional_optim.frontends.torch_checkpoint import own_copy
 from functional_optim.frontends.torch_composed import ComposedGroups, needs_groups, viewed_params
 from functional_optim.frontends.torch_entries import (
@@ -36,15 +38,18 @@ from functional_optim.plan.flat.layout import FlatLayout
 from functional_optim.plan.guard import grads_of
 
 
-class TorchOptimizer(torch.optim.Optimizer):
+class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
     """An :class:`~functional_optim.Optimizer` where torch wants a ``torch.optim.Optimizer``.
 
     Parameter groups carry the chain's hyper-parameters under their names, so learning-rate
     schedulers, per-group options, closures, hooks, GradScaler and checkpoints work as they do for
     torch's own classes. Where the chain has a schedule of its own, torch's schedulers, which
     compute with a number, are refused. State is complete from construction on, and a checkpoint of
-    the equivalent torch.optim class loads. Several threads may call :meth:`step`: after their
-    closures, steps are made one after the other. Ctrl-C waits for the step that is being made.
+    the equivalent torch.optim class loads. State that depends on a parameter (an average, a float32
+    master) is made again from the parameter's value at its first step: weights may be loaded after
+    construction, in place or by ``param.data = ...``. After that step, such state is kept. Several
+    threads may call :meth:`step`: after their closures, steps are made one after the other. Ctrl-C
+    waits for the step that is being made.
 
     Args:
         params: an iterable of parameters, of (name, parameter) pairs, or of dicts with "params"
@@ -172,24 +177,7 @@ class TorchOptimizer(torch.optim.Optimizer):
         if self._flat is not None:
             self._flat.bind(self._groups(), self.state)
 
-    def view(self) -> list[Tensor]:
-        """The parameters to evaluate with, group by group: see :meth:`Optimizer.view`.
-
-        They may share memory with parameters and state, as these are now; copy what is to be kept.
-
-        Returns:
-            One tensor for each parameter.
-
-        Example::
-
-            >>> from functional_optim import chain, ema, sgd
-            >>> weight = torch.ones(1, requires_grad=True)
-            >>> optimizer = TorchOptimizer([weight], chain(sgd(lr=1.0), ema(0.5)))
-            >>> weight.grad = torch.ones(1)
-            >>> optimizer.step()
-            >>> weight.tolist(), optimizer.view()[0].tolist()
-            ([0.0], [0.5])
-        """
+    def _viewed(self) -> list[Tensor]:
         return viewed_params(self._groups(), self._optimizer_of, self._leaf_state)
 
     @property
@@ -230,6 +218,8 @@ class TorchOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a checkpoint of this class or of the equivalent torch.optim class.
 
+        Where the parameters of both have names, they are matched by name, and else by position.
+
         ``state_dict`` is left as it is, and shares no memory with the optimizer afterwards. A chain
         that is ``stored`` also takes plain state, and state from another storage: it is encoded as
         it is kept here, rounded to nearest. What is kept of a bfloat16 parameter and was not saved
@@ -237,8 +227,8 @@ class TorchOptimizer(torch.optim.Optimizer):
         parameter groups, under "step", is taken for the parameters that have none of their own.
 
         Raises:
-            ValueError: other groups, a state that does not fit the chain, or one of steps that
-                nothing counts; nothing is changed.
+            ValueError: other groups or names, a state that does not fit the chain, or one of steps
+                that nothing counts; nothing is changed.
         """
         before = (self.state, self.param_groups)
         numbers = {} if self._composed is None else self._composed.numbers()
@@ -269,7 +259,7 @@ class TorchOptimizer(torch.optim.Optimizer):
             "_options": {},
             "_loaded": {},
             "_plans": TorchPlans(self._optimizer.stages),
-            "_flat": None if self._flat is None else self._flat.copied(),
+            "_flat": None if self._flat is None else FlatGroups(self._optimizer),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -394,6 +384,7 @@ def _completed(optimizer: torch.optim.Optimizer) -> None:
 def _noted(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     """Keep what is loaded, as the caller's hooks have left it."""
     assert isinstance(optimizer, TorchOptimizer)
-    groups = with_schedules(state_dict["param_groups"], optimizer.param_groups)
+    groups = matched_by_name(state_dict["param_groups"], optimizer.param_groups)
+    groups = with_schedules(groups, optimizer.param_groups)
     optimizer._loaded = {**state_dict, "param_groups": groups}  # noqa: SLF001  of the class above
     return optimizer._loaded  # noqa: SLF001  as above

@@ -16,6 +16,7 @@ from torch import Tensor
 from functional_optim._torch import foreach_copy_
 from functional_optim.core.aliasing import overlaps_itself
 from functional_optim.core.brief import and_more
+from functional_optim.core.buffer_memory import as_elements, buffer_of
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.kernels.chunks import (
@@ -252,9 +253,13 @@ def _as_one(column: Sequence[Tensor]) -> Tensor | None:
     if len(column) == 1:
         return column[0]
     for one, other in pairwise(column):
-        end = one.data_ptr() + one.numel() * one.element_size()
-        storages = {one.untyped_storage().data_ptr(), other.untyped_storage().data_ptr()}
-        if end != other.data_ptr() or len(storages) > 1:
+        if one.data_ptr() + one.numel() * one.element_size() != other.data_ptr():
             return None
-    first = column[0]
-    return first.as_strided((sum(map(Tensor.numel, column)),), (1,), first.storage_offset())
+    first, count = column[0], sum(map(Tensor.numel, column))
+    buffer = buffer_of(first)
+    if buffer is not None and all(buffer_of(one) is buffer for one in column):
+        start = (first.data_ptr() - buffer.data_ptr()) // first.element_size()
+        return as_elements(buffer, first)[start : start + count]
+    if len({one.untyped_storage().data_ptr() for one in column}) > 1:
+        return None
+    return first.as_strided((count,), (1,), first.storage_offset())

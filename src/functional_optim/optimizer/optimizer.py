@@ -345,12 +345,12 @@ class Optimizer(Chain):
     ) -> BoundOptimizer:
         """This optimizer bound to parameters, in flat buffers: the fastest way to step them.
 
-        ``torch.save`` writes a bound model's buffer once, but also whole for a part of the model:
-        ``clone()`` the tensors that are saved alone.
+        The model is saved as before, whole or in part: each parameter has a storage of its own.
 
         Args:
             params: a pytree of parameters. They stay the same objects, in other memory.
-            state: where to go on from; by default ``init(params)``. Its values are copied.
+            state: where to go on from; by default ``init(params)``, from the values that
+                parameters have now: load weights before. Its values are copied.
             capturable: whether CUDA graphs may capture its steps: see :class:`CapturableOptimizer`.
 
         Returns:

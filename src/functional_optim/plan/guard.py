@@ -157,7 +157,8 @@ class MemoryGuard:
     def __init__(self, views: Sequence[Tensor]) -> None:
         self.alike = LayoutGuard(views)
         """Whether tensors are like the views, wherever they lie."""
-        self.follow(views)
+        self._starts = list(map(Tensor.data_ptr, views))
+        self._native = NativeGuard()
 
     def hold(self, tensors: Sequence[Tensor]) -> bool:
         """Whether each tensor is the same memory, shape, strides and dtype as its view.
@@ -180,8 +181,3 @@ class MemoryGuard:
         if held and LOOPS.loaded is not None:
             self._native.learn(tensors)
         return held
-
-    def follow(self, views: Sequence[Tensor]) -> None:
-        """The memory itself has moved, and the views with it."""
-        self._starts = list(map(Tensor.data_ptr, views))
-        self._native = NativeGuard()

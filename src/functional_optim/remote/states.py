@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from functional_optim.frontends.checkpoint_names import matched_by_name
 from functional_optim.frontends.torch_groups import options_of
 from functional_optim.remote.placing import PlacedGroup
 from functional_optim.remote.worker import Share
@@ -61,12 +62,13 @@ def cut(
         KeyError: no state dict of torch's form.
         ValueError: other groups, or other parameters in them.
     """
-    saved, state = state_dict["param_groups"], state_dict["state"]
+    here = [_numbers(group, start) for group, start in zip(groups, _firsts(groups), strict=True)]
+    saved, state = matched_by_name(state_dict["param_groups"], here), state_dict["state"]
     if len(saved) != len(groups):
         raise ValueError(
             f"this state has {len(saved)} parameter groups, the optimizer has {len(groups)}"
         )
-    keys = [_matched(number, *pair) for number, pair in enumerate(zip(saved, groups, strict=True))]
+    keys = [_keys(number, *pair) for number, pair in enumerate(zip(saved, groups, strict=True))]
     found = {}
     for worker, own in shares.items():
         part: dict[str, Any] = {"state": {}, "param_groups": []}
@@ -84,24 +86,15 @@ def cut(
     return found, [options_of(one) for one in saved]
 
 
-def _matched(number: int, saved: Mapping[str, Any], group: PlacedGroup) -> list[Any]:
-    """The key of each of a group's parameters in a saved state."""
-    keys, names = list(saved["params"]), saved.get("param_names")
+def _keys(number: int, saved: Mapping[str, Any], group: PlacedGroup) -> list[Any]:
+    """Return the key of each of a group's parameters in a saved state."""
+    keys = list(saved["params"])
     if len(keys) != len(group.params):
         raise ValueError(
             f"parameter group {number} of this state has {len(keys)} parameters, the optimizer's "
             f"has {len(group.params)}"
         )
-    if not names or not group.named:
-        return keys
-    by_name = dict(zip(names, keys, strict=True))
-    missing = [one.name for one in group.params if one.name not in by_name]
-    if missing:
-        raise ValueError(
-            f"parameter group {number} of this state has no {missing[0]!r}; it has "
-            f"{', '.join(map(repr, names[:5]))}"
-        )
-    return [by_name[one.name] for one in group.params]
+    return keys
 
 
 def _firsts(groups: Sequence[PlacedGroup]) -> list[int]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.state import LeafState
+from functional_optim.frontends.checkpoint_names import matched_by_name
 from functional_optim.frontends.torch_arguments import EXECUTION_OPTIONS
 from functional_optim.frontends.torch_checkpoint import DECOUPLED
 from functional_optim.frontends.torch_groups import options_of
@@ -33,8 +34,12 @@ def load(parts: OptimizerParts, state_dict: Mapping[str, Any]) -> None:
     """Load this rank's part. Nothing is changed where it does not fit.
 
     Raises:
-        ValueError: other groups, or a state that does not fit.
+        ValueError: other groups or names, or a state that does not fit.
     """
+    state_dict = {
+        **state_dict,
+        "param_groups": matched_by_name(state_dict["param_groups"], parts.groups),
+    }
     groups = _new_groups(parts, state_dict)
     check_numbers(parts, state_dict["param_groups"])
     states = _states_by_path(parts, state_dict)

@@ -361,10 +361,11 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
         """Take this rank's part of a state dict: one of :meth:`state_dict`, or of torch.optim.
 
         ``state_dict`` is left as it is, and shares no memory with the optimizer afterwards. It
-        may be of any storage, as for :meth:`load`: load the module's parameters first.
+        may be of any storage, as for :meth:`load`: load the module's parameters first. Where the
+        parameters of both have names, they are matched by name, and else by position.
 
         Raises:
-            ValueError: other groups, or a state that does not fit; nothing is changed then.
+            ValueError: other groups or names, or a state that does not fit; nothing is changed.
         """
         given: Any = state_dict
         before, after = load_state_dict_hooks(self)

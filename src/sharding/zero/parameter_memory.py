@@ -9,7 +9,7 @@ from torch import Tensor
 from functional_optim.kernels.packs import LARGE
 from functional_optim.plan.flat.apart import is_dense
 from functional_optim.plan.flat.buffer import difference
-from functional_optim.plan.flat.layout import FlatLayout
+from functional_optim.plan.flat.layout import FlatBuffer, FlatLayout
 from functional_optim.plan.guard import mark_changed
 from sharding.shard_plan import ShardPlan
 
@@ -44,6 +44,7 @@ class ParameterMemory:
         self._in_buffers = in_buffers
         self.locations: dict[str, Location] = {}
         self.buffers: list[Tensor] = []
+        self._flat: list[FlatBuffer] = []  # so that no other layout moves the parameters
         self.extend(params, plan)
 
     def extend(self, params: Mapping[str, Tensor], plan: ShardPlan) -> None:
@@ -63,6 +64,7 @@ class ParameterMemory:
         order = sorted(range(len(paths)), key=lambda place: _order(plan, paths[place]))
         layout = FlatLayout(tensors, paths, keys=[one.dtype for one in tensors], order=order)
         found = {}
+        self._flat += layout.buffers
         for buffer in layout.buffers:
             real = 2 if params[buffer.segments[0].name].is_complex() else 1
             for one in buffer.segments:

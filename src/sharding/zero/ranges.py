@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from functional_optim.frontends.averaged_params import AveragedParams, Views
 from sharding.ownership import OwnedRange
 from sharding.shard_plan import ShardPlan
 from sharding.transport import Transport
@@ -31,12 +32,11 @@ MOST_GATHERS = 16
 """For how many sets of parameters the messages of their gather are kept."""
 
 
-class SteppedByRanges:
+class SteppedByRanges(AveragedParams):
     """The part of :class:`~sharding.ZeroRedundancyOptimizer` that works on ranges of elements."""
 
     plan: ShardPlan
     params: dict[str, Tensor]
-    param_groups: list[dict[str, Any]]
     optim: torch.optim.Optimizer
     process_group: dist.ProcessGroup
     rank: int
@@ -233,16 +233,20 @@ class SteppedByRanges:
             self._messages[paths, size] = found
         return found
 
-    def view(self) -> list[Tensor]:
-        """The parameters to evaluate with, group by group: see :meth:`Optimizer.view`. Collective.
+    def view(self) -> Views:
+        """Return the parameters to evaluate with: see :meth:`Optimizer.view`. Collective.
 
-        Parameters are left as they are; until it returns, nobody must read them.
+        Parameters are left as they are; until it returns, nobody must read them. :meth:`averaged`
+        puts the result into a model; it is collective too, at the start of the ``with`` statement.
 
         Returns:
-            One tensor for each parameter, whole, in memory of its own; the same on all ranks.
+            A tensor for each parameter, whole, in memory of its own; the same on all ranks. By
+            name, in a dict, where the optimizer was given names; else in a list, in the order of
+            ``param_groups``.
 
         Raises:
-            RuntimeError: a class of which nothing is known.
+            RuntimeError: a class of which nothing is known; or the parameters are averages now,
+                inside of :meth:`averaged`.
             TransportError: a rank died, or did not come; parameters are what they were.
 
         Example::
@@ -251,13 +255,16 @@ class SteppedByRanges:
             >>> from functional_optim import chain, ema, sgd
             >>> from sharding import ZeroRedundancyOptimizer
             >>> weight = torch.nn.Parameter(torch.ones(1))
-            >>> zero = ZeroRedundancyOptimizer([weight], chain(sgd(lr=1.0), ema(0.5)))
+            >>> zero = ZeroRedundancyOptimizer([("weight", weight)], chain(sgd(lr=1.0), ema(0.5)))
             >>> weight.grad = torch.ones(1)
             >>> zero.step()
-            >>> weight.tolist(), zero.view()[0].tolist()
+            >>> weight.tolist(), zero.view()["weight"].tolist()
             ([0.0], [0.5])
             >>> dist.destroy_process_group()
         """
+        return super().view()
+
+    def _viewed(self) -> list[Tensor]:
         copy_options(self.param_groups, self.optim.param_groups)
         params = [param for group in self.param_groups for param in group["params"]]
         self._find_memory(self.params)

@@ -16,7 +16,7 @@ from ..test_gradients import (
 )
 from ..test_guard import (
     test_conjugates_and_negatives_are_seen,
-    test_memory_that_moves_as_a_whole_is_followed,
+    test_memory_that_a_buffer_leaves_stays_with_its_parameters,
     test_some_of_them,
     test_who_requires_grad_and_of_what_class_does_not_matter,
 )
@@ -29,7 +29,7 @@ __all__ = [
     "test_gather_refuses_before_it_writes",
     "test_gather_takes_gradients_that_have_a_graph_and_leaves_it_alone",
     "test_gradients_that_are_not_in_place",
-    "test_memory_that_moves_as_a_whole_is_followed",
+    "test_memory_that_a_buffer_leaves_stays_with_its_parameters",
     "test_some_of_them",
     "test_the_first_that_left_is_named",
     "test_the_number_of_parameters_costs_no_python",

@@ -8,6 +8,7 @@ from torch.nn import Parameter
 
 from functional_optim._torch import is_functorch_wrapped_tensor, is_view
 from functional_optim.core.aliasing import overlaps_itself
+from functional_optim.core.buffer_memory import buffer_of
 
 
 def reasons_apart(params: Sequence[Tensor], names: Sequence[str]) -> dict[int, str]:
@@ -67,6 +68,8 @@ def _reason_of_kind(param: Tensor) -> str | None:
 
 
 def _reason_of_memory(param: Tensor) -> str | None:
+    if buffer_of(param) is not None:
+        return "it is in a flat buffer already, such as that of another optimizer"
     if is_view(param):
         return "it is a view of another tensor"
     if not is_dense(param):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from functional_optim.core.buffer_memory import BufferMemory
 from functional_optim.core.forms import real_view
 
 
@@ -50,7 +51,7 @@ class FlatBuffer:
     """
 
     def __init__(self, data: Tensor, segments: tuple[Segment, ...], key: Hashable = None) -> None:
-        self._data: Tensor | None = data
+        self._memory = BufferMemory(data)
         self.segments = segments
         self.key = key
         self.numel = data.numel()
@@ -70,12 +71,13 @@ class FlatBuffer:
         Raises:
             RuntimeError: the layout was undone, so that the parameters live elsewhere.
         """
-        if self._data is None:
+        data = self._memory.tensor
+        if data is None:
             raise RuntimeError(
                 "this flat buffer no longer holds its parameters: the layout was undone; make a "
                 "new FlatLayout of them"
             )
-        return self._data
+        return data
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Views of a tensor of this length, one per segment, in the order of ``segments``.
@@ -104,9 +106,13 @@ class FlatBuffer:
         start = int(flat.storage_offset())
         return [flat.as_strided(one.shape, one.stride, start + one.offset) for one in self.segments]
 
+    def part(self, view: Tensor) -> Tensor:
+        """Return the elements of a view of ``data`` as a tensor with a storage of its own."""
+        return self._memory.part(view)
+
     def retire(self) -> None:
         """Let go of the memory; from now on, the buffer answers with an error."""
-        self._data = None
+        self._memory.release()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import DisableTorchFunction
+from functional_optim.core.buffer_memory import buffer_of
 from functional_optim.plan.flat.apart import reasons_apart
 from functional_optim.plan.flat.buffer import (
     FlatBuffer,
@@ -38,11 +39,10 @@ class FlatLayout:
     - Autograd counts what is written to each tensor. It does not see that writing to a buffer
       changes the parameters in it: call :meth:`mark_changed` afterwards, and a backward pass that
       needs older values raises, as it does without buffers.
-    - ``torch.save`` writes the memory behind a tensor: of a whole module, each buffer once; of
-      one parameter, the whole buffer too. ``clone()`` what is saved alone. Python's own ``pickle``
-      writes it once for each tensor: use ``torch.save`` instead.
-    - What gives parameters new memory (``module.half()``, ``module.to(device)``) takes them out
-      of the buffers: :meth:`check` says so.
+    - Each parameter has a storage of its own, which is exactly its elements in the buffer. So
+      ``torch.save``, ``pickle`` and ``safetensors`` write a parameter as they write any other.
+    - What gives parameters new memory (``module.half()``, ``module.to(device)``,
+      ``module.share_memory()``) takes them out of the buffers: :meth:`check` says so.
 
     Args:
         params: the tensors, each once. Plain tensors will do as well as nn.Parameters.
@@ -112,15 +112,18 @@ class FlatLayout:
             self._names = [segment.name for segment in segments]
             self._params = [params[i] for i in self._order]
             views = [view for buffer in self.buffers for view in buffer.views(buffer.data)]
+            owners = [buffer for buffer in self.buffers for _ in buffer.segments]
             self._views = [
                 like(param, view).detach() for param, view in zip(self._params, views, strict=True)
             ]
+            parts = [buffer.part(view) for buffer, view in zip(owners, self._views, strict=True)]
             self._guard = MemoryGuard(self._views)
+            self._starts = [buffer.data.data_ptr() for buffer in self.buffers]
             # All values first: nothing has changed if memory runs out.
             for param, view in zip(self._params, self._views, strict=True):
                 view.copy_(param)
-            for param, view in zip(self._params, self._views, strict=True):
-                param.data = view
+            for param, part in zip(self._params, parts, strict=True):
+                param.data = part
 
     def __repr__(self) -> str:
         return f"FlatLayout({list(self.buffers)}, {len(self.apart)} parameters apart)"
@@ -146,6 +149,13 @@ class FlatLayout:
                 the layout was undone.
         """
         self._require_alive()
+        for number, (buffer, start) in enumerate(zip(self.buffers, self._starts, strict=True)):
+            if buffer.data.data_ptr() != start:
+                raise RuntimeError(
+                    f"flat buffer {number} ({buffer}) was given other memory, such as by "
+                    "share_memory_(), so it no longer holds its parameters. Call undo() on this "
+                    "layout and make a new one"
+                )
         if self._guard.hold(self._params):
             return
         for param, view, name in zip(self._params, self._views, self._names, strict=True):
@@ -153,10 +163,9 @@ class FlatLayout:
             if what is not None:
                 raise RuntimeError(
                     f"the parameter at {name!r} has left its flat buffer: {what}; something gave "
-                    "it other memory (module.half(), module.to(), an assignment to .data). Call "
-                    "undo() on this layout and make a new one"
+                    "it other memory (module.half(), module.to(), module.share_memory(), an "
+                    "assignment to .data). Call undo() on this layout and make a new one"
                 )
-        self._guard.follow(self._views)
 
     def mark_changed(self) -> None:
         """Tell autograd that all parameters in buffers were changed in place.
@@ -256,15 +265,9 @@ class FlatLayout:
             RuntimeError: the layout was undone before.
         """
         self._require_alive()
-        memory = {
-            (buffer.device, buffer.data.untyped_storage().data_ptr()) for buffer in self.buffers
-        }
+        buffers = {id(buffer.data) for buffer in self.buffers}
         with torch.inference_mode(mode=False), torch.no_grad():
-            here = [
-                param
-                for param in self._params
-                if (param.device, param.untyped_storage().data_ptr()) in memory
-            ]
+            here = [param for param in self._params if id(buffer_of(param)) in buffers]
             for param, values in [(param, own_copy(param)) for param in here]:
                 param.data = values
         for buffer in self.buffers:

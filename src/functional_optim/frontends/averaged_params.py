@@ -1,0 +1,167 @@
+"""Parameters to evaluate with: given by name, and put into a model for a while."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from functional_optim._torch import version_of
+from functional_optim.core.unbroken import unbroken
+
+Views = dict[str, Tensor] | list[Tensor]
+"""By name, or in the order of the parameter groups where parameters have no names."""
+
+
+class AveragedParams:
+    """The part of a torch.optim front-end that gives the parameters to evaluate with."""
+
+    param_groups: list[dict[str, Any]]
+    _is_averaged: bool = False
+
+    def _viewed(self) -> list[Tensor]:
+        """Return what each parameter is evaluated with, in the order of the parameter groups."""
+        raise NotImplementedError
+
+    def view(self) -> Views:
+        """Return the parameters to evaluate with: see :meth:`Optimizer.view`.
+
+        They may share memory with parameters and state, as these are now; copy what is to be kept.
+        :meth:`averaged` puts them into a model.
+
+        Returns:
+            A tensor for each parameter: by name, in a dict, where the optimizer was given names;
+            else in a list, in the order of ``param_groups``. A partition or an override divides
+            groups, so that order may be another than that of ``model.parameters()``.
+
+        Raises:
+            ValueError: two parameters have one name.
+            RuntimeError: the parameters are averages now, inside of :meth:`averaged`.
+
+        Example::
+
+            >>> from functional_optim import TorchOptimizer, chain, ema, sgd
+            >>> weight = torch.ones(1, requires_grad=True)
+            >>> optimizer = TorchOptimizer([("weight", weight)], chain(sgd(lr=1.0), ema(0.5)))
+            >>> weight.grad = torch.ones(1)
+            >>> optimizer.step()
+            >>> weight.tolist(), optimizer.view()["weight"].tolist()
+            ([0.0], [0.5])
+        """
+        self._require_trained_values()
+        return _by_name(self.param_groups, self._viewed())
+
+    @contextmanager
+    def averaged(self, model: torch.nn.Module) -> Iterator[None]:
+        """Evaluate a model with the parameters of :meth:`view`, inside of a ``with`` statement.
+
+        The values of the model's parameters are exchanged in place, and are what they were before
+        when the ``with`` statement ends, also by an exception. Parameters that this optimizer does
+        not step, and buffers such as the statistics of BatchNorm, are left as they are. In between,
+        ``model.state_dict()`` has the averages, and a step of this optimizer is refused.
+
+        Args:
+            model: all or some of its parameters are stepped by this optimizer; it may be wrapped,
+                as by DistributedDataParallel.
+
+        Raises:
+            ValueError: no parameter of the model is stepped by this optimizer.
+            RuntimeError: the parameters are averages already; or, at the end of the ``with``
+                statement, someone has written to a parameter inside of it. What was written is
+                lost: every parameter has its value of before.
+
+        Example::
+
+            >>> from functional_optim import TorchOptimizer, chain, ema, sgd
+            >>> model = torch.nn.Linear(1, 1, bias=False)
+            >>> _ = torch.nn.init.ones_(model.weight)
+            >>> optimizer = TorchOptimizer(model.parameters(), chain(sgd(lr=1.0), ema(0.5)))
+            >>> model(torch.ones(1, 1)).sum().backward()
+            >>> optimizer.step()
+            >>> with optimizer.averaged(model):
+            ...     model(torch.ones(1, 1)).item()
+            0.5
+            >>> model(torch.ones(1, 1)).item()
+            0.0
+        """
+        self._require_trained_values()
+        pairs = self._averages_in(model)
+        params = [param for param, _ in pairs]
+        before = [param.detach().clone() for param in params]
+        with _refusing_steps(self):
+            self._is_averaged = True
+            try:
+                _write(params, [average for _, average in pairs])
+                versions = list(map(version_of, params))
+                yield
+                changed = versions != list(map(version_of, params))
+            finally:
+                unbroken(_write, params, before)
+                self._is_averaged = False
+        if changed:
+            raise RuntimeError(
+                "a parameter was written to inside of `with optimizer.averaged(model)`, such as by "
+                "a hook that steps in backward; every parameter has its value of before, and what "
+                "was written is lost. Evaluate there, and train outside"
+            )
+
+    def _averages_in(self, model: torch.nn.Module) -> list[tuple[Tensor, Tensor]]:
+        """Return the parameters of a model that are stepped here, each with its average."""
+        params = [param for group in self.param_groups for param in group["params"]]
+        averages = dict(zip(map(id, params), self._viewed(), strict=True))
+        every: Iterable[Tensor] = model.parameters()
+        found = [(one, averages[id(one)]) for one in every if id(one) in averages]
+        if not found:
+            raise ValueError(
+                f"no parameter of this {type(model).__name__} is one of this optimizer's "
+                f"{len(params)} parameters; give the model whose parameters it steps"
+            )
+        return found
+
+    def _require_trained_values(self) -> None:
+        if self._is_averaged:
+            _refuse(self)
+
+
+def _write(params: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Write values to parameters, in place."""
+    with torch.no_grad():
+        for param, value in zip(params, values, strict=True):
+            param.detach().copy_(value)
+
+
+@contextmanager
+def _refusing_steps(optimizer: Any) -> Iterator[None]:
+    """Refuse steps and loads of an optimizer inside of a ``with`` statement."""
+    handles = [
+        optimizer.register_step_pre_hook(_refuse),
+        optimizer.register_load_state_dict_pre_hook(_refuse),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _refuse(*_: Any) -> NoReturn:
+    raise RuntimeError(
+        "the parameters are averages now, inside of `with optimizer.averaged(model)`; step, load, "
+        "view and average outside of that `with` statement"
+    )
+
+
+def _by_name(groups: Iterable[Mapping[str, Any]], tensors: Sequence[Tensor]) -> Views:
+    """Return the tensors by the names of the parameters, or as a list where there are none."""
+    names = [name for group in groups for name in group.get("param_names") or ()]
+    if len(names) < len(tensors) or not names:
+        return list(tensors)
+    found = dict(zip(names, tensors, strict=True))
+    if len(found) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(
+            f"two parameters have the name {twice!r}, so no mapping by name has both; give each a "
+            "name of its own, or evaluate inside of `with optimizer.averaged(model)`"
+        )
+    return found

@@ -1,0 +1,279 @@
+"""Where a checkpoint and an optimizer have names, state is loaded by name, in every front-end."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+
+from functional_optim import (
+    DistributedOptimizer,
+    Optimizer,
+    TorchOptimizer,
+    adamw,
+    chain,
+    ema,
+    freeze,
+    labels,
+    matching,
+    partition,
+    sgd,
+)
+from functional_optim.frontends.local_optimizer import local_optimizer
+from hooks.named_groups import NamedGroups
+from sharding import ZeroRedundancyOptimizer
+from tests.choices import case
+
+NAMES = ("a.weight", "a.bias", "b.weight", "b.bias")
+ORDERS = ([3, 1, 0, 2], [2, 3, 0, 1])
+
+OPTIMIZERS: dict[str, Optimizer] = {
+    "one chain": adamw(lr=0.1),
+    "override": adamw(lr=0.1).override(matching("*.bias"), lr=0.3, weight_decay=0.0),
+    "partition": partition(
+        {
+            "matrix": chain(sgd(lr=0.2, momentum=0.9), ema(0.5)),
+            "rest": adamw(lr=0.1),
+            "no": freeze(),
+        },
+        labels({"matrix": matching("*weight"), "no": matching("b.bias")}, default="rest"),
+    ),
+}
+
+
+def params_of() -> dict[str, nn.Parameter]:
+    """Parameters of one shape: nothing but the name tells them apart."""
+    return {name: nn.Parameter(torch.full((2, 2), float(k))) for k, name in enumerate(NAMES)}
+
+
+def grads_of(seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(2, 2, generator=generator) for name in NAMES}
+
+
+def step(optimizer: Any, params: Mapping[str, nn.Parameter], seed: int) -> None:
+    for name, grad in grads_of(seed).items():
+        params[name].grad = grad
+    optimizer.step()
+
+
+def permuted(params: Mapping[str, nn.Parameter], order: list[int]) -> dict[str, nn.Parameter]:
+    return {NAMES[k]: params[NAMES[k]] for k in order}
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def torch_like(params: Mapping[str, nn.Parameter], optimizer: Optimizer) -> TorchOptimizer:
+    return TorchOptimizer(list(params.items()), optimizer)
+
+
+def flat(params: Mapping[str, nn.Parameter], optimizer: Optimizer) -> TorchOptimizer:
+    return TorchOptimizer(list(params.items()), optimizer, flat=not optimizer.is_composed)
+
+
+class Sharded(ZeroRedundancyOptimizer):
+    """Whose state is collected when it is asked for."""
+
+    def state_dict(self) -> dict[str, Any]:
+        self.consolidate_state_dict()
+        return super().state_dict()
+
+
+def sharded(params: Mapping[str, nn.Parameter], optimizer: Optimizer) -> Sharded:
+    return Sharded(list(params.items()), optimizer)
+
+
+class Given:
+    """An optimizer that is given its gradients, stepped by those of its parameters."""
+
+    def __init__(self, optimizer: Any, params: Mapping[str, nn.Parameter]) -> None:
+        self.optimizer, self.params = optimizer, params
+        self.state_dict = optimizer.state_dict
+        self.load_state_dict = optimizer.load_state_dict
+
+    def step(self) -> None:
+        if isinstance(self.optimizer, DistributedOptimizer):
+            self.optimizer.step({name: one.grad for name, one in self.params.items()})
+        elif isinstance(self.optimizer, NamedGroups):
+            grads = [one.grad for one in self.params.values() if one.grad is not None]
+            self.optimizer.step_some(list(self.params), grads)
+        else:
+            groups = self.optimizer.param_groups
+            self.optimizer.step([one.grad for group in groups for one in group["params"]])
+
+
+def local(params: Mapping[str, nn.Parameter], optimizer: Optimizer) -> Given:
+    return Given(local_optimizer(optimizer, list(params.items())), params)
+
+
+def by_hook(params: Mapping[str, nn.Parameter], optimizer: Optimizer) -> Given:
+    return Given(NamedGroups(params, optimizer), params)
+
+
+DOORS: dict[str, Callable[[Mapping[str, nn.Parameter], Optimizer], Any]] = {
+    "TorchOptimizer": torch_like,
+    "flat": flat,
+    "ZeRO": sharded,
+    "local_optimizer": local,
+    "step_hook": by_hook,
+}
+
+
+PAIRS = [
+    (door, name)
+    for door in DOORS
+    for name in OPTIMIZERS
+    if door != "local_optimizer" or name == "one chain"
+]
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(("door", "name"), PAIRS)
+def test_parameters_in_another_order_get_their_own_state(door: str, name: str) -> None:
+    """Fault 7: state was loaded by position, so that each parameter had that of another."""
+    params = params_of()
+    optimizer = DOORS[door](params, OPTIMIZERS[name])
+    for seed in range(2):
+        step(optimizer, params, seed)
+    saved = copy.deepcopy(optimizer.state_dict())
+    kept = copy.deepcopy(params)
+    step(optimizer, params, 2)
+    for order in ORDERS:
+        others = permuted(copy.deepcopy(kept), order)
+        other = DOORS[door](others, OPTIMIZERS[name])
+        other.load_state_dict(copy.deepcopy(saved))
+        step(other, others, 2)
+        with case(order=order):
+            assert all(torch.equal(one, others[key]) for key, one in params.items())
+
+
+def test_workers_take_groups_in_another_order() -> None:
+    """Fault 7: groups were matched by number, and names only inside of each group."""
+    placement = {name: f"worker{k % 2}" for k, name in enumerate(NAMES)}
+    made = []
+    for order in ((0, 1), (1, 0)):
+        named = list(params_of().items())
+        groups = [{"params": named[:2]}, {"params": named[2:], "lr": 1.0}]
+        optimizer = DistributedOptimizer.over_threads(
+            adamw(lr=0.1), [groups[k] for k in order], placement
+        )
+        made.append(optimizer)
+        if order == (0, 1):
+            optimizer.step(grads_of(0))
+            saved = optimizer.state_dict()
+        else:
+            optimizer.load_state_dict(saved)
+    states, rates = [], []
+    for optimizer in made:
+        found = optimizer.state_dict()
+        names = [name for group in found["param_groups"] for name in group["param_names"]]
+        states.append({name: found["state"][k]["exp_avg"] for k, name in enumerate(names)})
+        rates.append([group["lr"] for group in optimizer.param_groups])
+        optimizer.close()
+    assert rates == [[0.1, 1.0], [1.0, 0.1]]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in NAMES)
+
+
+def test_a_named_checkpoint_of_torch_is_loaded_by_name() -> None:
+    params, others = params_of(), params_of()
+    theirs = torch.optim.AdamW(params.items(), lr=0.1)
+    step(theirs, params, 0)
+    ours = torch_like(permuted(others, ORDERS[0]), adamw(lr=0.5))
+    ours.load_state_dict(theirs.state_dict())
+    for name, one in params.items():
+        assert torch.equal(ours.state[others[name]]["exp_avg"], theirs.state[one]["exp_avg"])
+
+
+def test_without_names_on_both_sides_positions_count() -> None:
+    params = params_of()
+    named, bare = torch_like(params, adamw(lr=0.1)), TorchOptimizer(params.values(), adamw(lr=0.1))
+    step(named, params, 0)
+    saved = named.state_dict()
+    bare.load_state_dict(saved)
+    for group in saved["param_groups"]:
+        del group["param_names"]
+    others = permuted(params_of(), ORDERS[0])
+    other = torch_like(others, adamw(lr=0.1))
+    other.load_state_dict(saved)
+    bares = bare.param_groups[0]["params"]
+    for first, second, third in zip(params.values(), others.values(), bares, strict=True):
+        wanted = named.state[first]["exp_avg"]
+        assert torch.equal(other.state[second]["exp_avg"], wanted)
+        assert torch.equal(bare.state[third]["exp_avg"], wanted)
+
+
+def renamed(groups: list[dict[str, Any]]) -> None:
+    groups[0]["param_names"][1] = "module.a.bias"
+
+
+def regrouped(groups: list[dict[str, Any]]) -> None:
+    first, second = groups
+    first["param_names"][0], second["param_names"][0] = (
+        second["param_names"][0],
+        first["param_names"][0],
+    )
+
+
+def twice(groups: list[dict[str, Any]]) -> None:
+    groups[0]["param_names"] += ["a.bias"]
+    groups[0]["params"] += [9]
+
+
+WRONG: dict[str, tuple[Callable[[list[dict[str, Any]]], None], str]] = {
+    "renamed": (renamed, "the checkpoint has no 'a.bias'; the optimizer has no 'module.a.bias'"),
+    "regrouped": (regrouped, "parameter group 0 of this optimizer has 'a.weight', 'a.bias'"),
+    "twice": (twice, "two parameters of the checkpoint have the name 'a.bias'"),
+}
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("door", ["TorchOptimizer", "ZeRO"])
+def test_names_that_do_not_fit_are_refused_and_change_nothing(door: str, wrong: str) -> None:
+    """Fault 7: they were not looked at."""
+    params = params_of()
+    named = list(params.items())
+    groups = [{"params": named[:2]}, {"params": named[2:], "lr": 0.5}]
+    cls = {"TorchOptimizer": TorchOptimizer, "ZeRO": Sharded}[door]
+    optimizer: Any = cls(groups, adamw(lr=0.1))
+    step(optimizer, params, 0)
+    before = repr(optimizer.state_dict())
+    saved = copy.deepcopy(optimizer.state_dict())
+    change, told = WRONG[wrong]
+    change(saved["param_groups"])
+    with pytest.raises(ValueError, match=told):
+        optimizer.load_state_dict(saved)
+    assert repr(optimizer.state_dict()) == before
+
+
+def test_torchs_distributed_checkpoints_go_by_name_once() -> None:
+    """They have put parameters in order before, and leave "param_names" in the order of then."""
+
+    class Reversed(nn.Linear):
+        def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+            return reversed(list(super().named_parameters(*args, **kwargs)))
+
+    torch.manual_seed(0)
+    model, other = nn.Linear(1, 1), Reversed(1, 1)
+    optimizer, loaded = (
+        TorchOptimizer(one.named_parameters(), adamw(lr=0.1)) for one in (model, other)
+    )
+    model(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+    set_optimizer_state_dict(other, loaded, get_optimizer_state_dict(model, optimizer))
+    assert loaded.param_groups[0]["param_names"] == ["bias", "weight"]
+    for name in ("weight", "bias"):
+        one, two = getattr(model, name), getattr(other, name)
+        assert torch.equal(optimizer.state[one]["exp_avg"], loaded.state[two]["exp_avg"])
