@@ -5,8 +5,8 @@ from typing import Any
 
 from functional_optim.core.brief import named
 from functional_optim.core.hyper import frozen, shown
-from functional_optim.core.links import Change, Links, addresses, under
-from functional_optim.core.overrides import FREEZE, Override
+from functional_optim.core.links import FREEZE, Change, Links, addresses, under
+from functional_optim.core.overrides import Override
 from functional_optim.core.stage import Link
 from functional_optim.core.where import HasLabel, Labels, Where
 

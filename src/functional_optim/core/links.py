@@ -27,6 +27,10 @@ The label is "" for what belongs to no part of a partition.
 """
 
 
+FREEZE = "freeze"
+"""The name of the stage that keeps leaves as they are."""
+
+
 def rebuild(link: Link, **values: Any) -> Link:
     """The link with some hyper-parameters changed, and checked again."""
     stage = link.stage
@@ -50,12 +54,17 @@ def join(links: Sequence[Link]) -> Links:
     """Links in the order they run; ``lr`` handed on to those without, from the last that has it.
 
     Raises:
-        TypeError: no link is a rule, or ``lr`` is wanted and none has it.
-        ValueError: a leading stage given twice; a name that means inputs of two kinds.
+        TypeError: no link is a rule that reads the gradient, or ``lr`` is wanted and none has it.
+        ValueError: a leading stage given twice; a name that means inputs of two kinds; a transform
+            or a gate that has no effect where it is.
     """
-    if not any(isinstance(link.stage, Rule) for link in links):
+    is_frozen = links and all(link.stage.name == FREEZE for link in links)
+    if not is_frozen and not any(reads_gradient(link.stage) for link in links):
         there = ", ".join(link.stage.name for link in links) or "nothing"
-        raise TypeError(f"a chain needs a rule (such as sgd() or adam()), got {there}")
+        raise TypeError(
+            f"a chain needs a rule that steps by the gradient (such as sgd() or adam()), got {there}"
+        )
+    _require_effect(links)
     # One that changes nothing may stand there again: every optimizer brings its own.
     leading = [(link.stage, link.where) for link in links if _leads(link.stage) and any(link.hyper)]
     for index, (stage, where) in enumerate(leading):
@@ -75,6 +84,41 @@ def join(links: Sequence[Link]) -> Links:
         )
     lr = having[-1].hyper.lr
     return tuple(rebuild(link, lr=lr) if link in heirs else link for link in ordered)
+
+
+def reads_gradient(stage: Stage) -> bool:
+    """Return True if the stage is a rule that steps by the gradient."""
+    return isinstance(stage, Rule) and stage.uses_gradient
+
+
+def _require_effect(links: Sequence[Link]) -> None:
+    """Refuse a transform whose gradient nothing reads, and a gate with nothing behind it.
+
+    Raises:
+        ValueError: names the stage, and says where to put it.
+    """
+    is_read = has_rule = False
+    for place in reversed(range(len(links))):
+        stage = links[place].stage
+        if stage.gate is not None and not has_rule:
+            raise ValueError(
+                f"{stage.name} is the last stage of this chain, and decides whether the stages "
+                f"behind it run, so it has no effect here: {_put_before(links, place)}"
+            )
+        is_read |= reads_gradient(stage) or stage.reduce is not None
+        has_rule |= isinstance(stage, Rule)
+        is_idle = isinstance(stage, Transform) and stage.gate is None and stage.view is None
+        if is_idle and not _leads(stage) and not is_read:
+            raise ValueError(
+                f"{stage.name} changes the gradient, and no stage behind it reads the gradient, so "
+                f"it has no effect here: {_put_before(links, place)}"
+            )
+
+
+def _put_before(links: Sequence[Link], place: int) -> str:
+    """Say before which rule a stage has an effect."""
+    before = [link.stage for link in links[:place] if reads_gradient(link.stage)]
+    return f"put it before {before[-1].name}" if before else "put a rule behind it"
 
 
 def _require_kinds(links: Sequence[Link]) -> None:

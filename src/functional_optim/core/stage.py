@@ -314,6 +314,10 @@ class Rule(Stage):
     """
 
     rule: Callable[[Tensor, Tensor, Any, Any], tuple[Tensor, Any]]
+    uses_gradient: bool = True
+    """Whether the rule reads the gradient; False for one that acts on the parameter alone, such as
+    an average or a decay. A chain needs a rule that reads it, and no transform may stand behind the
+    last such rule."""
     __hash__ = Stage.__hash__
 
 
