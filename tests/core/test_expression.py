@@ -14,6 +14,7 @@ from functional_optim import (
     clip_by_global_norm,
     cosine,
     decoupled_weight_decay,
+    ema,
     if_any,
     joined,
     on_global_step,
@@ -74,7 +75,7 @@ OTHERS: dict[str, Optimizer] = {
             seed=3,
             state_device="cpu",
         ).override(is_bias, lr=0.2),
-        weight_decay(0.1),
+        ema(0.9),
     ),
 }
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.brief import brief
+from functional_optim.core.constructor import holds_parameters
 from functional_optim.core.global_step import has_global_schedule
 from functional_optim.core.hyper import INHERITED, are_unchanged, replaced
 from functional_optim.core.stage import Link, Rule, Stage, Transform
@@ -62,7 +63,8 @@ def join(links: Sequence[Link]) -> Links:
     if not is_frozen and not any(reads_gradient(link.stage) for link in links):
         there = ", ".join(link.stage.name for link in links) or "nothing"
         raise TypeError(
-            f"a chain needs a rule that steps by the gradient (such as sgd() or adam()), got {there}"
+            "a chain needs a rule that steps by the gradient (such as sgd() or adam()), got "
+            f"{there}"
         )
     _require_effect(links)
     # One that changes nothing may stand there again: every optimizer brings its own.
@@ -102,8 +104,8 @@ def _require_effect(links: Sequence[Link]) -> None:
         stage = links[place].stage
         if stage.gate is not None and not has_rule:
             raise ValueError(
-                f"{stage.name} is the last stage of this chain, and decides whether the stages "
-                f"behind it run, so it has no effect here: {_put_before(links, place)}"
+                f"{stage.name} decides whether the rules behind it run, and there is none, so it "
+                f"has no effect here: {_put_before(links, place)}"
             )
         is_read |= reads_gradient(stage) or stage.reduce is not None
         has_rule |= isinstance(stage, Rule)
@@ -140,23 +142,33 @@ def no_part(part: Any, place: int) -> str:
         part: what was given.
         place: where, from 0.
     """
-    name = getattr(part, "__name__", "it")
-    if isinstance(part, Stage):
-        why = f"a {type(part).__name__.lower()} is called with its hyper-parameters first"
-    elif isinstance(part, (list, tuple)):
+    if isinstance(part, (list, tuple)):
         why = "parts are arguments of their own: write chain(*parts)"
-    elif isinstance(part, type) and issubclass(part, torch.optim.Optimizer):
-        why = f"for a class of torch.optim write as_functional_optim({name}, ...)"
-    elif isinstance(part, torch.optim.Optimizer):
-        why = "for what continues it, see from_torch"
-    elif inspect.isroutine(part):
-        why = f"call it: {name}(...)"
     else:
-        why = "it is neither"
+        why = way_to_optimizer(part) or "it is neither"
     return (
         "chain takes links such as clip_by_value(1.0), and optimizers such as adam(); got "
         f"{brief(part)} at place {place}: {why}"
     )
+
+
+def way_to_optimizer(given: Any) -> str | None:
+    """Return what to write to get an optimizer from a value, or None if there is no way."""
+    name = getattr(given, "__name__", "it")
+    way = None
+    if isinstance(given, Stage):
+        way = f"a {type(given).__name__.lower()} is called with its hyper-parameters first"
+    elif isinstance(given, Link):
+        way = "a link is a part of a chain: write chain(...) with it and a rule"
+    elif isinstance(given, type) and issubclass(given, torch.optim.Optimizer):
+        way = f"for a class of torch.optim write as_functional_optim({name}, ...)"
+    elif isinstance(given, torch.optim.Optimizer):
+        way = "for what continues it, see from_torch"
+    elif inspect.isroutine(given):
+        way = f"call it: {name}(...)"
+    elif holds_parameters(given):
+        way = "parameters are the first argument"
+    return way
 
 
 def _leads(stage: Stage) -> bool:

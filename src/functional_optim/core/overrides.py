@@ -14,6 +14,7 @@ from functional_optim.core.where import Shape, Where, applies
 
 Override = tuple[Where, tuple[Change, ...]]
 
+
 class LeafChain(NamedTuple):
     """The stages that act on a leaf. Leaves with the same stages and numbers share one object."""
 
@@ -48,8 +49,8 @@ def chain_at(
         places = []
     elif not any(reads_gradient(links[place].stage) for place in places):
         raise ValueError(
-            f"no rule steps the parameter at {path_name(path)!r} by its gradient: every such rule "
-            "of this optimizer is for other parameters; give it one, or freeze() it"
+            f"no rule acts on the gradient of the parameter at {path_name(path)!r}: every one that "
+            "does is for other parameters; give it one, or freeze() it"
         )
     own = [links[place] for place in places]
     return LeafChain(

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from operator import is_
 from typing import Any
 
+from functional_optim.core.brief import brief
 from functional_optim.core.hyper import are_unchanged, copy_tensors, is_fixed, replaced
-from functional_optim.core.links import Links, apply, changes_of, meant
+from functional_optim.core.links import Links, apply, changes_of, meant, way_to_optimizer
 from functional_optim.frontends.torch_schedule import refuse_schedulers
 from functional_optim.optimizer import Optimizer
 
@@ -16,6 +17,20 @@ NOT_OPTIONS = ("params", "param_names")
 FROZEN_OPTIONS = {"lr": 0.0, "weight_decay": 0.0}
 """The options of a group with frozen parameters: schedulers and loggers expect them in each group.
 """
+
+
+def require_optimizer(given: Any) -> None:
+    """Refuse a value that is no Optimizer.
+
+    Raises:
+        TypeError: the value is another one; the error says what to write instead.
+    """
+    if not isinstance(given, Optimizer):
+        way = way_to_optimizer(given)
+        raise TypeError(
+            "optimizer must be a functional_optim.Optimizer, such as adamw(lr=1e-3), got "
+            f"{brief(given)}{f': {way}' if way else ''}"
+        )
 
 
 def options_of(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.brief import brief
 from functional_optim.core.chain import require_one_chain
 from functional_optim.core.checks import check_param, check_writable
 from functional_optim.core.compiling import uncompiled
@@ -24,7 +23,12 @@ from functional_optim.frontends.torch_entries import (
 )
 from functional_optim.frontends.torch_explain import explain_groups
 from functional_optim.frontends.torch_flat import FlatGroups, Group
-from functional_optim.frontends.torch_groups import GroupOptions, links_of, own_options
+from functional_optim.frontends.torch_groups import (
+    GroupOptions,
+    links_of,
+    own_options,
+    require_optimizer,
+)
 from functional_optim.frontends.torch_plans import TorchPlans
 from functional_optim.frontends.torch_replaced import complete_replaced
 from functional_optim.frontends.torch_schedule import guarded, with_schedules
@@ -79,11 +83,7 @@ class TorchOptimizer(torch.optim.Optimizer):
 
     @uncompiled
     def __init__(self, params: Iterable[Any], optimizer: Optimizer, *, flat: bool = False) -> None:
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(
-                "optimizer must be a functional_optim.Optimizer, such as adamw(lr=1e-3), got "
-                f"{brief(optimizer)}"
-            )
+        require_optimizer(optimizer)
         if flat:
             require_one_chain(optimizer, "TorchOptimizer(flat=True)")
         self._lock = StepLock()

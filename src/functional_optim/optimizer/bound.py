@@ -25,6 +25,7 @@ from functional_optim.kernels import Scalars, executor_taking, is_measured
 from functional_optim.native import LOOPS
 from functional_optim.optimizer import bound_plans
 from functional_optim.optimizer.bound_buffer import BoundBuffer, copy_states
+from functional_optim.optimizer.bound_copies import BoundCopies
 from functional_optim.optimizer.bound_explain import Explainer, why_alone
 from functional_optim.optimizer.bound_gradients import BoundGradients
 from functional_optim.optimizer.bound_plans import BoundParams, BoundPlan, Present, plan_of
@@ -40,7 +41,7 @@ PLANS = 8
 
 
 @uncompiled_class
-class BoundOptimizer:
+class BoundOptimizer(BoundCopies):
     """What ``optimizer.bind(params)`` returns: one optimizer, its parameters and their state.
 
     Parameters are moved into flat buffers, and stay the same objects; ``state`` and ``gradients``
@@ -48,6 +49,7 @@ class BoundOptimizer:
 
     Several threads may call it: steps, and what changes numbers, state or layout, are made one
     after the other, in the order in which the threads come. Ctrl-C waits until they are made.
+    ``copy.deepcopy((model, bound))`` and pickles bind the copied parameters.
 
     Example::
 
