@@ -20,6 +20,13 @@ def loaded(thing: Any) -> Any:
     return torch.load(buffer, weights_only=False)
 
 
+def loaded(thing: Any) -> Any:
+    buffer = io.BytesIO()
+    torch.save(thing, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
 COPIES: dict[str, Callable[[Any], Any]] = {
     "deepcopy": copy.deepcopy,
     "pickle": lambda thing: pickle.loads(pickle.dumps(thing)),
