@@ -25,7 +25,7 @@ from functional_optim.frontends.recipe import (
 )
 from functional_optim.frontends.torch_checkpoint import DECOUPLED
 from functional_optim.frontends.torch_given import GivenGradients
-from functional_optim.frontends.torch_groups import NOT_OPTIONS, options_of
+from functional_optim.frontends.torch_groups import NOT_OPTIONS, neutral_flags, options_of
 from functional_optim.frontends.torch_schedule import guarded
 
 _WRITTEN = ("step", DECOUPLED)
@@ -287,7 +287,7 @@ class FunctionalOptimizer:
                 f"{len(self.param_groups)}"
             )
         taken = [
-            {**options_of(own), **options_of(one)}
+            {**options_of(own), **neutral_flags(one, own), **options_of(one)}
             for own, one in zip(self.param_groups, saved, strict=True)
         ]
         groups = [

@@ -7,8 +7,11 @@ from typing import Any
 from functional_optim.core.brief import brief
 from functional_optim.core.hyper import are_unchanged, copy_tensors, is_fixed, replaced
 from functional_optim.core.links import Links, apply, changes_of, meant, way_to_optimizer
-from functional_optim.frontends.torch_schedule import refuse_schedulers
+from functional_optim.frontends.torch_schedule import refuse_schedulers, with_schedules
 from functional_optim.optimizer import Optimizer
+
+MAXIMIZE_OPTION = "maximize"
+"""The option of torch's classes, and of the stage, that negates gradients."""
 
 NOT_OPTIONS = ("params", "param_names")
 """What a parameter group holds beside its options."""
@@ -42,6 +45,58 @@ def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
         {'lr': 0.1}
     """
     return {key: value for key, value in group.items() if key not in NOT_OPTIONS}
+
+
+def neutral_flags(loaded: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, bool]:
+    """Return the value of each flag that a loaded group lacks: False, which is neutral.
+
+    A class without a flag, or an older version of a class, does what the flag turned off means, as
+    torch.optim takes it. A flag other than ``maximize`` that is on in the optimizer gets no value.
+
+    Args:
+        loaded: a parameter group of a checkpoint.
+        own: the parameter group of the optimizer.
+
+    Example::
+
+        >>> neutral_flags({"lr": 0.1}, {"lr": 0.2, "maximize": True, "amsgrad": False})
+        {'maximize': False, 'amsgrad': False}
+    """
+    return {
+        name: False
+        for name, value in own.items()
+        if name not in loaded and isinstance(value, bool) and (is_maximize(name) or not value)
+    }
+
+
+def is_maximize(name: str) -> bool:
+    """Return True if an option of a group is ``maximize``, of whichever stage."""
+    return name.rpartition(".")[2] == MAXIMIZE_OPTION
+
+
+def loaded_groups(
+    loaded: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return groups of a checkpoint with the schedules and flags that they lack.
+
+    Args:
+        loaded: the groups as they were saved.
+        groups: those of the optimizer.
+
+    Raises:
+        ValueError: a group ascends, and the optimizer has no ``maximize``.
+    """
+    own = [*groups, *([{}] * (len(loaded) - len(groups)))]  # torch refuses another number of groups
+    for one, group in zip(loaded, own, strict=False):
+        if one.get(MAXIMIZE_OPTION) is True and not any(map(is_maximize, group)) and group:
+            raise ValueError(
+                "this checkpoint has maximize=True, which this optimizer does not have; put "
+                "functional_optim.maximized() into the chain"
+            )
+    return [
+        {**neutral_flags(one, group), **one}
+        for one, group in zip(with_schedules(loaded, groups), own, strict=False)
+    ]
 
 
 def links_of(own: Optimizer, names: Sequence[str], group: Mapping[str, Any]) -> Links:

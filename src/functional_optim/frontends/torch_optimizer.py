@@ -26,12 +26,13 @@ from functional_optim.frontends.torch_flat import FlatGroups, Group
 from functional_optim.frontends.torch_groups import (
     GroupOptions,
     links_of,
+    loaded_groups,
     own_options,
     require_optimizer,
 )
 from functional_optim.frontends.torch_plans import TorchPlans
 from functional_optim.frontends.torch_replaced import complete_replaced
-from functional_optim.frontends.torch_schedule import guarded, with_schedules
+from functional_optim.frontends.torch_schedule import guarded
 from functional_optim.optimizer import Optimizer
 from functional_optim.optimizer.bound import BoundOptimizer
 from functional_optim.plan.composed.one_step import check_extra
@@ -394,6 +395,6 @@ def _completed(optimizer: torch.optim.Optimizer) -> None:
 def _noted(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     """Keep what is loaded, as the caller's hooks have left it."""
     assert isinstance(optimizer, TorchOptimizer)
-    groups = with_schedules(state_dict["param_groups"], optimizer.param_groups)
+    groups = loaded_groups(state_dict["param_groups"], optimizer.param_groups)
     optimizer._loaded = {**state_dict, "param_groups": groups}  # noqa: SLF001  of the class above
     return optimizer._loaded  # noqa: SLF001  as above
