@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from functional_optim import adamw
+from functional_optim import adamw, if_any
 from sharding import ZeroRedundancyOptimizer
 from tests.choices import case
 
@@ -27,3 +27,17 @@ def test_a_state_dict_older_than_maximize() -> None:
             before = param.detach().clone()
             zero.step()
             assert bool((param < before).all())
+
+
+def test_a_misspelt_option_of_a_group_is_refused() -> None:
+    """Fault 30: at construction, and when a group is added."""
+    param, other = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
+    kinds: list[Any] = [torch.optim.AdamW, adamw, adamw().override(if_any(("a",)), lr=0.5)]
+    for kind in kinds:
+        with case(kind=kind):
+            with pytest.raises(TypeError, match="did you mean 'weight_decay'"):
+                ZeroRedundancyOptimizer([{"params": [param], "wd": 0.1}], kind)
+            zero = ZeroRedundancyOptimizer([{"params": [param], "initial_lr": 0.1}], kind)
+            with pytest.raises(TypeError, match="did you mean 'weight_decay'"):
+                zero.add_param_group({"params": [other], "wd": 0.1})
+            assert len(zero.param_groups) == 1

@@ -25,7 +25,12 @@ from functional_optim.frontends.recipe import (
 )
 from functional_optim.frontends.torch_checkpoint import DECOUPLED
 from functional_optim.frontends.torch_given import GivenGradients
-from functional_optim.frontends.torch_groups import NOT_OPTIONS, neutral_flags, options_of
+from functional_optim.frontends.torch_groups import (
+    NOT_OPTIONS,
+    neutral_flags,
+    options_of,
+    require_options,
+)
 from functional_optim.frontends.torch_schedule import guarded
 
 _WRITTEN = ("step", DECOUPLED)
@@ -220,6 +225,8 @@ class FunctionalOptimizer:
     def __init__(self, recipe: Recipe, groups: Sequence[Mapping[str, Any]]) -> None:
         self._lock = StepLock()
         self._chains = Chains(lambda number: recipe)
+        for group in groups:
+            require_options(group, recipe.defaults)
         options = [copy_tensors({**recipe.defaults, **options_of(group)}) for group in groups]
         given = [group["params"] for group in groups]
         first = next(one for params in given for one in params)

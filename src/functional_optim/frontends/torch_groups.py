@@ -1,12 +1,13 @@
 """torch's parameter groups: which of their entries are options, and what they mean for stages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import is_
 from typing import Any
 
-from functional_optim.core.brief import brief
+from functional_optim.core.brief import brief, nearest
 from functional_optim.core.hyper import are_unchanged, copy_tensors, is_fixed, replaced
 from functional_optim.core.links import Links, apply, changes_of, meant, way_to_optimizer
+from functional_optim.frontends.torch_arguments import EXECUTION_OPTIONS
 from functional_optim.frontends.torch_schedule import refuse_schedulers, with_schedules
 from functional_optim.optimizer import Optimizer
 
@@ -33,6 +34,51 @@ def require_optimizer(given: Any) -> None:
         raise TypeError(
             "optimizer must be a functional_optim.Optimizer, such as adamw(lr=1e-3), got "
             f"{brief(given)}{f': {way}' if way else ''}"
+        )
+
+
+BESIDE_OPTIONS = frozenset(
+    {
+        *NOT_OPTIONS,
+        *EXECUTION_OPTIONS,
+        "decoupled_weight_decay",
+        "name",
+        "step",
+        # Entries of torch's schedulers.
+        "base_momentum",
+        "initial_lr",
+        "max_lr",
+        "max_momentum",
+        "min_lr",
+        "swa_lr",
+        "shared_step",  # with entries such as "prodigy.shared.d", of what belongs to no parameter
+    }
+)
+"""Entries of parameter groups that are no hyper-parameters, and are taken."""
+
+
+def require_options(group: Mapping[str, Any], names: Collection[str]) -> None:
+    """Refuse a parameter group with an option that the optimizer does not have.
+
+    Args:
+        group: as the caller wrote it.
+        names: of the hyper-parameters.
+
+    Raises:
+        TypeError: names the option, and the hyper-parameter with the nearest name.
+    """
+    for key in group:
+        is_known = key in names or key in BESIDE_OPTIONS or ".shared." in key
+        if is_known or any(name.endswith(f".{key}") for name in names):
+            continue
+        there = sorted(names)
+        near = nearest(str(key), there)
+        raise TypeError(
+            f"a parameter group has the option {key!r}, which this optimizer does not have; "
+            f"did you mean {near!r}? It has {', '.join(there)}. An entry of your own, which is "
+            "no option, can be written into param_groups after construction"
+            if near
+            else f"a parameter group has the option {key!r}, and this optimizer has none"
         )
 
 

@@ -29,6 +29,7 @@ from functional_optim.frontends.torch_groups import (
     loaded_groups,
     own_options,
     require_optimizer,
+    require_options,
 )
 from functional_optim.frontends.torch_plans import TorchPlans
 from functional_optim.frontends.torch_replaced import complete_replaced
@@ -143,6 +144,7 @@ class TorchOptimizer(torch.optim.Optimizer):
         group: Any = param_group
         if isinstance(group, dict) and "params" in group:
             if self._composed is None:
+                require_options(group, self._names)
                 links_of(self._optimizer, self._names, {**self.defaults, **group})
             given = group["params"]
             if not isinstance(given, (Tensor, set)):
