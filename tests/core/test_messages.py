@@ -73,9 +73,8 @@ def test_a_link_and_an_optimizer_are_written_in_a_line() -> None:
     assert "\n" not in repr(several)
     optimizer = chain(clip_by_value(2.0), sgd(0.1, momentum=0.5)).using(executor="script")
     assert str(optimizer) == (
-        "chain(maximize(maximize=False), clip_by_value(clip_value=2.0), "
-        "weight_decay(weight_decay=0.0), "
-        "sgd(lr=0.1, momentum=0.5, dampening=0.0, nesterov=False)).using(executor='script')"
+        "chain(clip_by_value(clip_value=2.0), sgd(lr=0.1, momentum=0.5, dampening=0.0, "
+        "weight_decay=0.0, nesterov=False, maximize=False)).using(executor='script')"
     )
 
 

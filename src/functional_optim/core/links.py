@@ -46,8 +46,8 @@ def has_gates(links: Sequence[Link]) -> bool:
 def order(links: Sequence[Link]) -> list[int]:
     """The places of links in the order they run: those that lead first."""
     places = range(len(links))
-    return [i for i in places if _leads(links[i].stage)] + [
-        i for i in places if not _leads(links[i].stage)
+    return [i for i in places if leads(links[i].stage)] + [
+        i for i in places if not leads(links[i].stage)
     ]
 
 
@@ -68,7 +68,7 @@ def join(links: Sequence[Link]) -> Links:
         )
     _require_effect(links)
     # One that changes nothing may stand there again: every optimizer brings its own.
-    leading = [(link.stage, link.where) for link in links if _leads(link.stage) and any(link.hyper)]
+    leading = [(link.stage, link.where) for link in links if leads(link.stage) and any(link.hyper)]
     for index, (stage, where) in enumerate(leading):
         if (stage, where) in leading[:index]:
             raise ValueError(f"{stage.name} is given twice in one chain; give it once")
@@ -110,7 +110,7 @@ def _require_effect(links: Sequence[Link]) -> None:
         is_read |= reads_gradient(stage) or stage.reduce is not None
         has_rule |= isinstance(stage, Rule)
         is_idle = isinstance(stage, Transform) and stage.gate is None and stage.view is None
-        if is_idle and not _leads(stage) and not is_read:
+        if is_idle and not leads(stage) and not is_read:
             raise ValueError(
                 f"{stage.name} changes the gradient, and no stage behind it reads the gradient, so "
                 f"it has no effect here: {_put_before(links, place)}"
@@ -171,7 +171,8 @@ def way_to_optimizer(given: Any) -> str | None:
     return way
 
 
-def _leads(stage: Stage) -> bool:
+def leads(stage: Stage) -> bool:
+    """Return True if the stage runs before all others, wherever it stands in the chain."""
     return isinstance(stage, Transform) and stage.leads
 
 

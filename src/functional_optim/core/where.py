@@ -319,6 +319,15 @@ def implies(inner: Where | None, outer: Where | None) -> bool:
     )
 
 
+def layers_of(where: Where | None) -> tuple[Where, ...]:
+    """Return the selectors that :func:`both` joined, the outermost first."""
+    if where is None:
+        return ()
+    if isinstance(where, _Both):
+        return (where.first, *layers_of(where.second))
+    return (where,)
+
+
 def check_where(where: Any) -> None:
     """Make sure that it can be meant for leaves: a list, or a name, would equal no path.
 
