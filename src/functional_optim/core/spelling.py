@@ -95,6 +95,11 @@ def _member_of(
     return None
 
 
+def format_stage(link: Any) -> str:
+    """Return the name of a link's stage, and its values: not always a call that builds the link."""
+    return f"{link.stage.name}({', '.join(keywords(link.hyper._asdict()))})"
+
+
 def keywords(values: Mapping[str, Any]) -> list[str]:
     """Return values by name, as in a call. A name with a dot is no keyword."""
     return [
