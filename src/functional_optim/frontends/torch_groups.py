@@ -68,7 +68,7 @@ def require_options(group: Mapping[str, Any], names: Collection[str]) -> None:
         TypeError: names the option, and the hyper-parameter with the nearest name.
     """
     for key in group:
-        is_known = key in names or key in BESIDE_OPTIONS or ".shared." in key
+        is_known = key in names or key in BESIDE_OPTIONS or ".shared" in key
         if is_known or any(name.endswith(f".{key}") for name in names):
             continue
         there = sorted(names)

@@ -13,12 +13,6 @@ from torch import Tensor, nn
 from functional_optim import BoundOptimizer, adamw, sgd
 from tests.choices import each_value
 
-def loaded(thing: Any) -> Any:
-    buffer = io.BytesIO()
-    torch.save(thing, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=False)
-
 
 def loaded(thing: Any) -> Any:
     buffer = io.BytesIO()
