@@ -180,8 +180,8 @@ def test_selectors_are_joined_and_negated() -> None:
 
 
 def test_it_is_written_as_it_is_made() -> None:
-    assert repr(two_parts()).startswith("partition({'matrices': chain(")
-    assert repr(two_parts()).endswith("}, kind)")
+    assert repr(two_parts()).startswith("partition(\n    {\n        'matrices': sgd(")
+    assert repr(two_parts()).endswith("    },\n    kind,\n)")
     assert "masked(weight_decay(weight_decay=0.5), matching('*bias'))" in repr(
         chain(masked(weight_decay(0.5), matching("*bias")), sgd())
     )

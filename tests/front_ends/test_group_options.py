@@ -77,9 +77,9 @@ def test_groups_of_other_optimizers_are_taken() -> None:
     torch.optim.lr_scheduler.OneCycleLR(theirs, 0.1, total_steps=10)
     assert TorchOptimizer(theirs.param_groups, adamw()).param_groups[0]["betas"] == (0.95, 0.999)
     own = TorchOptimizer(params, chain(clip_by_global_norm(1.0), adamw(0.5), ema(0.9)))
-    assert TorchOptimizer(own.param_groups, own.optimizer).param_groups[0]["lr"] == 0.5
+    assert TorchOptimizer(own.param_groups, own.chain).param_groups[0]["lr"] == 0.5
     parts = TorchOptimizer(params, partition({"matrices": sgd(), "rest": freeze()}, label_of))
-    assert len(TorchOptimizer(parts.param_groups, parts.optimizer).param_groups) == 2
+    assert len(TorchOptimizer(parts.param_groups, parts.chain).param_groups) == 2
 
 
 def test_an_option_that_stands_in_several_stages_is_said_to() -> None:
