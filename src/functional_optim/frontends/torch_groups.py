@@ -167,6 +167,27 @@ def own_options(group: dict[str, Any]) -> None:
     group.update(copy_tensors(options_of(group)))
 
 
+def check_group(
+    own: Optimizer,
+    names: Sequence[str],
+    defaults: Mapping[str, Any],
+    group: Mapping[str, Any],
+) -> None:
+    """Make sure that the options of a new group make a chain.
+
+    Args:
+        own: the chain.
+        names: of its hyper-parameters.
+        defaults: the values of options that the group lacks.
+        group: as the caller wrote it.
+
+    Raises:
+        TypeError, ValueError: as of :func:`require_options` and :func:`links_of`.
+    """
+    require_options(group, names)
+    links_of(own, names, {**defaults, **group})
+
+
 class GroupOptions:
     """The options in a parameter group, read at each step; those that have changed are checked.
 

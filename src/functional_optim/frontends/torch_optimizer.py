@@ -25,11 +25,11 @@ from functional_optim.frontends.torch_explain import explain_groups
 from functional_optim.frontends.torch_flat import FlatGroups, Group
 from functional_optim.frontends.torch_groups import (
     GroupOptions,
+    check_group,
     links_of,
     loaded_groups,
     own_options,
     require_optimizer,
-    require_options,
 )
 from functional_optim.frontends.torch_plans import TorchPlans
 from functional_optim.frontends.torch_replaced import complete_replaced
@@ -144,8 +144,7 @@ class TorchOptimizer(torch.optim.Optimizer):
         group: Any = param_group
         if isinstance(group, dict) and "params" in group:
             if self._composed is None:
-                require_options(group, self._names)
-                links_of(self._optimizer, self._names, {**self.defaults, **group})
+                check_group(self._optimizer, self._names, self.defaults, group)
             given = group["params"]
             if not isinstance(given, (Tensor, set)):
                 given = list(given)  # an iterator serves for one look only
@@ -349,8 +348,7 @@ class TorchOptimizer(torch.optim.Optimizer):
     def _load_group(self, number: int) -> None:
         """The state of a group as it was loaded, in its own form, and complete."""
         group, own = self.param_groups[number], self._optimizer_of(number)
-        links = links_of(own, self._names_of(number), group)
-        hypers = tuple(link.hyper for link in links)
+        hypers = tuple(link.hyper for link in links_of(own, self._names_of(number), group))
         kept = self._loaded["param_groups"][number]["params"]
         loaded = [self._loaded["state"].get(key, {}) for key in kept]
         keep_form(own.stages, hypers, group, loaded, self.state)

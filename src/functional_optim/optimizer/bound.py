@@ -1,8 +1,7 @@
 """An optimizer bound to parameters: flat buffers, laid out once, and plans of their steps.
 
-What :meth:`Optimizer.update_` finds out anew at each call (trees, checks, where each tensor lies)
-is found out once here. Parameters, gradients and state lie in flat buffers, so that a step is one
-kernel call per buffer.
+What :meth:`Optimizer.update_` finds out at each call is found out once here. Parameters, gradients
+and state are in flat buffers, so that a step is one kernel call per buffer.
 """
 
 import time
@@ -48,8 +47,7 @@ class BoundOptimizer(BoundCopies):
     are trees of views of such buffers.
 
     Several threads may call it: steps, and what changes numbers, state or layout, are made one
-    after the other, in the order in which the threads come. Ctrl-C waits until they are made.
-    ``copy.deepcopy((model, bound))`` and pickles bind the copied parameters.
+    after the other. Ctrl-C waits for it. ``copy.deepcopy((model, bound))`` binds the copied model.
 
     Example::
 
