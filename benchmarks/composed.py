@@ -163,7 +163,7 @@ class Pair(NamedTuple):
 
 
 def _in_two() -> Optimizer:
-    matrices = labels({"matrices": with_shape(lambda shape: len(shape) == 2)}, default="rest")
+    matrices = labels({"matrices": with_shape(ndim=2)}, default="rest")
     return partition({"matrices": adamw(LR), "rest": sgd(LR, momentum=0.9)}, matrices)
 
 

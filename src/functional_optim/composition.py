@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, overload
 from torch import Tensor
 
 from functional_optim.core.brief import brief
-from functional_optim.core.links import join, moved, no_part, order, under
-from functional_optim.core.overrides import FREEZE, Override
+from functional_optim.core.links import FREEZE, join, moved, no_part, order, under
+from functional_optim.core.overrides import Override
 from functional_optim.core.stage import Link, NoState, Rule, rows_of_sparse
 from functional_optim.core.where import HasLabel, Shape, Where, both, check_where
 from functional_optim.optimizer import Optimizer
@@ -79,7 +79,13 @@ def freeze_rule(
     return param, state
 
 
-FROZEN = Rule(name=FREEZE, hyper=FreezeHyper, rule=freeze_rule, sparse=rows_of_sparse)
+FROZEN = Rule(
+    name=FREEZE,
+    hyper=FreezeHyper,
+    rule=freeze_rule,
+    sparse=rows_of_sparse,
+    uses_gradient=False,
+)
 
 
 def freeze(where: Where | None = None) -> Link:

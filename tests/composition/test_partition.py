@@ -1,5 +1,10 @@
 """partition, masked, freeze: each leaf is stepped by its own chain, and by nothing else."""
 
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -18,6 +23,7 @@ from functional_optim import (
     weight_decay,
     with_shape,
 )
+from functional_optim.core.where import Selector
 
 from ..choices import case
 from ..tensors import assert_same
@@ -174,8 +180,42 @@ def test_selectors_are_joined_and_negated() -> None:
 
 
 def test_it_is_written_as_it_is_made() -> None:
-    assert repr(two_parts()).startswith("partition({'matrices': chain(")
-    assert repr(two_parts()).endswith("}, kind)")
+    assert repr(two_parts()).startswith("partition(\n    {\n        'matrices': sgd(")
+    assert repr(two_parts()).endswith("    },\n    kind,\n)")
     assert "masked(weight_decay(weight_decay=0.5), matching('*bias'))" in repr(
         chain(masked(weight_decay(0.5), matching("*bias")), sgd())
     )
+
+
+def test_bounds_on_shapes_select_what_predicates_do() -> None:
+    """Fault 27: an optimizer with bounds can be pickled, and its text evaluates."""
+    shapes: list[tuple[int, ...]] = [(), (0,), (3,), (2, 3), (4, 0), (1, 2, 3)]
+    bounds: list[tuple[Selector, Callable[[Any], bool]]] = [
+        (with_shape(ndim=2), lambda shape: len(shape) == 2),
+        (with_shape(min_ndim=2), lambda shape: len(shape) >= 2),
+        (with_shape(max_ndim=1), lambda shape: len(shape) <= 1),
+        (with_shape(min_numel=3), lambda shape: math.prod(shape) >= 3),
+        (with_shape(max_numel=3), lambda shape: math.prod(shape) <= 3),
+        (with_shape(ndim=2, min_numel=1), lambda shape: shape == (2, 3)),
+        (with_shape(has_three, max_ndim=1), lambda shape: shape == (3,)),
+    ]
+    for where, told in bounds:
+        for shape in shapes:
+            with case(where=where, shape=shape):
+                assert where.selects(("w",), shape) == told(shape)
+        optimizer = sgd().override(where, lr=0.5)
+        assert pickle.loads(pickle.dumps(optimizer)) == optimizer
+        assert eval(repr(where)) == where
+    wrong: list[tuple[Callable[[], Any], type[Exception], str]] = [
+        (with_shape, TypeError, "at least one of ndim"),
+        (lambda: with_shape(ndim=2.0), TypeError, "ndim must be a whole number"),  # type: ignore[arg-type]
+        (lambda: with_shape(min_numel=-1), ValueError, "min_numel must be >= 0"),
+        (lambda: with_shape(2), TypeError, "function of a shape"),  # type: ignore[arg-type]
+    ]
+    for make, error, why in wrong:
+        with pytest.raises(error, match=why):
+            make()
+
+
+def has_three(shape: tuple[int, ...]) -> bool:
+    return 3 in shape

@@ -1,5 +1,6 @@
 """chain(): stages run in order, lr is handed down, ascent leads, what is no chain is refused."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,17 +14,26 @@ from functional_optim import (
     Optimizer,
     Rule,
     TorchOptimizer,
+    accumulate,
     adam,
     adamw,
+    apply_if_finite,
     chain,
     clip_by_global_norm,
     clip_by_value,
     decoupled_weight_decay,
+    descend,
+    ema,
+    freeze,
     lion,
+    lookahead,
+    masked,
     maximized,
     partition,
     qhm,
+    sam,
     sgd,
+    trace,
     weight_decay,
 )
 from tests.choices import case, each_value
@@ -93,7 +103,6 @@ def clipped(params: list[Tensor]) -> Callable[[], object]:
 
 
 BEHIND_A_RULE: dict[str, tuple[Optimizer, list[Any]]] = {
-    "a clip at the end": (chain(adamw(0.1), clip_by_value(0.5)), [adamw_of(0.1)]),
     "a clip between": (
         chain(adamw(0.1), clip_by_value(0.5), sgd(0.2)), [adamw_of(0.1), clipped, sgd_of(0.2)]
     ),
@@ -244,3 +253,62 @@ def test_a_chain_has_a_rule() -> None:
             chain(*parts)
     with pytest.raises(TypeError, match="needs a rule"):
         chain(clip_by_value(1.0), maximized())
+
+
+IDLE: list[tuple[Callable[[], Optimizer], str]] = [
+    (lambda: chain(sgd(lr=1.0), clip_by_global_norm(1e-9)), "clip_by_global_norm.*before sgd"),
+    (lambda: chain(adamw(), weight_decay(0.1)), "weight_decay changes the gradient"),
+    (lambda: chain(sgd(), clip_by_value(1.0), ema(0.9)), "clip_by_value.*no effect"),
+    (lambda: chain(sgd(), trace(0.9), lookahead()), "trace.*no effect"),
+    (lambda: chain(labelled(), clip_by_value(1.0)), "clip_by_value.*no effect"),
+    (lambda: masked(chain(sgd(), clip_by_value(1.0)), ("a",)), "clip_by_value.*no effect"),
+    (lambda: chain(sgd(), accumulate(2)), "accumulate decides.*before sgd"),
+    (lambda: chain(sgd(), apply_if_finite(2)), "apply_if_finite decides.*before sgd"),
+    (lambda: chain(sgd(), sam()), "sam decides.*before sgd"),
+]
+
+
+def labelled() -> Optimizer:
+    return partition({"all": sgd()}, lambda path, shape: "all")
+
+
+@each_value(idle=IDLE)
+def test_a_stage_without_effect_is_refused(idle: tuple[Callable[[], Optimizer], str]) -> None:
+    """Fault 6: a transform whose gradient nothing reads, or a gate with no rule behind it."""
+    make, why = idle
+    with pytest.raises(ValueError, match=why):
+        make()
+
+
+def test_a_stage_with_an_effect_is_taken_behind_a_rule() -> None:
+    """Fault 6: averages, decays, gates before an average, and what leads the chain."""
+    for part in (ema(0.9), lookahead(), decoupled_weight_decay(0.1), maximized(), freeze(("a",))):
+        with case(part=part):
+            assert len(chain(sgd(), part).links) == 4
+    assert len(chain(sgd(), accumulate(2), ema(0.9)).links) == 5
+    assert len(chain(sgd(), clip_by_value(1.0), descend(0.1)).links) == 5
+
+
+def test_every_parameter_has_a_rule_that_reads_its_gradient() -> None:
+    """Fault 6: an average or a decay alone is no step."""
+    for alone in (ema(0.9), lookahead()):
+        with case(alone=alone), pytest.raises(TypeError, match="rule that steps by the gradient"):
+            chain(alone)
+    params = {"a": ONE, "b": ZERO}
+    for part in (ema(0.9), lookahead(), decoupled_weight_decay(0.1)):
+        optimizer = chain(masked(sgd(0.1), ("a",)), *chain(part, sgd(0.1)).links[:1])
+        with case(part=part), pytest.raises(ValueError, match="no rule acts .* at 'b'"):
+            optimizer.init(params)
+
+
+def test_rules_that_read_no_gradient_are_declared_so() -> None:
+    """Fault 6: the result does not depend on the gradient, even where that is NaN."""
+    for link in (ema(0.9), lookahead(), *chain(decoupled_weight_decay(0.1), sgd()).links[1:2]):
+        with case(link=link):
+            stage = link.stage
+            assert isinstance(stage, Rule)
+            assert not stage.uses_gradient
+            state = stage.init(ONE, link.hyper)
+            coefficients = stage.coefficients(1.0, link.hyper)
+            made = [stage.rule(ONE, grad, state, coefficients) for grad in (ONE, ONE * math.nan)]
+            assert_same(*made)

@@ -1,49 +1,70 @@
 """What is printed of an optimizer is the expression that makes it."""
 
+import pickle
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
 
+import functional_optim
 from functional_optim import (
+    NoState,
     Optimizer,
+    Rule,
+    accumulate,
     adam,
     adamw,
     algorithms,
+    apply_if_finite,
+    cautious,
     chain,
     clip_by_global_norm,
+    clip_by_value,
     cosine,
     decoupled_weight_decay,
+    ema,
+    freeze,
     if_any,
     joined,
+    labels,
+    lion,
+    lookahead,
+    masked,
+    matching,
+    maximized,
+    muon,
     on_global_step,
-    schedules,
+    partition,
+    qhm,
+    rprop,
+    sam,
     sgd,
     stored,
+    trace,
     warmup,
     weight_decay,
+    with_shape,
 )
 from functional_optim.core.hyper import shown
-from functional_optim.testing import CASES, INPUT_CASES
+from functional_optim.testing import CASES, CHAINS, INPUT_CASES, chain_cases
 from functional_optim.transforms.decoupled_weight_decay import DECOUPLED_WEIGHT_DECAY
-from tests.choices import case
+from tests.choices import case, examples
 
 from .support import EVERY, noise
 
+KNOWN = {name: getattr(functional_optim, name) for name in functional_optim.__all__}
 
-def read(optimizer: Optimizer) -> Any:
-    """What the text makes, where stages go by their names."""
-    known = {name: getattr(schedules, name) for name in schedules.__all__}
-    made = [one.stage.made_of(one.hyper) or ("", (one,), {}) for one in optimizer.links]
-    known |= {link.stage.name: link.stage for _, links, _ in made for link in links}
-    known |= {
-        "chain": chain,
-        "stored": stored,
-        "if_any": if_any,
-        "tensor": torch.tensor,
-        "is_bias": is_bias,
-    }
-    return eval(repr(optimizer), known)
+
+def read(optimizer: Any) -> Any:
+    """What the text makes, by the public names."""
+    return eval(repr(optimizer), {**KNOWN, "is_bias": is_bias, "label_of": label_of})
+
+
+def label_of(path: tuple[Any, ...], shape: tuple[int, ...]) -> str:
+    return "matrices" if len(shape) == 2 else "rest"
 
 
 def is_bias(path: tuple[Any, ...]) -> bool:
@@ -74,28 +95,109 @@ OTHERS: dict[str, Optimizer] = {
             seed=3,
             state_device="cpu",
         ).override(is_bias, lr=0.2),
-        weight_decay(0.1),
+        ema(0.9),
     ),
 }
 
 
+NAMES = labels({"matrices": matching("*weight") & with_shape(ndim=2)}, default="rest")
+NESTED = partition({"matrices": sgd(0.1), "rest": chain(maximized(), sgd(0.2).links[-1])}, NAMES)
+BOTH = partition({"matrices": sgd(0.1), "rest": adam()}, label_of)
+COMPOSED: dict[str, Optimizer] = {
+    "parts": partition({"matrices": muon(), "rest": adamw()}, label_of),
+    "parts with overrides": partition({"matrices": freeze(), "rest": lion(0.1)}, NAMES).override(
+        if_any(("x",)), **{"rest.lr": 0.5}
+    ),
+    "parts in parts": chain(
+        clip_by_global_norm(1.0),
+        partition(
+            {"matrices": masked(NESTED, matching("a*")), "rest": chain(adam(), ema(0.9))}, NAMES
+        ),
+        lookahead(3),
+    ),
+    "parts behind ascent": chain(maximized(), NESTED),
+    "ascent behind parts": chain(NESTED, maximized()),
+    "two partitions": chain(BOTH, clip_by_value(1.0), BOTH),
+    "a partition twice": chain(BOTH, BOTH),
+    "masks": chain(
+        masked(weight_decay(0.1), ("a",)),
+        masked(chain(clip_by_value(1.0), adamw()), ~matching("*bias") | is_bias),
+        freeze(("b", 0)),
+        sgd(0.5),
+    ),
+    "all masked": chain(masked(adamw(), is_bias), freeze(~(matching("x") | is_bias))),
+    "wrappers": chain(
+        accumulate(2), apply_if_finite(3), sam(0.1), cautious(rescale=False), adam(maximize=True)
+    ),
+    "bare rules": chain(sgd(0.1, momentum=0.9).links[-1], trace(), adamw(0.1).links[-1]),
+    "parts of adamw": chain(adamw(0.1).links[1], sgd(0.2)),
+    "decays directly": qhm(weight_decay=0.1, weight_decay_type="direct"),
+    "stored in a mask": chain(masked(stored(adamw(), state="bfloat16"), is_bias), sgd(0.1)),
+    "a chain twice": chain(adamw(0.1), adamw(0.1), adamw(0.2)),
+}
+
+
 def test_what_is_printed_makes_an_equal_optimizer() -> None:
-    """Every algorithm, with every value that it has; the stages by their names."""
+    """Fault 26: every algorithm and chain of the tables, with every option, by public names."""
     own = {name: one for name, one in INPUT_CASES.items() if name in algorithms.__all__}
-    defaults = {f"{name} by default": one.factory() for name, one in {**CASES, **own}.items()}
-    for name, optimizer in {**defaults, **EVERY, **OTHERS}.items():
+    tables = {**CASES, **CHAINS, **own}
+    defaults = {f"{name} by default": one.factory() for name, one in tables.items()}
+    known = {**defaults, **EVERY, **OTHERS, **COMPOSED}
+    for name, optimizer in known.items():
         with case(name=name):
+            KNOWN.setdefault("_of_name", chain_cases._of_name)
             assert read(optimizer) == optimizer
             assert str(optimizer) == repr(optimizer)
-            assert "\n" not in repr(optimizer)
+            assert ("\n" in repr(optimizer)) == ("partition(" in repr(optimizer))
+            assert pickle.loads(pickle.dumps(read(optimizer))) == optimizer
+
+
+@given(st.data())
+@examples(30)
+def test_options_that_are_drawn_are_printed(data: st.DataObject) -> None:
+    """Fault 26: whatever stages the options choose."""
+    tables = {**CASES, **CHAINS}
+    name = data.draw(st.sampled_from(sorted(tables)))
+    KNOWN.setdefault("_of_name", chain_cases._of_name)
+    optimizer = tables[name].factory(**data.draw(tables[name].options))
+    assert read(optimizer) == optimizer
+
+
+def test_a_link_prints_what_makes_it() -> None:
+    """Fault 26: alone, as part of an optimizer, and by the name of a stage of one's own."""
+    made = [maximized(), cautious(rescale=False), ema(0.5), decoupled_weight_decay(0.1)]
+    for link in (*made, *adamw().links, *sgd(momentum=0.9).links, *muon().links):
+        with case(link=link):
+            assert read(link) == link
+    assert repr(decoupled_weight_decay(0.1)) == "decoupled_weight_decay(weight_decay=0.1)"
+    assert repr(STILL(rate=0.5)) == "still(rate=0.5)"
+    assert repr(chain(STILL(rate=0.5))) == "chain(still(rate=0.5))"
+
+
+class StillHyper(NamedTuple):
+    rate: float
+
+
+def still_rule(
+    param: Tensor, grad: Tensor, state: NoState, c: StillHyper
+) -> tuple[Tensor, NoState]:
+    return param, state
+
+
+STILL = Rule(name="still", hyper=StillHyper, rule=still_rule)
 
 
 def test_the_text_is_this() -> None:
-    assert repr(OTHERS["an lr of its own"]) == (
-        "chain(maximize(maximize=False), decoupled_weight_decay(lr=0.5, weight_decay=0.1), "
-        "weight_decay(weight_decay=0.0), "
-        "sgd(lr=0.1, momentum=0.0, dampening=0.0, nesterov=False))"
+    """Fault 26: public names, values in the order of the signature, parts over several lines."""
+    assert repr(adamw()) == (
+        "adamw(lr=0.001, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.01, amsgrad=False, "
+        "maximize=False)"
     )
+    assert repr(chain(clip_by_value(1.0), decoupled_weight_decay(0.5), rprop(0.1))) == (
+        "chain(clip_by_value(clip_value=1.0), decoupled_weight_decay(weight_decay=0.5), "
+        "rprop(lr=0.1, etas=(0.5, 1.2), step_sizes=(1e-06, 50.0), maximize=False))"
+    )
+    assert repr(chain(clip_by_value(1.0), COMPOSED["parts"])) == TEXT_OF_PARTS
     assert repr(OTHERS["overrides"]).partition(").override")[2] == (
         "(('b', 0), lr=0.2, betas=(0.5, 0.6)).override(is_bias, weight_decay=0.0)"
         ".override(if_any(('c',)), lr=warmup(5, then=joined([cosine(0.5, to=0.1, steps=9), "
@@ -106,6 +208,21 @@ def test_the_text_is_this() -> None:
         ".override(('b',), **{'weight_decay_2.weight_decay': 0.3}, momentum=0.5)"
     )
     assert repr(OTHERS["namespace"]).endswith(".using(executor='script', namespace='n')")
+
+
+TEXT_OF_PARTS = """\
+chain(
+    clip_by_value(clip_value=1.0),
+    partition(
+        {
+            'matrices': muon(lr=0.001, weight_decay=0.1, momentum=0.95, nesterov=True, \
+ns_coefficients=(3.4445, -4.775, 2.0315), eps=1e-07, ns_steps=5, adjust_lr_fn=None),
+            'rest': adamw(lr=0.001, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.01, \
+amsgrad=False, maximize=False),
+        },
+        label_of,
+    ),
+)"""
 
 
 class Table:

@@ -1,5 +1,7 @@
 """What an error says of what it was given: short, what is wrong, and what to write instead."""
 
+import inspect
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ from functional_optim import (
     chain,
     clip_by_global_norm,
     clip_by_value,
+    lamb,
     sgd,
     stored,
 )
@@ -70,9 +73,8 @@ def test_a_link_and_an_optimizer_are_written_in_a_line() -> None:
     assert "\n" not in repr(several)
     optimizer = chain(clip_by_value(2.0), sgd(0.1, momentum=0.5)).using(executor="script")
     assert str(optimizer) == (
-        "chain(maximize(maximize=False), clip_by_value(clip_value=2.0), "
-        "weight_decay(weight_decay=0.0), "
-        "sgd(lr=0.1, momentum=0.5, dampening=0.0, nesterov=False)).using(executor='script')"
+        "chain(clip_by_value(clip_value=2.0), sgd(lr=0.1, momentum=0.5, dampening=0.0, "
+        "weight_decay=0.0, nesterov=False, maximize=False)).using(executor='script')"
     )
 
 
@@ -105,3 +107,47 @@ def test_brief_is_one_short_line() -> None:
     assert brief(0.5) == "0.5"
     assert brief(torch.tensor(2.0)) == "tensor(2.)"
     assert brief(sgd) == "the function sgd"
+
+
+def test_the_calls_of_torch_are_answered_with_the_right_ones() -> None:
+    """Fault 33: what a user of torch types first."""
+    model = torch.nn.Linear(2, 1)
+    named = dict(model.named_parameters())
+    given: list[Callable[[], Any]] = [
+        lambda: adamw(model.parameters(), lr=1e-3),  # type: ignore[misc, arg-type]
+        lambda: adamw(model.parameters()),  # type: ignore[arg-type]
+        lambda: adamw(model),  # type: ignore[arg-type]
+        lambda: adamw(list(named.items()), lr=0.1),  # type: ignore[misc, arg-type]
+        lambda: adamw([{"params": list(named.values())}]),  # type: ignore[arg-type]
+        lambda: adamw(params=model.parameters(), lr=0.1),  # type: ignore[call-arg]
+    ]
+    for call in given:
+        with pytest.raises(TypeError, match=r"write TorchOptimizer\(params, adamw\(lr=\.\.\.\)\)"):
+            call()
+    for name in ("step", "zero_grad", "state_dict", "param_groups"):
+        assert not hasattr(adamw(), name)
+        with pytest.raises(AttributeError, match=rf"TorchOptimizer\(params, optimizer\)\.{name}"):
+            getattr(adamw(), name)
+    with pytest.raises(AttributeError, match="has no attribute 'other'$"):
+        _ = adamw().other
+    with pytest.raises(TypeError, match=r"write as_functional_optim\(AdamW, "):
+        TorchOptimizer(model.parameters(), torch.optim.AdamW)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"call it: adamw\(\.\.\.\)"):
+        TorchOptimizer(model.parameters(), adamw)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="parameters are the first argument"):
+        TorchOptimizer(adamw(), model.parameters())  # type: ignore[arg-type]
+
+
+def test_an_error_about_a_value_names_the_constructor() -> None:
+    """Fault 33: not the stage inside, such as the ``adam`` of ``adamw``."""
+    for make, begins in [
+        (lambda: adamw(lr=-1.0), "adamw: lr must"),
+        (lambda: adamw(weight_decay=-1.0), "adamw: weight_decay must"),
+        (lambda: adamw(eps_root=-1.0), "adamw: eps_root must"),
+        (lambda: lamb(betas=(1.0, 0.5)), r"lamb: betas\[0\] must"),
+        (lambda: sgd(nesterov=True), "sgd: nesterov needs"),
+    ]:
+        with pytest.raises(ValueError, match=f"^{begins}"):
+            make()
+    assert inspect.signature(adamw).parameters["weight_decay"].default == 1e-2
+    assert pickle.loads(pickle.dumps(adamw)) is adamw

@@ -29,6 +29,9 @@ EXECUTION = ["foreach", "fused", "capturable", "differentiable"]
 class Unknown(torch.optim.Optimizer):
     """A class that nobody registered."""
 
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
 
 class Mine(torch.optim.SGD):
     """Whose step may be another than its base's."""
@@ -125,6 +128,34 @@ def test_a_second_registration_raises_and_changes_nothing() -> None:
         register_functional_optim(torch.optim.SGD, qhm)
     register_functional_optim(Unknown, qhm, replace=True)
     assert functional_optim_map[Unknown] is qhm
+
+
+def test_a_factory_takes_the_arguments_of_its_class() -> None:
+    """Fault 25: the difference is listed at registration, not met by a user later."""
+
+    def bare(lr: float = 0.1) -> Optimizer:
+        return sgd(lr)
+
+    def renamed(rate: float, decay: float = 0.0, **rest: Any) -> Optimizer:
+        return sgd(rate, weight_decay=decay)
+
+    class Two(torch.optim.Optimizer):
+        def __init__(self, params: Any, lr: float = 0.1, nu: float = 1.0, *, fused: Any = None):
+            super().__init__(params, {"lr": lr, "nu": nu})
+
+    told = [
+        (Two, bare, "the factory of Two .* does not take nu. Let"),
+        (torch.optim.NAdam, bare, "does not take betas, decoupled_weight_decay, eps, maximize"),
+        (Two, renamed, "the class does not have rate"),
+        (Unknown, lambda lr, /: sgd(lr), "does not take lr"),
+    ]
+    for cls, factory, why in told:
+        with pytest.raises(TypeError, match=why):
+            register_functional_optim(cls, factory)
+        assert cls not in functional_optim_map
+    for taken in (lambda **options: sgd(options["lr"]), lambda lr, nu, more=0: sgd(lr)):
+        register_functional_optim(Two, taken, replace=True)
+        assert as_functional_optim(Two, lr=0.5) == sgd(0.5)
 
 
 def test_a_factory_has_to_be_callable() -> None:

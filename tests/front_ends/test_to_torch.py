@@ -192,7 +192,11 @@ def test_a_chain_that_torch_does_not_know_is_refused(optimizer: Optimizer) -> No
     def needs_lr(lr: float) -> Optimizer:
         return sgd(lr)
 
-    register_functional_optim(torch.optim.NAdam, needs_lr, replace=True)
+    class NeedsLr(torch.optim.Optimizer):
+        def __init__(self, params: Any, lr: float) -> None:
+            super().__init__(params, {"lr": lr})
+
+    register_functional_optim(NeedsLr, needs_lr)
     with pytest.raises(ValueError, match="class"):
         written(optimizer, {"w": one()})
 

@@ -83,7 +83,7 @@ def test_of_parameters_without_names_the_numbers_are_named() -> None:
 
 BY_NAME: dict[str, Optimizer] = {
     "freeze": chain(freeze(("head",)), adamw(0.1)),
-    "mask": chain(adamw(0.1), masked(weight_decay(0.1), with_shape(bool) & ~matching("*bias"))),
+    "mask": chain(masked(weight_decay(0.1), with_shape(bool) & ~matching("*bias")), adamw(0.1)),
     "label": partition(
         {"head": sgd(0.1), "rest": adamw(0.1)}, labels({"head": matching("head*")}, default="rest")
     ),

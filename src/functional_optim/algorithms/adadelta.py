@@ -13,6 +13,7 @@ from torch import Tensor
 
 from functional_optim.bounds import FINITE_NON_NEGATIVE, NON_NEGATIVE, UNIT
 from functional_optim.composition import chain
+from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, addcmul, mul, shift
@@ -68,6 +69,7 @@ ADADELTA = Rule(
 )
 
 
+@constructor
 def adadelta(
     lr: Scalar = 1.0,
     rho: Scalar = 0.9,

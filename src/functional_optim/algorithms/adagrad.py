@@ -10,6 +10,7 @@ from torch import Tensor
 
 from functional_optim.bounds import FINITE_NON_NEGATIVE, NON_NEGATIVE
 from functional_optim.composition import chain
+from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar, is_zero
 from functional_optim.core.stage import Rule, rows_of_sparse
 from functional_optim.numeric import addcdiv, addcmul, fill_like, shift
@@ -106,6 +107,7 @@ ADAGRAD_ROOT = Rule(
 """Another rule, so that nothing changes (program, kernels, groups, checkpoints) where e is 0."""
 
 
+@constructor
 def adagrad(
     lr: Scalar = 1e-2,
     lr_decay: Scalar = 0.0,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from functional_optim.bounds import BELOW_ONE, NON_NEGATIVE, UNIT
 from functional_optim.composition import chain
+from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar, is_zero
 from functional_optim.core.leaf_input import LeafInput
 from functional_optim.core.stage import Link, Transform
@@ -93,6 +94,7 @@ SCALE_BY_ADAHESSIAN = Transform(
 )
 
 
+@constructor
 def adahessian(
     lr: Scalar = 0.15,
     betas: tuple[Scalar, Scalar] = (0.9, 0.999),

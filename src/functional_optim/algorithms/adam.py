@@ -16,6 +16,7 @@ from torch import Tensor
 
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE
 from functional_optim.composition import chain
+from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar, is_zero
 from functional_optim.core.stage import Link, Rule, Transform
 from functional_optim.numeric import addcdiv, addcmul, div, lerp, mul, shift
@@ -185,6 +186,7 @@ SCALE_BY_ADAM = Transform(
 )
 
 
+@constructor
 def adam(
     lr: Scalar = 1e-3,
     betas: tuple[Scalar, Scalar] = (0.9, 0.999),

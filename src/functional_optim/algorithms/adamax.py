@@ -12,6 +12,7 @@ from torch import Tensor
 
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE
 from functional_optim.composition import chain
+from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Rule
 from functional_optim.numeric import addcdiv, lerp, mul, shift
@@ -66,6 +67,7 @@ ADAMAX = Rule(
 )
 
 
+@constructor
 def adamax(
     lr: Scalar = 2e-3,
     betas: tuple[Scalar, Scalar] = (0.9, 0.999),

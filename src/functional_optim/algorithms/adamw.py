@@ -6,10 +6,12 @@ The mathematics is Adam's (see ``adam.py``) behind the decoupled decay; nothing 
 """
 
 from functional_optim.algorithms.adam import adam
+from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
 from functional_optim.optimizer import Optimizer
 
 
+@constructor
 def adamw(
     lr: Scalar = 1e-3,
     betas: tuple[Scalar, Scalar] = (0.9, 0.999),

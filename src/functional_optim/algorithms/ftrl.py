@@ -20,6 +20,7 @@ from torch import Tensor
 
 from functional_optim.bounds import FINITE_NON_NEGATIVE
 from functional_optim.composition import chain
+from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Rule, rows_of_sparse
 from functional_optim.numeric import add, addcmul, clamp, shift
@@ -76,6 +77,7 @@ FTRL = Rule(
 )
 
 
+@constructor
 def ftrl(
     lr: Scalar = 0.1,
     beta: Scalar = 1.0,

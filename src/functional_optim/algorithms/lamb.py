@@ -13,6 +13,7 @@ import math
 
 from functional_optim.algorithms.adam import scale_by_adam
 from functional_optim.composition import chain
+from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
 from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.descend import descend
@@ -21,6 +22,7 @@ from functional_optim.transforms.scale_by_trust_ratio import scale_by_trust_rati
 from functional_optim.transforms.weight_decay import weight_decay as coupled_weight_decay
 
 
+@constructor
 def lamb(
     lr: Scalar = 1e-3,
     betas: tuple[Scalar, Scalar] = (0.9, 0.999),

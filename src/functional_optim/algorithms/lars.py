@@ -12,6 +12,7 @@ chain of stages, and nothing is repeated here.
 
 from functional_optim.algorithms.sgd import trace
 from functional_optim.composition import chain
+from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
 from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.descend import descend
@@ -20,6 +21,7 @@ from functional_optim.transforms.scale_by_trust_ratio import scale_by_trust_rati
 from functional_optim.transforms.weight_decay import weight_decay as coupled_weight_decay
 
 
+@constructor
 def lars(
     lr: Scalar = 1.0,
     momentum: Scalar = 0.9,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE
 from functional_optim.composition import chain
+from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Link, Rule, Transform
 from functional_optim.numeric import add, lerp
@@ -103,6 +104,7 @@ SCALE_BY_LION = Transform(
 )
 
 
+@constructor
 def lion(
     lr: Scalar = 1e-4,
     betas: tuple[Scalar, Scalar] = (0.9, 0.99),

@@ -20,6 +20,7 @@ from torch import Tensor
 from functional_optim.bounds import ANY, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
 from functional_optim.composition import chain
 from functional_optim.core.aliasing import laid_as
+from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.matrices import norms, require_matrix
 from functional_optim.core.scalar_dtype import product_in, scalar_dtype
@@ -149,6 +150,7 @@ MUON = Rule(
 )
 
 
+@constructor
 def muon(
     lr: Scalar = 1e-3,
     weight_decay: Scalar = 0.1,

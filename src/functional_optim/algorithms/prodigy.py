@@ -25,6 +25,7 @@ from torch import Tensor
 
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, UNIT, Interval
 from functional_optim.composition import chain
+from functional_optim.core.constructor import constructor
 from functional_optim.core.dtensors import whole
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Rule
@@ -299,6 +300,7 @@ PRODIGY_SLICED = replace(
 """Another rule: which elements are kept depends on where they stand in the whole tensor."""
 
 
+@constructor
 def prodigy(
     lr: Scalar = 1.0,
     betas: tuple[Scalar, Scalar] = (0.9, 0.999),
@@ -325,8 +327,7 @@ def prodigy(
     Args:
         lr: a factor of the step size, a finite number >= 0: 1, or a schedule; the same for all.
         betas: decay of the two averages, each in [0, 1). With ``betas[0]=0`` no ``m`` is kept.
-        beta3: decay of the sums behind ``d``, in [0, 1]; by default the root of ``betas[1]`` as it
-            is given here.
+        beta3: decay of the sums behind ``d``, in [0, 1]; by default the root of ``betas[1]``.
         eps: added to the root, > 0.
         weight_decay: coefficient of the decay, >= 0.
         decouple: shrink the parameter by ``1 - d * lr * weight_decay`` (AdamW); else add
@@ -361,8 +362,7 @@ def prodigy(
         (True, True)
 
     Reference:
-        Mishchenko, Defazio, "Prodigy: an expeditiously adaptive parameter-free learner", ICML 2024,
-        algorithm 4.
+        Mishchenko, Defazio, "Prodigy: an expeditiously adaptive parameter-free learner", ICML 2024.
     """
     stage = PRODIGY if slice_p == 1 else PRODIGY_SLICED
     return chain(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE
 from functional_optim.composition import chain
+from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, lerp
@@ -65,6 +66,7 @@ QHM = Rule(
 )
 
 
+@constructor
 def qhm(
     lr: Scalar = 1.0,
     momentum: Scalar = 0.999,

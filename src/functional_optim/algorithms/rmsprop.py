@@ -16,6 +16,7 @@ from torch import Tensor
 
 from functional_optim.bounds import FINITE_NON_NEGATIVE, NON_NEGATIVE
 from functional_optim.composition import chain
+from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar, is_zero
 from functional_optim.core.stage import Link, Rule, Transform
 from functional_optim.numeric import add, addcdiv, addcmul, is_active, lerp, mul, shift
@@ -211,6 +212,7 @@ SCALE_BY_RMS = Transform(
 )
 
 
+@constructor
 def rmsprop(
     lr: Scalar = 1e-2,
     alpha: Scalar = 0.99,

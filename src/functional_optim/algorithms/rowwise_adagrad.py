@@ -14,6 +14,7 @@ from torch import Tensor
 
 from functional_optim.bounds import FINITE_NON_NEGATIVE, NON_NEGATIVE
 from functional_optim.composition import chain
+from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Rule, rows_of_sparse
 from functional_optim.numeric import addcdiv, shift
@@ -85,6 +86,7 @@ DECAY_OF_ROWS = replace(WEIGHT_DECAY, sparse=rows_of_sparse)
 """Weight decay that, with a sparse gradient, reaches the rows it stores only, as FBGEMM's does."""
 
 
+@constructor
 def rowwise_adagrad(
     lr: Scalar = 1e-2,
     eps: Scalar = 1e-8,

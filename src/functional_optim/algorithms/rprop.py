@@ -13,6 +13,7 @@ from torch import Tensor
 
 from functional_optim.bounds import FINITE_NON_NEGATIVE
 from functional_optim.composition import chain
+from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Rule
 from functional_optim.numeric import clamp, fill_like, select
@@ -79,6 +80,7 @@ RPROP = Rule(
 )
 
 
+@constructor
 def rprop(
     lr: Scalar = 1e-2,
     etas: tuple[Scalar, Scalar] = (0.5, 1.2),

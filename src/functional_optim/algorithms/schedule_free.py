@@ -28,6 +28,7 @@ from functional_optim.bounds import (
     Interval,
 )
 from functional_optim.composition import chain
+from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Rule
 from functional_optim.numeric import (
@@ -248,6 +249,7 @@ SCHEDULE_FREE_ADAMW = Rule(
 )
 
 
+@constructor
 def schedule_free_sgd(
     lr: Scalar = 1.0,
     momentum: Scalar = 0.9,
@@ -312,6 +314,7 @@ def schedule_free_sgd(
     )
 
 
+@constructor
 def schedule_free_adamw(
     lr: Scalar = 0.0025,
     betas: tuple[Scalar, Scalar] = (0.9, 0.999),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from functional_optim.bounds import FINITE_NON_NEGATIVE, NON_NEGATIVE
 from functional_optim.composition import chain
+from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Link, Rule, Sparse, Transform
 from functional_optim.numeric import add, at_first_step, fill_like, is_active, mul
@@ -141,6 +142,7 @@ TRACE = Transform(
 )
 
 
+@constructor
 def sgd(
     lr: Scalar = 1e-3,
     momentum: Scalar = 0.0,

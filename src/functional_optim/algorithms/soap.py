@@ -22,6 +22,7 @@ from torch import Tensor
 
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
 from functional_optim.composition import chain
+from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.links import rebuild
 from functional_optim.core.matrices import require_matrix
@@ -227,6 +228,7 @@ SOAP = Rule(
 )
 
 
+@constructor
 def soap(
     lr: Scalar = 3e-3,
     betas: tuple[Scalar, Scalar] = (0.95, 0.95),

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE
 from functional_optim.composition import chain
+from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.leaf_input import LeafInput
 from functional_optim.core.stage import Link, Transform
@@ -78,6 +79,7 @@ SCALE_BY_SOPHIA = Transform(
 )
 
 
+@constructor
 def sophia(
     lr: Scalar = 1e-4,
     betas: tuple[Scalar, Scalar] = (0.96, 0.99),

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from torch import Tensor, nn
@@ -43,6 +44,25 @@ def some(names: Sequence[str], most: int = 5) -> str:
         "'a', 'b' and 1 more"
     """
     return and_more(", ".join(map(repr, names[:most])), len(names) - most)
+
+
+def nearest(word: str, names: Sequence[str]) -> str | None:
+    """Return the name that a misspelt or abbreviated word stands for, or None without names.
+
+    Example::
+
+        >>> there = ["betas", "eps", "lr", "weight_decay"]
+        >>> [nearest(word, there) for word in ("wd", "learning_rate", "beta")]
+        ['weight_decay', 'lr', 'betas']
+    """
+    for name in names:
+        if word == _initials(name) or name == _initials(word):
+            return name
+    return next(iter(get_close_matches(word, names, n=1, cutoff=0.0)), None)
+
+
+def _initials(name: str) -> str:
+    return "".join(part[:1] for part in name.split("_"))
 
 
 def and_more(text: str, count: int) -> str:

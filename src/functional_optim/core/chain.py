@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from functional_optim.core.expression import expression
 from functional_optim.core.global_step import has_global_schedule
@@ -14,6 +14,20 @@ from functional_optim.core.tree import Path, flatten
 from functional_optim.core.where import Listed, Shape, Where, applies, check_where, if_any
 
 _Chain = TypeVar("_Chain", bound="Chain")
+
+_OF_TORCH = frozenset(
+    {
+        "add_param_group",
+        "defaults",
+        "load_state_dict",
+        "param_groups",
+        "state",
+        "state_dict",
+        "step",
+        "zero_grad",
+    }
+)
+"""Attributes of a torch.optim.Optimizer that an optimizer without parameters cannot have."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -96,6 +110,19 @@ class Chain:
     def hypers_for(self, params: Any) -> list[tuple[Any, ...]]:
         """``hypers_at`` for every leaf of a tree; leaves with the same ones share one tuple."""
         return [one.hypers for one in self.chains_for(params)]
+
+    if not TYPE_CHECKING:  # a type checker refuses any attribute that the class lacks
+
+        def __getattr__(self, name: str) -> Any:
+            kind = type(self).__name__
+            text = f"{kind!r} object has no attribute {name!r}"
+            if name in _OF_TORCH:
+                text += (
+                    ", since it is a pure function, which holds neither parameters nor state: "
+                    f"TorchOptimizer(params, optimizer).{name} is torch's; or write params, state "
+                    "= optimizer.update(params, grads, state)"
+                )
+            raise AttributeError(text, name=name, obj=self)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Chain) and self._key == other._key

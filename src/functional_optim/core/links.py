@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.brief import brief
+from functional_optim.core.constructor import holds_parameters
 from functional_optim.core.global_step import has_global_schedule
 from functional_optim.core.hyper import INHERITED, are_unchanged, replaced
 from functional_optim.core.stage import Link, Rule, Stage, Transform
@@ -25,6 +26,10 @@ Change = tuple[int | str, str, Any]
 
 The label is "" for what belongs to no part of a partition.
 """
+
+
+FREEZE = "freeze"
+"""The name of the stage that keeps leaves as they are."""
 
 
 def rebuild(link: Link, **values: Any) -> Link:
@@ -41,8 +46,8 @@ def has_gates(links: Sequence[Link]) -> bool:
 def order(links: Sequence[Link]) -> list[int]:
     """The places of links in the order they run: those that lead first."""
     places = range(len(links))
-    return [i for i in places if _leads(links[i].stage)] + [
-        i for i in places if not _leads(links[i].stage)
+    return [i for i in places if leads(links[i].stage)] + [
+        i for i in places if not leads(links[i].stage)
     ]
 
 
@@ -50,14 +55,20 @@ def join(links: Sequence[Link]) -> Links:
     """Links in the order they run; ``lr`` handed on to those without, from the last that has it.
 
     Raises:
-        TypeError: no link is a rule, or ``lr`` is wanted and none has it.
-        ValueError: a leading stage given twice; a name that means inputs of two kinds.
+        TypeError: no link is a rule that reads the gradient, or ``lr`` is wanted and none has it.
+        ValueError: a leading stage given twice; a name that means inputs of two kinds; a transform
+            or a gate that has no effect where it is.
     """
-    if not any(isinstance(link.stage, Rule) for link in links):
+    is_frozen = links and all(link.stage.name == FREEZE for link in links)
+    if not is_frozen and not any(reads_gradient(link.stage) for link in links):
         there = ", ".join(link.stage.name for link in links) or "nothing"
-        raise TypeError(f"a chain needs a rule (such as sgd() or adam()), got {there}")
+        raise TypeError(
+            "a chain needs a rule that steps by the gradient (such as sgd() or adam()), got "
+            f"{there}"
+        )
+    _require_effect(links)
     # One that changes nothing may stand there again: every optimizer brings its own.
-    leading = [(link.stage, link.where) for link in links if _leads(link.stage) and any(link.hyper)]
+    leading = [(link.stage, link.where) for link in links if leads(link.stage) and any(link.hyper)]
     for index, (stage, where) in enumerate(leading):
         if (stage, where) in leading[:index]:
             raise ValueError(f"{stage.name} is given twice in one chain; give it once")
@@ -75,6 +86,41 @@ def join(links: Sequence[Link]) -> Links:
         )
     lr = having[-1].hyper.lr
     return tuple(rebuild(link, lr=lr) if link in heirs else link for link in ordered)
+
+
+def reads_gradient(stage: Stage) -> bool:
+    """Return True if the stage is a rule that steps by the gradient."""
+    return isinstance(stage, Rule) and stage.uses_gradient
+
+
+def _require_effect(links: Sequence[Link]) -> None:
+    """Refuse a transform whose gradient nothing reads, and a gate with nothing behind it.
+
+    Raises:
+        ValueError: names the stage, and says where to put it.
+    """
+    is_read = has_rule = False
+    for place in reversed(range(len(links))):
+        stage = links[place].stage
+        if stage.gate is not None and not has_rule:
+            raise ValueError(
+                f"{stage.name} decides whether the rules behind it run, and there is none, so it "
+                f"has no effect here: {_put_before(links, place)}"
+            )
+        is_read |= reads_gradient(stage) or stage.reduce is not None
+        has_rule |= isinstance(stage, Rule)
+        is_idle = isinstance(stage, Transform) and stage.gate is None and stage.view is None
+        if is_idle and not leads(stage) and not is_read:
+            raise ValueError(
+                f"{stage.name} changes the gradient, and no stage behind it reads the gradient, so "
+                f"it has no effect here: {_put_before(links, place)}"
+            )
+
+
+def _put_before(links: Sequence[Link], place: int) -> str:
+    """Say before which rule a stage has an effect."""
+    before = [link.stage for link in links[:place] if reads_gradient(link.stage)]
+    return f"put it before {before[-1].name}" if before else "put a rule behind it"
 
 
 def _require_kinds(links: Sequence[Link]) -> None:
@@ -96,26 +142,37 @@ def no_part(part: Any, place: int) -> str:
         part: what was given.
         place: where, from 0.
     """
-    name = getattr(part, "__name__", "it")
-    if isinstance(part, Stage):
-        why = f"a {type(part).__name__.lower()} is called with its hyper-parameters first"
-    elif isinstance(part, (list, tuple)):
+    if isinstance(part, (list, tuple)):
         why = "parts are arguments of their own: write chain(*parts)"
-    elif isinstance(part, type) and issubclass(part, torch.optim.Optimizer):
-        why = f"for a class of torch.optim write as_functional_optim({name}, ...)"
-    elif isinstance(part, torch.optim.Optimizer):
-        why = "for what continues it, see from_torch"
-    elif inspect.isroutine(part):
-        why = f"call it: {name}(...)"
     else:
-        why = "it is neither"
+        why = way_to_optimizer(part) or "it is neither"
     return (
         "chain takes links such as clip_by_value(1.0), and optimizers such as adam(); got "
         f"{brief(part)} at place {place}: {why}"
     )
 
 
-def _leads(stage: Stage) -> bool:
+def way_to_optimizer(given: Any) -> str | None:
+    """Return what to write to get an optimizer from a value, or None if there is no way."""
+    name = getattr(given, "__name__", "it")
+    way = None
+    if isinstance(given, Stage):
+        way = f"a {type(given).__name__.lower()} is called with its hyper-parameters first"
+    elif isinstance(given, Link):
+        way = "a link is a part of a chain: write chain(...) with it and a rule"
+    elif isinstance(given, type) and issubclass(given, torch.optim.Optimizer):
+        way = f"for a class of torch.optim write as_functional_optim({name}, ...)"
+    elif isinstance(given, torch.optim.Optimizer):
+        way = "for what continues it, see from_torch"
+    elif inspect.isroutine(given):
+        way = f"call it: {name}(...)"
+    elif holds_parameters(given):
+        way = "parameters are the first argument"
+    return way
+
+
+def leads(stage: Stage) -> bool:
+    """Return True if the stage runs before all others, wherever it stands in the chain."""
     return isinstance(stage, Transform) and stage.leads
 
 

@@ -7,15 +7,12 @@ import optree
 from torch import Tensor
 
 from functional_optim.core.compiling import remembered
-from functional_optim.core.links import Change, Links, apply
-from functional_optim.core.stage import Rule, Stage
+from functional_optim.core.links import FREEZE, Change, Links, apply, reads_gradient
+from functional_optim.core.stage import Stage
 from functional_optim.core.tree import Path, path_name
 from functional_optim.core.where import Shape, Where, applies
 
 Override = tuple[Where, tuple[Change, ...]]
-
-FREEZE = "freeze"
-"""The name of the stage that keeps leaves as they are."""
 
 
 class LeafChain(NamedTuple):
@@ -50,10 +47,10 @@ def chain_at(
     ]
     if any(links[place].stage.name == FREEZE for place in places):
         places = []
-    elif not any(isinstance(links[place].stage, Rule) for place in places):
+    elif not any(reads_gradient(links[place].stage) for place in places):
         raise ValueError(
-            f"no rule acts on the parameter at {path_name(path)!r}: every one of this optimizer is "
-            "for other leaves; give it one, or freeze() it"
+            f"no rule acts on the gradient of the parameter at {path_name(path)!r}: every one that "
+            "does is for other parameters; give it one, or freeze() it"
         )
     own = [links[place] for place in places]
     return LeafChain(

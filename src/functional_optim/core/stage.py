@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from functional_optim.bounds import Interval
-from functional_optim.core.hyper import build, shown
+from functional_optim.core.hyper import build
 from functional_optim.core.leaf_input import LeafInput, require_fields
+from functional_optim.core.spelling import spell_link
 
 NoState = tuple[()]
 """The state of a stage that keeps none; its one value is ``()``."""
@@ -63,8 +64,7 @@ class Link(NamedTuple):
     """Of the part of a :func:`~functional_optim.partition` that it belongs to."""
 
     def __repr__(self) -> str:
-        values = (f"{key}={shown(value)}" for key, value in self.hyper._asdict().items())
-        return f"{self.stage.name}({', '.join(values)})"
+        return spell_link(self)
 
 
 @dataclass(frozen=True)
@@ -314,6 +314,10 @@ class Rule(Stage):
     """
 
     rule: Callable[[Tensor, Tensor, Any, Any], tuple[Tensor, Any]]
+    uses_gradient: bool = True
+    """Whether the rule reads the gradient; False for one that acts on the parameter alone, such as
+    an average or a decay. A chain needs a rule that reads it, and no transform may stand behind the
+    last such rule."""
     __hash__ = Stage.__hash__
 
 

@@ -1,5 +1,6 @@
 """Which leaves are meant: by the beginning of their paths, a predicate, a pattern or the shape."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -85,13 +86,23 @@ class _Matching(Selector):
 
 @dataclass(frozen=True)
 class _WithShape(Selector):
-    predicate: Callable[[Shape], bool]
+    predicate: Callable[[Shape], bool] | None
+    bounds: tuple[tuple[str, int], ...] = ()
+    """Names of arguments of :func:`with_shape`, and their values."""
 
     def selects(self, path: Path, shape: Shape | None) -> bool:
-        return bool(self.predicate(_known(path, shape)))
+        known = _known(path, shape)
+        sizes = {"ndim": len(known), "numel": math.prod(known)}
+        for name, bound in self.bounds:
+            limit, _, of = name.rpartition("_")
+            size = sizes[of]
+            if not {"": size == bound, "min": size >= bound, "max": size <= bound}[limit]:
+                return False
+        return self.predicate is None or bool(self.predicate(known))
 
     def __repr__(self) -> str:
-        return f"with_shape({_short(self.predicate)})"
+        given = [] if self.predicate is None else [_short(self.predicate)]
+        return f"with_shape({', '.join([*given, *(f'{k}={v}' for k, v in self.bounds)])})"
 
 
 @dataclass(frozen=True)
@@ -201,27 +212,62 @@ def matching(*patterns: str) -> Selector:
     return _Matching(patterns)
 
 
-def with_shape(predicate: Callable[[Shape], bool]) -> Selector:
-    """The leaves whose shape is such as a predicate says.
+def with_shape(
+    predicate: Callable[[Shape], bool] | None = None,
+    *,
+    ndim: int | None = None,
+    min_ndim: int | None = None,
+    max_ndim: int | None = None,
+    min_numel: int | None = None,
+    max_numel: int | None = None,
+) -> Selector:
+    """Select parameters by their shape: by bounds that all hold, or by a predicate.
+
+    An optimizer with bounds can be pickled, and its ``repr`` evaluates. A lambda cannot.
 
     Args:
-        predicate: of the shape of a whole parameter, a tuple of numbers.
+        predicate: a function of the shape of a whole parameter, which is a tuple of numbers.
+        ndim: the number of dimensions.
+        min_ndim: the least number of dimensions.
+        max_ndim: the largest number of dimensions.
+        min_numel: the least number of elements.
+        max_numel: the largest number of elements.
 
     Returns:
         A selector for ``override``, ``masked``, ``freeze`` and ``labels``.
 
     Raises:
-        TypeError: no function.
+        TypeError: the predicate is no function, a bound is no whole number, or nothing is given.
+        ValueError: a bound is negative.
 
     Example::
 
-        >>> matrices = with_shape(lambda shape: len(shape) == 2)
+        >>> matrices = with_shape(ndim=2)
         >>> (matrices & ~matching("embed*")).selects(("layer", "weight"), (3, 2))
         True
+        >>> with_shape(lambda shape: shape[0] == 3).selects(("layer", "weight"), (3, 2))
+        True
     """
-    if not callable(predicate):
+    bounds = {
+        "ndim": ndim,
+        "min_ndim": min_ndim,
+        "max_ndim": max_ndim,
+        "min_numel": min_numel,
+        "max_numel": max_numel,
+    }
+    given = {name: value for name, value in bounds.items() if value is not None}
+    for name, value in given.items():
+        if type(value) is not int:
+            raise TypeError(f"with_shape: {name} must be a whole number, got {brief(value)}")
+        if value < 0:
+            raise ValueError(f"with_shape: {name} must be >= 0, got {value}")
+    if predicate is not None and not callable(predicate):
         raise TypeError(f"with_shape takes a function of a shape, got {brief(predicate)}")
-    return _WithShape(predicate)
+    if predicate is None and not given:
+        raise TypeError(
+            f"with_shape needs a function of a shape, or at least one of {', '.join(bounds)}"
+        )
+    return _WithShape(predicate, tuple(given.items()))
 
 
 def if_any(where: Where) -> IfAny:
@@ -271,6 +317,15 @@ def implies(inner: Where | None, outer: Where | None) -> bool:
     return isinstance(inner, _Both) and (
         implies(inner.first, outer) or implies(inner.second, outer)
     )
+
+
+def layers_of(where: Where | None) -> tuple[Where, ...]:
+    """Return the selectors that :func:`both` joined, the outermost first."""
+    if where is None:
+        return ()
+    if isinstance(where, _Both):
+        return (where.first, *layers_of(where.second))
+    return (where,)
 
 
 def check_where(where: Any) -> None:

@@ -15,6 +15,7 @@ from functional_optim.core.forms import real_view
 from functional_optim.core.local_shards import check_whole
 from functional_optim.core.overrides import shape_of
 from functional_optim.core.slots import Slotted, all_slots, choices, slotted
+from functional_optim.core.spelling import format_stage
 from functional_optim.core.state import State, state_tensors
 from functional_optim.core.tree import Path as TreePath
 from functional_optim.core.tree import flatten, flatten_like, leaf_states, path_name
@@ -231,7 +232,7 @@ def export_step(
         entries,
         fed,
         {**rest, **choices(optimizer.links, optimizer.overrides)},
-        chain=" -> ".join(map(repr, optimizer.links)),
+        chain=" -> ".join(map(format_stage, optimizer.links)),
         package=package,
         in_place=in_place,
         overrides=_overridden(optimizer, kept),

@@ -26,7 +26,12 @@ from functional_optim.frontends.recipe import (
 )
 from functional_optim.frontends.torch_checkpoint import DECOUPLED
 from functional_optim.frontends.torch_given import GivenGradients
-from functional_optim.frontends.torch_groups import NOT_OPTIONS, options_of
+from functional_optim.frontends.torch_groups import (
+    NOT_OPTIONS,
+    neutral_flags,
+    options_of,
+    require_options,
+)
 from functional_optim.frontends.torch_schedule import guarded
 
 _WRITTEN = ("step", DECOUPLED)
@@ -221,6 +226,8 @@ class FunctionalOptimizer:
     def __init__(self, recipe: Recipe, groups: Sequence[Mapping[str, Any]]) -> None:
         self._lock = StepLock()
         self._chains = Chains(lambda number: recipe)
+        for group in groups:
+            require_options(group, recipe.defaults)
         options = [copy_tensors({**recipe.defaults, **options_of(group)}) for group in groups]
         given = [group["params"] for group in groups]
         first = next(one for params in given for one in params)
@@ -288,7 +295,7 @@ class FunctionalOptimizer:
                 f"{len(self.param_groups)}"
             )
         taken = [
-            {**options_of(own), **options_of(one)}
+            {**options_of(own), **neutral_flags(one, own), **options_of(one)}
             for own, one in zip(self.param_groups, saved, strict=True)
         ]
         groups = [

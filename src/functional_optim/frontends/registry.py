@@ -2,13 +2,17 @@
 
 from collections.abc import Callable, Hashable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from functional_optim import algorithms
 from functional_optim.core.brief import brief
-from functional_optim.frontends.torch_arguments import factory_arguments
+from functional_optim.frontends.torch_arguments import (
+    factory_arguments,
+    is_optimizer_class,
+    require_arguments,
+)
 from functional_optim.frontends.torch_functional import install
 from functional_optim.optimizer import Optimizer
 from functional_optim.optimizer.pointwise import require_pointwise
@@ -49,7 +53,8 @@ def register_functional_optim(
             DistributedOptimizer and ZeroRedundancyOptimizer accept ``key``.
 
     Raises:
-        TypeError: a factory that cannot be called.
+        TypeError: a factory that cannot be called, or that does not take the arguments of the
+            class; the error lists the difference.
         ValueError: ``key`` is registered already, here or, with ``in_torch``, in torch's map; or a
             chain that says it is pointwise and is not, with an example.
 
@@ -73,6 +78,8 @@ def register_functional_optim(
             f"{_key_name(key)} is registered already, as {brief(_REGISTERED[key])}; pass "
             "replace=True to put another in its place"
         )
+    if is_optimizer_class(key):
+        require_arguments(cast("type", key), optimizer_factory)
     try:
         made = optimizer_factory()
     except Exception:  # noqa: BLE001  it may need arguments, and is asked when it gets them

@@ -1,7 +1,7 @@
 """The arguments of torch.optim classes: which of them change numbers, and under what names."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,8 +16,8 @@ def is_optimizer_class(key: Any) -> bool:
     return isinstance(key, type) and issubclass(key, torch.optim.Optimizer)
 
 
-def is_open(cls: type) -> bool:
-    """Whether a class takes ``**kwargs``, so that its signature does not tell all it takes."""
+def is_open(cls: Callable[..., Any]) -> bool:
+    """Return True if a class or function takes ``**kwargs``: its signature does not tell all."""
     kinds = [one.kind for one in inspect.signature(cls).parameters.values()]
     return inspect.Parameter.VAR_KEYWORD in kinds
 
@@ -51,3 +51,41 @@ def factory_arguments(
     return positional, {
         name: value for name, value in named.items() if name not in EXECUTION_OPTIONS
     }
+
+
+def require_arguments(cls: type, factory: Callable[..., Any]) -> None:
+    """Make sure that a factory takes the arguments of a class, and needs no others.
+
+    Args:
+        cls: a subclass of torch.optim.Optimizer.
+        factory: takes the arguments of the class without the first, ``params``.
+
+    Raises:
+        TypeError: lists the arguments that the factory lacks, and those that the class lacks.
+    """
+    try:
+        taken = inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # written in C
+        return
+    own = list(inspect.signature(cls).parameters.values())[1:]
+    names = {one.name for one in own if one.kind in _BY_NAME} - set(EXECUTION_OPTIONS)
+    by_name = {name for name, one in taken.items() if one.kind in _BY_NAME}
+    lacking = [] if is_open(factory) else sorted(names - by_name)
+    needed = [
+        name
+        for name, one in taken.items()
+        if one.default is one.empty and one.kind not in _VARIADIC and name not in names
+    ]
+    if not lacking and (not needed or is_open(cls)):
+        return
+    told = [f"the factory does not take {', '.join(lacking)}"] if lacking else []
+    told += [f"the class does not have {', '.join(needed)}"] if needed else []
+    raise TypeError(
+        f"the factory of {cls.__name__} must take its arguments after params, since it is called "
+        f"with all of them: {'; '.join(told)}. Let the factory take each by name, and refuse a "
+        "value that it cannot honour"
+    )
+
+
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

@@ -20,7 +20,7 @@ from functional_optim.core.unbroken import unbroken
 from functional_optim.core.unmet import Unmet
 from functional_optim.frontends.composed_steps import GroupSteps
 from functional_optim.frontends.torch_flat import Entries, Group
-from functional_optim.frontends.torch_groups import FROZEN_OPTIONS, own_options
+from functional_optim.frontends.torch_groups import FROZEN_OPTIONS, own_options, require_options
 from functional_optim.frontends.torch_inputs import of_parameters
 from functional_optim.frontends.torch_plans import HYPERS
 from functional_optim.kernels import EXECUTORS, in_place
@@ -83,6 +83,7 @@ def divided(
         unmet: is shown every parameter.
 
     Raises:
+        TypeError: an option that the optimizer does not have.
         ValueError: a parameter on which no rule acts.
     """
     found: dict[Any, tuple[LeafChain, list[Any]]] = {}
@@ -92,7 +93,12 @@ def divided(
         chain = optimizer.chain_at((name,), shape_of(param))
         key = (chain.places, tuple(map(_compared, chain.hypers)))
         found.setdefault(key, (chain, []))[1].append(one)
-    return [_part(optimizer, group, chain, params) for chain, params in found.values()]
+    parts = [_part(optimizer, group, chain, params) for chain, params in found.values()]
+    names = {name for part in parts for name in part.optimizer.hyper}
+    names.update(*(FROZEN_OPTIONS for part in parts if not part.places))
+    # Of other parameters too: groups are often written alike.
+    require_options(group, names.union(*(link.hyper._fields for link in optimizer.links)))
+    return parts
 
 
 def _part(

@@ -1,13 +1,18 @@
 """torch's parameter groups: which of their entries are options, and what they mean for stages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import is_
 from typing import Any
 
+from functional_optim.core.brief import brief, nearest
 from functional_optim.core.hyper import are_unchanged, copy_tensors, is_fixed, replaced
-from functional_optim.core.links import Links, apply, changes_of, meant
-from functional_optim.frontends.torch_schedule import refuse_schedulers
+from functional_optim.core.links import Links, apply, changes_of, meant, way_to_optimizer
+from functional_optim.frontends.torch_arguments import EXECUTION_OPTIONS
+from functional_optim.frontends.torch_schedule import refuse_schedulers, with_schedules
 from functional_optim.optimizer import Optimizer
+
+MAXIMIZE_OPTION = "maximize"
+"""The option of torch's classes, and of the stage, that negates gradients."""
 
 NOT_OPTIONS = ("params", "param_names")
 """What a parameter group holds beside its options."""
@@ -16,6 +21,65 @@ NOT_OPTIONS = ("params", "param_names")
 FROZEN_OPTIONS = {"lr": 0.0, "weight_decay": 0.0}
 """The options of a group with frozen parameters: schedulers and loggers expect them in each group.
 """
+
+
+def require_optimizer(given: Any) -> None:
+    """Refuse a value that is no Optimizer.
+
+    Raises:
+        TypeError: the value is another one; the error says what to write instead.
+    """
+    if not isinstance(given, Optimizer):
+        way = way_to_optimizer(given)
+        raise TypeError(
+            "optimizer must be a functional_optim.Optimizer, such as adamw(lr=1e-3), got "
+            f"{brief(given)}{f': {way}' if way else ''}"
+        )
+
+
+BESIDE_OPTIONS = frozenset(
+    {
+        *NOT_OPTIONS,
+        *EXECUTION_OPTIONS,
+        "decoupled_weight_decay",
+        "name",
+        "step",
+        # Entries of torch's schedulers.
+        "base_momentum",
+        "initial_lr",
+        "max_lr",
+        "max_momentum",
+        "min_lr",
+        "swa_lr",
+        "shared_step",  # with entries such as "prodigy.shared.d", of what belongs to no parameter
+    }
+)
+"""Entries of parameter groups that are no hyper-parameters, and are taken."""
+
+
+def require_options(group: Mapping[str, Any], names: Collection[str]) -> None:
+    """Refuse a parameter group with an option that the optimizer does not have.
+
+    Args:
+        group: as the caller wrote it.
+        names: of the hyper-parameters.
+
+    Raises:
+        TypeError: names the option, and the hyper-parameter with the nearest name.
+    """
+    for key in group:
+        is_known = key in names or key in BESIDE_OPTIONS or ".shared" in key
+        if is_known or any(name.endswith(f".{key}") for name in names):
+            continue
+        there = sorted(names)
+        near = nearest(str(key), there)
+        raise TypeError(
+            f"a parameter group has the option {key!r}, which this optimizer does not have; "
+            f"did you mean {near!r}? It has {', '.join(there)}. An entry of your own, which is "
+            "no option, can be written into param_groups after construction"
+            if near
+            else f"a parameter group has the option {key!r}, and this optimizer has none"
+        )
 
 
 def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,6 +91,58 @@ def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
         {'lr': 0.1}
     """
     return {key: value for key, value in group.items() if key not in NOT_OPTIONS}
+
+
+def neutral_flags(loaded: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, bool]:
+    """Return the value of each flag that a loaded group lacks: False, which is neutral.
+
+    A class without a flag, or an older version of a class, does what the flag turned off means, as
+    torch.optim takes it. A flag other than ``maximize`` that is on in the optimizer gets no value.
+
+    Args:
+        loaded: a parameter group of a checkpoint.
+        own: the parameter group of the optimizer.
+
+    Example::
+
+        >>> neutral_flags({"lr": 0.1}, {"lr": 0.2, "maximize": True, "amsgrad": False})
+        {'maximize': False, 'amsgrad': False}
+    """
+    return {
+        name: False
+        for name, value in own.items()
+        if name not in loaded and isinstance(value, bool) and (is_maximize(name) or not value)
+    }
+
+
+def is_maximize(name: str) -> bool:
+    """Return True if an option of a group is ``maximize``, of whichever stage."""
+    return name.rpartition(".")[2] == MAXIMIZE_OPTION
+
+
+def loaded_groups(
+    loaded: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return groups of a checkpoint with the schedules and flags that they lack.
+
+    Args:
+        loaded: the groups as they were saved.
+        groups: those of the optimizer.
+
+    Raises:
+        ValueError: a group ascends, and the optimizer has no ``maximize``.
+    """
+    own = [*groups, *([{}] * (len(loaded) - len(groups)))]  # torch refuses another number of groups
+    for one, group in zip(loaded, own, strict=False):
+        if one.get(MAXIMIZE_OPTION) is True and not any(map(is_maximize, group)) and group:
+            raise ValueError(
+                "this checkpoint has maximize=True, which this optimizer does not have; put "
+                "functional_optim.maximized() into the chain"
+            )
+    return [
+        {**neutral_flags(one, group), **one}
+        for one, group in zip(with_schedules(loaded, groups), own, strict=False)
+    ]
 
 
 def links_of(own: Optimizer, names: Sequence[str], group: Mapping[str, Any]) -> Links:
@@ -49,6 +165,27 @@ def own_options(group: dict[str, Any]) -> None:
     Learning-rate schedulers write into a tensor lr.
     """
     group.update(copy_tensors(options_of(group)))
+
+
+def check_group(
+    own: Optimizer,
+    names: Sequence[str],
+    defaults: Mapping[str, Any],
+    group: Mapping[str, Any],
+) -> None:
+    """Make sure that the options of a new group make a chain.
+
+    Args:
+        own: the chain.
+        names: of its hyper-parameters.
+        defaults: the values of options that the group lacks.
+        group: as the caller wrote it.
+
+    Raises:
+        TypeError, ValueError: as of :func:`require_options` and :func:`links_of`.
+    """
+    require_options(group, names)
+    links_of(own, names, {**defaults, **group})
 
 
 class GroupOptions:

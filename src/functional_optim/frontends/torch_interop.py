@@ -205,7 +205,7 @@ def to_torch_state_dict(
         named = _group_options(optimizer, paths or [(index,)], options or {})
         if DECOUPLED in kept.options:  # the chain tells it by its stages
             named.setdefault(DECOUPLED, decouples(optimizer.stages))
-        _require_known(cls, kept, named)
+        named = _known_options(cls, kept, named)
         groups.append({**kept.options, **named, "params": []})
         for path in paths:
             made = _torch_entries(optimizer, path, *states[path], kept)
@@ -320,8 +320,14 @@ def _refuse_schedules(optimizer: Optimizer) -> None:
                 )
 
 
-def _require_known(cls: type, kept: _Kept, named: dict[str, Any]) -> None:
-    """Every option of the class is told, and nothing is told that the class does not have."""
+def _known_options(cls: type, kept: _Kept, named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a group without the flags that are off and that the class lacks.
+
+    Raises:
+        ValueError: an option of the class is not told, or the class lacks one that is told.
+    """
+    # A flag that is off means what a class without the flag does.
+    named = {key: one for key, one in named.items() if key in kept.options or one is not False}
     own = [key for key in kept.options if key not in EXECUTION_OPTIONS]
     untold = [key for key in own if key not in named]
     unknown = [key for key in named if key not in kept.options]
@@ -333,6 +339,7 @@ def _require_known(cls: type, kept: _Kept, named: dict[str, Any]) -> None:
             f"{'the class has no ' + ', '.join(unknown) if unknown else ''}; pass options={{...}}, "
             "or a class that has this chain"
         )
+    return named
 
 
 def _common_step(states: list[LeafState]) -> int:

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.brief import brief
 from functional_optim.core.chain import require_one_chain
 from functional_optim.core.checks import check_param, check_writable
 from functional_optim.core.compiling import uncompiled
@@ -26,10 +25,17 @@ from functional_optim.frontends.torch_entries import (
 )
 from functional_optim.frontends.torch_explain import explain_groups
 from functional_optim.frontends.torch_flat import FlatGroups, Group
-from functional_optim.frontends.torch_groups import GroupOptions, links_of, own_options
+from functional_optim.frontends.torch_groups import (
+    GroupOptions,
+    check_group,
+    links_of,
+    loaded_groups,
+    own_options,
+    require_optimizer,
+)
 from functional_optim.frontends.torch_plans import TorchPlans
 from functional_optim.frontends.torch_replaced import complete_replaced
-from functional_optim.frontends.torch_schedule import guarded, with_schedules
+from functional_optim.frontends.torch_schedule import guarded
 from functional_optim.optimizer import Optimizer
 from functional_optim.optimizer.bound import BoundOptimizer
 from functional_optim.plan.composed.one_step import check_extra
@@ -84,11 +90,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
 
     @uncompiled
     def __init__(self, params: Iterable[Any], optimizer: Optimizer, *, flat: bool = False) -> None:
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(
-                "optimizer must be a functional_optim.Optimizer, such as adamw(lr=1e-3), got "
-                f"{brief(optimizer)}"
-            )
+        require_optimizer(optimizer)
         if flat:
             require_one_chain(optimizer, "TorchOptimizer(flat=True)")
         self._lock = StepLock()
@@ -147,7 +149,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         group: Any = param_group
         if isinstance(group, dict) and "params" in group:
             if self._composed is None:
-                links_of(self._optimizer, self._names, {**self.defaults, **group})
+                check_group(self._optimizer, self._names, self.defaults, group)
             given = group["params"]
             if not isinstance(given, (Tensor, set)):
                 given = list(given)  # an iterator serves for one look only
@@ -336,8 +338,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
     def _load_group(self, number: int) -> None:
         """The state of a group as it was loaded, in its own form, and complete."""
         group, own = self.param_groups[number], self._optimizer_of(number)
-        links = links_of(own, self._names_of(number), group)
-        hypers = tuple(link.hyper for link in links)
+        hypers = tuple(link.hyper for link in links_of(own, self._names_of(number), group))
         kept = self._loaded["param_groups"][number]["params"]
         loaded = [self._loaded["state"].get(key, {}) for key in kept]
         keep_form(own.stages, hypers, group, loaded, self.state)
@@ -385,6 +386,6 @@ def _noted(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict
     """Keep what is loaded, as the caller's hooks have left it."""
     assert isinstance(optimizer, TorchOptimizer)
     groups = matched_by_name(state_dict["param_groups"], optimizer.param_groups)
-    groups = with_schedules(groups, optimizer.param_groups)
+    groups = loaded_groups(groups, optimizer.param_groups)
     optimizer._loaded = {**state_dict, "param_groups": groups}  # noqa: SLF001  of the class above
     return optimizer._loaded  # noqa: SLF001  as above

@@ -1,8 +1,7 @@
 """An optimizer bound to parameters: flat buffers, laid out once, and plans of their steps.
 
-What :meth:`Optimizer.update_` finds out anew at each call (trees, checks, where each tensor lies)
-is found out once here. Parameters, gradients and state lie in flat buffers, so that a step is one
-kernel call per buffer.
+What :meth:`Optimizer.update_` finds out at each call is found out once here. Parameters, gradients
+and state are in flat buffers, so that a step is one kernel call per buffer.
 """
 
 import time
@@ -25,6 +24,7 @@ from functional_optim.kernels import Scalars, executor_taking, is_measured
 from functional_optim.native import LOOPS
 from functional_optim.optimizer import bound_plans
 from functional_optim.optimizer.bound_buffer import BoundBuffer, copy_states
+from functional_optim.optimizer.bound_copies import BoundCopies
 from functional_optim.optimizer.bound_explain import Explainer, why_alone
 from functional_optim.optimizer.bound_gradients import BoundGradients
 from functional_optim.optimizer.bound_plans import BoundParams, BoundPlan, Present, plan_of
@@ -40,14 +40,14 @@ PLANS = 8
 
 
 @uncompiled_class
-class BoundOptimizer:
+class BoundOptimizer(BoundCopies):
     """What ``optimizer.bind(params)`` returns: one optimizer, its parameters and their state.
 
     Parameters are moved into flat buffers, and stay the same objects; ``state`` and ``gradients``
     are trees of views of such buffers.
 
     Several threads may call it: steps, and what changes numbers, state or layout, are made one
-    after the other, in the order in which the threads come. Ctrl-C waits until they are made.
+    after the other. Ctrl-C waits for it. ``copy.deepcopy((model, bound))`` binds the copied model.
 
     Example::
 

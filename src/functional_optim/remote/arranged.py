@@ -9,7 +9,7 @@ from functional_optim.core.unmet import Unmet
 from functional_optim.frontends.local_optimizer import Foreign
 from functional_optim.frontends.recipe import Chains, ComposedRecipe, GroupChain, Recipe
 from functional_optim.frontends.torch_composed import ComposedGroups, GroupPart
-from functional_optim.frontends.torch_groups import options_of
+from functional_optim.frontends.torch_groups import neutral_flags, options_of, require_options
 from functional_optim.frontends.torch_schedule import guarded
 from functional_optim.plan.composed.shared_numbers import common_hyper
 from functional_optim.remote.errors import failed
@@ -25,7 +25,7 @@ class Arranged:
 
     Raises:
         TypeError: a stage that needs inputs beside the gradients, or keeps numbers for some
-            parameters only.
+            parameters only; an option that the optimizer does not have.
         ValueError: groups that differ in what such numbers are made by; an override that is meant
             for no parameter.
         WorkerError: options of a group that make no chain.
@@ -47,12 +47,20 @@ class Arranged:
             self._divide(found)
         elif not isinstance(found, Foreign):
             self._recipes = [found] * len(groups)
+            for group in groups:
+                require_options(group.options, found.defaults)
         pairs = zip(self._recipes, self.groups, strict=False)  # a class of the user's has no recipe
         self.check([{**own.defaults, **group.options} for own, group in pairs], "the constructor")
 
-    def options_in(self, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of a group in a state dict, without what else is kept there."""
-        return {key: value for key, value in saved.items() if key not in self._beside}
+    def options_in(self, saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a group in a state dict, with the flags that it lacks.
+
+        Args:
+            saved: the group in the state dict.
+            own: the group of the optimizer.
+        """
+        found = {key: value for key, value in saved.items() if key not in self._beside}
+        return {**neutral_flags(saved, own), **found}
 
     def check(self, groups: Sequence[Mapping[str, Any]], what: str = "step") -> None:
         """See that every worker can step by these options, before any of them does.

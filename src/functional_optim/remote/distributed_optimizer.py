@@ -384,7 +384,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._workers.load(parts)
             for number, own in enumerate(options):
                 group = self.param_groups[number]
-                group.update(self._arranged.options_in(own))
+                group.update(self._arranged.options_in(own, group))
                 self.param_groups[number] = guarded(group, self.defaults)
 
     def counters(self) -> dict[str, Counters]:

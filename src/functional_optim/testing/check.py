@@ -1,7 +1,7 @@
 """``check_optimizer``: the whole law suite over anyone's optimizer, in one call."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from hypothesis import strategies as st
@@ -36,6 +36,14 @@ class LawNotTried(Exception):  # noqa: N818  it says what happened
         )
 
 
+MISSING_HINT = (
+    "Without missing gradients the law holds. A class that counts steps for a whole parameter "
+    "group counts them for a parameter without a gradient too; here each parameter has its own "
+    "count. If that is the difference, pass missing=False."
+)
+"""Added to a report where only runs with missing gradients break the law."""
+
+
 class _RefusedError(Exception):
     """The optimizer does not take a run, whatever the law; its cause says why."""
 
@@ -51,6 +59,7 @@ def check_optimizer(
     matrices: bool = False,
     one_chain: bool = True,
     device: str = "cpu",
+    missing: bool = True,
     laws: Iterable[str] | None = None,
     max_examples: int = 30,
     derandomize: bool = True,
@@ -81,6 +90,9 @@ def check_optimizer(
             the laws of what is bound, scripted as a program or captured are left out.
         device: where its parameters are, as ``"cuda"``: there, what executors of kernels give is
             held to the stated bound, and to the reference's bits on the CPU.
+        missing: whether the oracle is also compared with in runs where gradients are missing. False
+            is for a class that counts steps for a whole parameter group, and so for a parameter
+            without a gradient too. The other laws draw missing gradients in any case.
         laws: names of the laws to check (see :data:`LAWS`); by default all that apply and
             compile nothing.
         max_examples: how many runs are drawn for each law.
@@ -108,6 +120,7 @@ def check_optimizer(
         matrices=matrices,
         one_chain=one_chain,
         device=device,
+        missing=missing,
     )
     usual = [name for name, law in LAWS.items() if not law.slow]
     chosen = usual if laws is None else list(laws)
@@ -149,37 +162,52 @@ def check_law(
     shapes = subject.shapes()
     if law.small_only:
         shapes = tuple(one for one in shapes if one != WIDE_SHAPE)
-    device = subject.device
-    small = runs(subject.options, dtypes, large=False, shapes=shapes, device=device)
+    small = _Drawn(subject, dtypes, {"large": False, "shapes": shapes})
     of_any_size = not law.small_only and not subject.matrices
     if max_examples > 1 or not of_any_size:  # the first one drawn is the simplest of all
-        _search(name, subject, small, max_examples, derandomize)
+        _search(name, small, max_examples, derandomize)
     if of_any_size:
         some = max(min(3, max_examples + 1), max_examples // 5)
-        _search(name, subject, runs(subject.options, dtypes, device=device), some, derandomize)
+        _search(name, _Drawn(subject, dtypes, {}), some, derandomize)
 
 
-def _search(
-    name: str,
-    subject: Subject,
-    examples: st.SearchStrategy[Run],
-    max_examples: int,
-    derandomize: bool,
-) -> None:
+class _Drawn(NamedTuple):
+    """The runs to draw for a subject."""
+
+    subject: Subject
+    dtypes: tuple[torch.dtype, ...]
+    sizes: dict[str, Any]
+
+    def runs(self, *, missing: bool) -> st.SearchStrategy[Run]:
+        subject = self.subject
+        return runs(
+            subject.options, self.dtypes, missing=missing, device=subject.device, **self.sizes
+        )
+
+
+def _search(name: str, drawn: _Drawn, max_examples: int, derandomize: bool) -> None:
     """Look for a run that breaks a law, and shrink it."""
-    found = smallest_that_fails(
-        examples,
-        lambda run: _tried(name, subject, run),
-        max_examples=max_examples,
-        derandomize=derandomize,
-    )
+    subject, of_oracle = drawn.subject, LAWS[name].needs_oracle
+    missing = subject.missing or not of_oracle
+
+    def smallest(*, missing: bool) -> tuple[Run, Exception] | None:
+        return smallest_that_fails(
+            drawn.runs(missing=missing),
+            lambda run: _tried(name, subject, run),
+            max_examples=max_examples,
+            derandomize=derandomize,
+        )
+
+    found = smallest(missing=missing)
     if found is None:
         return
     example, reason = found
     if isinstance(reason, _RefusedError):
         assert reason.__cause__ is not None
         raise LawNotTried(name, example, reason.__cause__) from reason.__cause__
-    raise LawBroken(name, example, reason, LAWS[name].check.__doc__) from reason
+    is_short = of_oracle and any(None in step for step in example.steps)
+    hint = MISSING_HINT if is_short and smallest(missing=False) is None else ""
+    raise LawBroken(name, example, reason, LAWS[name].check.__doc__, hint) from reason
 
 
 def _tried(name: str, subject: Subject, run: Run) -> None:

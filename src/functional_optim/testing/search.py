@@ -26,12 +26,14 @@ class LawBroken(AssertionError):  # noqa: N818  it says what happened
     to look at with ``example.replay(optimizer)``.
     """
 
-    def __init__(self, law: str, example: Any, reason: BaseException, says: str | None) -> None:
+    def __init__(
+        self, law: str, example: Any, reason: BaseException, says: str | None, hint: str = ""
+    ) -> None:
         self.law = law
         self.example = example
         super().__init__(
             f"the law {law!r} is broken: {reason}\n{(says or '').strip()}\n"
-            f"smallest example:\n{example}"
+            f"{f'{hint}{chr(10)}' if hint else ''}smallest example:\n{example}"
         )
 
 

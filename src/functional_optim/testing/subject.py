@@ -46,6 +46,7 @@ class Subject:
         one_chain: whether all leaves have the same stages, which keep nothing together: what bind,
             script and export_step ask for.
         device: where parameters and gradients are.
+        missing: whether the oracle is also compared with where gradients are missing.
     """
 
     factory: Callable[..., Optimizer]
@@ -58,6 +59,7 @@ class Subject:
     coarsest: torch.dtype | None = None
     one_chain: bool = True
     device: str = "cpu"
+    missing: bool = True
 
     def shapes(self, usual: tuple[Shape, ...] = USUAL_SHAPES) -> tuple[Shape, ...]:
         """Of the shapes that are usually drawn, those that it takes; or small matrices."""

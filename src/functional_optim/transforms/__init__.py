@@ -4,6 +4,7 @@ Those that are a part of an algorithm (``scale_by_adam``, ``scale_by_rms``, ``sc
 ``trace``) stand in its file, beside the mathematics that they share with it.
 """
 
+from functional_optim.core.constructor import links_constructors
 from functional_optim.transforms.cautious import cautious
 from functional_optim.transforms.clip_by_global_norm import clip_by_global_norm
 from functional_optim.transforms.clip_by_value import clip_by_value
@@ -25,3 +26,15 @@ __all__ = [
     "scale_by_trust_ratio",
     "weight_decay",
 ]
+
+links_constructors(
+    cautious,
+    clip_by_global_norm,
+    clip_by_value,
+    decoupled_weight_decay,
+    descend,
+    maximized,
+    scale_by_sign,
+    scale_by_trust_ratio,
+    weight_decay,
+)

@@ -48,6 +48,7 @@ DECOUPLED_WEIGHT_DECAY = Rule(
     hyper=DecoupledWeightDecayHyper,
     coefficients=decoupled_weight_decay_coefficients,
     rule=decoupled_weight_decay_rule,
+    uses_gradient=False,
     bounds=(("lr", FINITE_NON_NEGATIVE), ("weight_decay", NON_NEGATIVE)),
     sparse=decoupled_weight_decay_sparse,
 )

@@ -51,6 +51,7 @@ EMA = Rule(
     init=ema_init,
     coefficients=ema_coefficients,
     rule=ema_rule,
+    uses_gradient=False,
     bounds=(("decay", BELOW_ONE),),
     view=ema_view,
 )

@@ -56,6 +56,7 @@ LOOKAHEAD = Rule(
     init=lookahead_init,
     coefficients=lookahead_coefficients,
     rule=lookahead_rule,
+    uses_gradient=False,
     bounds=(("every", Interval(1)), ("alpha", Interval(0, 1))),
     view=lookahead_view,
 )

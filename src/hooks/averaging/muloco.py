@@ -66,9 +66,7 @@ def muloco_inner(
         Therien et al., "MuLoCo: Muon is a practical inner optimizer for DiLoCo", arXiv 2505.23725,
         2025.
     """
-    label_of = labels(
-        {"rest": not_hidden, "matrices": with_shape(lambda shape: len(shape) == 2)}, default="rest"
-    )
+    label_of = labels({"rest": not_hidden, "matrices": with_shape(ndim=2)}, default="rest")
     matrices = muon(
         lr=lr, weight_decay=weight_decay, momentum=0.9, nesterov=False, adjust_lr_fn=adjust_lr_fn
     )

@@ -8,6 +8,7 @@ from functional_optim.core.links import keeps_shared
 from functional_optim.core.unmet import Unmet
 from functional_optim.frontends.recipe import ComposedRecipe, Recipe
 from functional_optim.frontends.torch_composed import GroupPart
+from functional_optim.frontends.torch_groups import require_options
 from functional_optim.kernels import is_measured
 from functional_optim.optimizer import Optimizer
 
@@ -46,12 +47,13 @@ class GroupRecipes:
         """A group as groups that have one chain each; their recipes are known from now on.
 
         Raises:
-            TypeError: parameters that differ in the stages that need a total over all gradients, if
-                no numbers are kept for all of them.
+            TypeError: an option that the optimizer does not have; parameters that differ in the
+                stages that need a total over all gradients, if no numbers are kept for all of them.
             ValueError: a parameter on which no rule acts.
         """
         params = group.get("params")
         if not isinstance(self.whole, ComposedRecipe) or not isinstance(params, list):
+            require_options(group, self.whole.defaults)
             self._own.append(self.whole)
             self._sizes.append(len(params) if isinstance(params, list) else 1)
             return [group]

@@ -11,7 +11,7 @@ from functional_optim.core.state import LeafState
 from functional_optim.frontends.checkpoint_names import matched_by_name
 from functional_optim.frontends.torch_arguments import EXECUTION_OPTIONS
 from functional_optim.frontends.torch_checkpoint import DECOUPLED
-from functional_optim.frontends.torch_groups import options_of
+from functional_optim.frontends.torch_groups import neutral_flags, options_of
 from sharding.zero.convert import (
     Target,
     Targets,
@@ -135,7 +135,7 @@ def with_options(
                 f"{source} has {'decoupled' if told else 'coupled'} weight decay ({key}={told}), "
                 f"this chain has not: {parts.shards.recipes.of(number).optimizer}"
             )
-    return {**group, **taken}
+    return {**group, **neutral_flags(options, group), **taken}
 
 
 def check_known(parts: OptimizerParts, groups: Sequence[Mapping[str, Any]], source: str) -> None:

@@ -1,0 +1,98 @@
+"""Options of parameter groups: a misspelt one is refused, entries of torch are taken."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from functional_optim import (
+    DistributedOptimizer,
+    TorchOptimizer,
+    adamw,
+    chain,
+    clip_by_global_norm,
+    ema,
+    freeze,
+    partition,
+    sgd,
+)
+from functional_optim.frontends.local_optimizer import local_optimizer
+from tests.choices import case
+
+
+def label_of(path: tuple[Any, ...], shape: tuple[int, ...]) -> str:
+    return "matrices" if len(shape) == 2 else "rest"
+
+
+PARTS = partition({"matrices": sgd(0.1), "rest": adamw(0.1)}, label_of)
+DOORS: dict[str, Callable[[list[dict[str, Any]]], Any]] = {
+    "torch": lambda groups: TorchOptimizer(groups, adamw()),
+    "flat": lambda groups: TorchOptimizer(groups, adamw(), flat=True),
+    "override": lambda groups: TorchOptimizer(groups, adamw().override((1,), lr=0.5)),
+    "parts": lambda groups: TorchOptimizer(groups, PARTS),
+    "local": lambda groups: local_optimizer(adamw(), groups),
+    "local class": lambda groups: local_optimizer(torch.optim.AdamW, groups),
+    "local parts": lambda groups: local_optimizer(PARTS, groups),
+    "added": lambda groups: added(groups, adamw()),
+    "added to parts": lambda groups: added(groups, PARTS),
+}
+
+
+def pair() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(3))
+
+
+def added(groups: list[dict[str, Any]], optimizer: Any) -> Any:
+    made = TorchOptimizer(list(pair()), optimizer)
+    for group in groups:
+        made.add_param_group(group)
+    return made
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_misspelt_option_of_a_group_is_refused(door: str) -> None:
+    """Fault 30: the error names the nearest option."""
+    for wrong, near in (("wd", "weight_decay"), ("beta", "betas"), ("learning_rate", "lr")):
+        first, second = pair()
+        with (
+            case(wrong=wrong),
+            pytest.raises(TypeError, match=f"option '{wrong}'.*did you mean '{near}'"),
+        ):
+            DOORS[door]([{"params": [second, first], wrong: 0.1}])
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_the_options_and_entries_of_torch_are_taken(door: str) -> None:
+    """Fault 30: what torch's classes and schedulers write, and a name."""
+    first, second = pair()
+    entries = {"name": "all", "initial_lr": 0.1, "swa_lr": 0.1, "foreach": None, "fused": False}
+    DOORS[door]([{"params": [first, second], "lr": 0.1, "weight_decay": 0.5, **entries}])
+
+
+def test_groups_of_other_optimizers_are_taken() -> None:
+    """Fault 30: those of torch's class, and of our own, with numbers of all parameters."""
+    params = list(pair())
+    theirs = torch.optim.AdamW(params, lr=0.5)
+    torch.optim.lr_scheduler.OneCycleLR(theirs, 0.1, total_steps=10)
+    assert TorchOptimizer(theirs.param_groups, adamw()).param_groups[0]["betas"] == (0.95, 0.999)
+    own = TorchOptimizer(params, chain(clip_by_global_norm(1.0), adamw(0.5), ema(0.9)))
+    assert TorchOptimizer(own.param_groups, own.chain).param_groups[0]["lr"] == 0.5
+    parts = TorchOptimizer(params, partition({"matrices": sgd(), "rest": freeze()}, label_of))
+    assert len(TorchOptimizer(parts.param_groups, parts.chain).param_groups) == 2
+
+
+def test_an_option_that_stands_in_several_stages_is_said_to() -> None:
+    """Fault 30: as before, the error names both."""
+    optimizer = chain(adamw(), sgd(weight_decay=0.5))
+    with pytest.raises(ValueError, match="several stages"):
+        TorchOptimizer([{"params": list(pair()), "weight_decay": 0.5}], optimizer)
+
+
+def test_distributed_optimizers_refuse_before_a_worker_is_asked() -> None:
+    """Fault 30: for one chain, for parts, and for a class of torch."""
+    kinds: list[Any] = [adamw, torch.optim.AdamW, lambda: PARTS]
+    for kind in kinds:
+        groups = [{"params": list(zip("ab", pair(), strict=True)), "wd": 0.1}]
+        with case(kind=kind), pytest.raises(TypeError, match="did you mean 'weight_decay'"):
+            DistributedOptimizer.over_threads(kind, groups, {"a": "one", "b": "two"})
