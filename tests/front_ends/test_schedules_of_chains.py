@@ -37,7 +37,7 @@ MESSAGE = r"lr is the schedule halving, .*lr_scheduler.*number for lr, or leave 
 
 
 def halving(made: float) -> float:
-    return 1.0 * 0.5**made
+    return 0.5 * 0.5**made
 
 
 def step(optimizer: torch.optim.Optimizer) -> float:
