@@ -98,7 +98,7 @@ class OptimizerState:
                 "one; leave it out of params="
             )
         if executor is None:
-            executor = in_place("reference", self.params.values())
+            executor = in_place("reference", self.params.values(), made.stages)
         self._groups = NamedGroups(self.params, made.using(executor=executor), state)
         self._names = {id(param): name for name, param in self.params.items()}
 

@@ -1,7 +1,7 @@
 """What the ranks do: models whose parameters are DTensors, stepped by ours and by torch's."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -9,23 +9,30 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from functional_optim import (
+    NoState,
     Optimizer,
+    Rule,
     TorchOptimizer,
     adahessian,
     adamw,
     chain,
     clip_by_global_norm,
     export_step,
+    muon,
+    partition,
+    scale_by_trust_ratio,
     sgd,
+    soap,
     sophia,
 )
 from functional_optim.storage import stored
 from hooks import apply_optimizer_in_backward
 from sharding import ZeroRedundancyOptimizer
 from tests.choices import case
+from tests.composition.trees import kind
 
 LR, STEPS = 0.1, 3
 
@@ -240,26 +247,63 @@ SAID = {
     "export": ("'0.bias' is a DTensor", "an exported step takes plain tensors"),
     "capturable": ("'0.bias' is a DTensor", "a step that may be captured takes plain tensors"),
     "zero": ("is a DTensor", "ZeroRedundancyOptimizer", "takes plain tensors"),
-    "measured": ("is a DTensor", "clip_by_global_norm needs more", "executor='reference'"),
-    "measure": ("is a DTensor", "clip_by_global_norm needs more"),
-    "blocks": ("is a DTensor", "needs more than that", "executor='reference'"),
-    "replicated": ("gradient at '0.weight'", "Replicate()", "Shard(dim=1)", "redistribute()"),
-    "elsewhere": ("gradient at '0.weight'", "Shard(dim=0)", "Shard(dim=1)"),
+    "ratios": ("is a DTensor", "scale_by_trust_ratio needs more", "executor='reference'"),
+    "blocks": ("'0.bias' is a DTensor", "blocks of 256 elements", "float32 or bfloat16"),
+    "blocks, held": ("'0.weight' is a DTensor", "blocks of 256 elements"),
+    "blocks, unnamed": ("'params[0]' is a DTensor", "blocks of 256 elements"),
+    "soap": ("'0.weight' is a DTensor", "soap needs the whole tensor", "partition"),
+    "muon": ("'0.weight' is a DTensor", "muon needs the whole tensor", "ignored_params"),
+    "muon, held": ("'0.weight' is a DTensor", "muon needs the whole tensor"),
+    "a user's": ("'0.bias' is a DTensor", "whole needs the whole", "takes_dtensors=True"),
     "plain": ("gradient at '4.bias' is a plain tensor", "DTensor"),
 }
 
 
+class NoHyper(NamedTuple):
+    pass
+
+
+def whole_rule(param: Tensor, grad: Tensor, state: NoState, c: NoHyper) -> tuple[Tensor, NoState]:
+    return param - grad / grad.abs().max(), state
+
+
+WHOLE = Rule(name="whole", hyper=NoHyper, rule=whole_rule, kind="per_matrix")
+
+
+def redistributed() -> None:
+    """A gradient that is cut otherwise, or not summed yet, is brought to its parameter's shards."""
+    for executor in ("reference", "blocked"):
+        for name, placed in {"whole": Replicate(), "other": Shard(0), "sums": Partial()}.items():
+            with case(executor=executor, gradient=name):
+                ours, twin = by_hand(torch.float32), by_hand(torch.float32)
+                for model in (ours, twin):
+                    set_gradients(model, 0, "by hand", missing=False)
+                for param in ours.parameters():
+                    assert isinstance(param.grad, DTensor)
+                    full = param.grad.full_tensor()
+                    if isinstance(placed, Partial):  # of which no rank has the whole
+                        share = full if dist.get_rank() == 1 % dist.get_world_size() else full * 0.0
+                        param.grad = DTensor.from_local(share, param.device_mesh, [placed])
+                    else:
+                        param.grad = distribute_tensor(full, param.device_mesh, [placed])
+                for model in (ours, twin):
+                    torch_optimizer(adamw(lr=LR).using(executor=executor), model)(model)
+                assert_same(ours, twin)
+
+
 def refused() -> None:
-    """What cannot step a shard names the parameter, and the way out; nothing is changed."""
+    """Fault 22: what cannot step a shard names the parameter, and the way out.
+
+    Nothing is changed.
+    """
     model = by_hand(torch.float32)
     set_gradients(model, 0, "by hand", missing=False)
     params, grads = dict(model.named_parameters()), grads_of(model)
     before = {name: _local(param).clone() for name, param in params.items()}
     blocked = adamw(lr=LR).using(executor="blocked")
-    clipping = chain(clip_by_global_norm(1.0), sgd(lr=LR)).using(executor="blocked")
-    eight = stored(adamw(lr=LR), state="int8").using(executor="blocked")
-    replicated = grads["0.weight"].redistribute(placements=[Replicate()])
-    elsewhere = replicated.redistribute(placements=[Shard(0)])
+    ratios = chain(scale_by_trust_ratio(), sgd(lr=LR)).using(executor="blocked")
+    eight = stored(adamw(lr=LR), state="int8")
+    matrices = {"0.weight": params["0.weight"]}
 
     def step(optimizer: Optimizer, **others: Tensor) -> None:
         optimizer.update_(params, {**grads, **others}, optimizer.init(params))
@@ -269,11 +313,17 @@ def refused() -> None:
         "export": lambda: export_step(blocked, params),
         "capturable": lambda: adamw().bind(params, capturable=True),
         "zero": lambda: ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=LR),
-        "measured": lambda: step(clipping),
-        "measure": lambda: clipping.measure(params, grads, clipping.init(params)),
-        "blocks": lambda: step(eight),
-        "replicated": lambda: step(blocked, **{"0.weight": replicated}),
-        "elsewhere": lambda: step(blocked, **{"0.weight": elsewhere}),
+        "ratios": lambda: step(ratios),
+        "blocks": lambda: eight.init(params),
+        "blocks, held": lambda: TorchOptimizer(model.named_parameters(), eight),
+        "blocks, unnamed": lambda: TorchOptimizer(model.parameters(), eight),
+        "soap": lambda: TorchOptimizer(
+            model.named_parameters(),
+            partition({"matrices": soap(lr=LR), "rest": adamw(lr=LR)}, kind),
+        ),
+        "muon": lambda: muon(lr=LR).init(matrices),
+        "muon, held": lambda: TorchOptimizer(matrices.items(), muon(lr=LR)),
+        "a user's": lambda: chain(WHOLE()).init(params),
         "plain": lambda: step(blocked, **{"4.bias": torch.ones(1)}),
     }
     for name, parts in SAID.items():

@@ -5,7 +5,7 @@ import pytest
 from tests.choices import case, pairs
 from tests.ranks import Job, Outcomes, run_ranks
 
-from . import jobs, whole
+from . import averaged, jobs, totals, whole
 
 CASES = [
     *pairs(model=["fsdp", "by hand"], dtype=["float32"], executor=["reference", "script", "auto"]),
@@ -27,6 +27,7 @@ LIKE_TORCH = ("torch", "plain", "checkpoints", "clipped", "in backward", "with i
 @pytest.fixture(scope="module")
 def worlds() -> dict[int, Outcomes]:
     """By the number of ranks."""
+    names = [*totals.CASES]
     of_two = {
         "torch": Job(jobs.adamw_as_torch, {"cases": CASES}),
         "plain": Job(jobs.as_plain_tensors, {"cases": AS_PLAIN}),
@@ -36,20 +37,37 @@ def worlds() -> dict[int, Outcomes]:
         "with inputs": Job(jobs.with_inputs),
         "refused": Job(jobs.refused),
         "twice": Job(jobs.twice),
+        "redistributed": Job(jobs.redistributed),
         "sums": Job(whole.sums),
-        "products": Job(whole.products),
+        "totals, fsdp": Job(totals.as_one_process, {"model": "fsdp", "names": names}),
+        "totals, by hand": Job(totals.as_one_process, {"model": "by hand", "names": names[::2]}),
+        "collectives": Job(totals.collectives),
+        "placements": Job(totals.unknown_placements),
     }
-    of_three = {**of_two, "torch": Job(jobs.adamw_as_torch, {"cases": CASES[::4]})}
+    of_three = {
+        **of_two,
+        "torch": Job(jobs.adamw_as_torch, {"cases": CASES[::4]}),
+        "totals, fsdp": Job(totals.as_one_process, {"model": "fsdp", "names": names[1::2]}),
+    }
+    del of_three["totals, by hand"], of_three["collectives"]
+    of_four = {
+        "totals, fsdp": Job(totals.as_one_process, {"model": "fsdp", "names": names[::2]}),
+        "meshes": Job(totals.on_meshes),
+        "tensor parallel": Job(totals.tensor_parallel),
+        "averaged": Job(averaged.periodic),
+        "not averaged": Job(averaged.refused),
+    }
     return {
         2: run_ranks(of_two, ranks=2, seconds=300),
         3: run_ranks(of_three, ranks=3, seconds=300),
+        4: run_ranks(of_four, ranks=4, seconds=300),
     }
 
 
 def assert_well(worlds: dict[int, Outcomes], *names: str) -> None:
     for ranks, outcomes in worlds.items():
         for name in names:
-            for outcome in outcomes[name]:
+            for outcome in outcomes.get(name, ()):
                 with case(job=name, ranks=ranks):
                     outcome.result()
 
@@ -59,8 +77,28 @@ def test_shards_are_stepped_as_torch_steps_them(worlds: dict[int, Outcomes]) -> 
     assert_well(worlds, *LIKE_TORCH)
 
 
-def test_what_needs_all_of_a_tensor_has_it(worlds: dict[int, Outcomes]) -> None:
-    assert_well(worlds, "sums", "products")
+def test_totals_are_those_of_all_ranks(worlds: dict[int, Outcomes]) -> None:
+    """Fault 9: every stage with a reduction steps as one process does, whoever has which shard."""
+    assert_well(worlds, "totals, fsdp", "totals, by hand", "meshes", "tensor parallel", "sums")
+
+
+def test_a_total_is_reduced_once(worlds: dict[int, Outcomes]) -> None:
+    """Fault 9: by one collective over all parameters."""
+    assert_well(worlds, "collectives")
+
+
+def test_averagers_average_shards(worlds: dict[int, Outcomes]) -> None:
+    """Fault 39: with the same shards of other replicas; other shards are refused."""
+    assert_well(worlds, "averaged", "not averaged")
+
+
+def test_every_stage_with_a_total_is_tried() -> None:
+    tried = {stage for one in totals.CASES.values() for stage in one.make().stages}
+    assert {*totals.reducing_stages()} <= tried
+
+
+def test_gradients_may_be_cut_otherwise(worlds: dict[int, Outcomes]) -> None:
+    assert_well(worlds, "redistributed", "placements")
 
 
 def test_what_cannot_step_a_shard_says_so(worlds: dict[int, Outcomes]) -> None:

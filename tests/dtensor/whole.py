@@ -1,15 +1,13 @@
-"""What needs all of a tensor has it, however unevenly it is cut: sums, and products."""
+"""What needs all of a tensor has it, however unevenly it is cut."""
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from functional_optim import Optimizer, TorchOptimizer, adamw, muon, partition, prodigy
+from functional_optim import Optimizer, TorchOptimizer, prodigy
 from tests.choices import case
-from tests.composition.trees import kind
 from tests.tensors import normal
 
 from .jobs import mesh
@@ -61,17 +59,3 @@ def sums() -> None:
                 wanted = stepped(optimizer, cut=False, pure=pure)
                 for one, other in zip(found, wanted, strict=True):
                     assert torch.equal(one, other)
-
-
-def products() -> None:
-    """Muon's, in bfloat16, of sums in another order; torch's class steps no row that is cut."""
-    optimizer = partition({"matrices": muon(0.02), "rest": adamw(0.01)}, kind)
-    for pure in (False, True):
-        with case(pure=pure):
-            found = stepped(optimizer, cut=True, pure=pure)
-            for one, other in zip(found, stepped(optimizer, cut=False, pure=pure), strict=True):
-                assert torch.allclose(one, other, rtol=0.0, atol=4e-3)
-    row = params_of(cut=True)["row"]
-    row.grad = grad_at(0, 1, row)
-    with pytest.raises(RuntimeError, match="placement"):
-        torch.optim.Muon([row]).step()

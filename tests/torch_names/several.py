@@ -15,6 +15,7 @@ from torch.autograd import profiler
 from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 from torch.distributed.algorithms.join import Join
+from torch.distributed.tensor import placement_types
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
@@ -252,6 +253,13 @@ def profiling(names: Any) -> None:
     with profiler.profile():
         assert names.is_profiling() is True
     assert names.is_profiling() is not hasattr(profiler, "_is_profiler_enabled")
+
+
+@row((placement_types, "_StridedShard"))
+def strided_shards(names: Any) -> None:
+    kind = getattr(placement_types, "_StridedShard", None)
+    assert kind is None or names.is_strided_shard(kind(0, split_factor=2))
+    assert not names.is_strided_shard(placement_types.Shard(0))
 
 
 @row((C10D, "_world"), refuses=lambda names: names.process_group_names())

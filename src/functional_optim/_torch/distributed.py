@@ -55,6 +55,18 @@ _NO_TASK: Any = Missing(
 current_graph_task_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", _NO_TASK)
 """A number of the backward pass that runs; -1 outside of one."""
 
+
+def is_strided_shard(placement: object) -> bool:
+    """Return True if a placement is the one that FSDP2 gives parameters of tensor parallelism.
+
+    Its parts are disjoint and cover the tensor, as those of Shard do, but it is no Shard. A torch
+    without the class has no such placement.
+    """
+    from torch.distributed.tensor import placement_types
+
+    return isinstance(placement, getattr(placement_types, "_StridedShard", ()))
+
+
 IN_BACKWARD_OPTIMIZERS = "_in_backward_optimizers"
 """Where torch's own function keeps the optimizers of a parameter, and users look for them."""
 OPTIMIZER_CLASSES = "_optimizer_classes"

@@ -295,7 +295,11 @@ PRODIGY = Rule(
 )
 
 PRODIGY_SLICED = replace(
-    PRODIGY, name="prodigy_sliced", check=prodigy_sliced_check, kind="per_matrix"
+    PRODIGY,
+    name="prodigy_sliced",
+    check=prodigy_sliced_check,
+    kind="per_matrix",
+    takes_dtensors=True,
 )
 """Another rule: which elements are kept depends on where they stand in the whole tensor."""
 

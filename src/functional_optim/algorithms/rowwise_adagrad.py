@@ -79,6 +79,7 @@ ROWWISE_ADAGRAD = Rule(
     rule=rowwise_adagrad_rule,
     bounds=(("lr", FINITE_NON_NEGATIVE), ("eps", NON_NEGATIVE)),
     kind="per_matrix",
+    takes_dtensors=True,
     sparse=rows_of_sparse,
 )
 

@@ -34,6 +34,25 @@ def placed_as(value: Tensor, like: Tensor) -> Tensor:
     return value
 
 
+def sum_over_ranks(part: Tensor, like: "DTensor") -> Tensor:
+    """Return the sum of what all ranks hold, by one collective for each dimension of the mesh.
+
+    Args:
+        part: what the shards of this rank add: of the same shape on all ranks.
+        like: a DTensor that is cut as theirs are. Over a dimension of the mesh on which it is
+            replicated, ranks hold the same part, which counts once.
+
+    Returns:
+        A plain tensor, with the same bits on all ranks.
+    """
+    module: Any = sys.modules[_MODULE]
+    kinds = [
+        module.Replicate() if one.is_replicate() else module.Partial() for one in like.placements
+    ]
+    made: Tensor = module.DTensor.from_local(part, like.device_mesh, kinds, run_check=False)
+    return whole(made)
+
+
 def local(tensor: Tensor) -> Tensor:
     """What of a tensor lies on this rank: a DTensor's shard, and any other tensor itself."""
     return tensor.to_local() if is_sharded(tensor) else tensor

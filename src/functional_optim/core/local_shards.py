@@ -1,8 +1,8 @@
 """Parameters of which a rank holds a shard: DTensors, as FSDP2 and tensor parallelism make them.
 
-The reference computes with real ones as they are, by their own operations, as torch.optim does.
-Every other executor looks into memory: it steps the shard that lies here as if it were the
-parameter, which for a pointwise chain is the same.
+A pointwise chain steps the shard of this rank as if it were the parameter, which is the same. A
+chain that needs whole tensors is run by the reference over DTensors, by torch's operators, where
+all of its stages take DTensors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from functional_optim.core.dtensors import is_sharded, local
+from functional_optim._torch import is_strided_shard
+from functional_optim.core.dtensors import is_sharded, local, placed_as, sum_over_ranks
 from functional_optim.core.forms import map_state
-from functional_optim.core.leaf import is_measured
 from functional_optim.core.stage import Stage, block_size_of
 
 if TYPE_CHECKING:
@@ -38,20 +38,95 @@ def check_whole(params: Mapping[str, Tensor], what: str) -> None:
             )
 
 
-def check_steps_shards(stages: Sequence[Stage], name: str) -> None:
-    """Make sure that a shard may be stepped without the others.
+def can_step_shards(stages: Sequence[Stage]) -> bool:
+    """Return True if stages step a shard without the rest of its tensor.
+
+    A stage that needs totals does so too: every total is reduced over all ranks first.
+    """
+    return all(stage.kind == "pointwise" for stage in stages) and block_size_of(stages) == 1
+
+
+def check_takes_dtensor(stages: Sequence[Stage], param: Tensor, name: str) -> None:
+    """Make sure that a chain steps a parameter that may be a DTensor.
+
+    Args:
+        stages: of the chain.
+        param: any tensor; a plain one is not refused.
+        name: of the parameter.
+
+    Raises:
+        ValueError: names the parameter and the stage that needs the whole tensor.
+    """
+    if not is_sharded(param) or can_step_shards(stages):
+        return
+    blocks = next((stage for stage in stages if stage.granularity > 1), None)
+    if blocks is not None:
+        raise ValueError(
+            f"the parameter at {name!r} is a DTensor ({_placed(param)}), of which this rank holds "
+            f"a part, and {blocks.name} works in blocks of {blocks.granularity} elements, which a "
+            "shard may cut: keep the state by float32 or bfloat16, or give to_local() of "
+            "parameters and gradients where blocks of a shard will do"
+        )
+    whole = [one for one in stages if one.kind != "pointwise" and not one.takes_dtensors]
+    if whole:
+        raise ValueError(
+            f"the parameter at {name!r} is a DTensor ({_placed(param)}), of which this rank holds "
+            f"a part, and {whole[0].name} needs the whole tensor: keep this parameter out of "
+            "fully_shard (ignored_params), step it by another optimizer (see partition), or, for a "
+            "stage of your own that torch's operators compute over DTensors, declare "
+            "takes_dtensors=True"
+        )
+
+
+def refuse_executor(stages: Sequence[Stage], param: Tensor, name: str) -> None:
+    """Refuse what only the reference computes with DTensors, for another executor.
 
     Raises:
         ValueError: names the stage that needs more than a shard.
     """
-    whole = [stage.name for stage in stages if stage.kind != "pointwise" or is_measured(stage)]
-    if whole or block_size_of(stages) > 1:
-        of = whole[0] if whole else next(one.name for one in stages if one.granularity > 1)
-        raise ValueError(
-            f"the parameter at {name!r} is a DTensor, of which this rank holds a part, and {of} "
-            "needs more than that; executor='reference' computes with real DTensors by their own "
-            "operations, over all ranks"
-        )
+    whole = next(stage.name for stage in stages if stage.kind != "pointwise")
+    complex_one = "complex " if param.is_complex() else ""
+    raise ValueError(
+        f"the parameter at {name!r} is a {complex_one}DTensor, of which this rank holds a part, "
+        f"and {whole} needs more than that; executor='reference' computes with real DTensors by "
+        "their own operations, over all ranks"
+    )
+
+
+def check_placements(tensor: "DTensor", what: str) -> None:
+    """Make sure that it is known how the parts of a DTensor make it up.
+
+    Args:
+        tensor: a DTensor.
+        what: it is, for the error.
+
+    Raises:
+        ValueError: names a placement that is none of Shard, Replicate and Partial.
+    """
+    for one in tensor.placements:
+        known = one.is_shard() or one.is_replicate() or one.is_partial() or is_strided_shard(one)
+        if not known:
+            raise ValueError(
+                f"the {what} is a DTensor ({_placed(tensor)}), and how parts placed by {one!r} "
+                "make up a tensor is not known here: redistribute() it to Shard or Replicate"
+            )
+
+
+def local_gradient(param: "DTensor", grad: Tensor, name: str) -> Tensor:
+    """Return what of a gradient belongs to the shard of its parameter.
+
+    A gradient of other placements, such as one whose parts are not summed yet, is redistributed to
+    those of its parameter.
+
+    Raises:
+        ValueError: a plain tensor; another mesh; a placement that is not known.
+    """
+    what = f"gradient at {name!r}"
+    if is_sharded(grad) and grad.device_mesh == param.device_mesh:
+        check_placements(grad, what)
+        grad = placed_as(grad, param)
+    check_same_places(param, grad, what)
+    return local(grad)
 
 
 def check_same_places(param: "DTensor", other: Tensor, what: str) -> None:
@@ -97,6 +172,41 @@ def local_states(param: "DTensor", states: Sequence[Any], name: str) -> tuple[An
         return local(tensor)
 
     return tuple(map_state(part, state) for state in states)
+
+
+class RankSums:
+    """Sums of which several ranks hold a part each.
+
+    What shards add is summed on each rank first. Then one collective for each mesh and placements,
+    not one for each parameter, makes the sum over all ranks, with the same bits on each of them.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[tuple[Any, tuple[Any, ...]], tuple[DTensor, Tensor]] = {}
+
+    def add(self, like: "DTensor", part: Tensor) -> None:
+        """Add what shards of this rank add.
+
+        Args:
+            like: a parameter that is cut as theirs are.
+            part: their sum on this rank: of the same shape on all ranks.
+        """
+        key = like.device_mesh, like.placements
+        before = self._parts.get(key)
+        total = part if before is None else before[1] + part.to(before[1].device)
+        self._parts[key] = like, total
+
+    def reduced(self, rest: Tensor | None) -> Tensor | None:
+        """Return the sum over all ranks, together with that of plain tensors.
+
+        Args:
+            rest: the sum of plain tensors, which all ranks have; None for none.
+        """
+        total = rest
+        for like, part in self._parts.values():
+            made = sum_over_ranks(part, like)
+            total = made if total is None else total + made.to(total.device)
+        return total
 
 
 def _placed(tensor: "DTensor") -> str:

@@ -132,6 +132,9 @@ class Stage:
         stacked: of a per_matrix stage: whether it also takes several tensors of one shape at once,
             stacked in one more dimension in front (its state's tensors too), and makes of each what
             it makes of that one alone, up to the rounding of torch's batched products.
+        takes_dtensors: of a per_matrix stage: whether it also computes with DTensors, by torch's
+            operators over all ranks, what it computes with whole tensors: a norm of the tensor
+            does, a product of matrices rounds otherwise. Without it, a DTensor is refused.
         sparse: for given hyper-parameters, what a sparse gradient means: "rows" (only the rows
             it stores change), "dense" (as if it were dense), or "refuse".
         shared: a NamedTuple class of numbers that belong to no leaf (an estimated distance, a sum
@@ -171,6 +174,7 @@ class Stage:
     as_gradient: tuple[str, ...] = ()
     state_device: str | None = None
     stacked: bool = False
+    takes_dtensors: bool = False
     sparse: Callable[[Any], Sparse] = refuse_sparse
     shared: Any = NoState
     shared_by: tuple[str, ...] | None = None

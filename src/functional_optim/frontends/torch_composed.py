@@ -14,6 +14,7 @@ from torch import Tensor
 
 from functional_optim.core.initial import none_made
 from functional_optim.core.links import Links
+from functional_optim.core.local_shards import check_takes_dtensor
 from functional_optim.core.overrides import LeafChain, shape_of
 from functional_optim.core.state import LeafState, Shared
 from functional_optim.core.unbroken import unbroken
@@ -23,7 +24,7 @@ from functional_optim.frontends.torch_flat import Entries, Group
 from functional_optim.frontends.torch_groups import FROZEN_OPTIONS, own_options, require_options
 from functional_optim.frontends.torch_inputs import of_parameters
 from functional_optim.frontends.torch_plans import HYPERS
-from functional_optim.kernels import EXECUTORS, in_place
+from functional_optim.kernels import EXECUTORS, Executor, in_place
 from functional_optim.optimizer import Optimizer
 from functional_optim.plan.composed import one_step
 from functional_optim.plan.composed.decider import Decider
@@ -91,6 +92,7 @@ def divided(
         name, param = one if isinstance(one, tuple) else (place, one)
         unmet.see((name,), param)
         chain = optimizer.chain_at((name,), shape_of(param))
+        check_takes_dtensor(chain.stages, param, str(name))
         key = (chain.places, tuple(map(_compared, chain.hypers)))
         found.setdefault(key, (chain, []))[1].append(one)
     parts = [_part(optimizer, group, chain, params) for chain, params in found.values()]
@@ -196,7 +198,7 @@ class ComposedGroups:
                 return
         leaves = self.leaves(groups, state_of, gradients)
         extra = of_parameters(links, every, [k.param for k in leaves.leaves], extra)
-        executor = EXECUTORS[in_place(self.optimizer.executor, [k.param for k in leaves.leaves])]
+        executor = self._executor_for([k.param for k in leaves.leaves])
         with torch.no_grad():  # totals of parameters are plain numbers
             decided = one_step.decide(links, executor, leaves, self.shared, measured, extra)
         one_step.update_(executor, decided, self.shared)
@@ -230,11 +232,15 @@ class ComposedGroups:
         if found is None:
             leaves = self.leaves(groups, state_of, gradients)
             params = [leaf.param for leaf in leaves.leaves]
-            executor = EXECUTORS[in_place(self.optimizer.executor, params)]
+            executor = self._executor_for(params)
             with torch.no_grad():
                 decider = Decider(links, executor, leaves, self.shared, measured, {})
                 found = decider.addends()
         return dict(zip(map(id, params), found[0], strict=True)), found[1]
+
+    def _executor_for(self, params: Sequence[Tensor]) -> Executor:
+        stages = [link.stage for link in self.optimizer.links]
+        return EXECUTORS[in_place(self.optimizer.executor, params, stages)]
 
     def leaves(
         self,

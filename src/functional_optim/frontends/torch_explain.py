@@ -20,7 +20,9 @@ def explain_groups(
         optimizer_of: gives the chain of the group of a number.
         executor: the name of the whole optimizer's.
     """
-    executor = in_place(executor, [param for group in groups for param in group.params])
+    params = [param for group in groups for param in group.params]
+    every = [stage for group in groups for stage in optimizer_of(group.number).stages]
+    executor = in_place(executor, params, every)
     lines: list[str] = []
     for group in groups:
         head = f"param_groups[{group.number}]: " if len(groups) > 1 else ""

@@ -182,7 +182,7 @@ class FlatGroups:
         self._release()
         if not params:
             return None
-        executor = in_place(self._optimizer.executor, params)
+        executor = in_place(self._optimizer.executor, params, stages)
         # What overrides change is in the options of the groups.
         optimizer = replace(self._optimizer.using(executor=executor), overrides=())
         bound = _Bound(optimizer, params, names, hypers, given)

@@ -12,7 +12,7 @@ from functional_optim.frontends.torch_flat import FlatGroups
 from functional_optim.frontends.torch_optimizer import TorchOptimizer
 from functional_optim.kernels import EXECUTORS, in_place, is_measured
 from functional_optim.optimizer import Optimizer
-from functional_optim.plan import engine
+from functional_optim.plan import reduction
 from functional_optim.plan.item import Item
 
 
@@ -90,7 +90,7 @@ class GivenGradients(TorchOptimizer):
         params = [param for group in groups for param in group.params]
         check_count(gradients, len(params))
         given = dict(zip(map(id, params), gradients, strict=True))
-        executor = EXECUTORS[in_place(self.chain.executor, params)]
+        executor = EXECUTORS[in_place(self.chain.executor, params, stages)]
         addends = []
         with torch.no_grad():
             for group in groups:
@@ -100,6 +100,6 @@ class GivenGradients(TorchOptimizer):
                         check_grad(param, grad, name)
                         state = self._leaf_state(group, param, name)
                         item = Item(param, grad, state, group.hypers, name)
-                        addend = engine.measure(stages, executor, [item], measured).item()
+                        addend = reduction.measure(stages, executor, [item], measured).item()
                     addends.append(addend)
         return torch.tensor(addends, dtype=torch.float64, device="cpu")

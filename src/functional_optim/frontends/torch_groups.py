@@ -1,12 +1,17 @@
 """torch's parameter groups: which of their entries are options, and what they mean for stages."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import is_
 from typing import Any
 
+from torch import Tensor
+
 from functional_optim.core.brief import brief, nearest
+from functional_optim.core.checks import check_param, check_writable
 from functional_optim.core.hyper import are_unchanged, copy_tensors, is_fixed, replaced
 from functional_optim.core.links import Links, apply, changes_of, meant, way_to_optimizer
+from functional_optim.core.local_shards import check_takes_dtensor
+from functional_optim.core.stage import Stage
 from functional_optim.frontends.torch_arguments import EXECUTION_OPTIONS
 from functional_optim.frontends.torch_schedule import refuse_schedulers, with_schedules
 from functional_optim.optimizer import Optimizer
@@ -143,6 +148,25 @@ def loaded_groups(
         {**neutral_flags(one, group), **one}
         for one, group in zip(with_schedules(loaded, groups), own, strict=False)
     ]
+
+
+def check_given(given: Iterable[Any], stages: Sequence[Stage]) -> None:
+    """Make sure that the parameters of a group can be stepped, before torch takes them.
+
+    Args:
+        given: parameters, or pairs of a name and a parameter; of anything else torch makes an
+            error.
+        stages: of the chain that is to step all of them; none where it is not known yet.
+
+    Raises:
+        ValueError: names the parameter, and what is wrong with it.
+    """
+    for place, one in enumerate(given):
+        name, param = one if isinstance(one, tuple) else (f"params[{place}]", one)
+        if isinstance(param, Tensor):
+            check_param(param, str(name))
+            check_writable({str(name): param})
+            check_takes_dtensor(stages, param, str(name))
 
 
 def links_of(own: Optimizer, names: Sequence[str], group: Mapping[str, Any]) -> Links:

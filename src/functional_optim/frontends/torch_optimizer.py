@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.chain import require_one_chain
-from functional_optim.core.checks import check_param, check_writable
 from functional_optim.core.compiling import uncompiled
 from functional_optim.core.one_at_a_time import StepLock
 from functional_optim.core.stage import Link
@@ -27,6 +26,7 @@ from functional_optim.frontends.torch_explain import explain_groups
 from functional_optim.frontends.torch_flat import FlatGroups, Group
 from functional_optim.frontends.torch_groups import (
     GroupOptions,
+    check_given,
     check_group,
     links_of,
     loaded_groups,
@@ -153,11 +153,8 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
             given = group["params"]
             if not isinstance(given, (Tensor, set)):
                 given = list(given)  # an iterator serves for one look only
-            for one in [given] if isinstance(given, Tensor) else given:
-                name, param = one if isinstance(one, tuple) else ("params", one)
-                if isinstance(param, Tensor):
-                    check_param(param, str(name))
-                    check_writable({str(name): param})
+            stages = self._optimizer.stages if self._composed is None else ()
+            check_given([given] if isinstance(given, Tensor) else given, stages)
             param_group = {**group, "params": given}
         if self._composed is not None and isinstance(param_group.get("params"), list):
             parts = self._composed.divided(param_group)

@@ -80,7 +80,7 @@ class TorchPlans:
     ) -> Callable[[], object]:
         """The same where no plan holds: each parameter is looked at."""
         items = items_of(groups, state_of)
-        found = EXECUTORS[in_place(executor, [item.param for item in items])]
+        found = EXECUTORS[in_place(executor, [item.param for item in items], self._stages)]
         make = engine.prepared(self._stages, found, items)
 
         def step() -> None:

@@ -95,7 +95,8 @@ class Executor(ABC):
     steps_copies: bool = False
     """Whether its pure step of leaves is the one in place, on copies of them."""
     takes_dtensors: bool = False
-    """Whether it computes with DTensors as they are; others are given the shards that lie here."""
+    """Whether it computes with DTensors as they are, for chains that need whole tensors. Of any
+    other chain, every executor is given the shards of this rank."""
     stand_ins: Mapping[str, str] = MappingProxyType({})
     """By type of device, the name of the executor that front-ends which step in place take for it
     there; itself where there is none."""

@@ -1,6 +1,6 @@
 """The one table of executors: whoever runs a chain finds its executor here, by name."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from torch import Tensor
@@ -8,6 +8,8 @@ from torch import Tensor
 from functional_optim.core.brief import brief
 from functional_optim.core.dtensors import is_sharded
 from functional_optim.core.leaf import Scalars
+from functional_optim.core.local_shards import can_step_shards
+from functional_optim.core.stage import Stage
 from functional_optim.kernels.blocked import BlockedKernel
 from functional_optim.kernels.chunk_executor import ChunkExecutor
 from functional_optim.kernels.exact import ExactKernel
@@ -124,16 +126,22 @@ def executor_taking(name: str, scalars: Scalars) -> Executor:
     return found
 
 
-def in_place(name: str, params: Iterable[Tensor]) -> str:
+def in_place(name: str, params: Iterable[Tensor], stages: Sequence[Stage]) -> str:
     """The executor for a front-end that steps these parameters in place.
 
     Others stand in for the reference, which an optimizer has unless told otherwise, and give the
     same bits: auto on the CPU, without temporaries as large as a parameter, and eager on CUDA, with
-    few launches for all parameters in place of many for each. Only the reference computes with
-    DTensors as they are.
+    few launches for all parameters in place of many for each. They step the shards of DTensors;
+    only the reference computes with DTensors as they are, which stages for whole tensors need.
+
+    Args:
+        name: of the optimizer's executor.
+        params: to be stepped.
+        stages: that step them.
     """
     stand_ins = EXECUTORS[name].stand_ins
     if not stand_ins:
         return name
-    kinds = {None if is_sharded(param) else param.device.type for param in params}
+    on_shards = can_step_shards(stages)
+    kinds = {param.device.type if on_shards or not is_sharded(param) else None for param in params}
     return stand_ins.get(kinds.pop() or "", name) if len(kinds) == 1 else name

@@ -19,7 +19,7 @@ from functional_optim.optimizer.bound import BoundOptimizer
 from functional_optim.optimizer.capturable import CapturableOptimizer
 from functional_optim.optimizer.explain import explain
 from functional_optim.optimizer.scripted import ScriptedOptimizer, scripted
-from functional_optim.plan import engine, pure_copies, pure_plans, tree_plans
+from functional_optim.plan import engine, pure_copies, pure_plans, reduction, tree_plans
 from functional_optim.plan.composed import one_step
 from functional_optim.plan.composed import trees as composed_trees
 from functional_optim.plan.composed.decider import Decider
@@ -321,7 +321,7 @@ class Optimizer(Chain):
             shared = state.shared
             return Decider(self.links, self._executor, found, shared, measured, given).total()
         *_, items, _ = items_of(self, params, grads, state)
-        return engine.measure(self.stages, self._executor, items, measured)
+        return reduction.measure(self.stages, self._executor, items, measured)
 
     def script(self, params: Any, state: State | None = None) -> ScriptedOptimizer:
         """This optimizer bound to parameters, as one TorchScript program.

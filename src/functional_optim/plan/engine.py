@@ -14,61 +14,19 @@ from torch import Tensor
 from functional_optim._torch import is_transforming
 from functional_optim.core.aliasing import GivenMemory, laid_as
 from functional_optim.core.capturing import check_not_captured
-from functional_optim.core.checks import sparse_form
 from functional_optim.core.compiling import uncompiled
-from functional_optim.core.dtensors import is_sharded, local, placed_as
-from functional_optim.core.forms import (
-    DENSE,
-    Form,
-    form_as_gradient,
-    form_of,
-    is_laid_apart,
-    map_state,
-)
-from functional_optim.core.leaf import (
-    Leaf,
-    Stepped,
-    is_measured,
-    require_kept,
-    require_room,
-)
-from functional_optim.core.local_shards import (
-    check_same_places,
-    check_steps_shards,
-    like,
-    local_states,
-)
+from functional_optim.core.dtensors import is_sharded, placed_as
+from functional_optim.core.forms import Form, map_state
+from functional_optim.core.leaf import Leaf, Stepped, is_measured, require_kept, require_room
+from functional_optim.core.local_shards import like
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState, state_tensors
 from functional_optim.core.unbroken import unbroken
 from functional_optim.kernels.executor import Executor
-from functional_optim.kernels.reference import ReferenceExecutor, write
+from functional_optim.kernels.reference import write
 from functional_optim.plan.item import Item, Made, on_host
-
-
-def _leaves(
-    stages: Sequence[Stage], items: Sequence[Item], make: Callable[[Item], Made]
-) -> tuple[list[Form], list[Leaf]]:
-    """Items as executors take them."""
-    forms: list[Form] = []
-    leaves: list[Leaf] = []
-    fields = tuple([stage.as_gradient for stage in stages])
-    follows = any(fields)
-    for item in items:
-        hypers, coefficients, step, scalars = make(item)
-        dense = item.grad.layout == torch.strided
-        form = form_of(
-            item.param,
-            "no" if dense else sparse_form(stages, item.hypers, item.grad, item.name),
-        )
-        if follows and form is DENSE and is_laid_apart(item.param, item.grad):
-            form = form_as_gradient(fields)
-        forms.append(form)
-        state = item.state.stages
-        leaves.append(
-            Leaf(item.param, item.grad, state, coefficients, item.name, hypers, step, None, scalars)
-        )
-    return forms, leaves
+from functional_optim.plan.leaves import leaves_of, on_this_rank
+from functional_optim.plan.reduction import complete
 
 
 def _given(items: Sequence[Item], measured: Sequence[Tensor]) -> GivenMemory:
@@ -90,8 +48,9 @@ def update(
     Arguments as for :func:`update_`.
     """
     check_not_captured(item.param for item in items)
-    before, items = items, _on_this_rank(stages, executor, items)
-    forms, leaves = _leaves(stages, items, on_host(stages) if make is None else make)
+    measured = complete(stages, executor, items, measured)
+    before, items = items, on_this_rank(stages, executor, items)
+    forms, leaves = leaves_of(stages, items, on_host(stages) if make is None else make)
     entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
     given = _given(items, measured)
 
@@ -115,35 +74,6 @@ def _whole(item: Item, param: Tensor, state: LeafState) -> tuple[Tensor, LeafSta
         return param, state
     states = tuple(map(like, item.state.stages, state.stages))
     return like(item.param, param), state._replace(stages=states)
-
-
-def _on_this_rank(
-    stages: Sequence[Stage], executor: Executor, items: Sequence[Item]
-) -> Sequence[Item]:
-    """Items of which DTensors are the shards that lie here, for executors that look into memory.
-
-    An executor that takes DTensors is given all but complex ones: what is written to the real view
-    of one whose shards are of different sizes is lost.
-    """
-    if not any(is_sharded(item.param) for item in items):
-        return items
-    whole = executor.takes_dtensors
-    return [
-        _local(stages, item)
-        if is_sharded(item.param) and (item.param.is_complex() or not whole)
-        else item
-        for item in items
-    ]
-
-
-def _local(stages: Sequence[Stage], item: Item) -> Item:
-    param, name = item.param, item.name
-    assert is_sharded(param)
-    check_steps_shards(stages, name)
-    check_same_places(param, item.grad, f"gradient at {name!r}")
-    states = local_states(param, item.state.stages, name)
-    state = item.state._replace(stages=states)
-    return item._replace(param=local(param), grad=local(item.grad), state=state)
 
 
 @uncompiled
@@ -178,6 +108,8 @@ def _updated(
     measured: Sequence[Tensor],
     make: Callable[[Item], Made] | None,
 ) -> None:
+    with torch.no_grad():
+        measured = complete(stages, executor, items, measured, make)
     _entered(stages, executor, items, make, measured).write(stages, executor, measured, counts=True)
 
 
@@ -200,6 +132,8 @@ def prepared(
         RuntimeError: a sparse gradient that the stages cannot take; a CUDA graph is being captured.
         KernelError: the executor does not take one of them.
     """
+    with torch.no_grad():
+        measured = complete(stages, executor, items, measured, make)
     entered = unbroken(_entered, stages, executor, items, make, measured)
     return partial(unbroken, entered.write, stages, executor, measured, counts)
 
@@ -217,7 +151,9 @@ def totals(
         stages, executor, items, make: as for :func:`prepared`, and so are the errors.
         measured: those that are known.
     """
-    seen, found = _entered(stages, executor, items, make, measured).seen, list(measured)
+    with torch.no_grad():
+        found = list(complete(stages, executor, items, measured, make))
+    seen = _entered(stages, executor, items, make, measured).seen
     with torch.no_grad():
         for _ in range(sum(map(is_measured, stages)) - len(found)):
             found.append(executor.measure(stages, seen, found))
@@ -270,8 +206,8 @@ def _entered(
         check_not_captured(item.param for item in given)
         make = on_host(stages)
     with torch.no_grad():
-        items = _on_this_rank(stages, executor, given)
-    forms, leaves = _leaves(stages, items, make)  # numbers keep the derivatives that they carry
+        items = on_this_rank(stages, executor, given)
+    forms, leaves = leaves_of(stages, items, make)  # numbers keep the derivatives that they carry
     with torch.no_grad():
         seen = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
         executor.require(stages, seen)
@@ -281,45 +217,3 @@ def _entered(
             for one in zip(seen, results, strict=True):
                 require_room(*one)
     return _Entered(given, items, forms, leaves, seen, results)
-
-
-def measure(
-    stages: Sequence[Stage],
-    executor: Executor,
-    items: Sequence[Item],
-    measured: Sequence[Tensor] = (),
-) -> Tensor:
-    """The sum over these items that the first stage not yet in ``measured`` needs."""
-    check_not_captured(item.param for item in items)
-    items = _on_this_rank(stages, executor, items)
-    forms, leaves = _leaves(stages, items, on_host(stages))
-    entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
-    return executor.measure(stages, entered, measured)
-
-
-def reduced(
-    stages: Sequence[Stage],
-    executor: Executor,
-    items: Sequence[Item],
-    measured: Sequence[Tensor],
-    make: Callable[[Item], Made],
-) -> Tensor:
-    """What these items add to the total, or totals, of the last of some stages.
-
-    Args:
-        stages: up to the one that needs a total.
-        executor: takes the sum of a measured stage.
-        items: that reach it.
-        measured: the totals of the measured stages before it.
-        make: gives the coefficients of each.
-
-    Returns:
-        A 0-d float64 tensor; a vector of a stage that reduces.
-    """
-    check_not_captured(item.param for item in items)
-    items = _on_this_rank(stages, executor, items)
-    forms, leaves = _leaves(stages, items, make)
-    entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
-    if stages[-1].reduce is None:
-        return executor.measure(stages, entered, measured)
-    return ReferenceExecutor().reduce(stages, entered, measured)

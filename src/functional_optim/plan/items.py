@@ -15,6 +15,7 @@ from functional_optim.core.checks import (
     check_writable_state,
 )
 from functional_optim.core.initial import FieldsOfTree, init_leaf
+from functional_optim.core.local_shards import check_takes_dtensor
 from functional_optim.core.overrides import chains_of, paths_of
 from functional_optim.core.state import State
 from functional_optim.core.tree import Path, flatten, flatten_like, leaf_states, path_name
@@ -41,8 +42,11 @@ def params_of(
 
 def initial_state(optimizer: Chain, params: Any) -> State:
     """:meth:`Optimizer.init`."""
-    leaves, spec, _ = params_of(optimizer, params)
+    leaves, spec, paths = params_of(optimizer, params)
     chains = chains_of(optimizer.links, optimizer.overrides, spec, leaves)
+    for leaf, chain, path in zip(leaves, chains, paths, strict=True):
+        if leaf is not None:
+            check_takes_dtensor(chain.stages, leaf, path_name(path))
     states = [
         None if leaf is None else init_leaf(chain.stages, chain.hypers, leaf)
         for leaf, chain in zip(leaves, chains, strict=True)

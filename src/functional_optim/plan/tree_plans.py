@@ -48,7 +48,7 @@ class TreePlan:
                 item._replace(param=item.param.detach(), state=on_the_same_memory(item.state))
                 for item in items
             ]
-        executor = EXECUTORS[in_place(optimizer.executor, params)]
+        executor = EXECUTORS[in_place(optimizer.executor, params, optimizer.stages)]
         self._plan = StepPlan(optimizer.stages, executor, others, numbers, memory=Memory.of(others))
 
         self.is_of_use = self._is_of_use(tree.gradients)

@@ -340,6 +340,7 @@ def _stored_stage(layout: Layout) -> Stage:
         "bounds": layout.bounds,
         "check": layout.check,
         "kind": "per_matrix" if "per_matrix" in kinds else "pointwise",
+        "takes_dtensors": all(one.takes_dtensors for one in plan.stages if one.kind != "pointwise"),
         "granularity": _block_size(layout),
         "dtypes": (plan.param.dtype,),
         "differentiable": False,

@@ -49,6 +49,7 @@ CAUTIOUS = Transform(
     hyper=CautiousHyper,
     transform=cautious_rescaled_transform,
     kind="per_matrix",
+    takes_dtensors=True,
     raw=True,
 )
 

@@ -52,6 +52,7 @@ SCALE_BY_TRUST_RATIO = Transform(
         ("trust_coefficient", NON_NEGATIVE),
     ),
     kind="per_matrix",
+    takes_dtensors=True,
 )
 
 

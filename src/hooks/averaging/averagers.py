@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from functional_optim.core.brief import brief
 from functional_optim.core.compiling import uncompiled
+from functional_optim.core.dtensors import is_sharded, local
 from hooks.averaging.levels import groups_of
 from hooks.averaging.means import Members, means_over, members_of
 from hooks.averaging.model_averager import (
@@ -19,6 +20,7 @@ from hooks.averaging.model_averager import (
     ModelAverager,
     Params,
     params_in,
+    shards_in,
 )
 from hooks.averaging.schedule import AveragingSchedule
 from hooks.averaging.stacked import StackedReplicas
@@ -34,9 +36,10 @@ class ScheduledModelAverager(ModelAverager):
 
     over the ``W`` ranks of the group of the level that is due, in the order of ranks. Parameters
     keep their storage, so views of them (DDP's buckets, flat buffers) stay what they are. All of
-    them are averaged, whether they had a gradient or not. With a ``delay`` of ``d``, the mean is
-    taken in the background while the next ``d`` steps are made, and what those steps changed is
-    kept: ``x_r <- x_r + (mean - x_r as it was sent)``.
+    them are averaged, whether they had a gradient or not. Of a DTensor, each rank averages its
+    shard with the same shards on the other ranks. With a ``delay`` of ``d``, the mean is taken in
+    the background while the next ``d`` steps are made, and what those steps changed is kept:
+    ``x_r <- x_r + (mean - x_r as it was sent)``.
 
     Args:
         schedule: which steps, over how many ranks.
@@ -112,17 +115,20 @@ class ScheduledModelAverager(ModelAverager):
 
         Raises:
             NotImplementedError: something else than parameters and groups, as torch raises it.
-            ValueError: ranks that brought other tensors; nothing was changed, and the step does not
-                count.
+            ValueError: ranks that brought other tensors, or other shards of a DTensor; nothing was
+                changed, and the step does not count.
             TransportError: a rank that did not come, by its number.
         """
-        tensors = [*params_in(params), *state]
+        given = [*params_in(params), *state]
+        tensors = list(map(local, given))
         level = self.schedule.level(self.step)
         with named_range(RANGE):
             if level is not None:
-                self._begin(level, tensors)
+                self._begin(level, tensors, shards_in(given))
             if self._in_flight is not None and self.step >= self._in_flight.due:
                 self._apply(tensors)
+                # Autograd counts the versions of a DTensor and of its shard separately.
+                torch.autograd.graph.increment_version([*filter(is_sharded, given)])
         self.step += 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -155,9 +161,9 @@ class ScheduledModelAverager(ModelAverager):
         if saved is not None:
             self.check_has(saved, *InFlight._fields)
 
-    def _begin(self, level: int, tensors: Sequence[Tensor]) -> None:
+    def _begin(self, level: int, tensors: Sequence[Tensor], shards: object) -> None:
         sent = [one.detach().clone() for one in tensors] if self.delay else []
-        mean = self._means[level].launch(tensors)
+        mean = self._means[level].launch(tensors, mark=shards)
         self._in_flight = InFlight(self.step + self.delay, sent, mean)
 
     def _apply(self, tensors: Sequence[Tensor]) -> None:

@@ -16,8 +16,8 @@ from hooks.averaging.model_averager import (
     ModelAverager,
     Params,
     check_steps,
-    params_in,
     refuse_state,
+    whole_params_in,
 )
 from hooks.averaging.outer import check_shapes, wide
 from hooks.averaging.pairs import partners
@@ -116,7 +116,7 @@ class GossipModelAverager(ModelAverager):
         self.lr, self.momentum, self.gamma = lr, momentum, gamma
         self.seed = seed
         """Of the pairs; the same on all ranks."""
-        self._params = params_in(params)
+        self._params = whole_params_in(params, "GossipModelAverager")
         if not self._params:
             raise ValueError("params has no floating parameters: there is nothing to average")
         agreed(self._params, members)

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from functional_optim.core.brief import brief
+from functional_optim.core.dtensors import is_sharded
+from functional_optim.core.local_shards import check_whole
 from hooks.averaging.means import Members
 from hooks.averaging.rank_means import PendingMean, has_mean
 
@@ -146,6 +148,37 @@ def refuse_state(state: Sequence[Tensor]) -> None:
     """
     if state:
         raise ValueError("an outer rule has no use for further tensors: leave out state")
+
+
+def shards_in(tensors: Sequence[Tensor]) -> list[Any] | None:
+    """Return which shards of DTensors this rank holds, for ranks to compare; None without DTensors.
+
+    Ranks that hold one shard are at one coordinate of their mesh, but for the dimensions over which
+    the tensor is replicated.
+    """
+    found: list[Any] = []
+    for place, tensor in enumerate(tensors):
+        if is_sharded(tensor):
+            pairs = zip(tensor.placements, tensor.device_mesh.get_coordinate() or (), strict=True)
+            cuts = [(repr(one), at) for one, at in pairs if not one.is_replicate()]
+            found.append((place, tuple(tensor.shape), cuts))
+    return found or None
+
+
+def whole_params_in(params: Params, what: str) -> list[Tensor]:
+    """Return the parameters of :func:`params_in`, none of which may be a DTensor.
+
+    Args:
+        params: parameters or parameter groups.
+        what: takes plain tensors only, for the error.
+
+    Raises:
+        NotImplementedError: neither parameters nor groups, as torch raises it.
+        ValueError: names a parameter that is a DTensor.
+    """
+    found = params_in(params)
+    check_whole({f"params[{place}]": one for place, one in enumerate(found)}, what)
+    return found
 
 
 def params_in(params: Params) -> list[Tensor]:

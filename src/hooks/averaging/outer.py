@@ -21,8 +21,8 @@ from hooks.averaging.model_averager import (
     ModelAverager,
     Params,
     check_steps,
-    params_in,
     refuse_state,
+    whole_params_in,
 )
 from hooks.averaging.rank_means import checksum
 from hooks.averaging.stacked import StackedReplicas
@@ -118,7 +118,7 @@ class OuterModelAverager(ModelAverager):
         self.period = period
         """The number of steps from one mean of a fragment to its next."""
         self.delay, self.mixing = delay, mixing
-        self._params = params_in(params)
+        self._params = whole_params_in(params, "OuterModelAverager")
         stacked = isinstance(self.process_group, StackedReplicas)
         self._lead = (self.process_group.size(),) if stacked else ()
         ones = agreed(self._params, self.process_group)

@@ -221,8 +221,10 @@ def check_agreed(group: dist.ProcessGroup, digest: bytes, device: torch.device) 
         raise ValueError(
             f"{named(group, others)} brought other tensors to average than this rank; "
             "all ranks must have the same parameters, of the same shapes and dtypes, the same "
-            "tensors of state where that is averaged too, and under an outer rule the same anchors "
-            "(they begin as the parameters, which must be the same on all ranks)"
+            "tensors of state where that is averaged too, of DTensors the same shards (the process "
+            "group is that of the dimension of a mesh over which they are replicated), and under "
+            "an outer rule the same anchors (they begin as the parameters, which must be the same "
+            "on all ranks)"
         )
 
 

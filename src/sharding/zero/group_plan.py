@@ -10,7 +10,7 @@ from functional_optim.core.checks import check_grad
 from functional_optim.core.initial import Fields
 from functional_optim.frontends.recipe import GroupChain
 from functional_optim.kernels import EXECUTORS
-from functional_optim.plan import StepPlan, engine
+from functional_optim.plan import StepPlan, engine, reduction
 from functional_optim.plan.item import Item
 from sharding.zero.local_shard import LocalShard
 
@@ -84,7 +84,7 @@ class GroupPlan:
             by_path.setdefault(item.name, []).append(item)
         stages, executor = self._chain.stages, EXECUTORS[self._chain.executor]
         return {
-            path: engine.measure(stages, executor, items, measured)
+            path: reduction.measure(stages, executor, items, measured)
             for path, items in by_path.items()
         }
 

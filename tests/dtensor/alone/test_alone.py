@@ -29,3 +29,7 @@ def test_what_they_are_given_beside_gradients_is_sharded_as_they_are() -> None:
 def test_one_shard_at_two_places() -> None:
     """Shared memory is found by shards, and said where it is true only."""
     jobs.twice()
+
+
+def test_gradients_may_be_cut_otherwise() -> None:
+    jobs.redistributed()

@@ -17,11 +17,12 @@ from torch import Tensor
 from functional_optim.core.global_step import at_global_step
 from functional_optim.core.hyper import is_plain, numbers, resolve
 from functional_optim.core.links import Links
+from functional_optim.core.local_shards import RankSums
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState, Shared
 from functional_optim.kernels import Executor, needs_total
 from functional_optim.numeric import larger
-from functional_optim.plan import engine
+from functional_optim.plan import reduction
 from functional_optim.plan.composed.leaf_inputs import LeafInputs
 from functional_optim.plan.composed.outline import End, LeafPart, Point
 from functional_optim.plan.composed.shared_numbers import (
@@ -227,6 +228,7 @@ class Decider:
     def _total(self, point: Point, only: int | None = None) -> Tensor:
         """The total of a stage over the leaves that reach it, or over one of them alone."""
         total: Tensor | None = None
+        sums = RankSums()
         for part in point.parts:
             if only is not None:
                 if only not in part.members:
@@ -234,14 +236,24 @@ class Decider:
                 part = replace(part, members=(only,))  # noqa: PLW2901
             own = self.totals_of(part)
             summed = self._summed  # no bound method is kept: it would hold the Decider in a ring
-            more = self.add_up(part, own) if summed is None else summed(self, part, own)
+            more = self.add_up(part, own, sums) if summed is None else summed(self, part, own)
             total = more if total is None else total + more.to(total.device)
+        total = sums.reduced(total)
         return _none(point.stage) if total is None else total
 
-    def add_up(self, part: LeafPart, totals: Sequence[Tensor]) -> Tensor:
-        """What leaves add to the total of the last stage of a part, as any step takes them."""
+    def add_up(
+        self, part: LeafPart, totals: Sequence[Tensor], sums: RankSums | None = None
+    ) -> Tensor:
+        """What leaves add to the total of the last stage of a part, as any step takes them.
+
+        Args:
+            part: of the leaves.
+            totals: of the measured stages before.
+            sums: takes what shards add, which the caller reduces over all ranks.
+        """
         make = partial(self.make, part)
-        return engine.reduced(part.stages, self.executor, self.items(part), totals, make)
+        items = self.items(part)
+        return reduction.reduced(part.stages, self.executor, items, totals, make, sums)
 
     def totals_of(self, part: LeafPart) -> tuple[Tensor, ...]:
         """The totals that the stages of a part are given."""

@@ -46,7 +46,8 @@ class ComposedTree:
                 leaf._replace(param=leaf.param.detach(), state=on_the_same_memory(leaf.state))
                 for leaf in leaves
             ]
-        executor = EXECUTORS[in_place(optimizer.executor, params)]
+        stages = [link.stage for link in optimizer.links]
+        executor = EXECUTORS[in_place(optimizer.executor, params, stages)]
         self._steps = ComposedSteps(executor, self._leaves, numbers)
         self._frozen = [k for k, leaf in enumerate(leaves) if not leaf.chain.stages]
         self._is_of_use = True

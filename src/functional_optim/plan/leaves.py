@@ -1,0 +1,83 @@
+"""The leaves of a step as executors take them: their forms, and of DTensors the shards."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from functional_optim.core.checks import sparse_form
+from functional_optim.core.dtensors import is_sharded, local
+from functional_optim.core.forms import DENSE, Form, form_as_gradient, form_of, is_laid_apart
+from functional_optim.core.leaf import Leaf
+from functional_optim.core.local_shards import (
+    can_step_shards,
+    check_placements,
+    check_takes_dtensor,
+    local_gradient,
+    local_states,
+    refuse_executor,
+)
+from functional_optim.core.stage import Stage
+from functional_optim.kernels.executor import Executor
+from functional_optim.plan.item import Item, Made
+
+
+def leaves_of(
+    stages: Sequence[Stage], items: Sequence[Item], make: Callable[[Item], Made]
+) -> tuple[list[Form], list[Leaf]]:
+    """Items as executors take them."""
+    forms: list[Form] = []
+    leaves: list[Leaf] = []
+    fields = tuple([stage.as_gradient for stage in stages])
+    follows = any(fields)
+    for item in items:
+        hypers, coefficients, step, scalars = make(item)
+        dense = item.grad.layout == torch.strided
+        form = form_of(
+            item.param,
+            "no" if dense else sparse_form(stages, item.hypers, item.grad, item.name),
+        )
+        if follows and form is DENSE and is_laid_apart(item.param, item.grad):
+            form = form_as_gradient(fields)
+        forms.append(form)
+        state = item.state.stages
+        leaves.append(
+            Leaf(item.param, item.grad, state, coefficients, item.name, hypers, step, None, scalars)
+        )
+    return forms, leaves
+
+
+def on_this_rank(
+    stages: Sequence[Stage], executor: Executor, items: Sequence[Item]
+) -> Sequence[Item]:
+    """Items of which DTensors are the shards of this rank, where the chain steps shards.
+
+    Other chains are given DTensors as they are, by an executor that takes them. It does not take
+    complex ones: what is written to the real view of uneven shards is lost.
+
+    Raises:
+        ValueError: names a DTensor that the chain, or the executor, does not step.
+    """
+    if not any(is_sharded(item.param) for item in items):
+        return items
+    if can_step_shards(stages):
+        return [shard_of(item) if is_sharded(item.param) else item for item in items]
+    for item in items:
+        if is_sharded(item.param):
+            check_takes_dtensor(stages, item.param, item.name)
+            if item.param.is_complex() or not executor.takes_dtensors:
+                refuse_executor(stages, item.param, item.name)
+    return items
+
+
+def shard_of(item: Item) -> Item:
+    """An item of a DTensor as the item of the shard of this rank.
+
+    Raises:
+        ValueError: a gradient, or a state, that does not fit the parameter.
+    """
+    param, name = item.param, item.name
+    assert is_sharded(param)
+    check_placements(param, f"parameter at {name!r}")
+    grad = local_gradient(param, item.grad, name)
+    states = local_states(param, item.state.stages, name)
+    return item._replace(param=local(param), grad=grad, state=item.state._replace(stages=states))

@@ -1,0 +1,162 @@
+"""Totals over all leaves of a step, on whichever ranks their shards are."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.capturing import check_not_captured
+from functional_optim.core.dtensors import is_sharded, local, whole
+from functional_optim.core.leaf import is_measured
+from functional_optim.core.local_shards import RankSums, can_step_shards
+from functional_optim.core.stage import Stage
+from functional_optim.kernels.executor import Executor
+from functional_optim.kernels.reference import ReferenceExecutor
+from functional_optim.plan.item import Item, Made, on_host
+from functional_optim.plan.leaves import leaves_of, on_this_rank, shard_of
+
+
+def complete(
+    stages: Sequence[Stage],
+    executor: Executor,
+    items: Sequence[Item],
+    measured: Sequence[Tensor],
+    make: Callable[[Item], Made] | None = None,
+) -> Sequence[Tensor]:
+    """Return the totals of all measured stages, where shards have a part in them.
+
+    No executor knows of other ranks. Arguments as for :func:`functional_optim.plan.engine.update_`.
+    """
+    places = [place for place, stage in enumerate(stages) if is_measured(stage)]
+    if len(measured) >= len(places) or not any(is_sharded(item.param) for item in items):
+        return measured
+    found = list(measured)
+    for place in places[len(found) :]:
+        stop = place + 1
+        until = [
+            item._replace(
+                hypers=item.hypers[:stop],
+                state=item.state._replace(stages=item.state.stages[:stop]),
+            )
+            for item in items
+        ]
+        own = on_host(stages[:stop]) if make is None else make
+        found.append(reduced(stages[:stop], executor, until, found, own))
+    return found
+
+
+def measure(
+    stages: Sequence[Stage],
+    executor: Executor,
+    items: Sequence[Item],
+    measured: Sequence[Tensor] = (),
+) -> Tensor:
+    """The sum over these items that the first stage not yet in ``measured`` needs."""
+    check_not_captured(item.param for item in items)
+    places = [place for place, stage in enumerate(stages) if is_measured(stage)]
+    lacking = [*places[: len(measured) + 1]]
+    if any(is_sharded(item.param) for item in items):
+        return complete(stages[: lacking[-1] + 1], executor, items, measured)[-1]
+    forms, leaves = leaves_of(stages, items, on_host(stages))
+    entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
+    return executor.measure(stages, entered, measured)
+
+
+def reduced(
+    stages: Sequence[Stage],
+    executor: Executor,
+    items: Sequence[Item],
+    measured: Sequence[Tensor],
+    make: Callable[[Item], Made],
+    sums: RankSums | None = None,
+) -> Tensor:
+    """What these items add to the total, or totals, of the last of some stages.
+
+    Args:
+        stages: up to the one that needs a total.
+        executor: takes the sum of a measured stage.
+        items: that reach it.
+        measured: the totals of the measured stages before it.
+        make: gives the coefficients of each.
+        sums: takes what shards add, to be reduced by the caller over all ranks; without it, that is
+            done here.
+
+    Returns:
+        A 0-d float64 tensor; a vector of a stage that reduces.
+    """
+    check_not_captured(item.param for item in items)
+    parts: dict[Any, list[Item]] = {}
+    for item in items:
+        key = (item.param.device_mesh, item.param.placements) if is_sharded(item.param) else None
+        parts.setdefault(key, []).append(item)
+    if parts.keys() == {None}:
+        return _reduced_here(stages, executor, items, measured, make)
+    rest = parts.pop(None, [])
+    total = _reduced_here(stages, executor, rest, measured, make) if rest else None
+    found = RankSums() if sums is None else sums
+    for own in parts.values():
+        like = own[0].param
+        if is_sharded(like) and can_step_shards(stages):
+            found.add(like, _reduced_shards(stages, executor, own, measured, make))
+            continue
+        more = _reduced_whole(stages, executor, own, measured, make)
+        total = more if total is None else total + more.to(total.device)
+    if sums is None:
+        total = found.reduced(total)
+    return torch.zeros(_shape_of(stages[-1]), dtype=torch.float64) if total is None else total
+
+
+def _reduced_here(
+    stages: Sequence[Stage],
+    executor: Executor,
+    items: Sequence[Item],
+    measured: Sequence[Tensor],
+    make: Callable[[Item], Made],
+) -> Tensor:
+    """What tensors of this rank add; arguments as for :func:`reduced`."""
+    forms, leaves = leaves_of(stages, items, make)
+    entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
+    if stages[-1].reduce is None:
+        return executor.measure(stages, entered, measured)
+    return ReferenceExecutor().reduce(stages, entered, measured)
+
+
+def _reduced_shards(
+    stages: Sequence[Stage],
+    executor: Executor,
+    items: Sequence[Item],
+    measured: Sequence[Tensor],
+    make: Callable[[Item], Made],
+) -> Tensor:
+    """What the shards of this rank add, where each is stepped alone.
+
+    A shard without elements adds nothing, and is not asked: a norm of it need not exist.
+    """
+    here = [item for item in map(shard_of, items) if item.param.numel()]
+    if here:
+        return _reduced_here(stages, executor, here, measured, make)
+    device = local(items[0].param).device
+    return torch.zeros(_shape_of(stages[-1]), dtype=torch.float64, device=device)
+
+
+def _reduced_whole(
+    stages: Sequence[Stage],
+    executor: Executor,
+    items: Sequence[Item],
+    measured: Sequence[Tensor],
+    make: Callable[[Item], Made],
+) -> Tensor:
+    """What DTensors add behind a stage that needs whole tensors: one after the other, by torch."""
+    total: Tensor | None = None
+    for item in items:
+        own = on_this_rank(stages, executor, [item])
+        more = whole(_reduced_here(stages, executor, own, measured, make))
+        total = more if total is None else total + more
+    assert total is not None
+    return total
+
+
+def _shape_of(stage: Stage) -> tuple[int, ...]:
+    """The shape of a stage's total."""
+    return () if stage.reduce is None else (stage.totals,)
