@@ -42,6 +42,7 @@ from functional_optim.numeric import (
     smaller,
 )
 from functional_optim.optimizer import Optimizer
+from functional_optim.schedules.arithmetic import root_at
 from functional_optim.transforms.maximize import maximized
 
 SUM_BLOCK = 1 << 15
@@ -249,20 +250,17 @@ def prodigy_rule(
     return addcdiv(param, direction, denominator, c.step_size), after
 
 
+_SLICES = "prodigy: slice_p must be {}, got {}: build prodigy(slice_p=...) for it, of another state"
+
+
 def prodigy_check(hyper: ProdigyHyper) -> None:
     if hyper.slice_p != 1:
-        raise ValueError(
-            f"prodigy: slice_p must be 1 in a chain that was made with 1, got {hyper.slice_p}: "
-            "build prodigy(slice_p=...) anew, since another state is kept then"
-        )
+        raise ValueError(_SLICES.format("1 in a chain that was made with 1", hyper.slice_p))
 
 
 def prodigy_sliced_check(hyper: ProdigyHyper) -> None:
     if hyper.slice_p == 1:
-        raise ValueError(
-            "prodigy: slice_p must be more than 1 in a chain that was made with more, got 1: "
-            "build prodigy() anew, since another state is kept then"
-        )
+        raise ValueError(_SLICES.format("more than 1 in a chain that was made with more", 1))
 
 
 _LARGEST = torch.finfo(torch.float32).max
@@ -396,9 +394,5 @@ def _root_of(betas: Any) -> Scalar:
     if isinstance(beta_2, Tensor):
         return beta_2**0.5
     if callable(beta_2):
-        return functools.partial(_root_at, beta_2)
+        return functools.partial(root_at, beta_2)
     return math.sqrt(beta_2) if isinstance(beta_2, (int, float)) and beta_2 > 0 else 0.0
-
-
-def _root_at(schedule: Any, made: Any) -> Any:
-    return schedule(made) ** 0.5

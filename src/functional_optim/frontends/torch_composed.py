@@ -16,7 +16,7 @@ from functional_optim.core.initial import none_made
 from functional_optim.core.links import Links
 from functional_optim.core.local_shards import check_takes_dtensor
 from functional_optim.core.overrides import LeafChain, shape_of
-from functional_optim.core.state import LeafState, Shared
+from functional_optim.core.state import LeafState, Shared, state_tensors
 from functional_optim.core.unbroken import unbroken
 from functional_optim.core.unmet import Unmet
 from functional_optim.frontends.composed_steps import GroupSteps
@@ -279,7 +279,9 @@ class ComposedGroups:
                     links[place] = links[place]._replace(hyper=hyper)
             links = list(with_common_hypers(tuple(links), self._chains_of(groups)))
             if isinstance(self.shared, Shared) and not int(self.shared.step):
-                self._begin(tuple(links))
+                begun = state_tensors(initial_shared(tuple(links)).stages)  # by the options of now
+                for before, now in zip(state_tensors(self.shared.stages), begun, strict=True):
+                    before.copy_(now)
             self._links = hypers, tuple(links)
         return self._links[1]
 
@@ -302,12 +304,6 @@ class ComposedGroups:
     def _chains_of(self, groups: Sequence[Group]) -> list[LeafChain]:
         parts = [(self.parts[group.number], group.hypers) for group in groups]
         return [LeafChain(places, own.stages, hypers) for (own, places), hypers in parts]
-
-    def _begin(self, links: Links) -> None:
-        """Write the shared numbers of before the first step, by the hyper-parameters of now."""
-        for before, now in zip(self.shared.stages, initial_shared(links).stages, strict=True):
-            for tensor, value in zip(before, now, strict=True):
-                tensor.copy_(value)
 
     @property
     def keeps_numbers(self) -> bool:

@@ -22,6 +22,11 @@ def since(made: Any, start: float = 0.0) -> Any:
     return max(float(made) - start, 0.0)
 
 
+def root_at(schedule: Callable[[Any], Any], made: Any) -> Any:
+    """Return the square root of a schedule's value."""
+    return schedule(made) ** 0.5
+
+
 def select(made: Any, boundary: float, before: Callable[[], Any], later: Callable[[], Any]) -> Any:
     """``before()`` while fewer than ``boundary`` steps are made, then ``later()``."""
     if isinstance(made, Tensor):

@@ -18,6 +18,7 @@ from functional_optim.core.capturing import check_not_captured
 from functional_optim.core.chain import Chain
 from functional_optim.core.checks import check_grad, check_leaf_state, check_measured, check_param
 from functional_optim.core.hyper import resolve
+from functional_optim.core.forms import map_state
 from functional_optim.core.initial import FieldsOf, FieldsOfTree, fields_of
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import chains_of, paths_of
@@ -158,10 +159,11 @@ def update(
 
 
 def _after(run: StageRun, before: LeafState, part: LeafState) -> LeafState:
-    """The state of a leaf, of which some stages have run."""
+    """The state of a leaf, of which some stages have run; none of it is an argument's memory."""
     made = emptied(run.part.stages, part.stages)
-    stages = (*before.stages[: run.part.start], *made, *before.stages[run.part.stop :])
-    gates = list(before.gates)
+    start, stop = run.part.start, run.part.stop
+    stages = (*map(_copied, before.stages[:start]), *made, *map(_copied, before.stages[stop:]))
+    gates = [GateCounts(*map(torch.clone, one)) for one in before.gates]
     for k, passed in run.gates:
         runs, held = gates[k]
         gates[k] = GateCounts(runs + 1, torch.zeros_like(held) if passed else held + 1)
@@ -169,13 +171,18 @@ def _after(run: StageRun, before: LeafState, part: LeafState) -> LeafState:
     return LeafState(step, stages, tuple(gates))
 
 
+def _copied(state: Any) -> Any:
+    return map_state(torch.clone, state)
+
+
 def _shared_after(shared: Any, decided: Decider) -> Any:
     if not isinstance(shared, Shared):
         return shared
     stages = tuple(type(one)(*map(as_tensor, one)) if one else () for one in decided.shared)
-    opened: list[Any] = list(shared.opened)
-    for place in decided.opened:
-        opened[place] = opened[place] + 1
+    opened = [
+        one + int(place in decided.opened) if isinstance(one, Tensor) else one
+        for place, one in enumerate(shared.opened)
+    ]
     return Shared(shared.step + 1, stages, tuple(opened))
 
 
