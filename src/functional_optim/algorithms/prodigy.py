@@ -250,7 +250,7 @@ def prodigy_rule(
     return addcdiv(param, direction, denominator, c.step_size), after
 
 
-_SLICES = "prodigy: slice_p must be {}, got {}: build prodigy(slice_p=...) for it, of another state"
+_SLICES = "prodigy: slice_p must be {}, got {}: build prodigy(slice_p=...) anew, of another state"
 
 
 def prodigy_check(hyper: ProdigyHyper) -> None:

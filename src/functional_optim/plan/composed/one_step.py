@@ -17,8 +17,8 @@ from functional_optim.core.brief import brief
 from functional_optim.core.capturing import check_not_captured
 from functional_optim.core.chain import Chain
 from functional_optim.core.checks import check_grad, check_leaf_state, check_measured, check_param
-from functional_optim.core.hyper import resolve
 from functional_optim.core.forms import map_state
+from functional_optim.core.hyper import resolve
 from functional_optim.core.initial import FieldsOf, FieldsOfTree, fields_of
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import chains_of, paths_of
