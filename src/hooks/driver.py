@@ -17,6 +17,7 @@ from torch.futures import Future, collect_all
 
 from hooks.arrivals import Arrivals, BucketPlace
 from hooks.bucket_layout import gradient_views
+from hooks.cleared_gradients import ClearedGradients
 from hooks.group_lifetime import outlive
 from hooks.iteration import Iteration
 from hooks.usage import Usage
@@ -48,6 +49,7 @@ class BucketDriver:
         self._arrivals = Arrivals(reduced)
         self._names = {id(param): name for name, param in watched.items()}
         self._usage = Usage(watched, group) if may_leave_unused else None
+        self._cleared = ClearedGradients(watched.values(), all_of_them=may_leave_unused)
         self._iteration = Iteration(())
         self.handles = [] if self._usage is None else list(self._usage.handles)
         """Of hooks on parameters, which are to live no longer than the hook."""
@@ -76,6 +78,7 @@ class BucketDriver:
         """
         if place.last:
             self._iteration.finish()
+            self._cleared.end_iteration()
 
     def ask(self, params: Sequence[Tensor], device: torch.device) -> Future[list[bool]] | None:
         """Which of these parameters count: those that any rank used; None for all of them.

@@ -1,8 +1,10 @@
 """What a step hook steps: an optimizer, the parameters of a DDP module by name, and their state."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -11,6 +13,7 @@ from functional_optim.core.chain import require_gradients_alone
 from functional_optim.core.checks import check_params, check_writable
 from functional_optim.core.links import keeps_shared
 from functional_optim.core.local_shards import check_whole
+from functional_optim.frontends.loss_scale import Scaling
 from functional_optim.frontends.recipe import functional_of
 from functional_optim.frontends.torch_checkpoint import own_copy
 from functional_optim.kernels import in_place, is_measured
@@ -18,12 +21,19 @@ from hooks.arrivals import reduced_by
 from hooks.named_groups import NamedGroups
 from hooks.usage import may_leave_unused
 
+logger = logging.getLogger(__name__)
 
-class OptimizerState:
+
+class OptimizerState(torch.optim.Optimizer):
     """An optimizer with the parameters and the state that :func:`~hooks.step_hook` steps.
 
     State is kept by parameter name, never by bucket: DDP changes its buckets after the first
     backward, and a bucket is only a slice of the tree.
+
+    It is a ``torch.optim.Optimizer``, so any scheduler of ``torch.optim.lr_scheduler`` drives it:
+    options are read from :attr:`param_groups` in each backward pass. ``zero_grad()`` clears
+    gradients. There is no step to call: the hook steps, and calls what was registered by
+    ``register_step_post_hook`` when it has stepped the last bucket.
 
     Args:
         optimizer: any :class:`functional_optim.Optimizer`, or a constructor of one; or a class of
@@ -33,8 +43,7 @@ class OptimizerState:
             gradients. Others are left to the caller.
         state: where to go on from, as in :attr:`state`; its tensors are taken over, to be stepped
             in place. By default it is ``optimizer.init(params)``.
-        executor: how the chain is run over a bucket; by default by what gives the reference's bits
-            with the fewest passes over memory: auto on the CPU, eager on CUDA.
+        executor: how the chain is run over a bucket; by default as ``optimizer`` says.
         options: of the class or constructor, by name.
 
     Raises:
@@ -47,17 +56,25 @@ class OptimizerState:
 
         >>> import torch, torch.distributed as dist
         >>> from functional_optim import adamw
+        >>> from hooks import step_hook
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         >>> ddp = DistributedDataParallel(torch.nn.Linear(3, 1))
-        >>> state = OptimizerState(adamw(lr=0.1), ddp)
+        >>> state = step_hook(ddp, adamw(lr=0.1))
         >>> sorted(state.params)
         ['bias', 'weight']
-        >>> state.set_hyper(lr=0.05)
+        >>> scheduler = torch.optim.lr_scheduler.ExponentialLR(state, 0.5)
+        >>> ddp(torch.ones(1, 3)).sum().backward()
+        >>> state.zero_grad()
+        >>> scheduler.step()
         >>> state.param_groups[0]["lr"]
         0.05
         >>> torch.optim.AdamW(ddp.parameters()).load_state_dict(state.state_dict())
         >>> dist.destroy_process_group()
     """
+
+    _opt_called: bool
+    # A GradScaler then calls step() with what it knows of the gradients.
+    _step_supports_amp_scaling = True
 
     def __init__(
         self,
@@ -98,17 +115,26 @@ class OptimizerState:
                 "one; leave it out of params="
             )
         if executor is None:
-            executor = in_place("reference", self.params.values(), made.stages)
+            executor = in_place(made.executor, self.params.values(), made.stages)
         self._groups = NamedGroups(self.params, made.using(executor=executor), state)
         self._names = {id(param): name for name, param in self.params.items()}
+        self.__setstate__({})  # torch's lists of hooks
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__)
 
     @property
-    def optimizer(self) -> Optimizer:
+    def chain(self) -> Optimizer:
         """The optimizer, with the hyper-parameters that ``set_hyper`` gave it."""
         return self._groups.chain
 
     @property
-    def state(self) -> State:
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """The options of the optimizer, by name."""
+        return dict(self._groups.defaults)
+
+    @property
+    def state(self) -> State:  # type: ignore[override]
         """The state; ``leaves`` is keyed by parameter name.
 
         Its tensors are stepped in place. Until the first step of a parameter its state is made
@@ -122,7 +148,7 @@ class OptimizerState:
 
         So it does where a step makes numbers that belong to no parameter.
         """
-        return keeps_shared(self.optimizer.links) or any(map(is_measured, self.optimizer.stages))
+        return keeps_shared(self.chain.links) or any(map(is_measured, self.chain.stages))
 
     def set_hyper(self, **hyper: Any) -> None:
         """Change hyper-parameters, by name, from the next backward on.
@@ -133,10 +159,10 @@ class OptimizerState:
             TypeError: a name that the chain does not have.
             ValueError: a value out of bounds, or an option that the state was not made for.
         """
-        self._groups.use(self.optimizer.replace(**hyper), list(hyper))
+        self._groups.use(self.chain.replace(**hyper), list(hyper))
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """As those of a TorchOptimizer: options may be written there, and are read at each step.
 
         An optimizer without overrides has one group, of all parameters in their order; else
@@ -174,9 +200,66 @@ class OptimizerState:
         """The name of a parameter that is stepped here; None for others."""
         return self._names.get(id(param))
 
-    def step(self, names: Sequence[str], gradients: Sequence[Tensor]) -> None:
+    def step_some(self, names: Sequence[str], gradients: Sequence[Tensor]) -> None:
         """Step these parameters, in place, by as few calls of a kernel as can be."""
         self._groups.step_some(names, gradients)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step nothing: the hook has stepped, while backward went on.
+
+        Args:
+            closure: runs a backward pass, in which the hook steps, and returns the loss.
+
+        Returns:
+            What ``closure`` returns. Without one, None; a warning is logged then.
+
+        Raises:
+            RuntimeError: a GradScaler calls this, and so the hook stepped by scaled gradients.
+        """
+        if Scaling.of(self).is_scaled:
+            raise RuntimeError(
+                "the step hook steps in backward, before a GradScaler can unscale gradients, so it "
+                "has stepped by scaled ones: train in bfloat16, which needs no scaler, or take "
+                "zero_step_hook(ddp, zero, grad_scaler=...)"
+            )
+        if closure is not None:
+            with torch.enable_grad():
+                return closure()
+        logger.warning(
+            "step() does nothing: parameters are stepped by the communication hook, while backward "
+            "goes on; take the call out of the loop"
+        )
+        return None
+
+    step.hooked = True  # type: ignore[attr-defined]  # torch adds no hooks: see end_iteration
+
+    @torch.optim.Optimizer.profile_hook_step
+    def end_iteration(self) -> None:
+        """All buckets are stepped: schedulers, and the hooks around steps, see one step."""
+        self._opt_called = True  # schedulers of torch warn where they see no step
+
+    def register_step_pre_hook(self, hook: Any) -> NoReturn:
+        """Refuse a hook that would come too late.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(
+            "a step hook steps a bucket as soon as it is reduced, so nothing can be called before "
+            "the whole step: change gradients by stages of the chain (clip_by_global_norm, ...), "
+            "or register a post hook"
+        )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> NoReturn:
+        """Refuse a group: the parameters are those of the DDP module.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(
+            "the parameters of a step hook are fixed: wrap the module, with the new parameters, in "
+            "DistributedDataParallel again, and call step_hook on that"
+        )
 
 
 def trainable_parameters(ddp: DistributedDataParallel) -> dict[str, Tensor]:

@@ -1,13 +1,16 @@
 """The step hook: communicate a bucket, then step its parameters, while backward goes on."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, overload
 
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future, collect_all
+from torch.nn.parallel import DistributedDataParallel
 
+from functional_optim import State
 from functional_optim.core.compiling import uncompiled
 from hooks.driver import BucketDriver, Hook, gradients_in, when_ready
 from hooks.optimizer_state import OptimizerState
@@ -27,30 +30,66 @@ class _Bucket(NamedTuple):
     last: bool
 
 
+@overload
 def step_hook(
-    optimizer_state: OptimizerState, inner_hook: Hook = allreduce_hook, *, in_order: bool = False
-) -> Hook:
-    """A DDP communication hook that runs ``inner_hook``, then steps the bucket's parameters.
+    ddp: DistributedDataParallel,
+    optimizer: Any,
+    *,
+    inner_hook: Hook = ...,
+    inner_state: Any = ...,
+    in_order: bool = ...,
+    params: Mapping[str, Tensor] | None = ...,
+    state: State | None = ...,
+    executor: str | None = ...,
+    **options: Any,
+) -> OptimizerState: ...
+
+
+@overload
+def step_hook(ddp: OptimizerState, optimizer: Hook = ..., *, in_order: bool = ...) -> Hook: ...
+
+
+def step_hook(
+    ddp: Any,
+    optimizer: Any = None,
+    *,
+    inner_hook: Hook = allreduce_hook,
+    inner_state: Any = None,
+    in_order: bool = False,
+    params: Mapping[str, Tensor] | None = None,
+    state: State | None = None,
+    executor: str | None = None,
+    **options: Any,
+) -> OptimizerState | Hook:
+    """Register a DDP communication hook that reduces each bucket, then steps its parameters.
 
     It works from the first iteration on, also with ``find_unused_parameters``, ``static_graph``
     and after DDP has rebuilt its buckets, and gives what DDP followed by the same optimizer gives:
     a parameter that no rank used is left alone. There is no ``step()`` to call; clear gradients
-    (``ddp.zero_grad()``) after each backward. A chain that needs all gradients first, such as one
-    that clips by global norm, is stepped with the last bucket.
+    (``ddp.zero_grad()``) after each backward; a warning says so once if they were not. A chain that
+    needs all gradients first, such as one that clips by global norm, is stepped with the last
+    bucket.
 
     Args:
-        optimizer_state: the optimizer, and the parameters and state that it steps.
+        ddp: the module, without a communication hook so far.
+        optimizer: any :class:`functional_optim.Optimizer`, or a constructor of one; or a class of
+            torch.optim, or a registered one, with that class's options.
         inner_hook: any DDP communication hook (allreduce, fp16 and bf16 compression, PowerSGD).
-            The state given to ``register_comm_hook`` is its state.
+        inner_state: the state of ``inner_hook``, as ``register_comm_hook`` would take it.
         in_order: wait for a bucket's communication before that of the next one begins. Needed by
             inner hooks that launch collectives from callbacks, as torch's PowerSGD does: over
             several buckets, on gloo, their order otherwise depends on timing and ranks get out of
             step. It costs the overlap of one bucket's communication with the next one's.
+        params, state, executor, options: as for :class:`~hooks.OptimizerState`.
 
     Returns:
-        A hook for ``ddp.register_comm_hook(inner_state, hook)``.
+        The :class:`~hooks.OptimizerState` that is stepped: for schedulers, hyper-parameters and
+        checkpoints. ``step_hook(optimizer_state)``, which returns a hook to be registered, is
+        deprecated.
 
     Raises:
+        TypeError, ValueError: as for :class:`~hooks.OptimizerState`.
+        RuntimeError: ``ddp`` has a communication hook.
         RuntimeError: (from backward) a parameter that was stepped twice, or never, in an iteration;
             an inner hook that returns a tensor of another size than its bucket.
 
@@ -63,13 +102,34 @@ def step_hook(
         >>> ddp = DistributedDataParallel(torch.nn.Linear(2, 1, bias=False))
         >>> with torch.no_grad():
         ...     _ = ddp.module.weight.fill_(1.0)
-        >>> state = OptimizerState(sgd(lr=0.5), ddp)
-        >>> ddp.register_comm_hook(None, step_hook(state))
+        >>> state = step_hook(ddp, sgd(lr=0.5))
         >>> ddp(torch.ones(1, 2)).sum().backward()
-        >>> ddp.zero_grad()
+        >>> state.zero_grad()
         >>> ddp.module.weight.tolist()
         [[0.5, 0.5]]
         >>> dist.destroy_process_group()
+    """
+    if isinstance(ddp, OptimizerState):
+        warnings.warn(
+            "step_hook(optimizer_state) is deprecated: step_hook(ddp, optimizer) makes the state, "
+            "registers the hook and returns the state",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return hook_of(ddp, inner_hook if optimizer is None else optimizer, in_order=in_order)
+    made = OptimizerState(optimizer, ddp, params=params, state=state, executor=executor, **options)
+    ddp.register_comm_hook(inner_state, hook_of(made, inner_hook, in_order=in_order))
+    return made
+
+
+def hook_of(
+    optimizer_state: OptimizerState, inner_hook: Hook = allreduce_hook, *, in_order: bool = False
+) -> Hook:
+    """Make the hook of :func:`step_hook`, and register it nowhere.
+
+    Args:
+        optimizer_state: the optimizer, and the parameters and state that it steps.
+        inner_hook, in_order: as for :func:`step_hook`.
     """
     stepper = _Stepper(optimizer_state)
     before: list[Future[Any]] = []
@@ -102,13 +162,14 @@ class _Stepper:
         )
         self.driver.expect(optimizer_state.params)
         self._waiting: list[Future[tuple[_Bucket, list[bool]]]] = []
+        self._stepped: list[Future[Tensor]] = []
 
     def enter(self, bucket: dist.GradBucket) -> tuple[_Bucket, Future[list[bool]] | None]:
         """Account for a bucket, and ask which of its parameters count."""
         place = self.driver.place_of(bucket)
         kept = self._keep(bucket, last=place.last)
         if place.number == 0:
-            self._waiting = []
+            self._waiting, self._stepped = [], []
         self.driver.enter(place, kept.names)
         self.driver.finish(place)
         return kept, self.driver.ask(kept.params, kept.buffer.device)
@@ -121,15 +182,28 @@ class _Stepper:
             lambda done: (_settled(kept, done.value()[0]), done.value()[1])
         )
         if not self._state.measured:
-            return ready.then(lambda done: self._step([done.value()]))
+            self._stepped.append(ready.then(lambda done: self._step([done.value()])))
+            return self._ended() if kept.last else self._stepped[-1]
         self._waiting.append(ready)
         if not kept.last:
             return ready.then(lambda done: done.value()[0].buffer)
         waiting, self._waiting = self._waiting, []
         # They are done; on an accelerator, waiting has this callback's stream wait for theirs.
-        return collect_all(waiting).then(
-            lambda done: self._step([one.wait() for one in done.value()])
-        )
+        self._stepped = [
+            collect_all(waiting).then(lambda done: self._step([one.wait() for one in done.value()]))
+        ]
+        return self._ended()
+
+    def _ended(self) -> Future[Tensor]:
+        """End the iteration once all its buckets are stepped; gives the last one's buffer."""
+        stepped, self._stepped = self._stepped, []
+
+        def end(done: Future[list[Future[Tensor]]]) -> Tensor:
+            found = [one.wait() for one in done.value()]
+            self._state.end_iteration()
+            return found[-1]
+
+        return collect_all(stepped).then(end)
 
     def _keep(self, bucket: dist.GradBucket, *, last: bool) -> _Bucket:
         buffer = bucket.buffer()
@@ -154,7 +228,7 @@ class _Stepper:
                     names.append(name)
                     gradients.append(gradient)
         with named_range(RANGE):
-            self._state.step(names, gradients)
+            self._state.step_some(names, gradients)
         return buckets[-1][0].buffer
 
 

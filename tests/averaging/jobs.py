@@ -16,7 +16,6 @@ from functional_optim import TorchOptimizer, adamw, sgd
 from hooks import (
     AveragingSchedule,
     HierarchicalModelAverager,
-    OptimizerState,
     PeriodicModelAverager,
     PostLocalSGDOptimizer,
     PostLocalSGDState,
@@ -225,7 +224,7 @@ def front_ends(under_ddp: bool) -> dict[str, str]:
 
     module = model()
     ddp = nn.parallel.DistributedDataParallel(module)
-    ddp.register_comm_hook(None, step_hook(OptimizerState(adamw(lr=0.1), ddp)))
+    step_hook(ddp, adamw(lr=0.1))
     for step in range(3):
         backward(ddp, rank, step)
     found["step hook"] = digest(values(module))

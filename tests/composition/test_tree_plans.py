@@ -20,6 +20,7 @@ from functional_optim import (
     partition,
     sgd,
 )
+from functional_optim.kernels.errors import NotPointwiseError
 from functional_optim.plan import StepPlan, engine, tree_plans
 from functional_optim.plan.composed import trees as composed_trees
 from functional_optim.plan.composed.decider import Decider
@@ -263,9 +264,14 @@ def centred(param: Tensor, grad: Tensor, state: tuple[()], c: Rate) -> tuple[Ten
     return param - c.lr * (grad - grad.mean()), state
 
 
-def test_a_rule_that_only_says_that_it_is_pointwise_is_left_to_the_reference() -> None:
+def test_a_rule_that_only_says_that_it_is_pointwise_is_refused_by_all_but_the_reference() -> None:
     rule = Rule(name="centred", hyper=Rate, rule=centred)
     optimizer = partition({"odd": chain(rule(lr=0.1)), "even": sgd(0.2)}, odd)
+    given = [normal(5, seed=k) for k in range(4)]
+    for step in (optimizer.update, optimizer.update_):
+        with pytest.raises(NotPointwiseError, match="give that stage kind='per_matrix'"):
+            step(given, given, optimizer.init(given))
+    optimizer = optimizer.using(executor="reference")
     params, want = ([normal(5, seed=k) for k in range(4)] for _ in range(2))
     state, after = optimizer.init(params), optimizer.init(want)
     for step in range(5):

@@ -114,7 +114,7 @@ def test_an_unknown_class_is_refused_by_name() -> None:
 
 def test_using_leaves_the_rest_alone() -> None:
     optimizer = adam(0.3).override(("a",), lr=0.1).using(namespace="x")
-    assert (optimizer.namespace, optimizer.executor) == ("x", "reference")
+    assert (optimizer.namespace, optimizer.executor) == ("x", "auto")
     both = optimizer.using(executor="script")
     assert (both.namespace, both.executor) == ("x", "script")
     assert (both.links, both.overrides) == (optimizer.links, optimizer.overrides)

@@ -20,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import sgd
 from hooks import (
-    OptimizerState,
     PostLocalSGDState,
     group_lifetime,
     hook_with_zero_step,
@@ -33,7 +32,7 @@ from sharding import ZeroRedundancyOptimizer
 
 
 def by_step_hook(ddp: DistributedDataParallel) -> None:
-    ddp.register_comm_hook(None, step_hook(OptimizerState(sgd(lr=0.1), ddp)))
+    step_hook(ddp, sgd(lr=0.1))
 
 
 def _zero(ddp: DistributedDataParallel) -> ZeroRedundancyOptimizer:

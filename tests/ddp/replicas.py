@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from functional_optim import Optimizer, TorchOptimizer, adamw, chain, clip_by_global_norm, qhm, sgd
 from functional_optim.kernels.exact import kernel
 from functional_optim.native import cache
-from hooks import OptimizerState, step_hook
+from hooks import step_hook
 
 from .compared import digest
 
@@ -83,7 +83,7 @@ def _compiler(which: str) -> Iterator[None]:
 def _train(ddp: DistributedDataParallel, front_end: str, chosen: Optimizer, executor: Any) -> None:
     step: Any = None
     if front_end == "hook":
-        ddp.register_comm_hook(None, step_hook(OptimizerState(chosen, ddp, executor=executor)))
+        step_hook(ddp, chosen, executor=executor)
     else:
         step = TorchOptimizer(ddp.parameters(), chosen.using(executor=executor)).step
     data = torch.Generator().manual_seed(dist.get_rank() + 1)

@@ -18,7 +18,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import State
-from hooks import OptimizerState, group_lifetime, step_hook
+from hooks import OptimizerState, group_lifetime
+from hooks.step_hook import hook_of
 from tests.choices import case as tried
 
 from .cases import ADAMW, CASES, CLIPPED, SGD, SMALL, UNUSED
@@ -112,7 +113,7 @@ def parts(model: type[nn.Module], word: str, ours: int, **options: Any) -> dict[
     ]
     hook: Hook = allreduce_hook
     for state in states:
-        hook = step_hook(state, hook)
+        hook = hook_of(state, hook)
     ddp.register_comm_hook(None, hook)
     others = trainable(twin)
     steps = dict.fromkeys(others, 0)

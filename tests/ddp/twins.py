@@ -17,7 +17,8 @@ from functional_optim import LeafState, Optimizer
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.script import ScriptExecutor
 from functional_optim.plan import StepPlan
-from hooks import OptimizerState, step_hook
+from hooks import OptimizerState
+from hooks.step_hook import hook_of
 
 from .compared import Pair, copied, dense, digest, fields, finite, moved, state_pairs, trainable
 from .models import BATCH, WIDTH, Tower
@@ -101,9 +102,9 @@ class Ours:
         )
         self.buckets: list[int] = []
         self.asked: list[int] = []
-        self.state.step = asking(self.state.step, self.asked)  # type: ignore[method-assign]
+        self.state.step_some = asking(self.state.step_some, self.asked)  # type: ignore[method-assign]
         inner_state, inner = INNER[case.inner](group)
-        hook = step_hook(self.state, noted(inner, self.buckets), in_order=case.in_order)
+        hook = hook_of(self.state, noted(inner, self.buckets), in_order=case.in_order)
         self.ddp.register_comm_hook(inner_state, hook)
 
     def leaf(self, name: str) -> LeafState:

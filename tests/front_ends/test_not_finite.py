@@ -21,7 +21,6 @@ from functional_optim import (
 )
 from functional_optim.remote.distributed_optimizer import DistributedOptimizer
 from hooks import (
-    OptimizerState,
     PeriodicModelAverager,
     PostLocalSGDOptimizer,
     hook_with_zero_step,
@@ -167,8 +166,7 @@ def by_bind(optimizer: Optimizer, dtype: torch.dtype, steps: Sequence[Grads]) ->
 def by_step_hook(optimizer: Optimizer, dtype: torch.dtype, steps: Sequence[Grads]) -> Any:
     def run(group: Any) -> Any:
         ddp = wrapped(dtype, group)
-        state = OptimizerState(optimizer, ddp)
-        ddp.register_comm_hook(None, step_hook(state))
+        state = step_hook(ddp, optimizer)
         for grads in steps:
             ddp(grads).backward()
             ddp.zero_grad()

@@ -43,8 +43,7 @@ def test_it_is_the_optimizer_itself(name: str) -> None:
     for megabytes, executor in ((1e-5, "reference"), (25.0, "auto")):
         with case(megabytes=megabytes, executor=executor):
             ddp = DistributedDataParallel(Model(), bucket_cap_mb=megabytes)
-            state = OptimizerState(COMPOSED[name](), ddp, executor=executor)
-            ddp.register_comm_hook(None, step_hook(state))
+            state = step_hook(ddp, COMPOSED[name](), executor=executor)
             plain, optimizer = Model(), COMPOSED[name]()
             params: Any = {one: p.detach().clone() for one, p in plain.named_parameters()}
             own = optimizer.init(params)
@@ -74,7 +73,7 @@ def test_a_steady_step_plans_nothing_and_steps_no_leaf_alone(
     state = OptimizerState(COMPOSED[name](), DistributedDataParallel(Model()))
     params: Any = {one: p.detach().clone() for one, p in state.params.items()}
     own = COMPOSED[name]().init(params)
-    names = [k for k, v in state.optimizer.hyper.items() if k[-2:] == "lr" and type(v) is float]
+    names = [k for k, v in state.chain.hyper.items() if k[-2:] == "lr" and type(v) is float]
     for step in range(36):
         grads = {one: normal(*p.shape, seed=step + k) for k, (one, p) in enumerate(params.items())}
         there = [one for one in grads if step % 2 or one != "scale"]
@@ -82,7 +81,7 @@ def test_a_steady_step_plans_nothing_and_steps_no_leaf_alone(
             made.clear()
         lrs = dict.fromkeys(names, 0.1 / (step + 1))
         state.set_hyper(**lrs)
-        state.step(there, [grads[one] for one in there])
+        state.step_some(there, [grads[one] for one in there])
         given = {one: grads[one] if one in there else None for one in grads}
         params, own = COMPOSED[name]().update(params, given, own, **lrs)
         assert_same({one: p.detach() for one, p in state.params.items()}, params)
@@ -103,7 +102,7 @@ def test_it_goes_on_from_a_state() -> None:
     state = OptimizerState(COMPOSED["accumulate"](), ddp)
     for step in range(3):
         grads = [normal(*one.shape, seed=step + k) for k, one in enumerate(state.params.values())]
-        state.step(list(state.params), grads)
+        state.step_some(list(state.params), grads)
     there = copy.deepcopy(state.state)
     again = OptimizerState(COMPOSED["accumulate"](), ddp, state=copy.deepcopy(there))
     assert_same(again.state, there)

@@ -32,10 +32,9 @@ def test_it_takes_what_every_front_end_takes() -> None:
     ):
         torch.manual_seed(0)
         ddp = DistributedDataParallel(Tower())
-        state = OptimizerState(given, ddp, **options)
-        assert state.optimizer.executor == "auto"
+        state = step_hook(ddp, given, **options)
+        assert state.chain.executor == "auto"
         assert state.param_groups[0]["lr"] == 0.1
-        ddp.register_comm_hook(None, step_hook(state))
         ddp(torch.ones(2, WIDTH), 0, 0).sum().backward()
         made.append([param.detach() for param in ddp.parameters()])
     for one in made[1:]:
@@ -103,7 +102,7 @@ def test_a_frozen_parameter_in_params_is_named() -> None:
 
 def test_hyper_parameters_that_are_refused_change_nothing() -> None:
     state = OptimizerState(adamw(lr=0.1), DistributedDataParallel(Tower()))
-    state.step(list(state.params), [torch.ones_like(one) for one in state.params.values()])
+    state.step_some(list(state.params), [torch.ones_like(one) for one in state.params.values()])
     wrong: dict[str, tuple[type[Exception], str]] = {
         "beta": (TypeError, "no hyper-parameter 'beta'"),
         "lr": (ValueError, "lr must be .* got -1.0"),
@@ -112,7 +111,7 @@ def test_hyper_parameters_that_are_refused_change_nothing() -> None:
     for name, (error, text) in wrong.items():
         with case(hyper=name), pytest.raises(error, match=text):
             state.set_hyper(**{name: -1.0 if name == "lr" else True})
-        for hyper in (state.optimizer.hyper, state.param_groups[0]):
+        for hyper in (state.chain.hyper, state.param_groups[0]):
             assert (hyper["lr"], hyper["amsgrad"]) == (0.1, False)
 
 
@@ -126,7 +125,7 @@ def test_momentum_that_is_turned_on_later_begins_then_as_in_torch() -> None:
             plain.param_groups[0]["momentum"] = 0.9
         for twin in twins:
             twin.grad = torch.full_like(twin, 0.5 + step)
-        state.step(list(state.params), [one.grad for one in twins if one.grad is not None])
+        state.step_some(list(state.params), [one.grad for one in twins if one.grad is not None])
         plain.step()
         assert all(map(torch.equal, state.params.values(), twins))
 
@@ -144,7 +143,7 @@ def test_state_begins_with_the_parameter_of_the_first_step() -> None:
     grads = {name: torch.full_like(one, 0.5) for name, one in params.items()}
     own = optimizer.init(params)
     for _ in range(3):
-        hooked.step(list(grads), list(grads.values()))
+        hooked.step_some(list(grads), list(grads.values()))
         params, own = optimizer.update(params, grads, own)
     assert all(torch.equal(hooked.params[name], one) for name, one in params.items())
     # A state that is given and is not what parameters begin with was stepped: it must say so.

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import DistributedOptimizer, adamw, sgd
-from hooks import OptimizerState, PeriodicModelAverager, step_hook, zero_step_hook
+from hooks import PeriodicModelAverager, step_hook, zero_step_hook
 from hooks.averaging import GossipModelAverager, OuterModelAverager
 from sharding import ZeroRedundancyOptimizer
 from tests.choices import case
@@ -20,7 +20,7 @@ def backward(ddp: nn.Module) -> None:
 
 def by_step_hook() -> Callable[[], Any]:
     ddp = DistributedDataParallel(nn.Linear(3, 1))
-    ddp.register_comm_hook(None, step_hook(OptimizerState(adamw(lr=0.1), ddp)))
+    step_hook(ddp, adamw(lr=0.1))
     return lambda: backward(ddp)
 
 

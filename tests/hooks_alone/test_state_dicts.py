@@ -43,9 +43,7 @@ def _halved(made: Any) -> Any:
 
 def hooked(optimizer: Optimizer) -> tuple[DistributedDataParallel, OptimizerState]:
     ddp = DistributedDataParallel(model())
-    state = OptimizerState(optimizer, ddp)
-    ddp.register_comm_hook(None, step_hook(state))
-    return ddp, state
+    return ddp, step_hook(ddp, optimizer)
 
 
 def plain_steps(module: nn.Module, plain: torch.optim.Optimizer, iterations: range) -> None:

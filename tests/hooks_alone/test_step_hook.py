@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import chain, clip_by_global_norm, sgd, sophia
 from hooks import OptimizerState, step_hook
+from hooks.step_hook import hook_of
 from tests.choices import case
 from tests.ddp.cases import CASES, CLIPPED, ONE, SMALL, UNUSED
 from tests.ddp.models import WIDTH, Tower
@@ -63,9 +64,7 @@ def wrapped(**options: Any) -> DistributedDataParallel:
 
 
 def with_hook(ddp: DistributedDataParallel, **options: Any) -> OptimizerState:
-    state = OptimizerState(sgd(lr=0.1), ddp, executor="reference", **options)
-    ddp.register_comm_hook(None, step_hook(state))
-    return state
+    return step_hook(ddp, sgd(lr=0.1), executor="reference", **options)
 
 
 # -- each parameter once ------------------------------------------------------------------------
@@ -77,7 +76,7 @@ def test_a_parameter_that_comes_twice() -> None:
         module = Tower()
         both = [DistributedDataParallel(module, **options) for _ in range(2)]
         state = OptimizerState(sgd(lr=0.1), both[0], executor="reference")
-        hook = step_hook(state)
+        hook = hook_of(state)
         for ddp in both:
             ddp.register_comm_hook(None, hook)
         loss = sum(ddp(torch.ones(2, WIDTH), 0, 0).sum() for ddp in both)
@@ -196,7 +195,6 @@ def test_an_inner_hook_that_breaks_its_promise() -> None:
     for name, (inner, error, text) in INNER.items():
         for optimizer in (sgd(), chain(clip_by_global_norm(1.0), sgd())):
             ddp = wrapped()
-            state = OptimizerState(optimizer, ddp, executor="reference")
-            ddp.register_comm_hook(None, step_hook(state, inner))
+            state = step_hook(ddp, optimizer, executor="reference", inner_hook=inner)
             with case(inner=name, measured=state.measured), pytest.raises(error, match=text):
                 backward(ddp, 0)

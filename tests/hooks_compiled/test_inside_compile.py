@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import adamw
-from hooks import OptimizerState, apply_optimizer_in_backward, step_hook, zero_step_hook
+from hooks import apply_optimizer_in_backward, step_hook, zero_step_hook
 from sharding import ZeroRedundancyOptimizer
 
 pytestmark = [
@@ -35,7 +35,7 @@ def in_backward(optimizer_class: Any, kwargs: dict[str, Any]) -> Trainee:
 
 def in_a_hook() -> Trainee:
     ddp = DistributedDataParallel(model())
-    ddp.register_comm_hook(None, step_hook(OptimizerState(adamw(lr=0.1), ddp)))
+    step_hook(ddp, adamw(lr=0.1))
     return ddp, ddp.zero_grad
 
 

@@ -75,7 +75,8 @@ def stepped(optimizer: DistributedOptimizer, numbers: range) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", MORE)
-def test_here_gradients_are_in_the_order_of_the_caller(name: str) -> None:
+def test_here_gradients_are_in_the_order_of_the_groups(name: str) -> None:
+    """Fault 43: also of an optimizer of optimizers, which divides them."""
     chosen, params = MORE[name](), named()
     local = local_optimizer(chosen, params.items())
     for step in range(STEPS):
@@ -83,7 +84,11 @@ def test_here_gradients_are_in_the_order_of_the_caller(name: str) -> None:
             saved = copy.deepcopy(local.state_dict())
             local = local_optimizer(chosen, params.items())
             local.load_state_dict(saved)
-        local.step(list(grads_at(step, missing=HOLES).values()))
+        grads, names = (
+            grads_at(step, missing=HOLES),
+            {id(one): name for name, one in params.items()},
+        )
+        local.step([grads[names[id(one)]] for one in local.params])
     assert_same(detached(params), run_of(chosen, missing=HOLES)[0])
     params = named()
     optimizer = over_threads(chosen, params, placement(2))

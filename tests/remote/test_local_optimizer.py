@@ -7,10 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-from functional_optim import TorchOptimizer, accumulate, adamw, chain, clip_by_global_norm, sgd
+from functional_optim import (
+    TorchOptimizer,
+    accumulate,
+    adamw,
+    chain,
+    clip_by_global_norm,
+    partition,
+    sgd,
+)
 from functional_optim.frontends.local_optimizer import bound, local_optimizer, resolved
 from functional_optim.testing import ANY_SHAPE
-from tests.choices import case
+from tests.choices import case, each_value
 
 from .support import SHAPES, assert_same, gradients, locally, noise, parameters
 
@@ -129,3 +137,49 @@ def test_groups_and_bad_input() -> None:
     with pytest.raises(ValueError, match="has shape"):
         local.step(odd)
     assert all(map(torch.equal, params, before))
+
+
+class Divides(torch.optim.SGD):
+    """A class without an equivalent that makes groups of its own."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        first, *others = params
+        super().__init__([{"params": others}, {"params": [first]}], lr=lr)
+
+
+def last_first(path: Any, _: Any) -> str:
+    return "late" if path[0] in "ab" else "early"
+
+
+PARTS = partition({"early": sgd(0.5), "late": sgd(0.25)}, last_first)
+OF_GROUPS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "a class": (torch.optim.SGD, {"lr": 0.5}),
+    "an optimizer": (sgd(0.5), {}),
+    "parts": (PARTS, {}),
+    "parts behind a clip": (chain(clip_by_global_norm(1e9), PARTS), {}),
+    "a class without equivalent": (WithoutEquivalent, {"lr": 0.5}),
+    "one that divides groups": (Divides, {"lr": 0.5}),
+}
+
+
+@each_value(name=list(OF_GROUPS))
+def test_gradients_are_in_the_order_of_the_groups(name: str) -> None:
+    """Fault 43: with equal shapes another order would step wrong parameters, silently."""
+    chosen, options = OF_GROUPS[name]
+    params = {key: torch.zeros(2, requires_grad=True) for key in "abcd"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = params.values() if isinstance(chosen, type) else params.items()
+        local = local_optimizer(chosen, made, **options)
+    order = [param for group in local.param_groups for param in group["params"]]
+    assert [id(one) for one in local.params] == [id(one) for one in order]
+    assert {id(one) for one in order} == {id(one) for one in params.values()}
+    numbers = {id(one): float(k + 1) for k, one in enumerate(params.values())}
+    gradients_of = [torch.full((2,), numbers[id(one)]) for one in order]
+    if local.measured_stages:
+        squares = [2.0 * numbers[id(one)] ** 2 for one in order]
+        assert local.measure(gradients_of).tolist() == pytest.approx(squares)
+    local.step(gradients_of)
+    for key, param in params.items():
+        lr = 0.25 if "parts" in name and key in "ab" else 0.5
+        assert param.tolist() == [-lr * numbers[id(param)]] * 2

@@ -159,4 +159,4 @@ def test_it_is_shown_as_it_was_made() -> None:
     assert str(kept.replace(lr=0.2)) == f"stored({inner.replace(lr=0.2)!r}, {told})"
     behind = chain(kept, ema(0.9))
     assert repr(behind) == f"chain({kept!r}, ema(decay=0.9))"
-    assert repr(kept.using(executor="auto")).endswith(").using(executor='auto')")
+    assert repr(kept.using(executor="blocked")).endswith(").using(executor='blocked')")

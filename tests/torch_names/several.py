@@ -17,6 +17,7 @@ from torch.distributed import rpc
 from torch.distributed.algorithms.join import Join
 from torch.distributed.tensor import placement_types
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from ..worlds import world_of_one
@@ -86,6 +87,26 @@ def hooks_of_loading(names: Any) -> None:
     optimizer.register_load_state_dict_pre_hook(before)
     optimizer.register_load_state_dict_post_hook(after)
     assert [list(one) for one in names.load_state_dict_hooks(optimizer)] == [[before], [after]]
+
+
+@row(
+    (OWNER, "_optimizer_step_pre_hooks"),
+    (OWNER, "_optimizer_step_post_hooks"),
+    refuses=lambda names: names.step_without_global_hooks(OWNER),
+)
+def hooks_of_steps(names: Any) -> None:
+    """Those of the optimizer are called, those of all optimizers are not."""
+    optimizer, seen = _Owner([torch.zeros(1)], lr=0.1), []
+    optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+    of_all = register_optimizer_step_pre_hook(lambda *_: seen.append("of all"))
+    try:
+        names.step_without_global_hooks(optimizer)
+        assert seen == ["before", "after"]
+        optimizer.step()
+        assert seen[2:] == ["of all", "before", "after"]
+    finally:
+        of_all.remove()
 
 
 SCALER = GradScaler("cpu")

@@ -167,6 +167,7 @@ def test_what_a_failed_backward_leaves_under_way_is_waited_for(kind: str) -> Non
     """Or else it would write into parameters that a checkpoint has been loaded into by then."""
     ddp, zero, hook = made(kind, Fails())
     loss(ddp).backward()  # from the second one on, there are several buckets
+    ddp.zero_grad()
     ddp.module.fails = True
     go_on, made_steps, step = threading.Event(), [], zero.step_owned
 
@@ -211,6 +212,7 @@ def test_a_parameter_that_has_left_its_buffer_is_named() -> None:
     ddp, _, _ = made("scatter", module, parameters_as_bucket_view=True)
     for _ in range(3):
         loss(ddp).backward()
+        ddp.zero_grad()
     module.weight.data = module.weight.data.clone()
     with pytest.raises(RuntimeError, match="the parameter 'weight' is not what it was"):
         loss(ddp).backward()

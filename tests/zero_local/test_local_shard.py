@@ -62,8 +62,7 @@ def test_alone_it_is_what_the_factory_makes(name: str) -> None:
         for step in range(6):
             grads = grads_at(step, missing={1: "scale", 4: "body.bias"})
             stepped(local, [grads[one] for one in names], in_order)
-            # Summed there in the order of the groups, too.
-            twin_step(twin, list(grads.values()), names, list(params))
+            stepped(twin, [grads[one] for one in names], in_order)
             for key, param in params.items():
                 assert torch.equal(param, twins[key]), (step, key)
             assert all(param.grad is None for param in params.values())
@@ -77,12 +76,6 @@ def test_alone_it_is_what_the_factory_makes(name: str) -> None:
                 local.load_state_dict(saved)
                 for key, param in params.items():
                     param.data.copy_(twins[key].data)
-
-    def twin_step(
-        twin: LocalOptimizer, given: list[Tensor | None], names: list[str], every: list[str]
-    ) -> None:
-        places = [every.index(one) for one in names]
-        stepped(twin, given, lambda added: in_order(added[places]))
 
     LocalWorld(1).run(of_rank)
 

@@ -52,6 +52,8 @@ from functional_optim._torch.modules import (
     load_state_dict_hooks,
     replica_of,
     scaler_state,
+    step_without_global_hooks,
+    with_own_step_hooks,
 )
 from functional_optim._torch.operators import (
     amp_foreach_non_finite_check_and_unscale_,
@@ -132,10 +134,12 @@ __all__ = [
     "replica_of",
     "rpc_over_sockets",
     "scaler_state",
+    "step_without_global_hooks",
     "tangent_of",
     "timeout_of",
     "values_of",
     "version_of",
     "vmap_levels",
     "why_missing",
+    "with_own_step_hooks",
 ]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from copy import copy
+from functools import wraps
 from typing import Any
 
 import torch
@@ -50,6 +51,65 @@ def load_state_dict_hooks(
     before = held(optimizer, "_optimizer_load_state_dict_pre_hooks", without)
     after = held(optimizer, "_optimizer_load_state_dict_post_hooks", without)
     return before.values(), after.values()
+
+
+def with_own_step_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Make ``step`` of an optimizer that holds, or is held by, another optimizer.
+
+    torch calls the hooks of ``register_optimizer_step_pre_hook`` around ``step`` of every class, so
+    of two nested optimizers it calls them twice in one step. Around the result only the hooks of
+    the optimizer itself are called.
+
+    Raises:
+        ImportError: (when it is called) torch keeps the hooks of an optimizer otherwise.
+    """
+
+    @wraps(step)
+    def wrapper(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        return _stepped(step, self, args, kwargs)
+
+    wrapper.hooked = True  # type: ignore[attr-defined]  # torch then adds no hooks to it
+    return wrapper
+
+
+def step_without_global_hooks(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+    """Call ``optimizer.step`` with the hooks of this optimizer, and not with those of all.
+
+    A ``step`` that someone has put on the instance, as schedulers do, is called as it is.
+
+    Raises:
+        ImportError: torch keeps the hooks of an optimizer otherwise.
+    """
+    step = getattr(type(optimizer), "step", None)
+    plain = getattr(step, "__wrapped__", None)
+    if plain is None or not getattr(step, "hooked", False) or "step" in vars(optimizer):
+        return optimizer.step(*args, **kwargs)
+    return _stepped(plain, optimizer, args, kwargs)
+
+
+def _stepped(
+    step: Callable[..., Any],
+    optimizer: torch.optim.Optimizer,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Call a function of an optimizer, and the hooks of the optimizer as torch does."""
+    without = Missing(
+        "torch.optim.Optimizer._optimizer_step_pre_hooks or _optimizer_step_post_hooks",
+        "it is not known what is to be called before and after a step",
+        "step with torch's own class",
+    )
+    given: tuple[Any, ...] = (optimizer, *args)
+    before = held(optimizer, "_optimizer_step_pre_hooks", without)
+    after = held(optimizer, "_optimizer_step_post_hooks", without)
+    for hook in before.values():
+        found = hook(optimizer, given, kwargs)
+        if found is not None:
+            given, kwargs = found
+    result = step(*given, **kwargs)
+    for hook in after.values():
+        hook(optimizer, given, kwargs)
+    return result
 
 
 def scaler_state(scaler: Any, optimizer: Any) -> dict[str, Any]:

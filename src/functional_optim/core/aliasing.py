@@ -1,6 +1,6 @@
 """Memory that two tensors share, and copies where a result shares some with what was given."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,40 @@ def storage_of(tensor: Tensor) -> Storage:
         return memory_of(seen.untyped_storage())
     except (NotImplementedError, RuntimeError):  # a tensor without memory of its own kind
         return id(seen)
+
+
+def apart_from(gradients: Sequence[Any], written: Iterable[Tensor]) -> Sequence[Any]:
+    """Return the gradients, with copies of those stored where a step in place writes.
+
+    A step writes one parameter after the other. A gradient that is another parameter (or a state)
+    has to be read before that.
+
+    Args:
+        gradients: of the parameters; None, or a sparse one, stays as it is.
+        written: the parameters and states of all of them.
+    """
+    storages = _storages(written)
+    there = [one for one in gradients if one is not None and one.layout == torch.strided]
+    if storages.isdisjoint(_storages(there)):
+        return gradients
+    return [
+        one.clone()
+        if one is not None
+        and one.layout == torch.strided
+        and not _storages([one]).isdisjoint(storages)
+        else one
+        for one in gradients
+    ]
+
+
+def _storages(tensors: Iterable[Tensor]) -> set[Storage]:
+    """Return the addresses of the storages; of tensors without an address, :func:`storage_of`."""
+    every = list(tensors)
+    try:  # no Python runs per tensor
+        found = set(map(torch.UntypedStorage.data_ptr, map(Tensor.untyped_storage, every)))
+    except (NotImplementedError, RuntimeError):
+        return set(map(storage_of, every))
+    return found - {0}
 
 
 class GivenMemory:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from functional_optim.core.expression import expression
+from functional_optim.core.expression import AUTO, expression
 from functional_optim.core.global_step import has_global_schedule
 from functional_optim.core.hyper import copy_tensors, frozen
 from functional_optim.core.links import Links, apply, changes_of, is_composed, values, with_values
@@ -39,7 +39,7 @@ class Chain:
     """
 
     links: Links
-    executor: str = "reference"
+    executor: str = AUTO
     namespace: str = ""
     overrides: tuple[Override, ...] = ()
 

@@ -1,11 +1,12 @@
 """What is wrong with params, gradients or state: said before anything is changed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from functional_optim._torch import is_functorch_wrapped_tensor, may_be_view
 from functional_optim.core.aliasing import overlaps_itself
 from functional_optim.core.dtensors import local
 from functional_optim.core.initial import Field, FieldsOf, fields_of, require_dtype
@@ -241,15 +242,44 @@ def check_writable(params: Mapping[str, Tensor]) -> None:
 
 
 def check_writable_state(states: Mapping[str, LeafState]) -> None:
-    """States that can be written in place."""
+    """Check that states can be written in place.
+
+    The state that ``init`` makes of parameters that require gradients has a history. Such a state
+    is accepted before its first step; :func:`forget_history` drops the history.
+    """
     for name, state in states.items():
-        for tensor in state_tensors(state.stages):
-            _check_leaf_of_autograd(tensor, f"state at {name!r}", "make it under torch.no_grad()")
+        for tensor in _computed(state):
+            if may_be_view(tensor) or not _is_initial(state):
+                _check_leaf_of_autograd(
+                    tensor, f"state at {name!r}", "make it under torch.no_grad()"
+                )
+
+
+def forget_history(states: Iterable[LeafState]) -> None:
+    """Detach, in place, states that ``init`` computed and that are about to be written."""
+    for state in states:
+        for tensor in _computed(state):
+            tensor.detach_()
+
+
+def _computed(state: LeafState) -> list[Tensor]:
+    """Return the tensors of a state that autograd computed from others."""
+    return list(filter(_is_computed, state_tensors(state.stages)))
+
+
+def _is_initial(state: LeafState) -> bool:
+    """Return True if no stage has run since ``init``."""
+    counts = [state.step, *(gate.runs for gate in state.gates)]
+    return not any(is_functorch_wrapped_tensor(one) or int(one) for one in counts)
+
+
+def _is_computed(tensor: Tensor) -> bool:
+    return tensor.requires_grad and not (tensor.is_leaf or tensor.retains_grad)
 
 
 def _check_leaf_of_autograd(tensor: Tensor, what: str, way: str = "give the leaf") -> None:
     """Not the result of an operation that autograd follows; torch.optim takes what this takes."""
-    if tensor.requires_grad and not (tensor.is_leaf or tensor.retains_grad):
+    if _is_computed(tensor):
         raise ValueError(
             f"the {what} is no leaf of autograd: it was computed ({tensor.grad_fn}), and what is "
             f"written into it would be no part of that; {way}, detach() it, or use update"

@@ -16,6 +16,9 @@ from functional_optim.core.where import HasLabel, Labels, Where, layers_of
 _LONGEST = 6
 """The most links that a public constructor builds."""
 
+AUTO = "auto"
+"""The executor that an optimizer has unless told otherwise."""
+
 
 def expression(links: Links, overrides: Sequence[Override], executor: str, namespace: str) -> str:
     """Return the expression that builds an optimizer, with all its values.
@@ -32,7 +35,7 @@ def expression(links: Links, overrides: Sequence[Override], executor: str, names
 
     Returns:
         A text such as ``chain(clip_by_value(clip_value=1.0), lion(lr=0.1, betas=(0.9, 0.99),
-        weight_decay=0.0, maximize=False)).override(('b',), lr=0.2).using(executor='auto')``.
+        weight_decay=0.0, maximize=False)).override(('b',), lr=0.2).using(executor='blocked')``.
     """
     text = _Writer().joined(
         [_Item(k, link, layers_of(link.where), link.label) for k, link in enumerate(links)]
@@ -40,7 +43,7 @@ def expression(links: Links, overrides: Sequence[Override], executor: str, names
     for where, changes in overrides:
         text += f".override({', '.join([_where(where), *_changes(links, changes)])})"
     run = {"executor": executor, "namespace": namespace}
-    usual = {"executor": "reference", "namespace": ""}
+    usual = {"executor": AUTO, "namespace": ""}
     using = [f"{name}={value!r}" for name, value in run.items() if value != usual[name]]
     return f"{text}.using({', '.join(using)})" if using else text
 

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.core.aliasing import GivenMemory
+from functional_optim._torch import may_be_view
+from functional_optim.core.aliasing import GivenMemory, copy_of
 from functional_optim.core.calling import started
 from functional_optim.core.compiling import remembered
 from functional_optim.core.dtensors import is_sharded
@@ -29,11 +30,19 @@ def init_leaf(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> 
             for state in states
         )
     given = GivenMemory([param])
-    states = tuple(map_state(given.apart, state) for state in states)
+    states = tuple(map_state(lambda one: _no_view(given.apart(one)), state) for state in states)
     gates = tuple(
         GateCounts(none_made(), none_made()) for stage in stages if stage.gate is not None
     )
     return LeafState(none_made(), states, gates)
+
+
+def _no_view(tensor: Tensor) -> Tensor:
+    """Return the tensor, or a copy if autograd tracks it as a view.
+
+    A step in place drops the history of the state that it writes, and a view keeps its history.
+    """
+    return copy_of(tensor) if tensor.requires_grad and may_be_view(tensor) else tensor
 
 
 def none_made() -> Tensor:

@@ -14,19 +14,18 @@ from functional_optim.core.one_at_a_time import StepLock, one_at_a_time
 from functional_optim.frontends.recipe import ComposedRecipe
 from functional_optim.frontends.torch_composed import ComposedGroups
 from functional_optim.frontends.torch_flat import Group
-from functional_optim.frontends.torch_groups import options_of
+from functional_optim.frontends.torch_groups import options_of, params_of_groups
 from functional_optim.frontends.torch_optimizer import TorchOptimizer
 from functional_optim.kernels import needs_total
 from functional_optim.optimizer import Optimizer
 
 
 class _Given(TorchOptimizer):
-    """Groups with a chain each, stepped by given gradients, in the order of the caller."""
+    """Groups with a chain each, stepped by given gradients, group by group."""
 
     def __init__(self, groups: Sequence[Mapping[str, Any]], optimizer: Optimizer) -> None:
-        pairs = [one for group in groups for one in group["params"]]
-        self._in_order = [one[1] if isinstance(one, tuple) else one for one in pairs]
         super().__init__([dict(group) for group in groups], optimizer)
+        self.params = params_of_groups(self.param_groups)
 
     @property
     def _chains(self) -> ComposedGroups:
@@ -52,8 +51,8 @@ class _Given(TorchOptimizer):
         return self._lock.alone(self._measure, given, measured)
 
     def _by_parameter(self, gradients: Sequence[Tensor | None]) -> dict[int, Tensor | None]:
-        check_count(gradients, len(self._in_order))
-        return dict(zip(map(id, self._in_order), gradients, strict=True))
+        check_count(gradients, len(self.params))
+        return dict(zip(map(id, self.params), gradients, strict=True))
 
     def _step_by(self, given: Mapping[int, Tensor | None], measured: Sequence[Tensor]) -> None:
         groups = self._groups()
@@ -69,7 +68,7 @@ class _Given(TorchOptimizer):
         by_id, nothing = chains.addends(
             groups, self.state, self._leaf_state, partial(_given_to, given), measured
         )
-        return torch.stack([by_id.get(id(one), nothing).cpu() for one in self._in_order])
+        return torch.stack([by_id.get(id(one), nothing).cpu() for one in self.params])
 
     def _check(self, groups: Sequence[Group], given: Mapping[int, Tensor | None]) -> None:
         """Gradients of frozen parameters are looked at, too."""
@@ -88,9 +87,9 @@ def _given_to(given: Mapping[int, Tensor | None], params: Sequence[Tensor]) -> l
 class ComposedLocal:
     """A local optimizer by an optimizer of optimizers: groups are divided, so each has one chain.
 
-    Gradients are in the order in which parameters were given. Numbers that belong to no parameter
-    are the same functions of the same totals wherever they are made, so all parts of a model that
-    are given the same totals agree on them.
+    Gradients are in the order of ``params``: group by group, after the division. Numbers that
+    belong to no parameter are the same functions of the same totals wherever they are made, so all
+    parts of a model that are given the same totals agree on them.
 
     Args:
         recipe: of the optimizer.
@@ -110,6 +109,11 @@ class ComposedLocal:
         self._inner = _Given(groups, recipe.made({}, device))
         self.param_groups: list[dict[str, Any]] = []
         self._take_over()
+
+    @property
+    def params(self) -> list[Tensor]:
+        """The parameters, group by group as in ``param_groups``."""
+        return list(self._inner.params)
 
     @property
     def measured_stages(self) -> int:

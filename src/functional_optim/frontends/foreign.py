@@ -4,10 +4,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from functional_optim._torch import step_without_global_hooks
 from functional_optim.core.brief import brief
 from functional_optim.core.checks import check_count
+from functional_optim.frontends.torch_groups import params_of_groups
 
 _GRADS = threading.RLock()
 """Held while gradients of some optimizer stand in ``.grad``: parameters may be in several."""
@@ -51,6 +54,9 @@ class ForeignOptimizer:
             raise TypeError(
                 f"{brief(make)} must make an optimizer with step(), it made {brief(self._inner)}"
             )
+        own = params_of_groups(self.param_groups)
+        if sorted(map(id, own)) == sorted(map(id, self._params)):
+            self._params = own  # a class may divide the groups that it is given
 
     measured_stages = 0
 
@@ -59,6 +65,11 @@ class ForeignOptimizer:
         """Its own; none where the class keeps none."""
         found: list[dict[str, Any]] = getattr(self._inner, "param_groups", [])
         return found
+
+    @property
+    def params(self) -> list[Tensor]:
+        """The parameters, group by group; as they were given if the class groups others."""
+        return list(self._params)
 
     def step(self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()) -> None:
         """One step, with the gradients in ``.grad``, and what was there before put back."""
@@ -70,10 +81,16 @@ class ForeignOptimizer:
             try:
                 for param, grad in zip(self._params, gradients, strict=True):
                     param.grad = grad
-                self._inner.step()
+                self._step()
             finally:
                 for param, grad in zip(self._params, before, strict=True):
                     param.grad = grad
+
+    def _step(self) -> None:
+        if isinstance(self._inner, torch.optim.Optimizer):
+            step_without_global_hooks(self._inner)  # who calls this is an optimizer, too
+        else:
+            self._inner.step()
 
     def measure(
         self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()

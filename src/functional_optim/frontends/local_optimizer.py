@@ -30,6 +30,7 @@ from functional_optim.frontends.torch_groups import (
     NOT_OPTIONS,
     neutral_flags,
     options_of,
+    params_of_groups,
     require_options,
 )
 from functional_optim.frontends.torch_schedule import guarded
@@ -50,6 +51,14 @@ class LocalOptimizer(Protocol):
         """As in torch: options may be changed between steps."""
 
     @property
+    def params(self) -> list[Tensor]:
+        """The parameters, group by group as in ``param_groups``: the order of all gradients.
+
+        An optimizer of optimizers divides groups, so this may differ from the order in which the
+        parameters were given.
+        """
+
+    @property
     def measured_stages(self) -> int:
         """How many totals over all gradients it needs; 0 for most."""
 
@@ -57,8 +66,8 @@ class LocalOptimizer(Protocol):
         """One step.
 
         Args:
-            gradients: one for each parameter, group by group; a parameter that has None is left
-                alone, its step count too.
+            gradients: one for each parameter, in the order of ``params``; a parameter that has None
+                is left alone, its step count too.
             measured: the totals, where other processes have a part in them.
         """
 
@@ -67,7 +76,7 @@ class LocalOptimizer(Protocol):
     ) -> Tensor:
         """What each parameter adds to the next total after those in ``measured``, in float64.
 
-        A row for each, where a stage needs several.
+        In the order of ``params``; a row for each, where a stage needs several.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -250,6 +259,11 @@ class FunctionalOptimizer:
             guarded({**_parameters_of(inner), **one}, recipe.defaults)
             for inner, one in zip(self._inner.param_groups, options, strict=True)
         ]
+
+    @property
+    def params(self) -> list[Tensor]:
+        """The parameters, group by group."""
+        return params_of_groups(self._inner.param_groups)
 
     @property
     def measured_stages(self) -> int:

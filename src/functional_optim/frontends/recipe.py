@@ -9,6 +9,7 @@ from torch import Tensor
 
 from functional_optim.core.brief import brief
 from functional_optim.core.chain import listed
+from functional_optim.core.expression import AUTO
 from functional_optim.core.hyper import are_unchanged
 from functional_optim.core.links import with_values
 from functional_optim.core.stage import Stage
@@ -168,8 +169,8 @@ def _form_of(probe: torch.optim.Optimizer) -> StateDictForm:
 
 
 def _unsaid(device: str) -> str:
-    """The executor that stands in for the reference where parameters are stepped in place."""
-    return EXECUTORS["reference"].stand_ins.get(device, "blocked")
+    """The executor of an optimizer that was told of none, on a type of device."""
+    return EXECUTORS[AUTO].stand_ins.get(device, "blocked")
 
 
 def _exact(device: str) -> str:

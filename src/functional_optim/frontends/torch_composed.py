@@ -200,6 +200,7 @@ class ComposedGroups:
         extra = of_parameters(links, every, [k.param for k in leaves.leaves], extra)
         executor = self._executor_for([k.param for k in leaves.leaves])
         with torch.no_grad():  # totals of parameters are plain numbers
+            leaves = leaves.with_gradients_apart()
             decided = one_step.decide(links, executor, leaves, self.shared, measured, extra)
         one_step.update_(executor, decided, self.shared)
         if known is None or not known.taken.holds(groups, states):

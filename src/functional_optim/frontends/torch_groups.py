@@ -169,6 +169,11 @@ def check_given(given: Iterable[Any], stages: Sequence[Stage]) -> None:
             check_takes_dtensor(stages, param, str(name))
 
 
+def params_of_groups(groups: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Return the parameters of parameter groups, group by group."""
+    return [param for group in groups for param in group["params"]]
+
+
 def links_of(own: Optimizer, names: Sequence[str], group: Mapping[str, Any]) -> Links:
     """The links of a group's chain, by the options in the group.
 

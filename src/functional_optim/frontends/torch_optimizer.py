@@ -60,9 +60,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
     Args:
         params: an iterable of parameters, of (name, parameter) pairs, or of dicts with "params"
             and the hyper-parameters that differ for that group.
-        optimizer: the chain, with the defaults for all groups. Where it has the reference executor,
-            as it has unless told otherwise, parameters on the CPU are stepped by ``auto``, to the
-            same bits.
+        optimizer: the chain, with the defaults for all groups, run by its executor.
         flat: move parameters and state into flat buffers, as :meth:`Optimizer.bind` does, so that
             a step of many small parameters is a few passes over memory. The parameters stay the
             objects that they are; :class:`~functional_optim.plan.flat.layout.FlatLayout` says what

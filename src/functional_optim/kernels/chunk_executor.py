@@ -1,18 +1,24 @@
 """An executor that runs a kernel over chunks: leaves packed, cut and stepped in place."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from functional_optim._torch import is_functorch_wrapped_tensor, is_transforming, tangent_of
+from functional_optim._torch import (
+    has_dispatch_mode,
+    is_functorch_wrapped_tensor,
+    is_transforming,
+    tangent_of,
+)
 from functional_optim.core.aliasing import copy_of
 from functional_optim.core.capturing import check_not_captured
 from functional_optim.core.forms import map_state
-from functional_optim.core.leaf import Leaf, Scalars, Stepped, is_measured, on_device
+from functional_optim.core.leaf import PLAIN, Leaf, Scalars, Stepped, is_measured, on_device
 from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.chunks import (
@@ -62,6 +68,7 @@ class ChunkExecutor(Executor):
         leaves: steps what no kernel takes, and leaves that cannot be chunks, one by one; the
             reference unless told otherwise.
         called: what :meth:`explain` calls that.
+        stand_ins: as for every executor.
     """
 
     steps_copies = True
@@ -76,6 +83,7 @@ class ChunkExecutor(Executor):
         on_device: bool = False,
         leaves: Executor | None = None,
         called: str = "reference",
+        stand_ins: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.kernels = kernels
         self._joining, self._listing = joining, listing
@@ -85,7 +93,7 @@ class ChunkExecutor(Executor):
         self.exact = all(kernel.exact for kernel in kernels)
         self.joins = joining is not None
         self._leaves = ReferenceExecutor(tries_pointwise=False) if leaves is None else leaves
-        self._called = called
+        self._called, self.stand_ins = called, stand_ins
 
     def in_chunks(self, stages: Sequence[Stage]) -> Chunks | None:
         return None if why_not_pointwise(stages) else self
@@ -101,9 +109,12 @@ class ChunkExecutor(Executor):
     def update(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> list[Stepped]:
-        """The step in place, on copies; where autograd or torch.func follows it, leaf by leaf."""
+        """The step in place, on copies; leaf by leaf where its operations are to be seen.
+
+        So they are by autograd, torch.func, a dispatch mode, and tensors of other classes.
+        """
         is_followed = any(map(_is_followed, leaves)) or any(map(_is_followed_tensor, measured))
-        if is_followed or is_transforming():  # inside of which copies have no memory
+        if is_followed or is_transforming() or has_dispatch_mode() or not _are_plain(leaves):
             return self._leaves.update(stages, leaves, measured)
         copies = [
             leaf._replace(
@@ -120,6 +131,9 @@ class ChunkExecutor(Executor):
     ) -> None:
         with torch.no_grad():
             self.require(stages, leaves)
+            if any(map(_has_dispatch, leaves)) and not self.strict:
+                self._leaves.update_(stages, leaves, measured)
+                return
             for leaf in {id(one.coefficients): one for one in leaves}.values():
                 note_rounding(stages, leaf)
             if why_not_pointwise(stages):
@@ -307,6 +321,17 @@ class ChunkExecutor(Executor):
 def _without_grad(run: KernelStep, totals: Sequence[Tensor]) -> None:
     with torch.no_grad():
         run(totals)
+
+
+def _are_plain(leaves: Sequence[Leaf]) -> bool:
+    """Return True if no tensor is of a class with operations of its own."""
+    return PLAIN.issuperset(type(one) for leaf in leaves for one in tensors_of(leaf))
+
+
+def _has_dispatch(leaf: Leaf) -> bool:
+    """Return True if a tensor has no memory of its own, but operations, as FakeTensor has."""
+    own = Tensor.__torch_dispatch__
+    return any(type(one).__torch_dispatch__ is not own for one in tensors_of(leaf))
 
 
 def _is_followed(leaf: Leaf) -> bool:

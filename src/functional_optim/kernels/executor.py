@@ -98,8 +98,8 @@ class Executor(ABC):
     """Whether it computes with DTensors as they are, for chains that need whole tensors. Of any
     other chain, every executor is given the shards of this rank."""
     stand_ins: Mapping[str, str] = MappingProxyType({})
-    """By type of device, the name of the executor that front-ends which step in place take for it
-    there; itself where there is none."""
+    """By type of device, the name of the executor that is taken in its place there. On devices that
+    are not named, and for DTensors, it is the reference; the executor itself if this is empty."""
 
     @abstractmethod
     def update(
@@ -136,4 +136,4 @@ class Executor(ABC):
 
     def explain_leaves(self, stages: Sequence[Stage], name: str) -> str:
         """What it does with leaves that it steps as they are, under the name that it has."""
-        return f"{name}, as asked for"
+        return f"{name}, leaf by leaf"

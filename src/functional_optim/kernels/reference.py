@@ -3,9 +3,8 @@
 It is also the one that torch.func sees through: vmap and grad work over it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -145,7 +144,6 @@ class ReferenceExecutor(Executor):
 
     Args:
         on_device: what runs a chain so with numbers that stand on the device.
-        stand_ins: as for every executor.
         tries_pointwise: whether chains that are pointwise are tried out, too; not where a kernel
             has tried them on a few elements.
     """
@@ -156,11 +154,10 @@ class ReferenceExecutor(Executor):
     def __init__(
         self,
         on_device: Executor | None = None,
-        stand_ins: Mapping[str, str] = MappingProxyType({}),
         *,
         tries_pointwise: bool = True,
     ) -> None:
-        self._on_device, self.stand_ins = on_device, stand_ins
+        self._on_device = on_device
         self._tries_pointwise = tries_pointwise
 
     def taking(self, scalars: Scalars) -> Executor | None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from functional_optim.core.brief import brief
@@ -36,11 +37,14 @@ _STACKS = StackedExecutor(exact=True)
 
 EXECUTORS: dict[str, Executor] = {
     "auto": ChunkExecutor(
-        *_FASTEST, joining=_SPARING, listing=_FUSED_ON_DEVICES, stacks=_STACKS, on_device=True
+        *_FASTEST,
+        joining=_SPARING,
+        listing=_FUSED_ON_DEVICES,
+        stacks=_STACKS,
+        on_device=True,
+        stand_ins={"cpu": "auto", "cuda": "eager"},
     ),
-    "reference": ReferenceExecutor(
-        ChunkExecutor(on_device=True), stand_ins={"cpu": "auto", "cuda": "eager"}
-    ),
+    "reference": ReferenceExecutor(ChunkExecutor(on_device=True)),
     "script": ScriptExecutor(),
     "blocked": ChunkExecutor(_BLOCKED, stacks=_STACKS),
     "compile": ChunkExecutor(
@@ -109,6 +113,13 @@ def check_executor(name: object) -> None:
         raise ValueError(f"executor must be one of {', '.join(EXECUTORS)}, got {name!r}")
 
 
+def executor_for(name: str, params: Iterable[Tensor | None], stages: Sequence[Stage]) -> Executor:
+    """Return what steps these parameters: the reference where torch.compile traces."""
+    if torch.compiler.is_compiling():
+        return EXECUTORS["reference"]
+    return EXECUTORS[in_place(name, [one for one in params if one is not None], stages)]
+
+
 def executor_taking(name: str, scalars: Scalars) -> Executor:
     """The executor of a name, for steps whose numbers come from there.
 
@@ -127,12 +138,13 @@ def executor_taking(name: str, scalars: Scalars) -> Executor:
 
 
 def in_place(name: str, params: Iterable[Tensor], stages: Sequence[Stage]) -> str:
-    """The executor for a front-end that steps these parameters in place.
+    """Return the name of the executor that steps these parameters, purely or in place.
 
-    Others stand in for the reference, which an optimizer has unless told otherwise, and give the
-    same bits: auto on the CPU, without temporaries as large as a parameter, and eager on CUDA, with
-    few launches for all parameters in place of many for each. They step the shards of DTensors;
-    only the reference computes with DTensors as they are, which stages for whole tensors need.
+    ``auto``, which an optimizer has unless told otherwise, is another one on some devices, with the
+    same bits: eager on CUDA, with few launches for all parameters in place of many for each; the
+    reference on devices that no kernel was written for, and for DTensors whose stages need whole
+    tensors, with which only the reference computes as they are. Every other name means what it
+    says.
 
     Args:
         name: of the optimizer's executor.
@@ -143,5 +155,9 @@ def in_place(name: str, params: Iterable[Tensor], stages: Sequence[Stage]) -> st
     if not stand_ins:
         return name
     on_shards = can_step_shards(stages)
-    kinds = {param.device.type if on_shards or not is_sharded(param) else None for param in params}
-    return stand_ins.get(kinds.pop() or "", name) if len(kinds) == 1 else name
+    kinds = {
+        "DTensor" if is_sharded(param) and not on_shards else param.device.type for param in params
+    }
+    if not kinds <= stand_ins.keys():
+        return "reference"
+    return stand_ins[kinds.pop()] if len(kinds) == 1 else name

@@ -1,8 +1,4 @@
-"""An optimizer bound to parameters: flat buffers, laid out once, and plans of their steps.
-
-What :meth:`Optimizer.update_` finds out at each call is found out once here. Parameters, gradients
-and state are in flat buffers, so that a step is one kernel call per buffer.
-"""
+"""An optimizer bound to parameters: flat buffers, laid out once, and plans of their steps."""
 
 import time
 from collections.abc import Sequence
@@ -20,7 +16,7 @@ from functional_optim.core.overrides import hypers_of, paths_of
 from functional_optim.core.stage import block_size_of
 from functional_optim.core.state import LeafState, State
 from functional_optim.core.tree import Path, flatten_like, leaf_states, path_name
-from functional_optim.kernels import Scalars, executor_taking, is_measured
+from functional_optim.kernels import Scalars, executor_taking, in_place, is_measured
 from functional_optim.native import LOOPS
 from functional_optim.optimizer import bound_plans
 from functional_optim.optimizer.bound_buffer import BoundBuffer, copy_states
@@ -77,7 +73,9 @@ class BoundOptimizer(BoundCopies):
         self._hypers = self._hypers_of(optimizer)
         self._watched = [param for param in self._params if param.is_cuda][:1]
         """Of which no step may be captured."""
-        self._executor = executor_taking(optimizer.executor, self._scalars)
+        name, on_host = optimizer.executor, self._scalars is Scalars.HOST
+        self._by = in_place(name, self._params, optimizer.stages) if on_host else name
+        self._executor = executor_taking(self._by, self._scalars)
         self._begin(optimizer)
         self._lay_out(None if state is None else self._checked(state))
 
@@ -199,8 +197,7 @@ class BoundOptimizer(BoundCopies):
         """Take over the values of another state of the same tree, such as one from a checkpoint.
 
         Raises:
-            TypeError, ValueError: it is none of this optimizer and these parameters; nothing is
-                changed then.
+            TypeError, ValueError: it is of another optimizer or tree; nothing is changed then.
         """
         copy_states(self._states, self._checked(state))
 
@@ -386,7 +383,8 @@ class BoundOptimizer(BoundCopies):
 
     def _explainer(self) -> Explainer:
         firsts = [self._first_of(one.segments[0].index) for one in self._buffers]
-        return Explainer(self._optimizer, self._executor, self._buffers, firsts, self._scalars)
+        by, buffers = self._executor, self._buffers
+        return Explainer(self._optimizer, self._by, by, buffers, firsts, self._scalars)
 
     def _first_of(self, place: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Hyper-parameters and coefficients of a parameter's first step."""

@@ -21,7 +21,8 @@ class Explainer:
 
     Args:
         optimizer: that steps them.
-        executor: of it.
+        name: of the executor.
+        executor: that steps them.
         buffers: that are stepped by kernels.
         firsts: for each, hyper-parameters and coefficients of its first step.
         scalars: where these come from.
@@ -30,6 +31,7 @@ class Explainer:
     def __init__(
         self,
         optimizer: Chain,
+        name: str,
         executor: Executor,
         buffers: Sequence[BoundBuffer],
         firsts: Sequence[tuple[tuple[Any, ...], tuple[Any, ...]]],
@@ -37,7 +39,7 @@ class Explainer:
     ) -> None:
         self._stages, self._executor, self._scalars = optimizer.stages, executor, scalars
         self._by_chunks = executor.in_chunks(self._stages)
-        self._otherwise = executor.explain_leaves(self._stages, optimizer.executor)
+        self._otherwise = executor.explain_leaves(self._stages, name)
         self._counts = [sum(one.numel for one in buffer.segments) for buffer in buffers]
         self._chunks = [
             buffer.whole._replace(

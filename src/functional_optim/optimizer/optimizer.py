@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.chain import Chain, with_hyper
-from functional_optim.core.checks import check_measured
+from functional_optim.core.checks import check_measured, forget_history
 from functional_optim.core.compiling import uncompiled
 from functional_optim.core.links import has_gates
 from functional_optim.core.state import State
-from functional_optim.core.tree import unflatten
+from functional_optim.core.tree import flatten, unflatten
 from functional_optim.core.unbroken import unbroken
-from functional_optim.kernels import EXECUTORS, Executor, check_executor, is_measured
+from functional_optim.kernels import check_executor, executor_for, in_place, is_measured
 from functional_optim.optimizer.bound import BoundOptimizer
 from functional_optim.optimizer.capturable import CapturableOptimizer
 from functional_optim.optimizer.explain import explain
@@ -55,6 +55,11 @@ class Optimizer(Chain):
 
     def using(self, *, executor: str | None = None, namespace: str | None = None) -> "Optimizer":
         """A new optimizer, run by another executor or over nodes of another optree namespace.
+
+        Args:
+            executor: ``auto``, the default, takes the fastest kernels that have the reference's
+                bits; ``reference`` steps leaf by leaf, in Python. So they do in every door.
+            namespace: of optree.
 
         Raises:
             ValueError: an executor that does not exist.
@@ -142,7 +147,8 @@ class Optimizer(Chain):
         if measured:
             check_measured(self.stages, measured)
         leaves, spec, states, items, positions = items_of(optimizer, params, grads, state)
-        results = engine.update(self.stages, self._executor, items, measured)
+        executor = executor_for(self.executor, [item.param for item in items], self.stages)
+        results = engine.update(self.stages, executor, items, measured)
         pure_plans.learn(optimizer, given, items, positions)
         for position, (param, leaf_state) in zip(positions, results, strict=True):
             leaves[position] = param
@@ -162,7 +168,8 @@ class Optimizer(Chain):
 
     def _update_composed(self, optimizer: Chain, *given: Any) -> tuple[Any, State]:
         """The pure step of an optimizer whose steps are decided as a whole."""
-        return one_step.update(optimizer, self._executor, *given)
+        params, _ = flatten(given[0], self.namespace)
+        return one_step.update(optimizer, executor_for(self.executor, params, self.stages), *given)
 
     @uncompiled
     def _gates_are_not_traced(self, optimizer: Chain, *given: Any) -> tuple[Any, State]:
@@ -184,9 +191,11 @@ class Optimizer(Chain):
 
         Gradients are not changed, and no memory that was allocated outlives the call: how a tree
         is stepped is found out once and kept as long as all its tensors are there. It runs without
-        autograd, and is not traced. Arguments and errors as for :meth:`update`; all are
-        raised before anything is written. Ctrl-C waits for the step: all leaves are stepped and
-        counted then, or none. Several threads must not step the same tensors at once.
+        autograd, is not traced, and detaches what :meth:`init` computed from the parameters.
+        A gradient may be another parameter: it is read before that is written. Arguments and errors
+        as for :meth:`update`; all are raised before anything is written. Ctrl-C waits for the step:
+        all leaves are stepped and counted then, or none. Several threads must not step the same
+        tensors at once.
         """
         optimizer = with_hyper(self, hyper) if hyper else self
         if self.is_composed or extra:
@@ -204,7 +213,9 @@ class Optimizer(Chain):
             return
         leaves, spec, _, items, positions = items_of(optimizer, *given)
         check_in_place(leaves, spec, items)
-        engine.update_(self.stages, self._executor, items, measured)
+        executor = executor_for(self.executor, [item.param for item in items], self.stages)
+        engine.update_(self.stages, executor, items, measured)
+        forget_history(item.state for item in items)
         tree_plans.learn(optimizer, given, items, positions)
 
     def _update_composed_(
@@ -217,16 +228,15 @@ class Optimizer(Chain):
         """The same where leaves differ in their chains, or something is kept for all."""
         if composed_trees.make(optimizer, given, measured, extra):
             return
-        state = given[2]
-        leaves, spec, _, found = one_step.step_leaves(optimizer, *given)
-        check_in_place(leaves, spec, found.leaves)
+        leaves, spec, _, read = one_step.step_leaves(optimizer, *given)
+        check_in_place(leaves, spec, read.leaves)
+        found = read.with_gradients_apart()
         extra = of_tree(optimizer.links, spec, found.leaves, extra)
-        executor = self._executor
+        executor = executor_for(self.executor, [leaf.param for leaf in found.leaves], self.stages)
+        shared = given[2].shared
         with torch.no_grad():
-            decided = one_step.decide(
-                optimizer.links, executor, found, state.shared, measured, extra
-            )
-        one_step.update_(executor, decided, state.shared)
+            decided = one_step.decide(optimizer.links, executor, found, shared, measured, extra)
+        one_step.update_(executor, decided, shared)
         composed_trees.learn(optimizer, given, found, decided)
 
     def view(self, params: Any, state: State) -> Any:
@@ -318,10 +328,13 @@ class Optimizer(Chain):
             _, spec, _, found = one_step.step_leaves(self, params, grads, state)
             given = of_tree(self.links, spec, found.leaves, extra or {})
             one_step.check_extra(self.links, given)
-            shared = state.shared
-            return Decider(self.links, self._executor, found, shared, measured, given).total()
+            executor = executor_for(
+                self.executor, [leaf.param for leaf in found.leaves], self.stages
+            )
+            return Decider(self.links, executor, found, state.shared, measured, given).total()
         *_, items, _ = items_of(self, params, grads, state)
-        return reduction.measure(self.stages, self._executor, items, measured)
+        executor = executor_for(self.executor, [item.param for item in items], self.stages)
+        return reduction.measure(self.stages, executor, items, measured)
 
     def script(self, params: Any, state: State | None = None) -> ScriptedOptimizer:
         """This optimizer bound to parameters, as one TorchScript program.
@@ -365,7 +378,7 @@ class Optimizer(Chain):
             >>> import torch
             >>> from functional_optim import sgd
             >>> params = {"w": torch.ones(2), "b": torch.ones(1)}
-            >>> bound = sgd(lr=0.5).using(executor="auto").bind(params)
+            >>> bound = sgd(lr=0.5).bind(params)
             >>> bound.step({"w": torch.ones(2), "b": None})
             >>> params
             {'w': tensor([0.5000, 0.5000]), 'b': tensor([1.])}
@@ -373,9 +386,7 @@ class Optimizer(Chain):
         return (CapturableOptimizer if capturable else BoundOptimizer)(self, params, state)
 
     def explain(self, params: Any) -> str:
-        """What the executor does with these parameters, and why; nothing is stepped.
-
-        With executor="auto" it may compile a loop, as a step would.
+        """What the executor does with these parameters, and why; ``auto`` may compile a loop.
 
         Example::
 
@@ -384,8 +395,5 @@ class Optimizer(Chain):
             >>> print(adamw().using(executor="blocked").explain([torch.ones(3), torch.ones(2)]))
             2 parameters, 5 elements of torch.float32 on cpu, packed together: blocked
         """
-        return explain(self, params)
-
-    @property
-    def _executor(self) -> Executor:
-        return EXECUTORS["reference" if torch.compiler.is_compiling() else self.executor]
+        leaves = [one for one in flatten(params, self.namespace)[0] if isinstance(one, Tensor)]
+        return explain(self.using(executor=in_place(self.executor, leaves, self.stages)), params)

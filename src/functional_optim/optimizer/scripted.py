@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.core.aliasing import apart_from
 from functional_optim.core.capturing import check_not_captured
 from functional_optim.core.chain import Chain, require_one_chain
 from functional_optim.core.checks import (
@@ -14,6 +15,7 @@ from functional_optim.core.checks import (
     check_leaf_state,
     check_writable,
     check_writable_state,
+    forget_history,
 )
 from functional_optim.core.compiling import uncompiled, uncompiled_class
 from functional_optim.core.forms import is_laid_apart, map_state, real_view
@@ -24,7 +26,7 @@ from functional_optim.core.local_shards import check_whole
 from functional_optim.core.one_at_a_time import StepLock, one_at_a_time
 from functional_optim.core.overrides import hypers_of
 from functional_optim.core.stage import Link
-from functional_optim.core.state import LeafState, State
+from functional_optim.core.state import LeafState, State, state_tensors
 from functional_optim.core.tree import leaf_states, path_name
 from functional_optim.kernels.script import NEW_MEMORY, ScriptExecutor, program
 from functional_optim.kernels.script_compiler import unfused
@@ -73,6 +75,8 @@ class ScriptedOptimizer:
         self._group_of = list(group_of)
         self._states = list(states)
         self._names = list(names)
+        states_of = [one for leaf in self._states for one in state_tensors(leaf.stages)]
+        self._written = [*self.params, *states_of]
         self._on_cuda = [param for param in self.params if param.is_cuda][:1]
         self._index = {id(param): i for i, param in enumerate(self.params)}
         self._stages = tuple(link.stage for link in self._groups[0])
@@ -105,7 +109,7 @@ class ScriptedOptimizer:
         """
         check_count(gradients, len(self.params))
         check_not_captured(self._on_cuda)
-        by_form = False
+        by_form, gradients = False, apart_from(gradients, self._written)
         for param, grad, name in zip(self.params, gradients, self._names, strict=True):
             if grad is not None:
                 check_grad(param, grad, name)
@@ -237,6 +241,7 @@ def scripted(optimizer: Chain, params: Any, state: State | None) -> ScriptedOpti
     for i, name in zip(kept, names, strict=True):
         check_leaf_state(optimizer.stages, hypers[i], leaves[i], states[i], name)
     check_writable_state({name: states[i] for i, name in zip(kept, names, strict=True)})
+    forget_history(states[i] for i in kept)
     shared = list({id(hypers[i]): hypers[i] for i in kept}.values())
     groups = [tuple(map(Link, optimizer.stages, one)) for one in shared]
     of_leaf = [[one is hypers[i] for one in shared].index(True) for i in kept]

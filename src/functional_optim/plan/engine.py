@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import is_transforming
-from functional_optim.core.aliasing import GivenMemory, laid_as
+from functional_optim.core.aliasing import GivenMemory, apart_from, laid_as
 from functional_optim.core.capturing import check_not_captured
 from functional_optim.core.compiling import uncompiled
 from functional_optim.core.dtensors import is_sharded, placed_as
@@ -206,7 +206,9 @@ def _entered(
         check_not_captured(item.param for item in given)
         make = on_host(stages)
     with torch.no_grad():
-        items = on_this_rank(stages, executor, given)
+        local = on_this_rank(stages, executor, given)
+        items = _gradients_apart(local)
+        given = items if local is given else given
     forms, leaves = leaves_of(stages, items, make)  # numbers keep the derivatives that they carry
     with torch.no_grad():
         seen = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
@@ -217,3 +219,13 @@ def _entered(
             for one in zip(seen, results, strict=True):
                 require_room(*one)
     return _Entered(given, items, forms, leaves, seen, results)
+
+
+def _gradients_apart(items: Sequence[Item]) -> Sequence[Item]:
+    """Return items whose gradients no step of another item changes."""
+    grads = [item.grad for item in items]
+    written = [one for item in items for one in (item.param, *state_tensors(item.state.stages))]
+    apart = apart_from(grads, written) if len(items) > 1 else grads
+    if apart is grads:
+        return items
+    return [item._replace(grad=one) for item, one in zip(items, apart, strict=True)]

@@ -1,7 +1,7 @@
 """Planned pure steps: new tensors are made all at once, and kernels step these where they lie.
 
 A plan holds no tensor, so it serves every tree of its kind. It is for executors with kernels: a
-pure step by the reference runs the stages themselves, and is what all else is compared with.
+pure step by the reference runs the stages themselves.
 """
 
 from collections.abc import Callable, Sequence

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from functional_optim._torch import values_of
@@ -69,6 +70,9 @@ class WorkerOptimizer:
             # Nobody knows what an unknown class keeps of its parameters' memory.
             self._versions = versions_of(self._params, movable=not foreign)
             self._local = bound(found, groups)
+        places = {id(param): place for place, param in enumerate(self._params)}
+        self._places = [places[id(param)] for param in self._local.params]
+        """For each parameter of the optimizer, its place among the parameters of the shares."""
         self._sizes = [_bytes_of(param) for param in self._params]
         self._size = sum(self._sizes)
 
@@ -118,7 +122,7 @@ class WorkerOptimizer:
             self._take(options)
             self._exchange.done(source, self._params)
             copied = self._made_way(given)
-            self._local.step(given, measured=measured)
+            self._local.step([given[place] for place in self._places], measured=measured)
             size = self._stepped(given)
             self._count(steps=1, waits=waited, gradient_bytes=size, copied_bytes=copied)
             if found is not None:
@@ -133,7 +137,9 @@ class WorkerOptimizer:
         given = self._exchange.gradients(source, self._params)
         with self._turn.of(self):
             self._take(options)
-            return self._local.measure(given, measured=measured)
+            ordered = [given[place] for place in self._places]
+            rows = self._local.measure(ordered, measured=measured)
+            return torch.empty_like(rows).index_copy_(0, torch.tensor(self._places), rows)
 
     def addends(self, source: Any, order: float) -> Tensor:
         """What each gradient adds to a norm."""

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim._torch import with_own_step_hooks
 from functional_optim.core.brief import brief
 from functional_optim.core.compiling import uncompiled
 from functional_optim.frontends.loss_scale import Scaling
@@ -113,6 +114,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
     def __repr__(self) -> str:
         return repr(self.optim)
 
+    @with_own_step_hooks  # the optimizer within calls those of all optimizers
     @uncompiled
     def step(
         self, closure: Callable[[], Any] | None = None, *, extra: Mapping[str, Any] | None = None

@@ -18,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 from functional_optim import adamw
 from hooks import (
     AveragingSchedule,
-    OptimizerState,
     PostLocalSGDOptimizer,
     PostLocalSGDState,
     ScheduledModelAverager,
@@ -78,8 +77,7 @@ class StepHook(FrontEnd):
         optimizer = adamw(
             lr=hyper.learning_rate, betas=hyper.betas, weight_decay=hyper.weight_decay
         )
-        self._optimizer_state = OptimizerState(optimizer, ddp)
-        ddp.register_comm_hook(None, step_hook(self._optimizer_state))
+        self._optimizer_state = step_hook(ddp, optimizer)
 
     def state_bytes(self) -> int:
         leaves = optree.tree_leaves(self._optimizer_state.state.leaves)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim._torch import with_own_step_hooks
 from functional_optim.core.checks import check_count
 from functional_optim.core.compiling import uncompiled
 from sharding.zero.composed import ComposedShards, Given, Totals, gradients_of
@@ -57,6 +58,7 @@ class ShardOptimizer(torch.optim.Optimizer):
             one.shown = one.entries(self._shards.chain_of(one, self.param_groups))
             self.state[one.tensor] = dict(one.shown)
 
+    @with_own_step_hooks  # ZeroRedundancyOptimizer.step calls those of all optimizers
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of every owned range whose parameter has a gradient.
 
@@ -196,6 +198,11 @@ class LocalSteps:
     def param_groups(self) -> list[dict[str, Any]]:
         """As in torch: options may be changed between steps."""
         return self._optim.param_groups
+
+    @property
+    def params(self) -> list[Tensor]:
+        """What stands in the groups, group by group."""
+        return [one.tensor for one in self.shards]
 
     @property
     def measured_stages(self) -> int:

@@ -10,7 +10,11 @@ from torch import Tensor
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.distributed.device_mesh import DeviceMesh
 
-from functional_optim._torch import is_joining, load_state_dict_hooks
+from functional_optim._torch import (
+    is_joining,
+    load_state_dict_hooks,
+    step_without_global_hooks,
+)
 from functional_optim.core.compiling import uncompiled
 from functional_optim.frontends.loss_scale import Scaling
 from functional_optim.frontends.torch_groups import own_options
@@ -226,7 +230,7 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
         self._find_memory(self.params)
         copy_options(self.param_groups, self.optim.param_groups)
         given = {} if closure is None else {"closure": lambda: self._after(closure)}
-        loss = self.optim.step(**given, **kwargs)
+        loss = step_without_global_hooks(self.optim, **given, **kwargs)
         copy_options(self.optim.param_groups, self.param_groups)
         self.gather()
         return loss

@@ -24,7 +24,7 @@ from tests.choices import each_value
 from ...choices import case
 from ..scenarios import SCENARIOS, Scenario
 from ..sparse import SPARSE, sparse_rows
-from ..stages import CUSTOM
+from ..stages import BALL, CUSTOM
 from ..support import CHAINS, EVERY, Frozen, assert_same, noise, refused, step, steps
 from ..ways import COMPILING, MEANT_FOR_SOME, NAMESPACE, WAYS_TO_BEGIN, Layer, body_and_head
 
@@ -284,3 +284,20 @@ def test_module_parameters() -> None:
     wanted = step(adam(0.1), start, {key: param.grad for key, param in own.items()})
     assert_same({key: param.detach() for key, param in own.items()}, wanted)
     assert all(param.requires_grad for param in model.parameters())
+
+
+def test_a_program_goes_on_from_a_state_that_autograd_followed() -> None:
+    """Fault 31, in ``script(params, state)``: ``init`` outside of ``no_grad``."""
+    optimizer, ones = chain(BALL(lr=0.1, decay=0.9, slow=True)), torch.ones(3)
+    param = torch.ones(3, requires_grad=True)
+    program = optimizer.script(param, optimizer.init(param))
+    program.step([ones])
+    assert_same(param, optimizer.update(ones, ones, optimizer.init(ones))[0])
+
+
+def test_a_program_reads_all_gradients_first() -> None:
+    """Fault 45: the gradient of one parameter may be another one."""
+    first, second = torch.ones(3), torch.full((3,), 2.0)
+    program = sgd(0.5).script([first, second])
+    program.step([second, first])
+    assert (first.tolist(), second.tolist()) == ([0.0] * 3, [1.5] * 3)

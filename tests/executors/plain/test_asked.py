@@ -189,8 +189,8 @@ def test_an_executor_of_a_user_s_steps_every_front_end(counting: Counting) -> No
 
 def test_what_it_does_not_say_is_said_of_it(counting: Counting) -> None:
     optimizer, params = adamw(0.1).using(executor="counting"), [noise(0, 3)]
-    assert optimizer.explain(params).endswith(": counting, as asked for")
-    assert optimizer.bind([noise(0, 3)]).explain().endswith(": counting, as asked for")
+    assert optimizer.explain(params).endswith(": counting, leaf by leaf")
+    assert optimizer.bind([noise(0, 3)]).explain().endswith(": counting, leaf by leaf")
     with pytest.raises(ValueError, match="got executor='counting', which takes coefficients as P"):
         optimizer.bind(params, capturable=True)
 

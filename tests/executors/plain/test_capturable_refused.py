@@ -38,7 +38,7 @@ def test_other_gradients_than_were_captured_are_an_error() -> None:
 
 def test_other_counts_than_were_captured_are_an_error() -> None:
     bound = captured(REFERENCE)
-    plain = adamw(0.1).bind(tree())
+    plain = REFERENCE.bind(tree())
     plain.step({**gradients()(0), "b": None})
     before = copied((bound.params, bound.state))
     with pytest.raises(RuntimeError, match="are now at 1 and 0: bind the parameters again"):

@@ -210,7 +210,7 @@ CHAINS = {
 }
 
 
-@each(name=CHAINS, without=[(), (1,)], executor=["reference", "blocked"])
+@each(name=CHAINS, without=[(), (1,)], executor=["auto", "blocked"])
 def test_a_step_of_three_tensors_makes_few_calls(
     name: str, without: tuple[int, ...], executor: ExecutorName, calls: list[str]
 ) -> None:
@@ -229,7 +229,7 @@ def test_a_step_of_three_tensors_makes_few_calls(
     sys.setprofile(lambda frame, event, _: _note(calls, frame, event))
     optimizer.step()
     sys.setprofile(None)
-    most = 60 if executor == "reference" else 78 if name == "clipped" else 66
+    most = 60 if executor == "auto" else 78 if name == "clipped" else 66
     assert len(calls) <= most, "\n".join(calls)
 
 

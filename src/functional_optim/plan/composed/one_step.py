@@ -16,7 +16,13 @@ from torch import Tensor
 from functional_optim.core.brief import brief
 from functional_optim.core.capturing import check_not_captured
 from functional_optim.core.chain import Chain
-from functional_optim.core.checks import check_grad, check_leaf_state, check_measured, check_param
+from functional_optim.core.checks import (
+    check_grad,
+    check_leaf_state,
+    check_measured,
+    check_param,
+    forget_history,
+)
 from functional_optim.core.forms import map_state
 from functional_optim.core.hyper import resolve
 from functional_optim.core.initial import FieldsOf, FieldsOfTree, fields_of
@@ -203,6 +209,7 @@ def update_(executor: Executor, decided: Decider, shared: Any) -> None:
 def _written(executor: Executor, decided: Decider, shared: Any) -> None:
     runs = [prepared(executor, decided, run) for run in decided.end.runs]
     make(runs, decided.shared, decided.opened, shared)
+    forget_history(leaf.state for leaf in decided.leaves)
 
 
 def prepared(executor: Executor, decided: Decider, run: StageRun) -> Callable[[], object]:

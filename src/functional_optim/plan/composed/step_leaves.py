@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from functional_optim.core.aliasing import apart_from
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import LeafChain
-from functional_optim.core.state import LeafState
+from functional_optim.core.state import LeafState, state_tensors
 from functional_optim.plan.composed.outline import Cohort, Outline
 
 GateNumbers = tuple[tuple[int, int], ...]
@@ -67,3 +68,17 @@ class StepLeaves(NamedTuple):
         ]
         places = [chain.places for chain in chains]
         return cls(leaves, grads, chains, Outline(links, cohorts, [*places, *everywhere]))
+
+    def with_gradients_apart(self, written: Sequence[Tensor] | None = None) -> "StepLeaves":
+        """Return the same leaves, with gradients that no step of them in place changes.
+
+        Args:
+            written: what :func:`written_by` gives for these leaves.
+        """
+        grads = apart_from(self.grads, written_by(self.leaves) if written is None else written)
+        return self if grads is self.grads else self._replace(grads=grads)
+
+
+def written_by(leaves: Sequence[StepLeaf]) -> list[Tensor]:
+    """Return the tensors that a step in place writes: parameters and states."""
+    return [one for leaf in leaves for one in (leaf.param, *state_tensors(leaf.state.stages))]

@@ -1,0 +1,124 @@
+"""A gradient may be another parameter: it is read before that parameter is written."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from functional_optim import (
+    Optimizer,
+    TorchOptimizer,
+    accumulate,
+    adamw,
+    chain,
+    clip_by_global_norm,
+    ema,
+    partition,
+    sgd,
+)
+from functional_optim.testing import CASES, CHAINS, INPUT_CASES
+from functional_optim.testing.inputs import fed
+from tests.choices import case
+
+Params = dict[str, Tensor]
+TABLE = {**CASES, **CHAINS, **INPUT_CASES}
+STEPS = 3  # the first is not planned, the third is
+
+GRADIENTS: dict[str, Callable[[Params], Params]] = {
+    "each other's parameter": lambda p: {"a": p["b"], "b": p["a"], "c": p["a"]},
+    "its own parameter": dict,
+    "a view": lambda p: {"a": p["c"].t(), "b": p["a"].detach(), "c": p["b"][:]},
+    "one element": lambda p: {"a": p["b"][:1, :1].expand(4, 4), "b": p["a"], "c": p["c"]},
+}
+
+
+def params_of() -> Params:
+    generator = torch.Generator().manual_seed(45)
+    return {name: torch.randn(4, 4, generator=generator) for name in "abc"}
+
+
+def wanted(optimizer: Optimizer, gradients: Callable[[Params], Params]) -> Params:
+    """Parameters after pure steps, which write nothing."""
+    params, state = params_of(), optimizer.init(params_of())
+    for _ in range(STEPS):
+        params, state = optimizer.update(params, gradients(params), state)
+    return params
+
+
+def in_place(optimizer: Optimizer, gradients: Callable[[Params], Params]) -> Params:
+    params = params_of()
+    state = optimizer.init(params)
+    for _ in range(STEPS):
+        optimizer.update_(params, gradients(params), state)
+    return params
+
+
+def bound(optimizer: Optimizer, gradients: Callable[[Params], Params]) -> Params:
+    params = params_of()
+    made = optimizer.bind(params)
+    for _ in range(STEPS):
+        made.step(gradients(params))
+    return params
+
+
+def in_torch_s_class(optimizer: Optimizer, gradients: Callable[[Params], Params]) -> Params:
+    params = {name: one.requires_grad_() for name, one in params_of().items()}
+    made = TorchOptimizer(params.items(), optimizer)
+    for _ in range(STEPS):
+        for name, grad in gradients(params).items():
+            params[name].grad = grad.detach()
+        made.step()
+    return {name: one.detach() for name, one in params.items()}
+
+
+def of_parts(path: Any, _: Any) -> str:
+    return "first" if path[0] == "a" else "rest"
+
+
+ONE_CHAIN = {
+    "plain": adamw(0.1),
+    "measured": chain(clip_by_global_norm(1.0), sgd(0.1, momentum=0.9)),
+}
+COMPOSED = {
+    "parts": partition({"first": sgd(0.1), "rest": adamw(0.1)}, of_parts),
+    "behind a gate": chain(accumulate(2), sgd(0.1), ema(0.9)),
+}
+
+
+@pytest.mark.parametrize("kind", GRADIENTS)
+def test_every_door_reads_all_gradients_first(kind: str) -> None:
+    """Fault 45: of a tree, a flat buffer, and a class of torch's, planned or not."""
+    gradients = GRADIENTS[kind]
+    for name, chosen in {**ONE_CHAIN, **COMPOSED}.items():
+        doors = [in_place, in_torch_s_class] + [bound] * (name in ONE_CHAIN)
+        for executor in ("reference", "blocked", "auto"):
+            optimizer = chosen.using(executor=executor)
+            want = wanted(chosen.using(executor="reference"), gradients)
+            for door in doors:
+                with case(name=name, executor=executor, door=door.__name__):
+                    found = door(optimizer, gradients)
+                    assert all(torch.equal(found[key], want[key]) for key in want)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_every_optimizer_steps_in_place_as_it_does_purely(name: str) -> None:
+    """Fault 45, over the whole table."""
+    optimizer = fed(TABLE[name].factory())
+    gradients = GRADIENTS["each other's parameter"]
+    want, found = wanted(optimizer, gradients), in_place(optimizer, gradients)
+    assert all(torch.equal(found[key], want[key]) for key in want)
+
+
+def test_a_gradient_may_be_another_s_state() -> None:
+    """Fault 45: what a step writes is also the state."""
+    optimizer = sgd(0.1, momentum=0.9)
+    params = params_of()
+    state = optimizer.init(params)
+    optimizer.update_(params, params_of(), state)
+    buffers = [state.leaves[name].stages[-1].momentum_buffer[0] for name in "cab"]
+    grads = dict(zip("abc", buffers, strict=True))
+    want, _ = optimizer.update(params, grads, state)
+    optimizer.update_(params, grads, state)
+    assert all(torch.equal(params[key], want[key]) for key in want)
