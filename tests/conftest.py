@@ -35,6 +35,7 @@ TIERS = {
     "cuda/ranks": "ranks",
     "ddp": "ranks",
     "demo": "docs",
+    "docs": "docs",
     "dtensor": "ranks",
     "dtensor/alone": "unit",
     "ecosystem": "docs",

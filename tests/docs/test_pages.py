@@ -1,0 +1,101 @@
+"""Every Python block of a page runs, in the order of the page."""
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from .pages import DOCS, blocks_of, pages, script_of
+
+PAGES = pages()
+SCRIPTS = [
+    (name, block) for name, page in PAGES.items() for block in blocks_of(page) if block.value
+]
+PICTURES = sorted((DOCS / "pictures").glob("*.svg"))
+PHONE = 360
+"""The width of a phone's screen, in pixels of CSS."""
+ROW = re.compile(r"^\| \*\*(.+?)\*\* \|", flags=re.MULTILINE)
+
+
+@pytest.mark.filterwarnings("ignore")  # those of the libraries that are shown
+@pytest.mark.parametrize("name", PAGES)
+def test_blocks_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one namespace for each page, and a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    module = "page_" + re.sub(r"\W", "_", name.removesuffix(".md"))
+    script = tmp_path / f"{module}.py"
+    script.write_text(script_of(blocks_of(PAGES[name])), encoding="utf-8")
+    try:
+        runpy.run_path(str(script), run_name=module)
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "code, ranks", [(block.code, block.value) for _, block in SCRIPTS if block.mark == "torchrun"]
+)
+def test_scripts_run_on_several_processes(code: str, ranks: str, tmp_path: Path) -> None:
+    """Started by torchrun, as the page says."""
+    (tmp_path / "train.py").write_text(code, encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*command, f"--nproc-per-node={int(ranks)}", "train.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_marks_say_why() -> None:
+    """A block that does not run has a reason, in a comment that readers of the source see."""
+    short = [name for name, block in SCRIPTS if block.mark == "not run" and len(block.value) < 10]
+    assert not short
+    for page in DOCS.rglob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        marks = re.findall(r"^<!-- (?:not run|needs|torchrun)\b.*$", text, flags=re.MULTILINE)
+        read = [block for block in blocks_of(page) if block.mark]
+        assert len(marks) == len(read), f"{page}: a mark must stand in the line before a block"
+
+
+def test_at_most_25_words_are_ours() -> None:
+    text = (DOCS / "concepts" / "words.md").read_text(encoding="utf-8")
+    words = ROW.findall(text)
+    assert 10 < len(words) <= 25
+    assert words == sorted(set(words), key=str.lower)
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda one: one.stem)
+def test_pictures_are_readable_on_a_phone(picture: Path) -> None:
+    """As wide as the screen of a phone, with letters of at least 11 pixels, and used by a page."""
+    root = ElementTree.parse(picture).getroot()  # noqa: S314  a file of ours
+    _, _, width, _ = map(float, root.attrib["viewBox"].split())
+    assert width <= PHONE
+    sizes = re.findall(r"font-size:\s*([\d.]+)px", picture.read_text(encoding="utf-8"))
+    assert sizes and min(map(float, sizes)) >= 11
+    assert root.find("{http://www.w3.org/2000/svg}title") is not None
+    texts = (page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md"))
+    assert any(f"pictures/{picture.name}" in text for text in texts)
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda one: one.stem)
+def test_letters_stay_inside_pictures(picture: Path) -> None:
+    """No text is cut off, at 0.62 of the size of letters for the width of a letter."""
+    root = ElementTree.parse(picture).getroot()  # noqa: S314  a file of ours
+    _, _, width, height = map(float, root.attrib["viewBox"].split())
+    for text in root.iter("{http://www.w3.org/2000/svg}text"):
+        x, y = float(text.attrib["x"]), float(text.attrib["y"])
+        long = 0.62 * 13 * len("".join(text.itertext()))
+        anchor = text.attrib.get("text-anchor", "start")
+        left = x - {"start": 0.0, "middle": long / 2, "end": long}[anchor]
+        assert left >= 0 and left + long <= width, "".join(text.itertext())
+        assert 0 < y < height
