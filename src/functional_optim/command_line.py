@@ -1,7 +1,7 @@
-"""The command line: a group that collects its commands from the packages installed.
+"""The command line: a group that collects its commands from the installed packages.
 
-A package adds a command by an entry point of the group ``functional_optim.commands``; so the
-packages on top of this one have commands here, and this one need not import them.
+A package adds a command by an entry point of the group ``functional_optim.commands``. The packages
+on top of this one can so add commands here, and this package does not import them.
 """
 
 from importlib.metadata import EntryPoint, entry_points
@@ -12,32 +12,31 @@ ENTRY_POINTS = "functional_optim.commands"
 
 
 class Commands(click.Group):
-    """A group whose commands are entry points, each loaded when it is asked for."""
+    """Group whose commands are entry points, each loaded when it is needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of all commands."""
+        """Return the names of all commands."""
         return sorted(entry.name for entry in entry_points(group=ENTRY_POINTS))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name; None if there is none."""
+        """Return the command of that name, or None if there is none."""
         found = entry_points(group=ENTRY_POINTS, name=cmd_name)
         return next((load(entry) for entry in found), None)
 
 
 def load(entry: EntryPoint) -> click.Command:
-    """The command behind an entry point.
+    """Return the command behind an entry point.
+
+    If a module that the command needs is not installed, the command returned says so when it runs,
+    so that the other commands and ``--help`` still work.
 
     Raises:
-        click.UsageError: a module that it needs is not installed.
-        TypeError: what the entry point names is no command.
+        TypeError: the entry point names something that is not a command.
     """
     try:
         command = entry.load()
     except ModuleNotFoundError as error:
-        raise click.UsageError(
-            f"the command {entry.name!r} needs {error.name}, which is not installed; "
-            'run: pip install "functional-optim[cli]"'
-        ) from error
+        return _without(entry.name, error)
     if not isinstance(command, click.Command):
         raise TypeError(
             f"the entry point {entry.name!r} of {ENTRY_POINTS!r} must name a click.Command, got "
@@ -46,7 +45,39 @@ def load(entry: EntryPoint) -> click.Command:
     return command
 
 
+def _without(name: str, error: ModuleNotFoundError) -> click.Command:
+    """Return a command that reports the module that is missing, whatever its arguments."""
+    context = {"ignore_unknown_options": True, "help_option_names": []}
+    short_help = f"(needs {error.name}, which is not installed)"
+
+    @click.command(name, context_settings=context, short_help=short_help)
+    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+    def report(arguments: tuple[str, ...]) -> None:
+        raise click.UsageError(
+            f"the command {name!r} needs {error.name}, which is not installed; "
+            'run: pip install "functional-optim[cli]"'
+        ) from error
+
+    return report
+
+
 @click.group(cls=Commands)
 @click.version_option(package_name="functional-optim")
 def cli() -> None:
-    """Optimizers as one pure function on one tensor, and many ways to run it."""
+    """Composable optimizers for PyTorch, from the command line.
+
+    \b
+    Examples:
+      functional-optim list                             all algorithms, with their state
+      functional-optim check my_optimizer:make          property-test your own optimizer
+      functional-optim inspect checkpoint.pt            what a checkpoint contains
+      functional-optim plan --model shapes.json --world-size 8
+
+    \b
+    Exit codes of all commands:
+      0  success
+      1  the command ran, and the answer is no: a law is broken, results differ, a file is damaged
+      2  wrong arguments, or something that the command needs is missing
+
+    `functional-optim COMMAND --help` explains each command with an example.
+    """

@@ -59,7 +59,7 @@ class Description:
         ]
         total = ("total", "", f"{self.bytes_per_parameter:.3f}", f"{self.total_bytes:,}")
         heads = (f"{self.numel:,} parameters", "dtype", "bytes each", "bytes")
-        return _table(heads, [*rows, total])
+        return format_table(heads, [*rows, total])
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Comparison:
             given = {row.name: row.bytes_per_parameter for row in one.rows if row.name in _GIVEN}
             parts = (*given.values(), _share(one.state_bytes, one.numel), one.bytes_per_parameter)
             rows.append((name, *(f"{part:.3f}" for part in parts), f"{one.total_bytes:,}"))
-        return _table(("bytes for each parameter", *_GIVEN, "state", "total", "all bytes"), rows)
+        return format_table(("bytes for each parameter", *_GIVEN, "state", "total", "all bytes"), rows)
 
 
 _GIVEN = ("parameter", "gradient")
@@ -213,8 +213,8 @@ def _share(size: int, numel: int) -> float:
     return size / numel if numel else 0.0
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns of text; those that hold numbers are flush right."""
+def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Format rows as columns of text; those that hold numbers are flush right."""
     columns = list(zip(heads, *rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
     left = [not column[-1][:1].isdigit() for column in columns]

@@ -1,0 +1,130 @@
+"""Objects that a command line names: ``package.module:name``."""
+
+import ast
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import functional_optim
+from functional_optim import Optimizer, algorithms, as_functional_optim
+from functional_optim.core.brief import brief
+from functional_optim.frontends.torch_arguments import is_optimizer_class
+
+FORM = "package.module:name"
+
+
+def load_object(source: str) -> Any:
+    """Return the object that ``package.module:name`` names.
+
+    The module is imported as ``python -m`` would import it: the current folder comes first in the
+    search path while this function runs.
+
+    Args:
+        source: the text; the name may have dots.
+
+    Raises:
+        ValueError: the text has another form, or the module has no such name.
+        ImportError: the module cannot be imported.
+    """
+    module_name, _, name = source.partition(":")
+    if not module_name or not name:
+        raise ValueError(f"must have the form {FORM}, got {source!r}")
+    with current_folder_first():
+        found: Any = import_module(module_name)
+        for part in name.split("."):
+            if not hasattr(found, part):
+                raise ValueError(f"{module_name!r} has no {name!r}")
+            found = getattr(found, part)
+    return found
+
+
+@contextmanager
+def current_folder_first() -> Iterator[None]:
+    """Import modules of the current folder while the ``with`` block runs, and not after it."""
+    folder = str(Path.cwd())
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
+def optimizer_factory(source: str) -> Callable[..., Optimizer]:
+    """Return a function that builds the optimizer that a text names.
+
+    Args:
+        source: the name of an algorithm (``adamw``), or ``package.module:name`` of an Optimizer, of
+            a function that returns one, or of a registered ``torch.optim.Optimizer`` class.
+
+    Returns:
+        A function that takes keyword arguments. An Optimizer itself takes none.
+
+    Raises:
+        ValueError: the text names nothing, or something else.
+        ImportError: the module cannot be imported.
+    """
+    if source in algorithms.__all__:
+        found: Any = getattr(functional_optim, source)
+    elif ":" in source:
+        found = load_object(source)
+    else:
+        raise ValueError(
+            f"must be {FORM} or one of {', '.join(algorithms.__all__)}, got {source!r}"
+        )
+    if isinstance(found, Optimizer):
+        return _constant(source, found)
+    if isinstance(found, type) and not is_optimizer_class(found):
+        raise ValueError(f"{source!r} must be a function or an Optimizer, it is {brief(found)}")
+    if not callable(found):
+        raise ValueError(f"{source!r} must be callable, it is {brief(found)}")
+
+    def build(**options: Any) -> Optimizer:
+        made = as_functional_optim(found, **options) if is_optimizer_class(found) else found(**options)
+        if not isinstance(made, Optimizer):
+            raise TypeError(
+                f"{source!r} must return a functional_optim.Optimizer, such as adamw(lr=1e-3), got "
+                f"{brief(made)}"
+            )
+        return made
+
+    return build
+
+
+def _constant(source: str, optimizer: Optimizer) -> Callable[..., Optimizer]:
+    def build(**options: Any) -> Optimizer:
+        if options:
+            raise TypeError(
+                f"{source!r} is an Optimizer and takes no options, got {', '.join(options)}; name "
+                "a function that returns it"
+            )
+        return optimizer
+
+    return build
+
+
+def parse_options(texts: Iterable[str]) -> Mapping[str, list[Any]]:
+    """Return the values of each keyword argument, from texts of the form ``key=value``.
+
+    A value is a Python literal (``0.1``, ``(0.9, 0.99)``, ``None``); anything else is a string. A
+    key that stands several times has several values.
+
+    Raises:
+        ValueError: a text without a key.
+    """
+    found: dict[str, list[Any]] = {}
+    for text in texts:
+        key, sign, value = text.partition("=")
+        if not sign or not key.isidentifier():
+            raise ValueError(f"must have the form key=value, such as lr=0.1, got {text!r}")
+        found.setdefault(key, []).append(_literal(value))
+    return found
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
