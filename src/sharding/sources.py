@@ -1,13 +1,13 @@
 """Where the command line gets parameters from: a model, the header of a file, a list of shapes."""
 
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from functional_optim.commands.objects import load_object
 from functional_optim.core.stage import Kind
 from sharding.plan_json import dtype_named, parsed
 from sharding.spec import ParameterSpec, Specs, as_specs, specs_of
@@ -72,20 +72,13 @@ def is_callable(source: str) -> bool:
 
 def from_callable(source: str, kind: Kind) -> Specs:
     """The parameters of the module that ``package.module:callable`` makes on the meta device."""
-    module_name, _, name = source.partition(":")
-    if not module_name or not name:
-        raise ValueError(f"a model's maker must be package.module:callable, got {source!r}")
-    maker: Any = import_module(module_name)
-    for part in name.split("."):
-        if not hasattr(maker, part):
-            raise ValueError(f"{module_name!r} has no {name!r}")
-        maker = getattr(maker, part)
+    maker = load_object(source)
     if not callable(maker):
-        raise ValueError(f"{source!r} must be callable, it is {type(maker).__name__}")
+        raise ValueError(f"must be callable, it is {type(maker).__name__}")
     with torch.device("meta"):
         model = maker()
     if not isinstance(model, nn.Module):
-        raise ValueError(f"{source!r} must return a torch.nn.Module, got {type(model).__name__}")
+        raise ValueError(f"must return a torch.nn.Module, got {type(model).__name__}")
     return specs_of(model, kind)
 
 

@@ -22,7 +22,7 @@ class Algorithm(NamedTuple):
 
     name: str
     state_bytes_per_parameter: float
-    """Bytes of state for each element of a parameter of the shape asked for, step count included."""
+    """Bytes of state for each element of a parameter of the given shape, step count included."""
     state: tuple[str, ...]
     """The names of the fields of state."""
     torch_class: str | None
@@ -44,7 +44,7 @@ class _Shape(click.ParamType):
         return tuple(map(int, sizes))
 
 
-@click.command("list")
+@click.command("list", short_help="List the algorithms and the size of their state.")
 @click.option(
     "--shape",
     type=_Shape(),

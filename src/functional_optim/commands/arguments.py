@@ -5,7 +5,14 @@ from typing import TypeVar
 
 import click
 
+from functional_optim import algorithms
+
 T = TypeVar("T")
+
+
+def complete_algorithm(ctx: click.Context, param: click.Parameter, begin: str) -> list[str]:
+    """Return the algorithms whose names begin with a text, for the shell's completion."""
+    return [name for name in algorithms.__all__ if name.startswith(begin)]
 
 
 def checked_argument(name: str, source: str | None, build: Callable[[], T]) -> T:

@@ -40,7 +40,9 @@ def bench(arguments: tuple[str, ...]) -> None:
             f"not in {Path.cwd()} nor above it, and the installed package does not contain it. "
             "Clone the repository, change to its folder, and run the command there."
         )
-    finished = subprocess.run([sys.executable, "-m", "benchmarks", *arguments], cwd=root)
+    finished = subprocess.run(
+        [sys.executable, "-m", "benchmarks", *arguments], cwd=root, check=False
+    )
     sys.exit(finished.returncode)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import torch
 
-from functional_optim.commands.arguments import checked_argument
+from functional_optim.commands.arguments import checked_argument, complete_algorithm
 from functional_optim.commands.objects import load_object, optimizer_factory, parse_options
 
 if TYPE_CHECKING:
@@ -30,8 +30,12 @@ class Outcome(NamedTuple):
     example: str | None
 
 
-@click.command("check", context_settings={"show_default": True})
-@click.argument("factory", metavar="MODULE:FACTORY")
+@click.command(
+    "check",
+    short_help="Property-test an optimizer.",
+    context_settings={"show_default": True},
+)
+@click.argument("factory", metavar="MODULE:FACTORY", shell_complete=complete_algorithm)
 @click.option(
     "--oracle",
     metavar="MODULE:CLASS",
@@ -60,9 +64,7 @@ class Outcome(NamedTuple):
 )
 @click.option("--matrices", is_flag=True, help="The optimizer takes matrices only.")
 @click.option("--not-scripted", is_flag=True, help="TorchScript cannot compile the optimizer.")
-@click.option(
-    "--examples", type=click.IntRange(min=1), default=30, help="Runs drawn for each law."
-)
+@click.option("--examples", type=click.IntRange(min=1), default=30, help="Runs drawn for each law.")
 @click.option("--law", "laws", multiple=True, help="Check this law only; may be repeated.")
 @click.option("--all", "every", is_flag=True, help="Check the slow laws, which compile, too.")
 @click.option("--keep-going", is_flag=True, help="Go on after a law that is broken.")

@@ -9,7 +9,7 @@ VARIABLE = "_FUNCTIONAL_OPTIM_COMPLETE"
 SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command("completion")
+@click.command("completion", short_help="Print a script for shell completion.")
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion(shell: str) -> None:
     """Print a script that makes the shell complete commands and options.

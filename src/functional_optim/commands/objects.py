@@ -82,7 +82,9 @@ def optimizer_factory(source: str) -> Callable[..., Optimizer]:
         raise ValueError(f"{source!r} must be callable, it is {brief(found)}")
 
     def build(**options: Any) -> Optimizer:
-        made = as_functional_optim(found, **options) if is_optimizer_class(found) else found(**options)
+        made = (
+            as_functional_optim(found, **options) if is_optimizer_class(found) else found(**options)
+        )
         if not isinstance(made, Optimizer):
             raise TypeError(
                 f"{source!r} must return a functional_optim.Optimizer, such as adamw(lr=1e-3), got "
@@ -121,6 +123,19 @@ def parse_options(texts: Iterable[str]) -> Mapping[str, list[Any]]:
             raise ValueError(f"must have the form key=value, such as lr=0.1, got {text!r}")
         found.setdefault(key, []).append(_literal(value))
     return found
+
+
+def single_values(options: Iterable[str]) -> dict[str, Any]:
+    """Return keyword arguments from texts of the form ``key=value``.
+
+    Raises:
+        ValueError: a key stands twice, or a text has another form.
+    """
+    values = parse_options(options)
+    for key, several in values.items():
+        if len(several) > 1:
+            raise ValueError(f"{key} stands {len(several)} times; give it once")
+    return {key: one for key, (one,) in values.items()}
 
 
 def _literal(text: str) -> Any:

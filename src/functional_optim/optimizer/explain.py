@@ -79,7 +79,8 @@ def _line(
     if by_chunks is None:
         return f"{head}: {executor.explain_leaves(stages, name)}"
     together = "each alone" if alike.large else "packed together"
-    count = max(counts) if alike.large else min(sum(counts), PACK)
+    # What runs depends on whether a parameter is large, not on how large.
+    count = min(max(counts) if alike.large else sum(counts), PACK)
     chunk = _chunk(stages, hypers, count, alike)
     return f"{head}, {together}: {by_chunks.explain(stages, chunk)}"
 

@@ -75,7 +75,9 @@ class Comparison:
             given = {row.name: row.bytes_per_parameter for row in one.rows if row.name in _GIVEN}
             parts = (*given.values(), _share(one.state_bytes, one.numel), one.bytes_per_parameter)
             rows.append((name, *(f"{part:.3f}" for part in parts), f"{one.total_bytes:,}"))
-        return format_table(("bytes for each parameter", *_GIVEN, "state", "total", "all bytes"), rows)
+        return format_table(
+            ("bytes for each parameter", *_GIVEN, "state", "total", "all bytes"), rows
+        )
 
 
 _GIVEN = ("parameter", "gradient")

@@ -1,8 +1,9 @@
 """``functional-optim plan``: the command."""
 
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+import json
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import click
 
 import functional_optim
 from functional_optim import Optimizer, algorithms
+from functional_optim.commands.objects import current_folder_first
 from sharding.planning import plan
 from sharding.policies import POLICIES
 from sharding.policies.hierarchical import WITHIN
@@ -28,7 +30,11 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
 """The options that policies have on the command line."""
 
 
-@click.command("plan", context_settings={"show_default": True})
+@click.command(
+    "plan",
+    short_help="Show which rank would own what.",
+    context_settings={"show_default": True},
+)
 @click.option(
     "--model",
     "source",
@@ -55,6 +61,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "--within", type=click.Choice(list(WITHIN)), help="hierarchical: the policy on a node."
 )
 @click.option("--rows", type=click.IntRange(min=1), default=16, help="Ranks shown at most.")
+@click.option("--json", "as_json", is_flag=True, help="Print the numbers of every rank as JSON.")
 @click.option(
     "--save", type=click.Path(dir_okay=False, path_type=Path), help="Write the plan, as JSON."
 )
@@ -68,14 +75,29 @@ def plan_command(
     policy: str,
     optimizer_name: str,
     rows: int,
+    as_json: bool,
     save: Path | None,
     plot: Path | None,
     **options: Any,
 ) -> None:
     """Show which rank would own how much of a model, and what a step would send.
 
-    No process group, no memory for parameters: only shapes are looked at. Bytes are those of the
-    parameters owned, their gradients, and the state of the optimizer for them.
+    Nothing is allocated and no process is started: the command reads shapes only. Bytes are those
+    of the parameters that a rank owns, their gradients, and their optimizer state.
+
+    \b
+    Examples:
+      functional-optim plan --model my_model:build --world-size 8
+      functional-optim plan --model model.safetensors --world-size 64 \\
+        --policy hierarchical --node-size 8 --optimizer muon
+      functional-optim plan --model shapes.json --world-size 2 --save plan.json
+    A file of shapes: [[768, 768], {"path": "bias", "shape": [768], "dtype": "bfloat16"}]
+
+    \b
+    Exit codes:
+      0  the plan was printed
+      1  a file cannot be written
+      2  wrong arguments, or a model that cannot be read
     """
     given = {name: value for name, value in options.items() if value is not None}
     _check_options(policy, given)
@@ -90,14 +112,36 @@ def plan_command(
         made = plan(found.specs, world_size, policy, optimizer, **given)
     except ValueError as error:
         raise click.UsageError(readable(str(error))) from error
+    _print(made, optimizer, found, rows, as_json=as_json)
+    _write(made, optimizer, save, plot, as_json=as_json)
+
+
+def _print(
+    made: ShardPlan, optimizer: Optimizer | None, found: Source, rows: int, *, as_json: bool
+) -> None:
+    if as_json:
+        numbers = asdict(made.report(optimizer))
+        ranks = [
+            {"rank": rank, **{name: column[rank] for name, column in numbers.items()}}
+            for rank in range(made.shard_ranks)
+        ]
+        content = {
+            "policy": made.policy,
+            "world_size": made.world_size,
+            "replicas": made.replicas,
+            "digest": made.digest,
+            "ranks_of_one_replica": ranks,
+            "left_out": found.left_out,
+        }
+        click.echo(json.dumps(content, indent=2))
+        return
     click.echo(made.table(optimizer, rows=rows))
     if found.left_out:
         click.echo(
-            f"left out, since their dtype is no parameter's: {len(found.left_out):,} tensors, "
+            f"left out, because no parameter has their dtype: {len(found.left_out):,} tensors, "
             f"the first is {readable_name(found.left_out[0])}"
         )
     click.echo(f"digest {made.digest}")
-    _write(made, optimizer, save, plot)
 
 
 def _check_options(policy: str, given: Mapping[str, Any]) -> None:
@@ -116,34 +160,29 @@ def _check_options(policy: str, given: Mapping[str, Any]) -> None:
 
 def _read(source: str, optimizer: Optimizer | None) -> Source:
     try:
-        with _current_folder_first() if is_callable(source) else nullcontext():
+        # What the maker imports may be beside its module.
+        with current_folder_first() if is_callable(source) else nullcontext():
             return read(source, kind_of(optimizer))
     except Exception as error:  # the maker of a model may raise anything
         text = readable(f"{source}: {error}")
         raise click.BadParameter(text, param_hint="--model") from error
 
 
-@contextmanager
-def _current_folder_first() -> Iterator[None]:
-    """Modules of the current folder can be named, as with python -m; but nothing else is of it."""
-    folder = str(Path.cwd())
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)
-
-
 def _write(
-    made: ShardPlan, optimizer: Optimizer | None, save: Path | None, plot: Path | None
+    made: ShardPlan,
+    optimizer: Optimizer | None,
+    save: Path | None,
+    plot: Path | None,
+    *,
+    as_json: bool,
 ) -> None:
     try:
         if save is not None:
             save.write_text(made.to_json(), encoding="utf-8")
-            click.echo(f"the plan: {save}")
+            click.echo(f"the plan: {save}", err=as_json)
         if plot is not None:
             made.plot(plot, optimizer)
-            click.echo(f"the picture: {plot}")
+            click.echo(f"the picture: {plot}", err=as_json)
     except OSError as error:
         raise click.ClickException(
             f"{error.filename} cannot be written: {error.strerror}"

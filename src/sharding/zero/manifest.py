@@ -78,6 +78,20 @@ class Manifest(NamedTuple):
     """The paths of parameters all of whose state torch makes in the first step."""
 
 
+def content_of(manifest: Manifest) -> dict[str, Any]:
+    """Return what a manifest says, except for its shards, as :func:`sealed` takes it."""
+    form = manifest.schema
+    return {
+        "parameters": {path: list(shape) for path, shape in manifest.parameters.items()},
+        "groups": list(manifest.groups),
+        "form": {"counts_steps": form.counts_steps, "eager": form.eager},
+        "extra": dict(manifest.extra),
+        "stored": manifest.stored,
+        "fields": list(manifest.fields),
+        "starts_late": list(manifest.starts_late),
+    }
+
+
 def sealed(content: Mapping[str, Any]) -> bytes:
     """A manifest as text, with its format, version and checksum."""
     whole = {"format": FORMAT, "version": VERSION, **content}

@@ -189,3 +189,19 @@ def _sources(one: SavedTensor, start: int, into: Tensor) -> Iterator[tuple[str, 
             break
         begin = chunk.begin + (low - chunk.offset) * into.element_size()
         yield chunk.shard, begin, into[low - start : high - start]
+
+
+def read_step_counts(folder: Path, saved: Mapping[str, SavedTensor]) -> list[int]:
+    """Read the step count of every parameter that has state.
+
+    Raises:
+        OSError: a file is missing.
+        ValueError: a file is damaged.
+    """
+    found = {
+        key: torch.empty(1, dtype=one.dtype, device="cpu")
+        for key, one in saved.items()
+        if key.rpartition("/")[2] == "step"
+    }
+    read_ranges({key: Ranges((), {0: into}) for key, into in found.items()}, folder, saved)
+    return [int(one.item()) for one in found.values()]

@@ -1,0 +1,134 @@
+"""``functional-optim explain``: the command."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import click
+import torch
+from torch import Tensor
+
+from functional_optim import Optimizer, describe
+from functional_optim.commands.arguments import checked_argument, complete_algorithm
+from functional_optim.commands.objects import (
+    current_folder_first,
+    optimizer_factory,
+    single_values,
+)
+from functional_optim.kernels import EXECUTORS, in_place
+from functional_optim.optimizer.explain import chain_lines
+from sharding.readable import readable
+from sharding.sources import read
+from sharding.spec import Specs, kind_of
+
+
+class Part(NamedTuple):
+    """Parameters with one chain, and what runs it."""
+
+    chain: str
+    parameters: int
+    lines: list[str]
+    """Which executor steps which of them, and why."""
+
+
+@click.command("explain", short_help="Explain how an optimizer would step a model.")
+@click.argument("factory", metavar="MODULE:FACTORY", shell_complete=complete_algorithm)
+@click.option(
+    "--shapes",
+    required=True,
+    metavar="FILE",
+    help="A .json file with a list of shapes, a .safetensors file, or package.module:callable that "
+    "builds a module. Only shapes and dtypes are read.",
+)
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Keyword argument for FACTORY.",
+)
+@click.option(
+    "--executor",
+    type=click.Choice(list(EXECUTORS)),
+    help="Executor.  [default: the optimizer's; TorchOptimizer's choice where it names none]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def explain(
+    *, factory: str, shapes: str, options: Sequence[str], executor: str | None, as_json: bool
+) -> None:
+    """Explain which executor would step which parameters of a model, and why.
+
+    The command also prints the bytes of parameters, gradients and each field of state. It is about
+    a CPU, allocates no parameters, and may compile a loop, as the first step would.
+    MODULE:FACTORY is an optimizer as for `functional-optim check`.
+
+    \b
+    Examples:
+      functional-optim explain adamw --shapes shapes.json
+      functional-optim explain my_optimizer:make --option lr=0.1 --shapes model.safetensors
+      functional-optim explain muon --shapes my_model:build --json
+    A file of shapes: [[768, 768], {"path": "bias", "shape": [768], "dtype": "bfloat16"}]
+
+    \b
+    Exit codes:
+      0  the explanation was printed
+      1  the optimizer does not accept these parameters
+      2  wrong arguments, or a file that cannot be read
+    """
+    values = checked_argument("--option", None, lambda: single_values(options))
+    optimizer = checked_argument(
+        "MODULE:FACTORY", factory, lambda: optimizer_factory(factory)(**values)
+    )
+    specs = checked_argument("--shapes", None, lambda: _specs(shapes, optimizer))
+    try:
+        parts = explain_parts(optimizer, specs, executor)
+        described = describe(optimizer, _tree(specs, "meta"))
+    except (TypeError, ValueError) as error:
+        raise click.ClickException(readable(str(error))) from error
+    if as_json:
+        rows = [vars(row) for row in described.rows]
+        content = {"optimizer": repr(optimizer), "parts": [one._asdict() for one in parts]}
+        click.echo(json.dumps({**content, "bytes": rows}, indent=2))
+        return
+    for part in parts:
+        click.echo(f"{part.chain}\n" + "\n".join(f"  {line}" for line in part.lines))
+    click.echo(f"\n{described}")
+
+
+def explain_parts(optimizer: Optimizer, specs: Specs, executor: str | None) -> list[Part]:
+    """Return which executor steps which parameters, for each chain of an optimizer.
+
+    Raises:
+        ValueError: the optimizer does not accept these parameters.
+    """
+    params = _tree(specs, "cpu")
+    found: dict[int, list[tuple[Tensor, tuple[Any, ...]]]] = {}
+    chains = optimizer.chains_for(params)
+    for param, chain in zip(params.values(), chains, strict=True):
+        found.setdefault(id(chain), []).append((param, chain.hypers))
+    by_id = {id(chain): chain for chain in chains}
+    name = executor or in_place(optimizer.executor, params.values())
+    return [
+        Part(
+            repr(optimizer.of_chain(by_id[key])),
+            len(members),
+            chain_lines(by_id[key].stages, name, members),
+        )
+        for key, members in found.items()
+    ]
+
+
+def _specs(shapes: str, optimizer: Optimizer) -> Specs:
+    with current_folder_first():
+        specs = read(shapes, kind_of(optimizer)).specs
+    if not specs:
+        raise ValueError(f"{shapes} has no parameters")
+    return specs
+
+
+def _tree(specs: Specs, device: str) -> dict[str, Tensor]:
+    """Return parameters of these shapes; all elements of each are one number in memory."""
+    return {
+        spec.path: torch.zeros((), dtype=spec.dtype, device=device).expand(spec.shape)
+        for spec in specs
+    }
