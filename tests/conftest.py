@@ -28,6 +28,7 @@ TIERS = {
     "averaging": "ranks",
     "averaging_alone": "unit",
     "bench": "bench",
+    "commands": "docs",
     "composition": "unit",
     "core": "unit",
     "core/compiled": "compile",

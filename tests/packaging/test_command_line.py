@@ -23,7 +23,7 @@ def test_help_lists_the_commands() -> None:
     result = CliRunner().invoke(cli, ["--help"])
     assert result.exit_code == 0
     assert "demo" in result.output
-    assert "Train a small transformer twice" in result.output
+    assert "Train a small model in three ways, and compare." in result.output
 
 
 def test_an_unknown_command_is_refused() -> None:

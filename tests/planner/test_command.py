@@ -128,7 +128,7 @@ def test_models_that_are_nowhere_are_refused() -> None:
     for source, message in (
         ("nowhere.json", "No such file"),
         ("model", "must be given as package.module:callable"),
-        (":name", "must be package.module:callable"),
+        (":name", "must have the form package.module:name"),
         ("no_such_module:name", "No module named 'no_such_module'"),
     ):
         refused(message, "--model", source, "--world-size", 2)

@@ -133,11 +133,12 @@ def convert(
             write_for_ranks(folder.path, result, world_size, policy, progress=_show_progress)
         else:
             state_dict, layout = _read(checkpoint, specs, model, key)
+            added: list[str] = []
             if target is not None:
                 state_dict, added = with_target_options(state_dict, target)
-                if added:
-                    click.echo(f"{', '.join(added)}: taken from the optimizer", err=True)
             _write(state_dict, layout, target, result, world_size, policy)
+            if added:
+                click.echo(f"{', '.join(added)}: taken from the optimizer", err=True)
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         raise click.ClickException(readable(str(error))) from error
     click.echo(f"wrote {result}")

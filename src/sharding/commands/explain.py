@@ -1,6 +1,7 @@
 """``functional-optim explain``: the command."""
 
 import json
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -128,7 +129,8 @@ def _specs(shapes: str, optimizer: Optimizer) -> Specs:
 
 def _tree(specs: Specs, device: str) -> dict[str, Tensor]:
     """Return parameters of these shapes; all elements of each are one number in memory."""
-    return {
-        spec.path: torch.zeros((), dtype=spec.dtype, device=device).expand(spec.shape)
+    # Of other dicts, optree sorts the keys.
+    return OrderedDict(
+        (spec.path, torch.zeros((), dtype=spec.dtype, device=device).expand(spec.shape))
         for spec in specs
-    }
+    )

@@ -1,0 +1,76 @@
+"""What every command teaches: an example, exit codes, completion in a shell."""
+
+import json
+import subprocess
+from pathlib import Path
+
+from click import Context, Group
+
+from functional_optim.command_line import cli
+from tests.choices import case
+
+from .support import failed, process, shown
+
+COMMANDS = [
+    *("bench", "check", "completion", "convert", "demo", "explain", "inspect", "list", "plan"),
+]
+PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
+
+
+def test_every_command_has_an_example_and_its_exit_codes() -> None:
+    assert isinstance(cli, Group)
+    assert cli.list_commands(Context(cli)) == COMMANDS
+    whole = shown("--help")
+    for name in COMMANDS:
+        with case(name=name):
+            text = shown(name, "--help")
+            assert f"  functional-optim {name}" in text
+            assert "Exit codes:\n" in text
+            assert "    0  " in text
+            assert "\n    2  " in text
+            (line,) = [one for one in whole.splitlines() if one.startswith(f"  {name} ")]
+            assert not line.endswith("...")
+
+
+def test_every_command_and_option_is_on_its_page() -> None:
+    page = PAGE.read_text("utf-8")
+    for name in COMMANDS:
+        command = cli.get_command(Context(cli), name)
+        assert command is not None
+        section = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+        for param in command.params:
+            for option in param.opts:
+                if option.startswith("--"):
+                    with case(name=name, option=option):
+                        assert f"`{option}" in section
+
+
+def test_shells_are_told_how_to_complete(tmp_path: Path) -> None:
+    for shell, word in (("bash", "complete -o nosort -F"), ("zsh", "compdef"), ("fish", "--no-")):
+        with case(shell=shell):
+            text = shown("completion", shell)
+            assert f"_FUNCTIONAL_OPTIM_COMPLETE={shell}_complete" in text
+            assert word in text
+    assert "'csh' is not one of" in failed(2, "completion", "csh")
+    script = tmp_path / "complete.bash"
+    script.write_text(shown("completion", "bash"))
+    subprocess.run(["bash", "-n", script], check=True, timeout=60)
+
+
+def test_a_shell_that_asks_gets_completions(tmp_path: Path) -> None:
+    asked = {
+        "_FUNCTIONAL_OPTIM_COMPLETE": "bash_complete",
+        "COMP_WORDS": "functional-optim explain ada",
+        "COMP_CWORD": "2",
+    }
+    finished = process(tmp_path, **asked)
+    assert finished.returncode == 0, finished.stderr
+    found = [line.partition(",")[2] for line in finished.stdout.splitlines()]
+    assert found == ["adadelta", "adagrad", "adahessian", "adam", "adamax", "adamw"]
+
+
+def test_json_on_standard_output_is_json_alone(tmp_path: Path) -> None:
+    finished = process(tmp_path, "list", "--json")
+    assert finished.returncode == 0
+    assert json.loads(finished.stdout)
+    assert finished.stderr == ""

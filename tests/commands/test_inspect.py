@@ -1,0 +1,93 @@
+"""``functional-optim inspect``: files, sharded folders, and what is neither."""
+
+import json
+from collections import OrderedDict
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from functional_optim import TorchOptimizer, adamw, stored
+from tests.choices import case
+from tests.zero_local import saved as sharded
+
+from .support import failed, model, process, saved, shown, stepped
+
+
+def test_a_file_of_torchs_own_class(tmp_path: Path) -> None:
+    module = model()
+    path = saved(tmp_path / "a.pt", stepped(torch.optim.AdamW(module.named_parameters()), module))
+    finished = process(tmp_path, "inspect", "a.pt", "--json")
+    assert finished.returncode == 0, finished.stderr
+    content = json.loads(finished.stdout)
+    assert content["kind"] == "state dict"
+    assert (content["parameters"], content["with_state"], content["steps"]) == (4, 4, [3, 3])
+    assert content["names"] == [name for name, _ in module.named_parameters()]
+    assert content["groups"][0]["options"]["lr"] == 0.001
+    assert {"name": "exp_avg", "dtype": "float32", "tensors": 4, "elements": 23, "bytes": 92} in (
+        content["fields"]
+    )
+    text = shown("inspect", path)
+    assert "state dict: 4 parameters, 4 with state, step 3" in text
+
+
+def test_a_file_of_ours_in_another_storage_inside_a_training_checkpoint(tmp_path: Path) -> None:
+    module = model()
+    ours = TorchOptimizer(module.parameters(), stored(adamw(), state="int8"))
+    content = {"epoch": 3, "optimizers": [stepped(ours, module).state_dict()], "model": {}}
+    torch.save(content, tmp_path / "all.pt")
+    for key in ((), ("--key", "optimizers.0")):
+        found = json.loads(shown("inspect", tmp_path / "all.pt", "--json", *key))
+        assert found["names"] is None
+        assert {one["name"]: one["dtype"] for one in found["fields"]}["exp_avg"] == "uint8"
+
+
+def test_a_sharded_folder(tmp_path: Path) -> None:
+    sharded.made(2).save(tmp_path / "zero")
+    content = json.loads(shown("inspect", tmp_path / "zero", "--json", "--verify"))
+    assert content["kind"] == "sharded folder"
+    assert (content["parameters"], content["steps"], content["names"]) == (2, [2, 2], ["w", "b"])
+    assert "sharded folder, 1 shards: 2 parameters" in shown("inspect", tmp_path / "zero")
+
+
+def test_what_is_damaged_or_is_no_checkpoint_exits_with_1(tmp_path: Path) -> None:
+    (tmp_path / "text.pt").write_text("hello")
+    torch.save([3], tmp_path / "list.pt")
+    torch.save(model(), tmp_path / "module.pt")
+    one = torch.optim.SGD(model().parameters()).state_dict()
+    torch.save({"a": one, "b": one}, tmp_path / "two.pt")
+    (tmp_path / "empty").mkdir()
+    sharded.made(1).save(tmp_path / "damaged")
+    (data,) = (tmp_path / "damaged").glob("*.bin")
+    data.write_bytes(bytes([data.read_bytes()[0] ^ 1]) + data.read_bytes()[1:])
+    for name, arguments, message in (
+        ("text.pt", (), "is not a file that torch.save wrote, or is damaged"),
+        ("list.pt", (), "has 0 optimizers' state dicts"),
+        ("module.pt", (), "cannot be read without running code: it has torch.nn.modules"),
+        ("two.pt", (), "there is one at 'a', 'b'; name one with --key"),
+        ("two.pt", ("--key", "c"), "has no optimizer's state dict at 'c'; there is one at 'a'"),
+        ("empty", (), "has no checkpoint.json"),
+        ("damaged", ("--verify",), "it was damaged"),
+    ):
+        with case(name=name):
+            assert message in failed(1, "inspect", tmp_path / name, *arguments)
+
+
+def test_wrong_arguments_exit_with_2(tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.pt", torch.optim.SGD([nn.Parameter(torch.ones(1))]))
+    for arguments, message in (
+        (("nowhere.pt",), "'nowhere.pt' does not exist"),
+        ((tmp_path, "--key", "a"), "--key is for files"),
+        ((path, "--verify"), "--verify is for sharded folders"),
+    ):
+        with case(arguments=arguments):
+            assert message in failed(2, "inspect", *arguments)
+
+
+def test_what_a_terminal_would_obey_is_spelled_out(tmp_path: Path) -> None:
+    entries = OrderedDict({"\x1b[31mred": torch.ones(2)})
+    group = {"params": [0], "title": "\x1b]0;title\x07"}
+    torch.save({"state": {0: entries}, "param_groups": [group]}, tmp_path / "a.pt")
+    text = shown("inspect", tmp_path / "a.pt")
+    assert "\x1b" not in text
+    assert "\\x1b[31mred" in text
