@@ -1,6 +1,7 @@
 """``functional-optim check``: laws over a user's own optimizer."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,6 @@ def test_wrong_arguments_exit_with_2(own: Path) -> None:
 
 
 def test_without_hypothesis_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "hypothesis", None)
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
     text = failed(2, "check", "adamw")
-    assert "check needs hypothesis, which is not installed; run: pip install hypothesis" in text
+    assert "check needs hypothesis, which is not installed; run: pip install" in text

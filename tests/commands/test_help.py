@@ -1,6 +1,5 @@
 """What every command teaches: an example, exit codes, completion in a shell."""
 
-import json
 import subprocess
 from pathlib import Path
 
@@ -67,10 +66,3 @@ def test_a_shell_that_asks_gets_completions(tmp_path: Path) -> None:
     assert finished.returncode == 0, finished.stderr
     found = [line.partition(",")[2] for line in finished.stdout.splitlines()]
     assert found == ["adadelta", "adagrad", "adahessian", "adam", "adamax", "adamw"]
-
-
-def test_json_on_standard_output_is_json_alone(tmp_path: Path) -> None:
-    finished = process(tmp_path, "list", "--json")
-    assert finished.returncode == 0
-    assert json.loads(finished.stdout)
-    assert finished.stderr == ""

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from inspect import getdoc
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 import torch
@@ -14,7 +14,7 @@ from functional_optim.frontends.torch_interop import torch_class_of
 from functional_optim.optimizer import Optimizer
 from functional_optim.storage.describe import format_table
 
-SHAPE = (1024, 1024)
+SHAPE = "1024,1024"
 
 
 class Algorithm(NamedTuple):
@@ -31,25 +31,20 @@ class Algorithm(NamedTuple):
     """The first line of its documentation."""
 
 
-class _Shape(click.ParamType):
-    name = "shape"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, ...]:
-        """Return a shape from a text such as ``1024,1024``."""
-        if isinstance(value, tuple):
-            return value
-        sizes = str(value).split(",")
-        if not all(size.strip().isdecimal() and int(size) > 0 for size in sizes):
-            self.fail(f"must be whole numbers such as 1024,1024, got {value!r}", param, ctx)
-        return tuple(map(int, sizes))
+def _shape(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
+    """Return a shape from a text such as ``1024,1024``."""
+    sizes = value.split(",")
+    if not all(size.strip().isdecimal() and int(size) > 0 for size in sizes):
+        raise click.BadParameter(f"must be whole numbers such as {SHAPE}, got {value!r}")
+    return tuple(map(int, sizes))
 
 
 @click.command("list", short_help="List the algorithms and the size of their state.")
 @click.option(
     "--shape",
-    type=_Shape(),
+    callback=_shape,
     default=SHAPE,
-    show_default="1024,1024",
+    show_default=True,
     help="Shape of the parameter whose state is counted. The state of matrix algorithms "
     "depends on it.",
 )

@@ -18,7 +18,7 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 HOLDS, BROKEN, NOT_TRIED = "holds", "broken", "not tried"
 
 
-class Outcome(NamedTuple):
+class LawOutcome(NamedTuple):
     """The result of one law."""
 
     law: str
@@ -109,7 +109,7 @@ def check(
     _require_hypothesis()
     subject = _subject(factory, oracle, options, dtypes, ulps, matrices, not_scripted)
     chosen = _chosen(laws, subject, every=every)
-    found: list[Outcome] = []
+    found: list[LawOutcome] = []
     for number, name in enumerate(chosen, 1):
         click.echo(f"[{number}/{len(chosen)}] {name} ... ", nl=False, err=True)
         outcome = _outcome(name, subject, examples, explore=explore)
@@ -127,7 +127,8 @@ def _require_hypothesis() -> None:
         import hypothesis  # noqa: F401, PLC0415  an extra
     except ModuleNotFoundError as error:
         raise click.UsageError(
-            f"check needs {error.name}, which is not installed; run: pip install {error.name}"
+            f"check needs {error.name}, which is not installed; "
+            'run: pip install "functional-optim[cli]"'
         ) from error
 
 
@@ -193,7 +194,7 @@ def _chosen(laws: Sequence[str], subject: "Subject", *, every: bool) -> list[str
     return [name for name in usual if LAWS[name].concerns(subject)]
 
 
-def _outcome(name: str, subject: "Subject", examples: int, *, explore: bool) -> Outcome:
+def _outcome(name: str, subject: "Subject", examples: int, *, explore: bool) -> LawOutcome:
     from functional_optim.testing import (  # noqa: PLC0415  needs hypothesis
         LawBroken,
         LawNotTried,
@@ -208,10 +209,10 @@ def _outcome(name: str, subject: "Subject", examples: int, *, explore: bool) -> 
         result, message, example = BROKEN, str(broken), str(broken.example)
     except LawNotTried as refused:
         result, message, example = NOT_TRIED, str(refused), str(refused.example)
-    return Outcome(name, result, time.perf_counter() - begin, message, example)
+    return LawOutcome(name, result, time.perf_counter() - begin, message, example)
 
 
-def _print(factory: str, found: Sequence[Outcome], count: int, *, as_json: bool) -> None:
+def _print(factory: str, found: Sequence[LawOutcome], count: int, *, as_json: bool) -> None:
     held = sum(one.result == HOLDS for one in found)
     if as_json:
         content = {

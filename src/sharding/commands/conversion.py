@@ -28,7 +28,7 @@ Groups = Sequence[Sequence[str]]
 """The names of the parameters of each group."""
 
 
-class Target(NamedTuple):
+class TargetOptimizer(NamedTuple):
     """The optimizer that is to load the result."""
 
     made: Any
@@ -44,7 +44,7 @@ class Target(NamedTuple):
         return as_functional_optim(self.made, **self.options)
 
 
-class Layout(NamedTuple):
+class ModelParams(NamedTuple):
     """The parameters that a checkpoint is about: names, shapes and groups."""
 
     specs: Mapping[str, ParameterSpec]
@@ -61,7 +61,7 @@ class Layout(NamedTuple):
         return nn.Parameter(torch.zeros(spec.shape, dtype=spec.dtype))
 
 
-def target_named(source: str, options: Mapping[str, Any]) -> Target:
+def target_named(source: str, options: Mapping[str, Any]) -> TargetOptimizer:
     """Return the target that a text names: see :func:`optimizer_factory`.
 
     Raises:
@@ -71,11 +71,11 @@ def target_named(source: str, options: Mapping[str, Any]) -> Target:
     found = load_object(source) if ":" in source else None
     if is_optimizer_class(found):
         as_functional_optim(found, **options)
-        return Target(found, options)
-    return Target(optimizer_factory(source)(**options), {})
+        return TargetOptimizer(found, options)
+    return TargetOptimizer(optimizer_factory(source)(**options), {})
 
 
-def layout_of_file(state_dict: StateDict, model: Specs, source: str) -> Layout:
+def layout_of_file(state_dict: StateDict, model: Specs, source: str) -> ModelParams:
     """Return the parameters of a state dict: its numbers, with the names and shapes of a model.
 
     Args:
@@ -116,10 +116,10 @@ def layout_of_file(state_dict: StateDict, model: Specs, source: str) -> Layout:
     named = sum(map(len, groups))
     if named != sum(counts):
         raise ValueError(f"the file has {sum(counts)} parameters and {named} names; it is damaged")
-    return Layout(specs, groups)
+    return ModelParams(specs, groups)
 
 
-def layout_of_folder(folder: ShardedFolder, model: Specs | None) -> Layout:
+def layout_of_folder(folder: ShardedFolder, model: Specs | None) -> ModelParams:
     """Return the parameters of a sharded checkpoint.
 
     Args:
@@ -139,10 +139,12 @@ def layout_of_folder(folder: ShardedFolder, model: Specs | None) -> Layout:
                     f"the checkpoint has {path!r} in shape {spec.shape}, the model has it {there}"
                 )
         specs = {path: given[path] for path in specs}
-    return Layout(specs, [list(group["params"]) for group in folder.manifest.groups])
+    return ModelParams(specs, [list(group["params"]) for group in folder.manifest.groups])
 
 
-def convert_state_dict(state_dict: StateDict, target: Target, layout: Layout) -> StateDict:
+def convert_state_dict(
+    state_dict: StateDict, target: TargetOptimizer, layout: ModelParams
+) -> StateDict:
     """Return a state dict as the target's ``state_dict()`` has it.
 
     Of a torch.optim class, it is plain state with the options of that class. Of an Optimizer, it is
@@ -159,13 +161,14 @@ def convert_state_dict(state_dict: StateDict, target: Target, layout: Layout) ->
     zero = _one_rank(target, layout)
     zero.load_state_dict(state_dict)
     zero.consolidate_state_dict()
-    return zero.state_dict()
+    found: StateDict = zero.state_dict()
+    return found
 
 
 def write_folder(
     state_dict: StateDict,
-    target: Target,
-    layout: Layout,
+    target: TargetOptimizer,
+    layout: ModelParams,
     folder: Path,
     world_size: int,
     policy: str,
@@ -186,7 +189,9 @@ def write_folder(
         write_for_ranks(Path(scratch), folder, world_size, policy, progress=progress)
 
 
-def with_target_options(state_dict: StateDict, target: Target) -> tuple[StateDict, list[str]]:
+def with_target_options(
+    state_dict: StateDict, target: TargetOptimizer
+) -> tuple[StateDict, list[str]]:
     """Add the hyper-parameters that the groups lack, with the values of an Optimizer.
 
     Returns:
@@ -201,7 +206,7 @@ def with_target_options(state_dict: StateDict, target: Target) -> tuple[StateDic
     return {**state_dict, "param_groups": [{**added, **group} for group in groups]}, lacking
 
 
-def require_no_values(state_dict: StateDict, target: Target, layout: Layout) -> None:
+def require_no_values(state_dict: StateDict, target: TargetOptimizer, layout: ModelParams) -> None:
     """Check that the result does not depend on the values of the parameters, which are not here.
 
     Raises:
@@ -235,7 +240,7 @@ def _starts_from_values(chain: LeafChain, spec: ParameterSpec) -> bool:
     return any(not torch.equal(one, other) for one, other in zip(zeros, ones, strict=True))
 
 
-def _one_rank(target: Target, layout: Layout) -> Any:
+def _one_rank(target: TargetOptimizer, layout: ModelParams) -> Any:
     """Return a ZeroRedundancyOptimizer of one rank, over all parameters."""
     (group,) = LocalWorld(1).groups
     return ZeroRedundancyOptimizer(layout.params(), target.made, group, **target.options)

@@ -16,8 +16,8 @@ from sharding.commands.checkpoints import (
     state_dict_of,
 )
 from sharding.commands.conversion import (
-    Layout,
-    Target,
+    ModelParams,
+    TargetOptimizer,
     convert_state_dict,
     layout_of_file,
     layout_of_folder,
@@ -191,7 +191,7 @@ def _specs(source: str) -> Specs:
 
 def _read(
     checkpoint: Path, model: Specs | None, source: str | None, key: str | None
-) -> tuple[StateDict, Layout]:
+) -> tuple[StateDict, ModelParams]:
     if is_folder(checkpoint):
         folder = read_folder(checkpoint)
         return state_dict_of(folder), layout_of_folder(folder, model)
@@ -203,8 +203,8 @@ def _read(
 
 def _write(
     state_dict: StateDict,
-    layout: Layout,
-    target: Target | None,
+    layout: ModelParams,
+    target: TargetOptimizer | None,
     result: Path,
     world_size: int | None,
     policy: str,

@@ -22,7 +22,7 @@ from sharding.table import size
 from sharding.zero.shard_files import check_bytes, read_step_counts
 
 
-class Field(NamedTuple):
+class FieldSummary(NamedTuple):
     """One field of state, over all parameters that have it."""
 
     name: str
@@ -46,7 +46,7 @@ class Contents(NamedTuple):
     """The smallest and the largest step count, or None if there is none."""
     groups: list[dict[str, Any]]
     """The number of parameters and the options of each group."""
-    fields: list[Field]
+    fields: list[FieldSummary]
     names: list[str] | None
     """The names of the parameters, or None if the checkpoint has none."""
 
@@ -174,13 +174,13 @@ def _group(count: int, options: Mapping[str, Any]) -> dict[str, Any]:
     return {"parameters": count, "options": plain}
 
 
-def _fields(tensors: Iterable[tuple[str, str, int, int]]) -> list[Field]:
+def _fields(tensors: Iterable[tuple[str, str, int, int]]) -> list[FieldSummary]:
     """Return one row for each name and dtype."""
-    found: dict[tuple[str, str], Field] = {}
+    found: dict[tuple[str, str], FieldSummary] = {}
     for name, full, elements, count in tensors:
         dtype = full.removeprefix("torch.")
-        known = found.get((name, dtype), Field(name, dtype, 0, 0, 0))
-        found[name, dtype] = Field(
+        known = found.get((name, dtype), FieldSummary(name, dtype, 0, 0, 0))
+        found[name, dtype] = FieldSummary(
             name, dtype, known.tensors + 1, known.elements + elements, known.bytes + count
         )
     return list(found.values())
