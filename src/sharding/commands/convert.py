@@ -116,13 +116,7 @@ def convert(
       2  wrong arguments
     """
     _check_usage(checkpoint, result, optimizer_name, model, world_size, key, overwrite=overwrite)
-    values = checked_argument("--option", None, lambda: single_values(options))
-    target = None
-    if optimizer_name is not None:
-        name = optimizer_name
-        target = checked_argument("--optimizer", name, lambda: target_named(name, values))
-    elif values:
-        raise click.UsageError("--option is for the optimizer that --optimizer names")
+    target = _target(optimizer_name, options)
     specs = None
     if model is not None:
         source = model
@@ -142,6 +136,16 @@ def convert(
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         raise click.ClickException(readable(str(error))) from error
     click.echo(f"wrote {result}")
+
+
+def _target(name: str | None, options: Sequence[str]) -> TargetOptimizer | None:
+    """Return the optimizer that is to load the result, if one is named."""
+    values = checked_argument("--option", None, lambda: single_values(options))
+    if name is None:
+        if values:
+            raise click.UsageError("--option is for the optimizer that --optimizer names")
+        return None
+    return checked_argument("--optimizer", name, lambda: target_named(name, values))
 
 
 def _check_usage(

@@ -51,7 +51,7 @@ class Part(NamedTuple):
 @click.option(
     "--executor",
     type=click.Choice(list(EXECUTORS)),
-    help="Executor.  [default: the optimizer's; TorchOptimizer's choice where it names none]",
+    help="Executor.  [default: the optimizer's]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def explain(
@@ -84,7 +84,7 @@ def explain(
     try:
         parts = explain_parts(optimizer, specs, executor)
         described = describe(optimizer, _tree(specs, "meta"))
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise click.ClickException(readable(str(error))) from error
     if as_json:
         rows = [vars(row) for row in described.rows]
@@ -108,7 +108,8 @@ def explain_parts(optimizer: Optimizer, specs: Specs, executor: str | None) -> l
     for param, chain in zip(params.values(), chains, strict=True):
         found.setdefault(id(chain), []).append((param, chain.hypers))
     by_id = {id(chain): chain for chain in chains}
-    name = executor or in_place(optimizer.executor, params.values())
+    every = [stage for chain in by_id.values() for stage in chain.stages]
+    name = in_place(executor or optimizer.executor, params.values(), every)
     return [
         Part(
             repr(optimizer.of_chain(by_id[key])),
