@@ -94,12 +94,14 @@ def test_an_option_that_is_switched_off_and_on() -> None:
 
 
 def test_a_learning_rate_in_a_tensor() -> None:
+    """It is a copy: what is written into the group's own tensor holds from the next step on."""
     one, two = params(), params()
     rate = torch.tensor(0.5)
     zero = ZeroRedundancyOptimizer(one, torch.optim.AdamW, lr=rate)
     other = torch.optim.AdamW(two, lr=rate, foreach=False)
     for value in (0.5, 0.25):
         rate.fill_(value)
+        zero.param_groups[0]["lr"].fill_(value)
         step(zero)
         step(other)
     assert all(map(torch.equal, one, two))
