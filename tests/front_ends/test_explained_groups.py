@@ -39,13 +39,18 @@ def test_each_part_of_a_partition_has_its_lines() -> None:
     )
     params = {name: one.requires_grad_() for name, one in params_of().items()}
     said = TorchOptimizer(params.items(), chosen).explain()
-    assert said == (
+    *lines, last = said.splitlines()
+    assert lines == [
         "param_groups[0]: 2 parameters, 46 elements of torch.float32 on cpu: one by one; muon "
-        "needs its whole tensor; those of one shape in stacks\n"
-        "param_groups[1]: 1 parameters, 6 elements of torch.float32 on cpu: frozen\n"
-        "param_groups[2]: 1 parameters, 1 elements of torch.float32 on cpu, packed together: "
-        "blocked; no loop is compiled for so few elements"
-    )
+        "needs its whole tensor; those of one shape in stacks",
+        "param_groups[1]: 1 parameters, 6 elements of torch.float32 on cpu: frozen",
+    ]
+    # By the loop that another step of this process has compiled, or by none.
+    start = "param_groups[2]: 1 parameters, 1 elements of torch.float32 on cpu, packed together: "
+    assert last.removeprefix(start) in {
+        "blocked; no loop is compiled for so few elements",
+        "exact; compiled, with fused multiplications and additions as torch has them",
+    }
 
 
 def test_one_group_is_explained_as_it_is() -> None:
