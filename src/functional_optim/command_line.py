@@ -8,6 +8,8 @@ from importlib.metadata import EntryPoint, entry_points
 
 import click
 
+from functional_optim.core.packages import require_package
+
 ENTRY_POINTS = "functional_optim.commands"
 
 
@@ -31,8 +33,13 @@ def load(entry: EntryPoint) -> click.Command:
     so that the other commands and ``--help`` still work.
 
     Raises:
+        click.UsageError: a file of the user hides the package of the command.
         TypeError: the entry point names something that is not a command.
     """
+    try:
+        require_package(entry.module.partition(".")[0])
+    except ImportError as error:
+        raise click.UsageError(f"the command {entry.name!r} cannot run: {error}") from error
     try:
         command = entry.load()
     except ModuleNotFoundError as error:

@@ -1,4 +1,12 @@
-"""DDP communication hooks, and training that averages parameters instead of gradients."""
+"""DDP communication hooks, and training that averages parameters instead of gradients.
+
+A ``hooks.py`` or ``sharding.py`` in the folder of your script hides this package or the package
+``sharding``, because Python searches that folder first: give your file another name.
+"""
+
+from functional_optim.core.packages import require_package
+
+require_package("sharding")
 
 from hooks.averaging import (
     AveragingSchedule,

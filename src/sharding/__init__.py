@@ -1,4 +1,8 @@
-"""The sharding planner: which rank owns which parameter. Between the core and the hooks."""
+"""The sharding planner: which rank owns which parameter. Between the core and the hooks.
+
+A ``sharding.py`` in the folder of your script hides this package, because Python searches that
+folder first: give your file another name.
+"""
 
 from sharding.cost import ByteCost, ComputeCost, ElementCost, Weights
 from sharding.footprint import Weight
