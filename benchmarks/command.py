@@ -110,7 +110,7 @@ class Shown:
     default=Path("runs"),
     help="Folder for bench.json, bench.md and bench.png.",
 )
-@click.option("--write", is_flag=True, help="Put the tables into README.md and docs/.")
+@click.option("--write", is_flag=True, help="Put the tables and pictures into docs/.")
 @click.option(
     "--from",
     "source",

@@ -1,6 +1,5 @@
-"""Where results go: files, and the part of the README between two marks."""
+"""Where results go: files of a run, and the page of the documentation."""
 
-import re
 from pathlib import Path
 
 from benchmarks.averaging_picture import draw_averaging
@@ -8,10 +7,9 @@ from benchmarks.picture import draw
 from benchmarks.process import ROOT
 from benchmarks.records import Report
 from benchmarks.sharded_picture import draw_sharded
-from benchmarks.tables import details, summary
+from benchmarks.tables import details
 
 LATEST = ROOT / "benchmarks" / "results" / "latest.json"
-README = ROOT / "README.md"
 DETAILS = ROOT / "docs" / "benchmarks.md"
 RESULTS = "bench.json"
 """The name of a run's results in its folder."""
@@ -20,43 +18,27 @@ SHARDED = "-sharded.png"
 """What the name of the second picture has in place of the first one's ending."""
 AVERAGING = "-averaging.png"
 """The same of the third."""
-MARKED = re.compile(r"(<!-- bench -->\n).*?(<!-- /bench -->)", flags=re.DOTALL)
 
 
 def latest() -> Report | None:
-    """The run that the README shows; None before the first one."""
+    """Return the run that the documentation shows, or None before the first one."""
     return Report.load(LATEST) if LATEST.exists() else None
 
 
-def readme_with(text: str, report: Report | None) -> str:
-    """The README's text with a report between its marks.
-
-    Raises:
-        ValueError: the marks are not there, or not once.
-    """
-    if len(MARKED.findall(text)) != 1:
-        raise ValueError(
-            f"{README.name} must hold <!-- bench --> and <!-- /bench --> once, on lines of their "
-            f"own; found {len(MARKED.findall(text))} such places"
-        )
-    return MARKED.sub(lambda found: f"{found[1]}{_section(report)}{found[2]}", text)
-
-
-def _section(report: Report | None) -> str:
-    shown = summary(report)
-    if report is None:
-        return shown
-    pictures = [f"![Time of a step in multiples of the floor](docs/{PICTURE.name})"]
+def page(report: Report) -> str:
+    """Return the text of ``docs/benchmarks.md``: pictures stand after the summary."""
+    pictures = [f"![Time of a step in multiples of the floor]({PICTURE.name})"]
     if _trained(report):
         name = _beside(PICTURE, SHARDED).name
-        pictures.append(f"![Time of an iteration on several ranks](docs/{name})")
+        pictures.append(f"![Time of an iteration on several ranks]({name})")
     if report.averaging_races:
         name = _beside(PICTURE, AVERAGING).name
-        pictures.append(f"![Validation loss of training over a slow link](docs/{name})")
-    shown += "\nEvery contestant: [docs/benchmarks.md](docs/benchmarks.md). "
-    shown += "Composed optimizers beside what is written by hand: [docs/composed.md]"
-    shown += "(docs/composed.md); Muon on many matrices: [docs/matrices.md](docs/matrices.md).\n\n"
-    return shown + "\n\n".join(pictures) + "\n"
+        pictures.append(f"![Validation loss of training over a slow link]({name})")
+    others = (
+        "Composed optimizers beside the same steps written by hand: [composed.md](composed.md). "
+        "Muon on many matrices: [matrices.md](matrices.md)."
+    )
+    return details(report, "\n\n".join([others, *pictures]) + "\n")
 
 
 def _trained(report: Report) -> bool:
@@ -94,14 +76,10 @@ def write_files(report: Report, folder: Path) -> list[Path]:
 
 
 def publish(report: Report) -> list[Path]:
-    """Make a report the one that the README and the docs show."""
-    text = readme_with(README.read_text(encoding="utf-8"), report)  # fails before a file changes
+    """Make a report the one that the documentation shows."""
     report.save(LATEST)
     kept = Report.load(LATEST)
     DETAILS.parent.mkdir(parents=True, exist_ok=True)
-    DETAILS.write_text(details(kept), encoding="utf-8")
+    DETAILS.write_text(page(kept), encoding="utf-8")
     draw(kept, PICTURE)
-    files = [LATEST, DETAILS, PICTURE, README, *_draw_others(kept, PICTURE)]
-    text = readme_with(text, kept)
-    README.write_text(text, encoding="utf-8")
-    return files
+    return [LATEST, DETAILS, PICTURE, *_draw_others(kept, PICTURE)]

@@ -1,4 +1,4 @@
-"""The report as Markdown: the part for the README, and the whole."""
+"""The report as Markdown: its summary, and the whole page."""
 
 from collections.abc import Iterator
 from statistics import median
@@ -17,13 +17,9 @@ from benchmarks.sharded_tables import as_constructed, sharded_failures, sharded_
 from benchmarks.targets import learning, shown_extra, targets
 from benchmarks.workloads import WORKLOADS
 
-NOTHING = "Not measured yet: `make bench ARGS=--write` measures, and writes the tables here.\n"
 
-
-def summary(report: Report | None) -> str:
-    """What the README shows; a sentence that says so where nothing was measured."""
-    if report is None:
-        return NOTHING
+def summary(report: Report) -> str:
+    """Return the ratios to read first, and the table of targets."""
     parts = [
         _conditions(report),
         "`auto` against the floor, one pass of a loop in C:\n\n" + _matrix(report, _floor_cell),
@@ -34,12 +30,18 @@ def summary(report: Report | None) -> str:
     return "\n".join(parts)
 
 
-def details(report: Report) -> str:
-    """Everything that was measured."""
+def details(report: Report, pictures: str = "") -> str:
+    """Return everything that was measured, as one page.
+
+    Args:
+        report: of one run.
+        pictures: Markdown to put after the summary.
+    """
     parts = [
         "# Benchmarks\n",
         "Made by `make bench ARGS=--write`; do not edit.\n",
         summary(report),
+        *([pictures] if pictures else []),
         *_failures(report),
         *_workloads(report, "cpu"),
         *_workloads(report, "cuda"),

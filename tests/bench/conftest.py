@@ -47,13 +47,11 @@ def parts_here(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository to write into."""
-    monkeypatch.setattr(publish, "README", tmp_path / "README.md")
     monkeypatch.setattr(publish, "LATEST", tmp_path / "results" / "latest.json")
     monkeypatch.setattr(publish, "DETAILS", tmp_path / "docs" / "benchmarks.md")
     monkeypatch.setattr(publish, "PICTURE", tmp_path / "docs" / "benchmarks.png")
     for name in ("draw", "draw_sharded", "draw_averaging"):  # drawn in other tests
         monkeypatch.setattr(publish, name, lambda report, path: path.touch())
-    (tmp_path / "README.md").write_text("# x\n<!-- bench -->\n<!-- /bench -->\n")
     return tmp_path
 
 

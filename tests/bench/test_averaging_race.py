@@ -14,7 +14,7 @@ from benchmarks import averaging as who
 from benchmarks import averaging_race, slow_link, sockets
 from benchmarks.averaging_picture import draw_averaging
 from benchmarks.command import bench
-from benchmarks.publish import readme_with
+from benchmarks.publish import page
 from benchmarks.records import Report
 from benchmarks.sharded_launch import LaunchSettings, run_ranks
 from benchmarks.sharded_models import DEMO, TASKS, numel
@@ -154,7 +154,7 @@ def test_tables_have_who_was_trained(tmp_path: Path) -> None:
     late = replace(found.averaging_races[0], no_delay="tc: unknown")
     shown = details(replace(found, averaging_races=[late]))
     assert "not delayed, as this kernel cannot (`tc: unknown`)" in shown
-    assert "benchmarks-averaging.png" in readme_with("<!-- bench -->\n<!-- /bench -->\n", found)
+    assert "benchmarks-averaging.png" in page(found)
 
 
 def test_the_picture_is_drawn(tmp_path: Path) -> None:

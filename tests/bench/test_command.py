@@ -66,12 +66,9 @@ def test_an_earlier_run_is_published(site: Path) -> None:
     report().save(site / "run.json")
     result = call(f"--from={site / 'run.json'}", "--write", f"--output={site / 'runs'}")
     assert result.exit_code == 0, result.output
-    readme = (site / "README.md").read_text()
     assert publish.latest() == report()
-    assert publish.readme_with(readme, publish.latest()) == readme
-    assert "docs/benchmarks.png" in readme
+    assert (site / "docs" / "benchmarks.md").read_text() == publish.page(report())
     assert (site / "docs" / "benchmarks.png").exists()
-    assert "# Benchmarks" in (site / "docs" / "benchmarks.md").read_text()
 
 
 @pytest.mark.parametrize("size", ["quick", "full"])
@@ -80,9 +77,8 @@ def test_a_small_or_partial_run_is_not_published(site: Path, size: str) -> None:
     if size == "full":
         part.cells[:] = [cell for cell in part.cells if cell.workload == SMALL_1]
     part.save(site / "run.json")
-    before = (site / "README.md").read_text()
     result = call(f"--from={site / 'run.json'}", "--write", f"--output={site / 'runs'}")
     assert result.exit_code == 2
     assert "--write takes whole runs in full size" in result.output
-    assert (site / "README.md").read_text() == before
+    assert not (site / "docs").exists()
     assert publish.latest() is None

@@ -1,15 +1,16 @@
 """What is shown is what was measured."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 
 from benchmarks import contestants as who
 from benchmarks.picture import draw
-from benchmarks.publish import DETAILS, README, latest, readme_with
+from benchmarks.publish import DETAILS, latest, page
 from benchmarks.records import Cell, Heat, Memory, Report
-from benchmarks.tables import NOTHING, details, summary, table
+from benchmarks.tables import details, summary, table
 from benchmarks.workloads import ONE
 
 from .reports import cell, report
@@ -81,31 +82,16 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
         draw(dataclasses.replace(report(), cells=[]), tmp_path / "none.png")
 
 
-def test_readme_shows_the_recorded_run() -> None:
-    text = README.read_text(encoding="utf-8")
-    assert readme_with(text, latest()) == text, "make bench ARGS='--write --from ...' writes it"
-
-
-def test_details_show_the_recorded_run() -> None:
+def test_the_page_shows_the_recorded_run() -> None:
     recorded = latest()
-    if recorded is None:
-        assert NOTHING in README.read_text(encoding="utf-8")
-        assert not DETAILS.exists()
-    else:
-        assert recorded.size == "full"
-        assert DETAILS.read_text(encoding="utf-8") == details(recorded)
+    assert recorded is not None and recorded.size == "full"
+    text = DETAILS.read_text(encoding="utf-8")
+    assert text == page(recorded), "make bench ARGS='--write --from ...' writes it"
+    for name in re.findall(r"!\[.+\]\((.+)\)", text):
+        assert (DETAILS.parent / name).exists()
 
 
-def test_readme_is_written_between_its_marks() -> None:
-    text = "before\n<!-- bench -->\nold\n<!-- /bench -->\nafter\n"
-    written = readme_with(text, report())
-    assert written.startswith("before\n<!-- bench -->\nSome CPU")
-    assert written.endswith("<!-- /bench -->\nafter\n")
-    assert "old" not in written
-    assert readme_with(written, None) == text.replace("old\n", NOTHING)
-
-
-def test_a_readme_without_its_place_is_refused() -> None:
-    for text in ("", "<!-- bench -->\n<!-- /bench -->\n" * 2):
-        with pytest.raises(ValueError, match=r"README.md must hold <!-- bench -->"):
-            readme_with(text, None)
+def test_pictures_follow_the_summary() -> None:
+    text = page(report())
+    assert text.startswith("# Benchmarks\n")
+    assert text.index(summary(report())) < text.index("](benchmarks.png)") < text.index("## ")
