@@ -45,7 +45,7 @@ KINDS = (
     Kind("`ema`", lambda: fo.chain(fo.adamw(0.1), fo.ema(0.9))),
     Kind("`lookahead`", lambda: fo.chain(fo.adamw(0.1), fo.lookahead(2))),
     Kind("`schedule_free_adamw`", lambda: fo.schedule_free_adamw(lr=0.1)),
-    Kind("`prodigy`", lambda: fo.prodigy()),
+    Kind("`prodigy`", fo.prodigy),
     Kind("an input: `adahessian`", lambda: fo.adahessian(lr=0.1), inputs=True),
     Kind("8-bit state: `stored(...)`", lambda: fo.stored(fo.adamw(lr=0.1), state="int8")),
 )
@@ -54,7 +54,8 @@ REASONS = {
     "one chain": "one chain for all leaves, and \\w+ acts on",
     "shared numbers": "keeps numbers that belong to no leaf",
     "gradients only": "takes nothing beside gradients",
-    "numbers only": "a TorchScript program holds numbers|has no Python to ask|changes with what is fed",
+    "numbers only": "a TorchScript program holds numbers|has no Python to ask|"
+    "changes with what is fed",
     "all gradients": "needs the gradients of all parameters before",
     "names": "is meant for no parameter|selects parameters by their names",
     "branches": "data-dependent control flow|calling .item\\(\\) on a Tensor",

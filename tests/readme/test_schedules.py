@@ -1,6 +1,6 @@
-"""The README's table of schedules is what they are, and what was measured.
+"""The table of schedules is what they are, and what was measured.
 
-``python -m tests.readme.test_schedules`` writes the table into the README anew.
+``python -m tests.readme.test_schedules`` writes the table into the page.
 """
 
 import inspect
@@ -11,7 +11,7 @@ from functional_optim import schedules
 from tests.core.schedule_twins import TWINS, closed, distance, stepped, values
 from tests.core.test_schedule_twins import CLOSED_ULPS, STEPPED_ULPS
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "agreement.md"
 TABLE = re.compile(r"<!-- schedules -->\n(.*?)<!-- /schedules -->", flags=re.DOTALL)
 
 
@@ -39,7 +39,7 @@ def compared(name: str) -> str:
 
 
 def schedule_table() -> str:
-    """The table of the README."""
+    """The table of the page."""
     rows = [["schedule", "what it is", "compared with, at every step"], ["---"] * 3]
     for name in schedules.__all__:
         story = inspect.getdoc(getattr(schedules, name)) or ""
@@ -48,7 +48,7 @@ def schedule_table() -> str:
 
 
 def test_the_table_of_schedules_is_the_measured_one() -> None:
-    found = TABLE.search(README.read_text())
+    found = TABLE.search(PAGE.read_text())
     assert found is not None
     table = schedule_table()
     assert found.group(1) == table
@@ -56,7 +56,7 @@ def test_the_table_of_schedules_is_the_measured_one() -> None:
 
 
 if __name__ == "__main__":
-    text = README.read_text()
-    README.write_text(
+    text = PAGE.read_text()
+    PAGE.write_text(
         TABLE.sub(lambda _: f"<!-- schedules -->\n{schedule_table()}<!-- /schedules -->", text)
     )

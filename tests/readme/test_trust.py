@@ -17,15 +17,12 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "trust.md").read_text()
 
 
-def test_the_readme_names_the_page_and_both_kinds() -> None:
-    readme = (ROOT / "README.md").read_text()
-    assert "docs/trust.md" in readme
-    section = readme.split("## Which files have to be trusted")[1].split("\n## ")[0]
-    for word in ("export_step", "checkpoint", "plan", "FUNCTIONAL_OPTIM_CACHE"):
-        assert word in section
-        assert word in PAGE
+def test_the_readme_leads_to_the_page() -> None:
+    assert "(docs/trust.md)" in (ROOT / "README.md").read_text()
     for name in ("export_step", "mapped_state", "ZeroRedundancyOptimizer.save", "CXX"):
         assert f"`{name}`" in PAGE
+    for word in ("checkpoint", "plan", "FUNCTIONAL_OPTIM_CACHE"):
+        assert word in PAGE
 
 
 class Planted:

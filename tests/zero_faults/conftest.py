@@ -1,4 +1,4 @@
-"""What ranks saw, for all tests of this folder; and the option that writes the README's table."""
+"""What ranks saw, for all tests of this folder; and the option that writes the table of docs/zero.md."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--write-comparison",
         action="store_true",
         dest="write_comparison",
-        help="write the comparison with torch's ZeroRedundancyOptimizer into the README",
+        help="write the comparison with torch's ZeroRedundancyOptimizer into docs/zero.md",
     )
 
 

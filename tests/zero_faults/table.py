@@ -1,4 +1,4 @@
-"""The README's comparison with torch's class, made of what the ranks saw."""
+"""The page's comparison with torch's class, made of what the ranks saw."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from .jobs import ONE_HOST, WITHOUT_OVERLAP
 from .scenarios import PLAIN, STEP
 from .sides import OURS, TORCH
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "zero.md"
 MARKED = re.compile(r"(<!-- zero -->\n)(.*?)(<!-- /zero -->)", flags=re.DOTALL)
 Show = Callable[[list[Any]], str]
 """A cell, of what each rank saw."""
@@ -208,16 +208,16 @@ def lines(on_two: Outcomes, on_four: Outcomes) -> list[str]:
     return found
 
 
-def in_readme() -> str:
+def in_page() -> str:
     """What stands between the marks.
 
     Raises:
         ValueError: the marks are not there, or not once.
     """
-    found = MARKED.findall(README.read_text(encoding="utf-8"))
+    found = MARKED.findall(PAGE.read_text(encoding="utf-8"))
     if len(found) != 1:
         raise ValueError(
-            f"{README.name} must hold <!-- zero --> and <!-- /zero --> once, on lines of their "
+            f"{PAGE.name} must hold <!-- zero --> and <!-- /zero --> once, on lines of their "
             f"own; found {len(found)} such places"
         )
     text: str = found[0][1]
@@ -226,7 +226,7 @@ def in_readme() -> str:
 
 def write(measured: Sequence[str]) -> None:
     """Put the table between the marks."""
-    in_readme()
+    in_page()
     text = "\n".join([head(), *measured]) + "\n"
-    whole = README.read_text(encoding="utf-8")
-    README.write_text(MARKED.sub(lambda found: found[1] + text + found[3], whole), encoding="utf-8")
+    whole = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(MARKED.sub(lambda found: found[1] + text + found[3], whole), encoding="utf-8")

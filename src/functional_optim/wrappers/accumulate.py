@@ -1,7 +1,7 @@
 """Accumulation: k gradients of small batches, and then a step by their mean.
 
 s_i = s_{i-1} + g_i / k            i = 1 .. k, s_0 = 0
-g = s_k at each k-th call; what stands behind runs then only
+g = s_k at each k-th call; the stages behind run only then
 """
 
 from typing import NamedTuple

@@ -1,7 +1,7 @@
 """Steps by finite gradients only: a step whose gradients hold an infinity or NaN is left out.
 
 b = the number of elements, over all leaves and ranks, that are not finite
-what stands behind runs if b = 0
+the stages behind run if b = 0
 """
 
 from typing import NamedTuple

@@ -1,18 +1,16 @@
-"""The README: every block of it runs, and its table is what the laws say.
+"""The page of agreement: its table is what the laws say, and executors take what it says.
 
-``python -m tests.readme.test_readme`` writes the table into the README anew.
+``python -m tests.readme.test_agreement`` writes the table into the page.
 """
 
 import math
 import re
-import runpy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -45,13 +43,10 @@ from tests.core.soap_formula import soap_formula
 
 ALGORITHMS = {**CASES, **{k: v for k, v in INPUT_CASES.items() if k in algorithms.__all__}}
 
-README = Path(__file__).parents[2] / "README.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+PAGE = Path(__file__).parents[2] / "docs" / "agreement.md"
 TABLE = re.compile(r"<!-- parity -->\n(.*?)<!-- /parity -->", flags=re.DOTALL)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
-TAKEN = re.compile(
-    r"^Every chain is taken by all but `(\w+)` [^`]* and `(\w+)` ", flags=re.MULTILINE
-)
+REFUSING = re.compile(r"^Only `(\w+)` [^`]* and `(\w+)` [^`]*refuse a chain", flags=re.MULTILINE)
 
 EXAMPLES = 30 if EVERYTHING else 4
 """So few, since ``tests/laws`` has every law of every optimizer."""
@@ -278,7 +273,7 @@ def verdict(law: str, subject: Subject) -> str:
 
 
 def parity_table() -> str:
-    """The table of the README."""
+    """The table of the page."""
     head = ["optimizer", "compared with", "float32", "float64", "bfloat16"]
     head += ["complex = its real view", "script = reference"]
     rows = [head, ["---"] * len(head)]
@@ -308,16 +303,6 @@ def parity_table() -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
 
 
-@pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_block_runs(number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The mistake that one of them shows is reported."""
-    script = tmp_path / f"readme_block_{number}.py"
-    script.write_text(BLOCKS[number])
-    runpy.run_path(str(script), run_name=f"readme_block_{number}")
-    reported = "'same as the oracle' is broken" in capsys.readouterr().out
-    assert reported == ("LawBroken" in BLOCKS[number])
-
-
 class Hyper(NamedTuple):
     lr: float
 
@@ -332,7 +317,7 @@ def by_data(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tens
 
 
 def test_who_takes_every_chain() -> None:
-    """The README names those that do not, and no other refuses one."""
+    """The page names the executors that do not, and no other refuses one."""
     stage = Rule(name="by_data", hyper=Hyper, rule=by_data, kind="per_matrix")
     refusing: list[tuple[str, bool]] = []
     for name in get_args(ExecutorName):
@@ -343,13 +328,13 @@ def test_who_takes_every_chain() -> None:
             refusing.append((name, "by_data" in str(error)))
         else:
             assert new.tolist() == [0.5, 0.5]
-    told = TAKEN.search(README.read_text())
+    told = REFUSING.search(PAGE.read_text())
     assert told is not None
     assert sorted(refusing) == [(name, True) for name in sorted(told.groups())]
 
 
 def test_table_is_the_measured_one() -> None:
-    found = TABLE.search(README.read_text())
+    found = TABLE.search(PAGE.read_text())
     assert found is not None
     table = parity_table()
     assert found.group(1) == table
@@ -358,7 +343,7 @@ def test_table_is_the_measured_one() -> None:
 
 
 if __name__ == "__main__":
-    text = README.read_text()
-    README.write_text(
+    text = PAGE.read_text()
+    PAGE.write_text(
         TABLE.sub(lambda _: f"<!-- parity -->\n{parity_table()}<!-- /parity -->", text)
     )

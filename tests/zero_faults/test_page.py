@@ -1,4 +1,4 @@
-"""The README's comparison is what the ranks saw.
+"""The page's comparison is what the ranks saw.
 
 ``python -m pytest tests/zero_faults --write-comparison`` writes it anew.
 """
@@ -21,7 +21,7 @@ def measured(request: pytest.FixtureRequest, on_two: Outcomes, on_four: Outcomes
 
 
 def test_the_table_is_the_measured_one(measured: list[str]) -> None:
-    lines = table.in_readme().splitlines()
+    lines = table.in_page().splitlines()
     if jobs.UNCOUNTED is not None:  # the last line is then compared on other machines
         assert lines.pop().startswith(f"| {table.BYTES} |")
     assert lines == [*table.head().splitlines(), *measured]
