@@ -20,7 +20,7 @@ LINT = echo "== ruff check" && $(BIN)/ruff check && \
 	echo "== import-linter" && $(BIN)/lint-imports
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench claims check test test-all planted-faults lint clean
+.PHONY: help demo bench claims check test test-all test-install planted-faults lint clean
 
 help: ## list the targets
 	@echo "make targets:"
@@ -52,6 +52,9 @@ test-all: lint ## for a night: the same, with every combination of options, and 
 	@echo "== pytest: everything, and other examples in each run"
 	@$(PYTEST) --timeout 7200 tests --doctest-modules src
 
+test-install: $(STAMP) ## wheel, sdist, types and README in new environments (downloads torch; ARGS=wheel)
+	@$(BIN)/python -m tests.packaging.install $(ARGS)
+
 planted-faults: $(STAMP) ## does a test fail where there is a fault? (ARGS="NAME", ARGS=--check)
 	@$(BIN)/python -m tests.planted_faults $(ARGS)
 
@@ -61,7 +64,7 @@ lint: $(STAMP) ## style, types, and the direction of imports
 clean: ## remove the environment and everything that was generated
 	rm -rf $(VENV) build dist runs src/*.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What only the benchmark needs, in the same environment; anew when that is made anew.
 $(VENV)/.installed-bench: $(STAMP)

@@ -1,4 +1,4 @@
-"""What ranks saw, for all tests of this folder; and the option that writes the table of docs/zero.md."""
+"""What ranks saw, for all tests of this folder; and the option that writes a table of the docs."""
 
 import pytest
 

@@ -1,7 +1,7 @@
 """Ours is right where torch's ZeroRedundancyOptimizer, as it is installed, is not.
 
-What torch's does instead is in the table of docs/zero.md, which test_page.py compares. Where torch's
-side of a test fails here, torch has changed: mend the test, and say so on the page.
+What torch's does instead is in the table of docs/zero.md, which test_page.py compares. Where
+torch's side of a test fails here, torch has changed: mend the test, and say so on the page.
 """
 
 from typing import Any
