@@ -344,6 +344,4 @@ def test_table_is_the_measured_one() -> None:
 
 if __name__ == "__main__":
     text = PAGE.read_text()
-    PAGE.write_text(
-        TABLE.sub(lambda _: f"<!-- parity -->\n{parity_table()}<!-- /parity -->", text)
-    )
+    PAGE.write_text(TABLE.sub(lambda _: f"<!-- parity -->\n{parity_table()}<!-- /parity -->", text))
