@@ -142,6 +142,7 @@ HEAD = """# What composes with what
 `update` takes every optimizer. This page shows which other ways to run an optimizer take it too.
 Each cell was tried: two steps on a small model must give the parameters that `update` gives.
 Where a cell says no, the constructor or the first step raises an error that says what to do.
+Ways for ranks were tried here on one rank.
 """
 
 

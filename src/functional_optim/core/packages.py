@@ -27,7 +27,11 @@ def require_package(name: str) -> None:
     module = sys.modules.get(name)
     spec = find_spec(name) if module is None else getattr(module, "__spec__", None)
     found = _locations(spec, getattr(module, "__file__", None))
-    if not found or not (FOLDER / name).is_dir() or FOLDER / name in [one.resolve() for one in found]:
+    if (
+        not found
+        or not (FOLDER / name).is_dir()
+        or FOLDER / name in [one.resolve() for one in found]
+    ):
         return
     raise ImportError(
         f"{found[0]} hides the package {name!r} of functional-optim, which is installed in "

@@ -1,0 +1,25 @@
+"""Pages that are generated from the code are current: ``python -m docs.generate`` writes them."""
+
+import pytest
+
+from docs._pages import composes
+from docs.generate import FOLDER, PAGES, main, text_of
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_generated_page_is_current(name: str) -> None:
+    """Each cell of composes-with.md is tried: parameters are those of ``update``, or an error."""
+    assert (FOLDER / name).read_text(encoding="utf-8") == text_of(name)
+
+
+def test_an_error_has_one_short_reason() -> None:
+    assert composes.reason("ValueError: x needs the gradients of all parameters before y") == (
+        "all gradients"
+    )
+    with pytest.raises(AssertionError, match="fit this error"):
+        composes.reason("ValueError: something else")
+
+
+def test_a_page_that_is_not_current_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--check", "storage.md"]) == 0
+    assert capsys.readouterr().out.startswith("current")
