@@ -35,7 +35,7 @@ def require_package(name: str) -> None:
         return
     raise ImportError(
         f"{found[0]} hides the package {name!r} of functional-optim, which is installed in "
-        f"{FOLDER / name}: Python finds your {name!r} first. Rename it, or move it into a package "
+        f"{own}: Python finds your {name!r} first. Rename it, or move it into a package "
         f"of your own. If it is in the folder of your script, `python -P script.py` leaves that "
         f"folder out of the search path",
         name=name,
