@@ -61,7 +61,8 @@ def loss_of(module: torch.nn.Module, params: Values | None = None) -> Tensor:
     """Return the loss of a model, with other parameters if given."""
     if params is None:
         return module(INPUTS).square().mean()  # type: ignore[no-any-return]
-    return torch.func.functional_call(module, params, (INPUTS,)).square().mean()
+    out = torch.func.functional_call(module, params, (INPUTS,))
+    return out.square().mean()  # type: ignore[no-any-return]
 
 
 def values_of(module: torch.nn.Module) -> Values:
@@ -232,7 +233,8 @@ def _fully_sharded(kind: Kind) -> Values:
     from torch.distributed.tensor import DTensor, Shard, distribute_tensor  # noqa: PLC0415
 
     mesh = dist.init_device_mesh("cpu", (1,))
-    module = fully_shard(model(), mesh=mesh)
+    module = model()
+    fully_shard(module, mesh=mesh)
     optimizer = TorchOptimizer(module.named_parameters(), kind.build())
 
     def whole() -> Values:

@@ -1,5 +1,8 @@
 """The page of storages."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from docs._pages.markdown import table
@@ -101,11 +104,12 @@ def _code(entries: dict[str, str]) -> list[list[str]]:
 def _others(params: torch.Tensor) -> list[list[str]]:
     """Return the total bytes per parameter of some algorithms, by storage."""
     rows = []
-    for name, arguments in CHOICES.items():
+    every: Mapping[str, Mapping[str, Any]] = CHOICES
+    for name, arguments in every.items():
         dtype = PARAM_STORAGES[arguments.get("param", "float32")].dtype
         cells = []
         for algorithm in OTHERS:
-            options = {"momentum": 0.9} if algorithm == "sgd" else {}
+            options: dict[str, Any] = {"momentum": 0.9} if algorithm == "sgd" else {}
             optimizer = stored(getattr(algorithms, algorithm)(**options), **arguments)
             found = describe(optimizer, params.to(dtype))
             cells.append(f"{sum(row.bytes_per_parameter for row in found.rows):.2f}")

@@ -29,21 +29,22 @@ class Commands(click.Group):
 def load(entry: EntryPoint) -> click.Command:
     """Return the command behind an entry point.
 
-    If a module that the command needs is not installed, the command returned says so when it runs,
-    so that the other commands and ``--help`` still work.
+    If a module that the command needs is not installed, or a file of the user hides it, the command
+    returned says so when it runs, so that the other commands and ``--help`` still work.
 
     Raises:
-        click.UsageError: a file of the user hides the package of the command.
         TypeError: the entry point names something that is not a command.
     """
     try:
         require_package(entry.module.partition(".")[0])
     except ImportError as error:
-        raise click.UsageError(f"the command {entry.name!r} cannot run: {error}") from error
+        return _reporting(entry.name, "(a file of yours hides it)", f"cannot run: {error}", error)
     try:
         command = entry.load()
     except ModuleNotFoundError as error:
-        return _without(entry.name, error)
+        needed = f"needs {error.name}, which is not installed"
+        text = f'{needed}; run: pip install "functional-optim[cli]"'
+        return _reporting(entry.name, f"({needed})", text, error)
     if not isinstance(command, click.Command):
         raise TypeError(
             f"the entry point {entry.name!r} of {ENTRY_POINTS!r} must name a click.Command, got "
@@ -52,18 +53,14 @@ def load(entry: EntryPoint) -> click.Command:
     return command
 
 
-def _without(name: str, error: ModuleNotFoundError) -> click.Command:
-    """Return a command that reports the module that is missing, whatever its arguments."""
+def _reporting(name: str, short_help: str, text: str, error: ImportError) -> click.Command:
+    """Return a command that reports why it cannot run, whatever its arguments."""
     context = {"ignore_unknown_options": True, "help_option_names": []}
-    short_help = f"(needs {error.name}, which is not installed)"
 
     @click.command(name, context_settings=context, short_help=short_help)
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
     def report(arguments: tuple[str, ...]) -> None:
-        raise click.UsageError(
-            f"the command {name!r} needs {error.name}, which is not installed; "
-            'run: pip install "functional-optim[cli]"'
-        ) from error
+        raise click.UsageError(f"the command {name!r} {text}") from error
 
     return report
 

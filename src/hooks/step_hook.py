@@ -80,7 +80,10 @@ def step_hook(
             inner hooks that launch collectives from callbacks, as torch's PowerSGD does: over
             several buckets, on gloo, their order otherwise depends on timing and ranks get out of
             step. It costs the overlap of one bucket's communication with the next one's.
-        params, state, executor, options: as for :class:`~hooks.OptimizerState`.
+        params: the parameters to step, by name; by default all of ``ddp.module``.
+        state: where to go on from; by default the state before the first step.
+        executor: how the chain is run over a bucket; by default as ``optimizer`` says.
+        options: of the class or constructor, by name.
 
     Returns:
         The :class:`~hooks.OptimizerState` that is stepped: for schedulers, hyper-parameters and

@@ -27,11 +27,8 @@ def require_package(name: str) -> None:
     module = sys.modules.get(name)
     spec = find_spec(name) if module is None else getattr(module, "__spec__", None)
     found = _locations(spec, getattr(module, "__file__", None))
-    if (
-        not found
-        or not (FOLDER / name).is_dir()
-        or FOLDER / name in [one.resolve() for one in found]
-    ):
+    own = FOLDER / name
+    if not found or not own.is_dir() or own in [one.resolve() for one in found]:
         return
     raise ImportError(
         f"{found[0]} hides the package {name!r} of functional-optim, which is installed in "
