@@ -33,7 +33,13 @@ from functional_optim import (
     warmup,
     with_shape,
 )
-from hooks import AveragingSchedule, OptimizerState, PostLocalSGDOptimizer, zero_step_hook
+from hooks import (
+    AveragingSchedule,
+    OptimizerState,
+    PostLocalSGDOptimizer,
+    step_hook,
+    zero_step_hook,
+)
 from hooks import PeriodicModelAverager as Averager
 from sharding import RangeCopy, ShardPlan, ZeroRedundancyOptimizer, plan, reshard
 
@@ -60,7 +66,7 @@ class SignSGD(torch.optim.Optimizer):
 
 def composed() -> Optimizer:
     lr = warmup(10, then=cosine(1e-3, steps=90))
-    split = labels({"muon": with_shape(lambda shape: len(shape) == 2)}, default="adamw")
+    split = labels({"muon": with_shape(ndim=2)}, default="adamw")
     both = partition({"muon": muon(lr=0.02), "adamw": adamw(lr=lr)}, split)
     return chain(accumulate(2), clip_by_global_norm(1.0), both, ema(0.9))
 
@@ -76,14 +82,14 @@ def pure(params: Mapping[str, Tensor]) -> tuple[State, dict[str, object]]:
 
 def train(model: torch.nn.Module) -> float:
     optimizer = TorchOptimizer(model.named_parameters(), composed())
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
     loss = torch.zeros(())
     for _ in range(2):
         optimizer.zero_grad()
         loss = model(torch.ones(4, 8)).square().mean()
         loss.backward()
         optimizer.step()
-        scheduler.step()
+    with optimizer.averaged(model):
+        print(model(torch.ones(4, 8)))
     return loss.item()
 
 
@@ -105,8 +111,11 @@ def averaged(model: torch.nn.Module) -> PostLocalSGDOptimizer:
     return PostLocalSGDOptimizer(TorchOptimizer(model.parameters(), adamw()), Averager(period=4))
 
 
-def kept(ddp: DistributedDataParallel) -> OptimizerState:
-    return OptimizerState(stored(adamw(lr=1e-3), state="int8"), ddp)
+def in_backward(ddp: DistributedDataParallel) -> OptimizerState:
+    optimizer = step_hook(ddp, stored(adamw(lr=1e-3), state="int8"))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    scheduler.step()
+    return optimizer
 
 
 if __name__ == "__main__":
