@@ -39,7 +39,6 @@ MISSES: list[tuple[str, dict[str, float], list[str]]] = [
     (MANY, {who.PLAIN_GATHERED: 3.5}, ["separate gradients: at most 0.15"]),
     (MANY, {"blocked": 3.3, who.LOOP: 9.0, who.FOREACH: 9.0}, ["`blocked` at most 3.2"]),
     (SMALL_10, {"blocked": 2.1}, ["`blocked` faster than"]),
-    (SMALL_10, {"script": 2.1}, ["`script` not slower"]),
 ]
 
 
