@@ -40,7 +40,7 @@ def test_a_tiny_run_from_end_to_end(tmp_path: Path) -> None:
     for heading in ("# Benchmarks", f"## {SMALL_10}", "## Two threads"):
         assert heading in (tmp_path / "bench.md").read_text(encoding="utf-8")
     assert (tmp_path / "bench.png").exists()
-    assert "2/6" in result.output or "1/6" in result.output  # progress, line by line
+    assert "2/5" in result.output or "1/5" in result.output  # progress, line by line
     assert "for a first look only" in result.output
 
 
