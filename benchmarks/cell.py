@@ -38,7 +38,7 @@ def heats_of(workload: Workload, device: str, *, fused: bool) -> dict[str, tuple
     heats: dict[str, tuple[str, ...]] = {
         "executors": ours,
         "functional": (who.FUNCTIONAL,),
-        "scripted": ("script", who.SCRIPTED),
+        "scripted": (who.SCRIPTED,),
         "TorchOpt": (who.TORCHOPT,),
     }
     if workload.large:  # beside all of torch.optim's, one more would not fit in memory

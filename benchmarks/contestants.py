@@ -62,7 +62,6 @@ class Way(NamedTuple):
 
 
 OURS: dict[str, Way] = {
-    "script": Way("script"),
     "blocked": Way("blocked"),
     "compile": Way("compile"),
     "fused": Way("fused"),

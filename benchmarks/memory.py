@@ -18,7 +18,7 @@ STATUS = Path("/proc/self/status")
 CLEAR = Path("/proc/self/clear_refs")
 
 RULES = ("AdamW", "clip + decay + QHM")
-UPDATE = ("script", "blocked", "auto")
+UPDATE = ("blocked", "auto")
 BOUND = "auto, bound"
 PEERS: dict[str, dict[str, bool]] = {
     "torch for-loop": {"foreach": False},

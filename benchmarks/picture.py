@@ -15,7 +15,6 @@ MARKS = {
     who.AUTO: ("#0b3d91", "o"),
     who.GATHERED: ("#5b8dd9", "o"),
     "blocked": ("#1b998b", "o"),
-    "script": ("#8bc34a", "o"),
     who.FUSED: ("#c1121f", "s"),
     who.COMPILED: ("#f77f00", "s"),
     who.FOREACH: ("#e5989b", "s"),

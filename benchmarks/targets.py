@@ -178,10 +178,6 @@ def targets(report: Report) -> list[Target]:
             _pairs(cells, loops, PEER_LIMIT),
         ),
         target(
-            "`script` not slower than torch's scripted functional class",
-            _pairs(cells, [("script", who.SCRIPTED)], PEER_LIMIT),
-        ),
-        target(
             f"AdamW on 1 and 10 small parameters: at most {OVERHEAD_LIMIT} x torch.optim's best",
             _against_peers(overhead, who.AUTO, who.TORCH_OPTIM, OVERHEAD_LIMIT),
         ),

@@ -21,7 +21,6 @@ MODELS: dict[Size, list[Shape]] = {
 """One of the two models: small enough for the caches, so that memory is not what they share."""
 
 WAYS = (
-    "script",
     "blocked",
     "compile",
     "fused",

@@ -109,7 +109,7 @@ def report(size: str = "full") -> Report:
         [cell(workload, optimizer) for workload in WORKLOADS for optimizer in CASES],
         [Memory("1 x 50 M", "AdamW", "blocked", 200_000_000, 1_000_000)],
         [
-            Threads("script", [2.0, 4.0], [1.0, 2.0]),  # of a run that did not measure the rest
+            Threads("blocked", [2.0, 4.0], [1.0, 2.0]),  # of a run that did not measure the rest
             Threads("compile", [2.0, 4.0], [1.0, 2.0], [0.9, 1.8], [1.0, 2.0]),
         ],
         [Ready("compile", 0.4, [0.04]), Ready("torch compiled", 40.0, [10.0])],

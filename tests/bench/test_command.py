@@ -14,7 +14,7 @@ from tests.choices import case
 
 from .reports import report
 
-TAKEN = (who.FLOOR, "script", "blocked", who.FOREACH, who.FUNCTIONAL)
+TAKEN = (who.FLOOR, "blocked", who.FOREACH, who.FUNCTIONAL)
 
 
 def call(*arguments: str) -> Result:
@@ -34,13 +34,13 @@ def test_a_tiny_run_from_end_to_end(tmp_path: Path) -> None:
     assert cell.failed == {}
     assert set(TAKEN) == {name for heat in cell.heats for name in heat.seconds}
     assert all(len(times) == 2 for heat in cell.heats for times in heat.seconds.values())
-    assert [one.way for one in found.two_threads] == ["script", "blocked", *TAKEN[3:]]
+    assert [one.way for one in found.two_threads] == ["blocked", *TAKEN[2:]]
     assert all(len(one.alone) == len(one.beside) == 2 for one in found.two_threads)
-    assert {one.way for one in found.memory} <= {"script", "blocked", who.FOREACH}
+    assert {one.way for one in found.memory} <= {"blocked", who.FOREACH}
     for heading in ("# Benchmarks", f"## {SMALL_10}", "## Two threads"):
         assert heading in (tmp_path / "bench.md").read_text(encoding="utf-8")
     assert (tmp_path / "bench.png").exists()
-    assert "2/6" in result.output or "1/6" in result.output  # progress, line by line
+    assert "2/5" in result.output or "1/5" in result.output  # progress, line by line
     assert "for a first look only" in result.output
 
 

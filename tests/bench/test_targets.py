@@ -39,7 +39,6 @@ MISSES: list[tuple[str, dict[str, float], list[str]]] = [
     (MANY, {who.PLAIN_GATHERED: 3.5}, ["separate gradients: at most 0.15"]),
     (MANY, {"blocked": 3.3, who.LOOP: 9.0, who.FOREACH: 9.0}, ["`blocked` at most 3.2"]),
     (SMALL_10, {"blocked": 2.1}, ["`blocked` faster than"]),
-    (SMALL_10, {"script": 2.1}, ["`script` not slower"]),
 ]
 
 
@@ -90,7 +89,7 @@ def test_a_contestant_that_failed_is_a_target_missed() -> None:
 
 def test_what_does_not_exist_is_no_target() -> None:
     fine = report()
-    absent = {who.SCRIPTED: "torch has no functional Lion"}
+    absent = {who.FUSED: "torch has no fused Lion"}
     fine.cells[0] = Cell(GPT2, "SGD", "cpu", cell(GPT2, "SGD").heats, absent)
     before = sum(len(one.checks) for one in targets(report()))
     assert sum(len(one.checks) for one in targets(fine)) == before - 1

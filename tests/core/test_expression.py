@@ -78,7 +78,7 @@ OTHERS: dict[str, Optimizer] = {
     "schedules": DECAYED,
     "an lr of its own": chain(DECOUPLED_WEIGHT_DECAY(weight_decay=0.1, lr=0.5), sgd(0.1)),
     "executor": adam(0.1).using(executor="auto"),
-    "namespace": adam(0.1).using(executor="script", namespace="n"),
+    "namespace": adam(0.1).using(executor="blocked", namespace="n"),
     "overrides": adamw(0.1)
     .override(("b", 0), lr=0.2, betas=(0.5, 0.6))
     .override(is_bias, weight_decay=0.0)
@@ -207,7 +207,7 @@ def test_the_text_is_this() -> None:
     assert repr(OTHERS["a stage twice"]).endswith(
         ".override(('b',), **{'weight_decay_2.weight_decay': 0.3}, momentum=0.5)"
     )
-    assert repr(OTHERS["namespace"]).endswith(".using(executor='script', namespace='n')")
+    assert repr(OTHERS["namespace"]).endswith(".using(executor='blocked', namespace='n')")
 
 
 TEXT_OF_PARTS = """\

@@ -139,10 +139,10 @@ def test_an_override_that_is_no_path_is_refused(where: Any) -> None:
 
 def test_a_chain_keeps_the_overrides_of_its_optimizer() -> None:
     """Of the same stage when another is put before it, and unambiguous beside its like."""
-    base = sgd(0.1).override(("a",), lr=0.2).using(executor="script", namespace="n")
+    base = sgd(0.1).override(("a",), lr=0.2).using(executor="blocked", namespace="n")
     joined = chain(clip_by_value(0.5), base)
     assert joined.hypers_at(("a",))[-1].lr == 0.2
-    assert (joined.executor, joined.namespace) == ("script", "n")
+    assert (joined.executor, joined.namespace) == ("blocked", "n")
     base = chain(clip_by_value(2.0), clip_by_value(3.0), sgd())
     base = base.override((), **{"clip_by_value.clip_value": 0.5})
     hypers = chain(clip_by_value(9.0), base).hypers_at(())

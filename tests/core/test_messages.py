@@ -71,10 +71,10 @@ def test_a_link_and_an_optimizer_are_written_in_a_line() -> None:
     several = chain(clip_by_global_norm(1.0), CLIP, adamw())
     assert len(repr(several)) <= LIMIT
     assert "\n" not in repr(several)
-    optimizer = chain(clip_by_value(2.0), sgd(0.1, momentum=0.5)).using(executor="script")
+    optimizer = chain(clip_by_value(2.0), sgd(0.1, momentum=0.5)).using(executor="blocked")
     assert str(optimizer) == (
         "chain(clip_by_value(clip_value=2.0), sgd(lr=0.1, momentum=0.5, dampening=0.0, "
-        "weight_decay=0.0, nesterov=False, maximize=False)).using(executor='script')"
+        "weight_decay=0.0, nesterov=False, maximize=False)).using(executor='blocked')"
     )
 
 

@@ -61,7 +61,7 @@ def test_so_they_are_with_schedules_and_overrides(made: Callable[[Any], Any]) ->
         adamw(half)
         .override(("a",), lr=0.1)
         .override(is_bias, weight_decay=0.0)
-        .using(executor="script", namespace="n")
+        .using(executor="blocked", namespace="n")
     )
     assert (made(optimizer), hash(made(optimizer))) == (optimizer, hash(optimizer))
     assert made(optimizer).hypers_at(("x", "bias"))[1].weight_decay == 0.0
@@ -84,7 +84,7 @@ def test_equal_means_same_stages_and_same_numbers() -> None:
         sgd(0.1),
         sgd(0.2),
         sgd(0.1, maximize=True),
-        sgd(0.1).using(executor="script"),
+        sgd(0.1).using(executor="blocked"),
         sgd(0.1).using(namespace="n"),
         sgd(0.1).override(("a",), lr=0.1),
         sgd(lambda made: 0.1),
@@ -106,7 +106,7 @@ def test_equal_optimizers_have_equal_hashes() -> None:
 def test_an_optimizer_cannot_be_changed() -> None:
     optimizer = sgd(0.1)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        optimizer.executor = "script"
+        optimizer.executor = "blocked"
     with pytest.raises(AttributeError):
         optimizer.links[-1].hyper.lr = 0.2
 

@@ -115,11 +115,13 @@ def test_an_unknown_class_is_refused_by_name() -> None:
 def test_using_leaves_the_rest_alone() -> None:
     optimizer = adam(0.3).override(("a",), lr=0.1).using(namespace="x")
     assert (optimizer.namespace, optimizer.executor) == ("x", "auto")
-    both = optimizer.using(executor="script")
-    assert (both.namespace, both.executor) == ("x", "script")
+    both = optimizer.using(executor="blocked")
+    assert (both.namespace, both.executor) == ("x", "blocked")
     assert (both.links, both.overrides) == (optimizer.links, optimizer.overrides)
     with pytest.raises(ValueError, match=r"executor must be one of .*, got 'fast'"):
         optimizer.using(executor="fast")
+    with pytest.raises(ValueError, match=r"got 'script'; .* optimizer.script\(params\)"):
+        optimizer.using(executor="script")
 
 
 def test_leaf_paths_are_the_order_of_the_leaves() -> None:

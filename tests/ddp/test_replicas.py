@@ -8,7 +8,6 @@ from . import replicas
 
 EXACT = [
     "reference",
-    "script",
     *(n for n, one in EXECUTORS.items() if one.exact and one.in_chunks(()) and n != "eager"),
 ]
 """Executors whose steps are bit for bit the reference's: stacked, where no stage needs a matrix.
@@ -18,7 +17,7 @@ COMPILERS = (["there", "none"], ["anew", "there"])
 
 
 def test_every_exact_executor_is_tried() -> None:
-    assert set(EXACT) == {"auto", "reference", "script", "blocked", "compile", "stacked"}
+    assert set(EXACT) == {"auto", "reference", "blocked", "compile", "stacked"}
 
 
 def chosen() -> list[dict[str, object]]:

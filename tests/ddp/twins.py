@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import LeafState, Optimizer
-from functional_optim.kernels.reference import ReferenceExecutor
-from functional_optim.kernels.script import ScriptExecutor
+from functional_optim.kernels import ChunkExecutor, ReferenceExecutor
 from functional_optim.plan import StepPlan
 from hooks import OptimizerState
 from hooks.step_hook import hook_of
@@ -38,7 +37,7 @@ class Case(NamedTuple):
     """Further arguments of DistributedDataParallel, for both."""
     inner: str = "allreduce"
     in_order: bool = False
-    executor: Any = "script"
+    executor: Any = "blocked"
     iterations: int = 4
     backwards: int = 1
     """How many per iteration; all but the last are under ``no_sync``."""
@@ -189,7 +188,7 @@ def executor_calls() -> Iterator[list[int]]:
     """The number of leaves in each call of an executor, or of a plan, while this is open."""
     calls: list[int] = []
     with (
-        mock.patch.object(ScriptExecutor, "update_", _noting(ScriptExecutor.update_, calls)),
+        mock.patch.object(ChunkExecutor, "update_", _noting(ChunkExecutor.update_, calls)),
         mock.patch.object(ReferenceExecutor, "update_", _noting(ReferenceExecutor.update_, calls)),
         mock.patch.object(StepPlan, "make", _noting_plans(StepPlan.make, calls)),
     ):

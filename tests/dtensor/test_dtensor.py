@@ -8,7 +8,7 @@ from tests.ranks import Job, Outcomes, run_ranks
 from . import averaged, jobs, totals, whole
 
 CASES = [
-    *pairs(model=["fsdp", "by hand"], dtype=["float32"], executor=["reference", "script", "auto"]),
+    *pairs(model=["fsdp", "by hand"], dtype=["float32"], executor=["reference", "auto"]),
     *pairs(model=["fsdp", "by hand"], dtype=["float32", "bfloat16"], executor=["blocked"]),
     {"model": "fsdp", "dtype": "bfloat16", "executor": "reference"},
 ]

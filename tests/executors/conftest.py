@@ -29,7 +29,7 @@ def near_borders(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def executors(near_borders: None, with_loops: None) -> tuple[str, ...]:
     """Those that are the reference bit for bit; here those that compile, in plain/ the others."""
-    return "script", "compile", "auto"
+    return "compile", "auto"
 
 
 @pytest.fixture

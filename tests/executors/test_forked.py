@@ -58,7 +58,7 @@ def test_a_forked_child_steps_on() -> None:
 
     Numbers that change with the step, or do not: then a call is made once for many steps.
     """
-    torch_s = pairs(executor=["reference", "script", "blocked", "fused"], bound=[True, False])
+    torch_s = pairs(executor=["reference", "blocked", "fused"], bound=[True, False])
     for one in torch_s:
         with case(**one), torch_threads(1):
             require_stepped_on(adamw(0.1).using(executor=one["executor"]), bound=one["bound"])

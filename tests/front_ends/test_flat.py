@@ -318,8 +318,7 @@ class FlatAndApart(RuleBasedStateMachine):
 
     @initialize(name=st.sampled_from(sorted(CHAINS)), split=st.integers(0, 3))
     def construct(self, name: str, split: int) -> None:
-        takes = name != "stored" or self.executor != "script"  # TorchScript takes no methods
-        optimizer = CHAINS[name].using(executor=self.executor if takes else "blocked")
+        optimizer = CHAINS[name].using(executor=self.executor)
         made = []
         for flat in (True, False):
             params = parameters()

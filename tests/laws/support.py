@@ -21,7 +21,6 @@ TABLE = {**CASES, **CHAINS, **INPUT_CASES}
 
 COMPILED = (
     "script is reference",
-    "program is reference",
     "auto is reference",
     "compiled is reference",
     "traced is close",
@@ -46,7 +45,6 @@ OF_VALUES = (
 """Laws of what it computes: for executors that are the reference bit for bit, asked of that."""
 
 AS_REFERENCE: dict[str, tuple[str, ...]] = {
-    "script": ("script is reference", "program is reference"),
     "blocked": ("blocked is reference", "bound is reference"),
     "auto": ("auto is reference",),
     "compile": ("compiled is reference",),

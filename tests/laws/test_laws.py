@@ -97,7 +97,7 @@ def test_what_has_no_one_chain_is_declared_and_refused_where_one_is_asked_for() 
 def test_laws_of_one_chain_are_left_out_where_it_is_declared_that_there_is_none() -> None:
     """Without the declaration, they are broken."""
     laws = [name for name, law in LAWS.items() if law.one_chain]
-    assert laws == ["program is reference", "bound is reference", "capturable is close"]
+    assert laws == ["script is reference", "bound is reference", "capturable is close"]
     factory = CASES["schedule_free_sgd"].factory
     check_optimizer(factory, laws=laws, one_chain=False, max_examples=2)
     for law in laws:

@@ -5,7 +5,6 @@ from functional_optim.kernels.chunk_executor import ChunkExecutor
 from functional_optim.kernels.each import numbers_of_each
 from functional_optim.kernels.executor import Chunks, Executor
 from functional_optim.kernels.reference import ReferenceExecutor
-from functional_optim.kernels.script import ScriptExecutor
 from functional_optim.kernels.table import (
     EXECUTORS,
     ExecutorName,
@@ -27,7 +26,6 @@ __all__ = [
     "Leaf",
     "ReferenceExecutor",
     "Scalars",
-    "ScriptExecutor",
     "Stepped",
     "check_executor",
     "executor_for",

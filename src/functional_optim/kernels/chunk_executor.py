@@ -55,19 +55,16 @@ _TESTED: Cache[None] = Cache()
 
 
 class ChunkExecutor(Executor):
-    """Runs kernels over chunks; leaves that cannot be chunks go through another executor.
+    """Runs kernels over chunks; leaves that cannot be chunks go through the reference.
 
     Args:
-        kernels: what steps a chunk: the first that supports it, or else the executor of leaves.
+        kernels: what steps a chunk: the first that supports it, or else the reference.
         joining: one of them that is asked to step leaves together, where they lie.
         listing: is asked to do so, given lists of tensors.
         strict: raise KernelError where no kernel takes a chunk, and leave nothing to others.
         stacks: what steps chains that need whole tensors; None for one by one.
         on_device: whether it takes numbers that stand on the device: CUDA graphs may capture its
             steps then.
-        leaves: steps what no kernel takes, and leaves that cannot be chunks, one by one; the
-            reference unless told otherwise.
-        called: what :meth:`explain` calls that.
         stand_ins: as for every executor.
     """
 
@@ -81,8 +78,6 @@ class ChunkExecutor(Executor):
         strict: bool = False,
         stacks: StackedExecutor | None = None,
         on_device: bool = False,
-        leaves: Executor | None = None,
-        called: str = "reference",
         stand_ins: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.kernels = kernels
@@ -92,8 +87,8 @@ class ChunkExecutor(Executor):
         self._takes_device_scalars = on_device
         self.exact = all(kernel.exact for kernel in kernels)
         self.joins = joining is not None
-        self._leaves = ReferenceExecutor(tries_pointwise=False) if leaves is None else leaves
-        self._called, self.stand_ins = called, stand_ins
+        self._leaves = ReferenceExecutor(tries_pointwise=False)
+        self.stand_ins = stand_ins
 
     def in_chunks(self, stages: Sequence[Stage]) -> Chunks | None:
         return None if why_not_pointwise(stages) else self
@@ -285,7 +280,7 @@ class ChunkExecutor(Executor):
                 by = [kernel.explain(stages, chunk), *self._by_lists(stages, chunk), *reasons]
                 return "; ".join(by)
             reasons.append(reason)
-        return "; ".join([self._called, *dict.fromkeys(reasons)])
+        return "; ".join(["reference", *dict.fromkeys(reasons)])
 
     def _by_lists(self, stages: Sequence[Stage], chunk: Leaf) -> list[str]:
         """What is said of leaves on an accelerator that lie apart."""

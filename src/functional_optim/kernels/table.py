@@ -19,12 +19,9 @@ from functional_optim.kernels.foreach import ForeachKernel
 from functional_optim.kernels.fused import FusedKernel
 from functional_optim.kernels.inductor import InductorKernel
 from functional_optim.kernels.reference import ReferenceExecutor
-from functional_optim.kernels.script import ScriptExecutor
 from functional_optim.kernels.stacked import StackedExecutor
 
-ExecutorName = Literal[
-    "auto", "reference", "script", "blocked", "compile", "stacked", "fused", "eager"
-]
+ExecutorName = Literal["auto", "reference", "blocked", "compile", "stacked", "fused", "eager"]
 
 
 _EXACT, _INDUCTOR, _BLOCKED = ExactKernel(), InductorKernel(), BlockedKernel()
@@ -45,7 +42,6 @@ EXECUTORS: dict[str, Executor] = {
         stand_ins={"cpu": "auto", "cuda": "eager"},
     ),
     "reference": ReferenceExecutor(ChunkExecutor(on_device=True)),
-    "script": ScriptExecutor(),
     "blocked": ChunkExecutor(_BLOCKED, stacks=_STACKS),
     "compile": ChunkExecutor(
         _EXACT, _INDUCTOR, _BLOCKED, joining=_EXACT, stacks=_STACKS, on_device=True
@@ -60,6 +56,12 @@ EXECUTORS: dict[str, Executor] = {
     "eager": ChunkExecutor(_BLOCKED, listing=ForeachKernel(), stacks=_STACKS),
 }
 """All executors by name, those of users (:func:`register_executor`) among them."""
+
+_REMOVED = {
+    "script": "the executor 'script' was removed: optimizer.script(params) makes a TorchScript "
+    "program of a chain, and executor='auto' steps without the GIL too",
+}
+"""Names that were executors once, with the replacement of each."""
 
 
 def register_executor(name: str, executor: Executor) -> None:
@@ -107,10 +109,12 @@ def check_executor(name: object) -> None:
     """A name in the table.
 
     Raises:
-        ValueError: none of this name is there.
+        ValueError: none of this name is there; names the replacement of one that was removed.
     """
     if name not in EXECUTORS:
-        raise ValueError(f"executor must be one of {', '.join(EXECUTORS)}, got {name!r}")
+        said = f"executor must be one of {', '.join(EXECUTORS)}, got {name!r}"
+        removed = _REMOVED.get(name) if isinstance(name, str) else None
+        raise ValueError(said if removed is None else f"{said}; {removed}")
 
 
 def executor_for(name: str, params: Iterable[Tensor | None], stages: Sequence[Stage]) -> Executor:

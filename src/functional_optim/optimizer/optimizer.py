@@ -18,7 +18,7 @@ from functional_optim.kernels import check_executor, executor_for, in_place, is_
 from functional_optim.optimizer.bound import BoundOptimizer
 from functional_optim.optimizer.capturable import CapturableOptimizer
 from functional_optim.optimizer.explain import explain
-from functional_optim.optimizer.scripted import ScriptedOptimizer, scripted
+from functional_optim.optimizer.scripted import ScriptedOptimizer, build_scripted
 from functional_optim.plan import engine, pure_copies, pure_plans, reduction, tree_plans
 from functional_optim.plan.composed import one_step
 from functional_optim.plan.composed import trees as composed_trees
@@ -351,7 +351,7 @@ class Optimizer(Chain):
             TypeError: a hyper-parameter that is a tensor or a schedule.
             TypeError, ValueError: as for :meth:`init`; a state of another tree.
         """
-        return scripted(self, params, state)
+        return build_scripted(self, params, state)
 
     def bind(
         self, params: Any, state: State | None = None, *, capturable: bool = False

@@ -1,4 +1,4 @@
-"""A chain bound to its parameters as one TorchScript program, to be stepped without Python."""
+"""The object that ``optimizer.script(params)`` returns, over one TorchScript program."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ from functional_optim.core.checks import (
 from functional_optim.core.compiling import uncompiled, uncompiled_class
 from functional_optim.core.forms import is_laid_apart, map_state, real_view
 from functional_optim.core.hyper import is_plain
-from functional_optim.core.leaf import Leaf, is_measured
+from functional_optim.core.leaf import is_measured
 from functional_optim.core.links import Links, with_values
 from functional_optim.core.local_shards import check_whole
 from functional_optim.core.one_at_a_time import StepLock, one_at_a_time
@@ -28,22 +28,25 @@ from functional_optim.core.overrides import hypers_of
 from functional_optim.core.stage import Link
 from functional_optim.core.state import LeafState, State, state_tensors
 from functional_optim.core.tree import leaf_states, path_name
-from functional_optim.kernels.script import NEW_MEMORY, ScriptExecutor, program
-from functional_optim.kernels.script_compiler import unfused
+from functional_optim.kernels import ReferenceExecutor
+from functional_optim.optimizer.torchscript import compile_program, run_unfused
 from functional_optim.plan import engine
-from functional_optim.plan.item import Item, coefficients_at
+from functional_optim.plan.item import Item
 from functional_optim.plan.items import initial_state, params_of
 
 
 @uncompiled_class
 class ScriptedOptimizer:
-    """What ``optimizer.script(params)`` returns: torch's functional optimizers' interface.
+    """A chain bound to its parameters, with the interface of torch's functional optimizers.
 
-    ``module`` is the ScriptModule that does the work. It holds parameters, state and
-    hyper-parameters, can be saved by ``torch.jit.save``, called from other TorchScript, and runs
-    without the GIL. The methods here check their arguments, then call it; several threads may call
-    them, one after the other, and Ctrl-C waits until a step is made. Who calls ``module`` itself
-    has to see to both.
+    ``optimizer.script(params)`` returns it. ``module`` is the ScriptModule that does the work: it
+    holds parameters, state and hyper-parameters, can be saved by ``torch.jit.save``, called from
+    other TorchScript, and runs without the GIL. It calls each stage for each parameter, with new
+    memory for each operation.
+
+    The methods here check their arguments, then call ``module``. Several threads may call them,
+    one after the other, and Ctrl-C waits until a step is complete. A caller of ``module`` itself
+    has neither.
 
     Example::
 
@@ -87,21 +90,18 @@ class ScriptedOptimizer:
             for i, stage in enumerate(self._stages)
             if stage.stateful
         ]
-        made = program(
+        self.module: Any = compile_program(
             self._stages,
-            self._leaves(),
             self.params,
             [one.step for one in self._states],
             self._group_of,
             *fields,
             *self._hypers(),
         )
-        self.module: Any = made.module
-        self._reasons = made.reasons
 
     @one_at_a_time
     def step(self, gradients: Sequence[Tensor | None]) -> None:
-        """One step; a parameter whose gradient is None is left alone, with its state.
+        """Step all parameters; one whose gradient is None stays as it is, with its state.
 
         Raises:
             ValueError: another number of gradients than of parameters (both are named), or a
@@ -109,22 +109,22 @@ class ScriptedOptimizer:
         """
         check_count(gradients, len(self.params))
         check_not_captured(self._on_cuda)
-        by_form, gradients = False, apart_from(gradients, self._written)
+        in_python, gradients = False, apart_from(gradients, self._written)
         for param, grad, name in zip(self.params, gradients, self._names, strict=True):
             if grad is not None:
                 check_grad(param, grad, name)
-                by_form = by_form or self._wants_form(param, grad)
-        if by_form:
-            self._step_by_form(gradients)
+                in_python = in_python or self._needs_python(param, grad)
+        if in_python:
+            self._step_in_python(gradients)
         else:
-            unfused(self._on_cuda, self.module.step, list(gradients))
+            run_unfused(self._on_cuda, self.module.step, list(gradients))
 
     @one_at_a_time
     def step_param(self, param: Tensor, gradient: Tensor | None) -> None:
-        """One step of one parameter; nothing for None.
+        """Step one parameter; do nothing for None.
 
         Raises:
-            ValueError: a parameter that is not ours, a gradient that does not fit it, or a chain
+            ValueError: a parameter of another program, a gradient that does not fit it, or a chain
                 that needs all gradients at once.
         """
         if id(param) not in self._index:
@@ -141,12 +141,12 @@ class ScriptedOptimizer:
             return
         check_not_captured(self._on_cuda)
         check_grad(param, gradient, self._names[self._index[id(param)]])
-        if self._wants_form(param, gradient):
+        if self._needs_python(param, gradient):
             gradients: list[Tensor | None] = [None] * len(self.params)
             gradients[self._index[id(param)]] = gradient
-            self._step_by_form(gradients)
+            self._step_in_python(gradients)
         else:
-            unfused(self._on_cuda, self.module.step_param, param, gradient)
+            run_unfused(self._on_cuda, self.module.step_param, param, gradient)
 
     @one_at_a_time
     def set_hyper(self, **hyper: Any) -> None:
@@ -167,30 +167,8 @@ class ScriptedOptimizer:
         self.module.set_hypers(*self._hypers())
 
     def explain(self) -> str:
-        """How the program steps parameters that lie flat in memory of their own, and why.
-
-        Others, and those that hyper-parameters set later do not fit, it steps with new memory for
-        each operation.
-        """
-        if not self._reasons:
-            return "script"
-        return f"script; some {NEW_MEMORY}: {'; '.join(self._reasons)}"
-
-    def _leaves(self) -> list[Leaf]:
-        """What is to be stepped first; each parameter stands for its gradient."""
-        made: dict[tuple[int, float], tuple[Any, Any]] = {}
-        leaves = []
-        for param, state, group, name in zip(
-            self.params, self._states, self._group_of, self._names, strict=True
-        ):
-            step = float(state.step.item()) + 1.0
-            if (group, step) not in made:
-                hypers = tuple(link.hyper for link in self._groups[group])
-                made[group, step] = coefficients_at(self._stages, hypers, step, plain=True)
-            seen = real_view(param.detach())
-            states = tuple(map_state(real_view, one) for one in state.stages)
-            leaves.append(Leaf(seen, seen, states, made[group, step][1], name))
-        return leaves
+        """Return how the program steps its parameters."""
+        return "one TorchScript program, with new memory for each operation"
 
     def _hypers(self) -> list[list[Any]]:
         return [[links[i].hyper for links in self._groups] for i in range(len(self._stages))]
@@ -206,14 +184,14 @@ class ScriptedOptimizer:
                         "by set_hyper"
                     )
 
-    def _wants_form(self, param: Tensor, grad: Tensor) -> bool:
-        """Whether a leaf with this gradient reaches the rules in a form made in Python."""
+    def _needs_python(self, param: Tensor, grad: Tensor) -> bool:
+        """Return True if the chain steps another form of this parameter, which Python makes."""
         if grad.layout != torch.strided:
             return True
         return self._as_gradient and is_laid_apart(param, grad)
 
-    def _step_by_form(self, gradients: Sequence[Tensor | None]) -> None:
-        """Rows of sparse gradients are gathered in Python; the chain itself runs scripted."""
+    def _step_in_python(self, gradients: Sequence[Tensor | None]) -> None:
+        """Step by the reference, which gathers the rows of a sparse gradient."""
         hypers = [tuple(link.hyper for link in links) for links in self._groups]
         items = [
             Item(param, grad, state, hypers[group], name)
@@ -222,12 +200,12 @@ class ScriptedOptimizer:
             )
             if grad is not None
         ]
-        engine.update_(self._stages, ScriptExecutor(), items)
+        engine.update_(self._stages, ReferenceExecutor(), items)
 
 
 @uncompiled
-def scripted(optimizer: Chain, params: Any, state: State | None) -> ScriptedOptimizer:
-    """An optimizer bound to a tree of parameters, as :meth:`Optimizer.script` returns it."""
+def build_scripted(optimizer: Chain, params: Any, state: State | None) -> ScriptedOptimizer:
+    """Return an optimizer bound to a tree of parameters, as :meth:`Optimizer.script` does."""
     require_one_chain(optimizer, "script")
     leaves, spec, paths = params_of(optimizer, params)
     with torch.no_grad():

@@ -56,8 +56,8 @@ def why_not(optimizer: Optimizer, storage: str, executor: str) -> str | None:
 
         >>> from functional_optim import lion
         >>> why_not(lion(), "state int8", "blocked")
-        >>> why_not(lion(), "state int8", "script")
-        'TorchScript reads functions, and a stored rule is made of objects'
+        >>> why_not(lion(), "state int8", "fused")
+        "torch's fused kernels read tensors as they are"
     """
     for what, name, table in (
         ("storage", storage, STORAGES),
@@ -73,8 +73,6 @@ def why_not(optimizer: Optimizer, storage: str, executor: str) -> str | None:
     whole = [stage.name for stage in stages if stage.kind == "per_matrix"]
     if whole and executor != "reference":
         return f"kernels step runs of elements, and {whole[0]} needs its whole tensor"
-    if is_stored and executor == "script":
-        return "TorchScript reads functions, and a stored rule is made of objects"
     if is_stored and executor == "fused":
         return "torch's fused kernels read tensors as they are"
     return _why_not_fused(stages) if executor == "fused" else None

@@ -15,6 +15,7 @@ import optree
 import torch
 from torch import Tensor
 
+from functional_optim.core.hyper import is_plain
 from functional_optim.core.stage import Link
 from functional_optim.core.state import State
 from functional_optim.kernels import ExecutorName, is_measured
@@ -36,9 +37,15 @@ ULPS = 8.0
 
 
 def script_is_reference(subject: Subject, run: Run) -> None:
-    """The chain as one TorchScript program gives what it gives in Python, bit for bit."""
-    if subject.scripted:
-        _same_as_reference("script", subject, run)
+    """``optimizer.script(params).step(gradients)`` gives what the reference gives, bit for bit."""
+    optimizer, params = subject.build(run), run.params()
+    if not subject.scripted or not all(is_plain(link.hyper) for link in optimizer.links):
+        return
+    program = optimizer.script(params)
+    for grads in run.grads():
+        program.step([grads[name] for name in run.names])
+    want = replay_steps(optimizer.using(executor="reference"), run.params(), run.grads())
+    require_same("script and reference", (params, program.state), want)
 
 
 def blocked_is_reference(subject: Subject, run: Run) -> None:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.forms import real_view
-from functional_optim.core.hyper import is_plain
 from functional_optim.core.stage import block_size_of
 from functional_optim.core.state import State
 from functional_optim.kernels import needs_total
@@ -110,18 +109,6 @@ def same_as_oracle(subject: Subject, run: Run) -> None:
                     {name: value},
                     subject.ulps,
                 )
-
-
-def program_is_reference(subject: Subject, run: Run) -> None:
-    """``optimizer.script(params).step(gradients)`` too."""
-    optimizer, params = subject.build(run), run.params()
-    if not subject.scripted or not all(is_plain(link.hyper) for link in optimizer.links):
-        return
-    program = optimizer.script(params)
-    for grads in run.grads():
-        program.step([grads[name] for name in run.names])
-    want = replay_steps(optimizer, run.params(), run.grads())
-    require_same("the program and reference", (params, program.state), want)
 
 
 def split_by_leaves(subject: Subject, run: Run) -> None:
@@ -356,8 +343,7 @@ LAWS: dict[str, Law] = {
     # tensor, past the last whole vector, rounds alpha * y before it adds), so a cut shows there.
     "any split by elements": Law(split_by_elements, not_16_bit=True),
     "one result": Law(one_result, not_16_bit=True, small_only=True),
-    "script is reference": Law(script_is_reference),
-    "program is reference": Law(program_is_reference, one_chain=True),
+    "script is reference": Law(script_is_reference, one_chain=True),
     "blocked is reference": Law(blocked_is_reference),
     "any history": Law(any_history),
     "bound is reference": Law(bound_is_reference, one_chain=True),

@@ -18,11 +18,13 @@ from functional_optim import (
     clip_by_global_norm,
     sgd,
 )
-from functional_optim.kernels.script_compiler import script
+from functional_optim.optimizer.torchscript import script
 from tests.choices import each_value
 
 from ...choices import case
-from ..scenarios import SCENARIOS, Scenario
+from ..raw import RAW, RawCase, expected, gradients, leaves
+from ..scenarios import SCENARIOS, Scenario, mixed
+from ..sharing_stages import SHARING
 from ..sparse import SPARSE, sparse_rows
 from ..stages import BALL, CUSTOM
 from ..support import CHAINS, EVERY, Frozen, assert_same, noise, refused, step, steps
@@ -72,17 +74,37 @@ def assert_program_alike(optimizer: Optimizer, scenario: Scenario) -> None:
         assert_same((params, program.state), (wanted, state))
 
 
-@each_value(optimizer={name: one for name, one in EVERY.items() if not one.is_composed})
+PLAIN = {name: one for name, one in EVERY.items() if not one.is_composed}
+
+
+@each_value(optimizer=PLAIN)
 def test_a_program_is_update_in_place(optimizer: Optimizer) -> None:
     assert_program_alike(optimizer, kinds)
 
 
-@each_value(optimizer=CUSTOM)
+@pytest.mark.parametrize("scenario", [mixed, SCENARIOS["extreme"]])
+def test_so_it_is_in_every_scenario(scenario: Scenario) -> None:
+    for name, optimizer in PLAIN.items():
+        with case(name=name):
+            assert_program_alike(optimizer, scenario)
+
+
+@each_value(optimizer={**CUSTOM, **{name: make() for name, make in SHARING.items()}})
 def test_so_it_is_of_a_users_own_stages(optimizer: Optimizer) -> None:
+    """Also of stages that return a tensor which they were given."""
     assert_program_alike(optimizer, lambda step: {"a": noise(step, 3, 2)})
 
 
-@each_value(name=["sgd", "nesterov", "adagrad"])
+@each_value(one={name: one for name, one in RAW.items() if not one.gate})
+def test_so_it_is_of_stages_that_take_the_raw_gradient(one: RawCase) -> None:
+    params = leaves(0)
+    program = one.optimizer.script(params)
+    for grads in gradients():
+        program.step([grads[name] for name in sorted(grads)])
+    assert_same(params, expected(one))
+
+
+@each_value(name=list(SPARSE))
 def test_so_it_is_with_sparse_gradients(name: str) -> None:
     _, make, hyper = SPARSE[name]
     assert_program_alike(make(**hyper), sparse_rows)

@@ -81,18 +81,12 @@ def step_program(optimizer: Optimizer, params: list[Tensor]) -> None:
     optimizer.script(params).step(tensors_of(1))
 
 
-def step_by_executor(optimizer: Optimizer, params: list[Tensor]) -> None:
-    scripted = optimizer.using(executor="script")
-    scripted.update_(params, tensors_of(1), scripted.init(params))
-
-
-@pytest.mark.parametrize("step", [step_program, step_by_executor])
-def test_a_chain_is_compiled_by_several_threads_at_once(step: Callable[..., None]) -> None:
+def test_a_chain_is_compiled_by_several_threads_at_once() -> None:
     """The first optimizers of the workers of one process: all compile the same program."""
     for _ in range(ROUNDS):
         optimizer = new_chain()
         results = [tensors_of(0) for _ in range(THREADS)]
-        in_threads(lambda i, o=optimizer, r=results: step(o, r[i]))
+        in_threads(lambda i, o=optimizer, r=results: step_program(o, r[i]))
         wanted, _ = steps(optimizer, tensors_of(0), lambda _: tensors_of(1), 1)
         for params in results:
             assert_same(params, wanted)

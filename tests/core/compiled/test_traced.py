@@ -55,7 +55,7 @@ EXPORTED: dict[str, Optimizer] = {
         (exponential(0.9, gamma=0.5), inverse_sqrt(0.9, steps=2)),
         linear(0.1, to=0.2, steps=2),
     ),
-    "a tensor": adamw(TENSOR).override(("b",), lr=0.2).using(executor="script"),
+    "a tensor": adamw(TENSOR).override(("b",), lr=0.2),
 }
 OPTIMIZERS: dict[str, Optimizer] = {
     **EXPORTED,

@@ -41,7 +41,7 @@ def test_sums(ranks: int) -> None:
 HOOKS = ("adamw", "sgd", "adagrad", "lion", "bucket views", "unused", "no_sync", "set_hyper")
 
 
-@pytest.mark.parametrize("executor", ["reference", "script", "auto"])
+@pytest.mark.parametrize("executor", ["reference", "blocked", "auto"])
 def test_step_hook_is_torchs(executor: str) -> None:
     """Bit for bit by the rule's own operations; near it by torch's fused kernels."""
     cases = [{"name": name, "executor": executor, "members": None} for name in HOOKS]

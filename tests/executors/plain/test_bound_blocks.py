@@ -114,8 +114,7 @@ def grads(step: int) -> dict[str, Any]:
 
 
 def test_what_lies_between_has_no_part(executors: Any) -> None:
-    chosen = [one for one in executors if one != "script"]  # it takes no storages
-    for one in pairs(name=OPTIMIZERS, executor=chosen):
+    for one in pairs(name=OPTIMIZERS, executor=executors):
         optimizer = OPTIMIZERS[one["name"]]
         twins = Twins(optimizer, params, one["executor"])
         twins.require_same()
@@ -159,7 +158,7 @@ def test_between_them_there_are_zeros_also_after_a_failure(
     written: str, executors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the parameters and of the gradients that were gathered, before a chunk and behind it."""
-    for executor in (one for one in executors if one not in ("reference", "script")):
+    for executor in (one for one in executors if one != "reference"):
         params = [noise(0, 300), noise(1, 90)]
         bound = EIGHT_BITS.using(executor=executor).override((0,), lr=0.2).bind(params)
         bound.step([noise(4, 300), noise(5, 90)])  # what is compiled is
@@ -225,8 +224,7 @@ def test_memory_behind_gradients_that_lie_end_to_end_is_not_written_to(
     monkeypatch.setattr(bound_plans, "LEAST", least)
     chains = {"eight bits": EIGHT_BITS, "own": OPTIMIZERS["own"], "adamw": adamw(0.1)}
     sizes = (256, 3_000, 2_000, 44)
-    chosen = [one for one in executors if one != "script"]  # it takes no storages
-    for one in pairs(name=chains, executor=chosen):
+    for one in pairs(name=chains, executor=executors):
         optimizer = chains[one["name"]]
         twins = Twins(
             optimizer, lambda: [noise(k, n) for k, n in enumerate(sizes)], one["executor"]

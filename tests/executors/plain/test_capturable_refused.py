@@ -104,7 +104,7 @@ def test_values_that_are_refused_change_nothing() -> None:
 
 
 def test_executors_that_take_pythons_numbers_are_refused() -> None:
-    for executor in ("script", "blocked", "fused"):
+    for executor in ("blocked", "fused"):
         params = tree()
         where = params["a"].data_ptr()
         with pytest.raises(ValueError, match="'auto' or 'compile' or 'reference'"):

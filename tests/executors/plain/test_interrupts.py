@@ -177,8 +177,6 @@ def test_a_step_in_place_is_whole_or_not_made(executors: Any) -> None:
 
 def test_the_pure_step_changes_nothing(executors: Any) -> None:
     for one in pairs(executor=(*executors, "fused"), where=[AtLine, AtOperation]):
-        if one == {"executor": "script", "where": AtOperation}:
-            continue  # it comes to no line of Python between its operations, so to no interrupt
         optimizer = adamw(0.1).using(executor=one["executor"])
         given, state = optimizer.update(params(), grads(1), optimizer.init(params()))
         kept = copies(given, state)

@@ -196,7 +196,7 @@ def require_refused(rule: Any, executor: Any) -> None:
             lambda g=grads, one=bound: one.step(g),
             lambda p=params, g=grads, s=state: optimizer.update(p, g, s),
         ]
-        for step in steps[: 2 if executor == "script" else 3]:  # its pure step goes leaf by leaf
+        for step in steps:
             with pytest.raises(NotPointwiseError, match=r"kind='per_matrix'"):
                 step()
         assert_same((params, bound.params), ({key: noise(0, count)},) * 2)

@@ -24,7 +24,7 @@ SHAPES = ((4,), (4,), (4,))
 
 LR, DECAY, STEPS = 0.1, 0.3, 4
 
-EXECUTORS = ("reference", "blocked", "script", "auto", "compile", "fused")
+EXECUTORS = ("reference", "blocked", "auto", "compile", "fused")
 
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")

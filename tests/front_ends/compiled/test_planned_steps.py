@@ -297,7 +297,7 @@ def test_an_executor_without_a_table_steps_small_leaves_together(
             assert set(packed) == ({1} if one_by_one else {1, 4})
 
 
-@each(executor=["auto", "blocked", "script", "compile"])
+@each(executor=["auto", "blocked", "compile"])
 def test_what_is_clipped_together_is_planned_with_every_executor(
     executor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

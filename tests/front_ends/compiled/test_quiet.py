@@ -8,7 +8,7 @@ import io, copy, torch
 from functional_optim import *
 register_functional_optim("qhm", qhm, in_torch=True)
 params = [torch.nn.Parameter(torch.ones(3))]
-for executor in ("reference", "script"):
+for executor in ("reference", "blocked"):
     chained = chain(clip_by_global_norm(1.0), adamw(0.1)).using(executor=executor)
     optimizer = TorchOptimizer(params, chained)
     params[0].grad = torch.ones(3)

@@ -83,7 +83,7 @@ def test_a_steady_step_of_what_is_composed_calls_little_python(name: str) -> Non
 
 def test_a_steady_step_makes_nothing_and_copies_small_leaves_at_most() -> None:
     """Whatever the rate, and with gradients of some and of others in turn."""
-    every = [*IN_PLACE, "blocked", "script", "fused"]
+    every = [*IN_PLACE, "blocked", "fused"]
     for one in pairs(name=CHAINS, executor=every, masked=[False, True], flat=[False, True]):
         composed = one["name"] in COMPOSED
         if one["executor"] == "fused" and one["name"] in {*COMPOSED, "clipped"} - {"groups"}:
