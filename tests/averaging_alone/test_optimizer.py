@@ -292,7 +292,7 @@ OF_ANOTHER = {
     ("outer", "fragments"): "means in flight of fragment 0 have shapes",
     ("fragments", "outer"): "means in flight of fragment 0 have shapes",
     ("compressed", "outer"): "residuals have shapes",
-    ("outer", "momentum"): "a parameter group has no betas, eps, amsgrad",
+    ("outer", "momentum"): "a parameter group has no betas, eps: it is of another optimizer",
 }
 
 

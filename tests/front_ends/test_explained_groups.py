@@ -41,8 +41,10 @@ def test_each_part_of_a_partition_has_its_lines() -> None:
     said = TorchOptimizer(params.items(), chosen).explain()
     *lines, last = said.splitlines()
     assert lines == [
-        "param_groups[0]: 2 parameters, 46 elements of torch.float32 on cpu: one by one; muon "
-        "needs its whole tensor; those of one shape in stacks",
+        (
+            "param_groups[0]: 2 parameters, 46 elements of torch.float32 on cpu: one by one; muon "
+            "needs its whole tensor; those of one shape in stacks"
+        ),
         "param_groups[1]: 1 parameters, 6 elements of torch.float32 on cpu: frozen",
     ]
     # By the loop that another step of this process has compiled, or by none.

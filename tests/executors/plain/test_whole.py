@@ -12,14 +12,15 @@ from functional_optim import (
     NoState,
     Optimizer,
     Rule,
-    adamw,
     cautious,
     chain,
     clip_by_global_norm,
+    descend,
     lamb,
     lars,
     muon,
     rowwise_adagrad,
+    trace,
     weight_decay,
 )
 from functional_optim.kernels import cache, scratch, whole
@@ -34,7 +35,7 @@ CHAINS: dict[str, Any] = {
     "lamb": lambda: lamb(0.1),
     "lars": lambda: lars(0.1, momentum=0.9),
     "rowwise_adagrad": lambda: rowwise_adagrad(0.1),
-    "cautious": lambda: chain(*adamw(0.1).links, cautious()),
+    "cautious": lambda: chain(trace(momentum=0.9), cautious(), descend(0.1)),
     "clipped": lambda: chain(weight_decay(0.1), clip_by_global_norm(0.5), muon(0.1)),
 }
 
