@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # griffe loads this file alone, 
 from public_names import PACKAGES, names_by_definition
 
 ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):`(~?)([\w.]+)`")
-EXAMPLE = re.compile(r"^( *)Example::?$", re.MULTILINE)
+EXAMPLE = re.compile(r"^( *)Example::?\n(?: *\n)*", re.MULTILINE)
 RETURNS = re.compile(r"^( *Returns:\n +)", re.MULTILINE)
 LITERAL = re.compile(r"^( *)(\S.*)::$", re.MULTILINE)
 LONELY = re.compile(r"^ *::\n", re.MULTILINE)
@@ -57,13 +57,8 @@ def as_markdown(text: str) -> str:
     """Return a docstring without the colons of reStructuredText.
 
     A colon before what is returned keeps griffe from reading its first words as a type.
-
-    Example::
-
-        >>> as_markdown("Text::\\n\\n    code\\n\\nExample::\\n\\n    >>> 1\\n    1")
-        'Text:\\n\\n    code\\n\\nExamples:\\n\\n    >>> 1\\n    1'
     """
-    text = RETURNS.sub(r"\1: ", EXAMPLE.sub(r"\1Examples:", LONELY.sub("", text)))
+    text = RETURNS.sub(r"\1: ", EXAMPLE.sub(r"\1Examples:\n", LONELY.sub("", text)))
     return LITERAL.sub(r"\1\2:", text)
 
 
@@ -79,7 +74,7 @@ def with_mathematics(text: str, function: griffe.Object) -> str:
 
 
 def with_inherited_arguments(text: str, kind: griffe.Class) -> str:
-    """Return a docstring with the arguments of the base, where a decorator adds them to ``help``."""
+    """Return a docstring with the arguments of the base, if a decorator adds them to ``help``."""
     if all(str(one.value) != "_with_arguments_of_stage" for one in kind.decorators):
         return text
     (base,) = kind.resolved_bases

@@ -56,7 +56,8 @@ def test_the_reference_tells_the_whole_story_of_an_algorithm(site: Path) -> None
     assert "m_t = b1 * m_{t-1} + (1 - b1) * g_t" in re.sub(r"<[^>]+>", "", adam)
 
 
-def test_the_notebooks_are_pages(site: Path) -> None:
+def test_every_notebook_is_a_page(site: Path) -> None:
+    """A link in docs/tutorials and a line in mkdocs.yml make it one."""
     for notebook in (ROOT / "notebooks").glob("*.ipynb"):
         assert (site / "tutorials" / notebook.stem / "index.html").exists()
 
