@@ -16,7 +16,7 @@ RAW = re.compile(r":(?:class|func|meth|data|attr|mod):`|Example::|``|&gt;&gt;&gt
 
 
 def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q"]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
     return subprocess.run(
         [*command, "-f", str(config), "-d", str(site)],
         capture_output=True,

@@ -315,6 +315,9 @@ class Rule(Stage):
         rule: ``rule(param, grad, state, coefficients) -> (param, state)``. All tensors have the
             shape of the parameter, unless ``init`` made them otherwise. ``coefficients`` is what
             the function ``coefficients`` returned for this step.
+        uses_gradient: whether the rule reads the gradient. False for one that acts on the parameter
+            alone, such as an average or a decay. A chain needs a rule that reads it, and no
+            transform may stand behind the last such rule.
 
     Example::
 
@@ -338,9 +341,6 @@ class Rule(Stage):
 
     rule: Callable[[Tensor, Tensor, Any, Any], tuple[Tensor, Any]]
     uses_gradient: bool = True
-    """Whether the rule reads the gradient; False for one that acts on the parameter alone, such as
-    an average or a decay. A chain needs a rule that reads it, and no transform may stand behind the
-    last such rule."""
     __hash__ = Stage.__hash__
 
 
