@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import TimeoutError as TookTooLong
 
 SITE = Path(__file__).parents[2] / "site"
 WIDTHS = {"phone": (390, 844), "desk": (1280, 900)}
@@ -22,7 +23,7 @@ FIGURES = """async () => {
     for (const one of all) { one.loading = "eager"; await one.decode().catch(() => {}); }
     return all.filter(one => one.naturalWidth === 0).map(one => one.src);
 }"""
-TOO_WIDE = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+FITS = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
@@ -85,7 +86,9 @@ def test_every_page_renders(browser: Browser, address: str) -> None:
         faults += [f"no picture: {source}" for source in page.evaluate(FIGURES)]
         for width, (across, down) in WIDTHS.items():
             page.set_viewport_size({"width": across, "height": down})
-            if page.evaluate(TOO_WIDE):
+            try:  # the layout follows a new width in a moment
+                page.wait_for_function(FITS, timeout=20_000)
+            except TookTooLong:
                 faults.append(f"it scrolls sideways on a {width}")
             if not page.locator("article h1").first.is_visible():
                 faults.append(f"it has no heading on a {width}")
