@@ -6,10 +6,10 @@ import re
 from importlib.metadata import version
 
 import pytest
-from docs._hooks import docstrings, public_names
 
 import functional_optim
 import sharding
+from docs._hooks import docstrings, public_names
 from functional_optim import Rule, Transform
 from tests.choices import case
 
