@@ -14,13 +14,16 @@ export OMP_NUM_THREADS ?= 1
 # Tests start a hundred processes: each would compile our modules anew where none may be kept.
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest $(PYTEST_ARGS)
 
+# mkdocs-material prints a page of news in each run.
+MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
+
 LINT = echo "== ruff check" && $(BIN)/ruff check && \
 	echo "== ruff format" && $(BIN)/ruff format --check && \
 	echo "== mypy" && $(BIN)/mypy && \
 	echo "== import-linter" && $(BIN)/lint-imports
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench claims check test test-all test-install planted-faults lint clean
+.PHONY: help demo bench claims check test test-all test-install planted-faults lint docs docs-serve docs-test clean
 
 help: ## list the targets
 	@echo "make targets:"
@@ -58,11 +61,23 @@ test-install: $(STAMP) ## wheel, sdist, types and README in new environments (do
 planted-faults: $(STAMP) ## does a test fail where there is a fault? (ARGS="NAME", ARGS=--check)
 	@$(BIN)/python -m tests.planted_faults $(ARGS)
 
+# Strict: a broken link, or a public name that the reference lacks, is an error.
+# Not --quiet: mkdocs then counts no warning, and what is broken passes.
+docs: $(STAMP) ## build the documentation into site/, and run its notebooks (DOCS_EXECUTE=false: do not)
+	@$(MKDOCS) build
+	@echo "open site/index.html through a web server: make docs-serve"
+
+docs-serve: $(STAMP) ## show the documentation at http://127.0.0.1:8000, and rebuild what changes
+	@DOCS_EXECUTE=$${DOCS_EXECUTE:-false} $(MKDOCS) serve $(ARGS)
+
+docs-test: docs $(VENV)/.installed-browser ## look at every page of site/ in Chromium, on a phone and on a desk
+	@$(PYTEST) -n 0 -m browser tests/browser
+
 lint: $(STAMP) ## style, types, and the direction of imports
 	@$(LINT)
 
 clean: ## remove the environment and everything that was generated
-	rm -rf $(VENV) build dist runs src/*.egg-info
+	rm -rf $(VENV) build dist runs site src/*.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -70,6 +85,14 @@ clean: ## remove the environment and everything that was generated
 $(VENV)/.installed-bench: $(STAMP)
 	@echo "== installing the peers that the benchmark compares with"
 	@$(BIN)/python -m pip install --quiet -c constraints.txt --editable ".[bench]"
+	@touch $@
+
+# Playwright drives a Chromium that is installed, and brings one where there is none.
+$(VENV)/.installed-browser: $(STAMP)
+	@echo "== installing what drives a browser"
+	@$(BIN)/python -m pip install --quiet -c constraints.txt --editable ".[browser]"
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || \
+	  $(BIN)/python -m playwright install --with-deps chromium
 	@touch $@
 
 # torch is installed alone and first, at its pinned version: pip is then never tempted to look at

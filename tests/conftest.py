@@ -29,6 +29,7 @@ TIERS = {
     "averaging_alone": "unit",
     "bench": "bench",
     "commands": "docs",
+    "browser": "browser",
     "composition": "unit",
     "core": "unit",
     "core/compiled": "compile",
@@ -121,8 +122,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With ``-m`` and the name of one tier, folders of other tiers are not imported at all."""
+    """With ``-m`` and the name of one tier, folders of other tiers are not imported at all.
+
+    The tests in a browser are run with ``-m browser`` only.
+    """
     wanted = config.getoption("markexpr")
+    if collection_path == TESTS / "browser" and wanted != "browser":
+        return True
     if wanted not in TIERS.values() or TESTS not in collection_path.parents:
         return None
     below = [TIERS[name] for name in TIERS if collection_path in (TESTS / name).parents]

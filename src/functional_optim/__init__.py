@@ -1,4 +1,52 @@
-"""Optimizers as one pure function on one tensor, and the ways of running it."""
+"""Composable optimizers for PyTorch: write an update rule once, and run it in many ways.
+
+In a training script, change the line that makes the optimizer. The rest stays as it is::
+
+    import functional_optim as fo
+
+    optimizer = fo.TorchOptimizer(model.parameters(), fo.adamw(lr=1e-3))
+
+An optimizer is a chain of stages. Each stage is a pure function on one tensor. The chain holds no
+parameters and no state, and ``update`` changes nothing that it is given::
+
+    optimizer = fo.chain(fo.clip_by_global_norm(1.0), fo.adamw(lr=1e-3), fo.ema(0.999))
+    state = optimizer.init(params)
+    params, state = optimizer.update(params, grads, state)
+
+Example::
+
+    >>> import torch
+    >>> import functional_optim as fo
+    >>> optimizer = fo.chain(fo.clip_by_global_norm(1.0), fo.sgd(lr=0.5))
+    >>> params = {"w": torch.tensor([1.0, 1.0])}
+    >>> grads = {"w": torch.tensor([3.0, 4.0])}
+    >>> params, state = optimizer.update(params, grads, optimizer.init(params))
+    >>> params["w"]
+    tensor([0.7000, 0.6000])
+
+Where to go from here. Call ``help`` on any of these names:
+
+- Algorithms: ``adamw``, ``sgd``, ``muon``, ``lion``, ``soap`` and others; ``scale_by_adam`` and
+  other transforms are parts to build with.
+- Composition: ``chain``; ``partition``, ``masked`` and ``freeze`` choose parameters, with
+  ``matching``, ``with_shape`` and ``labels``.
+- Wrappers: ``accumulate``, ``apply_if_finite``, ``ema``, ``lookahead``, ``sam``.
+- Schedules in place of any number: ``warmup``, ``cosine``, ``warmup_stable_decay``, ``joined``.
+- A rule of your own: ``Rule``, ``Transform`` and the functions of ``functional_optim.numeric``.
+- With torch: ``TorchOptimizer``, ``from_torch``, ``to_torch_state_dict``; and
+  ``register_functional_optim`` for an optimizer class that you already have.
+- Less memory: ``stored`` keeps state in 8 or 16 bits or elsewhere; ``describe`` counts the bytes.
+- Other ways to run: ``Optimizer.bind`` (flat buffers), ``export_step`` (a program),
+  ``DistributedOptimizer`` (remote parameters).
+- Property tests of an optimizer: ``functional_optim.testing.check_optimizer``.
+
+Two more packages are installed with this one. ``hooks`` steps parameters inside DDP's backward
+pass and averages parameters over ranks. ``sharding`` plans which rank owns which parameter, and has
+``ZeroRedundancyOptimizer``.
+
+On the command line, ``functional-optim --help`` lists the commands. ``__version__`` is the version
+of the installed package.
+"""
 
 import sys
 
@@ -83,7 +131,10 @@ from functional_optim.transforms import (
     scale_by_trust_ratio,
     weight_decay,
 )
+from functional_optim.version import installed_version as _installed_version
 from functional_optim.wrappers import accumulate, apply_if_finite, ema, lookahead, sam
+
+__version__ = _installed_version()
 
 # Pickles of the first versions name these modules as they were.
 sys.modules.update(

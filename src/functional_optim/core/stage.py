@@ -4,10 +4,11 @@ Both are frozen records around pure functions. They know nothing of trees, ranks
 step counts; whoever runs them obeys what they declare (``kind``, ``measure``, ``sparse``).
 """
 
+import inspect
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -279,6 +280,19 @@ def _require_free(stage: str, what: str, record: Any, reserved: Iterable[str]) -
         )
 
 
+S = TypeVar("S", bound=Stage)
+
+
+def _with_arguments_of_stage(cls: type[S]) -> type[S]:
+    """Document the arguments that a class inherits from Stage behind its own, for ``help``."""
+    if cls.__doc__ is not None and Stage.__doc__ is not None:  # python -OO keeps no docstrings
+        inherited = inspect.cleandoc(Stage.__doc__).partition("Args:\n")[2]
+        own, example, rest = inspect.cleandoc(cls.__doc__).partition("\n\nExample::")
+        cls.__doc__ = f"{own}\n{inherited}{example}{rest}"
+    return cls
+
+
+@_with_arguments_of_stage
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Rule(Stage):
     """A step on one parameter: ``rule(param, grad, state, coefficients) -> (param, state)``.
@@ -296,6 +310,14 @@ class Rule(Stage):
     ``stride()`` or ``len(param.shape)``, or branches on a size, raises an error where it would be
     compiled: let a hyper-parameter decide, or declare ``kind="per_matrix"``. The same holds for
     transforms.
+
+    Args:
+        rule: ``rule(param, grad, state, coefficients) -> (param, state)``. All tensors have the
+            shape of the parameter, unless ``init`` made them otherwise. ``coefficients`` is what
+            the function ``coefficients`` returned for this step.
+        uses_gradient: whether the rule reads the gradient. False for one that acts on the parameter
+            alone, such as an average or a decay. A chain needs a rule that reads it, and no
+            transform may stand behind the last such rule.
 
     Example::
 
@@ -319,25 +341,26 @@ class Rule(Stage):
 
     rule: Callable[[Tensor, Tensor, Any, Any], tuple[Tensor, Any]]
     uses_gradient: bool = True
-    """Whether the rule reads the gradient; False for one that acts on the parameter alone, such as
-    an average or a decay. A chain needs a rule that reads it, and no transform may stand behind the
-    last such rule."""
     __hash__ = Stage.__hash__
 
 
+@_with_arguments_of_stage
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Transform(Stage):
     """A step on one gradient: ``transform(grad, param, state, coefficients) -> (grad, state)``.
 
-    With ``measure``, it needs a number from *all* gradients first: ``measure(grad)`` is a 0-d
-    float64 tensor, additive, summed over every tensor (and shard, and rank) before ``transform``
-    runs, which then takes the sum as a fifth argument.
+    Pure, and a module-level function that TorchScript reads, as for :class:`Rule`.
 
-    ``leads`` marks a transform that acts on the raw gradient wherever it stands in the chain.
-
-    ``raw`` marks one that takes, as its last argument, the gradient that the chain was given, as
-    stages that lead and the last gate before it have left it, besides the one that all the stages
-    before have left.
+    Args:
+        transform: ``transform(grad, param, state, coefficients) -> (grad, state)``. With
+            ``measure``, it takes the total as a fifth argument. With ``raw``, its last argument is
+            the raw gradient.
+        measure: for a transform that needs a number from *all* gradients first: ``measure(grad)``
+            returns a 0-d float64 tensor. The sum over every tensor, shard and rank is the total
+            that ``transform`` takes.
+        leads: whether the transform acts on the raw gradient, wherever it stands in the chain.
+        raw: whether ``transform`` also takes the raw gradient: the gradient that the chain was
+            given, changed only by transforms that lead and by the last gate before this one.
 
     Example::
 
