@@ -97,8 +97,37 @@ def decorated(p: Tensor, g: Tensor, s: NoState, c: Any) -> Any:
     return p - c.lr * g * BOX["k"], s
 
 
+class Scale:
+    """Its methods read what may change."""
+
+    k = 1.0
+
+    def __call__(self, g: Tensor) -> Tensor:
+        return g * BOX["k"]
+
+    @classmethod
+    def scaled(cls, g: Tensor) -> Tensor:
+        return g * cls.k
+
+
+def by_method(p: Tensor, g: Tensor, s: NoState, c: Any) -> Any:
+    return p - c.lr * Scale()(g), s
+
+
+def by_class_method(p: Tensor, g: Tensor, s: NoState, c: Any) -> Any:
+    return p - c.lr * Scale.scaled(g), s
+
+
+def by_name_of_global(p: Tensor, g: Tensor, s: NoState, c: Any) -> Any:
+    return p - c.lr * g * globals()["BOX"]["k"], s
+
+
+def by_name_of_attribute(p: Tensor, g: Tensor, s: NoState, c: Any) -> Any:
+    return p - c.lr * g * getattr(Scale, "k"), s  # noqa: B009  the name may be a variable
+
+
 def change_box(value: float) -> None:
-    BOX["k"] = LIST[0] = OBJECT.k = value
+    BOX["k"] = LIST[0] = Scale.k = OBJECT.k = value
     TENSOR.fill_(value)
 
 
@@ -112,6 +141,10 @@ MUTABLE: dict[str, Any] = {
     "a helper": by_helper,
     "a partial": functools.partial(by_default, box=BOX),
     "a decorated rule": decorated,
+    "a method": by_method,
+    "a class method": by_class_method,
+    "a global by its name": by_name_of_global,
+    "an attribute by its name": by_name_of_attribute,
 }
 
 
