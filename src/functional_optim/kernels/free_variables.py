@@ -107,7 +107,7 @@ def free_variables(stages: Sequence[Stage]) -> FreeVariables:
     found = _FOUND.get(chain)
     if found is None or not found.hold():
         every = [part for stage in chain for part in stage.parts()]
-        found = free_variables_of([(one.name, function_of(one)) for one in every])
+        found = free_variables_of([(one.name, read) for one in every for read in _read_by(one)])
         if len(_FOUND) >= ENTRIES:
             _FOUND.clear()
         _FOUND[chain] = found
@@ -122,11 +122,18 @@ def function_of(stage: Stage) -> Any:
     return stage.transform
 
 
+def _read_by(stage: Stage) -> list[Any]:
+    """Return the function of a stage, and the classes of what the function is given."""
+    made = getattr(stage.coefficients, "__annotations__", {}).get("return")
+    kinds = (stage.state, stage.hyper, made)
+    return [function_of(stage), *(one for one in kinds if isinstance(one, type))]
+
+
 def free_variables_of(functions: Sequence[tuple[str, Any]]) -> FreeVariables:
     """Return the free variables of functions, as they are now.
 
     Args:
-        functions: each with the name of its stage, for the reason.
+        functions: each with the name of its stage, for the reason; or classes, whose methods count.
     """
     walk = _Walk()
     key = []
@@ -295,7 +302,7 @@ def _parts(value: Any) -> Iterable[Any] | None:
 def _methods(value: type) -> Iterator[types.FunctionType]:
     """Yield the methods that a class of the user's defines; generated ones read nothing else."""
     for one in vars(value).values():
-        method = getattr(one, "__func__", one)
+        method = getattr(one, "fget", getattr(one, "__func__", one))
         is_method = isinstance(method, types.FunctionType)
         if is_method and method.__globals__.get("__name__") == value.__module__:
             yield method
