@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import (
+    DistributedOptimizer,
     Optimizer,
     TorchOptimizer,
     accumulate,
@@ -73,6 +74,16 @@ def in_torch_s_class(optimizer: Optimizer, gradients: Callable[[Params], Params]
     return {name: one.detach() for name, one in params.items()}
 
 
+def over_threads(optimizer: Optimizer, gradients: Callable[[Params], Params]) -> Params:
+    params = params_of()
+    workers = {"a": "first", "b": "second", "c": "third"}
+    made = DistributedOptimizer.over_threads(optimizer, params, workers)
+    for _ in range(STEPS):
+        made.step(gradients(params))
+    made.close()
+    return params
+
+
 def of_parts(path: Any, _: Any) -> str:
     return "first" if path[0] == "a" else "rest"
 
@@ -92,7 +103,7 @@ def test_every_door_reads_all_gradients_first(kind: str) -> None:
     """Fault 45: of a tree, a flat buffer, and a class of torch's, planned or not."""
     gradients = GRADIENTS[kind]
     for name, chosen in {**ONE_CHAIN, **COMPOSED}.items():
-        doors = [in_place, in_torch_s_class] + [bound] * (name in ONE_CHAIN)
+        doors = [in_place, in_torch_s_class, over_threads] + [bound] * (name in ONE_CHAIN)
         for executor in ("reference", "blocked", "auto"):
             optimizer = chosen.using(executor=executor)
             want = wanted(chosen.using(executor="reference"), gradients)

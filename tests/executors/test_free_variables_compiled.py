@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from functional_optim import NoState, Optimizer, Transform, chain, muon, sgd, stored
+from functional_optim import NoState, Optimizer, Rule, Transform, chain, muon, sgd, stored
 from functional_optim.kernels.free_variables import free_variables
 
 from ..choices import case
@@ -97,8 +97,37 @@ def decorated(p: Tensor, g: Tensor, s: NoState, c: Any) -> Any:
     return p - c.lr * g * BOX["k"], s
 
 
+class Scale:
+    """Its methods read what may change."""
+
+    k = 1.0
+
+    def __call__(self, g: Tensor) -> Tensor:
+        return g * BOX["k"]
+
+    @classmethod
+    def scaled(cls, g: Tensor) -> Tensor:
+        return g * cls.k
+
+
+def by_method(p: Tensor, g: Tensor, s: NoState, c: Any) -> Any:
+    return p - c.lr * Scale()(g), s
+
+
+def by_class_method(p: Tensor, g: Tensor, s: NoState, c: Any) -> Any:
+    return p - c.lr * Scale.scaled(g), s
+
+
+def by_name_of_global(p: Tensor, g: Tensor, s: NoState, c: Any) -> Any:
+    return p - c.lr * g * globals()["BOX"]["k"], s
+
+
+def by_name_of_attribute(p: Tensor, g: Tensor, s: NoState, c: Any) -> Any:
+    return p - c.lr * g * getattr(Scale, "k"), s  # noqa: B009  the name may be a variable
+
+
 def change_box(value: float) -> None:
-    BOX["k"] = LIST[0] = OBJECT.k = value
+    BOX["k"] = LIST[0] = Scale.k = OBJECT.k = value
     TENSOR.fill_(value)
 
 
@@ -112,6 +141,10 @@ MUTABLE: dict[str, Any] = {
     "a helper": by_helper,
     "a partial": functools.partial(by_default, box=BOX),
     "a decorated rule": decorated,
+    "a method": by_method,
+    "a class method": by_class_method,
+    "a global by its name": by_name_of_global,
+    "an attribute by its name": by_name_of_attribute,
 }
 
 
@@ -236,6 +269,43 @@ class NoHyper(NamedTuple):
 
 def scaled(g: Tensor, p: Tensor, s: NoState, c: NoHyper) -> tuple[Tensor, NoState]:
     return g * K, s
+
+
+class OwnHyper(NamedTuple):
+    lr: float
+
+    @property
+    def scaled(self) -> float:
+        return self.lr * K
+
+
+class OwnState(NamedTuple):
+    last: Tensor
+
+    def scaled(self) -> Tensor:
+        return self.last * K
+
+
+def by_property(p: Tensor, g: Tensor, s: OwnState, c: OwnHyper) -> tuple[Tensor, OwnState]:
+    return p - c.scaled * g, s
+
+
+def by_state(p: Tensor, g: Tensor, s: OwnState, c: OwnHyper) -> tuple[Tensor, OwnState]:
+    return p - c.lr * s._replace(last=g).scaled(), s
+
+
+def own_init(param: Tensor, hyper: OwnHyper) -> OwnState:
+    return OwnState(torch.zeros_like(param))
+
+
+def test_methods_of_what_a_rule_is_given_are_part_of_it() -> None:
+    """Fault 5: of its hyper-parameters, and of its state."""
+    for rule in (by_property, by_state):
+        stage = Rule(name="mine", hyper=OwnHyper, state=OwnState, init=own_init, rule=rule)
+        for executor in ("reference", *ASKED):
+            with case(rule=rule.__name__, executor=executor):
+                optimizer = chain(stage(lr=0.3)).using(executor=executor)
+                assert values(optimizer, change_constants) == WANTED
 
 
 SCALED = Transform(name="scaled", hyper=NoHyper, transform=scaled)

@@ -5,6 +5,7 @@ are part of what it is compiled from. A value that cannot change is part of the 
 value that can change in place has no key, and a rule that reads one is not compiled.
 """
 
+import builtins
 import dis
 import functools
 import sys
@@ -49,6 +50,9 @@ _OWNERS = (types.FunctionType, types.ModuleType, type)
 """Types of what a function reads attributes of, as it reads global variables."""
 
 _CACHED = type(functools.lru_cache(len))
+
+_LOOK_UPS = (__import__, eval, exec, getattr, globals, vars)
+"""Builtins that read variables by names that the code does not show."""
 
 
 class _Same:
@@ -103,7 +107,7 @@ def free_variables(stages: Sequence[Stage]) -> FreeVariables:
     found = _FOUND.get(chain)
     if found is None or not found.hold():
         every = [part for stage in chain for part in stage.parts()]
-        found = free_variables_of([(one.name, function_of(one)) for one in every])
+        found = free_variables_of([(one.name, read) for one in every for read in _read_by(one)])
         if len(_FOUND) >= ENTRIES:
             _FOUND.clear()
         _FOUND[chain] = found
@@ -118,11 +122,18 @@ def function_of(stage: Stage) -> Any:
     return stage.transform
 
 
+def _read_by(stage: Stage) -> list[Any]:
+    """Return the function of a stage, and the classes of what the function is given."""
+    made = getattr(stage.coefficients, "__annotations__", {}).get("return")
+    kinds = (stage.state, stage.hyper, made)
+    return [function_of(stage), *(one for one in kinds if isinstance(one, type))]
+
+
 def free_variables_of(functions: Sequence[tuple[str, Any]]) -> FreeVariables:
     """Return the free variables of functions, as they are now.
 
     Args:
-        functions: each with the name of its stage, for the reason.
+        functions: each with the name of its stage, for the reason; or classes, whose methods count.
     """
     walk = _Walk()
     key = []
@@ -149,6 +160,8 @@ class _Walk:
             return type(value), repr(value)  # 0.0 equals -0.0, and NaN does not equal itself
         if isinstance(value, types.FunctionType):
             return self._key_of_function(value)
+        if isinstance(value, type) and not _is_known(value.__module__):
+            return _Same(value), *map(self._key_of_function, _methods(value))
         parts = _parts(value)
         if parts is not None:
             return type(value), tuple(self.key_of(one, what) for one in parts)
@@ -207,6 +220,8 @@ class _Walk:
             return None  # a variable of the function, for a function within it
         else:
             value = self._read(dict.get, function.__globals__, path.name)
+            if value is None:
+                value = getattr(builtins, path.name, None)
         shown = path.name
         for attribute in path.attributes:
             if not isinstance(value, _OWNERS):
@@ -271,7 +286,7 @@ def _parts(value: Any) -> Iterable[Any] | None:
     """Return what a constant is made of; None if it is not made of others."""
     if isinstance(value, (tuple, frozenset)):
         return value
-    if isinstance(value, types.MethodType):
+    if isinstance(value, types.MethodType) and not isinstance(value.__self__, type):
         return value.__func__, value.__self__
     if isinstance(value, functools.partial):
         return value.func, value.args, *sorted(value.keywords.items())
@@ -284,11 +299,27 @@ def _parts(value: Any) -> Iterable[Any] | None:
     return None
 
 
+def _methods(value: type) -> Iterator[types.FunctionType]:
+    """Yield the methods that a class of the user's defines; generated ones read nothing else."""
+    for one in vars(value).values():
+        method = getattr(one, "fget", getattr(one, "__func__", one))
+        is_method = isinstance(method, types.FunctionType)
+        if is_method and method.__globals__.get("__name__") == value.__module__:
+            yield method
+
+
 def _is_unchanging(value: Any) -> bool:
     """Return True for classes, and for functions and modules that nobody replaces in a run."""
     module = type(value).__module__
+    if any(value is one for one in _LOOK_UPS):
+        return False
     if isinstance(value, _FUNCTIONS) or module == "typing" or _package(module) == _OURS:
         return True
     if isinstance(value, types.ModuleType):
         return _is_known(value.__name__)
-    return callable(value) and _is_known(module) and not isinstance(value, (Tensor, nn.Module))
+    is_own = isinstance(value, types.MethodType)  # a class method, whose class has attributes
+    return (
+        callable(value)
+        and (_is_known(value.__module__) if is_own else _is_known(module))
+        and not isinstance(value, (Tensor, nn.Module))
+    )

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.core.aliasing import apart_from
 from functional_optim.core.brief import brief
 from functional_optim.core.checks import check_fit, check_grad
 from functional_optim.frontends import gradient_norms
@@ -160,6 +161,7 @@ class Workers:
         options = self._options.now(groups)
         if self._wants_order and not self.transport.keeps_order:
             wait([one for sent in self._sent.values() for one in sent])
+        sources = self._apart(sources)
         totals = self._totals(sources, options)
         more = (totals,) if totals or taken else ()  # as little as can be
         content = {
@@ -172,6 +174,14 @@ class Workers:
             self._waits[worker] += bool(left)
             self._sent[worker] = [*left, future]
         return asked
+
+    def _apart(self, sources: Sources) -> Sources:
+        """Return gradients with copies of those that are parameters: any worker may write first."""
+        params = [one.like for group in self._groups for one in group.params]
+        return {
+            worker: apart_from(own, params) if isinstance(own, list) else own
+            for worker, own in sources.items()
+        }
 
     def answers(self, asked: Asked) -> dict[str, Any]:
         """What all workers return, once all have answered.
