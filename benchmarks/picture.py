@@ -1,4 +1,4 @@
-"""The report as one picture: every contestant of every cell, in multiples of the floor."""
+"""The report as one picture: five contestants of every cell, in multiples of the floor."""
 
 from pathlib import Path
 
@@ -12,18 +12,16 @@ from benchmarks.records import Cell, Report
 from benchmarks.workloads import WORKLOADS
 
 MARKS = {
-    who.AUTO: ("#0b3d91", "o"),
-    who.GATHERED: ("#5b8dd9", "o"),
-    "blocked": ("#1b998b", "o"),
-    who.FUSED: ("#c1121f", "s"),
-    who.COMPILED: ("#f77f00", "s"),
-    who.FOREACH: ("#e5989b", "s"),
-    who.LOOP: ("#9d4edd", "s"),
-    who.FUNCTIONAL: ("#8d6e63", "s"),
-    who.SCRIPTED: ("#d7b8a8", "s"),
-    who.TORCHOPT: ("#7f7f7f", "s"),
+    who.AUTO: ("#0b3d91", "o", "functional-optim, auto"),
+    who.FUSED: ("#c1121f", "s", who.FUSED),
+    who.FOREACH: ("#f77f00", "D", who.FOREACH),
+    who.LOOP: ("#9d4edd", "^", who.LOOP),
+    who.COMPILED: ("#1b998b", "v", who.COMPILED),
 }
-"""Ours are discs, peers are squares."""
+"""Five series, each with a colour and a mark of its own; the tables have all contestants."""
+
+SPREAD = 0.3
+"""How far the marks of one optimizer stand above and below its line, so that none hides another."""
 
 
 def draw(report: Report, path: Path) -> None:
@@ -36,21 +34,20 @@ def draw(report: Report, path: Path) -> None:
     workloads = [name for name in WORKLOADS if any(cell.workload == name for cell in cells)]
     if not workloads:
         raise ValueError("a picture needs at least one cell timed on the CPU, got none")
-    figure = Figure(figsize=(11, 2.9 * ((len(workloads) + 1) // 2) + 1), layout="constrained")
-    grid = figure.subplots((len(workloads) + 1) // 2, 2, squeeze=False, sharey=True)
-    for axes, workload in zip(grid.flat, workloads, strict=False):
+    figure = Figure(figsize=(6.4, 2.6 * len(workloads) + 1.2), layout="constrained")
+    panels = figure.subplots(len(workloads), 1, squeeze=False)[:, 0]
+    for axes, workload in zip(panels, workloads, strict=True):
         _panel(axes, workload, [cell for cell in cells if cell.workload == workload])
-    for axes in list(grid.flat)[len(workloads) :]:
-        axes.set_visible(False)
+    panels[-1].set_xlabel("time of a step, in multiples of one pass of a loop in C (dashed)")
     handles = [
-        Axes.plot(grid.flat[0], [], [], mark, color=color, label=name)[0]
-        for name, (color, mark) in MARKS.items()
+        Axes.plot(panels[0], [], [], mark, color=color, label=label)[0]
+        for color, mark, label in MARKS.values()
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False)
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
     machine = report.machine
     note = "" if report.size == "full" else f", size {report.size!r}"
     figure.suptitle(
-        "Time of a step, in multiples of one pass of a loop in C (the floor, dashed)\n"
+        "Time of a step: median, and from least to greatest\n"
         f"{machine['cpu']}, {report.threads} threads, torch {machine['torch']}{note}",
         fontsize=11,
     )
@@ -60,19 +57,20 @@ def draw(report: Report, path: Path) -> None:
 
 def _panel(axes: Axes, workload: str, cells: list[Cell]) -> None:
     names = list(CASES)
+    steps = len(MARKS) - 1
     for cell in cells:
-        height = names.index(cell.optimizer)
-        for name, (color, mark) in MARKS.items():
+        line = names.index(cell.optimizer)
+        for place, (name, (color, mark, _)) in enumerate(MARKS.items()):
             found = ratio(cell, name, who.FLOOR)
             if found is not None:
+                height = line + SPREAD * (2 * place / steps - 1)
                 axes.plot([found.least, found.greatest], [height] * 2, color=color, linewidth=1)
-                front = 3 if name == who.AUTO else 2
-                size = 4 if name == who.AUTO else 5
-                axes.plot(found.median, height, mark, color=color, markersize=size, zorder=front)
+                axes.plot(found.median, height, mark, color=color, markersize=4)
     axes.axvline(1.0, color="black", linestyle="--", linewidth=0.8)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_title(workload, fontsize=10)
+    axes.set_ylabel("optimizer")
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.grid(axis="x", alpha=0.3)

@@ -19,15 +19,18 @@ def draw(plan: Ownership, optimizer: Stepper | None, path: Path) -> None:
     from matplotlib.figure import Figure  # noqa: PLC0415  only pictures need it
 
     numbers = report(plan, optimizer)
-    edges = [rank - 0.5 for rank in range(len(numbers.elements) + 1)]
+    ranks = range(len(numbers.elements))
+    # A bar for each rank with a gap behind it, in one patch: there may be thousands.
+    edges = [rank + side for rank in ranks for side in (-0.4, 0.4)]
     bottom = [0.0] * len(numbers.elements)
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
     for name, label, color in KINDS:
         heights = [count / MIB for count in getattr(numbers, name)]
         top = [low + height for low, height in zip(bottom, heights, strict=True)]
-        # One patch for all ranks, which may be thousands.
-        axes.stairs(top, edges, baseline=bottom, fill=True, label=label, color=color)
+        axes.stairs(
+            _with_gaps(top), edges, baseline=_with_gaps(bottom), fill=True, label=label, color=color
+        )
         bottom = top
     mean = sum(bottom) / len(bottom)
     axes.axhline(mean, color="black", linewidth=1, linestyle="--", label=f"mean, {mean:,.2f} MiB")
@@ -38,3 +41,8 @@ def draw(plan: Ownership, optimizer: Stepper | None, path: Path) -> None:
     )
     figure.legend(loc="outside lower center", ncols=len(KINDS) + 1)
     figure.savefig(path, dpi=150)
+
+
+def _with_gaps(heights: list[float]) -> list[float]:
+    """Return the heights of bars and, between each two, that of a gap: 0."""
+    return [value for height in heights for value in (height, 0.0)][:-1]
