@@ -1,5 +1,6 @@
 """Gates: what stands behind them runs, and is counted, only when they are open."""
 
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -184,3 +185,21 @@ def test_what_needs_one_chain_says_so() -> None:
     for name in ("bind", "script"):
         with case(name=name), pytest.raises(TypeError, match=f"{name} takes .*accumulate keeps"):
             getattr(optimizer, name)(params)
+
+
+def test_a_late_leaf_is_stepped_by_what_it_kept_in_planned_steps_too() -> None:
+    """The gradient that such a leaf is given was freed before a kernel read it."""
+    inner = {"momentum": sgd(lr=0.5, momentum=0.9), "batches": chain(accumulate(2), sgd(lr=1.0))}
+    for pattern, elements in itertools.product(("1010", "10101010", "1000100010"), (3, 5_000)):
+        for name, one in inner.items():
+            optimizer, found = chain(accumulate(2), one), {}
+            for executor in ("reference", "auto", "compile", "blocked"):
+                params = {"late": torch.ones(elements), "rest": torch.ones(elements)}
+                chosen = optimizer.using(executor=executor)
+                state = chosen.init(params)
+                for k, has_gradient in enumerate(pattern, 1):
+                    late = torch.full((elements,), float(k)) if has_gradient == "1" else None
+                    chosen.update_(params, {"late": late, "rest": torch.ones(elements)}, state)
+                found[executor] = params["late"]
+                with case(pattern=pattern, name=name, elements=elements, executor=executor):
+                    assert torch.equal(found[executor], found["reference"])

@@ -44,6 +44,8 @@ class Steps(NamedTuple):
     """What kernels write to, unseen by autograd."""
     counted: bool
     """Whether the steps of the leaves are counted."""
+    read: Sequence[Sequence[Tensor]]
+    """Gradients and totals. Calls have the addresses alone, so the tensors must live until then."""
 
     def make(self) -> None:
         """Make it."""
@@ -189,7 +191,8 @@ class StepPlan:
             first = engine.prepared(
                 self._stages, self._executor, items, totals, make, counts=self._counted
             )
-        return Steps(first, calls, self._written if calls else (), self._counted)
+        written = self._written if calls else ()
+        return Steps(first, calls, written, self._counted, (gradients, totals))
 
     def _leaves(
         self,
