@@ -109,11 +109,12 @@ class ScriptedOptimizer:
         """
         check_count(gradients, len(self.params))
         check_not_captured(self._on_cuda)
-        in_python, gradients = False, apart_from(gradients, self._written)
+        in_python = False
         for param, grad, name in zip(self.params, gradients, self._names, strict=True):
             if grad is not None:
                 check_grad(param, grad, name)
                 in_python = in_python or self._needs_python(param, grad)
+        gradients = apart_from(gradients, self._written)
         if in_python:
             self._step_in_python(gradients)
         else:

@@ -60,6 +60,7 @@ def assert_program_alike(optimizer: Optimizer, scenario: Scenario) -> None:
     """Steps are those of ``update_``, all at once and, where nothing is measured, one by one."""
     params, wanted = scenario(0), scenario(0)
     program, state = optimizer.script(params), optimizer.init(wanted)
+    reference = optimizer.using(executor="reference")
     names = sorted(params)
     for number in range(1, 4):
         grads = scenario(number)
@@ -70,7 +71,7 @@ def assert_program_alike(optimizer: Optimizer, scenario: Scenario) -> None:
         else:
             program.step([grads[name] for name in names])
         frozen.assert_untouched()
-        optimizer.update_(wanted, grads, state)
+        reference.update_(wanted, grads, state)
         assert_same((params, program.state), (wanted, state))
 
 
