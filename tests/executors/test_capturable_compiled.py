@@ -17,7 +17,7 @@ from functional_optim import (
     stored,
     weight_decay,
 )
-from functional_optim.kernels import ChunkExecutor, packs
+from functional_optim.kernels import packs
 
 from ..choices import case
 from .bound_tree import full, parameters
@@ -120,14 +120,6 @@ def test_it_is_said_what_would_be_captured() -> None:
     half = tree(torch.float16)
     said = optimizer.bind(half, capturable=True).explain()
     assert ": reference; torch.float16 is not compiled" in said
-
-
-def test_nothing_is_captured_while_a_compiler_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    bound = adamw(0.1).using(executor="auto").bind(tree(), capturable=True)
-    monkeypatch.setattr(ChunkExecutor, "ready", lambda *_: False)
-    with pytest.raises(RuntimeError, match=r"wait for ready\(\) before"), Graph().recording():
-        bound.step(gradients()(0))
-    assert int(bound.state.leaves["a"].step) == 0
 
 
 def test_a_program_refuses_to_be_captured() -> None:

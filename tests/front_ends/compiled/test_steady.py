@@ -31,7 +31,7 @@ CHAINS: dict[str, Callable[[], Optimizer]] = {
     "slow weights": lambda: chain(sgd(0.1, momentum=0.9), lookahead(3)),
 }
 COMPOSED = ("groups", "accumulated", "slow weights")
-IN_PLACE = ("auto", "compile", "reference")
+IN_PLACE = ("auto", "compile")
 """They step leaves where they lie; others bring small ones together, into new memory.
 
 The squares of a norm are new memory, too, and in double precision.

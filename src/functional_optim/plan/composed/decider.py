@@ -74,7 +74,7 @@ class Decider:
         self.leaves = leaves.leaves
         self.grads = leaves.grads
         """Of the leaves; of those that are late, zeros."""
-        summing = [place for place, link in enumerate(links) if needs_total(link.stage)]
+        summing = self._outline.summing
         self._given = dict(zip(summing, measured, strict=False))
         """Totals that are known, by the place of the stage."""
         self._next = summing[len(measured)] if len(measured) < len(summing) else None

@@ -141,6 +141,8 @@ class Outline:
         stages = self._stages = [link.stage for link in links]
         self._gates = [place for place, stage in enumerate(stages) if stage.gate is not None]
         self.cohorts = cohorts
+        self.summing = [place for place, stage in enumerate(stages) if needs_total(stage)]
+        """The places of the stages that need a total."""
         self.takes_inputs = any(stage.inputs for stage in stages)
         """Whether leaves are given anything beside their gradients."""
         ways = [_Passage(one, one.members, 0, 0, not one.has_gradients, False) for one in cohorts]

@@ -152,7 +152,10 @@ def with_common_hypers(links: Links, chains: Sequence[LeafChain]) -> Links:
     for place, (stage, hyper, *_) in enumerate(links):
         if stage.combine is None:
             continue
-        own = [one.hypers[one.places.index(place)] for one in chains if place in one.places]
+        own = []
+        for one in chains:  # a comprehension is a call
+            if place in one.places:
+                own.append(one.hypers[one.places.index(place)])  # noqa: PERF401
         if own and (len(own) > 1 or own[0] is not hyper):
             changed[place] = links[place]._replace(hyper=common_hyper(stage, own))
     return tuple(changed)
