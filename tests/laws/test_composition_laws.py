@@ -71,7 +71,7 @@ def test_wrappers_in_pairs_obey_the_laws_of_composition(wrappers: tuple[str, ...
         subject = subject_of(wrappers, name)
 
         def obeys(run: Run, subject: Subject = subject) -> None:
-            for number, law in enumerate((*RELATIONS, "in place", "pure")):
+            for number, law in enumerate((*RELATIONS, "front-ends", "in place", "pure")):
                 dtype = REAL_DTYPES[number % 2]
                 with case(law=law, dtype=dtype):
                     LAWS[law].check(subject, replace(run, dtype=dtype))

@@ -43,6 +43,7 @@ from functional_optim.testing.executor_laws import (
     script_is_reference,
     traced_is_close,
 )
+from functional_optim.testing.front_end_laws import front_ends
 from functional_optim.testing.place_law import one_result
 from functional_optim.testing.runs import Grads, Params, Run, replay_steps
 from functional_optim.testing.state_laws import named, own_memory
@@ -364,6 +365,7 @@ LAWS: dict[str, Law] = {
     "masking": Law(masking),
     "freezing": Law(freezing),
     "groups": Law(grouped),
+    "front-ends": Law(front_ends),
     "vmap is the loop": Law(vmapped, small_only=True, double_only=True),
     "differentiable": Law(differentiable, small_only=True, double_only=True),
 }
