@@ -10,6 +10,8 @@ from xml.etree import ElementTree as ET
 import pytest
 import torch
 
+from functional_optim.frontends import registry
+
 from .pages import DOCS, Block, blocks_of, pages, script_of
 
 PAGES = pages()
@@ -31,9 +33,12 @@ def test_blocks_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     module = "page_" + re.sub(r"\W", "_", name.removesuffix(".md"))
     script = tmp_path / f"{module}.py"
     script.write_text(script_of(blocks_of(PAGES[name])), encoding="utf-8")
+    before = dict(registry._REGISTERED)
     try:
         runpy.run_path(str(script), run_name=module)
     finally:
+        for key in registry._REGISTERED.keys() - before:  # what a page registers is of the page
+            del registry._REGISTERED[key]
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 

@@ -86,7 +86,8 @@ def test_a_lone_element_does_not_stand_for_longer_leaves(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(ChunkExecutor, "step_table", noted)
     given = [noise(k, size) for k, size in enumerate((1, 5000, 300))]
-    want, _ = EIGHT_BITS.update(given, given, EIGHT_BITS.init(given))
+    plain = EIGHT_BITS.using(executor="reference")
+    want, _ = plain.update(given, given, EIGHT_BITS.init(given))
     found = [one.clone() for one in given]
     EIGHT_BITS.using(executor="auto").update_(found, given, EIGHT_BITS.init(found))
     assert asked == [(5000, 3)]

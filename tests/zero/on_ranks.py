@@ -42,15 +42,18 @@ def beside_core(chain_name: str, policy: str, views: bool, kind: str) -> str:
     model, optimizer = KINDS[kind], CHAINS[chain_name]
     ddp = DistributedDataParallel(made(model), find_unused_parameters=True, bucket_cap_mb=0.02)
     taken: Any = policy
+    # The weights of Schedule-Free's mean are one for all parameters, and depend on lr.
+    option = "weight_decay" if chain_name.startswith("schedule-free") else "lr"
     if policy == "hierarchical":
         taken = functools.partial(POLICIES[policy], node_size=2, within="elements")
     zero = ZeroRedundancyOptimizer(
-        groups_of(ddp.module), optimizer, parameters_as_bucket_view=views, policy=taken
+        groups_of(ddp.module, option), optimizer, parameters_as_bucket_view=views, policy=taken
     )
     stepper = optimizer
+    own: dict[str, Any] = {option: 0.03}
     for name, param in zero.params.items():
         if param.dim() <= 1:
-            stepper = stepper.override(if_any((name,)), lr=0.03)  # it may be frozen
+            stepper = stepper.override(if_any((name,)), **own)  # it may be frozen
     params = {n: p.detach().clone() for n, p in zero.params.items() if p.requires_grad}
     state = stepper.init(params)
     before = digest(zero.params.values())

@@ -107,12 +107,12 @@ def data(kind: type[nn.Module], rank: int, step: int) -> Tensor:
     return torch.randint(0, 67, (5,), generator=chance)
 
 
-def groups_of(module: nn.Module) -> list[dict[str, Any]]:
-    """Two groups with names, the second with options of its own."""
+def groups_of(module: nn.Module, option: str = "lr") -> list[dict[str, Any]]:
+    """Two groups with names, the second with an option of its own."""
     named = list(module.named_parameters())
     return [
         {"params": [(name, p) for name, p in named if p.dim() > 1]},
-        {"params": [(name, p) for name, p in named if p.dim() <= 1], "lr": 0.03},
+        {"params": [(name, p) for name, p in named if p.dim() <= 1], option: 0.03},
     ]
 
 

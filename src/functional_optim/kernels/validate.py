@@ -218,7 +218,8 @@ def require_kept(name: str, made: Any, old: Tensor) -> None:
 
 _OTHER_IN_A_MATRIX = (
     "a stage of this chain says that it is pointwise, but it makes of a matrix something else than "
-    "of its elements one after the other; give that stage kind='per_matrix'"
+    "of its elements one after the other; give that stage kind='per_matrix', or give its rule what "
+    "it reads of the shape as a hyper-parameter, by override()"
 )
 
 
