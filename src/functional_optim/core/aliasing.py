@@ -1,6 +1,7 @@
 """Memory that two tensors share, and copies where a result shares some with what was given."""
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -34,21 +35,30 @@ def apart_from(gradients: Sequence[Any], written: Iterable[Tensor]) -> Sequence[
         gradients: of the parameters; None, or a sparse one, stays as it is.
         written: the parameters and states of all of them.
     """
-    storages = _storages(written)
+    return apart_from_storages(gradients, storages_of(written))
+
+
+def apart_from_storages(gradients: Sequence[Any], storages: AbstractSet[Storage]) -> Sequence[Any]:
+    """Return the gradients as :func:`apart_from` does, for storages that were found before.
+
+    Args:
+        gradients: of the parameters.
+        storages: of what the step writes, by :func:`storages_of`.
+    """
     there = [one for one in gradients if one is not None and one.layout == torch.strided]
-    if storages.isdisjoint(_storages(there)):
+    if storages.isdisjoint(storages_of(there)):
         return gradients
     return [
         one.clone()
         if one is not None
         and one.layout == torch.strided
-        and not _storages([one]).isdisjoint(storages)
+        and not storages_of([one]).isdisjoint(storages)
         else one
         for one in gradients
     ]
 
 
-def _storages(tensors: Iterable[Tensor]) -> set[Storage]:
+def storages_of(tensors: Iterable[Tensor]) -> set[Storage]:
     """Return the addresses of the storages; of tensors without an address, :func:`storage_of`."""
     every = list(tensors)
     try:  # no Python runs per tensor

@@ -312,11 +312,8 @@ def implies(inner: Where | None, outer: Where | None) -> bool:
 
     Predicates are not called: False means that it is not known.
     """
-    if outer is None or inner == outer:
-        return True
-    return isinstance(inner, _Both) and (
-        implies(inner.first, outer) or implies(inner.second, outer)
-    )
+    own = layers_of(inner)
+    return all(one in own for one in layers_of(outer))
 
 
 def layers_of(where: Where | None) -> tuple[Where, ...]:

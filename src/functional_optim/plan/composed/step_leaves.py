@@ -1,11 +1,12 @@
 """The leaves of a step."""
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from torch import Tensor
 
-from functional_optim.core.aliasing import apart_from
+from functional_optim.core.aliasing import Storage, apart_from_storages, storages_of
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import LeafChain
 from functional_optim.core.state import LeafState, state_tensors
@@ -69,16 +70,18 @@ class StepLeaves(NamedTuple):
         places = [chain.places for chain in chains]
         return cls(leaves, grads, chains, Outline(links, cohorts, [*places, *everywhere]))
 
-    def with_gradients_apart(self, written: Sequence[Tensor] | None = None) -> "StepLeaves":
+    def with_gradients_apart(self, written: AbstractSet[Storage] | None = None) -> "StepLeaves":
         """Return the same leaves, with gradients that no step of them in place changes.
 
         Args:
-            written: what :func:`written_by` gives for these leaves.
+            written: what :func:`storages_written` gives for these leaves, where it is known.
         """
-        grads = apart_from(self.grads, written_by(self.leaves) if written is None else written)
+        storages = storages_written(self.leaves) if written is None else written
+        grads = apart_from_storages(self.grads, storages)
         return self if grads is self.grads else self._replace(grads=grads)
 
 
-def written_by(leaves: Sequence[StepLeaf]) -> list[Tensor]:
-    """Return the tensors that a step in place writes: parameters and states."""
-    return [one for leaf in leaves for one in (leaf.param, *state_tensors(leaf.state.stages))]
+def storages_written(leaves: Sequence[StepLeaf]) -> set[Storage]:
+    """Return the storages that a step in place writes: of parameters and states."""
+    every = [(leaf.param, *state_tensors(leaf.state.stages)) for leaf in leaves]
+    return storages_of(one for own in every for one in own)

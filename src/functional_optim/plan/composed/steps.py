@@ -26,7 +26,7 @@ from functional_optim.plan.composed.decider import Decider
 from functional_optim.plan.composed.leaf_inputs import copied, places_of
 from functional_optim.plan.composed.outline import End, LeafPart, Outline, StageRun
 from functional_optim.plan.composed.shared_numbers import Written
-from functional_optim.plan.composed.step_leaves import StepLeaf, StepLeaves, written_by
+from functional_optim.plan.composed.step_leaves import StepLeaf, StepLeaves, storages_written
 from functional_optim.plan.guard import LayoutGuard
 from functional_optim.plan.step_plan import StepPlan, Steps
 
@@ -134,7 +134,7 @@ class ComposedSteps:
         owns_shared: bool = False,
     ) -> None:
         self._executor, self._leaves, self._chains = executor, leaves, chains
-        self._memory = written_by(leaves)
+        self._storages = storages_written(leaves)  # leaves stay on their memory
         stages = {stage for leaf in leaves for stage in leaf.chain.stages}
         self._sums = any(map(needs_total, stages))
         self._most = masks
@@ -178,7 +178,7 @@ class ComposedSteps:
         before = shared if self._written is None else self._written.before(shared)
         summed = self._summed if known.sums else None
         with torch.no_grad():
-            leaves = leaves.with_gradients_apart(self._memory)
+            leaves = leaves.with_gradients_apart(self._storages)
             decided = one_step.decide(
                 links, self._executor, leaves, before, measured, extra, summed
             )
