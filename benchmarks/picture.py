@@ -21,7 +21,7 @@ MARKS = {
 """Five series, each with a colour and a mark of its own; the tables have all contestants."""
 
 SPREAD = 0.3
-"""How far the marks of one optimizer stand above and below its line, so that none hides another."""
+"""Vertical distance of the marks of one optimizer from its line, so that none hides another."""
 
 
 def draw(report: Report, path: Path) -> None:

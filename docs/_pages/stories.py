@@ -1,4 +1,4 @@
-"""What docstrings say, in parts: a summary, a formula, a reference, an example."""
+"""Parts of docstrings: summary, formula, reference, example."""
 
 import inspect
 import re

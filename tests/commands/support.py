@@ -55,14 +55,14 @@ def run(*arguments: object) -> Result:
 
 
 def shown(*arguments: object) -> str:
-    """What a command prints on standard output where all is well."""
+    """Return the standard output of a command that succeeds."""
     result = run(*arguments)
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
 def failed(code: int, *arguments: object) -> str:
-    """What a command says, in one line, when it ends with this exit code."""
+    """Return the one-line message of a command that ends with this exit code."""
     result = run(*arguments)
     assert result.exit_code == code, result.output
     assert result.exception is None or isinstance(result.exception, SystemExit)

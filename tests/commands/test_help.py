@@ -1,4 +1,4 @@
-"""What every command teaches: an example, exit codes, completion in a shell."""
+"""Each command shows an example and its exit codes, and completes in a shell."""
 
 import subprocess
 from pathlib import Path

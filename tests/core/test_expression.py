@@ -59,7 +59,7 @@ KNOWN = {name: getattr(functional_optim, name) for name in functional_optim.__al
 
 
 def read(optimizer: Any) -> Any:
-    """What the text makes, by the public names."""
+    """Evaluate an expression with the public names."""
     return eval(repr(optimizer), {**KNOWN, "is_bias": is_bias, "label_of": label_of})
 
 

@@ -28,9 +28,9 @@ class Block(NamedTuple):
     line: int
     """The number of lines of the page before the code."""
     mark: str
-    """One of "", "not run", "needs", "torchrun"."""
+    """Kind of mark: "", "not run", "needs" or "torchrun"."""
     value: str
-    """What the mark says."""
+    """Text of the mark."""
 
     @property
     def is_run_here(self) -> bool:

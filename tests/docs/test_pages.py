@@ -79,7 +79,7 @@ def test_at_most_25_words_are_ours() -> None:
 
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda one: one.stem)
 def test_pictures_are_readable_on_a_phone(picture: Path) -> None:
-    """As wide as the screen of a phone, with letters of at least 11 pixels, and used by a page."""
+    """Pictures fit a phone screen, have letters of at least 11 pixels, and are used by a page."""
     root = ET.parse(picture).getroot()
     _, _, width, _ = map(float, root.attrib["viewBox"].split())
     assert width <= PHONE

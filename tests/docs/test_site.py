@@ -14,7 +14,7 @@ from tests.choices import case
 ROOT = Path(__file__).parents[2]
 QUICK = {**os.environ, "DOCS_EXECUTE": "false", "NO_MKDOCS_2_WARNING": "1"}
 RAW = re.compile(r":(?:class|func|meth|data|attr|mod):`|Example::|``|&gt;&gt;&gt;|\]\[")
-"""What a docstring has and a page must not, outside of code."""
+"""Markup of docstrings that must not appear on a page outside of code."""
 
 
 def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""What needs all of a tensor has it, however unevenly it is cut."""
+"""Stages that need whole tensors get them, however unevenly the tensors are sharded."""
 
 from typing import Any
 

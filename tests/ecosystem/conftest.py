@@ -1,4 +1,4 @@
-"""What the libraries are told: no network, no warnings of their own as errors."""
+"""Settings of the libraries: no network, and their own warnings are no errors."""
 
 import os
 

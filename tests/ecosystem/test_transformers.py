@@ -70,7 +70,7 @@ def test_a_run_is_resumed(name: str, scheduled: bool, folder: Any) -> None:
 
 
 def test_a_class_and_its_arguments(folder: Any) -> None:
-    """As Trainer's ``optimizer_cls_and_kwargs``; Trainer makes the groups, and the rates."""
+    """Use Trainer's ``optimizer_cls_and_kwargs``: Trainer makes the groups and sets the rates."""
     model, other = Model(), Model()
     made = Trainer(
         model,

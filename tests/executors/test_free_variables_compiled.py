@@ -1,4 +1,4 @@
-"""What a rule reads beside its arguments: constants are part of a kernel, and the rest of none."""
+"""Free variables of rules: constants are part of a kernel's key, and others prevent a kernel."""
 
 import functools
 import math

@@ -1,4 +1,4 @@
-"""What one evaluates with: by name, and in a model for a while."""
+"""Averaged weights: by name, and swapped into a model for evaluation."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -86,7 +86,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 def wanted(name: str) -> dict[str, Tensor]:
-    """What the optimizer itself gives."""
+    """Return the result of the optimizer itself."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
     optimizer = OPTIMIZERS[name]()
@@ -194,7 +194,7 @@ def test_what_would_take_averages_for_parameters_is_refused(door: str, call: Any
 
 @each_door
 def test_who_writes_to_a_parameter_is_told(door: str) -> None:
-    """As a hook does that steps in backward."""
+    """Write parameters as a hook that steps in backward does."""
     model, optimizer = trained(door, "average")
     before = values(model)
     with (

@@ -1,4 +1,4 @@
-"""What a TorchOptimizer says of its parameter groups."""
+"""TorchOptimizer.explain() describes each parameter group."""
 
 import torch
 

@@ -41,7 +41,7 @@ def halving(made: float) -> float:
 
 
 def falling(made: float) -> float:
-    """One that betas may have, too."""
+    """Schedule with values that betas may have, too."""
     return 0.5 * 0.5**made
 
 
@@ -98,7 +98,7 @@ def test_a_momentum_that_is_scheduled_is_not_replaced(schedule: str, flat: bool)
 
 @each(maker=MAKERS)
 def test_a_scheduler_that_is_not_torchs_is_refused_at_the_next_step(maker: str) -> None:
-    """One that keeps the first learning rate as torch's schedulers do."""
+    """Scheduler that keeps the first learning rate as torch's schedulers do."""
     optimizer = MAKERS[maker](halving)
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]

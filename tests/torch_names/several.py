@@ -95,7 +95,7 @@ def hooks_of_loading(names: Any) -> None:
     refuses=lambda names: names.step_without_global_hooks(OWNER),
 )
 def hooks_of_steps(names: Any) -> None:
-    """Those of the optimizer are called, those of all optimizers are not."""
+    """Hooks of the optimizer are called, and global hooks are not."""
     optimizer, seen = _Owner([torch.zeros(1)], lr=0.1), []
     optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
     optimizer.register_step_post_hook(lambda *_: seen.append("after"))

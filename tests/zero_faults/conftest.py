@@ -1,4 +1,4 @@
-"""What ranks saw, for all tests of this folder; and the option that writes a table of the docs."""
+"""Results of the ranks, shared by the tests of this folder, and the option that writes a table."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a total over all ranks sends, and the order in which it adds."""
+"""Bytes that a total over all ranks sends, and the order in which it adds."""
 
 import functools
 from typing import Any

@@ -53,7 +53,7 @@ def test_every_parameter_has_an_entry_of_what_the_rank_owns() -> None:
 
 
 def test_what_is_written_is_of_what_the_rank_owns() -> None:
-    """As in ``optim.state``: a tensor in place, or another one, which is copied."""
+    """Write an entry as into ``optim.state``: in place, or by another tensor, which is copied."""
 
     def written(group: Any) -> None:
         params, zero = made(group)

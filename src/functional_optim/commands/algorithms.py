@@ -18,7 +18,7 @@ SHAPE = "1024,1024"
 
 
 class Algorithm(NamedTuple):
-    """One algorithm as the list shows it."""
+    """Algorithm as the list shows it."""
 
     name: str
     state_bytes_per_parameter: float

@@ -15,7 +15,7 @@ CONSTRUCTORS: list[Callable[..., Any]] = []
 """Public constructors, by which ``repr`` spells the links that they build."""
 
 _NAMED_BY_STAGE = re.compile(r"[a-z_]\w*: ")
-"""How an error about a hyper-parameter begins: with the name of the stage that has it."""
+"""Pattern of the beginning of an error about a hyper-parameter: the name of its stage."""
 
 
 def links_constructors(*functions: Callable[..., Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from functional_optim.core.brief import some
 
 _SHOWN = 4
-"""How many names an error lists."""
+"""Largest number of names that an error lists."""
 
 
 def matched_by_name(

@@ -1,4 +1,4 @@
-"""What a torch.optim front-end does with its parameter groups, in words."""
+"""Explanation of how a torch.optim front-end steps its parameter groups."""
 
 from collections.abc import Callable, Sequence
 

@@ -52,7 +52,7 @@ class _Known(NamedTuple):
     kept: list[Tensor]
     """The tensors in them."""
     free: FreeVariables
-    """What the functions of the stages read."""
+    """Free variables of the functions of the stages."""
 
 
 def key_of(

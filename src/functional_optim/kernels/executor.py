@@ -95,7 +95,7 @@ class Executor(ABC):
     steps_copies: bool = False
     """Whether its pure step of leaves is the one in place, on copies of them."""
     takes_dtensors: bool = False
-    """Whether it computes with DTensors as they are, for chains that need whole tensors. Of any
+    """True if it computes with DTensors as they are, for chains that need whole tensors. Of any
     other chain, every executor is given the shards of this rank."""
     stand_ins: Mapping[str, str] = MappingProxyType({})
     """By type of device, the name of the executor that is taken in its place there. On devices that

@@ -44,10 +44,10 @@ _RANDOM = frozenset(
 
 
 _RANK = frozenset(["dim", "ndim", "ndimension", "stride"])
-"""What a flat piece of a tensor answers otherwise than the tensor, whatever its elements are."""
+"""Properties that differ between a tensor and a flat piece of it."""
 
 _SIZES = frozenset(["is_contiguous", "nbytes", "nelement", "numel", "shape", "size"])
-"""What depends on how many elements there are, and how they are laid out."""
+"""Operations whose rounding depends on the number of elements and on the layout."""
 
 
 class _StandIn(fx.Proxy):
@@ -78,7 +78,7 @@ class Tracer(GraphAppendingTracer):
     """Records calls on stand-ins, and refuses what cannot be recorded."""
 
     has_shapes = False
-    """Whether stand-ins have shapes, so that rules may ask for them."""
+    """True if stand-ins have shapes, so that rules may ask for them."""
 
     def __init__(self) -> None:
         super().__init__(fx.Graph())

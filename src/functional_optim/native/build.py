@@ -23,7 +23,7 @@ _DECLARED = (
     "(tp == (PyTypeObject*)THPVariableClass || tp == (PyTypeObject*)ParameterClass)",
     "THPVariable_Unpack(THPVariable* var) { return var->cdata; }",
 )
-"""What ``variable.hpp`` repeats of that header."""
+"""Declarations of that header that ``variable.hpp`` repeats."""
 NAME = "functional_optim.native.loops"
 """Of the module: nobody else has one of this name."""
 

@@ -35,7 +35,7 @@ VERSION_SECONDS = 20.0
 """Most seconds that a compiler may take to print its version; one compilation may take less."""
 
 REST_SECONDS = 600.0
-"""How long a compiler that took too long is left alone: the machine may be less busy then."""
+"""Seconds before a compiler that timed out is tried again: the machine may be less busy then."""
 
 _PROCESSOR_FACTS = {"vendor_id", "cpu", "cpu family", "model", "model name", "stepping", "flags"}
 _PROCESSOR_FACTS |= {"Features", "isa", "uarch", "CPU implementer", "CPU architecture"}

@@ -386,7 +386,7 @@ class Optimizer(Chain):
         return (CapturableOptimizer if capturable else BoundOptimizer)(self, params, state)
 
     def explain(self, params: Any) -> str:
-        """What the executor does with these parameters, and why; ``auto`` may compile a loop.
+        """Describe how the executor steps these parameters, and why; ``auto`` may compile a loop.
 
         Example::
 

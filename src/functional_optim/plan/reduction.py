@@ -54,10 +54,9 @@ def measure(
 ) -> Tensor:
     """The sum over these items that the first stage not yet in ``measured`` needs."""
     check_not_captured(item.param for item in items)
-    places = [place for place, stage in enumerate(stages) if is_measured(stage)]
-    lacking = [*places[: len(measured) + 1]]
     if any(is_sharded(item.param) for item in items):
-        return complete(stages[: lacking[-1] + 1], executor, items, measured)[-1]
+        places = [place for place, stage in enumerate(stages) if is_measured(stage)]
+        return complete(stages[: places[len(measured)] + 1], executor, items, measured)[-1]
     forms, leaves = leaves_of(stages, items, on_host(stages))
     entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
     return executor.measure(stages, entered, measured)
@@ -71,7 +70,7 @@ def reduced(
     make: Callable[[Item], Made],
     sums: RankSums | None = None,
 ) -> Tensor:
-    """What these items add to the total, or totals, of the last of some stages.
+    """Return what these items add to the total, or totals, of the last stage.
 
     Args:
         stages: up to the one that needs a total.
@@ -114,7 +113,7 @@ def _reduced_here(
     measured: Sequence[Tensor],
     make: Callable[[Item], Made],
 ) -> Tensor:
-    """What tensors of this rank add; arguments as for :func:`reduced`."""
+    """Return what tensors of this rank add; arguments as for :func:`reduced`."""
     forms, leaves = leaves_of(stages, items, make)
     entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
     if stages[-1].reduce is None:
@@ -129,7 +128,7 @@ def _reduced_shards(
     measured: Sequence[Tensor],
     make: Callable[[Item], Made],
 ) -> Tensor:
-    """What the shards of this rank add, where each is stepped alone.
+    """Return what the shards of this rank add, where each is stepped alone.
 
     A shard without elements adds nothing, and is not asked: a norm of it need not exist.
     """
@@ -147,7 +146,7 @@ def _reduced_whole(
     measured: Sequence[Tensor],
     make: Callable[[Item], Made],
 ) -> Tensor:
-    """What DTensors add behind a stage that needs whole tensors: one after the other, by torch."""
+    """Return what DTensors add behind a stage that needs whole tensors, one after the other."""
     total: Tensor | None = None
     for item in items:
         own = on_this_rank(stages, executor, [item])

@@ -23,7 +23,7 @@ from functional_optim.wrappers.accumulate import accumulate
 from functional_optim.wrappers.apply_if_finite import apply_if_finite
 
 CALLS = 2
-"""How many micro-batches the law of accumulation makes a step of."""
+"""Number of micro-batches per step in the law of accumulation."""
 
 
 def accumulation(subject: Subject, run: Run) -> None:

@@ -23,7 +23,7 @@ from sharding.zero.shard_files import check_bytes, read_step_counts
 
 
 class FieldSummary(NamedTuple):
-    """One field of state, over all parameters that have it."""
+    """Field of state, over all parameters that have it."""
 
     name: str
     dtype: str
@@ -33,7 +33,7 @@ class FieldSummary(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """What a checkpoint contains."""
+    """Contents of a checkpoint."""
 
     kind: str
     """"state dict" or "sharded folder"."""

@@ -27,7 +27,7 @@ CHANNEL_BITS, NUMBER_BITS = 16, 14
 Numbers of operations start again after 16,384: what is under way then has long been received.
 """
 _CHANNELS: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
-"""How many sequences of messages were made on each group."""
+"""Number of message sequences made on each group."""
 
 
 class MessageTags:

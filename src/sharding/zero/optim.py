@@ -201,7 +201,7 @@ class LocalSteps:
 
     @property
     def params(self) -> list[Tensor]:
-        """What stands in the groups, group by group."""
+        """Return the parameters of the groups, group by group."""
         return [one.tensor for one in self.shards]
 
     @property

@@ -113,7 +113,7 @@ class Decider:
         return self
 
     def total(self) -> Tensor:
-        """What the leaves add to the total of the first stage that is given none.
+        """Return what the leaves add to the total of the first stage whose total is not given.
 
         Zero where that stage is behind a closed gate.
         """
@@ -244,7 +244,7 @@ class Decider:
     def add_up(
         self, part: LeafPart, totals: Sequence[Tensor], sums: RankSums | None = None
     ) -> Tensor:
-        """What leaves add to the total of the last stage of a part, as any step takes them.
+        """Return what leaves add to the total of the last stage of a part, as any step takes them.
 
         Args:
             part: of the leaves.
