@@ -52,7 +52,7 @@ def test_the_notebooks_are_these() -> None:
 def test_kept_short_without_output_and_of_no_machine(name: str) -> None:
     notebook = read(name)
     nbformat.validate(notebook)
-    assert len(notebook.cells) <= 14
+    assert len(notebook.cells) <= 12
     assert notebook.cells[0].cell_type == "markdown"
     assert notebook.cells[0].source.startswith("# ")
     assert all(cell.outputs == [] and cell.execution_count is None for cell in code_cells(notebook))
