@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from functional_optim import (
+    Optimizer,
     TorchOptimizer,
     adamw,
     chain,
@@ -138,6 +139,24 @@ def test_the_calls_of_torch_are_answered_with_the_right_ones() -> None:
         TorchOptimizer(adamw(), model.parameters())  # type: ignore[arg-type]
 
 
+def one() -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.ones(2))
+
+
+def state_of(optimizer: Optimizer) -> tuple[Any, Any, Any]:
+    params = torch.ones(2)
+    return params, params, optimizer.init(params)
+
+
+def changed_group(optimizer: Optimizer, **options: float) -> None:
+    param = one()
+    made = TorchOptimizer([param], optimizer)
+    param.grad = torch.ones(2)
+    made.step()
+    made.param_groups[0].update(options)
+    made.step()
+
+
 def test_an_error_about_a_value_names_the_constructor() -> None:
     """Fault 33: not the stage inside, such as the ``adam`` of ``adamw``."""
     for make, begins in [
@@ -146,6 +165,12 @@ def test_an_error_about_a_value_names_the_constructor() -> None:
         (lambda: adamw(eps_root=-1.0), "adamw: eps_root must"),
         (lambda: lamb(betas=(1.0, 0.5)), r"lamb: betas\[0\] must"),
         (lambda: sgd(nesterov=True), "sgd: nesterov needs"),
+        (lambda: adamw().replace(lr=-1.0), "adamw: lr must"),
+        (lambda: adamw().replace(betas=(2.0, 0.9)), r"adamw: betas\[0\] must"),
+        (lambda: adamw().override(("a",), weight_decay=-1.0), "adamw: weight_decay must"),
+        (lambda: adamw().update(*state_of(adamw()), lr=-1.0), "adamw: lr must"),
+        (lambda: TorchOptimizer([{"params": [one()], "lr": -1.0}], adamw()), "adamw: lr must"),
+        (lambda: changed_group(adamw(), eps=-1.0), "adamw: eps must"),
     ]:
         with pytest.raises(ValueError, match=f"^{begins}"):
             make()

@@ -44,7 +44,7 @@ def constructor(function: _Constructor) -> _Constructor:
         ValueError: adamw: lr must be a finite number >= 0, got -1.0
     """
     name = function.__name__
-    refuse, renamed = _refuse_parameters, _renamed
+    refuse, renamed = _refuse_parameters, name_constructor
 
     def build(*args: Any, **kwargs: Any) -> Any:
         refuse(name, args, kwargs)
@@ -88,7 +88,7 @@ def holds_parameters(value: Any) -> bool:
     return inspect.isgenerator(value)
 
 
-def _renamed(name: str, error: Exception) -> None:
+def name_constructor(name: str, error: Exception) -> None:
     """Let an error about a hyper-parameter begin with the name of the constructor."""
     if error.args and isinstance(error.args[0], str):
         text = _NAMED_BY_STAGE.sub(f"{name}: ", error.args[0], count=1)

@@ -17,6 +17,7 @@ from functional_optim.core.brief import brief
 from functional_optim.core.constructor import holds_parameters
 from functional_optim.core.global_step import has_global_schedule
 from functional_optim.core.hyper import INHERITED, are_unchanged, replaced
+from functional_optim.core.spelling import name_constructor_of
 from functional_optim.core.stage import Link, Rule, Stage, Transform
 
 Links = tuple[Link, ...]
@@ -320,8 +321,12 @@ def apply(links: Links, changes: Sequence[Change]) -> Links:
         if not are_unchanged([getattr(links[index].hyper, field)], [value]):
             per_link.setdefault(index, {})[field] = value
     changed = list(links)
-    for index, values in per_link.items():
-        changed[index] = rebuild(links[index], **values)
+    try:
+        for index, values in per_link.items():
+            changed[index] = rebuild(links[index], **values)
+    except (TypeError, ValueError) as error:
+        name_constructor_of(links, error)
+        raise
     return tuple(changed)
 
 

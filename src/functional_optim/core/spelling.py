@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from functional_optim.core.constructor import CONSTRUCTORS
+from functional_optim.core.constructor import CONSTRUCTORS, name_constructor
 from functional_optim.core.hyper import INHERITED, frozen, shown
 
 LR = "lr"
@@ -34,6 +34,16 @@ def spell_optimizer(links: Sequence[Any]) -> str | None:
         if text is not None:
             return text
     return None
+
+
+def name_constructor_of(links: Sequence[Any], error: Exception) -> None:
+    """Let an error about a hyper-parameter begin with the constructor that builds these links.
+
+    The stages inside have names of their own, such as the ``adam`` of ``adamw``.
+    """
+    text = spell_optimizer(links)
+    if text is not None:
+        name_constructor(text.partition("(")[0], error)
 
 
 def spell_link(link: Any, lr: Any = INHERITED) -> str:

@@ -11,6 +11,7 @@ from functional_optim.core.checks import check_param, check_writable
 from functional_optim.core.hyper import are_unchanged, copy_tensors, is_fixed, replaced
 from functional_optim.core.links import Links, apply, changes_of, meant, way_to_optimizer
 from functional_optim.core.local_shards import check_takes_dtensor
+from functional_optim.core.spelling import name_constructor_of
 from functional_optim.core.stage import Stage
 from functional_optim.frontends.torch_arguments import EXECUTION_OPTIONS
 from functional_optim.frontends.torch_schedule import refuse_schedulers, with_schedules
@@ -281,9 +282,13 @@ class GroupOptions:
             if name in new:
                 values.setdefault(place, {})[field] = new[name]
         hypers = list(self._hypers)
-        for place, own in values.items():
-            stage = self._own.links[place].stage
-            hypers[place] = replaced(stage.name, stage.bounds, stage.check, hypers[place], own)
+        try:
+            for place, own in values.items():
+                stage = self._own.links[place].stage
+                hypers[place] = replaced(stage.name, stage.bounds, stage.check, hypers[place], own)
+        except (TypeError, ValueError) as error:
+            name_constructor_of(self._own.links, error)
+            raise
         return tuple(hypers)
 
     def _check_names(self, group: Mapping[str, Any]) -> None:
