@@ -68,7 +68,7 @@ class _Item(NamedTuple):
         return None
 
     def inner(self) -> "_Item":
-        """Return the items within their outermost mask or part."""
+        """Return the item within its outermost mask or part."""
         label = self.label.partition(".")[2] if isinstance(self.layers[0], HasLabel) else self.label
         return self._replace(layers=self.layers[1:], label=label)
 
@@ -156,7 +156,7 @@ class _Writer:
         return items, _Part(spelled, is_optimizer=True, lead=_first_lead(items))
 
     def _alone(self, item: _Item, lr: _ChainLr) -> _Part:
-        """Link with its masks."""
+        """Write one link, with its masks."""
         lead = _first_lead([item])
         if item.layers and item.link.stage.name == FREEZE:
             text = f"freeze({_where(item.layers[-1])})"

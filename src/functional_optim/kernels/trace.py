@@ -47,7 +47,7 @@ _RANK = frozenset(["dim", "ndim", "ndimension", "stride"])
 """Properties that differ between a tensor and a flat piece of it."""
 
 _SIZES = frozenset(["is_contiguous", "nbytes", "nelement", "numel", "shape", "size"])
-"""Operations whose rounding depends on the number of elements and on the layout."""
+"""Attributes and methods whose values depend on the number of elements or on the layout."""
 
 
 class _StandIn(fx.Proxy):

@@ -49,7 +49,7 @@ class Explainer:
         ]
 
     def chunks(self) -> Chunks | None:
-        """Chunks that step the buffers; None where their leaves are stepped as they are."""
+        """Return the chunks of the buffers; None where their leaves are stepped as they are."""
         if self._by_chunks is not None and self._scalars is Scalars.HOST:
             for chunk in self._chunks:
                 note_rounding(self._stages, chunk)
