@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+import torch
+
 from functional_optim.core.constructor import CONSTRUCTORS, name_constructor
 from functional_optim.core.hyper import INHERITED, frozen, shown
 
@@ -39,9 +41,10 @@ def spell_optimizer(links: Sequence[Any]) -> str | None:
 def name_constructor_of(links: Sequence[Any], error: Exception) -> None:
     """Let an error about a hyper-parameter begin with the constructor that builds these links.
 
-    The stages inside have names of their own, such as the ``adam`` of ``adamw``.
+    The stages inside have names of their own, such as the ``adam`` of ``adamw``. The error is left
+    as it is while torch.compile traces, which cannot read the signatures of the constructors.
     """
-    text = spell_optimizer(links)
+    text = None if torch.compiler.is_compiling() else spell_optimizer(links)
     if text is not None:
         name_constructor(text.partition("(")[0], error)
 
