@@ -85,8 +85,9 @@ from functional_optim.composition import chain, freeze, masked, partition
 from functional_optim.core import stage as _stage
 from functional_optim.core import state as _state
 from functional_optim.core import where as _where
+from functional_optim.core.gate import Gate
 from functional_optim.core.leaf_input import LeafInput
-from functional_optim.core.stage import Gate, Link, NoState, Rule, Transform
+from functional_optim.core.stage import Link, NoState, Rule, Transform
 from functional_optim.core.state import GateCounts, LeafState, Shared, State
 from functional_optim.core.tree import leaf_paths
 from functional_optim.core.where import if_any, labels, matching, with_shape

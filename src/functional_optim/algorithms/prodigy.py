@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim._torch import each
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, UNIT, Interval
 from functional_optim.composition import chain
 from functional_optim.core.constructor import constructor
@@ -194,6 +195,31 @@ def prodigy_reduce(
     return torch.where(counts, addend, 0.0), torch.where(counts, size, 0.0)
 
 
+def prodigy_reduce_each(
+    params: list[Tensor], grads: list[Tensor], state: Any, c: ProdigyCoefficients
+) -> tuple[Tensor, Tensor] | None:
+    """Take the sums of small tensors together; a large one has sums of its own blocks."""
+    s, p0 = state.s, state.p0
+    if max(map(Tensor.numel, s)) > SUM_BLOCK:
+        return None
+    wide, double = torch.promote_types(grads[0].dtype, torch.float32), torch.float64
+    slopes = each("add", grads, params, alpha=c.added_decay) if c.adds_decay else grads
+    if c.slices:
+        params, slopes = ([sliced(one, c) for one in every] for every in (params, slopes))
+    ways = each("sub", [one.to(wide) for one in p0], [one.to(wide) for one in params])
+    if wide == double:
+        pairs = zip(slopes, ways, strict=True)
+        products = [torch.dot(slope.reshape(-1), way.reshape(-1)) for slope, way in pairs]
+    else:
+        inner = each("mul", [one.to(wide) for one in slopes], ways)
+        products = [one.sum(dtype=double) for one in inner]
+    sums = each("abs", each("add", each("mul", s, c.beta_3), slopes, alpha=c.next_weight))
+    sizes = torch.stack([one.sum(dtype=double) for one in sums])
+    addends = c.next_addend * torch.stack(products)
+    counts = torch.isfinite(addends + sizes) & c.is_active
+    return torch.where(counts, addends, 0.0), torch.where(counts, sizes, 0.0)
+
+
 def prodigy_combine(
     shared: ProdigyShared, totals: tuple[float, float], hyper: ProdigyHyper
 ) -> ProdigyShared:
@@ -288,6 +314,7 @@ PRODIGY = Rule(
     shared_by=("beta3", "d0", "d_coef", "growth_rate"),
     init_shared=prodigy_init_shared,
     reduce=prodigy_reduce,
+    reduce_each=prodigy_reduce_each,
     totals=2,
     combine=prodigy_combine,
 )

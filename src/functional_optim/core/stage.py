@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.bounds import Interval
+from functional_optim.core.gate import Gate
 from functional_optim.core.hyper import build
 from functional_optim.core.leaf_input import LeafInput, require_fields
 from functional_optim.core.spelling import spell_link
@@ -66,32 +67,6 @@ class Link(NamedTuple):
 
     def __repr__(self) -> str:
         return spell_link(self)
-
-
-@dataclass(frozen=True)
-class Gate:
-    """A stage's word on whether the stages behind it run, and count the step.
-
-    Args:
-        opens: ``opens(shared)`` tells whether they do, from the stage's shared numbers of this
-            step. The stage itself, and those before it, run in any case.
-        holds: what a leaf keeps in the stage's state while the gate is closed. A leaf that has no
-            gradient when the gate opens, but had one since it opened last, is not forgotten: with
-            "gradient" it goes on behind the gate with what it keeps; with "parameter" the gate's
-            stage alone runs, to put the parameter back.
-
-    Example::
-
-        >>> from typing import NamedTuple
-        >>> class Count(NamedTuple):
-        ...     calls: float
-        >>> every_third = Gate(lambda shared: shared.calls % 3 == 0)
-        >>> [every_third.opens(Count(float(k))) for k in range(1, 7)]
-        [False, False, True, False, False, True]
-    """
-
-    opens: Callable[[Any], bool]
-    holds: Literal["nothing", "gradient", "parameter"] = "nothing"
 
 
 RESERVED_STATE = ("step",)
@@ -148,6 +123,10 @@ class Stage:
             summed, in double precision, over every tensor, shard and rank. ``grad`` is as the
             stages before have left it, ``coefficients`` of the shared numbers before this step.
         totals: how many sums ``reduce`` gives.
+        reduce_each: ``reduce`` for several tensors at once, with the same bits. Arguments are lists
+            of dense tensors of one device; ``state`` has such a list in the place of each tensor.
+            It gives, for each total, a 1-D float64 tensor with a number for each tensor, or None
+            where these are to be reduced one by one.
         combine: ``combine(shared, totals, hyper) -> shared``, once per step; ``totals`` holds the
             sums of ``reduce``, ``()`` without. Where a stage has it, its ``coefficients`` are
             called with the new shared numbers as a third argument. Numbers are floats, or 0-d
@@ -182,6 +161,7 @@ class Stage:
     init_shared: Callable[[Any], Any] = no_shared
     reduce: Callable[..., tuple[Tensor, ...]] | None = None
     totals: int = 0
+    reduce_each: Callable[..., "tuple[Tensor, ...] | None"] | None = None
     combine: Callable[..., Any] | None = None
     gate: Gate | None = None
     view: Callable[[Tensor, Any, Any], Tensor] | None = None
@@ -222,6 +202,8 @@ class Stage:
                 f"{self.name}: totals must be the number of sums that reduce gives, got "
                 f"{self.totals}"
             )
+        if self.reduce_each is not None and self.reduce is None:
+            raise ValueError(f"{self.name}: reduce_each needs reduce, which it equals")
         if self.gate is not None and self.combine is None:
             raise ValueError(
                 f"{self.name}: a gate opens by shared numbers; give shared and combine"
@@ -358,6 +340,8 @@ class Transform(Stage):
         measure: for a transform that needs a number from *all* gradients first: ``measure(grad)``
             returns a 0-d float64 tensor. The sum over every tensor, shard and rank is the total
             that ``transform`` takes.
+        measure_each: ``measure`` for a list of dense tensors of one device, with the same bits: a
+            1-D float64 tensor with a number for each.
         leads: whether the transform acts on the raw gradient, wherever it stands in the chain.
         raw: whether ``transform`` also takes the raw gradient: the gradient that the chain was
             given, changed only by transforms that lead and by the last gate before this one.
@@ -380,9 +364,22 @@ class Transform(Stage):
 
     transform: Callable[..., tuple[Tensor, Any]]
     measure: Callable[[Tensor], Tensor] | None = None
+    measure_each: Callable[[list[Tensor]], Tensor] | None = None
     leads: bool = False
     raw: bool = False
     __hash__ = Stage.__hash__
+
+    def __post_init__(self) -> None:
+        """Refuse contradictions, those of any stage among them.
+
+        Raises:
+            ValueError: ``measure_each`` without ``measure``; or as for :class:`Stage`.
+        """
+        super().__post_init__()
+        if self.measure_each is not None and self.measure is None:
+            raise ValueError(
+                f"{self.name}: measure_each needs measure, which it equals for a tensor"
+            )
 
 
 def block_size_of(stages: Iterable[Stage]) -> int:

@@ -13,8 +13,8 @@ from torch import Tensor
 from functional_optim.core.leaf import PLAIN
 from functional_optim.core.stage import Stage, Transform
 from functional_optim.core.state import state_tensors
-from functional_optim.kernels import HandedOn, Leaf, ReferenceExecutor, numbers_of_each
-from functional_optim.kernels.each import FEWEST, SMALL, number_of_each
+from functional_optim.kernels import HandedOn, Leaf, ReferenceExecutor
+from functional_optim.kernels.totals import measured_each, reduced_each
 from functional_optim.plan.composed.counted import Counted
 from functional_optim.plan.composed.decider import Decider
 from functional_optim.plan.composed.outline import LeafPart
@@ -23,8 +23,11 @@ from functional_optim.plan.item import Made
 
 _IS_CPU = attrgetter("is_cpu")
 
-BATCH = SMALL
-"""Most elements of leaves that are copied at once, where their states are summed up together."""
+BATCH = 1 << 15
+"""Most elements of leaves that are reduced at once with their states: copies stay in a cache."""
+
+FEWEST = 4
+"""Leaves with states of which fewer are sooner reduced one by one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +36,6 @@ class _Batch:
 
     group: int
     """Whose coefficients they have."""
-    copies: bool
-    """Whether they are small."""
     places: list[int] = field(default_factory=list)
     params: list[Tensor] = field(default_factory=list)
     states: list[Any] = field(default_factory=list)
@@ -117,11 +118,9 @@ class Addends:
         for batch in tuple(self._batches):
             own = [grads[k] for k in batch.places]
             shared, states = numbers[batch.group], batch.states
-            found = numbers_of_each(
-                last.reduce, batch.params, own, states, shared, copies=batch.copies
-            )
+            found = reduced_each(last, batch.params, own, states, shared)
             if found is None:
-                self._batches.remove(batch)  # it is written for tensors
+                self._batches.remove(batch)  # the stage is asked one by one
                 continue
             for k, *row in zip(batch.places, *found, strict=True):
                 rows[k] = row
@@ -144,7 +143,7 @@ class Addends:
             key = (group, param.dtype) if copies else group
             batch, held = last.get(key, (None, 0))
             if batch is None or held + count > BATCH:
-                batch, held = _Batch(group, copies), 0
+                batch, held = _Batch(group), 0
                 found.append(batch)
             last[key] = batch, held + count
             batch.places.append(k)
@@ -162,10 +161,9 @@ def _measured(stage: Stage, grads: list[Any]) -> Sequence[Sequence[float]]:
     """What each gradient adds to the total of a measured stage."""
     assert isinstance(stage, Transform)
     assert stage.measure is not None
-    numbers = number_of_each(stage.measure, grads) if len(grads) > 1 else None
-    if numbers is None:
-        numbers = [float(stage.measure(one).item()) for one in grads]
-    return [[one] for one in numbers]
+    found = measured_each(stage, grads)
+    numbers = [stage.measure(one).item() for one in grads] if found is None else found.tolist()
+    return [[float(one)] for one in numbers]
 
 
 def is_simple(tensors: Sequence[Tensor]) -> bool:
