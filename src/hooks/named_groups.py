@@ -6,8 +6,8 @@ from typing import Any
 from torch import Tensor
 
 from functional_optim import LeafState, Optimizer, State, TorchOptimizer
+from functional_optim.core.initial import StateFields
 from functional_optim.core.links import addresses
-from functional_optim.core.state_forms import StateForms
 from functional_optim.core.torch_state import from_entries, to_entries
 from functional_optim.core.tree import flatten, leaf_states
 from functional_optim.frontends.torch_composed import NO_STATE
@@ -50,7 +50,7 @@ class NamedGroups(TorchOptimizer):
             for name in group["param_names"]
         }
         self._known: list[Any] = [None] * len(self.param_groups)  # the hyper-parameters of plans
-        self._forms: list[StateForms | None] = [None] * len(self.param_groups)
+        self._forms: list[StateFields | None] = [None] * len(self.param_groups)
         if self._composed is not None:
             self._composed.masks = PLANS
             if state is not None:
@@ -155,7 +155,7 @@ class NamedGroups(TorchOptimizer):
         self._buckets.clear()
         alike = [self._by_name[name] for name in self._one_of_each(number)]
         kinds = [(one.shape, one.dtype) for one in alike]
-        self._forms[number] = StateForms(self._optimizer.stages, hypers, kinds)
+        self._forms[number] = StateFields(self._optimizer.stages, hypers, kinds)
 
     def _one_of_each(self, number: int) -> Collection[str]:
         """Of a group, a name for each shape and dtype: fields of state depend on nothing else."""

@@ -82,6 +82,7 @@ ADAGRAD = Rule(
     hyper=AdagradHyper,
     state=AdagradState,
     init=adagrad_init,
+    state_depends_on=(),
     coefficients=adagrad_coefficients,
     rule=adagrad_rule,
     bounds=(

@@ -133,6 +133,7 @@ MUON = Rule(
     hyper=MuonHyper,
     state=MuonState,
     init=muon_init,
+    state_depends_on=(),
     coefficients=muon_coefficients,
     rule=muon_rule,
     bounds=(

@@ -296,6 +296,7 @@ PRODIGY = Rule(
     hyper=ProdigyHyper,
     state=ProdigyState,
     init=prodigy_init,
+    state_depends_on=("betas", "slice_p"),
     coefficients=prodigy_coefficients,
     rule=prodigy_rule,
     bounds=(

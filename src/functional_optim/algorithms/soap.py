@@ -213,6 +213,7 @@ SOAP = Rule(
     hyper=SoapHyper,
     state=SoapState,
     init=soap_init,
+    state_depends_on=("max_precond_dim",),
     coefficients=soap_coefficients,
     rule=soap_rule,
     bounds=(

@@ -18,41 +18,20 @@ from functional_optim.core.gate import Gate
 from functional_optim.core.hyper import build
 from functional_optim.core.leaf_input import LeafInput, require_fields
 from functional_optim.core.spelling import spell_link
+from functional_optim.core.stage_defaults import (
+    NoState,
+    Sparse,
+    no_check,
+    no_init,
+    no_shared,
+    refuse_sparse,
+    rows_of_sparse,
+    same_coefficients,
+)
 
-NoState = tuple[()]
-"""The state of a stage that keeps none; its one value is ``()``."""
+__all__ = ["Kind", "Link", "NoState", "Rule", "Sparse", "Stage", "Transform", "rows_of_sparse"]
 
 Kind = Literal["pointwise", "per_matrix"]
-Sparse = Literal["refuse", "rows", "dense"]
-
-
-def no_init(param: Tensor, hyper: Any) -> NoState:
-    """State of a stage that keeps none."""
-    return ()
-
-
-def same_coefficients(step: float, hyper: Any) -> Any:
-    """Coefficients of a stage whose hyper-parameters are used as they are."""
-    return hyper
-
-
-def no_shared(hyper: Any) -> NoState:
-    """Shared numbers of a stage that has none."""
-    return ()
-
-
-def no_check(hyper: Any) -> None:
-    """Validation of a stage whose hyper-parameters have bounds, but no relation between them."""
-
-
-def refuse_sparse(hyper: Any) -> Sparse:
-    """A stage that has no meaning for a sparse gradient."""
-    return "refuse"
-
-
-def rows_of_sparse(hyper: Any) -> Sparse:
-    """A stage that does nothing where the gradient is zero, so that only stored rows matter."""
-    return "rows"
 
 
 class Link(NamedTuple):
@@ -91,6 +70,8 @@ class Stage:
             only some options or shapes need (``[]`` or ``[tensor]``, or one for each side of a
             matrix); :data:`NoState` where there is none. None is called ``step``.
         init: ``init(param, hyper) -> state``.
+        state_depends_on: the hyper-parameters by which ``init`` decides which tensors there are,
+            and of which shape and dtype. By default all: ``init`` is called for each new value.
         coefficients: ``coefficients(step, hyper)`` gives what changes with the step but is the
             same for every element: a NamedTuple of a few numbers, in double precision, computed
             once per step. ``step`` counts from 1. Left out, the rule is handed ``hyper`` itself.
@@ -144,6 +125,7 @@ class Stage:
     hyper: type
     state: Any = NoState
     init: Callable[[Tensor, Any], Any] = no_init
+    state_depends_on: tuple[str, ...] | None = None
     coefficients: Callable[..., Any] = same_coefficients
     bounds: tuple[tuple[str, Interval], ...] = ()
     check: Callable[[Any], None] = no_check
@@ -191,12 +173,8 @@ class Stage:
                 f"{self.name}: shared numbers, reduce and extra inputs come together in combine; "
                 "give combine(shared, totals, hyper)"
             )
-        unknown = [one for one in self.shared_by or () if one not in self.hyper.__annotations__]
-        if unknown:
-            raise ValueError(
-                f"{self.name}: shared_by names hyper-parameters, and {unknown[0]!r} is none; there "
-                f"are {', '.join(self.hyper.__annotations__)}"
-            )
+        for declared in ("shared_by", "state_depends_on"):
+            self._require_hyper(declared)
         if (self.reduce is not None) != (self.totals > 0):
             raise ValueError(
                 f"{self.name}: totals must be the number of sums that reduce gives, got "
@@ -207,6 +185,20 @@ class Stage:
         if self.gate is not None and self.combine is None:
             raise ValueError(
                 f"{self.name}: a gate opens by shared numbers; give shared and combine"
+            )
+
+    def _require_hyper(self, declared: str) -> None:
+        """Refuse a declaration that names what is no hyper-parameter.
+
+        Raises:
+            ValueError: shows the name.
+        """
+        known = getattr(self.hyper, "_fields", ())
+        unknown = [one for one in getattr(self, declared) or () if one not in known]
+        if unknown:
+            raise ValueError(
+                f"{self.name}: {declared} names hyper-parameters, and {unknown[0]!r} is none; "
+                f"there are {', '.join(known)}"
             )
 
     def __hash__(self) -> int:

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from functional_optim._torch import DisableTorchFunction
 from functional_optim.core.chain import Chain
-from functional_optim.core.initial import init_leaf
+from functional_optim.core.initial import StateFields, init_leaf
 from functional_optim.core.state import LeafState, State
-from functional_optim.core.state_forms import StateForms
 from functional_optim.core.torch_state import from_entries, to_entries
 from functional_optim.core.tree import Path
 from functional_optim.kernels import in_place
@@ -103,7 +102,7 @@ class _Taken(NamedTuple):
     """Each once."""
     groups: list[int]
     """The group of each of those."""
-    forms: list[StateForms]
+    forms: list[StateFields]
     """For each group."""
     entries: list[Any]
     """All values in the dicts of state."""
@@ -197,7 +196,7 @@ class FlatGroups:
             [param for group in groups for param in group.params],
             params,
             numbers,
-            [StateForms(self._optimizer.stages, own.hypers, own.kinds()) for own in groups],
+            [StateFields(self._optimizer.stages, own.hypers, own.kinds()) for own in groups],
             entries,
             tensors,
             MemoryGuard(tensors),

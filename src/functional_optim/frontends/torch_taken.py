@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from functional_optim.core.initial import StateFields
 from functional_optim.core.stage import Stage
-from functional_optim.core.state_forms import StateForms
 from functional_optim.frontends.torch_flat import Entries, Group
 
 _PARAMS = attrgetter("params")  # no frame for each step
@@ -38,7 +38,7 @@ class TakenGroups:
         self.hypers = [group.hypers for group in groups]
         """Of each group, those for which the state was checked."""
         self._forms = [
-            StateForms(stages_of(number), group.hypers, group.kinds())
+            StateFields(stages_of(number), group.hypers, group.kinds())
             for number, group in enumerate(groups)
         ]
 

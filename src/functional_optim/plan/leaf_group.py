@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.chain import Chain
+from functional_optim.core.initial import StateFields
 from functional_optim.core.overrides import LeafChain
-from functional_optim.core.state_forms import StateForms
 from functional_optim.core.tree import Path
 from functional_optim.core.where import Shape
 
@@ -77,7 +77,7 @@ class ChainGuard:
         self.chains = [group.chain(optimizer) for group in groups]
         """Of each group, with the hyper-parameters of the last step for which it held."""
         self._forms = [
-            StateForms(own.stages, own.hypers, group.kinds)
+            StateFields(own.stages, own.hypers, group.kinds)
             for group, own in zip(groups, self.chains, strict=True)
         ]
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from functional_optim.bounds import Interval
 from functional_optim.core.calling import called
 from functional_optim.core.hyper import build, field_types
+from functional_optim.core.initial import fields_depend_on
 from functional_optim.core.stage import Link, Stage, Transform
 from functional_optim.storage.noise import Noise, salt
 from functional_optim.storage.param_storage import ParamStorage
@@ -110,6 +111,15 @@ class Layout:
                 if field in dict(stage.bounds)
             }.items()
         )
+
+    @cached_property
+    def state_depends_on(self) -> tuple[str, ...]:
+        """The hyper-parameters that decide which fields the states of the stages have."""
+        found: dict[str, None] = {}
+        for stage, names in zip(self.plan.stages, self.plan.names, strict=True):
+            own = dict(zip(field_types(stage.hyper), names, strict=True))
+            found.update(dict.fromkeys(own[field] for field in fields_depend_on(stage)))
+        return tuple(found)
 
     def hypers(self, hyper: Any) -> list[Any]:
         """The Hyper of each stage."""

@@ -336,6 +336,7 @@ def _stored_stage(layout: Layout) -> Stage:
         "hyper": layout.hyper,
         "state": layout.state,
         "init": layout.init,
+        "state_depends_on": layout.state_depends_on,
         "coefficients": layout.coefficients,
         "bounds": layout.bounds,
         "check": layout.check,

@@ -46,7 +46,7 @@ from functional_optim.testing.executor_laws import (
 from functional_optim.testing.front_end_laws import front_ends
 from functional_optim.testing.place_law import one_result
 from functional_optim.testing.runs import Grads, Params, Run, replay_steps
-from functional_optim.testing.state_laws import named, own_memory
+from functional_optim.testing.state_laws import declared_fields, named, own_memory
 from functional_optim.testing.subject import (
     Subject,
     as_real_tree,
@@ -339,6 +339,7 @@ class Law:
 LAWS: dict[str, Law] = {
     "pure": Law(pure),
     "own memory": Law(own_memory),
+    "declared fields": Law(declared_fields),
     "in place": Law(in_place),
     "by name": Law(named),
     "same as the oracle": Law(same_as_oracle, needs_oracle=True),

@@ -72,6 +72,7 @@ ACCUMULATE = Transform(
     hyper=AccumulateHyper,
     state=AccumulateState,
     init=accumulate_init,
+    state_depends_on=(),
     coefficients=accumulate_coefficients,
     transform=accumulate_transform,
     bounds=(("every", Interval(1)),),

@@ -88,6 +88,7 @@ SAM = Rule(
     hyper=SamHyper,
     state=SamState,
     init=sam_init,
+    state_depends_on=(),
     coefficients=sam_coefficients,
     rule=sam_rule,
     bounds=(("rho", NON_NEGATIVE),),
