@@ -26,7 +26,6 @@ from functional_optim.optimizer.bound_gradients import BoundGradients
 from functional_optim.optimizer.bound_plans import BoundParams, BoundPlan, Present, plan_of
 from functional_optim.optimizer.bound_states import make_states
 from functional_optim.plan.flat.layout import FlatLayout
-from functional_optim.plan.gradient_memory import order_in_memory
 from functional_optim.plan.guard import grads_of
 from functional_optim.plan.item import coefficients_at
 from functional_optim.plan.items import params_of
@@ -82,7 +81,7 @@ class BoundOptimizer(BoundCopies):
     def _begin(self, optimizer: Chain) -> None:
         """Refuse, while nothing is moved yet, what cannot be bound."""
 
-    def _lay_out(self, given: list[LeafState] | None, order: Sequence[int] | None = None) -> None:
+    def _lay_out(self, given: list[LeafState] | None) -> None:
         """Parameters and state into buffers; the values of ``given``, if there are any."""
         stages = self._optimizer.stages
         block_size = block_size_of(stages)
@@ -97,7 +96,6 @@ class BoundOptimizer(BoundCopies):
                 for group, param in zip(groups, self._params, strict=True)
             ],
             align=block_size,
-            order=order,
         )
         beside = self._scalars is Scalars.DEVICE
         made = make_states(stages, self._params, self._hypers, self._layout, counts_beside=beside)
@@ -221,26 +219,6 @@ class BoundOptimizer(BoundCopies):
         """What runs each stretch of the buffers, and why, one line each."""
         alone = why_alone(self._optimizer.stages, self._params, self._others, self._layout)
         return "\n".join([*self._explainer().lines(), *alone])
-
-    @one_at_a_time
-    def follow_gradients(self) -> None:
-        """Place parameters and state in the order in which the ``.grad`` lie in memory now.
-
-        Where gradients lie end to end, as in the buckets of DistributedDataParallel with
-        ``gradient_as_bucket_view=True``, a step then reads memory in its order. DDP arranges its
-        buckets anew once, after the first iteration: call this after the second. It takes a copy
-        of parameters and state; :attr:`state`, :attr:`gradients` and :attr:`layout` are new
-        objects afterwards.
-
-        Raises:
-            ValueError: a parameter without a gradient, or with a sparse one; nothing has changed.
-            RuntimeError: a parameter or buffer that someone has moved, resized or re-pointed.
-        """
-        order = order_in_memory(grads_of(self._params), self._names)
-        self._layout.check()
-        states = self._states
-        self._layout.undo()
-        self._lay_out(states, order)
 
     @one_at_a_time
     def release(self) -> None:

@@ -95,8 +95,8 @@ class CapturableOptimizer(BoundOptimizer):
         self._watched = []
         self._numbers = self._on_device(optimizer, self._hypers)
 
-    def _lay_out(self, given: list[LeafState] | None, order: Sequence[int] | None = None) -> None:
-        super()._lay_out(given, order)
+    def _lay_out(self, given: list[LeafState] | None) -> None:
+        super()._lay_out(given)
         for buffer in self._buffers:
             buffer.made()  # reads the counts, which cannot be done while a step is captured
 
@@ -312,18 +312,3 @@ class CapturableOptimizer(BoundOptimizer):
         super().load_state(state)
         for buffer in self._buffers:
             buffer.made()  # reads the counts, which cannot be done while a step is captured
-
-    @one_at_a_time
-    def follow_gradients(self) -> None:
-        """As :meth:`BoundOptimizer.follow_gradients`, before a step is captured.
-
-        Raises:
-            RuntimeError: one was, and writes to the memory that this would leave.
-        """
-        if self._captured is not None:
-            raise RuntimeError(
-                "a step was captured, and goes on writing to the memory that parameters would be "
-                "moved away from: follow the gradients before, or bind again"
-            )
-        super().follow_gradients()
-        self._prepare()
