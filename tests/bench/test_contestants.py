@@ -18,7 +18,7 @@ from tests.choices import case
 SHAPES = [(7, 5), (11,), (3, 2, 2)]
 STEPS = 4
 # Those that wait for a compiler are tested where compilers are.
-COMPILERS = {"compile", who.COMPILED}
+COMPILERS = {"compiled", who.COMPILED}
 TESTED = [name for name in who.NAMES if name not in COMPILERS and "auto" not in name]
 if importlib.util.find_spec("torchopt") is None:  # `make bench` installs it, `make test` does not
     TESTED.remove(who.TORCHOPT)

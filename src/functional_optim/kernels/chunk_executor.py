@@ -236,7 +236,7 @@ class ChunkExecutor(Executor):
         for leaf in leaves if self.strict else ():
             # Its dtypes and coefficients matter here, not its size.
             empty = with_tensors(leaf, [tensor.new_empty(0) for tensor in tensors_of(leaf)])
-            reasons = [kernel.supports(stages, empty) for kernel in self.kernels]
+            reasons = [_why_not(kernel, stages, empty) for kernel in self.kernels]
             reason = why_not_pointwise(stages) or (None if None in reasons else reasons[0])
             if reason is not None:
                 raise KernelError(
@@ -311,6 +311,13 @@ class ChunkExecutor(Executor):
             for leaf in leaves
             for piece in _pieces(stages, leaf)
         )
+
+
+def _why_not(kernel: Kernel, stages: Sequence[Stage], chunk: Leaf) -> str | None:
+    """Return why a kernel does not step a chunk; None if it does."""
+    if not kernel.is_for(chunk):
+        return f"its kernels step no tensors on {chunk.param.device.type}"
+    return kernel.supports(stages, chunk)
 
 
 def _without_grad(run: KernelStep, totals: Sequence[Tensor]) -> None:

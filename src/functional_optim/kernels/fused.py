@@ -166,19 +166,18 @@ def _planned(stages: Sequence[Stage], chunk: Leaf) -> tuple[Fused, Before] | str
 
 
 class FusedKernel:
-    """torch's fused kernels, where it has one for the chain.
+    """Kernel that calls torch's fused optimizers on accelerators.
 
-    Args:
-        on_cpu: whether they are for the CPU too, where others keep the reference's bits.
+    On the CPU they are no faster than the exact loop, and round in another way, so there the kernel
+    takes no chunk.
     """
 
     called = "fused"
-
-    def __init__(self, *, on_cpu: bool = True) -> None:
-        self._on_cpu, self.exact = on_cpu, not on_cpu
+    exact = True
+    """Vacuous: the kernel makes no step on the CPU."""
 
     def is_for(self, chunk: Leaf) -> bool:
-        return chunk.scalars is Scalars.HOST and (self._on_cpu or not chunk.param.is_cpu)
+        return chunk.scalars is Scalars.HOST and not chunk.param.is_cpu
 
     def supports(self, stages: Sequence[Stage], chunk: Leaf) -> str | None:
         planned = _planned(stages, chunk)

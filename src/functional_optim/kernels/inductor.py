@@ -102,7 +102,7 @@ class InductorKernel:
         try:
             on_device = chunk.scalars is Scalars.DEVICE
             key, numbers, tensors = key_of(stages, chunk, on_device=on_device)
-            found = entry(chunk, "compile", key, lambda: self._step(stages, key, numbers, tensors))
+            found = entry(chunk, "inductor", key, lambda: self._step(stages, key, numbers, tensors))
         except UntraceableError as error:
             return str(error)
         return found if isinstance(found, str) else (*found, numbers, tensors)
@@ -185,7 +185,7 @@ class InductorKernel:
             ) from error
 
     def explain(self, stages: Sequence[Stage], chunk: Leaf) -> str:
-        return "compile"
+        return "inductor"
 
 
 def _step(

@@ -69,14 +69,12 @@ _EVIDENCE: Cache[_Evidence] = Cache()
 
 
 class StackedExecutor:
-    """Steps leaves of one shape in stacks, and all others one by one by the reference.
+    """Steps leaves of one shape in stacks, and all others one by one.
 
-    Args:
-        exact: whether to stack only where that gives the reference's bits.
+    Leaves are stacked only where that has the reference's bits.
     """
 
-    def __init__(self, *, exact: bool) -> None:
-        self._exact = exact
+    def __init__(self) -> None:
         self._one_by_one = WholeLeaves()
 
     def update_(
@@ -92,7 +90,7 @@ class StackedExecutor:
         left: list[Leaf] = []
         for group in _groups(stages, leaves, left):
             for stack in _stacks(group):
-                if len(stack) > 1 and (not self._exact or self._is_trusted(stages, stack)):
+                if len(stack) > 1 and self._is_trusted(stages, stack):
                     _step_stack(self._one_by_one, stages, stack, totals)
                 else:
                     left += stack

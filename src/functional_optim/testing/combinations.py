@@ -31,12 +31,6 @@ STORAGES: dict[str, dict[str, Any]] = {
 }
 """Arguments of ``stored`` by name: each storage of parameters, each of state, and some together."""
 
-FUSED_RULES = ("sgd", "adam", "adagrad")
-"""Rules for which torch has a fused kernel."""
-
-FUSED_BEFORE = ("maximize", "weight_decay", "decoupled_weight_decay")
-"""What torch's fused kernels do before the rule."""
-
 
 def why_not(optimizer: Optimizer, storage: str, executor: str) -> str | None:
     """Why a chain cannot be run in a storage by an executor; None where it can.
@@ -57,7 +51,7 @@ def why_not(optimizer: Optimizer, storage: str, executor: str) -> str | None:
         >>> from functional_optim import lion
         >>> why_not(lion(), "state int8", "blocked")
         >>> why_not(lion(), "state int8", "fused")
-        "torch's fused kernels read tensors as they are"
+        "torch's fused kernels step tensors on CUDA only"
     """
     for what, name, table in (
         ("storage", storage, STORAGES),
@@ -73,9 +67,7 @@ def why_not(optimizer: Optimizer, storage: str, executor: str) -> str | None:
     whole = [stage.name for stage in stages if stage.kind == "per_matrix"]
     if whole and executor != "reference":
         return f"kernels step runs of elements, and {whole[0]} needs its whole tensor"
-    if is_stored and executor == "fused":
-        return "torch's fused kernels read tensors as they are"
-    return _why_not_fused(stages) if executor == "fused" else None
+    return "torch's fused kernels step tensors on CUDA only" if executor == "fused" else None
 
 
 def _why_not_stored(optimizer: Optimizer) -> str | None:
@@ -85,14 +77,6 @@ def _why_not_stored(optimizer: Optimizer) -> str | None:
         return "a stored step does all to the parameter at once, and here a sum is taken in between"
     if _raw_behind_a_sum(optimizer.stages):
         return "a stored step begins behind the sum, and has no gradient from before it"
-    return None
-
-
-def _why_not_fused(stages: Sequence[Stage]) -> str | None:
-    if stages[-1].name not in FUSED_RULES:
-        return f"torch has no fused {stages[-1].name}"
-    if any(stage.name not in FUSED_BEFORE for stage in stages[:-1]):
-        return "torch's fused kernels have no place for all of its transforms"
     return None
 
 
@@ -116,7 +100,7 @@ def possible_executors(optimizer: Optimizer, storage: str) -> list[ExecutorName]
 
         >>> from functional_optim import lion
         >>> possible_executors(lion(), "bfloat16+kahan")
-        ['auto', 'reference', 'blocked', 'compile', 'stacked', 'eager']
+        ['auto', 'reference', 'blocked', 'eager']
     """
     names: tuple[ExecutorName, ...] = get_args(ExecutorName)
     return [name for name in names if why_not(optimizer, storage, name) is None]

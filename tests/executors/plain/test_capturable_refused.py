@@ -99,7 +99,7 @@ def test_executors_that_take_pythons_numbers_are_refused() -> None:
     for executor in ("blocked", "fused"):
         params = tree()
         where = params["a"].data_ptr()
-        with pytest.raises(ValueError, match="'auto' or 'compile' or 'reference'"):
+        with pytest.raises(ValueError, match="'auto' or .*'reference'"):
             adamw(0.1).using(executor=executor).bind(params, capturable=True)
         assert params["a"].data_ptr() == where
 
