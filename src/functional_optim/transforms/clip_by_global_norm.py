@@ -45,7 +45,7 @@ def sum_of_squares(grad: Tensor) -> Tensor:
 
 def squares_of_each(grads: list[Tensor]) -> Tensor:
     """Return :func:`sum_of_squares` of each gradient, with the same bits, in one tensor."""
-    if max(map(Tensor.numel, grads)) <= BLOCK:
+    if not grads[0].is_cpu or max(map(Tensor.numel, grads)) <= BLOCK:
         return torch.stack(foreach_vector_norm(grads, dtype=torch.float64)).square()
     large = [k for k, one in enumerate(grads) if one.numel() > BLOCK]
     rest = [k for k, one in enumerate(grads) if one.numel() <= BLOCK]
