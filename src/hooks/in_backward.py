@@ -132,7 +132,7 @@ def _optimizers(param: Tensor) -> list[torch.optim.Optimizer]:
 
 @uncompiled
 def _step(param: Tensor) -> None:
-    """What runs when a gradient has been accumulated."""
+    """Step a parameter whose gradient has been accumulated."""
     if reduced_elsewhere(param):
         return
     for optimizer in _optimizers(param):

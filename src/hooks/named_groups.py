@@ -129,7 +129,7 @@ class NamedGroups(TorchOptimizer):
     def _changes(
         self, optimizer: Optimizer, number: int, meant: set[tuple[int, str]]
     ) -> dict[str, Any]:
-        """What a group takes of another optimizer: all that no override hides from it."""
+        """Return the options that a group takes from another optimizer: those without an override."""
         names = self.param_groups[number]["param_names"]
         shape = tuple(self._by_name[names[0]].shape)
         chain = optimizer.chain_at((names[0],), shape)
@@ -148,7 +148,7 @@ class NamedGroups(TorchOptimizer):
         return found
 
     def _look_at(self, number: int, hypers: tuple[Any, ...]) -> None:
-        """Where state has other fields by these hyper-parameters, steps are planned anew."""
+        """Forget the plans if these hyper-parameters ask for other fields of state."""
         known = self._forms[number]
         if known is not None and known.hold(hypers):
             return
@@ -158,7 +158,7 @@ class NamedGroups(TorchOptimizer):
         self._forms[number] = StateFields(self._optimizer.stages, hypers, kinds)
 
     def _one_of_each(self, number: int) -> Collection[str]:
-        """Of a group, a name for each shape and dtype: fields of state depend on nothing else."""
+        """Return a name for each shape and dtype of a group, on which fields of state depend."""
         names = self.param_groups[number]["param_names"]
         return {(one.shape, one.dtype): k for k in names for one in [self._by_name[k]]}.values()
 

@@ -1,4 +1,4 @@
-"""How many bytes of state an optimizer keeps for a piece of a parameter, without making it."""
+"""Bytes of state that an optimizer keeps for a piece of a parameter, without making the state."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ Stepper = Optimizer | Callable[[ParameterSpec], Optimizer]
 
 
 class Weight(NamedTuple):
-    """What a piece of a parameter costs: ``a * elements + b * blocks + c``. Whole numbers.
+    """Cost of a piece of a parameter: ``a * elements + b * blocks + c``, in whole numbers.
 
     Example::
 

@@ -128,6 +128,6 @@ def scaler_state(scaler: Any, optimizer: Any) -> dict[str, Any]:
 
 
 def has_scaled(scaler: Any) -> bool:
-    """Whether a GradScaler has scaled a loss. Without torch's word: it may have."""
+    """Return True if a GradScaler has scaled a loss. Without torch's word: it may have."""
     scale_now = getattr(scaler, "_get_scale_async", None)
     return scale_now is None or scale_now() is not None

@@ -118,7 +118,7 @@ def laid_as(values: Tensor, like: Tensor) -> Tensor:
 
 
 def overlaps_itself(tensor: Tensor) -> bool:
-    """Whether two elements may share memory, as in an expanded or unfolded view."""
+    """Return True if two elements may share memory, as in an expanded or unfolded view."""
     extent = 0
     strides = tensor.stride()
     for stride, size in sorted([(strides[k], size) for k, size in enumerate(tensor.shape)]):

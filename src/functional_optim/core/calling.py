@@ -56,7 +56,7 @@ def called(
 
 
 def renews_raw(stage: Stage) -> bool:
-    """Whether the gradient behind a stage is the raw one for all that follow.
+    """Return True if the gradient behind a stage is the raw one for all that follow.
 
     It is behind a gate, and behind a stage that leads: a descent sees the gradient negated.
     """

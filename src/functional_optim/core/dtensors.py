@@ -13,7 +13,7 @@ _MODULE = "torch.distributed.tensor"
 
 
 def is_sharded(tensor: Any) -> "TypeGuard[DTensor]":
-    """Whether it is a DTensor; there is none before somebody has imported that class."""
+    """Return True if it is a DTensor; there is none before somebody has imported that class."""
     module = sys.modules.get(_MODULE)
     return module is not None and isinstance(tensor, module.DTensor)
 

@@ -35,7 +35,7 @@ class GroupValues:
         self._is_fixed = False
 
     def hold(self, groups: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether groups hold the same, and nothing that may have changed inside."""
+        """Return True if groups hold the same, and nothing that may have changed inside."""
         return (
             self._is_fixed
             and [*map(list, groups)] == self._keys

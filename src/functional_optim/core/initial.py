@@ -226,7 +226,7 @@ def same_fields(
     shapes: Iterable[Sequence[int]],
     dtype: torch.dtype,
 ) -> bool:
-    """Whether parameters of these shapes have the same fields."""
+    """Return True if parameters of these shapes have the same fields."""
     return len({fields_of(stages, hypers, shape, dtype) for shape in map(tuple, shapes)}) <= 1
 
 

@@ -91,17 +91,17 @@ def require_room(leaf: Leaf, stepped: Stepped) -> None:
 
 
 def on_device(leaves: Sequence[Leaf]) -> bool:
-    """Whether the numbers of leaves, which all come from one place, stand on a device."""
+    """Return True if the numbers of leaves, which all come from one place, stand on a device."""
     return bool(leaves) and leaves[0].scalars is Scalars.DEVICE
 
 
 def is_measured(stage: Stage) -> bool:
-    """Whether a stage needs a sum over all gradients first."""
+    """Return True if a stage needs a sum over all gradients first."""
     return isinstance(stage, Transform) and stage.measure is not None
 
 
 def needs_total(stage: Stage) -> bool:
-    """Whether a stage needs a total over all leaves, or several, before it runs."""
+    """Return True if a stage needs a total over all leaves, or several, before it runs."""
     return is_measured(stage) or stage.reduce is not None
 
 

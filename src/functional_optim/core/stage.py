@@ -215,13 +215,13 @@ class Stage:
 
     @property
     def stateful(self) -> bool:
-        """Whether the stage keeps anything between steps."""
+        """Return True if the stage keeps anything between steps."""
         found: bool = self.__dict__["_stateful"]  # torch.compile compares no generic aliases
         return found
 
     @property
     def sharing(self) -> bool:
-        """Whether the stage keeps numbers that belong to no leaf."""
+        """Return True if the stage keeps numbers that belong to no leaf."""
         found: bool = self.__dict__["_sharing"]
         return found
 

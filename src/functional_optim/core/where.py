@@ -20,7 +20,7 @@ class Selector:
     """
 
     def selects(self, path: Path, shape: Shape | None) -> bool:
-        """Whether the leaf at ``path`` is meant; ``shape`` is that of the whole parameter."""
+        """Return True if the leaf at ``path`` is selected; ``shape`` is the whole parameter's."""
         raise NotImplementedError
 
     def __and__(self, other: "Where") -> "Selector":
@@ -339,7 +339,7 @@ def check_where(where: Any) -> None:
 
 
 def applies(where: Where, path: Path, shape: Shape | None = None) -> bool:
-    """Whether the leaf at ``path`` is meant."""
+    """Return True if the leaf at ``path`` is meant."""
     if isinstance(where, Selector):
         return where.selects(path, shape)
     return where(path) if callable(where) else path[: len(where)] == where
@@ -363,7 +363,7 @@ def by_path(where: Where) -> Iterator[Where]:
 
 
 def names(where: Where) -> bool:
-    """Whether what a part selects by is written of names: a path with text, or a pattern."""
+    """Return True if what a part selects by is written of names: a path with text, or a pattern."""
     if isinstance(where, tuple):
         return any(isinstance(key, str) for key in where)
     return isinstance(where, _Matching)

@@ -283,6 +283,6 @@ def require_fits(entry: Entry, tensor: Any, *, strides: bool) -> None:
 
 
 def _laid(entry: Entry, tensor: Tensor) -> bool:
-    """Whether the strides that mean anything are those of the entry."""
+    """Return True if the strides that mean anything are those of the entry."""
     strides = zip(tensor.shape, tensor.stride(), entry.stride, strict=True)
     return all(size < 2 or got == want for size, got, want in strides)

@@ -191,7 +191,7 @@ def unread(program: Any, inputs: Sequence[str]) -> list[str]:
 
 
 def _acts(target: Any) -> bool:
-    """Whether a call does more than give a result."""
+    """Return True if a call does more than give a result."""
     if isinstance(target, type(torch.ops.aten.add.Tensor)):
         return is_mutable(target)
     return is_higher_order(target)

@@ -47,12 +47,12 @@ class Scaling(NamedTuple):
 
     @property
     def is_scaled(self) -> bool:
-        """Whether a GradScaler calls."""
+        """Return True if a GradScaler calls."""
         return self.found_inf is not None
 
     @property
     def found(self) -> bool:
-        """Whether a gradient of this process is not finite."""
+        """Return True if a gradient of this process is not finite."""
         return self.found_inf is not None and bool(self.found_inf.item())
 
     def unscale_(self, gradients: Iterable[Tensor | None]) -> None:

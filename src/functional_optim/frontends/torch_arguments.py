@@ -12,7 +12,7 @@ the executor is chosen apart (``optimizer.using(executor=...)``)."""
 
 
 def is_optimizer_class(key: Any) -> bool:
-    """Whether a key of the registry is a subclass of torch.optim.Optimizer."""
+    """Return True if a key of the registry is a subclass of torch.optim.Optimizer."""
     return isinstance(key, type) and issubclass(key, torch.optim.Optimizer)
 
 

@@ -72,7 +72,7 @@ def with_group_steps(
 
 
 def decouples(stages: Sequence[Stage]) -> bool:
-    """Whether weight decays beside the gradient and not in it; of a stored chain too."""
+    """Return True if weight decays beside the gradient and not in it; of a stored chain too."""
     return any(stage.name == DECOUPLED for stage in plain_stages(stages))
 
 

@@ -67,7 +67,7 @@ class GroupPart(NamedTuple):
 
 
 def needs_groups(optimizer: Optimizer) -> bool:
-    """Whether parameters may have to be divided into groups, or something is kept for all."""
+    """Return True if parameters may be divided into groups, or numbers are kept for all of them."""
     return optimizer.is_composed or bool(optimizer.overrides)
 
 
@@ -308,7 +308,7 @@ class ComposedGroups:
 
     @property
     def keeps_numbers(self) -> bool:
-        """Whether anything belongs to no leaf."""
+        """Return True if anything belongs to no leaf."""
         return isinstance(self.shared, Shared)
 
     def numbers(self) -> dict[str, Any]:

@@ -217,7 +217,7 @@ class FlatGroups:
             taken.bound.release()
 
     def _holds(self, taken: _Taken, groups: Sequence[Group], state: Entries) -> bool:
-        """Whether parameters and state are what was bound, and where, and of the same fields."""
+        """Return True if parameters and state are the bound tensors, with the same fields."""
         return (
             _same_params(taken, groups)
             and _same_entries(taken, state)
@@ -249,7 +249,7 @@ class FlatGroups:
 
 
 def _same_params(taken: _Taken, groups: Sequence[Group]) -> bool:
-    """Whether groups have the parameters that were bound, and these lie where they did."""
+    """Return True if groups have the parameters that were bound, and these lie where they did."""
     if [len(group.params) for group in groups] != taken.sizes:
         return False
     if not all(map(is_, chain.from_iterable(group.params for group in groups), taken.given)):
@@ -262,7 +262,7 @@ def _same_params(taken: _Taken, groups: Sequence[Group]) -> bool:
 
 
 def _same_entries(taken: _Taken, state: Entries) -> bool:
-    """Whether dicts of state hold the values that were bound, and these lie where they did."""
+    """Return True if the dicts of state hold the bound values, at their addresses."""
     entries = list(chain.from_iterable(map(dict.values, _dicts(state, taken.params))))
     if len(entries) != len(taken.entries) or not all(map(is_, entries, taken.entries)):
         return False

@@ -258,7 +258,7 @@ def torch_class_of(optimizer: Optimizer) -> type:
 
 
 def _has_chain(key: Any, optimizer: Optimizer) -> bool:
-    """Whether the equivalent of a class, at the class's defaults, has the stages of a chain."""
+    """Return True if a class's equivalent, at the class's defaults, has the stages of a chain."""
     if not is_optimizer_class(key):
         return False
     try:

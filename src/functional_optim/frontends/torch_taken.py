@@ -43,7 +43,7 @@ class TakenGroups:
         ]
 
     def holds(self, groups: Sequence[Group], state: Entries) -> bool:
-        """Whether groups have these parameters, and these the same entries of state."""
+        """Return True if groups have these parameters, and these the same entries of state."""
         lists = list(map(_PARAMS, groups))
         if list(map(len, lists)) != self._sizes:
             return False
@@ -55,12 +55,12 @@ class TakenGroups:
         return all(map(is_, map(_HYPERS, groups), self.hypers)) or self._forms_hold(groups)
 
     def has(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether all of these stand among the entries: else they are made anew at each step."""
+        """Return True if all of these tensors are entries, so that they stay from step to step."""
         held = {id(value) for value in self._entries}
         return all(id(one) in held for one in tensors)
 
     def _forms_hold(self, groups: Sequence[Group]) -> bool:
-        """Whether hyper-parameters ask for the state that there is."""
+        """Return True if hyper-parameters ask for the state that there is."""
         for number, group in enumerate(groups):
             if group.hypers is not self.hypers[number]:
                 if not self._forms[number].hold(group.hypers):

@@ -106,7 +106,7 @@ def entry(chunk: Leaf, name: str, key: CacheKey, make: Callable[[], _Found]) -> 
 
 
 def has_entry(chunk: Leaf, name: str, key: CacheKey) -> bool:
-    """Whether :func:`entry` would make nothing."""
+    """Return True if :func:`entry` would make nothing."""
     known = None if chunk.entries is None else chunk.entries.get(name)
     return known is not None and known[0] is key
 

@@ -337,7 +337,7 @@ def _has_dispatch(leaf: Leaf) -> bool:
 
 
 def _is_followed(leaf: Leaf) -> bool:
-    """Whether a derivative may be wanted of a step: kernels write in place, and give none."""
+    """Return True if a derivative of the step may be needed, which kernels do not give."""
     numbers = isinstance(leaf.step, Tensor) or any(map(_holds_tensor, leaf.coefficients))
     return numbers or any(map(_is_followed_tensor, tensors_of(leaf)))
 

@@ -132,7 +132,7 @@ def _strides(tensor: Tensor) -> list[int]:
 
 
 def are_disjoint(tensors: Sequence[Tensor]) -> bool:
-    """Whether no two of these contiguous tensors share memory."""
+    """Return True if no two of these contiguous tensors share memory."""
     reach = 0
     for start, size in sorted([(one.data_ptr(), one.nbytes) for one in tensors]):
         if size and start < reach:
@@ -230,7 +230,7 @@ def joined(
 
 
 def counts_without_elements(leaf: Leaf) -> bool:
-    """Whether a step of a leaf without elements changes something: a number that is its state."""
+    """Return True if a step of a leaf without elements changes a number in its state."""
     return any(tensor.numel() for tensor in tensors_of(leaf))
 
 

@@ -32,7 +32,7 @@ class Chunks(Protocol):
         ...
 
     def takes_lists(self, like: Leaf) -> bool:
-        """Whether it may step such leaves given as lists of tensors; else it is not given them."""
+        """Return True if leaves like this one may be given as lists of tensors."""
         ...
 
     def bind_lists(

@@ -48,7 +48,7 @@ class Kernel(Protocol):
     """Whether its steps on the CPU, if it makes any, are bit for bit the reference's."""
 
     def is_for(self, chunk: Leaf) -> bool:
-        """Whether it steps what lies there, by numbers from there; else it is not asked."""
+        """Return True if it steps what lies there, by numbers from there; else it is not asked."""
         ...
 
     def supports(self, stages: Sequence[Stage], chunk: Leaf) -> str | None:
@@ -74,7 +74,7 @@ class ListingKernel(Protocol):
     """What it is called where it is said what steps leaves."""
 
     def is_for(self, like: Leaf) -> bool:
-        """Whether it steps what lies there, by numbers from there; else it is not asked."""
+        """Return True if it steps what lies there, by numbers from there; else it is not asked."""
         ...
 
     def bind_lists(

@@ -108,7 +108,7 @@ LOWERED: dict[str, Callable[..., Any]] = {
 
 
 def is_torchs(function: Any, name: str) -> bool:
-    """Whether a function is torch's of this name."""
+    """Return True if a function is torch's of this name."""
     return function in (getattr(torch, name, None), getattr(Tensor, name, None))
 
 

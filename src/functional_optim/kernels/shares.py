@@ -15,7 +15,7 @@ GRAIN_SIZE = 1 << 15
 
 
 def is_rounded_by_place(tensors: Sequence[Tensor], block_size: int) -> bool:
-    """Whether it shows where pieces of these tensors end.
+    """Return True if it shows where pieces of these tensors end.
 
     Args:
         tensors: of a chunk.

@@ -98,7 +98,7 @@ class StackedExecutor:
             self._one_by_one.update_(stages, left, totals)
 
     def _is_trusted(self, stages: Sequence[Stage], stack: Sequence[Leaf]) -> bool:
-        """Whether a stack of this kind has the reference's bits."""
+        """Return True if a stack of this kind has the reference's bits."""
         if stack[0].param.numel() < SMALLEST:
             return False
         try:
@@ -140,7 +140,7 @@ def _groups(
 
 
 def _stacks_well(stages: Sequence[Stage], leaf: Leaf) -> bool:
-    """Whether all tensors of a leaf are contiguous, and those of pointwise stages of its shape."""
+    """Return True if a leaf is contiguous, and its pointwise states have its shape."""
     shapes = {
         tensor.shape
         for stage, state in zip(stages, leaf.states, strict=True)

@@ -293,7 +293,7 @@ def varied(like: Tensor, index: int, count: int = WHOLE) -> Tensor:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of floats, whole numbers or flags hold the same; one NaN is any other."""
+    """Return True if two tensors of numbers or flags are equal, where each NaN equals any NaN."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if not a.is_floating_point():

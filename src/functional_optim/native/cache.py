@@ -265,7 +265,7 @@ class Build:
         return build
 
     def is_done(self) -> bool:
-        """Whether the compiler has ended."""
+        """Return True if the compiler has ended."""
         return self.process is None or self.process.poll() is not None
 
     def result(self, timeout: float | None = None) -> bytes:

@@ -30,7 +30,7 @@ class Loops(Protocol):
         ...
 
     def hold(self, places: Any, tensors: list[Any], where: bool, /) -> bool:
-        """Whether tensors are like those remembered, and, if asked, in the same memory."""
+        """Return True if tensors are like those remembered, and, if asked, in the same memory."""
         ...
 
     def bump(self, tensors: list[Any], /) -> None:

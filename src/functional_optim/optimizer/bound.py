@@ -303,7 +303,7 @@ class BoundOptimizer(BoundCopies):
             buffer.check()
 
     def _are_read(self) -> bool:
-        """Whether separate gradients are read where they lie, by one call of a kernel."""
+        """Return True if separate gradients are read where they lie, by one call of a kernel."""
         if self._reads is None:
             long = all(one.buffer.numel >= bound_plans.LEAST for one in self._buffers)
             on_cpu = all(one.buffer.data.is_cpu for one in self._buffers)

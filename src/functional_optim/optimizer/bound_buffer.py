@@ -31,7 +31,7 @@ def keeps_flat_state(
     shapes: Iterable[Sequence[int]],
     dtype: torch.dtype,
 ) -> bool:
-    """Whether the state of parameters of these shapes is one tensor per field, cut as they are."""
+    """Return True if state of parameters of these shapes is one tensor per field, cut alike."""
     if any(stage.kind != "pointwise" for stage in stages):
         return False
     block_size = block_size_of(stages)

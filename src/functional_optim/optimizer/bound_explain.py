@@ -63,7 +63,7 @@ class Explainer:
                 self._by_chunks.compile(self._stages, chunk)
 
     def is_joined(self) -> bool:
-        """Whether a kernel steps parts of each of them in one call, wherever they lie."""
+        """Return True if a kernel steps parts of each of them in one call, wherever they lie."""
         by_chunks = self._by_chunks
         if by_chunks is None:
             return False

@@ -240,7 +240,7 @@ class CapturableOptimizer(BoundOptimizer):
             buffer.advance(own)
 
     def _have_gradients(self, grads: Any) -> list[bool]:
-        """Whether each parameter has a gradient."""
+        """Return True if each parameter has a gradient."""
         given = self._params if grads is self._gradient_tree else self._grad_list(grads)
         return [one is not None for one in given]
 

@@ -82,7 +82,7 @@ def _declared(constructor: Any) -> type | None:
 
 
 def _takes_params(constructor: Any) -> bool:
-    """Whether it takes ``params``, or whatever it is given."""
+    """Return True if it takes ``params``, or whatever it is given."""
     try:
         given = list(inspect.signature(constructor).parameters.values())
     except (TypeError, ValueError):  # written in C

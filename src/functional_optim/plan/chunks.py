@@ -124,7 +124,7 @@ class ShapeGuard:
         self._shapes, self._dtypes = self._now()
 
     def hold(self) -> bool:
-        """Whether they have."""
+        """Return True if they have."""
         return (self._shapes, self._dtypes) == self._now()
 
     def _now(self) -> tuple[list[torch.Size], list[torch.dtype]]:

@@ -108,7 +108,7 @@ def beside(steps: Sequence[Tensor]) -> list[Tensor]:
 
 
 def is_count(value: Any) -> TypeGuard[Tensor]:
-    """Whether a value is a step count as state holds one."""
+    """Return True if a value is a step count as state holds one."""
     return (
         isinstance(value, Tensor)
         and value.dtype == torch.int64

@@ -144,7 +144,7 @@ def _once(every: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 
 def _same_given(a: Any, b: Any) -> bool:
-    """Whether two schedules, or tensors, are the same."""
+    """Return True if two schedules, or tensors, are the same."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.data_ptr() == b.data_ptr() and a.dtype == b.dtype and a.device == b.device
     return a is b

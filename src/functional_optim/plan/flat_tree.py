@@ -45,7 +45,7 @@ class FlatTree(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether all tensors have memory of their own: none is torch.func's, or a compiler's."""
+        """Return True if all tensors have memory of their own, unlike those of torch.func."""
         return not any(map(is_functorch_wrapped_tensor, [*self.tensors, *self.gradients]))
 
     def gradient_of_each(self) -> list[Tensor | None] | None:

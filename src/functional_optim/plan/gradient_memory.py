@@ -26,7 +26,7 @@ class Spans:
                 self._ends.append(end)
 
     def are_clear_of(self, tensors: Sequence[Tensor], starts: Sequence[int]) -> bool:
-        """Whether tensors without gaps share no memory with these, whoever made them.
+        """Return True if tensors without gaps share no memory with these, whoever made them.
 
         Args:
             tensors: that are looked at.

@@ -45,7 +45,7 @@ class NativeGuard:
         """Whether tensors are like those, and lie there if that is asked; None: nobody knows."""
 
     def hold(self, tensors: Sequence[Tensor], *, where: bool) -> bool:
-        """Whether they are like those, and lie there if that is asked; False if it is not known."""
+        """Return True if tensors are known to have the layouts, and the addresses if ``where``."""
         known = self.known
         return known is not None and known(list_of(tensors), where)
 
@@ -103,7 +103,7 @@ class LayoutGuard:
         self._native = NativeGuard()
 
     def __call__(self, tensors: Sequence[Tensor], which: Sequence[bool] | None = None) -> bool:
-        """Whether they are.
+        """Return True if they are.
 
         Args:
             tensors: dense ones, one for each example.
@@ -161,7 +161,7 @@ class MemoryGuard:
         self._native = NativeGuard()
 
     def hold(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether each tensor is the same memory, shape, strides and dtype as its view.
+        """Return True if each tensor is the same memory, shape, strides and dtype as its view.
 
         False may also mean that these tensors cannot tell: then ask ``difference``.
 

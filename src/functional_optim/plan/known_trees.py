@@ -40,7 +40,7 @@ class TreeGuard:
         self._guard = MemoryGuard(tree.tensors)
 
     def holds(self, optimizer: Chain, tree: FlatTree) -> bool:
-        """Whether it is."""
+        """Return True if it is."""
         return (
             self._spec == tree.spec
             and self._state_form == tree.state_form
@@ -53,7 +53,7 @@ class Planned(Protocol):
     """What is planned for a tree."""
 
     def is_for(self, optimizer: Chain, tree: FlatTree) -> bool:
-        """Whether it is for this step of it."""
+        """Return True if it is for this step of it."""
 
 
 _Plan = TypeVar("_Plan", bound=Planned)
@@ -99,7 +99,7 @@ class KnownTrees(Generic[_Plan]):
         return None
 
     def is_known(self, tree: FlatTree) -> bool:
-        """Whether it was stepped before; it is from now on."""
+        """Return True if it was stepped before; it is from now on."""
         first = tree.tensors[0]
         known = self._known.get(id(first))
         if known is not None and known.first() is first:

@@ -82,7 +82,7 @@ class ChainGuard:
         ]
 
     def holds(self, optimizer: Chain) -> bool:
-        """Whether it does."""
+        """Return True if it does."""
         if self._executor != optimizer.executor:
             return False
         links, overrides = optimizer.links, optimizer.overrides
@@ -98,7 +98,7 @@ class ChainGuard:
         return True
 
     def _are_alike(self, optimizer: Chain) -> bool:
-        """Whether stages act on the same leaves, and numbers are meant for the same."""
+        """Return True if stages act on the same leaves, and numbers are meant for the same."""
         if len(self._links) != len(optimizer.links):
             return False
         return all(

@@ -76,7 +76,7 @@ class _PureChunk:
         self._feed: BindScalars | None = None
 
     def is_for(self, hypers: tuple[Any, ...], before: list[Tensor], loops: Loops) -> bool:
-        """Whether leaves are like those that the plan was made of."""
+        """Return True if leaves are like those that the plan was made of."""
         made = loops.common(self._steps(before))
         if made is None or made is False:
             return False
@@ -154,7 +154,7 @@ class _PurePlan:
         self._parts = [_PureChunk(optimizer.stages, one, items, places, loops) for one in chunks]
 
     def is_for(self, optimizer: Chain, tree: FlatTree, loops: Loops) -> bool:
-        """Whether it is a step of such a tree by these stages."""
+        """Return True if it is a step of such a tree by these stages."""
         mine, before = self._tree, [*tree.tensors, *tree.gradients]
         return (
             mine.missing == tree.missing
@@ -271,7 +271,7 @@ def learn(
 
 
 def _has_kernels(optimizer: Chain) -> bool:
-    """Whether its executor steps leaves of its chain by kernels."""
+    """Return True if its executor steps leaves of its chain by kernels."""
     if torch.compiler.is_compiling():
         return False
     return EXECUTORS[optimizer.executor].in_chunks(optimizer.stages) is not None

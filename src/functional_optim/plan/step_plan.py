@@ -220,7 +220,7 @@ class StepPlan:
         return items, partial(_made, numbers, groups)
 
     def holds(self) -> bool:
-        """Whether leaves are what they were."""
+        """Return True if leaves are what they were."""
         if not self.has_common_counts():
             return False
         return not self._tensors or self._guard.hold(self._tensors)
@@ -232,11 +232,11 @@ class StepPlan:
 
     @property
     def has_chunks(self) -> bool:
-        """Whether a kernel steps any of the leaves where they lie."""
+        """Return True if a kernel steps any of the leaves where they lie."""
         return bool(self._chunks)
 
     def has_common_counts(self) -> bool:
-        """Whether the leaves of each chunk have made as many steps; the rest of :meth:`holds`.
+        """Return True if the leaves of each chunk have equal step counts; part of :meth:`holds`.
 
         For who has seen that all tensors are where they were.
         """

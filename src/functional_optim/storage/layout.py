@@ -70,7 +70,7 @@ class Layout:
 
     @property
     def transforms(self) -> bool:
-        """Whether this is a transform's, which has no say over the parameter."""
+        """Return True if this is a transform's, which has no say over the parameter."""
         return isinstance(self.plan.stages[-1], Transform)
 
     @cached_property
@@ -148,7 +148,7 @@ class Layout:
 
     @cached_property
     def stochastic(self) -> bool:
-        """Whether anything is rounded by random bits."""
+        """Return True if anything is rounded by random bits."""
         fields = any(one.storage.stochastic for one in self._all_kept())
         return fields or (self.plan.param.stochastic and not self.transforms)
 

@@ -81,13 +81,13 @@ def _why_not_stored(optimizer: Optimizer) -> str | None:
 
 
 def _rule_before_a_sum(stages: Sequence[Stage]) -> bool:
-    """Whether a rule stands before a transform that measures all gradients."""
+    """Return True if a rule stands before a transform that measures all gradients."""
     sums = [index for index, stage in enumerate(stages) if is_measured(stage)]
     return any(isinstance(stage, Rule) for stage in stages[: max(sums, default=0)])
 
 
 def _raw_behind_a_sum(stages: Sequence[Stage]) -> bool:
-    """Whether a transform takes the raw gradient behind one that measures all gradients."""
+    """Return True if a transform takes the raw gradient behind one that measures all gradients."""
     sums = [index for index, stage in enumerate(stages) if is_measured(stage)]
     behind = stages[max(sums) :] if sums else ()
     return any(isinstance(stage, Transform) and stage.raw for stage in behind)

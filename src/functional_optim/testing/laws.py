@@ -330,7 +330,7 @@ class Law:
     """Checked only where it is asked for by name: each choice of options is compiled."""
 
     def concerns(self, subject: Subject) -> bool:
-        """Whether a subject has what the law is about."""
+        """Return True if a subject has what the law is about."""
         has_oracle = subject.oracle is not None or not self.needs_oracle
         has_chain = subject.one_chain or not self.one_chain
         return has_oracle and has_chain and not (self.complex_only and subject.matrices)

@@ -213,7 +213,7 @@ class OuterModelAverager(ModelAverager):
         self._in_flight = {int(number): InFlight.loaded(one) for number, one in saved}
 
     def check(self, state_dict: Mapping[str, Any]) -> None:
-        """As for all averagers; of the state of the outer rule, loading says whether it fits."""
+        """Check a state dict; loading says if the state of the outer rule fits."""
         super().check(state_dict)
         self.check_has(state_dict, "outer", "anchors", "in_flight")
         check_shapes("anchors", state_dict["anchors"], self._anchors)
@@ -345,7 +345,7 @@ def _check_float32(params: Sequence[Tensor]) -> None:
 
 
 def check_shapes(what: str, found: Sequence[Tensor], own: Sequence[Tensor]) -> None:
-    """That tensors of a checkpoint have the shapes of those here.
+    """Check that tensors of a checkpoint have the shapes of the tensors here.
 
     Raises:
         ValueError: they have others.

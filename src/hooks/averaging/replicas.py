@@ -74,7 +74,7 @@ def stacked(*trees: Any) -> Any:
 
 
 class ReplicatedModel:
-    """As many replicas of a module as there would be ranks, equal at first, each with its own data.
+    """Replicas of a module, one for each rank to imitate, equal at first, with data of their own.
 
     For replica ``k`` with parameters ``x_k`` and batch ``b_k``, :meth:`gradients` is
 
@@ -232,7 +232,7 @@ class ReplicatedOptimizer:
 
     @torch.no_grad()
     def step(self, grads: Mapping[str, Tensor | None], **hyper: Any) -> None:
-        """One step of all replicas.
+        """Step all replicas.
 
         Args:
             grads: by name, each of the shape of its parameter; None, or left out, where there is

@@ -307,7 +307,7 @@ class LoopText:
         return frame.around(numbers, f"{self._arrays()}{self._block()}")
 
     def _is_opaque(self) -> bool:
-        """Whether floats are made of whole numbers that were made of floats."""
+        """Return True if floats are made of whole numbers that were made of floats."""
         floats = {n for n, one in self._values.items() if _is_float(one)}
         wholes = {
             node

@@ -38,7 +38,7 @@ def _function(name: str) -> int | None:
 
 
 def has_library() -> bool:
-    """Whether torch is built with Intel's library."""
+    """Return True if torch is built with Intel's library."""
     return _function("vmsSqrt") is not None
 
 

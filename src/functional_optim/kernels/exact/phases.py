@@ -124,7 +124,7 @@ def _shaped(node: fx.Node, layout: dict[fx.Node, str], values: dict[fx.Node, obj
 
 
 def is_bitcast(node: fx.Node) -> bool:
-    """Whether a node reads the bits of another as those of another dtype."""
+    """Return True if a node reads the bits of another as those of another dtype."""
     return operation(node) == "view" and any(isinstance(a, torch.dtype) for a in node.args)
 
 

@@ -167,7 +167,7 @@ def _measured(stage: Stage, grads: list[Any]) -> Sequence[Sequence[float]]:
 
 
 def is_simple(tensors: Sequence[Tensor]) -> bool:
-    """Whether stages see tensors as they are: real, dense and no class of their own."""
+    """Return True if stages see tensors as they are: real, dense and no class of their own."""
     return all(
         type(one) in PLAIN and one.layout == torch.strided and not one.is_complex()
         for one in tensors

@@ -34,7 +34,7 @@ class Counted:
         """Of each such class, the number of its next step and what it has counted at gates."""
 
     def read(self, turn: int | None = None) -> bool:
-        """Whether leaves that counted the same have not parted; :attr:`now` is new then.
+        """Return True if leaves that counted the same have not parted; :attr:`now` is new then.
 
         Nor is it known of leaves before their first step, whose state may be made anew.
 

@@ -77,11 +77,11 @@ class _Passage(NamedTuple):
 
     @property
     def is_missing(self) -> bool:
-        """Whether they wait for a gate behind which they would be late."""
+        """Return True if they wait for a gate behind which they would be late."""
         return not (self.cohort.has_gradients or self.is_late)
 
     def reaches(self, place: int) -> bool:
-        """Whether they get to the stage of a link."""
+        """Return True if they get to the stage of a link."""
         return not self.is_closed and place in self.cohort.places
 
 
@@ -242,7 +242,7 @@ def _through(
 
 
 def _runs(way: _Passage) -> bool:
-    """Whether any stage of leaves does."""
+    """Return True if any stage of leaves does."""
     return bool(way.members) and (way.stop > 0 or not way.is_closed)
 
 

@@ -102,7 +102,7 @@ class _Mask:
         """The plans of what there is to do, also by what leaves are given."""
 
     def are_alike(self, grads: list[Tensor | None]) -> bool:
-        """Whether gradients are; not if one cannot be asked, such as a sparse one."""
+        """Return True if gradients are; not if one cannot be asked, such as a sparse one."""
         there: list[Any] = grads
         if type(None) in map(type, grads):
             there = [one for one in grads if one is not None]

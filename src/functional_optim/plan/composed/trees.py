@@ -53,7 +53,7 @@ class ComposedTree:
         self._is_of_use = True
 
     def is_for(self, optimizer: Chain, tree: FlatTree) -> bool:
-        """Whether it is a step of these leaves, where they were, by the same stages."""
+        """Return True if it is a step of these leaves, where they were, by the same stages."""
         return self._guard.holds(optimizer, tree)
 
     def make(

@@ -90,7 +90,7 @@ def _reason_of_memory(param: Tensor) -> str | None:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill a stretch of memory, each once, in whatever order."""
+    """Return True if the elements fill a stretch of memory, each once, in whatever order."""
     if tensor.numel() == 0:
         return True
     reach = sum(

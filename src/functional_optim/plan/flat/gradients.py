@@ -93,7 +93,7 @@ class FlatGradients:
         return list(map(grads.__getitem__, self.order))
 
     def in_place(self, grads: Sequence[Any]) -> bool:
-        """Whether the gradients of all parameters in buffers are the views."""
+        """Return True if the gradients of all parameters in buffers are the views."""
         mine = self.of_members(grads)
         with DisableTorchFunction():
             for grad, view in zip(mine[:1], self.views, strict=False):  # it tells, most of the time

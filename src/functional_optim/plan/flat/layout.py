@@ -213,7 +213,7 @@ class FlatLayout:
         self._of_gradients().zero()
 
     def gradients_in_place(self, grads: Sequence[Tensor | None]) -> bool:
-        """Whether gradients are views of the gradient buffers, each at its parameter's place.
+        """Return True if each gradient is its parameter's view of the gradient buffers.
 
         Args:
             grads: one per parameter given, in that order. Those of parameters apart do not count.
