@@ -129,7 +129,7 @@ class NamedGroups(TorchOptimizer):
     def _changes(
         self, optimizer: Optimizer, number: int, meant: set[tuple[int, str]]
     ) -> dict[str, Any]:
-        """Return the options that a group takes from another optimizer: those without an override."""
+        """Return the options that a group takes from another optimizer: all but overrides."""
         names = self.param_groups[number]["param_names"]
         shape = tuple(self._by_name[names[0]].shape)
         chain = optimizer.chain_at((names[0],), shape)

@@ -1,4 +1,4 @@
-"""What tracing and compiling a step needs of torch. Nothing slow is imported before it is used."""
+"""Torch's names for tracing and compiling a step. Slow imports are made when they are used."""
 
 from collections.abc import Callable
 from types import BuiltinFunctionType, FunctionType

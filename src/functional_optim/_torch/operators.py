@@ -95,7 +95,7 @@ def each(name: str, first: Sequence[Tensor], *args: Any, **options: Any) -> list
 
 
 def foreach_function(name: str) -> Callable[..., Any] | None:
-    """What does to each tensor of a list what torch's function of this name does to one.
+    """Return torch's function of this name for lists of tensors.
 
     Behind an underscore, the one that writes over the first list. Without it, or where there is
     none: None, and each is done alone.

@@ -1,4 +1,4 @@
-"""One algorithm, one file: formula, State, Hyper, init, rule, constructor."""
+"""Algorithms, a file for each: formula, State, Hyper, init, rule, constructor."""
 
 from functional_optim.algorithms.adadelta import adadelta
 from functional_optim.algorithms.adagrad import adagrad

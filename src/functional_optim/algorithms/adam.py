@@ -85,7 +85,7 @@ def adam_averages(
 
 
 def adam_denominator(second: Tensor, root: float, eps: float) -> Tensor:
-    """What the first average is divided by."""
+    """Return the divisor of the first average."""
     return shift(div(second.sqrt(), root), eps)
 
 

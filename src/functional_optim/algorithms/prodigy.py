@@ -173,7 +173,7 @@ def sliced(x: Tensor, c: ProdigyCoefficients) -> Tensor:
 def prodigy_reduce(
     param: Tensor, grad: Tensor, state: ProdigyState, c: ProdigyCoefficients
 ) -> tuple[Tensor, Tensor]:
-    """What r gains, and sum |s|.
+    """Return the gain of r, and sum |s|.
 
     Products in float32 at least, sums in double precision; the authors' package makes both in that
     of the parameter. A tensor for which they are not finite has no part in them.

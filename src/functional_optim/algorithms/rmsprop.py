@@ -84,7 +84,7 @@ def rmsprop_averages(
 
 
 def rmsprop_denominator(variance: Tensor, eps: float) -> Tensor:
-    """What the gradient is divided by."""
+    """Return the divisor of the gradient."""
     return shift(variance.sqrt(), eps)
 
 

@@ -162,7 +162,7 @@ def soap_bases(state: SoapState, c: SoapCoefficients) -> SoapState:
 
 
 def soap_bases_of_hidden_step(state: SoapState, c: SoapCoefficients) -> SoapState:
-    """The same where torch.func or a compiler hides the number of the step: by all ways at once."""
+    """Return the bases where torch.func or a compiler hides the number of the step."""
     first, refresh = torch.as_tensor(c.first), torch.as_tensor(c.refresh)
     new = soap_bases(state, c._replace(first=True))
     again = soap_bases(state, c._replace(first=False, refresh=True))

@@ -1,4 +1,4 @@
-"""Whether a CUDA graph is being captured, which only some steps can be a part of."""
+"""Check if a CUDA graph is being captured, which only some steps can be a part of."""
 
 from collections.abc import Iterable
 from operator import attrgetter

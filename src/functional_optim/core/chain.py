@@ -94,7 +94,7 @@ class Chain:
         return self.of_chain(self.chain_at(path, shape))
 
     def of_chain(self, chain: LeafChain) -> Self:
-        """The same for leaves that have a chain of this optimizer."""
+        """Return the values for leaves that have a chain of this optimizer."""
         links = tuple(map(Link, chain.stages, chain.hypers))
         return type(self)(links, self.executor, self.namespace)
 
@@ -210,13 +210,13 @@ def with_hyper(optimizer: _Chain, hyper: Mapping[str, Any]) -> _Chain:
 
 
 def tolerant(optimizer: _Chain) -> _Chain:
-    """The same optimizer, for trees in which its overrides may be meant for no leaf."""
+    """Return the optimizer for trees in which its overrides may match no leaf."""
     overrides = tuple((if_any(where), changes) for where, changes in optimizer.overrides)
     return replace(optimizer, overrides=overrides) if overrides else optimizer
 
 
 def listed(optimizer: _Chain, shapes: Mapping[Path, Shape]) -> _Chain:
-    """The same optimizer for these leaves, with paths in the place of functions of path and shape.
+    """Return the optimizer for these leaves, with paths instead of functions of path and shape.
 
     So it can be pickled, whatever functions the caller wrote.
 

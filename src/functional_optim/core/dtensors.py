@@ -1,4 +1,4 @@
-"""Whether a tensor is a DTensor, and what of it lies on this rank; nobody needs torch's for it."""
+"""DTensors: detection, and the part on this rank, without importing torch's package."""
 
 import sys
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -54,5 +54,5 @@ def sum_over_ranks(part: Tensor, like: "DTensor") -> Tensor:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What of a tensor lies on this rank: a DTensor's shard, and any other tensor itself."""
+    """Return the part of a tensor on this rank: a DTensor's shard, or any other tensor itself."""
     return tensor.to_local() if is_sharded(tensor) else tensor

@@ -41,7 +41,7 @@ def complex_view(tensor: Tensor) -> Tensor:
 
 
 class Form(NamedTuple):
-    """How one leaf is seen."""
+    """View of a leaf."""
 
     enter: Callable[[Leaf], Leaf]
     """The leaf as rules see it. Views where it can, so that writing in place reaches the leaf."""

@@ -108,7 +108,7 @@ def fields_of_any(
     shape: tuple[int, ...],
     dtype: torch.dtype,
 ) -> Fields:
-    """The same, of which nothing is kept."""
+    """Return the fields without keeping them in a cache."""
     probe = init_like(stages, hypers, shape, dtype)
     return tuple(tuple(map(_field, getattr(one, "_fields", ()), one)) for one in probe.stages)
 
@@ -127,7 +127,7 @@ class FieldsOfTree:
         self._known: dict[int, list[tuple[Sequence[int], torch.dtype, Fields]]] = {}
 
     def of(self, chain: object) -> FieldsOf:
-        """As of the leaves that share a chain, an object that lives as long as this."""
+        """Return :func:`fields_of` for leaves that share a chain, an object that outlives this."""
         if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
             return fields_of  # when exporting, an open size is to be compared with no other
         known = self._known.setdefault(id(chain), [])

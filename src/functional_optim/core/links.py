@@ -231,7 +231,7 @@ def addresses(links: Links) -> dict[str, list[tuple[int, str]]]:
 
 
 def _addresses(links: Sequence[Link]) -> dict[str, list[tuple[int, str]]]:
-    """The same for the links of one part."""
+    """Return the addresses of the links of one part."""
     places: dict[str, list[tuple[int, str]]] = {}
     for index, link in enumerate(links):
         for field in link.hyper._fields:

@@ -14,7 +14,7 @@ _Result = TypeVar("_Result")
 
 
 class StepLock:
-    """What is held while something is stepped; a copy of its owner has one of its own."""
+    """Lock that is held during a step; a copy of its owner has a lock of its own."""
 
     def __init__(self) -> None:
         self._held = threading.RLock()

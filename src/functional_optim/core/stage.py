@@ -57,7 +57,7 @@ RESERVED_HYPER = ("params", "param_names", "initial_lr", "decoupled_weight_decay
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Stage:
-    """What a :class:`Rule` and a :class:`Transform` have in common.
+    """Base class of :class:`Rule` and :class:`Transform`.
 
     Call it with its hyper-parameters, by name, to get a :class:`Link` for ``chain``.
 
@@ -202,7 +202,7 @@ class Stage:
             )
 
     def __hash__(self) -> int:
-        """As of the fields; kept, since stages are the keys of what is compiled for them."""
+        """Return the hash of the fields; kept, since stages are keys of caches."""
         found: int | None = self.__dict__.get("_hash")
         if found is None:
             found = hash((type(self), *(getattr(self, one.name) for one in fields(self))))
@@ -229,7 +229,7 @@ class Stage:
         return f"{type(self).__name__} {self.name}({', '.join(getattr(self.hyper, '_fields', ()))})"
 
     def made_of(self, hyper: Any) -> tuple[str, tuple[Link, ...], dict[str, Any]] | None:
-        """What made it of other links: the name of a function, those, and its other arguments.
+        """Return the name of the function that made it, its links, and the other arguments.
 
         None of a stage that is itself. An optimizer shows such a call in its ``repr``.
         """

@@ -1,4 +1,4 @@
-"""Which leaves are meant: by the beginning of their paths, a predicate, a pattern or the shape."""
+"""Selectors of leaves: by the beginning of their paths, a predicate, a pattern or the shape."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -271,7 +271,7 @@ def with_shape(
 
 
 def if_any(where: Where) -> IfAny:
-    """The same leaves, where it is no mistake that there are none.
+    """Return a selector that may match no leaf.
 
     Without it, what is meant for no leaf of a tree is refused, since its name may be misspelt: an
     override, and a name, a pattern or a predicate in ``freeze``, ``masked`` and ``labels``. With
@@ -379,7 +379,7 @@ def written(where: Where) -> str:
 
 
 def _short(where: Any) -> str:
-    """The same within a ``repr``: a predicate by its name alone."""
+    """Return the text of a selector within a ``repr``: a predicate by its name alone."""
     return repr(where) if isinstance(where, (tuple, Selector)) else named(where)
 
 

@@ -72,7 +72,7 @@ class ExportedStep:
     """Of optree, of the tree of params."""
 
     def arguments(self, params: Any, grads: Any, state: State, **hyper: float) -> Arguments:
-        """What to call the program with: the tensors of these trees themselves, in five lists.
+        """Return the arguments of the program: the tensors of these trees, in five lists.
 
         A program in place writes into params and state through them. To run it elsewhere, save
         the lists with torch.save.

@@ -34,7 +34,7 @@ from functional_optim.optimizer.constructors import made_without_params
 
 
 class GroupChain(NamedTuple):
-    """What steps the parameters of a group."""
+    """Chain that steps the parameters of a group."""
 
     stages: tuple[Stage, ...]
     hypers: tuple[Any, ...]
@@ -43,7 +43,7 @@ class GroupChain(NamedTuple):
 
 
 class StateDictForm(NamedTuple):
-    """What a class of torch.optim writes into its state dicts."""
+    """Form of the state dicts that a class of torch.optim writes."""
 
     counts_steps: bool = True
     """Whether it keeps a step count, for each parameter or for a group of them."""
@@ -56,7 +56,7 @@ class StateDictForm(NamedTuple):
 
 
 class Recipe(Protocol):
-    """How a group's options become a chain. It can be pickled, and needs no registry elsewhere."""
+    """Recipe of a chain, from a group's options. It can be pickled, without the registry."""
 
     defaults: dict[str, Any]
     """The options of every group, with their defaults."""
@@ -71,7 +71,7 @@ class Recipe(Protocol):
 
 
 class OptimizerRecipe:
-    """Of one of our optimizers, with one chain: groups have its hyper-parameters."""
+    """Recipe of one of our optimizers with one chain: groups have its hyper-parameters."""
 
     def __init__(self, optimizer: Optimizer, executor: str | None) -> None:
         self._unsaid = executor is None and bool(EXECUTORS[optimizer.executor].stand_ins)
@@ -90,7 +90,7 @@ class OptimizerRecipe:
 
 
 class ComposedRecipe:
-    """Of an optimizer whose leaves differ in their chains: each group has a recipe of its own."""
+    """Recipe of an optimizer whose leaves differ in their chains: each group has its own recipe."""
 
     def __init__(self, optimizer: Optimizer, executor: str | None) -> None:
         self._executor = executor
@@ -105,7 +105,7 @@ class ComposedRecipe:
         return self.optimizer.using(executor=executor)
 
     def listed(self, params: Mapping[str, Tensor]) -> "ComposedRecipe":
-        """The same for these parameters, by name; it can be pickled."""
+        """Return the recipe for these parameters, by name; it can be pickled."""
         shapes = {(name,): tuple(param.shape) for name, param in params.items()}
         return ComposedRecipe(listed(self.optimizer, shapes), self._executor)
 
@@ -125,7 +125,7 @@ class ComposedRecipe:
 
 
 class ClassRecipe:
-    """Of a torch.optim class: groups have its options, and it says what they mean."""
+    """Recipe of a torch.optim class: groups have its options, and it interprets them."""
 
     def __init__(self, cls: type, defaults: Mapping[str, Any], executor: str | None) -> None:
         # The class itself says which options are wrong, and what others there are.

@@ -120,7 +120,7 @@ def as_functional_optim(cls: Any, *args: Any, **kwargs: Any) -> Optimizer:
 def made_by_factory(
     factory: Factory, key: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Optimizer:
-    """What a factory makes of the arguments of ``key``, as :func:`as_functional_optim` does.
+    """Call the factory of ``key`` with its arguments, as :func:`as_functional_optim` does.
 
     Args:
         factory: the registered one; here, or in the process that sent it.

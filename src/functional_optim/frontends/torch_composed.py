@@ -1,4 +1,4 @@
-"""What a torch.optim front-end keeps for an optimizer whose leaves differ in their stages.
+"""Groups of a torch.optim front-end for an optimizer whose leaves differ in their stages.
 
 Each parameter group has one chain. Groups whose parameters differ in their stages, or in the
 hyper-parameters that overrides give them, are divided; numbers that belong to no leaf are kept
@@ -173,7 +173,7 @@ class ComposedGroups:
         extra: Mapping[str, Any],
         measured: Sequence[Tensor] = (),
     ) -> None:
-        """One step of all groups: as it was planned, or else it is planned for the steps to come.
+        """Step all groups by a plan; without one, plan the next steps.
 
         Args:
             groups: as they are now.
@@ -217,7 +217,7 @@ class ComposedGroups:
         gradients: Callable[[list[Tensor]], list[Tensor | None]],
         measured: Sequence[Tensor],
     ) -> tuple[dict[int, Tensor], Tensor]:
-        """What each parameter adds to the next total, by identity, and what adds nothing.
+        """Return each parameter's addend to the next total, by identity, and the neutral addend.
 
         Args:
             groups, states, state_of, gradients, measured: as for :meth:`step`.
@@ -312,7 +312,7 @@ class ComposedGroups:
         return isinstance(self.shared, Shared)
 
     def numbers(self) -> dict[str, Any]:
-        """What belongs to no leaf, as the groups of a checkpoint have it: plain numbers."""
+        """Numbers that belong to no leaf, as the groups of a checkpoint have them."""
         if not isinstance(self.shared, Shared):
             return {}
         found: dict[str, Any] = {CALLS: int(self.shared.step)}

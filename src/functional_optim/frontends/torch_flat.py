@@ -91,7 +91,7 @@ class _Bound(BoundOptimizer):
 
 
 class _Taken(NamedTuple):
-    """What was bound."""
+    """Record of a binding."""
 
     bound: _Bound
     sizes: list[int]
@@ -125,7 +125,7 @@ class FlatGroups:
         self._hypers: list[tuple[Any, ...]] = []
 
     def bound(self, groups: Sequence[Group], state: Entries) -> BoundOptimizer | None:
-        """What makes the next step, if nothing is changed before; None without parameters."""
+        """Return the bound step, or None if there are no parameters."""
         taken = self._now(groups, state)
         return None if taken is None else taken.bound
 
@@ -204,7 +204,7 @@ class FlatGroups:
         return self._taken
 
     def _now(self, groups: Sequence[Group], state: Entries) -> _Taken | None:
-        """What was bound, or is bound anew."""
+        """Return the binding; bind again if it no longer holds."""
         taken = self._taken
         if taken is None or not self._holds(taken, groups, state):
             return self.bind(groups, state)
@@ -230,7 +230,7 @@ class FlatGroups:
     def _state_of(
         self, hypers: tuple[Any, ...], param: Tensor, entries: dict[str, Any], name: str
     ) -> LeafState:
-        """What is in a dict of state; before the first step, whatever the hyper-parameters ask."""
+        """Return the state in a dict; before the first step, a new one for the hyper-parameters."""
         stages = self._optimizer.stages
         if entries and entries.get("step") != 0:
             return from_entries(stages, hypers, param, entries, name)

@@ -33,7 +33,7 @@ from functional_optim.optimizer import Optimizer
 
 
 class FromTorch(NamedTuple):
-    """What :func:`from_torch` returns."""
+    """Result of :func:`from_torch`."""
 
     optimizer: Optimizer
     params: tuple[dict[str, Tensor], ...]
@@ -219,7 +219,7 @@ def to_torch_state_dict(
 
 
 class _Kept(NamedTuple):
-    """What a torch.optim class keeps, seen on an instance that made one step."""
+    """State that a torch.optim class keeps, seen on an instance after one step."""
 
     options: dict[str, Any]
     counts_steps: bool

@@ -114,7 +114,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
 
     @property
     def layout(self) -> FlatLayout | None:
-        """Where the parameters lie, for now; None unless they are flat."""
+        """Current layout of flat parameters; None unless they are flat."""
         bound = self._bound()
         return None if bound is None else bound.layout
 
@@ -187,7 +187,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
     def step(
         self, closure: Callable[[], Any] | None = None, *, extra: Mapping[str, Any] | None = None
     ) -> Any:
-        """One step of every parameter that has a gradient; torch.compile runs it as it is.
+        """Step every parameter that has a gradient; torch.compile runs it as it is.
 
         Args:
             closure: re-evaluates the model and returns the loss; called first, with autograd on.
@@ -275,7 +275,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         self.register_load_state_dict_post_hook(_completed, prepend=True)
 
     def _bound(self) -> BoundOptimizer | None:
-        """What makes the next step of flat parameters."""
+        """Return the bound optimizer of flat parameters."""
         return None if self._flat is None else self._flat.bound(self._groups(), self.state)
 
     def _groups(self) -> list[Group]:
@@ -348,7 +348,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         return self._options_of(index).hypers(group)
 
     def _options_of(self, index: int) -> GroupOptions:
-        """What reads the options of a group, as long as its chain is the same."""
+        """Return the reader of a group's options, which is kept as long as its chain."""
         if index not in self._options:
             own = self._optimizer_of(index)
             self._options[index] = GroupOptions(own, self._names_of(index))

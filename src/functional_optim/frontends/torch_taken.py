@@ -1,4 +1,4 @@
-"""Whether torch-like parameter groups have the parameters and entries of state that they had."""
+"""Check that torch-like parameter groups still have their parameters and entries of state."""
 
 from collections.abc import Callable, Sequence
 from itertools import chain

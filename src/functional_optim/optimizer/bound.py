@@ -36,7 +36,7 @@ PLANS = 8
 
 @uncompiled_class
 class BoundOptimizer(BoundCopies):
-    """What ``optimizer.bind(params)`` returns: one optimizer, its parameters and their state.
+    """Result of ``optimizer.bind(params)``: one optimizer, its parameters and their state.
 
     Parameters are moved into flat buffers, and stay the same objects; ``state`` and ``gradients``
     are trees of views of such buffers.
@@ -161,7 +161,7 @@ class BoundOptimizer(BoundCopies):
 
     @property
     def layout(self) -> FlatLayout:
-        """Where the parameters lie."""
+        """Layout of the parameters."""
         return self._layout
 
     @one_at_a_time
@@ -181,7 +181,7 @@ class BoundOptimizer(BoundCopies):
         self._group_hypers = self._of_groups(hypers)
 
     def _of_groups(self, hypers: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        """Those of each group of parameters, of those of each parameter."""
+        """Return the hyper-parameters of each group, from those of each parameter."""
         return [hypers[place] for place in self._firsts]
 
     def _check_options(self, optimizer: Chain, hypers: list[tuple[Any, ...]]) -> None:
@@ -216,7 +216,7 @@ class BoundOptimizer(BoundCopies):
         return LOOPS.wait(left, count=len(self._params))
 
     def explain(self) -> str:
-        """What runs each stretch of the buffers, and why, one line each."""
+        """Return which kernel runs each stretch of the buffers, and why, a line each."""
         alone = why_alone(self._optimizer.stages, self._params, self._others, self._layout)
         return "\n".join([*self._explainer().lines(), *alone])
 
@@ -227,7 +227,7 @@ class BoundOptimizer(BoundCopies):
 
     @one_at_a_time
     def step(self, grads: Any = None, *, measured: Sequence[Tensor] = (), **hyper: Any) -> None:
-        """One step of every parameter that has a gradient, in place.
+        """Step every parameter that has a gradient, in place.
 
         Args:
             grads: a tree like the parameters', with a gradient or None for each;
@@ -319,7 +319,7 @@ class BoundOptimizer(BoundCopies):
         return optimizer, hypers
 
     def _grad_list(self, grads: Any) -> list[Tensor | None]:
-        """One gradient or None for each parameter."""
+        """Return a gradient or None for each parameter."""
         if grads is None:
             return grads_of(self._params)
         found = flatten_like(self._spec, grads, "gradients")
@@ -332,7 +332,7 @@ class BoundOptimizer(BoundCopies):
         return [found[place] for place in self._places]
 
     def _names_of(self, paths: Sequence[Path]) -> list[str]:
-        """What errors call the parameters."""
+        """Return the names of the parameters in errors."""
         return list(map(path_name, paths))
 
     def _hypers_of(self, optimizer: Chain) -> list[tuple[Any, ...]]:
@@ -370,7 +370,7 @@ class BoundOptimizer(BoundCopies):
 
 
 def _present(gradients: Sequence[Any]) -> Present:
-    """Which of them are there; None where all are."""
+    """Return which gradients are present; None if all are."""
     if type(None) not in map(type, gradients):
         return None
     return [one is not None for one in gradients]

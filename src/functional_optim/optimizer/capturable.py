@@ -47,7 +47,7 @@ def _example(stages: Sequence[Stage], leaf: Leaf) -> Leaf:
 
 @uncompiled_class
 class CapturableOptimizer(BoundOptimizer):
-    """What ``optimizer.bind(params, capturable=True)`` returns: its steps may be captured.
+    """Result of ``optimizer.bind(params, capturable=True)``: its steps may be captured.
 
     Each replay of a captured :meth:`step` is a whole step: it counts, and its coefficients are
     those of its number. Hyper-parameters are read on the device each time: :meth:`set_hyper`
@@ -173,7 +173,7 @@ class CapturableOptimizer(BoundOptimizer):
 
     @one_at_a_time
     def step(self, grads: Any = None, *, measured: Sequence[Tensor] = (), **hyper: Any) -> None:
-        """One step, in place, that may be captured; where it is, each replay is one.
+        """Step in place, so that a CUDA graph may capture it; each replay is a step then.
 
         Args:
             grads: as for :meth:`BoundOptimizer.step`. What is captured reads them where they are.

@@ -16,7 +16,7 @@ from functional_optim.optimizer import Optimizer
 def made_without_params(
     constructor: Callable[..., Any], arguments: Mapping[str, Any]
 ) -> Optimizer | None:
-    """What a function makes, if it makes one of our optimizers; None if it wants parameters.
+    """Call a function that makes one of our optimizers; return None if it wants parameters.
 
     One that declares ``-> Optimizer`` is ours. One that declares nothing is asked: ours take
     hyper-parameters only, and whatever makes a torch.optim.Optimizer takes ``params`` first.

@@ -25,12 +25,12 @@ SALT = "salt"
 
 
 def field_name(name: str) -> str:
-    """What a stored rule calls a field: ``stage.field`` is one field of its state, without dot."""
+    """Return a stored rule's name of a field: ``stage.field`` without the dot."""
     return name.replace(".", "_")
 
 
 class KeptField(NamedTuple):
-    """One field of one stage's state, and how it is kept."""
+    """Field of one stage's state, and its storage."""
 
     name: str
     """Its name among all fields that are kept."""
@@ -42,7 +42,7 @@ class KeptField(NamedTuple):
 
 
 class LayoutSource(NamedTuple):
-    """What a layout is made from."""
+    """Source of a layout."""
 
     stages: tuple[Stage, ...]
     """They run on float32, one after the other; either one transform, or as far as the rule."""
@@ -208,7 +208,7 @@ class Layout:
         return states
 
     def rule(self, param: Tensor, grad: Tensor, state: Any, c: Any) -> tuple[Tensor, Any]:
-        """One step of all stages."""
+        """Step all stages."""
         with torch.no_grad():
             values = self._on(param.device, state)
             wide = self.plan.param.decode(param, tuple(values[: len(self.extras)]))
@@ -225,7 +225,7 @@ class Layout:
     def transform(
         self, grad: Tensor, param: Tensor, state: Any, c: Any, *given: Tensor
     ) -> tuple[Tensor, Any]:
-        """One step of the one transform, given its total and the raw gradient if it takes them."""
+        """Run the transform, given its total and the raw gradient if it takes them."""
         (stage,) = self.plan.stages
         assert isinstance(stage, Transform)
         with torch.no_grad():
@@ -239,7 +239,7 @@ class Layout:
             return made, self._at_home(self._encoded((), [one], noise))
 
     def measure(self, grad: Tensor) -> Tensor:
-        """What the one transform measures, of the gradient in float32."""
+        """Measure the gradient in float32, by the one transform."""
         (stage,) = self.plan.stages
         assert isinstance(stage, Transform)
         assert stage.measure is not None

@@ -72,7 +72,7 @@ def stored(
     seed: int = 0,
     state_device: str | None = None,
 ) -> Optimizer:
-    """The same optimizer, its parameters and state kept in fewer bytes, or elsewhere.
+    """Return the optimizer with parameters and state kept in fewer bytes, or elsewhere.
 
     A step decodes to float32, runs the whole chain, and encodes, element by element: any rule can
     be stored, and every executor, hook and checkpoint takes the result like any optimizer.
@@ -183,7 +183,7 @@ def _known(what: str, name: Any, table: Mapping[str, _T]) -> _T:
 
 
 def _before_the_rule(stages: Sequence[Stage]) -> int:
-    """How many stages have to stand by themselves, before those that are one rule.
+    """Return how many stages must stand by themselves, before those that are one rule.
 
     A measured stage needs the gradients of all leaves, and one that leads goes on leading when
     more is put in front.

@@ -1,4 +1,4 @@
-"""Which algorithms run by which executors over which storages, and why not the others.
+"""Table of which algorithms run by which executors over which storages, with reasons.
 
 This is a declaration, in words: a test holds it against what the code accepts and refuses, and
 the laws are checked for all that is declared possible.

@@ -55,7 +55,7 @@ def blocked_is_reference(subject: Subject, run: Run) -> None:
 
 
 def any_history(subject: Subject, run: Run) -> None:
-    """What was stepped before makes no difference: not even the values of what came first."""
+    """Earlier steps make no difference: not even the values of the first one."""
     optimizer = _unknown(subject.build(run))
     want = replay_steps(optimizer, run.params(), run.grads())
     other = optimizer.using(executor="blocked")
@@ -66,7 +66,7 @@ def any_history(subject: Subject, run: Run) -> None:
 
 
 def auto_is_reference(subject: Subject, run: Run) -> None:
-    """What is picked by itself gives what the reference gives.
+    """``auto`` gives what the reference gives.
 
     Bit for bit on the CPU; elsewhere within the stated bound.
     """
@@ -141,7 +141,7 @@ _COUNT = itertools.count(1)
 
 
 def _unknown(optimizer: Optimizer) -> Optimizer:
-    """The same chain under names of its own: what executors remember is of no use to it."""
+    """Return the chain under new names, for which executors have nothing cached."""
     number = next(_COUNT)
     links = tuple(
         Link(replace(link.stage, name=f"{link.stage.name} ({number})"), link.hyper)

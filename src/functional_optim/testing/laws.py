@@ -137,7 +137,7 @@ def split_by_leaves(subject: Subject, run: Run) -> None:
 
 
 def split_by_elements(subject: Subject, run: Run) -> None:
-    """Where every stage says ``pointwise``: a flat tensor in two pieces is the flat tensor.
+    """A flat tensor in two pieces is the flat tensor, if every stage says ``pointwise``.
 
     And so is its state. The cut is at a multiple of the chain's granularity.
     """
@@ -281,7 +281,7 @@ def differentiable(subject: Subject, run: Run) -> None:
 
 
 def _totals(optimizer: Optimizer, params: Params, grads: Grads, state: State) -> list[Tensor]:
-    """What the measured stages of a chain sum up over the whole tree."""
+    """Return the totals of the measured stages of a chain over the whole tree."""
     totals: list[Tensor] = []
     for stage in optimizer.stages:
         if needs_total(stage):
@@ -295,7 +295,7 @@ def _halves(tensor: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
 
 
 def _joined(whole: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    """What two pieces keep, end to end; what they keep in common, once."""
+    """Join the states of two pieces end to end; what they have in common is kept once."""
     is_cut = whole.dim() > 0 and whole.numel() == one.numel() + other.numel()
     return torch.cat([one, other]) if is_cut else one
 
