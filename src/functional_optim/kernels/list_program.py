@@ -278,7 +278,7 @@ class _Writer:
         return f"[{text} for {names} in zip({names})]"
 
     def _copies(self) -> list[str]:
-        """What was made elsewhere goes where it belongs; what stands in a leaf's own is kept."""
+        """Return the copies of results to where they belong; a leaf's own tensor is kept."""
         left = [
             (node, self.trace.chunk[place])
             for node, place in self.trace.results

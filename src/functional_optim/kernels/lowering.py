@@ -1,4 +1,4 @@
-"""What torch's functions do with a number, written for numbers that stand in a tensor.
+"""Torch's functions with a number, for numbers in a tensor.
 
 A compiled step takes the numbers that change with the step as elements of one small tensor, so
 that no new value compiles anything anew. torch's own functions want plain numbers in some of

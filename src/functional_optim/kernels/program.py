@@ -344,7 +344,7 @@ class _Writer:
         return free[0]
 
     def _copy_results(self) -> None:
-        """What was not written in its place goes there, each before it is itself written over."""
+        """Copy results to their places, each before it is itself written over."""
         left = [
             (node.name, self.memory.get(self.root[node], ""), chunk)
             for node, chunk in self.results

@@ -183,7 +183,7 @@ def _step_stack(
 
 
 def _stacked(place: int, column: Sequence[Tensor]) -> Tensor:
-    """One tensor of each leaf, together in scratch."""
+    """Stack a tensor of each leaf in scratch."""
     one = column[0]
     piece = scratch(("stack", place), len(column) * one.numel(), one.dtype, one.device)
     return torch.stack(list(column), out=piece.view(len(column), *one.shape))

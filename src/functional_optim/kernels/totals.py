@@ -83,7 +83,7 @@ def reduced_each(
 
 
 def _columns(states: Sequence[Any]) -> Any:
-    """One state, with a list of all tensors in the place of each tensor."""
+    """Return a state with a list of all tensors in the place of each tensor."""
 
     def column(values: Sequence[Any]) -> Any:
         if isinstance(values[0], list):
@@ -107,7 +107,7 @@ def _are_alike(tensors: Sequence[Tensor]) -> bool:
 
 
 class HandedOn:
-    """Whether stages give on what they get of leaves, as it is.
+    """Result of a check if stages pass on gradients and parameters unchanged.
 
     They do for every leaf of a shape and dtype that has the same coefficients, and are asked again
     only for others.

@@ -36,7 +36,7 @@ class _Known:
     compute_scalars: Callable[[Numbers, Sequence[Tensor]], tuple[Any, ...]]
 
     def memory(self) -> list[Tensor]:
-        """What it writes its temporaries to."""
+        """Return the memory of the program's temporaries."""
         return [_laid(i, one) for i, one in enumerate(self.program.scratch)]
 
 

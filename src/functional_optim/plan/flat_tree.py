@@ -1,4 +1,4 @@
-"""What a step of a tree is given, flattened at once."""
+"""Arguments of a step of a tree, flattened at once."""
 
 from contextlib import suppress
 from itertools import chain, compress
@@ -40,7 +40,7 @@ class FlatTree(NamedTuple):
     """The places of None among the leaves."""
 
     def without_tensors(self) -> "FlatTree":
-        """The same, to be compared with others."""
+        """Return the structure without tensors, to be compared with others."""
         return self._replace(tensors=[], gradients=[])
 
     @property
@@ -64,7 +64,7 @@ class FlatTree(NamedTuple):
 def flat_tree(
     namespace: str, params: Any, grads: Any, state: Any, *, in_place: bool = False
 ) -> FlatTree | None:
-    """What is given; None where no plan is for it.
+    """Flatten a step's arguments; None if no plan is for them.
 
     Args:
         namespace: of optree.

@@ -61,7 +61,7 @@ def groups_of(
 
 
 class ChainGuard:
-    """Whether an optimizer steps some leaves as the one for which something was planned.
+    """Guard: an optimizer steps leaves as the one that the plan was made for.
 
     Hyper-parameters may be others, as long as they ask for the state that there is.
 

@@ -87,7 +87,7 @@ class _PureChunk:
         return loops.hold(self._like, self._tensors(before), False)
 
     def call(self, tensors: list[Tensor], loops: Loops) -> Callable[[], object] | None:
-        """What steps the leaves as they were found last; None where no kernel does.
+        """Bind the step of the leaves that were found last; None if no kernel makes it.
 
         Args:
             tensors: of the step; those of the leaves are written to by the call.
@@ -204,7 +204,7 @@ class Unflatten:
         self._pick = _picking([places[id(one)] for one in every if one is not None])
 
     def of(self, tensors: list[Tensor]) -> tuple[Any, State]:
-        """Those of other tensors, in the order of the tree's."""
+        """Return the results made of other tensors, in the order of the tree's."""
         every: list[Any] = self._pick(tensors)
         for place in self._nothing:
             every.insert(place, None)
@@ -278,7 +278,7 @@ def _has_kernels(optimizer: Chain) -> bool:
 
 
 def without_derivative(namespace: str, given: tuple[Any, Any, State]) -> FlatTree | None:
-    """What is given; None where a derivative may be wanted, or operations are looked at."""
+    """Flatten a step's arguments; None if derivatives may be needed or calls are recorded."""
     if is_forward_mode() or is_transforming() or has_dispatch_mode():
         return None
     tree = flat_tree(namespace, *given)

@@ -154,7 +154,7 @@ class StepPlan:
         one_by_one: bool = True,
         numbers: Numbers | None = None,
     ) -> "Steps | None":
-        """What :meth:`run` does, of which nothing is refused any more; None where it does nothing.
+        """Check and bind a step that :meth:`run` would make; None if it would make none.
 
         Args:
             gradients, hypers, measured, one_by_one: as for :meth:`run`, and so are the errors.
@@ -226,7 +226,7 @@ class StepPlan:
         return not self._tensors or self._guard.hold(self._tensors)
 
     def holds_but_for_counts(self) -> bool:
-        """The same for who has read what they counted."""
+        """Return True if the plan holds, for a caller that has read the step counts."""
         there = self._guard.hold(self._tensors) if self._tensors else True
         return there and (not self._others or self._others_hold())
 

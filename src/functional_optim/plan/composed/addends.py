@@ -1,4 +1,4 @@
-"""What leaves that stay add to the total of a stage: looked at once, then summed up together."""
+"""Addends of leaves to a stage's total: prepared once, then summed together."""
 
 import functools
 import operator
@@ -94,7 +94,7 @@ class Addends:
         return found[0] if last.reduce is None else found
 
     def rows(self, decider: Decider) -> Sequence[Sequence[float]] | None:
-        """What each of them adds; None where stages before change what they are given."""
+        """Return each leaf's addends; None if stages before change gradients or parameters."""
         grads: list[Any] = list(map(decider.grads.__getitem__, self._part.members))
         made = [decider.numbers(self._part, *one) for one in self.counted.now]
         return self._rows(decider, grads, made)
@@ -102,7 +102,7 @@ class Addends:
     def _rows(
         self, decider: Decider, grads: list[Any], made: Sequence[Made]
     ) -> Sequence[Sequence[float]] | None:
-        """The same, of leaves whose stages are given parameters and gradients as they are."""
+        """Return the addends of leaves that the stages before leave as they are."""
         last, handed_on = self._part.stages[-1], self._handed_on
         now = [one.coefficients[:-1] for one in made]
         if now != handed_on.asked:
@@ -152,13 +152,13 @@ class Addends:
         return [one for one in found if not copies or len(one.places) >= FEWEST]
 
     def _leaf(self, k: int, grads: Sequence[Any], made: Sequence[Made]) -> Leaf:
-        """One of them as stages see it."""
+        """Return a leaf as stages see it."""
         (param, states, name), now = self._leaves[k], made[self.counted.groups[k]]
         return Leaf(param, grads[k], states, now.coefficients, name, now.hypers, now.step)
 
 
 def _measured(stage: Stage, grads: list[Any]) -> Sequence[Sequence[float]]:
-    """What each gradient adds to the total of a measured stage."""
+    """Return each gradient's addend to the total of a measured stage."""
     assert isinstance(stage, Transform)
     assert stage.measure is not None
     found = measured_each(stage, grads)

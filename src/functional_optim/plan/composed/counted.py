@@ -1,4 +1,4 @@
-"""What leaves have counted: steps, and what came to pass at gates; read together."""
+"""Counts of leaves: steps, and runs at gates; read together."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ _Class = tuple[Counts, tuple[tuple[Counts, Counts], ...]]
 
 
 class Counted:
-    """What leaves have counted, read together.
+    """Counts of leaves, read together.
 
     Args:
         leaves: of one chain.

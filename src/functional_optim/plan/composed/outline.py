@@ -151,7 +151,7 @@ class Outline:
     def after(
         self, point: Point, *, is_open: bool = True, late: tuple[tuple[int, ...], ...] = ()
     ) -> Point | End:
-        """What comes after a point.
+        """Return the next point or end, after a point.
 
         Args:
             point: that the step was at.
@@ -273,7 +273,7 @@ def _part(
 
 
 def _gates(cohort: Cohort) -> tuple[int, ...]:
-    """Where gates stand in the chain of leaves."""
+    """Return the positions of gates in the chain of leaves."""
     return tuple(at for at, stage in enumerate(cohort.stages) if stage.gate is not None)
 
 

@@ -27,7 +27,7 @@ from functional_optim.plan.leaf_group import groups_of
 
 
 class ComposedTree:
-    """What is known of the steps of a tree.
+    """Plans for the steps of a tree.
 
     Args:
         optimizer: that steps it.
