@@ -116,7 +116,7 @@ def test_numbers_in_tensors_of_a_tuple_are_not_compiled_elsewhere() -> None:
 def test_it_is_said_what_would_be_captured() -> None:
     optimizer = adamw(0.1).using(executor="auto")
     bound = optimizer.using(executor="compiled").bind(tree(F32), capturable=True)
-    assert "of torch.float32 on cpu: compile" in bound.explain()
+    assert "of torch.float32 on cpu: inductor" in bound.explain()
     half = tree(torch.float16)
     said = optimizer.bind(half, capturable=True).explain()
     assert ": reference; torch.float16 is not compiled" in said

@@ -199,8 +199,8 @@ class StateFields:
 def fields_depend_on(stage: Stage) -> Sequence[str]:
     """Return the hyper-parameters that decide which fields a stage's state has."""
     if stage.state_depends_on is None and stage.stateful:
-        names: Sequence[str] = stage.hyper._fields
-        return names
+        hyper: Any = stage.hyper
+        return tuple(hyper._fields)
     return stage.state_depends_on or ()
 
 

@@ -29,7 +29,17 @@ from functional_optim.core.stage_defaults import (
     same_coefficients,
 )
 
-__all__ = ["Kind", "Link", "NoState", "Rule", "Sparse", "Stage", "Transform", "rows_of_sparse"]
+__all__ = [
+    "Kind",
+    "Link",
+    "NoState",
+    "Rule",
+    "Sparse",
+    "Stage",
+    "Transform",
+    "rows_of_sparse",
+    "same_coefficients",
+]
 
 Kind = Literal["pointwise", "per_matrix"]
 
