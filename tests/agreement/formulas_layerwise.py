@@ -5,7 +5,11 @@ returns the last parameter and one field of state.
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+from functional_optim import Optimizer, algorithms
 
 Values = list[float]
 Result = tuple[Values, Values]
@@ -156,3 +160,57 @@ def dadapt_adam_formula(p: Values, grads: list[Values], **hyper: Any) -> Result:
             p = [x - length * decay * x for x in p]
         p = [x - a / (math.sqrt(y) + hyper["eps"]) for x, a, y in zip(p, m, v, strict=True)]
     return p, s
+
+
+_AVERAGES = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.01}
+_DOG = {"lr": 1.0, "reps_rel": 0.1, "eps": 1e-8, "weight_decay": 0.01}
+_FOUND = {"d0": 0.1, "growth_rate": math.inf}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "sign_sgd": {"lr": 0.1, "weight_decay": 0.01},
+    "signum": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
+    "novograd": _AVERAGES,
+    "came": {
+        "lr": 0.01,
+        "betas": (0.9, 0.999, 0.9999),
+        "eps": (1e-30, 1e-16),
+        "clip_threshold": 1.0,
+        "weight_decay": 0.01,
+    },
+    "adam_mini": _AVERAGES,
+    "dog": _DOG,
+    "ldog": _DOG,
+    "dadapt_sgd": {"lr": 1.0, "momentum": 0.9, "weight_decay": 0.01, **_FOUND},
+    "dadapt_adam": {
+        **_AVERAGES,
+        "lr": 1.0,
+        "decouple": True,
+        "use_bias_correction": False,
+        **_FOUND,
+    },
+}
+"""Hyper-parameters for the table of agreement."""
+
+MATRICES = {"came": {"columns": 100}, "adam_mini": {"blocks": 5}}
+"""Those compared on a matrix of 5 rows and 100 columns, and what their formulas take of it."""
+
+_FORMULAS: dict[str, Callable[..., Result]] = {
+    "sign_sgd": sign_sgd_formula,
+    "signum": signum_formula,
+    "novograd": novograd_formula,
+    "came": came_formula,
+    "adam_mini": adam_mini_formula,
+    "dog": dog_formula,
+    "ldog": dog_formula,
+    "dadapt_sgd": dadapt_sgd_formula,
+    "dadapt_adam": dadapt_adam_formula,
+}
+
+
+def _entry(name: str) -> tuple[Callable[[], Optimizer], Callable[..., Result]]:
+    hyper = OPTIONS[name]
+    build: Callable[[], Optimizer] = partial(getattr(algorithms, name), **hyper)
+    return build, partial(_FORMULAS[name], **hyper, **MATRICES.get(name, {}))
+
+
+LAYERWISE_FORMULAS = {name: _entry(name) for name in OPTIONS}
+"""Constructors and formulas, for the table of agreement."""

@@ -7,7 +7,7 @@ implementation moved it, after 20 steps in float64. A package is imported when i
 import contextlib
 import importlib
 import io
-from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import torch
@@ -81,16 +81,12 @@ def with_torch(
     return difference(stepped(optimizer, start, grads), [one.detach() for one in params], start)
 
 
-def with_optax(optimizer: Optimizer, name: str, *, scaled: float = 1.0, **options: Any) -> float:
-    """Compare with a transformation of optax, on the gradients scaled."""
+def with_optax(optimizer: Optimizer, name: str, **options: Any) -> float:
+    """Compare with a transformation of optax."""
     jax, optax = importlib.import_module("jax"), importlib.import_module("optax")
     jax.config.update("jax_enable_x64", True)
     start, grads = problem()
-    grads = [[scaled * one for one in step] for step in grads]
-    build: Callable[..., Any] = optax
-    for part in name.split("."):
-        build = getattr(build, part)
-    theirs = build(**options)
+    theirs = reduce(getattr, name.split("."), optax)(**options)
     params = [jax.numpy.asarray(one.numpy()) for one in start]
     state = theirs.init(params)
     for step in grads:
@@ -142,11 +138,20 @@ def compare_adam_mini_with_its_authors() -> float:
 
 
 def compare_dog_with_its_authors() -> float:
-    return with_torch(dog(weight_decay=0.01), "dog", "DoG", weight_decay=0.01)
+    """Compare from a first distance that is large enough to see its rounding."""
+    return with_torch(
+        dog(reps_rel=0.1, weight_decay=0.01), "dog", "DoG", reps_rel=0.1, weight_decay=0.01
+    )
+
+
+def compare_dog_with_optax() -> float:
+    return with_optax(dog(reps_rel=0.1), "contrib.dog", init_step=("heuristic", 0.1))
 
 
 def compare_ldog_with_its_authors() -> float:
-    return with_torch(ldog(weight_decay=0.01), "dog", "LDoG", weight_decay=0.01)
+    return with_torch(
+        ldog(reps_rel=0.1, weight_decay=0.01), "dog", "LDoG", reps_rel=0.1, weight_decay=0.01
+    )
 
 
 def compare_dadapt_sgd_with_its_authors() -> float:

@@ -156,7 +156,9 @@ def test_it_is_the_formula_of_its_paper(name: str) -> None:
 def test_signum_without_momentum_is_sign_sgd() -> None:
     """To the bit, coupled decay included, and without state."""
     start = noise(0, *SHAPE)
-    for hyper in pairs(weight_decay=[0.0, 0.3], decouple=[True, False], maximize=[False, True]):
+    for hyper in pairs(
+        weight_decay=[0.0, 0.3], decoupled_weight_decay=[True, False], maximize=[False, True]
+    ):
         one, state = stepped(signum(0.1, 0.0, **hyper), start, gradients(start))
         other, _ = stepped(sign_sgd(0.1, **hyper), start, gradients(start))
         assert torch.equal(one, other)
@@ -346,3 +348,15 @@ def test_a_tensor_with_infinite_gradients_has_no_part_in_the_sums(name: str) -> 
     found, state = stepped(build(**hyper), params, [tree(0), bad, tree(2)])
     assert all(bool(found[k].isfinite().all()) for k in ("b", "c"))
     assert all(number < float("inf") for number in build(**hyper).shared(state)[name])
+
+
+@pytest.mark.parametrize("build", [sign_sgd, lambda: signum(momentum=0.0)])
+def test_signs_of_sparse_gradients_reach_the_stored_rows(build: Callable[..., Optimizer]) -> None:
+    start = noise(60, 4, 2)
+    start[0] = torch.nan
+    grad = torch.sparse_coo_tensor(
+        torch.tensor([[1, 3]]), noise(61, 2, 2), (4, 2), check_invariants=True
+    )
+    found, _ = stepped(build(), start, [grad])
+    want, _ = stepped(build(), start[1:], [grad.to_dense()[1:]])
+    assert torch.equal(found[1:], want) and bool(found[0].isnan().all())

@@ -21,11 +21,13 @@ from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Link, Rule, Sparse
 from functional_optim.numeric import add, is_active, lerp
 from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
+from functional_optim.transforms.decoupled_weight_decay import (
+    decoupled_weight_decay as decoupled,
+)
 from functional_optim.transforms.descend import descend
 from functional_optim.transforms.maximize import maximized
 from functional_optim.transforms.scale_by_sign import scale_by_sign
-from functional_optim.transforms.weight_decay import weight_decay as coupled_weight_decay
+from functional_optim.transforms.weight_decay import weight_decay as coupled
 
 
 class SignumState(NamedTuple):
@@ -61,7 +63,7 @@ def signum_rule(
 
 
 def signum_sparse(hyper: SignumHyper) -> Sparse:
-    return "dense" if is_active(hyper.momentum) else "rows"
+    return "refuse" if is_active(hyper.momentum) else "rows"
 
 
 SIGNUM = Rule(
@@ -76,8 +78,8 @@ SIGNUM = Rule(
 )
 
 
-def _decay(weight_decay: Scalar, decoupled: bool) -> Link:
-    return decoupled_weight_decay(weight_decay) if decoupled else coupled_weight_decay(weight_decay)
+def _decay(weight_decay: Scalar, is_decoupled: bool) -> Link:
+    return decoupled(weight_decay) if is_decoupled else coupled(weight_decay)
 
 
 @constructor
@@ -86,7 +88,7 @@ def signum(
     momentum: Scalar = 0.9,
     weight_decay: Scalar = 0.0,
     *,
-    decouple: bool = True,
+    decoupled_weight_decay: bool = True,
     maximize: bool = False,
 ) -> Optimizer:
     """Signum: steps of one size, along the sign of an average of gradients.
@@ -98,8 +100,8 @@ def signum(
             be a 0-d tensor or a schedule.
         momentum: decay of the average, in [0, 1).
         weight_decay: coefficient of the decay, >= 0.
-        decouple: shrink the parameter by ``1 - lr * weight_decay``; else add ``weight_decay * p``
-            to the gradient, where it changes a step only if it changes a sign.
+        decoupled_weight_decay: shrink the parameter by ``1 - lr * weight_decay``; else add
+            ``weight_decay * p`` to the gradient, where it changes a step only if it changes a sign.
         maximize: ascend instead of descend.
 
     Returns:
@@ -124,7 +126,9 @@ def signum(
         non-convex problems", ICML 2018, algorithm 2.
     """
     return chain(
-        maximized(maximize), _decay(weight_decay, decouple), SIGNUM(lr=lr, momentum=momentum)
+        maximized(maximize),
+        _decay(weight_decay, decoupled_weight_decay),
+        SIGNUM(lr=lr, momentum=momentum),
     )
 
 
@@ -133,7 +137,7 @@ def sign_sgd(
     lr: Scalar = 1e-2,
     weight_decay: Scalar = 0.0,
     *,
-    decouple: bool = True,
+    decoupled_weight_decay: bool = True,
     maximize: bool = False,
 ) -> Optimizer:
     """SignSGD: steps of one size, along the sign of the gradient.
@@ -144,8 +148,8 @@ def sign_sgd(
         lr: size of each step, a finite number >= 0; like every number here, it may
             be a 0-d tensor or a schedule.
         weight_decay: coefficient of the decay, >= 0.
-        decouple: shrink the parameter by ``1 - lr * weight_decay``; else add ``weight_decay * p``
-            to the gradient, where it changes a step only if it changes a sign.
+        decoupled_weight_decay: shrink the parameter by ``1 - lr * weight_decay``; else add
+            ``weight_decay * p`` to the gradient, where it changes a step only if it changes a sign.
         maximize: ascend instead of descend.
 
     Returns:
@@ -169,4 +173,9 @@ def sign_sgd(
         Bernstein, Wang, Azizzadenesheli, Anandkumar, "signSGD: compressed optimisation for
         non-convex problems", ICML 2018, algorithm 1.
     """
-    return chain(maximized(maximize), _decay(weight_decay, decouple), scale_by_sign(), descend(lr))
+    return chain(
+        maximized(maximize),
+        _decay(weight_decay, decoupled_weight_decay),
+        scale_by_sign(),
+        descend(lr),
+    )

@@ -26,7 +26,7 @@ _BAD_DOG = (*_BAD_LR, *_BAD_DECAY, *_BAD_EPS, {"reps_rel": 0.0}, {"reps_rel": NA
 LAYERWISE_CASES: dict[str, Case] = {
     "sign_sgd": Case(
         algorithms.sign_sgd,
-        options=some(lr=LR, weight_decay=DECAY, decouple=FLAG, maximize=FLAG),
+        options=some(lr=LR, weight_decay=DECAY, decoupled_weight_decay=FLAG, maximize=FLAG),
         refused_here=(*_BAD_LR, *_BAD_DECAY),
     ),
     "signum": Case(
@@ -35,7 +35,7 @@ LAYERWISE_CASES: dict[str, Case] = {
             lr=LR,
             momentum=st.sampled_from([0.0, 0.5]),
             weight_decay=DECAY,
-            decouple=FLAG,
+            decoupled_weight_decay=FLAG,
             maximize=FLAG,
         ),
         refused_here=(*_BAD_LR, *_BAD_DECAY, {"momentum": 1.0}, {"momentum": NAN}),
