@@ -83,7 +83,8 @@ def with_torch(
 
 def with_optax(optimizer: Optimizer, name: str, **options: Any) -> float:
     """Compare with a transformation of optax."""
-    jax, optax = importlib.import_module("jax"), importlib.import_module("optax")
+    jax: Any = importlib.import_module("jax")
+    optax: Any = importlib.import_module("optax")
     jax.config.update("jax_enable_x64", True)
     start, grads = problem()
     theirs = reduce(getattr, name.split("."), optax)(**options)

@@ -27,7 +27,7 @@ VARIANTS: dict[str, Optimizer] = {
 """With options that change their state or their path."""
 
 COMPOSED: dict[str, Optimizer] = {
-    "dadapt_adam": dadapt_adam(d0=0.1, eps=0.1, use_bias_correction=True, growth_rate=2.5),
+    "dadapt_adam": dadapt_adam(d0=0.1, eps=0.1, use_bias_correction=True),
     "dadapt_adam decays": dadapt_adam(0.5, d0=0.1, eps=0.1, weight_decay=0.1, decouple=True),
     "dadapt_sgd": dadapt_sgd(0.5, 0.7, 0.1, d0=0.1),
     "dog": dog(reps_rel=0.1, weight_decay=0.1),
