@@ -23,6 +23,7 @@ from functional_optim import (
     sign_sgd,
     signum,
 )
+from functional_optim.core.block_sums import SUM_BLOCK
 from functional_optim.core.state import field_tensors
 
 from ..choices import case, pairs
@@ -360,3 +361,13 @@ def test_signs_of_sparse_gradients_reach_the_stored_rows(build: Callable[..., Op
     found, _ = stepped(build(), start, [grad])
     want, _ = stepped(build(), start[1:], [grad.to_dense()[1:]])
     assert torch.equal(found[1:], want) and bool(found[0].isnan().all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_are_of_every_block_and_in_double_precision(dtype: torch.dtype) -> None:
+    """DoG's sum of squares of more elements than a block has."""
+    grad = noise(70, 3 * SUM_BLOCK + 5).to(dtype)
+    optimizer, start = dog(), torch.zeros_like(grad)
+    _, state = stepped(optimizer, start, [grad])
+    want = float(grad.double().square().sum())
+    assert optimizer.shared(state)["dog"].grad_sum == pytest.approx(want, rel=1e-6)

@@ -16,6 +16,7 @@ and its ``r`` has v_{t-1}, as that of optax has.
 """
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -137,21 +138,20 @@ def decayed(grad: Tensor, param: Tensor, c: DadaptAdamCoefficients) -> Tensor:
 
 
 def products_and_sizes(
-    grad: Tensor, s: Tensor, denominator: Tensor, new: Tensor
+    c: DadaptAdamCoefficients, grad: Tensor, s: Tensor, exp_avg_sq: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return ``sum g * s / (sqrt(v) + eps)`` and ``sum |s|``, with the new s, of a block."""
-    product = (grad * (s / denominator)).sum(dtype=torch.float64)
-    return product, new.abs().sum(dtype=torch.float64)
+    product = grad * (s / shift(exp_avg_sq.sqrt(), c.eps))
+    new = add(mul(s, c.root_2), grad, c.next_weight)
+    return product.sum(dtype=torch.float64), new.abs().sum(dtype=torch.float64)
 
 
 def dadapt_adam_reduce(
     param: Tensor, grad: Tensor, state: DadaptAdamState, c: DadaptAdamCoefficients
 ) -> tuple[Tensor, ...]:
     """Return what a tensor adds to the gain of r before its weight 1 - b, and to ``sum |s|``."""
-    grad = decayed(grad, param, c)
-    denominator = shift(state.exp_avg_sq.sqrt(), c.eps)
-    new = add(mul(state.s, c.root_2), grad, c.next_weight)
-    product, size = sum_in_blocks(products_and_sizes, (grad, state.s, denominator, new))
+    tensors = decayed(grad, param, c), state.s, state.exp_avg_sq
+    product, size = sum_in_blocks(partial(products_and_sizes, c), tensors)
     active = 1.0 if c.is_active else 0.0
     return finite_or_zero((c.next_length * product, active * size))
 

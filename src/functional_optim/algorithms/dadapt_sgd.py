@@ -14,6 +14,7 @@ That leaves the weight decay out of ||g_1||; here gradients have it at every ste
 """
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -85,8 +86,9 @@ def dadapt_sgd_coefficients(
     )
 
 
-def products_and_squares(grad: Tensor, s: Tensor, new: Tensor) -> tuple[Tensor, ...]:
+def products_and_squares(weight: float, grad: Tensor, s: Tensor) -> tuple[Tensor, ...]:
     """Return the sums of ``g * s``, of the squares of the new s, and of ``g^2``, of a block."""
+    new = add(s, grad, weight)
     return tuple(one.sum(dtype=torch.float64) for one in (grad * s, new.square(), grad.square()))
 
 
@@ -97,8 +99,8 @@ def dadapt_sgd_reduce(
 
     At the first step ``||g_1||`` is not known before the sum is, so ``lr * g`` stands for s.
     """
-    new = add(state.s, grad, c.next_weight)
-    product, size, slope = sum_in_blocks(products_and_squares, (grad, state.s, new))
+    addends = partial(products_and_squares, c.next_weight)
+    product, size, slope = sum_in_blocks(addends, (grad, state.s))
     active = 1.0 if c.is_active else 0.0
     return finite_or_zero((c.next_length * product, active * size, active * slope))
 

@@ -36,11 +36,11 @@ def sum_in_blocks(
         >>> sum_in_blocks(dot, (torch.ones(70000), torch.ones(70000)))
         (tensor(70000., dtype=torch.float64),)
     """
-    flat = [_widened(whole(one)).reshape(-1) for one in tensors]
+    flat = [whole(one).reshape(-1) for one in tensors]
     blocks: Any = [flat]
     if flat[0].numel() > SUM_BLOCK:
         blocks = zip(*(one.split(SUM_BLOCK) for one in flat), strict=True)
-    sums = [addends(*block) for block in blocks]
+    sums = [addends(*map(_widened, block)) for block in blocks]
     return tuple(functools.reduce(operator.add, column) for column in zip(*sums, strict=True))
 
 
