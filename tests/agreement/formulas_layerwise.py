@@ -109,7 +109,7 @@ def adam_mini_formula(p: Values, grads: list[Values], *, blocks: int, **hyper: A
 
 
 def dog_formula(p: Values, grads: list[Values], **hyper: Any) -> Result:
-    """Ivgi et al. 2023, equation 1: of one tensor, L-DoG is the same."""
+    """Ivgi et al. 2023, the formula (DoG); for one tensor, L-DoG is the same."""
     start, total = list(p), 0.0
     distance = hyper["reps_rel"] * (1 + norm(p))
     for grad in grads:
@@ -191,7 +191,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 """Hyper-parameters for the table of agreement."""
 
 MATRICES = {"came": {"columns": 100}, "adam_mini": {"blocks": 5}}
-"""Those compared on a matrix of 5 rows and 100 columns, and what their formulas take of it."""
+"""Algorithms compared on a matrix of 5 rows and 100 columns, and its shape for their formulas."""
 
 _FORMULAS: dict[str, Callable[..., Result]] = {
     "sign_sgd": sign_sgd_formula,

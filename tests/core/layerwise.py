@@ -24,7 +24,7 @@ VARIANTS: dict[str, Optimizer] = {
     "signum": signum(0.1, weight_decay=0.2),
     "signum coupled": signum(0.1, 0.5, 0.2, decoupled_weight_decay=False, maximize=True),
 }
-"""With options that change their state or their path."""
+"""Algorithms of one chain, with options that change their state or their path."""
 
 COMPOSED: dict[str, Optimizer] = {
     "dadapt_adam": dadapt_adam(d0=0.1, eps=0.1, use_bias_correction=True),
@@ -32,4 +32,4 @@ COMPOSED: dict[str, Optimizer] = {
     "dadapt_sgd": dadapt_sgd(0.5, 0.7, 0.1, d0=0.1),
     "dog": dog(reps_rel=0.1, weight_decay=0.1),
 }
-"""Those that keep numbers of all parameters together."""
+"""Algorithms that keep numbers of all parameters together."""

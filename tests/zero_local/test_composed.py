@@ -82,7 +82,7 @@ SHARDED: dict[str, Callable[[], Optimizer]] = {
     "overrides": lambda: adamw(0.01).override(matching("*bias"), weight_decay=0.0, lr=0.1),
 }
 FOUND = ("dadapt_adam", "dadapt_sgd", "dog", "prodigy")
-"""They find their step size by sums over all parameters."""
+"""Optimizers that find their step size by sums over all parameters."""
 
 ALL_AT_ONCE = (*KEEPS, "global step", "schedule-free", "schedule-free parts", *FOUND)
 
@@ -99,7 +99,7 @@ WITH_NORM = (
 """By a norm, they round otherwise where a parameter is cut."""
 
 WHOLE = ("ldog and novograd", "came and adam_mini")
-"""They need every parameter whole."""
+"""Optimizers that need every parameter whole."""
 
 
 def named() -> dict[str, Tensor]:

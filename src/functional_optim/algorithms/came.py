@@ -3,17 +3,19 @@
 Of a matrix g_t of n rows and m columns, with means over the last dimension (mean_r) or the last but
 one (mean_c), and elementwise products:
 
-    r_t = b2 * r_{t-1} + (1 - b2) * mean_r(g_t^2 + e1),   c_t likewise by mean_c
-    u_t = g_t / sqrt(v_t),                                v_t = r_t c_t / mean(r_t)
+    r_t = b2 * r_{t-1} + (1 - b2) * mean_r(g_t^2 + e1)
+    c_t = b2 * c_{t-1} + (1 - b2) * mean_c(g_t^2 + e1)
+    u_t = g_t / sqrt(v_t),                                        v_t = r_t c_t / mean(r_t)
     u_t = u_t / max(1, RMS(u_t) / d)
     m_t = b1 * m_{t-1} + (1 - b1) * u_t
-    R_t = b3 * R_{t-1} + (1 - b3) * mean_r((u_t - m_t)^2 + e2),   C_t likewise by mean_c
+    R_t = b3 * R_{t-1} + (1 - b3) * mean_r((u_t - m_t)^2 + e2)
+    C_t = b3 * C_{t-1} + (1 - b3) * mean_c((u_t - m_t)^2 + e2)
     p_t = (1 - lr * lambda) * p_{t-1} - lr * m_t / sqrt(S_t),     S_t = R_t C_t / mean(R_t)
 
-The paper has sums where these are means: v and S are the same. A tensor of more dimensions is a
-batch of matrices, the last two of its dimensions, and RMS is that of the whole tensor. The paper
-is about matrices. As in its authors' program, a tensor of one dimension or none keeps v_t itself,
-an average of g_t^2 + e1, and takes the step p_t = p_{t-1} - lr * m_t.
+The paper takes sums instead of means, which gives the same v and S. A tensor of more than two
+dimensions is a batch of matrices, and RMS is that of the whole tensor. The paper covers matrices
+only. As in its authors' program, a tensor of less than two dimensions averages g_t^2 + e1 into
+v_t itself, and its step is p_t = p_{t-1} - lr * m_t.
 
 Defaults are the paper's; ``lr=2e-4`` is that of its authors' program. Averages have no bias
 correction: with the default betas the first steps of a matrix are about ten times lr.
@@ -39,13 +41,13 @@ from functional_optim.transforms.scale_by_trust_ratio import norm_of
 
 
 class CameState(NamedTuple):
-    # Of a parameter of shape (..., n, m), all in its dtype, or in float32 where that has 16 bits.
+    # For a parameter of shape (..., n, m). All in its dtype, or in float32 if that has 16 bits.
     exp_avg: Tensor  # m, of the parameter's shape
     exp_avg_sq: list[Tensor]  # [v] of that shape for less than two dimensions; else []
     exp_avg_sq_row: list[Tensor]  # [r], (..., n); [] for less than two dimensions
-    exp_avg_sq_col: list[Tensor]  # [c], (..., m); [] likewise
-    exp_avg_res_row: list[Tensor]  # [R], as r
-    exp_avg_res_col: list[Tensor]  # [C], as c
+    exp_avg_sq_col: list[Tensor]  # [c], (..., m); [] for less than two dimensions
+    exp_avg_res_row: list[Tensor]  # [R], of the shape of r
+    exp_avg_res_col: list[Tensor]  # [C], of the shape of c
 
 
 class CameHyper(NamedTuple):

@@ -11,8 +11,8 @@ and b = sqrt(b2):
     d_t = max(d_{t-1}, min(r_t / ((1 - b) * sum |s_t|), growth_rate * d_{t-1}))
     p_t = (1 - l_t * weight_decay) * p_{t-1} - m_t / (sqrt(v_t) + eps)
 
-A step that finds no gradient but zeros changes nothing. Defaults are those of the authors' program,
-and its ``r`` has v_{t-1}, as that of optax has.
+A step in which all gradients and s are 0 changes nothing. Defaults, and v_{t-1} in r, are those of
+the authors' program; optax has both, too.
 """
 
 import math
@@ -45,8 +45,8 @@ from functional_optim.transforms.maximize import maximized
 
 class DadaptAdamState(NamedTuple):
     s: Tensor  # weighted sum of gradients, of the parameter's shape and dtype
-    exp_avg: Tensor  # m, the same
-    exp_avg_sq: Tensor  # v, the same
+    exp_avg: Tensor  # m, of the parameter's shape and dtype
+    exp_avg_sq: Tensor  # v, of the parameter's shape and dtype
 
 
 class DadaptAdamHyper(NamedTuple):
@@ -242,8 +242,8 @@ def dadapt_adam(
     ``growth_rate`` must be the same for all parameters.
 
     Args:
-        lr: factor of the step size, a finite number >= 0: 1, or a schedule. A part of the
-            parameters may have another, or 0, at which they stay and have no part in ``d``.
+        lr: factor of the step size, a finite number >= 0: 1, or a schedule. Some
+            parameters may have another one. With 0 they stay, and do not count in ``d``.
         betas: decay of the two averages, each in [0, 1).
         eps: added to the root, > 0.
         weight_decay: coefficient of the decay, >= 0.

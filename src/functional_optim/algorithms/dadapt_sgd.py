@@ -9,8 +9,8 @@ norm of the first gradients that are not all 0, and p_0 the parameters that ``in
     d_t = max(d_{t-1}, min(2 * r_t / ||s_t||, growth_rate * d_{t-1}))
     p_t = mu * p_{t-1} + (1 - mu) * (p_0 - s_t)
 
-A step that finds no gradient but zeros changes nothing. Defaults are those of the authors' program.
-That leaves the weight decay out of ||g_1||; here gradients have it at every step.
+A step in which all gradients and s are 0 changes nothing. Defaults are those of the authors'
+program. That program leaves the weight decay out of ||g_1||; here gradients contain it always.
 """
 
 import math
@@ -35,7 +35,7 @@ from functional_optim.transforms.weight_decay import weight_decay as coupled_wei
 
 class DadaptSGDState(NamedTuple):
     s: Tensor  # weighted sum of gradients, of the parameter's shape and dtype
-    p0: Tensor  # the first parameter, the same
+    p0: Tensor  # the first parameter, of its shape and dtype
 
 
 class DadaptSGDHyper(NamedTuple):
@@ -177,8 +177,8 @@ def dadapt_sgd(
     ``lr = d0 / ||g_1||``.
 
     Args:
-        lr: factor of the step size, a finite number >= 0: 1, or a schedule. A part of the
-            parameters may have another, or 0, at which they stay and have no part in ``d``.
+        lr: factor of the step size, a finite number >= 0: 1, or a schedule. Some
+            parameters may have another one. With 0 they stay, and do not count in ``d``.
         momentum: weight of the last parameters in the new ones, in [0, 1).
         weight_decay: coefficient of ``p`` added to the gradient, >= 0.
         d0: first ``d``, > 0.

@@ -1,4 +1,4 @@
-"""DoG and L-DoG: Ivgi, Hinder & Carmon 2023, equation 1 and section 4.
+"""DoG and L-DoG: Ivgi, Hinder & Carmon 2023, the formula (DoG) and its layer-wise form.
 
 Distance over gradients: with norms over all elements of all tensors, for DoG, or of each tensor by
 itself, for L-DoG (layer-wise), and p_0 the parameters that ``init`` was given:
@@ -171,9 +171,9 @@ def dog(
     parameters from where they started, and ``G`` the sum of all squared gradients. Multiplying all
     gradients by a number changes no step, but for ``eps``.
 
-    Its authors evaluate an average of the parameters, for the step size never falls:
-    ``chain(dog(), ema(0.999))``. A tensor without a gradient has no part in the distance at that
-    step, nor in that at the first step. :meth:`Optimizer.shared` gives ``r`` and ``G``.
+    The step size has no decay of its own, so its authors evaluate an average of the parameters:
+    ``chain(dog(), ema(0.999))``. A tensor without a gradient does not count in the norms of that
+    step. :meth:`Optimizer.shared` gives ``r`` and ``G``.
 
     Args:
         lr: factor of the step size, a finite number >= 0: 1, or a schedule.
@@ -206,7 +206,7 @@ def dog(
 
     Reference:
         Ivgi, Hinder, Carmon, "DoG is SGD's best friend: a parameter-free dynamic step size
-        schedule", ICML 2023, equation 1.
+        schedule", ICML 2023.
     """
     return chain(
         maximized(maximize),
@@ -255,7 +255,7 @@ def ldog(
 
     Reference:
         Ivgi, Hinder, Carmon, "DoG is SGD's best friend: a parameter-free dynamic step size
-        schedule", ICML 2023, section 4 (L-DoG).
+        schedule", ICML 2023.
     """
     return chain(
         maximized(maximize),
