@@ -15,16 +15,23 @@ from functional_optim import (
     adagrad,
     adahessian,
     adam,
+    adam_mini,
     adamw,
     algorithms,
+    came,
     clip_by_global_norm,
     clip_by_value,
+    dadapt_adam,
+    dadapt_sgd,
     decoupled_weight_decay,
     descend,
+    dog,
     ftrl,
     lamb,
     lars,
+    ldog,
     lion,
+    novograd,
     prodigy,
     qhm,
     rmsprop,
@@ -38,6 +45,8 @@ from functional_optim import (
     schedule_free_adamw,
     schedule_free_sgd,
     sgd,
+    sign_sgd,
+    signum,
     soap,
     sophia,
     trace,
@@ -70,6 +79,43 @@ OWN: dict[Make, dict[str, tuple[float, float]]] = {
         **dict.fromkeys(("momentum", "weight_decay", "trust_coefficient"), (0.0, math.inf)),
     },
     lion: {"lr": (0.0, 1e300), "weight_decay": (0.0, math.inf)},
+    sign_sgd: {"lr": (0.0, 1e300), "weight_decay": (0.0, math.inf)},
+    signum: {
+        "lr": (0.0, 1e300),
+        "momentum": (0.0, math.nextafter(1.0, 0.0)),
+        "weight_decay": (0.0, math.inf),
+    },
+    **{
+        make: {"lr": (0.0, 1e300), "eps": (0.0, math.inf), "weight_decay": (0.0, math.inf)}
+        for make in (novograd, adam_mini)
+    },
+    came: {
+        "lr": (0.0, 1e300),
+        "clip_threshold": (5e-324, math.inf),
+        "weight_decay": (0.0, math.inf),
+    },
+    **{
+        make: {
+            "lr": (0.0, 1e300),
+            "reps_rel": (5e-324, 1e300),
+            "eps": (0.0, math.inf),
+            "weight_decay": (0.0, math.inf),
+        }
+        for make in (dog, ldog)
+    },
+    dadapt_sgd: {
+        "lr": (0.0, 1e300),
+        "momentum": (0.0, math.nextafter(1.0, 0.0)),
+        "d0": (5e-324, 1e300),
+        "weight_decay": (0.0, math.inf),
+        "growth_rate": (1.0, math.inf),
+    },
+    dadapt_adam: {
+        **dict.fromkeys(("eps", "d0"), (5e-324, 1e300)),
+        "lr": (0.0, 1e300),
+        "weight_decay": (0.0, math.inf),
+        "growth_rate": (1.0, math.inf),
+    },
     prodigy: {
         **dict.fromkeys(("eps", "d0", "d_coef"), (5e-324, 1e300)),
         "lr": (0.0, 1e300),

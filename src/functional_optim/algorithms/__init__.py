@@ -4,13 +4,19 @@ from functional_optim.algorithms.adadelta import adadelta
 from functional_optim.algorithms.adagrad import adagrad
 from functional_optim.algorithms.adahessian import adahessian, scale_by_adahessian
 from functional_optim.algorithms.adam import adam, scale_by_adam
+from functional_optim.algorithms.adam_mini import adam_mini
 from functional_optim.algorithms.adamax import adamax
 from functional_optim.algorithms.adamw import adamw
+from functional_optim.algorithms.came import came
+from functional_optim.algorithms.dadapt_adam import dadapt_adam
+from functional_optim.algorithms.dadapt_sgd import dadapt_sgd
+from functional_optim.algorithms.dog import dog, ldog
 from functional_optim.algorithms.ftrl import ftrl
 from functional_optim.algorithms.lamb import lamb
 from functional_optim.algorithms.lars import lars
 from functional_optim.algorithms.lion import lion, scale_by_lion
 from functional_optim.algorithms.muon import muon
+from functional_optim.algorithms.novograd import novograd
 from functional_optim.algorithms.prodigy import prodigy
 from functional_optim.algorithms.qhm import qhm
 from functional_optim.algorithms.rmsprop import rmsprop, scale_by_rms
@@ -18,6 +24,7 @@ from functional_optim.algorithms.rowwise_adagrad import rowwise_adagrad
 from functional_optim.algorithms.rprop import rprop
 from functional_optim.algorithms.schedule_free import schedule_free_adamw, schedule_free_sgd
 from functional_optim.algorithms.sgd import sgd, trace
+from functional_optim.algorithms.signum import sign_sgd, signum
 from functional_optim.algorithms.soap import soap
 from functional_optim.algorithms.sophia import scale_by_sophia, sophia
 from functional_optim.core.constructor import links_constructors
@@ -27,13 +34,20 @@ __all__ = [
     "adagrad",
     "adahessian",
     "adam",
+    "adam_mini",
     "adamax",
     "adamw",
+    "came",
+    "dadapt_adam",
+    "dadapt_sgd",
+    "dog",
     "ftrl",
     "lamb",
     "lars",
+    "ldog",
     "lion",
     "muon",
+    "novograd",
     "prodigy",
     "qhm",
     "rmsprop",
@@ -42,6 +56,8 @@ __all__ = [
     "schedule_free_adamw",
     "schedule_free_sgd",
     "sgd",
+    "sign_sgd",
+    "signum",
     "soap",
     "sophia",
 ]
