@@ -35,18 +35,10 @@ class OuterNesterovHyper(NamedTuple):
 
 
 class OuterNesterovCoefficients(NamedTuple):
-    outer_lr: float
+    weight: float  # 1 at an H-th step, else 0: one program or one CUDA graph serves every step
+    decay: float  # mu at an H-th step, else 1
     outer_momentum: float
-    weight: float  # 1 at an H-th step, else 0
-    may_be_last: bool  # False: this is no H-th step
-
-
-def may_be_last(step: float, every: int) -> bool:
-    """Return True if a step is the last of ``every``, or is a tensor, whose number is not read."""
-    if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript skips this condition alone
-        if isinstance(step, Tensor):
-            return True
-    return step % every == 0
+    step_size: float  # -lr_o at an H-th step, else 0
 
 
 def outer_nesterov_init(param: Tensor, hyper: OuterNesterovHyper) -> OuterNesterovState:
@@ -56,25 +48,22 @@ def outer_nesterov_init(param: Tensor, hyper: OuterNesterovHyper) -> OuterNester
 def outer_nesterov_coefficients(
     step: float, hyper: OuterNesterovHyper
 ) -> OuterNesterovCoefficients:
+    place = step % hyper.every + 1.0  # 1 at an H-th step
     return OuterNesterovCoefficients(
-        hyper.outer_lr,
+        at_first_step(place, 1.0, 0.0),
+        at_first_step(place, hyper.outer_momentum, 1.0),
         hyper.outer_momentum,
-        at_first_step(step % hyper.every + 1.0, 1.0, 0.0),
-        may_be_last(step, hyper.every),
+        at_first_step(place, -hyper.outer_lr, 0.0),
     )
 
 
 def outer_nesterov_rule(
     param: Tensor, grad: Tensor, state: OuterNesterovState, c: OuterNesterovCoefficients
 ) -> tuple[Tensor, OuterNesterovState]:
-    if not c.may_be_last:
-        return param, state
     difference = state.slow - param
-    buffer = add(mul(state.outer_momentum_buffer, c.outer_momentum), difference, 1.0)
-    slow = add(state.slow, add(difference, buffer, c.outer_momentum), -c.outer_lr)
-    return lerp(param, slow, c.weight), OuterNesterovState(
-        lerp(state.slow, slow, c.weight), lerp(state.outer_momentum_buffer, buffer, c.weight)
-    )
+    buffer = add(mul(state.outer_momentum_buffer, c.decay), difference, c.weight)
+    slow = add(state.slow, add(difference, buffer, c.outer_momentum), c.step_size)
+    return lerp(param, slow, c.weight), OuterNesterovState(slow, buffer)
 
 
 def outer_nesterov_view(
@@ -110,8 +99,8 @@ def outer_nesterov(every: int = 500, outer_lr: Scalar = 0.7, outer_momentum: Sca
     worker; with Muon as the rule it is MuLoCo-1. With ``outer_momentum=0`` it is
     :func:`~functional_optim.lookahead` with ``alpha=outer_lr``, up to rounding.
 
-    Cost: one outer step of five element-wise operations in ``every`` steps; the state holds twice
-    the parameter's bytes.
+    Cost: six element-wise operations in every step, since one program serves all steps; the state
+    holds twice the parameter's bytes.
 
     Args:
         every: steps between two outer steps, a whole number >= 1.
