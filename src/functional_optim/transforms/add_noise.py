@@ -21,6 +21,13 @@ import torch
 from torch import Tensor
 
 from functional_optim.bounds import FINITE_NON_NEGATIVE, Interval
+from functional_optim.core.dtensors import (
+    from_local_part,
+    is_sharded,
+    local,
+    local_part,
+    sum_over_ranks,
+)
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Link, Transform
 from functional_optim.numeric import add, shift
@@ -49,14 +56,18 @@ def hashed(words: Tensor) -> Tensor:
     return words ^ (words >> 15)
 
 
-def indices_like(tensor: Tensor) -> Tensor:
-    """Return the index of each element in row-major order, in the tensor's shape."""
-    return torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape)
+def indices_of(tensor: Tensor) -> Tensor:
+    """Return the row-major index of each element; for a DTensor, of each element of its shard."""
+    every = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape)
+    return local_part(every, tensor)
 
 
 def add_noise_init(param: Tensor, hyper: AddNoiseHyper) -> AddNoiseState:
-    bits = param.detach().to(torch.float32).view(torch.int32).to(torch.int64)
-    return AddNoiseState(hashed(hashed(bits + hashed(indices_like(param))).sum() + param.numel()))
+    bits = local(param.detach()).to(torch.float32).view(torch.int32).to(torch.int64)
+    total = hashed(bits + hashed(indices_of(param))).sum()
+    if is_sharded(param):
+        total = sum_over_ranks(total, param)
+    return AddNoiseState(hashed(total + param.numel()))
 
 
 def add_noise_coefficients(step: float, hyper: AddNoiseHyper) -> AddNoiseCoefficients:
@@ -70,10 +81,11 @@ def add_noise_transform(
     grad: Tensor, param: Tensor, state: AddNoiseState, c: AddNoiseCoefficients
 ) -> tuple[Tensor, AddNoiseState]:
     salted = shift(state.key.to(torch.float64), c.salt).to(torch.int64)
-    words = hashed(indices_like(grad) + hashed(salted))
+    words = hashed(indices_of(grad) + hashed(salted))
     radius = (-2.0 * ((words.to(torch.float64) + 0.5) / 4294967296.0).log()).sqrt()
     angle = hashed(words + 1).to(torch.float64) * (2.0 * math.pi / 4294967296.0)
-    return add(grad, (radius * angle.cos()).to(grad.dtype), c.deviation), state
+    noise = from_local_part((radius * angle.cos()).to(grad.dtype), grad)
+    return add(grad, noise, c.deviation), state
 
 
 ADD_NOISE = Transform(
@@ -89,6 +101,7 @@ ADD_NOISE = Transform(
         ("seed", Interval(0, 2**24 - 1)),
     ),
     kind="per_matrix",
+    takes_dtensors=True,
 )
 
 
