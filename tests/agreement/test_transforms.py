@@ -142,6 +142,14 @@ def test_a_unit_is_a_row_a_filter_or_a_vector() -> None:
         torch.testing.assert_close(ratio, torch.full_like(ratio, 0.5))
 
 
+def test_units_of_weight_zero_can_grow() -> None:
+    start = torch.zeros(2, 3)
+    made, _ = run(
+        fo.chain(fo.adaptive_grad_clip(0.5, eps=0.25), fo.descend(1.0)), start, [start + 7.0]
+    )
+    torch.testing.assert_close(made.norm(dim=1), torch.full((2,), 0.125))
+
+
 def test_cautious_decay_never_takes_an_element_away_from_where_the_update_leads() -> None:
     """The decayed step has the update's sign, and is at least as long."""
     param, grads = problem()
