@@ -1,4 +1,4 @@
-"""Annealed Gaussian gradient noise: Neelakantan et al. 2015, section 3.
+"""Annealed Gaussian gradient noise: Neelakantan et al. 2015, equation 1.
 
     g = g + z * sqrt(eta / t^gamma)              z ~ N(0, 1) for each element
 
@@ -143,6 +143,6 @@ def add_noise(eta: Scalar = 0.3, gamma: Scalar = 0.55, seed: int = 0) -> Link:
 
     Reference:
         Neelakantan, Vilnis, Le et al., "Adding gradient noise improves learning for very deep
-        networks", 2015 (arXiv 1511.06807), section 3, equation 1.
+        networks", 2015 (arXiv 1511.06807), equation 1.
     """
     return ADD_NOISE(eta=eta, gamma=gamma, seed=seed)

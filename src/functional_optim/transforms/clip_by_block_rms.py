@@ -3,7 +3,7 @@
     RMS(g) = sqrt(mean of g^2)                   over the elements of one tensor
     g = g / max(1, RMS(g) / d)
 
-The paper clips the update of Adafactor with d = 1 (section 6, algorithm 4). The name is optax's.
+The paper clips the update of Adafactor with d = 1 (algorithm 4). The name is optax's.
 """
 
 import math
@@ -71,6 +71,6 @@ def clip_by_block_rms(threshold: Scalar = 1.0) -> Link:
 
     Reference:
         Shazeer & Stern, "Adafactor: adaptive learning rates with sublinear memory cost", ICML 2018
-        (arXiv 1804.04235), section 6 and algorithm 4.
+        (arXiv 1804.04235), algorithm 4.
     """
     return CLIP_BY_BLOCK_RMS(threshold=threshold)

@@ -1,4 +1,4 @@
-"""MARS: Yuan, Liu, Wu, Zhou & Gu 2024, algorithm 1, in its approximate form (section 3.2).
+"""MARS: Yuan, Liu, Wu, Zhou & Gu 2024, algorithm 1, in its approximate form.
 
     c_t = g_t + gamma * b / (1 - b) * (g_t - g_{t-1})            (g_0 = g_1)
     c_t = c_t / max(1, ||c_t|| / n)                              ||.|| over one tensor
@@ -84,8 +84,8 @@ def mars(
 
     ``c = g + gamma * beta / (1 - beta) * (g - last_grad)``, then ``c = c / max(1, ||c|| /
     max_norm)``. The correction reduces the variance of the momentum behind: ``chain(mars(),
-    adamw(lr, betas=(0.95, 0.99)))`` is MARS-AdamW, and ``chain(mars(), lion(lr))`` is MARS-Lion up
-    to Lion's second decay. Behind :func:`~functional_optim.accumulate`, the gradients are the means
+    adamw(lr, betas=(0.95, 0.99)))`` is MARS-AdamW, and ``chain(mars(), lion(lr, betas=(0.95,
+    0.95)))`` is MARS-Lion. Behind :func:`~functional_optim.accumulate`, the gradients are the means
     of the accumulated ones.
 
     Cost: one reduction per tensor; the state holds one gradient (the parameter's bytes).
@@ -120,6 +120,6 @@ def mars(
 
     Reference:
         Yuan, Liu, Wu, Zhou, Gu, "MARS: unleashing the power of variance reduction for training
-        large models", ICML 2025 (arXiv 2411.10438), algorithm 1 and section 3.2.
+        large models", ICML 2025 (arXiv 2411.10438), algorithms 1 and 2.
     """
     return MARS(beta=beta, gamma=gamma, max_norm=max_norm, from_zero=from_zero)

@@ -131,7 +131,7 @@ def outer_nesterov(every: int = 500, outer_lr: Scalar = 0.7, outer_momentum: Sca
 
     Reference:
         Douillard et al., "DiLoCo: distributed low-communication training of language models", 2023
-        (arXiv 2311.08105), algorithm 1 and section 3.1; Therien et al., "MuLoCo: Muon is a
+        (arXiv 2311.08105), algorithm 1; Therien et al., "MuLoCo: Muon is a
         practical inner optimizer for DiLoCo", 2025 (arXiv 2505.23725).
     """
     return OUTER_NESTEROV(every=every, outer_lr=outer_lr, outer_momentum=outer_momentum)
