@@ -124,6 +124,26 @@ def test_logits_that_are_small_or_not_given_change_nothing() -> None:
     assert torch.equal(run(optimizer, param, grads, max_logit=largest_logits)[0], plain)
 
 
+def test_only_the_projections_that_are_named_are_clipped() -> None:
+    """As MuonClip is written: projections by Muon and this link, the rest by AdamW."""
+    param, grads = problem()
+    parts = {"muon": fo.muon(0.02), "adamw": fo.adamw(0.1)}
+    rule = fo.partition(parts, fo.labels({"muon": fo.with_shape(ndim=2)}, default="adamw"))
+    clip = fo.masked(fo.qk_clip(20.0), fo.matching("query") | fo.matching("key"))
+    tree = {"query": param, "key": -param, "value": param.clone(), "bias": param[0].clone()}
+    given = {name: grads[0] if one.dim() == 2 else grads[0][0] for name, one in tree.items()}
+    logits = torch.tensor([10.0, 10.0, 80.0, 80.0])[:, None].expand_as(param)
+    extra = {"max_logit": {"query": logits, "key": logits, "value": None, "bias": None}}
+    plain, _ = rule.update(tree, given, rule.init(tree))
+    optimizer = fo.chain(rule, clip)
+    made, _ = optimizer.update(tree, given, optimizer.init(tree), extra=extra)
+    for name in ("query", "key"):
+        assert torch.equal(made[name][:2], plain[name][:2])
+        torch.testing.assert_close(made[name][2:], plain[name][2:] / 2)
+    for name in ("value", "bias"):
+        assert torch.equal(made[name], plain[name])
+
+
 def test_clipped_projections_give_logits_of_tau() -> None:
     """Query and key together take up the whole factor."""
     generator = torch.Generator().manual_seed(0)

@@ -71,7 +71,9 @@ def qk_clip(tau: Scalar = 100.0, exponent: Scalar = 0.5) -> Link:
         max_logit = logits.repeat_interleave(size)[:, None].expand_as(weight)
 
     A step without it clips nothing. Restrict the link to the projections with
-    :func:`~functional_optim.masked`. With grouped queries, a key head takes the largest logit of
+    :func:`~functional_optim.masked`; other parameters have None in the tree of ``max_logit``.
+    Behind :func:`~functional_optim.accumulate`, give the largest logits of all micro-batches at the
+    call that makes the step. With grouped queries, a key head takes the largest logit of
     its group. In multi-head latent attention the paper scales the heads' compressed query and key
     parts by exponent 1/2, the heads' rotary query by exponent 1, and leaves the shared rotary key.
 
