@@ -58,6 +58,18 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
+def reduced(value: Tensor) -> Tensor:
+    """Return a tensor without partial results: of a DTensor, ranks add up what each has of it.
+
+    A state holds no partial results, since nothing can be written into them in place.
+    """
+    if is_sharded(value) and any(one.is_partial() for one in value.placements):
+        module: Any = sys.modules[_MODULE]
+        kinds = [module.Replicate() if one.is_partial() else one for one in value.placements]
+        return value.redistribute(value.device_mesh, kinds)
+    return value
+
+
 def local_part(value: Tensor, like: Tensor) -> Tensor:
     """Return this rank's part of a tensor that each rank holds as a whole.
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.bounds import Interval
+from functional_optim.core.dtensors import reduced
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Link, NoState, Rule
 from functional_optim.numeric import mul, select
@@ -50,7 +51,8 @@ def scaled_by(param: Tensor, factor: Tensor) -> Tensor:
 
 def constrain_norm_init(param: Tensor, hyper: ConstrainNormHyper) -> ConstrainNormState:
     dtype = torch.float64 if param.dtype == torch.float64 else torch.float32
-    return ConstrainNormState((unit_norm(param) if hyper.rows else norm_of(param)).to(dtype))
+    norm = unit_norm(param) if hyper.rows else norm_of(param)
+    return ConstrainNormState(reduced(norm).to(dtype))
 
 
 def constrain_norm_rule(
