@@ -30,7 +30,8 @@ Where to go from here. Call ``help`` on any of these names:
   other transforms are parts to build with.
 - Composition: ``chain``; ``partition``, ``masked`` and ``freeze`` choose parameters, with
   ``matching``, ``with_shape`` and ``labels``.
-- Wrappers: ``accumulate``, ``apply_if_finite``, ``ema``, ``lookahead``, ``sam``.
+- Wrappers: ``accumulate``, ``apply_if_finite``, ``ema``, ``swa``, ``lookahead``, ``sam`` and
+  others.
 - Schedules in place of any number: ``warmup``, ``cosine``, ``warmup_stable_decay``, ``joined``.
 - A rule of your own: ``Rule``, ``Transform`` and the functions of ``functional_optim.numeric``.
 - With torch: ``TorchOptimizer``, ``from_torch``, ``to_torch_state_dict``; and
@@ -131,18 +132,35 @@ from functional_optim.schedules import (
 )
 from functional_optim.storage import compare_storages, describe, mapped_state, stored
 from functional_optim.transforms import (
+    adaptive_grad_clip,
+    add_noise,
     cautious,
+    cautious_weight_decay,
+    centralize,
+    clip_by_block_rms,
     clip_by_global_norm,
     clip_by_value,
     decoupled_weight_decay,
     descend,
+    mars,
     maximized,
     scale_by_sign,
     scale_by_trust_ratio,
     weight_decay,
 )
 from functional_optim.version import installed_version as _installed_version
-from functional_optim.wrappers import accumulate, apply_if_finite, ema, lookahead, sam
+from functional_optim.wrappers import (
+    accumulate,
+    apply_if_finite,
+    constrain_norm,
+    ema,
+    lookahead,
+    outer_nesterov,
+    qk_clip,
+    sam,
+    swa,
+    tail_ema,
+)
 
 __version__ = _installed_version()
 
@@ -178,15 +196,21 @@ __all__ = [
     "adam_mini",
     "adamax",
     "adamw",
+    "adaptive_grad_clip",
+    "add_noise",
     "apply_if_finite",
     "as_functional_optim",
     "came",
     "cautious",
+    "cautious_weight_decay",
+    "centralize",
     "chain",
+    "clip_by_block_rms",
     "clip_by_global_norm",
     "clip_by_value",
     "compare_storages",
     "constant",
+    "constrain_norm",
     "cosine",
     "dadapt_adam",
     "dadapt_sgd",
@@ -214,6 +238,7 @@ __all__ = [
     "lion",
     "lookahead",
     "mapped_state",
+    "mars",
     "masked",
     "matching",
     "maximized",
@@ -221,10 +246,12 @@ __all__ = [
     "novograd",
     "on_global_step",
     "one_cycle",
+    "outer_nesterov",
     "partition",
     "polynomial",
     "prodigy",
     "qhm",
+    "qk_clip",
     "register_functional_optim",
     "rmsprop",
     "rowwise_adagrad",
@@ -246,6 +273,8 @@ __all__ = [
     "sophia",
     "state_field",
     "stored",
+    "swa",
+    "tail_ema",
     "to_torch_state_dict",
     "trace",
     "warmup",

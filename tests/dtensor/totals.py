@@ -24,15 +24,21 @@ from functional_optim import (
     Transform,
     accumulate,
     adamw,
+    adaptive_grad_clip,
+    add_noise,
     apply_if_finite,
     cautious,
+    centralize,
     chain,
+    clip_by_block_rms,
     clip_by_global_norm,
+    constrain_norm,
     dadapt_adam,
     dadapt_sgd,
     dog,
     lamb,
     lars,
+    mars,
     novograd,
     prodigy,
     sam,
@@ -171,6 +177,19 @@ CASES: dict[str, Reduced] = {
     ),
     "trust ratio, prodigy": Reduced(
         lambda: chain(scale_by_trust_ratio(), prodigy(1.0, d0=1e-2)), None
+    ),
+    "units, norm of rows": Reduced(
+        lambda: chain(
+            centralize(),
+            adaptive_grad_clip(0.1),
+            clip_by_block_rms(0.01),
+            sgd(lr=LR),
+            constrain_norm(rows=True),
+        ),
+        None,
+    ),
+    "mars, noise, norm": Reduced(
+        lambda: chain(mars(), add_noise(), adamw(lr=LR), constrain_norm()), None
     ),
     "a user's measure": Reduced(lambda: chain(LIMIT(limit=0.5), sgd(lr=LR)), 1),
     "a user's reduce": Reduced(lambda: chain(LARGEST(limit=0.5)), 1),
