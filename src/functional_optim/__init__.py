@@ -77,6 +77,7 @@ from functional_optim.algorithms import fused_rules as fused_rules
 from functional_optim.algorithms.adahessian import scale_by_adahessian
 from functional_optim.algorithms.adam import scale_by_adam
 from functional_optim.algorithms.lion import scale_by_lion
+from functional_optim.algorithms.polar import PolarFactor
 from functional_optim.algorithms.rmsprop import scale_by_rms
 from functional_optim.algorithms.sgd import trace
 from functional_optim.algorithms.sophia import scale_by_sophia
@@ -154,6 +155,7 @@ __all__ = [
     "Link",
     "NoState",
     "Optimizer",
+    "PolarFactor",
     "Rule",
     "ScriptedOptimizer",
     "Shared",
