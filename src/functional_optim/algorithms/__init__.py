@@ -6,17 +6,20 @@ from functional_optim.algorithms.adahessian import adahessian, scale_by_adahessi
 from functional_optim.algorithms.adam import adam, scale_by_adam
 from functional_optim.algorithms.adamax import adamax
 from functional_optim.algorithms.adamw import adamw
+from functional_optim.algorithms.dion import dion
 from functional_optim.algorithms.ftrl import ftrl
 from functional_optim.algorithms.lamb import lamb
 from functional_optim.algorithms.lars import lars
 from functional_optim.algorithms.lion import lion, scale_by_lion
 from functional_optim.algorithms.muon import muon
+from functional_optim.algorithms.normuon import normuon
 from functional_optim.algorithms.prodigy import prodigy
 from functional_optim.algorithms.qhm import qhm
 from functional_optim.algorithms.rmsprop import rmsprop, scale_by_rms
 from functional_optim.algorithms.rowwise_adagrad import rowwise_adagrad
 from functional_optim.algorithms.rprop import rprop
 from functional_optim.algorithms.schedule_free import schedule_free_adamw, schedule_free_sgd
+from functional_optim.algorithms.scion import scion
 from functional_optim.algorithms.sgd import sgd, trace
 from functional_optim.algorithms.soap import soap
 from functional_optim.algorithms.sophia import scale_by_sophia, sophia
@@ -29,11 +32,13 @@ __all__ = [
     "adam",
     "adamax",
     "adamw",
+    "dion",
     "ftrl",
     "lamb",
     "lars",
     "lion",
     "muon",
+    "normuon",
     "prodigy",
     "qhm",
     "rmsprop",
@@ -41,6 +46,7 @@ __all__ = [
     "rprop",
     "schedule_free_adamw",
     "schedule_free_sgd",
+    "scion",
     "sgd",
     "soap",
     "sophia",

@@ -1,0 +1,1 @@
+"""Algorithms against formulas and against programs of other authors."""
