@@ -40,9 +40,6 @@ from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
 from functional_optim.transforms.maximize import maximized
 
-NORM_EPS = 1e-7
-"""Added to the norm that a matrix is divided by before the iteration."""
-
 
 class NormuonState(NamedTuple):
     momentum_buffer: Tensor  # M, of the parameter's shape and dtype
@@ -113,7 +110,7 @@ def normuon_rule(
 ) -> tuple[Tensor, NormuonState]:
     buffer = lerp(state.momentum_buffer, grad, c.weight)
     update = lerp(grad, buffer, c.momentum) if c.nesterov else buffer
-    made = orthogonalize(update, c.polynomials, c.cubic, NORM_EPS, c.dtype, "add", False)
+    made = orthogonalize(update, c.polynomials, c.cubic, 1e-7, c.dtype, "add", False)
     factor = made.to(state.second_momentum_buffer.dtype)
     rows, columns = param.size(-2), param.size(-1)
     mean = (factor * factor).sum(-1, keepdim=True) / max(1, columns)

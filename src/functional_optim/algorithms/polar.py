@@ -182,7 +182,8 @@ class PolarFactor:
         The first polynomial is the best cubic one for singular values in [low, 1]. Each later one
         is the best for the interval that the polynomial before it leaves. An iteration takes two
         products of matrices, and one with a quintic polynomial takes three. Ten iterations take
-        [0.00085, 1] to 1 up to 1.5e-5.
+        [0.00085, 1] to 1 up to 1.5e-5. Use them with ``iteration_dtype="float32"``: the first
+        polynomial takes 1 to 0.004, which the rounding of bfloat16 can make negative.
 
         Args:
             steps: number of iterations, from 0 to 99.
@@ -322,6 +323,8 @@ def orthogonalize(
 ) -> Tensor:
     """Approximate the polar factor of each matrix.
 
+    Matrices are contiguous first, since products round by the strides of what they multiply.
+
     Args:
         x: one matrix, or several in a tensor of three dimensions.
         polynomials: one for each iteration.
@@ -331,7 +334,7 @@ def orthogonalize(
         normalization: one of :data:`NORMALIZATIONS`.
         fused: whether each product and its sum are rounded once.
     """
-    return iterate(normalize(x, eps, dtype, normalization), polynomials, cubic, fused)
+    return iterate(normalize(x.contiguous(), eps, dtype, normalization), polynomials, cubic, fused)
 
 
 def scale_of(rows: int, columns: int, name: str) -> float:

@@ -46,12 +46,6 @@ from functional_optim.transforms.maximize import maximized
 NORMS = ("spectral", "sign", "row_norm", "col_norm", "rms")
 """Names of the norms; "rms" is that of vectors, and all others are of matrices."""
 
-EPS = 1e-8
-"""Added to norms of rows, columns and vectors."""
-
-SPECTRAL_EPS = 1e-7
-"""Added to the norm that a matrix is divided by before the iteration."""
-
 
 class ScionState(NamedTuple):
     momentum_buffer: Tensor  # m, of the parameter's shape and dtype
@@ -115,21 +109,21 @@ def scion_coefficients(step: float, hyper: ScionHyper) -> ScionCoefficients:
 
 def scion_direction(m: Tensor, c: ScionCoefficients) -> Tensor:
     """Return the matrix of unit norm that is closest in direction to the momentum."""
-    columns = max(1, m.size(-1))
+    columns, eps = max(1, m.size(-1)), 1e-8
     if c.norm == "rms":
         mean = (m * m).sum(-1, keepdim=True) / columns
-        return m / shift(mean.sqrt(), EPS)
+        return m / shift(mean.sqrt(), eps)
     rows = m.size(-2)
     if c.norm == "sign":
         return mul(m.sign(), 1.0 / columns if c.normalized else 1.0)
     if c.norm == "row_norm":
         norms = (m * m).sum(-1, keepdim=True).sqrt()
-        return m / shift(mul(norms, math.sqrt(columns) if c.normalized else 1.0), EPS)
+        return m / shift(mul(norms, math.sqrt(columns) if c.normalized else 1.0), eps)
     if c.norm == "col_norm":
         norms = (m * m).sum(-2, keepdim=True).sqrt()
         inputs = float(columns) if c.normalized else 1.0
-        return m / shift(mul(norms, inputs / math.sqrt(max(1, rows))), EPS)
-    made = orthogonalize(m, c.polynomials, c.cubic, SPECTRAL_EPS, c.dtype, "add", False)
+        return m / shift(mul(norms, inputs / math.sqrt(max(1, rows))), eps)
+    made = orthogonalize(m, c.polynomials, c.cubic, 1e-7, c.dtype, "add", False)
     return mul(made, math.sqrt(rows / columns) if c.normalized else math.sqrt(rows))
 
 

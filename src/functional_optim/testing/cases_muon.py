@@ -22,7 +22,7 @@ _POLAR = st.sampled_from(
         None,
         PolarFactor.quintic(2, (2.0, -1.5, 0.5)),
         PolarFactor.polar_express(3),
-        PolarFactor.cans(2),
+        PolarFactor.quintic(2, (1.5, -0.5, 0.0)),
         PolarFactor(()),
     ]
 )
