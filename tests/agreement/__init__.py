@@ -1,1 +1,0 @@
-"""Algorithms against formulas and against programs of other authors."""

@@ -1,4 +1,4 @@
-"""The formulas of the papers for matrices, by lists of Python's floats: no tensor, none of our code.
+"""The formulas of the papers for matrices, by lists of floats: no tensor, none of our code.
 
 A matrix is a list of rows. Each formula takes a matrix and its gradients, and returns the matrix
 and the momentum after the last step.
@@ -6,6 +6,10 @@ and the momentum after the last step.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
+
+from functional_optim import Optimizer, dion, normuon, scion
 
 Matrix = list[list[float]]
 Polynomials = Sequence[tuple[float, float, float]]
@@ -23,9 +27,7 @@ def transposed(x: Matrix) -> Matrix:
 
 
 def combined(a: float, x: Matrix, b: float, y: Matrix) -> Matrix:
-    return [
-        [a * i + b * j for i, j in zip(r, s, strict=True)] for r, s in zip(x, y, strict=True)
-    ]
+    return [[a * i + b * j for i, j in zip(r, s, strict=True)] for r, s in zip(x, y, strict=True)]
 
 
 def scaled(a: float, x: Matrix) -> Matrix:
@@ -173,3 +175,27 @@ def dion_formula(
         size = lr * math.sqrt(rows / columns)
         p = combined(1 - lr * decay, p, -size, product(left, transposed(q)))
     return p, m
+
+
+def run_formula(
+    formula: Callable[..., tuple[Matrix, Matrix]], p: list[float], grads: list[list[float]]
+) -> tuple[list[float], list[float]]:
+    """Run a formula on the elements of matrices of 5 rows."""
+    p_matrix, *rest = ([one[k : k + 100] for k in range(0, 500, 100)] for one in (p, *grads))
+    end, momentum = formula(p_matrix, rest)
+    return [*chain(*end)], [*chain(*momentum)]
+
+
+Values = list[float]
+MUON_FORMULAS: dict[str, tuple[Callable[[], Optimizer], Callable[..., tuple[Values, Values]]]] = {
+    "normuon": (
+        lambda: normuon(0.1, 0.01, iteration_dtype="float64"),
+        partial(run_formula, partial(normuon_formula, paper=False)),
+    ),
+    "scion": (
+        lambda: scion(0.1, scale=3.0, iteration_dtype="float64"),
+        partial(run_formula, scion_formula),
+    ),
+    "dion": (lambda: dion(0.1, 0.01, rank=3), partial(run_formula, partial(dion_formula, rank=3))),
+}
+"""Constructors and formulas, for the table of agreement."""

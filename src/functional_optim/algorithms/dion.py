@@ -12,8 +12,8 @@ approximation of B_t of rank r. What the step leaves out stays in M_t, the feedb
 
 Q_0 is a matrix of cosines, the first r columns of the orthonormal discrete cosine transform, where
 the authors draw normal numbers, so that equal parameters have equal states. Where a column of R_t
-is 0, Q_t keeps the column of Q_{t-1}, and the step leaves it out. Defaults are those of the authors'
-program (microsoft/dion), which the paper's algorithm 1 does not state.
+is 0, Q_t keeps the column of Q_{t-1}, and the step leaves it out. Algorithm 1 states no defaults:
+they are those of the authors' program (microsoft/dion, ``dion_simple``).
 """
 
 import math

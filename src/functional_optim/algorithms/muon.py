@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.algorithms.muon_options import MUON_OPTIONS, sizes_text
-from functional_optim.algorithms.polar import PolarFactor, polar_text
+from functional_optim.algorithms.polar import SCALES, PolarFactor, polar_text
 from functional_optim.bounds import ANY, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
 from functional_optim.composition import chain
 from functional_optim.core.aliasing import laid_as
@@ -214,8 +214,8 @@ def muon(
         iteration_dtype: dtype of the iteration: "bfloat16" (or None), "float16", "float32",
             "float64", or "parameter" for the dtype of the momentum.
         normalization: division by the Frobenius norm before the iteration: "clamp" (or None) by
-            ``max(norm, eps)`` (torch.optim.Muon); "add" by ``norm + eps`` (Keller Jordan, Moonlight,
-            Dion); "before_cast" by ``max(norm, eps)`` in the dtype of the momentum
+            ``max(norm, eps)`` (torch.optim.Muon); "add" by ``norm + eps`` (Keller Jordan, Moonlight
+            and the Dion package); "before_cast" by ``max(norm, eps)`` in the dtype of the momentum
             (Emerging-Optimizers, heavyball). The other two compute the norm in ``iteration_dtype``.
         fused_products: round ``b * A + c * A A`` once, as torch.optim.Muon does; False rounds each
             product and each sum, as Keller Jordan's Muon does.
@@ -253,9 +253,10 @@ def muon(
         for AdamW's learning rates is that of Liu et al., "Muon is scalable for LLM training",
         arXiv 2502.16982, 2025, section 2.2.
     """
-    options = (polar, iteration_dtype, normalization, fused_products, row_blocks, split_sizes)
-    is_torchs = options == (None, None, None, True, 1, None) and (batch_axes, column_axes) == (0, 1)
-    if is_torchs and adjust_lr_fn in (None, "original", "match_rms_adamw"):
+    unset = all(one is None for one in (polar, iteration_dtype, normalization, split_sizes))
+    counts = (row_blocks, batch_axes, column_axes)
+    only_here = {*SCALES} - {"original", "match_rms_adamw"}
+    if unset and fused_products is True and counts == (1, 0, 1) and adjust_lr_fn not in only_here:
         return chain(
             MUON(
                 lr=lr,

@@ -91,10 +91,9 @@ def sizes_text(sizes: Sequence[int] | str | None) -> str:
 
 def split_sizes_of(text: str | None) -> list[int]:
     """Return the numbers of a text such as "512,128,128"."""
-    found: list[int] = []
     if text is not None and len(text) > 0:
-        for one in text.split(","):
-            found.append(int(one))
+        return [int(one) for one in text.split(",")]
+    found: list[int] = []
     return found
 
 
@@ -160,9 +159,7 @@ def step_block(param: Tensor, update: Tensor, c: MuonOptionsCoefficients) -> Ten
     """
     rows, columns = update.size(-2), update.size(-1)
     matrices = update if update.dim() == 2 else update.reshape(-1, rows, columns)
-    made = orthogonalize(
-        matrices, c.polynomials, c.cubic, c.eps, c.dtype, c.normalization, c.fused
-    )
+    made = orthogonalize(matrices, c.polynomials, c.cubic, c.eps, c.dtype, c.normalization, c.fused)
     ratio = scale_of(rows, columns, c.scale)
     if c.scale == "keller":
         made, ratio = mul(made, ratio), 1.0

@@ -231,7 +231,9 @@ def polar_text(polar: Any, steps: int = 5, coefficients: Any = KELLER) -> str:
     return str(polar if isinstance(polar, PolarFactor) else PolarFactor(tuple(polar)))
 
 
-def require_choice(stage: str, field: str, value: str | None, allowed: Sequence[str]) -> None:
+def require_choice(
+    stage: str, field: str, value: str | None, allowed: Sequence[str | None]
+) -> None:
     """Refuse a name that is not among the allowed ones.
 
     Raises:

@@ -174,9 +174,9 @@ def scion(
     they start there. State: one number per parameter. Cost: for "spectral", three products of
     matrices per iteration; for all other norms, that of SGD.
 
-    A :func:`~functional_optim.partition` gives each kind of layer its norm: in the paper, "spectral"
-    for hidden matrices with a scale of 50, "sign" for the last layer with 3000, and "rms" for
-    biases.
+    A :func:`~functional_optim.partition` gives each kind of layer its norm: in the authors' GPT,
+    "spectral" for hidden matrices with a scale of 50, and "sign" for the last layer with 3000.
+    "rms" is for biases.
 
     Args:
         lr: learning rate, a finite number >= 0; like every number here, it may

@@ -110,8 +110,6 @@ CHAINS: dict[str, Case] = {
 """Chains in which the transforms stand, each in one of them, and the rules that options choose."""
 
 ONE_CHAIN = {
-    name: one
-    for name, one in {**ANY_SHAPE, **CHAINS}.items()
-    if one.one_chain and not one.matrices
+    name: one for name, one in {**ANY_SHAPE, **CHAINS}.items() if one.one_chain and not one.matrices
 }
 """Those that can be bound, scripted, captured and stored, with parameters of any shape."""
