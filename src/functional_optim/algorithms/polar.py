@@ -157,7 +157,9 @@ class PolarFactor:
         Each polynomial is the best one for what the polynomials before it leave. Five iterations
         take singular values in [0.001, 1] to [0.84, 1.13]; eight, to 1 up to rounding. As in the
         paper, arguments are divided by 1.01, in case rounding makes a singular value larger than 1.
-        Here the first polynomial also has the factor 1.01 of the norm.
+        Here the first polynomial also has the factor 1.01 of the norm. A later program of the
+        authors finds the polynomials for arguments that are divided so; it differs in the second
+        digit after the point.
 
         Args:
             steps: number of iterations, from 0 to 99; the last polynomial is repeated.
