@@ -123,6 +123,15 @@ def test_blocks_and_stacks_run_by_every_executor() -> None:
         assert torch.equal(param.detach(), want)
 
 
+def test_stacks_of_matrices_without_elements_are_stepped() -> None:
+    for shape in ((2, 0, 3), (0, 4, 3), (2, 4, 0), (2, 2, 0, 3)):
+        empty = torch.zeros(shape)
+        for given in ({}, {"row_blocks": 2}, {"adjust_lr_fn": "spectral"}):
+            with case(shape=shape, **given):
+                made, _ = run(muon(0.1, batch_axes=len(shape) - 2, **given), empty, [empty])
+                assert made.shape == shape
+
+
 def test_what_the_options_of_muon_refuse() -> None:
     for given, shape, match in (
         ({"row_blocks": 3}, (4, 2), "row_blocks=3 must divide the 4 rows"),

@@ -158,7 +158,7 @@ def step_block(param: Tensor, update: Tensor, c: MuonOptionsCoefficients) -> Ten
         c: the coefficients of the step.
     """
     rows, columns = update.size(-2), update.size(-1)
-    matrices = update if update.dim() == 2 else update.reshape(-1, rows, columns)
+    matrices = update.flatten(0, -3) if update.dim() > 3 else update
     made = orthogonalize(matrices, c.polynomials, c.cubic, c.eps, c.dtype, c.normalization, c.fused)
     ratio = scale_of(rows, columns, c.scale)
     if c.scale == "keller":

@@ -338,6 +338,8 @@ def orthogonalize(
         normalization: one of :data:`NORMALIZATIONS`.
         fused: whether each product and its sum are rounded once.
     """
+    if x.numel() == 0:
+        return cast(x, dtype)
     return iterate(normalize(x.contiguous(), eps, dtype, normalization), polynomials, cubic, fused)
 
 
