@@ -22,7 +22,7 @@ def drawn(seed: int, *shape: int) -> Tensor:
 
 
 def run(optimizer: Optimizer, param: Tensor, grads: list[Tensor]) -> tuple[Tensor, Any]:
-    """The parameter after a step for each gradient, and the state of the rule."""
+    """Return the parameter after a step for each gradient, and the state of the rule."""
     state = optimizer.init(param)
     for grad in grads:
         param, state = optimizer.update(param, grad, state)

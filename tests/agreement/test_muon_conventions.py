@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from functional_optim import PolarFactor, TorchOptimizer, muon, normuon
+from functional_optim import Optimizer, PolarFactor, TorchOptimizer, muon, normuon
 from tests.agreement.matrix_runs import POLARS, drawn, run
 from tests.choices import case, pairs
 
@@ -75,6 +75,10 @@ def test_normuon_is_its_authors_program_up_to_the_rounding_of_float32() -> None:
 
 def test_blocks_of_rows_are_stepped_as_parameters_of_their_own() -> None:
     """Heads of one size, the sizes of Q, K and V, experts in a stack, and kernels."""
+
+    def plain(**given: Any) -> Optimizer:
+        return muon(0.1, **given).using(executor="reference")
+
     for one in pairs(
         iteration_dtype=["float32", "float64"],
         adjust_lr_fn=["original", "keller", "match_rms_adamw", "spectral"],
@@ -84,19 +88,19 @@ def test_blocks_of_rows_are_stepped_as_parameters_of_their_own() -> None:
         start = drawn(0, 12, 5)
         for option, sizes in (("row_blocks", [3] * 4), ("split_sizes", [6, 2, 4])):
             given = {option: len(sizes) if option == "row_blocks" else sizes}
-            ours, _ = run(muon(0.1, **one, **given), start, grads)
+            ours, _ = run(plain(**one, **given), start, grads)
             each = [
-                run(muon(0.1, **one), own, list(of))[0]
+                run(plain(**one), own, list(of))[0]
                 for own, *of in zip(*(one.split(sizes) for one in (start, *grads)), strict=True)
             ]
             with case(option=option, **one):
                 torch.testing.assert_close(ours, torch.cat(each), rtol=1e-5, atol=1e-5)
         several, *those = (given.view(2, 2, 3, 5) for given in (start, *grads))
-        stacked, _ = run(muon(0.1, **one, batch_axes=2), several, those)
-        heads, _ = run(muon(0.1, **one, row_blocks=4), start, grads)
+        stacked, _ = run(plain(**one, batch_axes=2), several, those)
+        heads, _ = run(plain(**one, row_blocks=4), start, grads)
         flat = {"batch_axes": 1, "row_blocks": 2, "column_axes": 2}
         kernels, _ = run(
-            muon(0.1, **one, **flat), start.view(2, 6, 5, 1), [g.view(2, 6, 5, 1) for g in grads]
+            plain(**one, **flat), start.view(2, 6, 5, 1), [g.view(2, 6, 5, 1) for g in grads]
         )
         with case(**one):
             torch.testing.assert_close(stacked.view(12, 5), heads, rtol=1e-12, atol=1e-12)
