@@ -97,7 +97,7 @@ def normuon_formula(
 
 
 def lmo(d: Matrix, kind: str) -> Matrix:
-    """Pethick et al. 2025, tables 2 to 4: the direction, without its sign and radius.
+    """Pethick et al. 2025: the direction of a norm, without its sign and radius.
 
     Lengths are larger by 1e-8, as in the authors' program.
     """

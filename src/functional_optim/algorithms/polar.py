@@ -179,7 +179,7 @@ class PolarFactor:
 
     @staticmethod
     def cans(steps: int = 10, low: float = 8.5e-4) -> "PolarFactor":
-        """Return the cubic Chebyshev-type polynomials of Grishina et al. 2025 (CANS), eq. 6.
+        """Return the cubic Chebyshev-type polynomials of Grishina et al. 2025 (CANS).
 
         The first polynomial is the best cubic one for singular values in [low, 1]. Each later one
         is the best for the interval that the polynomial before it leaves. An iteration takes two

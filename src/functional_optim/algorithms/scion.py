@@ -5,7 +5,7 @@
     p_t =            p_{t-1} - lr * scale * d(m_t)         (algorithm 1, unconstrained)
 
 ``-d(m)`` is the matrix of unit norm with the smallest inner product with ``m``: a linear
-minimization oracle. For a matrix of A rows (outputs) and B columns (inputs), tables 2 to 4 have
+minimization oracle. For a matrix of A rows (outputs) and B columns (inputs) it is
 
     spectral   sqrt(A / B) * polar(m)                      (Newton-Schulz)
     sign       sign(m) / B
@@ -14,7 +14,7 @@ minimization oracle. For a matrix of A rows (outputs) and B columns (inputs), ta
     rms        m / rms(m)                                  for a vector
 
 The authors call ``1 - mu`` the momentum. Defaults are those of the authors' program
-(LIONS-EPFL/scion), but for the momentum, which is that of their experiments: 0.1 in their words.
+(LIONS-EPFL/scion), but for the momentum, which is that of its example: 0.1 in their words.
 """
 
 import math
