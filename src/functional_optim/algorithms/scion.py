@@ -5,7 +5,7 @@
     p_t =            p_{t-1} - lr * scale * d(m_t)         (algorithm 1, unconstrained)
 
 ``-d(m)`` is the matrix of unit norm with the smallest inner product with ``m``: a linear
-minimization oracle. For a matrix of A rows (outputs) and B columns (inputs) it is
+minimization oracle. For a matrix of A rows (outputs) and B columns (inputs), ``d(m)`` is
 
     spectral   sqrt(A / B) * polar(m)                      (Newton-Schulz)
     sign       sign(m) / B
