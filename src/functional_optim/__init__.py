@@ -62,6 +62,7 @@ from functional_optim.algorithms import (
     came,
     dadapt_adam,
     dadapt_sgd,
+    dion,
     dog,
     ftrl,
     lamb,
@@ -69,6 +70,7 @@ from functional_optim.algorithms import (
     ldog,
     lion,
     muon,
+    normuon,
     novograd,
     prodigy,
     qhm,
@@ -77,6 +79,7 @@ from functional_optim.algorithms import (
     rprop,
     schedule_free_adamw,
     schedule_free_sgd,
+    scion,
     sgd,
     sign_sgd,
     signum,
@@ -87,6 +90,7 @@ from functional_optim.algorithms import fused_rules as fused_rules
 from functional_optim.algorithms.adahessian import scale_by_adahessian
 from functional_optim.algorithms.adam import scale_by_adam
 from functional_optim.algorithms.lion import scale_by_lion
+from functional_optim.algorithms.polar import PolarFactor
 from functional_optim.algorithms.rmsprop import scale_by_rms
 from functional_optim.algorithms.sgd import trace
 from functional_optim.algorithms.sophia import scale_by_sophia
@@ -182,6 +186,7 @@ __all__ = [
     "Link",
     "NoState",
     "Optimizer",
+    "PolarFactor",
     "Rule",
     "ScriptedOptimizer",
     "Shared",
@@ -217,6 +222,7 @@ __all__ = [
     "decoupled_weight_decay",
     "descend",
     "describe",
+    "dion",
     "dog",
     "ema",
     "exponential",
@@ -243,6 +249,7 @@ __all__ = [
     "matching",
     "maximized",
     "muon",
+    "normuon",
     "novograd",
     "on_global_step",
     "one_cycle",
@@ -266,6 +273,7 @@ __all__ = [
     "scale_by_trust_ratio",
     "schedule_free_adamw",
     "schedule_free_sgd",
+    "scion",
     "sgd",
     "sign_sgd",
     "signum",

@@ -55,6 +55,7 @@ from functional_optim import (
 from functional_optim.testing import CASES
 from tests.choices import each_value
 
+from . import orthogonal
 from .support import refused
 
 Make = Callable[..., Optimizer | Link]
@@ -171,6 +172,7 @@ OWN: dict[Make, dict[str, tuple[float, float]]] = {
     clip_by_value: {"clip_value": (0.0, math.inf)},
     weight_decay: {"weight_decay": (0.0, math.inf)},
     decoupled_weight_decay: {"weight_decay": (0.0, math.inf)},
+    **orthogonal.BOUNDS,
 }
 """The numbers that torch has not: the least and the greatest that is taken."""
 

@@ -38,6 +38,7 @@ from functional_optim.kernels import ExecutorName
 from functional_optim.testing import CASES, INPUT_CASES, LawBroken, Subject, check_law
 from functional_optim.testing.inputs import SCALE, fed
 from tests.agreement.formulas_layerwise import LAYERWISE_FORMULAS, MATRICES
+from tests.agreement.formulas_muon import MUON_FORMULAS
 from tests.choices import EVERYTHING
 from tests.composition.second_order import adahessian_formula, sophia_formula
 from tests.core.soap_formula import soap_formula
@@ -229,6 +230,7 @@ FORMULAS: dict[str, tuple[Callable[[], Optimizer], Callable[..., tuple[Values, V
         partial(given_formula, adahessian_formula, ADAHESSIAN),
     ),
     **LAYERWISE_FORMULAS,
+    **MUON_FORMULAS,
 }
 MATRIX = (5, 100)
 """The shape of the parameter, where that has to be a matrix; its shorter side is turned."""

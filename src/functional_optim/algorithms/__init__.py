@@ -10,12 +10,14 @@ from functional_optim.algorithms.adamw import adamw
 from functional_optim.algorithms.came import came
 from functional_optim.algorithms.dadapt_adam import dadapt_adam
 from functional_optim.algorithms.dadapt_sgd import dadapt_sgd
+from functional_optim.algorithms.dion import dion
 from functional_optim.algorithms.dog import dog, ldog
 from functional_optim.algorithms.ftrl import ftrl
 from functional_optim.algorithms.lamb import lamb
 from functional_optim.algorithms.lars import lars
 from functional_optim.algorithms.lion import lion, scale_by_lion
 from functional_optim.algorithms.muon import muon
+from functional_optim.algorithms.normuon import normuon
 from functional_optim.algorithms.novograd import novograd
 from functional_optim.algorithms.prodigy import prodigy
 from functional_optim.algorithms.qhm import qhm
@@ -23,6 +25,7 @@ from functional_optim.algorithms.rmsprop import rmsprop, scale_by_rms
 from functional_optim.algorithms.rowwise_adagrad import rowwise_adagrad
 from functional_optim.algorithms.rprop import rprop
 from functional_optim.algorithms.schedule_free import schedule_free_adamw, schedule_free_sgd
+from functional_optim.algorithms.scion import scion
 from functional_optim.algorithms.sgd import sgd, trace
 from functional_optim.algorithms.signum import sign_sgd, signum
 from functional_optim.algorithms.soap import soap
@@ -40,6 +43,7 @@ __all__ = [
     "came",
     "dadapt_adam",
     "dadapt_sgd",
+    "dion",
     "dog",
     "ftrl",
     "lamb",
@@ -47,6 +51,7 @@ __all__ = [
     "ldog",
     "lion",
     "muon",
+    "normuon",
     "novograd",
     "prodigy",
     "qhm",
@@ -55,6 +60,7 @@ __all__ = [
     "rprop",
     "schedule_free_adamw",
     "schedule_free_sgd",
+    "scion",
     "sgd",
     "sign_sgd",
     "signum",

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from functional_optim import algorithms
 from functional_optim.testing.case import BETAS, DECAY, EPS, FLAG, LR, Case, Options, some
 from functional_optim.testing.cases_layerwise import LAYERWISE_CASES
+from functional_optim.testing.cases_muon import MUON_CASES
 
 NAN = float("nan")
 
@@ -345,6 +346,7 @@ CASES: dict[str, Case] = {
         one_chain=False,
     ),
     **LAYERWISE_CASES,
+    **MUON_CASES,
 }
 """One case per algorithm, by the name of its constructor."""
 
