@@ -76,6 +76,7 @@ from functional_optim.algorithms import (
 from functional_optim.algorithms import fused_rules as fused_rules
 from functional_optim.algorithms.adahessian import scale_by_adahessian
 from functional_optim.algorithms.adam import scale_by_adam
+from functional_optim.algorithms.lbfgs import lbfgs
 from functional_optim.algorithms.lion import scale_by_lion
 from functional_optim.algorithms.rmsprop import scale_by_rms
 from functional_optim.algorithms.sgd import trace
@@ -85,6 +86,7 @@ from functional_optim.composition import chain, freeze, masked, partition
 from functional_optim.core import stage as _stage
 from functional_optim.core import state as _state
 from functional_optim.core import where as _where
+from functional_optim.core.closure_optimizer import ClosureOptimizer
 from functional_optim.core.leaf_input import LeafInput
 from functional_optim.core.stage import Gate, Link, NoState, Rule, Transform
 from functional_optim.core.state import GateCounts, LeafState, Shared, State
@@ -92,6 +94,7 @@ from functional_optim.core.tree import leaf_paths
 from functional_optim.core.where import if_any, labels, matching, with_shape
 from functional_optim.curvature import hutchinson
 from functional_optim.export import export_step
+from functional_optim.frontends import torch_closure as _torch_closure  # noqa: F401  registered
 from functional_optim.frontends.registry import (
     as_functional_optim,
     functional_optim_map,
@@ -144,6 +147,7 @@ sys.modules.update(
 __all__ = [
     "BoundOptimizer",
     "CapturableOptimizer",
+    "ClosureOptimizer",
     "DistributedOptimizer",
     "FlatLayout",
     "Gate",
@@ -193,6 +197,7 @@ __all__ = [
     "labels",
     "lamb",
     "lars",
+    "lbfgs",
     "leaf_paths",
     "linear",
     "lion",

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.chain import require_one_chain
+from functional_optim.core.closure_optimizer import ClosureOptimizer
 from functional_optim.core.compiling import uncompiled
 from functional_optim.core.one_at_a_time import StepLock
 from functional_optim.core.stage import Link
@@ -42,6 +43,9 @@ from functional_optim.plan.composed.one_step import check_extra
 from functional_optim.plan.composed.shared_numbers import shared_by_name
 from functional_optim.plan.flat.layout import FlatLayout
 from functional_optim.plan.guard import grads_of
+
+_FOR_CLOSURES: list[type["TorchOptimizer"]] = []
+"""The subclass that runs a :class:`ClosureOptimizer`, which registers itself here."""
 
 
 class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
@@ -85,6 +89,11 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         >>> optimizer.param_groups[1]["weight_decay"]
         0.0
     """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "TorchOptimizer":
+        given = kwargs.get("optimizer", args[1] if len(args) > 1 else None)
+        is_closure = cls is TorchOptimizer and isinstance(given, ClosureOptimizer)
+        return object.__new__(_FOR_CLOSURES[0] if is_closure else cls)
 
     @uncompiled
     def __init__(self, params: Iterable[Any], optimizer: Optimizer, *, flat: bool = False) -> None:
