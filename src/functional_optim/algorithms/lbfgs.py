@@ -78,12 +78,12 @@ def two_loop_direction(grad: Tensor, state: LBFGSState) -> Tensor:
     weights = []
     for y, s, rho in reversed(history):
         alpha = s.dot(q) * rho
-        q = torch.add(q, y, alpha=-alpha)  # type: ignore[arg-type]  # a 0-d tensor is a number
+        q = torch.add(q, y, alpha=-float(alpha))
         weights.append(alpha)
-    r = q * state.H_diag
+    r: Tensor = q * state.H_diag
     for (y, s, rho), alpha in zip(history, reversed(weights), strict=True):
         beta = y.dot(r) * rho
-        r = torch.add(r, s, alpha=alpha - beta)  # type: ignore[arg-type]  # as above
+        r = torch.add(r, s, alpha=float(alpha - beta))
     return r
 
 
@@ -122,7 +122,10 @@ def lbfgs_step(
             break
         state = lbfgs_direction(grad, state, hyper.history_size)
         d: Any = state.d
-        t = min(1.0, 1.0 / grad.abs().sum()) * hyper.lr if state.n_iter == 0 else hyper.lr
+        t: Any = hyper.lr
+        if state.n_iter == 0:
+            most: Any = 1.0 / grad.abs().sum()
+            t = min(1.0, most) * hyper.lr
         state = state._replace(prev_flat_grad=grad, prev_loss=loss, n_iter=state.n_iter + 1, t=t)
         slope = grad.dot(d)
         if slope > -hyper.tolerance_change:

@@ -61,7 +61,7 @@ def strong_wolfe(
     low = _lower(ends)
     is_slow = False
     while count < limit and not abs(ends[1].t - ends[0].t) * size < tolerance:
-        t, is_slow = _away_from_ends(cubic_minimizer(*ends), ends, is_slow=is_slow)
+        t, is_slow = _away_from_ends(cubic_minimizer(ends[0], ends[1]), ends, is_slow=is_slow)
         trial = evaluate(t)
         count += 1
         if not _decreases(start, trial) or trial.loss >= ends[low].loss:

@@ -237,11 +237,17 @@ def _problem(tree: FlatTree, like: Any, function: ValueAndGrad, namespace: str) 
     def evaluate(point: Point) -> tuple[float, Tensor]:
         with torch.enable_grad():
             made = function(tree.tree_of([one.detach() for one in point], like, namespace))
-        if not isinstance(made, tuple) or len(made) != 2:
-            raise TypeError(f"value_and_grad must return (loss, grads), got {brief(made)}")
-        return float(made[0]), flat_gradient(point, tree.gradients(made[1]))
+        return _checked_pair(tree, point, made)
 
     return Problem(evaluate, moved)
+
+
+def _checked_pair(tree: FlatTree, point: Point, made: Any) -> tuple[float, Tensor]:
+    """Return loss and flat gradient of what ``value_and_grad`` returned."""
+    if not isinstance(made, (tuple, list)) or len(made) != 2:
+        raise TypeError(f"value_and_grad must return (loss, grads), got {brief(made)}")
+    loss, grads = made
+    return float(loss), flat_gradient(point, tree.gradients(grads))
 
 
 def refuse_closure(given: Any, what: str) -> None:

@@ -152,7 +152,7 @@ def moved(params: Sequence[Tensor], step: float | Tensor, direction: Tensor) -> 
         real = torch.view_as_real(param.resolve_conj()) if param.is_complex() else param
         part = direction[start : start + real.numel()].view(real.shape)
         # Parameters keep their dtype where the flat vector has a wider one.
-        added = torch.add(real, part, alpha=step).to(real.dtype)  # type: ignore[arg-type]
+        added = torch.add(real, part, alpha=float(step)).to(real.dtype)
         found.append(torch.view_as_complex(added) if param.is_complex() else added)
         start += real.numel()
     return found

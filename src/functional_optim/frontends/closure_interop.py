@@ -45,7 +45,8 @@ def state_of_entries(
     Raises:
         ValueError: entries that are missing, or of parameters of another size.
     """
-    fresh = LBFGSState(**{name: int(entries.get(name, 0)) for name in _COUNTS}, checksum=checksum)
+    func_evals, n_iter = (int(entries.get(name, 0)) for name in _COUNTS)
+    fresh = LBFGSState(n_iter=n_iter, func_evals=func_evals, checksum=checksum)
     if not fresh.n_iter:
         return fresh
     names = [name for name in LBFGSState._fields if name not in (*_COUNTS, "checksum")]
@@ -55,8 +56,9 @@ def state_of_entries(
             f"the state of {optimizer.rule.name} has no {', '.join(missing)}, though it has made "
             f"{fresh.n_iter} iterations: it is of another optimizer"
         )
-    values = {name: entries[name] for name in names}
-    state = fresh._replace(**{n: tuple(v) if n in _LISTS else v for n, v in values.items()})
+    values: dict[str, Any] = {name: entries[name] for name in names}
+    values.update({name: tuple(values[name]) for name in _LISTS})
+    state = fresh._replace(**values)
     numel = sum(param.numel() * (2 if param.is_complex() else 1) for param in params)
     for vector in (state.d, state.prev_flat_grad, *state.old_dirs, *state.old_stps):
         if vector is None or vector.shape != (numel,):

@@ -75,7 +75,7 @@ class TorchClosureOptimizer(TorchOptimizer):
         group: Any = param_group
         if isinstance(group, dict) and "params" in group:
             require_options(group, self._closure_optimizer.hyper)
-            self._closure_optimizer.replace(**{**self.defaults, **self._options(group)})
+            self._closure_optimizer.replace(**{**self.defaults, **self._group_options(group)})
             given = group["params"]
             given = [given] if isinstance(given, Tensor) else given
             param_group = {**group, "params": given if isinstance(given, set) else list(given)}
@@ -89,7 +89,7 @@ class TorchClosureOptimizer(TorchOptimizer):
             raise
         own_options(self.param_groups[0])
 
-    def step(  # type: ignore[override]
+    def step(
         self, closure: Callable[[], Any] | None = None, *, extra: Mapping[str, Any] | None = None
     ) -> Any:
         """Make one step, with as many evaluations as the algorithm needs.
@@ -190,13 +190,13 @@ class TorchClosureOptimizer(TorchOptimizer):
         params = self._params()
         return state_of_entries(self._closure_optimizer, self.state.get(params[0], {}), params)
 
-    def _options(self, group: Mapping[str, Any]) -> dict[str, Any]:
+    def _group_options(self, group: Mapping[str, Any]) -> dict[str, Any]:
         names = self._closure_optimizer.hyper
         return {name: value for name, value in options_of(group).items() if name in names}
 
     def _current(self) -> ClosureOptimizer:
         """The optimizer with the options that the group has now."""
-        options = self._options(self.param_groups[0])
+        options = self._group_options(self.param_groups[0])
         missing = self._closure_optimizer.hyper.keys() - options
         if missing:
             raise ValueError(f"the parameter group has no {', '.join(sorted(missing))}")

@@ -30,8 +30,8 @@ FROZEN_OPTIONS = {"lr": 0.0, "weight_decay": 0.0}
 """
 
 
-def require_optimizer(given: Any) -> None:
-    """Refuse a value that is no Optimizer.
+def require_optimizer(given: Any) -> Optimizer:
+    """Return the value, if it is an Optimizer.
 
     Raises:
         TypeError: the value is another one; the error says what to write instead.
@@ -43,6 +43,7 @@ def require_optimizer(given: Any) -> None:
             "optimizer must be a functional_optim.Optimizer, such as adamw(lr=1e-3), got "
             f"{brief(given)}{f': {way}' if way else ''}"
         )
+    return given
 
 
 BESIDE_OPTIONS = frozenset(
