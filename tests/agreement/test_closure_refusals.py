@@ -95,7 +95,7 @@ def test_a_step_says_what_it_needs() -> None:
     with pytest.raises(TypeError, match=r"write step\(closure\), with a function"):
         ours.step()
     with pytest.raises(TypeError, match="no extra="):
-        ours.step(lambda: params[0].sum(), extra={"loss": 1.0})
+        ours.step(params[0].sum, extra={"loss": 1.0})
     state = optimizer.init(TREE)
     with pytest.raises(TypeError, match=r"value_and_grad=f\) a function f\(params\) -> \(loss, gr"):
         optimizer.update(TREE, TREE, state)
@@ -208,5 +208,9 @@ def test_checkpoints_that_do_not_fit_change_nothing() -> None:
         now = optimizer.state_dict()
         assert now["param_groups"] == kept["param_groups"]
         assert torch.equal(now["state"][0]["d"], kept["state"][0]["d"])
+    named = TorchOptimizer([("a", params[0]), ("b", params[1])], lbfgs())
+    other = TorchOptimizer([("b", params[1]), ("a", params[0])], lbfgs())
+    with pytest.raises(ValueError, match="in another order"):
+        named.load_state_dict(other.state_dict())
     with pytest.raises(ValueError, match="does not load the state of lbfgs"):
         fo.to_torch_state_dict(lbfgs(), TREE, lbfgs().init(TREE), torch.optim.SGD)

@@ -23,7 +23,7 @@ from functional_optim.core.closure_optimizer import (
     Point,
     Problem,
 )
-from functional_optim.core.constructor import constructor
+from functional_optim.core.constructor import constructor_errors
 
 STRONG_WOLFE = "strong_wolfe"
 
@@ -194,7 +194,7 @@ LBFGS = ClosureRule(
 torch.serialization.add_safe_globals([LBFGSState])
 
 
-@constructor
+@constructor_errors
 def lbfgs(
     lr: float | Tensor = 1.0,
     max_iter: int = 20,

@@ -228,7 +228,8 @@ class ClosureOptimizer:
         def __getattr__(self, name: str) -> Any:
             if name.startswith("__") or "rule" not in vars(self):  # copied or unpickled just now
                 raise AttributeError(name)
-            raise AttributeError(_refusal(self, f".{name}"), name=name, obj=self)
+            text = f"there is no .{name} of {_way_to_step(self)}"
+            raise AttributeError(text, name=name, obj=self)
 
 
 def _problem(tree: FlatTree, like: Any, function: ValueAndGrad, namespace: str) -> Problem:
@@ -261,17 +262,13 @@ def refuse_closure(given: Any, what: str) -> None:
         TypeError: it is a :class:`ClosureOptimizer`; the error says what to use instead.
     """
     if isinstance(given, ClosureOptimizer):
-        raise TypeError(_refusal(given, what))
+        raise TypeError(f"{what} cannot run {_way_to_step(given)}")
 
 
-def _refusal(optimizer: ClosureOptimizer, what: str) -> str:
+def _way_to_step(optimizer: ClosureOptimizer) -> str:
     name = optimizer.rule.name
     return (
-        f"{name} has no {what}: it evaluates the loss of all parameters several times in a step, "
-        f"and gradients alone are not enough; use update(params, grads, state, value_and_grad=f), "
-        f"or TorchOptimizer(params, {name}(...)).step(closure)"
-        if what.startswith(".")
-        else f"{what} cannot run {name}, which evaluates the loss of all parameters several times "
-        "in a step, while gradients alone are given there; use update(params, grads, state, "
-        f"value_and_grad=f), or TorchOptimizer(params, {name}(...)).step(closure)"
+        f"{name}, which evaluates the loss of all parameters several times in a step, and needs "
+        "more than gradients; use update(params, grads, state, value_and_grad=f), or "
+        f"TorchOptimizer(params, {name}(...)).step(closure)"
     )

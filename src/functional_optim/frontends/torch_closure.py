@@ -154,8 +154,10 @@ class TorchClosureOptimizer(TorchOptimizer):
         """Load a checkpoint of this class or of the equivalent torch.optim class.
 
         Raises:
-            ValueError: other groups, or a state of parameters of another size; nothing is changed.
+            ValueError: other groups, parameters with other names or in another order, or a state
+                of parameters of another size; nothing is changed.
         """
+        self._check_names(state_dict)
         before = (self.state, self.param_groups)
         try:
             torch.optim.Optimizer.load_state_dict(self, own_copy(state_dict))
@@ -166,6 +168,19 @@ class TorchClosureOptimizer(TorchOptimizer):
             raise
         if self._params()[0] in self.state:
             self.state[self._params()[0]] = torch_entries(state)
+
+    def _check_names(self, state_dict: Mapping[str, Any]) -> None:
+        """Flat vectors are in the order of the parameters, so names must be in the same order."""
+        saved = [group.get("param_names") for group in state_dict["param_groups"][:1]]
+        own = self.param_groups[0].get("param_names")
+        if own and saved and saved[0] and list(saved[0]) != list(own):
+            pairs = zip(saved[0], own, strict=False)
+            differing = next((pair for pair in pairs if pair[0] != pair[1]), ())
+            raise ValueError(
+                "the checkpoint is of parameters with other names, or in another order "
+                f"({' instead of '.join(differing) or 'their number differs'}), and the state is "
+                "one flat vector in their order"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         return {
