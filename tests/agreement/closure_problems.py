@@ -90,7 +90,33 @@ def complex_quadratic(seed: int, dtype: torch.dtype) -> tuple[Params, Loss]:
     return {"c": torch.zeros(3, dtype=pair), "a": torch.zeros(2, dtype=dtype)}, loss
 
 
-KINDS = {one.__name__: one for one in (quadratic, rosenbrock, least_squares, complex_quadratic)}
+def waves(seed: int, dtype: torch.dtype) -> tuple[Params, Loss]:
+    """A sum of waves with many local minima, where searches extrapolate and come back."""
+    generator = torch.Generator().manual_seed(seed)
+    rates, phases, start = torch.rand(3, 4, generator=generator, dtype=torch.float64).to(dtype)
+
+    def loss(given: Mapping[str, Tensor]) -> Tensor:
+        x = given["x"]
+        return (torch.cos(9 * rates * x + 6 * phases) + 0.01 * x**2).sum()
+
+    return {"x": 4 * start - 2}, loss
+
+
+def stairs(seed: int, dtype: torch.dtype) -> tuple[Params, Loss]:
+    """Waves whose values are rounded and whose gradients are not: many values are equal."""
+    params, smooth = waves(seed, dtype)
+
+    def loss(given: Mapping[str, Tensor]) -> Tensor:
+        value = smooth(given)
+        return torch.floor(4 * value.detach()) / 4 + (value - value.detach())
+
+    return params, loss
+
+
+KINDS: dict[str, Callable[[int, torch.dtype], tuple[Params, Loss]]] = {
+    one.__name__: one
+    for one in (quadratic, rosenbrock, least_squares, complex_quadratic, waves, stairs)
+}
 
 
 def value_and_grad(loss: Loss, frozen: tuple[str, ...] = ()) -> Callable[[Any], tuple[Any, Any]]:

@@ -47,7 +47,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@examples(25)
+@examples(50)
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     seed=st.integers(0, 9),
@@ -71,7 +71,7 @@ def test_bits_are_those_of_torch(
     assert_same(state, torch_entries(pure_state))
 
 
-@each(search=SEARCHES, kind=sorted(KINDS))
+@each(search=SEARCHES, kind=["complex_quadratic", "least_squares", "quadratic", "rosenbrock"])
 def test_frozen_parameters_and_missing_gradients_count_as_zeros(search: Any, kind: str) -> None:
     params, loss = KINDS[kind](3, torch.float64)
     frozen = tuple(params)[-1:]

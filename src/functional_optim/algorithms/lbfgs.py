@@ -138,7 +138,6 @@ def lbfgs_step(
                 t,
                 d.abs().max(),
                 limit=hyper.max_eval - evaluations,
-                tolerance=hyper.tolerance_change,
             )
             t, loss, grad, evaluations = trial.t, trial.loss, trial.grad, evaluations + count
             state = state._replace(t=t)
@@ -221,7 +220,8 @@ def lbfgs(
         max_eval: evaluations of the loss in one step, >= 0; by default ``max_iter * 5 // 4``. It is
             checked between iterations, and bounds the line search.
         tolerance_grad: the step ends when the largest magnitude in the gradient is at most this.
-        tolerance_change: the step ends when parameters, or the loss, change by less.
+        tolerance_change: the step ends when parameters, or the loss, change by less. Inside of the
+            line search the tolerance is 1e-9, as in torch.
         history_size: pairs ``(s, y)`` that are kept, >= 1.
         line_search_fn: None for a fixed step, or ``"strong_wolfe"``.
 

@@ -17,6 +17,11 @@ from torch import Tensor
 C1 = 1e-4
 C2 = 0.9
 
+SMALLEST = 1e-9
+"""The search ends when the bracket, times the largest magnitude in the direction, is smaller.
+
+torch.optim.LBFGS has this number too, whatever its ``tolerance_change``.
+"""
 GROWTH = 10
 """A trial step is at most this many times the one before it."""
 MARGIN = 0.1
@@ -39,7 +44,6 @@ def strong_wolfe(
     size: Tensor,
     *,
     limit: int,
-    tolerance: float,
 ) -> tuple[Trial, int]:
     """Search a step that fulfils the strong Wolfe conditions.
 
@@ -49,7 +53,6 @@ def strong_wolfe(
         t: first step that is tried.
         size: largest magnitude in the direction.
         limit: of iterations, each of which evaluates once more.
-        tolerance: end when the bracket, times ``size``, is smaller.
 
     Returns:
         The step that was found, or the best one in the last bracket; and how often ``evaluate``
@@ -60,7 +63,7 @@ def strong_wolfe(
         return ends[0], 1 + count
     low = _lower(ends)
     is_slow = False
-    while count < limit and not abs(ends[1].t - ends[0].t) * size < tolerance:
+    while count < limit and not abs(ends[1].t - ends[0].t) * size < SMALLEST:
         t, is_slow = _away_from_ends(cubic_minimizer(ends[0], ends[1]), ends, is_slow=is_slow)
         trial = evaluate(t)
         count += 1
