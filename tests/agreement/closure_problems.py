@@ -113,9 +113,36 @@ def stairs(seed: int, dtype: torch.dtype) -> tuple[Params, Loss]:
     return params, loss
 
 
+def kinks(seed: int, dtype: torch.dtype) -> tuple[Params, Loss]:
+    """Distances that are steep on one side, where searches come near the ends of brackets."""
+    generator = torch.Generator().manual_seed(seed)
+    goal, start = torch.rand(2, 3, generator=generator, dtype=torch.float64).to(dtype)
+
+    def loss(given: Mapping[str, Tensor]) -> Tensor:
+        off = given["x"] - goal
+        return torch.where(off > 0, 50 * off, -off).sum()
+
+    return {"x": start - 2}, loss
+
+
+def cliffs(seed: int, dtype: torch.dtype) -> tuple[Params, Loss]:
+    """Exponentials that rise much faster than they fall."""
+    generator = torch.Generator().manual_seed(seed)
+    rates, start = torch.rand(2, 3, generator=generator, dtype=torch.float64).to(dtype)
+
+    def loss(given: Mapping[str, Tensor]) -> Tensor:
+        x = given["x"]
+        return (torch.exp(12 * rates * (x + 0.2)) - 3 * x).sum()
+
+    return {"x": start - 2}, loss
+
+
+SEARCHED = (waves, stairs, kinks, cliffs)
+"""Problems on which the line search takes each of its branches."""
+
 KINDS: dict[str, Callable[[int, torch.dtype], tuple[Params, Loss]]] = {
     one.__name__: one
-    for one in (quadratic, rosenbrock, least_squares, complex_quadratic, waves, stairs)
+    for one in (quadratic, rosenbrock, least_squares, complex_quadratic, *SEARCHED)
 }
 
 

@@ -1,6 +1,7 @@
 """L-BFGS: the bits of torch.optim.LBFGS, through a closure and as a pure function."""
 
 import copy
+import itertools
 import pickle
 from typing import Any
 
@@ -18,6 +19,7 @@ from functional_optim.frontends.closure_interop import torch_entries
 from ..choices import case, each, examples
 from .closure_problems import (
     KINDS,
+    SEARCHED,
     Problem,
     assert_same,
     closure_of,
@@ -47,7 +49,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@examples(50)
+@examples(30)
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     seed=st.integers(0, 9),
@@ -69,6 +71,18 @@ def test_bits_are_those_of_torch(
     pure, pure_state = run_pure(problem)
     assert_same(params, pure)
     assert_same(state, torch_entries(pure_state))
+
+
+def test_each_branch_of_the_line_search_has_the_bits_of_torch() -> None:
+    """Each problem is searched from first steps that are too short and too long."""
+    for kind in SEARCHED:
+        for seed, lr in itertools.product(range(6), (1e-3, 0.02, 0.2, 1.0)):
+            options = {"line_search_fn": "strong_wolfe", "lr": lr, "max_iter": 4}
+            problem = Problem(*kind(seed, torch.float64), options=options, steps=1)
+            theirs, ours = run_torch(problem), run_front_end(problem)
+            with case(kind=kind.__name__, seed=seed, lr=lr):
+                assert_same(theirs[1], ours[1])
+                assert_same(theirs[2], ours[2])
 
 
 @each(search=SEARCHES, kind=["complex_quadratic", "least_squares", "quadratic", "rosenbrock"])
