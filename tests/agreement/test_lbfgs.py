@@ -3,6 +3,7 @@
 import copy
 import itertools
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -127,6 +128,40 @@ def test_sparse_gradients_are_made_dense(sparse: bool) -> None:
     assert_same(theirs[1], ours[1])
     assert_same(theirs[1], run_pure(problem)[0])
     assert same(ours[1]["weight"][1], weight[1])
+
+
+@each(search=SEARCHES)
+def test_parameters_in_any_layout(search: Any) -> None:
+    """A transposed matrix and every second element of a vector; torch takes no such gradients."""
+    rows, many = (
+        torch.linspace(-2, 1, 12).double().reshape(4, 3),
+        torch.linspace(-1, 1, 10).double(),
+    )
+    loss: Any = lambda given: (given["w"] ** 4).sum() + (given["v"] - 2).square().sum()  # noqa: E731
+    options = {"line_search_fn": search, "lr": 0.01}
+    strided = {"w": rows.t(), "v": many[::2]}
+    theirs = run_torch(
+        Problem({name: one.contiguous() for name, one in strided.items()}, loss, options=options)
+    )
+    leaves = {"w": rows.clone().t().requires_grad_(), "v": many.clone()[::2].requires_grad_()}
+    optimizer = TorchOptimizer(leaves.values(), lbfgs(**options))
+    for _ in range(3):
+        optimizer.step(closure_of(optimizer, leaves, loss))
+    assert_same(theirs[1], {name: leaf.detach() for name, leaf in leaves.items()})
+    assert_same(theirs[1], run_pure(Problem(strided, loss, options=options))[0])
+
+
+def test_threads_make_one_step_after_the_other() -> None:
+    params, loss = rosenbrock(4, torch.float64)
+    twin, leaves = Problem(params, loss).leaves(), Problem(params, loss).leaves()
+    alone = TorchOptimizer(twin.values(), lbfgs(lr=1e-3, max_iter=5))
+    for _ in range(4):
+        alone.step(closure_of(alone, twin, loss))
+    optimizer = TorchOptimizer(leaves.values(), lbfgs(lr=1e-3, max_iter=5))
+    closure = closure_of(optimizer, leaves, loss)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: optimizer.step(closure), range(4)))
+    assert_same(twin, leaves)
 
 
 def test_nothing_that_is_handed_in_changes() -> None:

@@ -256,7 +256,7 @@ def refuse_closure(given: Any, what: str) -> None:
 
     Args:
         given: what the caller gave as an optimizer.
-        what: cannot run it.
+        what: name of the caller, which cannot run it.
 
     Raises:
         TypeError: it is a :class:`ClosureOptimizer`; the error says what to use instead.

@@ -107,10 +107,14 @@ class TorchClosureOptimizer(TorchOptimizer):
         """
         if not callable(closure) or extra:
             self._refuse_arguments(extra)
-        return self._step_by(closure)
+        return self._step_alone(closure)
 
     @uncompiled
-    @torch.no_grad()
+    def _step_alone(self, closure: Callable[[], Any]) -> Any:
+        # Evaluations of two steps must not alternate: each one is at values that the step wrote.
+        with self._lock.held(), torch.no_grad():
+            return self._step_by(closure)
+
     def _step_by(self, closure: Callable[[], Any]) -> Any:
         own, params = self._current(), self._params()
         begun = [param.detach().clone() for param in params]
