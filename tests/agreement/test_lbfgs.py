@@ -151,6 +151,30 @@ def test_parameters_in_any_layout(search: Any) -> None:
     assert_same(theirs[1], run_pure(Problem(strided, loss, options=options))[0])
 
 
+@each(search=SEARCHES, by_data=[False, True])
+def test_a_closure_may_project_parameters_in_place(search: Any, by_data: bool) -> None:
+    """As in style transfer, where each evaluation clamps the picture."""
+    params, loss = quadratic(4, torch.float64)
+
+    def run(make: Any) -> dict[str, Tensor]:
+        leaves = Problem(params, loss).leaves()
+        optimizer = make(list(leaves.values()), line_search_fn=search, lr=0.05)
+        evaluate = closure_of(optimizer, leaves, loss)
+
+        def closure() -> Any:
+            for leaf in leaves.values():
+                with torch.no_grad():
+                    (leaf.data if by_data else leaf).clamp_(-0.25, 0.5)
+            return evaluate()
+
+        for _ in range(3):
+            optimizer.step(closure)
+        return {name: leaf.detach() for name, leaf in leaves.items()}
+
+    theirs = run(torch.optim.LBFGS)
+    assert_same(theirs, run(lambda given, **options: TorchOptimizer(given, lbfgs(**options))))
+
+
 def test_threads_make_one_step_after_the_other() -> None:
     params, loss = rosenbrock(4, torch.float64)
     twin, leaves = Problem(params, loss).leaves(), Problem(params, loss).leaves()

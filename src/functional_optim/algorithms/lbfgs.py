@@ -146,6 +146,7 @@ def lbfgs_step(
             point = problem.move(point, t, d)
             if not is_last:  # nothing reads the loss after the last iteration
                 (loss, grad), evaluations = problem.evaluate(point), evaluations + 1
+                point = problem.read(point)
         if is_last or evaluations >= hyper.max_eval:
             break
         is_optimal = bool(grad.abs().max() <= hyper.tolerance_grad)

@@ -33,6 +33,8 @@ class Problem(NamedTuple):
     """Return the loss at a point, and its gradient as a flat vector."""
     move: Callable[[Point, Any, Tensor], Point]
     """Return ``point + t * direction`` for a number ``t`` and a flat vector ``direction``."""
+    read: Callable[[Point], Point]
+    """Return the point as its evaluation has left it: a closure may project parameters in place."""
 
 
 def _accept(hyper: Any) -> None:
@@ -240,7 +242,11 @@ def _problem(tree: FlatTree, like: Any, function: ValueAndGrad, namespace: str) 
             made = function(tree.tree_of([one.detach() for one in point], like, namespace))
         return _checked_pair(tree, point, made)
 
-    return Problem(evaluate, moved)
+    return Problem(evaluate, moved, _unchanged)
+
+
+def _unchanged(point: Point) -> Point:
+    return point
 
 
 def _checked_pair(tree: FlatTree, point: Point, made: Any) -> tuple[float, Tensor]:

@@ -118,27 +118,32 @@ class TorchClosureOptimizer(TorchOptimizer):
     def _step_by(self, closure: Callable[[], Any]) -> Any:
         own, params = self._current(), self._params()
         begun = [param.detach().clone() for param in params]
-        losses: list[Any] = []
 
         def evaluate(point: Point) -> tuple[float, Tensor]:
-            if losses:  # the first one is at the values that are there
-                _write(params, point)
+            _write(params, point)
             with torch.enable_grad():
-                losses.append(closure())
-            # Gradients may be cleared in place by the next call.
-            return float(losses[-1]), flat_gradient(params, [param.grad for param in params])
+                loss = closure()
+            return float(loss), _gradient_of(params)
+
+        def read(point: Point) -> Point:
+            return [param.detach().clone() for param in params]
 
         try:
-            loss, grad = evaluate(begun)
-            state = self._read()
+            with torch.enable_grad():  # at the values that are there
+                first = closure()
             after, state = own.rule.step(
-                Problem(evaluate, moved), begun, loss, grad, state, own.values
+                Problem(evaluate, moved, read),
+                read(begun),
+                float(first),
+                _gradient_of(params),
+                self._read(),
+                own.values,
             )
         except BaseException:
             unbroken(_write, params, begun)
             raise
         self._lock.alone(self._finish, params, after, state)
-        return losses[0]
+        return first
 
     def _finish(self, params: list[Tensor], after: Point, state: Any) -> None:
         _write(params, after)
@@ -223,6 +228,10 @@ class TorchClosureOptimizer(TorchOptimizer):
         if are_unchanged(list(known.values()), [options[name] for name in known]):
             return self._closure_optimizer
         return self._closure_optimizer.replace(**options)
+
+
+def _gradient_of(params: list[Tensor]) -> Tensor:
+    return flat_gradient(params, [param.grad for param in params])
 
 
 def _write(params: Iterable[Tensor], values: Iterable[Tensor]) -> None:
