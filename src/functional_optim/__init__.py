@@ -89,6 +89,7 @@ from functional_optim.algorithms import (
 from functional_optim.algorithms import fused_rules as fused_rules
 from functional_optim.algorithms.adahessian import scale_by_adahessian
 from functional_optim.algorithms.adam import scale_by_adam
+from functional_optim.algorithms.lbfgs import lbfgs
 from functional_optim.algorithms.lion import scale_by_lion
 from functional_optim.algorithms.polar import PolarFactor
 from functional_optim.algorithms.rmsprop import scale_by_rms
@@ -99,6 +100,7 @@ from functional_optim.composition import chain, freeze, masked, partition
 from functional_optim.core import stage as _stage
 from functional_optim.core import state as _state
 from functional_optim.core import where as _where
+from functional_optim.core.closure_optimizer import ClosureOptimizer
 from functional_optim.core.gate import Gate
 from functional_optim.core.leaf_input import LeafInput
 from functional_optim.core.stage import Link, NoState, Rule, Transform
@@ -107,6 +109,7 @@ from functional_optim.core.tree import leaf_paths
 from functional_optim.core.where import if_any, labels, matching, with_shape
 from functional_optim.curvature import hutchinson
 from functional_optim.export import export_step
+from functional_optim.frontends import torch_closure as _torch_closure  # noqa: F401  registered
 from functional_optim.frontends.registry import (
     as_functional_optim,
     functional_optim_map,
@@ -176,6 +179,7 @@ sys.modules.update(
 __all__ = [
     "BoundOptimizer",
     "CapturableOptimizer",
+    "ClosureOptimizer",
     "DistributedOptimizer",
     "FlatLayout",
     "Gate",
@@ -238,6 +242,7 @@ __all__ = [
     "labels",
     "lamb",
     "lars",
+    "lbfgs",
     "ldog",
     "leaf_paths",
     "linear",

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from functional_optim import Optimizer
 from functional_optim.core.brief import brief
+from functional_optim.core.closure_optimizer import refuse_closure
 from functional_optim.core.initial import init_leaf
 from functional_optim.core.stage import Kind, Stage, block_size_of
 from functional_optim.core.state import state_tensors
@@ -43,6 +44,7 @@ class Weight(NamedTuple):
 
 def optimizers_of(specs: Sequence[ParameterSpec], stepper: Stepper) -> list[Optimizer]:
     """The optimizer of each parameter."""
+    refuse_closure(stepper, "a shard plan")
     if isinstance(stepper, Optimizer):
         if not stepper.is_composed:
             return [stepper] * len(specs)
@@ -56,6 +58,7 @@ def optimizers_of(specs: Sequence[ParameterSpec], stepper: Stepper) -> list[Opti
         )
     found = [stepper(spec) for spec in specs]
     for spec, one in zip(specs, found, strict=True):
+        refuse_closure(one, "a shard plan")
         if not isinstance(one, Optimizer):
             raise TypeError(
                 f"the optimizer of {spec.path!r} must be an Optimizer, got {brief(one)}"

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from functional_optim.core.closure_optimizer import refuse_closure
 from functional_optim.core.expression import AUTO, expression
 from functional_optim.core.global_step import has_global_schedule
 from functional_optim.core.hyper import copy_tensors, frozen
@@ -242,6 +243,7 @@ def require_one_chain(optimizer: Chain, what: str) -> None:
     Raises:
         TypeError: names what is asked of the optimizer, and the stage that stands against it.
     """
+    refuse_closure(optimizer, what)
     if not optimizer.is_composed:
         return
     require_gradients_alone(optimizer, what)
@@ -265,6 +267,7 @@ def require_gradients_alone(optimizer: Chain, what: str) -> None:
     Raises:
         TypeError: names what is asked of the optimizer, the stage and its input.
     """
+    refuse_closure(optimizer, what)
     for link in optimizer.links:
         names = [*link.stage.extra, *(one.name for one in link.stage.inputs)]
         if names:
@@ -280,6 +283,7 @@ def require_nothing_shared(optimizer: Chain, what: str) -> None:
     Raises:
         TypeError: names what is asked of the optimizer, and the stage that stands against it.
     """
+    refuse_closure(optimizer, what)
     for link in optimizer.links:
         if link.stage.combine is not None or has_global_schedule([link.hyper]):
             raise TypeError(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from functional_optim.core.brief import brief
 from functional_optim.core.chain import listed
+from functional_optim.core.closure_optimizer import refuse_closure
 from functional_optim.core.expression import AUTO
 from functional_optim.core.hyper import are_unchanged
 from functional_optim.core.links import with_values
@@ -30,7 +31,7 @@ from functional_optim.frontends.torch_composed import GroupPart, divided, needs_
 from functional_optim.frontends.torch_schedule import refuse_schedulers
 from functional_optim.kernels import EXECUTORS, check_executor
 from functional_optim.optimizer import Optimizer
-from functional_optim.optimizer.constructors import made_without_params
+from functional_optim.optimizer.constructors import PARTS, made_without_params
 
 
 class GroupChain(NamedTuple):
@@ -149,7 +150,10 @@ class ClassRecipe:
                 )
         values = {key: options[key] for key in told if key in taken}
         executor = self._executor or _executor(options, device)
-        return made_by_factory(self._factory, self._class, (), values).using(executor=executor)
+        made = made_by_factory(self._factory, self._class, (), values)
+        refuse_closure(made, PARTS)
+        found: Optimizer = made.using(executor=executor)
+        return found
 
 
 def _form_of(probe: torch.optim.Optimizer) -> StateDictForm:
@@ -211,6 +215,7 @@ def recipe_of(
     """
     if executor is not None:
         check_executor(executor)
+    refuse_closure(optimizer_class, PARTS)
     if isinstance(optimizer_class, Optimizer):
         return _of_optimizer(optimizer_class.replace(**options), executor)
     if _is_key(optimizer_class):
@@ -246,6 +251,7 @@ def functional_of(optimizer_class: Any, options: Mapping[str, Any]) -> Optimizer
 
 
 def _of_optimizer(optimizer: Optimizer, executor: str | None) -> Recipe:
+    refuse_closure(optimizer, PARTS)
     kind = ComposedRecipe if needs_groups(optimizer) else OptimizerRecipe
     return kind(optimizer, executor)
 

@@ -1,12 +1,13 @@
 """The local front-end: a torch.optim.Optimizer whose mathematics is any chain."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from functional_optim.core.chain import require_one_chain
+from functional_optim.core.closure_optimizer import ClosureOptimizer
 from functional_optim.core.compiling import uncompiled
 from functional_optim.core.one_at_a_time import StepLock
 from functional_optim.core.stage import Link
@@ -43,6 +44,9 @@ from functional_optim.plan.composed.shared_numbers import shared_by_name
 from functional_optim.plan.flat.layout import FlatLayout
 from functional_optim.plan.guard import grads_of
 
+_FOR_CLOSURES: list[type["TorchOptimizer"]] = []
+"""The subclass that runs a :class:`ClosureOptimizer`, which registers itself here."""
+
 
 class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
     """An :class:`~functional_optim.Optimizer` where torch wants a ``torch.optim.Optimizer``.
@@ -60,7 +64,8 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
     Args:
         params: an iterable of parameters, of (name, parameter) pairs, or of dicts with "params"
             and the hyper-parameters that differ for that group.
-        optimizer: the chain, with the defaults for all groups, run by its executor.
+        optimizer: the chain, with the defaults for all groups, run by its executor; or a
+            :class:`ClosureOptimizer`, which takes one group, and whose ``step`` needs a closure.
         flat: move parameters and state into flat buffers, as :meth:`Optimizer.bind` does, so that
             a step of many small parameters is a few passes over memory. The parameters stay the
             objects that they are; :class:`~functional_optim.plan.flat.layout.FlatLayout` says what
@@ -86,9 +91,18 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         0.0
     """
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # bare where it is copied or unpickled
+        given = kwargs.get("optimizer", args[1] if len(args) > 1 else None)
+        is_closure = cls is TorchOptimizer and isinstance(given, ClosureOptimizer)
+        kind: Any = _FOR_CLOSURES[0] if is_closure else cls
+        made: Self = object.__new__(kind)
+        return made
+
     @uncompiled
-    def __init__(self, params: Iterable[Any], optimizer: Optimizer, *, flat: bool = False) -> None:
-        require_optimizer(optimizer)
+    def __init__(
+        self, params: Iterable[Any], optimizer: Optimizer | ClosureOptimizer, *, flat: bool = False
+    ) -> None:
+        optimizer = require_optimizer(optimizer)
         if flat:
             require_one_chain(optimizer, "TorchOptimizer(flat=True)")
         self._lock = StepLock()

@@ -9,8 +9,12 @@ from typing import Any
 import torch
 
 from functional_optim.core.brief import brief
+from functional_optim.core.closure_optimizer import refuse_closure
 from functional_optim.core.stage import Stage
 from functional_optim.optimizer import Optimizer
+
+PARTS = "a front-end that steps parts of the parameters (ZeRO, DistributedOptimizer, a hook)"
+"""The front-ends that refuse an optimizer that evaluates the loss itself."""
 
 
 def made_without_params(
@@ -56,6 +60,7 @@ def made_without_params(
     if fits is not None:
         raise TypeError(f"{brief(constructor)} makes an optimizer, but {fits}")
     made = constructor(**arguments)
+    refuse_closure(made, PARTS)
     if isinstance(made, Optimizer):
         return made
     if isinstance(made, torch.optim.Optimizer):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from functional_optim.core.brief import brief
 from functional_optim.core.chain import require_one_chain
+from functional_optim.core.closure_optimizer import refuse_closure
 from functional_optim.core.hyper import field_types
 from functional_optim.core.leaf import is_measured
 from functional_optim.core.links import Change, Links, addresses, stage_labels, state_names
@@ -141,6 +142,7 @@ def stored(
         parameters); Dettmers, Lewis, Shleifer, Zettlemoyer, "8-bit optimizers via block-wise
         quantization", ICLR 2022.
     """
+    refuse_closure(optimizer, "stored")
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
             f"stored takes an Optimizer, such as adamw(lr=1e-3), got {brief(optimizer)}"

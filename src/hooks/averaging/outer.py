@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from functional_optim import Optimizer, TorchOptimizer
 from functional_optim.core.brief import brief
 from functional_optim.core.chain import require_one_chain
+from functional_optim.core.closure_optimizer import refuse_closure
 from functional_optim.core.compiling import uncompiled
 from hooks.averaging.compression import Compression
 from hooks.averaging.compression.checks import TAKEN
@@ -109,6 +110,7 @@ class OuterModelAverager(ModelAverager):
         compression: Compression | None = None,
         error_feedback: bool = True,
     ) -> None:
+        refuse_closure(outer, "OuterModelAverager")
         if not isinstance(outer, Optimizer):
             raise TypeError(f"outer must be an Optimizer, such as sgd(lr=0.7), got {brief(outer)}")
         require_one_chain(outer, "OuterModelAverager")  # fragments are stepped one by one

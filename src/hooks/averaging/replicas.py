@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from functional_optim import LeafState, Optimizer, State
 from functional_optim.core.brief import brief
 from functional_optim.core.chain import require_gradients_alone, require_nothing_shared
+from functional_optim.core.closure_optimizer import refuse_closure
 from hooks.averaging.stacked import StackedReplicas
 
 _tree: Any = optree  # whose annotations have trees of trees only
@@ -216,6 +217,7 @@ class ReplicatedOptimizer:
     def __init__(
         self, params: Mapping[str, Tensor], optimizer: Optimizer, *, over: OverReplicas = at_once
     ) -> None:
+        refuse_closure(optimizer, "ReplicatedOptimizer")
         if not isinstance(optimizer, Optimizer):
             raise TypeError(
                 f"optimizer must be an Optimizer, such as adamw(), got {brief(optimizer)}"
