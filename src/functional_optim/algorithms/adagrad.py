@@ -100,6 +100,7 @@ ADAGRAD_ROOT = Rule(
     hyper=AdagradRootHyper,
     state=AdagradState,
     init=adagrad_init,
+    state_depends_on=(),
     coefficients=adagrad_root_coefficients,
     rule=adagrad_root_rule,
     bounds=(*ADAGRAD.bounds, ("eps_root", NON_NEGATIVE)),

@@ -150,6 +150,7 @@ ADAM_ROOT = Rule(
     hyper=AdamRootHyper,
     state=AdamState,
     init=adam_init,
+    state_depends_on=("amsgrad",),
     coefficients=adam_root_coefficients,
     rule=adam_root_rule,
     bounds=(*ADAM.bounds, ("eps_root", NON_NEGATIVE)),

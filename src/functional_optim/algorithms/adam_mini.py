@@ -123,6 +123,7 @@ ADAM_MINI = Rule(
     hyper=AdamMiniHyper,
     state=AdamMiniState,
     init=adam_mini_init,
+    state_depends_on=("blocks",),
     coefficients=adam_mini_coefficients,
     rule=adam_mini_rule,
     bounds=(

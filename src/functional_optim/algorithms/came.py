@@ -153,6 +153,7 @@ CAME = Rule(
     hyper=CameHyper,
     state=CameState,
     init=came_init,
+    state_depends_on=(),
     coefficients=came_coefficients,
     rule=came_rule,
     bounds=(

@@ -202,6 +202,7 @@ DADAPT_ADAM = Rule(
     hyper=DadaptAdamHyper,
     state=DadaptAdamState,
     init=dadapt_adam_init,
+    state_depends_on=(),
     coefficients=dadapt_adam_coefficients,
     rule=dadapt_adam_rule,
     bounds=(

@@ -141,6 +141,7 @@ DADAPT_SGD = Rule(
     hyper=DadaptSGDHyper,
     state=DadaptSGDState,
     init=dadapt_sgd_init,
+    state_depends_on=(),
     coefficients=dadapt_sgd_coefficients,
     rule=dadapt_sgd_rule,
     bounds=(

@@ -104,6 +104,7 @@ DION = Rule(
     hyper=DionHyper,
     state=DionState,
     init=dion_init,
+    state_depends_on=("rank",),
     coefficients=dion_coefficients,
     rule=dion_rule,
     bounds=(

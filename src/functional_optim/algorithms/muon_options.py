@@ -194,6 +194,7 @@ MUON_OPTIONS = Rule(
     hyper=MuonOptionsHyper,
     state=MuonOptionsState,
     init=muon_options_init,
+    state_depends_on=("batch_axes", "column_axes", "row_blocks", "split_sizes"),
     coefficients=muon_options_coefficients,
     rule=muon_options_rule,
     bounds=(

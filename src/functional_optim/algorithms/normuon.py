@@ -129,6 +129,7 @@ NORMUON = Rule(
     hyper=NormuonHyper,
     state=NormuonState,
     init=normuon_init,
+    state_depends_on=(),
     coefficients=normuon_coefficients,
     rule=normuon_rule,
     bounds=(

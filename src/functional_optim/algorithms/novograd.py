@@ -89,6 +89,7 @@ NOVOGRAD = Rule(
     hyper=NovoGradHyper,
     state=NovoGradState,
     init=novograd_init,
+    state_depends_on=(),
     coefficients=novograd_coefficients,
     rule=novograd_rule,
     bounds=(

@@ -167,6 +167,7 @@ RMSPROP_ROOT = Rule(
     hyper=RMSpropRootHyper,
     state=RMSpropState,
     init=rmsprop_init,
+    state_depends_on=("momentum", "centered"),
     coefficients=rmsprop_root_coefficients,
     rule=rmsprop_root_rule,
     bounds=(*RMSPROP.bounds, ("eps_root", NON_NEGATIVE)),

@@ -141,6 +141,7 @@ SCION = Rule(
     hyper=ScionHyper,
     state=ScionState,
     init=scion_init,
+    state_depends_on=("norm",),
     coefficients=scion_coefficients,
     rule=scion_rule,
     bounds=(

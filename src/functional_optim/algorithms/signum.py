@@ -71,6 +71,7 @@ SIGNUM = Rule(
     hyper=SignumHyper,
     state=SignumState,
     init=signum_init,
+    state_depends_on=("momentum",),
     coefficients=signum_coefficients,
     rule=signum_rule,
     bounds=(("lr", FINITE_NON_NEGATIVE), ("momentum", BELOW_ONE)),

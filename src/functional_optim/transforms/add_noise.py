@@ -93,6 +93,7 @@ ADD_NOISE = Transform(
     hyper=AddNoiseHyper,
     state=AddNoiseState,
     init=add_noise_init,
+    state_depends_on=(),
     coefficients=add_noise_coefficients,
     transform=add_noise_transform,
     bounds=(

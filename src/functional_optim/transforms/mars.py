@@ -61,6 +61,7 @@ MARS = Transform(
     hyper=MarsHyper,
     state=MarsState,
     init=mars_init,
+    state_depends_on=(),
     coefficients=mars_coefficients,
     transform=mars_transform,
     bounds=(

@@ -72,6 +72,7 @@ CONSTRAIN_NORM = Rule(
     hyper=ConstrainNormHyper,
     state=ConstrainNormState,
     init=constrain_norm_init,
+    state_depends_on=("rows",),
     rule=constrain_norm_rule,
     uses_gradient=False,
     kind="per_matrix",

@@ -77,6 +77,7 @@ OUTER_NESTEROV = Rule(
     hyper=OuterNesterovHyper,
     state=OuterNesterovState,
     init=outer_nesterov_init,
+    state_depends_on=(),
     coefficients=outer_nesterov_coefficients,
     rule=outer_nesterov_rule,
     uses_gradient=False,

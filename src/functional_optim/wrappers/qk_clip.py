@@ -47,6 +47,7 @@ QK_CLIP = Rule(
     hyper=QkClipHyper,
     state=QkClipState,
     init=qk_clip_init,
+    state_depends_on=(),
     rule=qk_clip_rule,
     uses_gradient=False,
     bounds=(

@@ -62,6 +62,7 @@ SWA = Rule(
     hyper=SwaHyper,
     state=SwaState,
     init=swa_init,
+    state_depends_on=(),
     coefficients=swa_coefficients,
     rule=swa_rule,
     uses_gradient=False,

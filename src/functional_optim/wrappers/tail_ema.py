@@ -48,6 +48,7 @@ TAIL_EMA = Rule(
     hyper=TailEmaHyper,
     state=EmaState,
     init=tail_ema_init,
+    state_depends_on=(),
     coefficients=tail_ema_coefficients,
     rule=ema_rule,
     uses_gradient=False,
