@@ -40,6 +40,7 @@ from functional_optim.kernels import ExecutorName
 from functional_optim.testing import CASES, INPUT_CASES
 
 from ..choices import case
+from . import adaptive
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -158,6 +159,7 @@ VARIANTS: dict[str, Optimizer] = {
     "sgd": sgd(0.1, weight_decay=0.1, maximize=True),
     "sgd momentum": sgd(0.1, momentum=0.9, dampening=0.3),
     "sgd nesterov": sgd(0.1, momentum=0.9, nesterov=True),
+    **adaptive.VARIANTS,
 }
 """Every algorithm, with the options that change its state or its path, and steps one can see."""
 

@@ -46,6 +46,7 @@ from functional_optim import (
 from functional_optim.testing import CASES
 from tests.choices import each_value
 
+from . import adaptive
 from .support import refused
 
 Make = Callable[..., Optimizer | Link]
@@ -125,6 +126,7 @@ OWN: dict[Make, dict[str, tuple[float, float]]] = {
     clip_by_value: {"clip_value": (0.0, math.inf)},
     weight_decay: {"weight_decay": (0.0, math.inf)},
     decoupled_weight_decay: {"weight_decay": (0.0, math.inf)},
+    **adaptive.BOUNDS,
 }
 """The numbers that torch has not: the least and the greatest that is taken."""
 
@@ -143,7 +145,18 @@ NUMBERS = [(make, name) for make, name in _arguments(float) if name != "eps_root
 OWN_NUMBERS = [(make, name) for make, names in OWN.items() for name in names]
 EVERY_NUMBER = [*NUMBERS, *OWN_NUMBERS]
 PAIRS = _arguments(tuple)
-CHOOSING = (*TWINS, adahessian, ftrl, lamb, lars, lion, prodigy, qhm, rowwise_adagrad)
+CHOOSING = (
+    *TWINS,
+    *adaptive.BOUNDS,
+    adahessian,
+    ftrl,
+    lamb,
+    lars,
+    lion,
+    prodigy,
+    qhm,
+    rowwise_adagrad,
+)
 CHOICES = [
     (make, name)
     for make, name in _arguments(bool, CHOOSING)
@@ -225,7 +238,16 @@ def test_what_is_no_number_is_refused_by_name(place: Place) -> None:
             make(**{name: value})
 
 
-BETAS = (lamb, lion, prodigy, scale_by_adam, scale_by_lion, schedule_free_adamw, soap)
+BETAS = (
+    *adaptive.BOUNDS,
+    lamb,
+    lion,
+    prodigy,
+    scale_by_adam,
+    scale_by_lion,
+    schedule_free_adamw,
+    soap,
+)
 
 
 @each_value(place=[*PAIRS, *((make, "betas") for make in BETAS)])

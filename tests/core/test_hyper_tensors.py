@@ -52,9 +52,12 @@ def _numbers(optimizer: Optimizer) -> Iterator[tuple[str, Callable[[Any], Any]]]
         if isinstance(value, float) and value not in {0.0, math.inf}:
             yield name, lambda factor, n=name, v=value: {n: factor * v}
         if isinstance(value, tuple):
-            first, second = value
-            yield f"{name}[0]", lambda f, n=name, a=first, b=second: {n: (f * a, b)}
-            yield f"{name}[1]", lambda f, n=name, a=first, b=second: {n: (a, f * b)}
+            for k, one in enumerate(value):
+                before, after = value[:k], value[k + 1 :]
+                yield (
+                    f"{name}[{k}]",
+                    lambda f, n=name, v=one, a=before, b=after: {n: (*a, f * v, *b)},
+                )
 
 
 CASES = {

@@ -37,6 +37,7 @@ from functional_optim.core.state import field_tensors
 from functional_optim.kernels import ExecutorName
 from functional_optim.testing import CASES, INPUT_CASES, LawBroken, Subject, check_law
 from functional_optim.testing.inputs import SCALE, fed
+from tests.agreement.formulas_adaptive import ADAPTIVE_FORMULAS
 from tests.choices import EVERYTHING
 from tests.composition.second_order import adahessian_formula, sophia_formula
 from tests.core.soap_formula import soap_formula
@@ -227,6 +228,7 @@ FORMULAS: dict[str, tuple[Callable[[], Optimizer], Callable[..., tuple[Values, V
         lambda: adahessian(**ADAHESSIAN),
         partial(given_formula, adahessian_formula, ADAHESSIAN),
     ),
+    **ADAPTIVE_FORMULAS,
 }
 MATRIX = (5, 100)
 """The shape of the parameter, where that has to be a matrix; its shorter side is turned."""

@@ -6,6 +6,7 @@ from functional_optim.algorithms.adahessian import adahessian, scale_by_adahessi
 from functional_optim.algorithms.adam import adam, scale_by_adam
 from functional_optim.algorithms.adamax import adamax
 from functional_optim.algorithms.adamw import adamw
+from functional_optim.algorithms.ademamix import ademamix
 from functional_optim.algorithms.ftrl import ftrl
 from functional_optim.algorithms.lamb import lamb
 from functional_optim.algorithms.lars import lars
@@ -29,6 +30,7 @@ __all__ = [
     "adam",
     "adamax",
     "adamw",
+    "ademamix",
     "ftrl",
     "lamb",
     "lars",

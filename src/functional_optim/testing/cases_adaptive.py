@@ -1,0 +1,57 @@
+"""Cases of adaptive algorithms that torch.optim does not have.
+
+Their options include the ends of every range, where a formula may divide by 0.
+"""
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from functional_optim import algorithms
+from functional_optim.testing.case import DECAY, EPS, FLAG, LR, Case, some
+
+NAN = float("nan")
+
+TRIPLES = st.sampled_from([(0.9, 0.999, 0.99), (0.0, 0.5, 0.9), (0.8, 0.0, 0.0)])
+_BAD: tuple[dict[str, Any], ...] = (
+    {"lr": -0.1},
+    {"lr": NAN},
+    {"lr": float("inf")},
+    {"eps": -1.0},
+    {"eps": NAN},
+    {"weight_decay": -1.0},
+)
+_BAD_PAIR: tuple[dict[str, Any], ...] = (
+    *_BAD,
+    {"betas": (1.0, 0.9)},
+    {"betas": (0.9, 1.0)},
+    {"betas": (NAN, 0.9)},
+)
+_BAD_TRIPLE: tuple[dict[str, Any], ...] = (
+    *_BAD,
+    {"betas": (1.0, 0.9, 0.9)},
+    {"betas": (0.9, NAN, 0.9)},
+    {"betas": (0.9, 0.9, 1.0)},
+)
+_OF_ALL = {"lr": LR, "eps": EPS, "weight_decay": DECAY, "maximize": FLAG}
+
+ADAPTIVE_CASES: dict[str, Case] = {
+    "ademamix": Case(
+        algorithms.ademamix,
+        options=some(
+            **_OF_ALL,
+            betas=TRIPLES,
+            alpha=st.sampled_from([0.0, 2.0]),
+            alpha_warmup=st.sampled_from([0, 2, 100]),
+            beta3_warmup=st.sampled_from([0, 2, 100]),
+        ),
+        refused_here=(
+            *_BAD_TRIPLE,
+            {"alpha": -1.0},
+            {"alpha": NAN},
+            {"alpha_warmup": -1},
+            {"beta3_warmup": -1},
+        ),
+    ),
+}
+"""One case per algorithm, by the name of its constructor."""

@@ -1,0 +1,71 @@
+"""Formulas of adaptive algorithms in plain Python numbers, written from their papers.
+
+Each function takes one element of a parameter, its gradients of all steps, and hyper-parameters. It
+returns the element after the last step, and that element of the first tensor of the state.
+``run_formula`` takes all elements of a parameter.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from functional_optim import Optimizer, algorithms
+
+Values = list[float]
+Hyper = dict[str, Any]
+Formula = Callable[[float, Values, Hyper], tuple[float, float]]
+
+
+def ademamix_formula(p: float, grads: Values, c: Hyper) -> tuple[float, float]:
+    """Pagliardini et al. 2024, algorithm 1, with the schedules of equations 4 and 5."""
+    b1, b2, b3 = c["betas"]
+    fast = slow = v = 0.0
+    for t, g in enumerate(grads, 1):
+        alpha, b3_now = c["alpha"], b3
+        if c["alpha_warmup"]:
+            alpha = min(t * c["alpha"] / c["alpha_warmup"], c["alpha"])
+        if c["beta3_warmup"]:
+            share = t / c["beta3_warmup"]
+            ends = math.log(b1) * math.log(b3)
+            between = (1 - share) * math.log(b3) + share * math.log(b1)
+            b3_now = min(math.exp(ends / between), b3) if share < 1 else b3
+        fast = b1 * fast + (1 - b1) * g
+        slow = b3_now * slow + (1 - b3_now) * g
+        v = b2 * v + (1 - b2) * g * g
+        direction = fast / (1 - b1**t) + alpha * slow
+        root = math.sqrt(v / (1 - b2**t)) + c["eps"]
+        p = p - c["lr"] * (direction / root + c["weight_decay"] * p)
+    return p, fast
+
+
+FORMULAS: dict[str, Formula] = {
+    "ademamix": ademamix_formula,
+}
+"""Formulas of one element, by the name of the algorithm."""
+
+OPTIONS: dict[str, Hyper] = {
+    "ademamix": {
+        "betas": (0.9, 0.99, 0.999),
+        "alpha": 2.0,
+        "alpha_warmup": 3,
+        "beta3_warmup": 4,
+        "eps": 1e-8,
+    },
+}
+"""Hyper-parameters for the table of agreement; lr is 0.1 and the decay 0.01."""
+
+
+def run_formula(name: str, p: Values, grads: list[Values], c: Hyper) -> tuple[Values, Values]:
+    """Run the formula of an algorithm on a parameter of several elements."""
+    ends = [FORMULAS[name](one, list(own), c) for one, *own in zip(p, *grads, strict=True)]
+    return [end[0] for end in ends], [end[1] for end in ends]
+
+
+def _entry(name: str) -> tuple[Callable[[], Optimizer], Callable[..., tuple[Values, Values]]]:
+    options = {"lr": 0.1, "weight_decay": 0.01, **OPTIONS[name]}
+    return partial(getattr(algorithms, name), **options), partial(run_formula, name, c=options)
+
+
+ADAPTIVE_FORMULAS = {name: _entry(name) for name in OPTIONS}
+"""Constructors and formulas, for the table of agreement."""

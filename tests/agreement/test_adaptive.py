@@ -1,0 +1,91 @@
+"""Adaptive algorithms against their formulas in float64, and against other algorithms."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from functional_optim import (
+    Optimizer,
+    adamw,
+    ademamix,
+    algorithms,
+)
+from tests.choices import case, pairs
+from tests.core.support import noise, steps
+
+from .formulas_adaptive import OPTIONS, run_formula
+
+STEPS = 20
+START = noise(0, 6)
+GRADS = [noise(k + 1, 6) for k in range(STEPS)]
+SHRINKING = [0.8**k * noise(k + 1, 6) for k in range(STEPS)]
+"""Gradients that become smaller, so that old averages are larger than new squares."""
+
+CHOICES: dict[str, dict[str, list[Any]]] = {
+    "ademamix": {
+        "betas": [(0.9, 0.99, 0.999), (0.5, 0.0, 0.9)],
+        "alpha": [0.0, 5.0],
+        "alpha_warmup": [0, 7, 100],
+        "beta3_warmup": [0, 7, 100],
+        "eps": [1e-8, 1e-2],
+    },
+}
+
+
+def require_close(found: Tensor, wanted: Tensor, start: Tensor = START) -> None:
+    """Compare the ways that two optimizers have moved a parameter."""
+    torch.testing.assert_close(found - start, wanted - start, rtol=1e-11, atol=1e-13)
+
+
+def require_equal_steps(
+    one: Optimizer, other: Optimizer, grads: list[Tensor] | None = None
+) -> None:
+    """Run two optimizers on the same gradients, and compare their parameters."""
+    given = GRADS if grads is None else grads
+    ends = [steps(made, START, lambda k: given[k], STEPS)[0] for made in (one, other)]
+    require_close(*ends)
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_an_algorithm_is_its_formula(name: str) -> None:
+    """Parameters and the first tensor of the state, with every pair of options."""
+    assert set(CHOICES[name]) == set(OPTIONS[name])
+    for one in pairs(**CHOICES[name], weight_decay=[0.0, 0.3], grads=["alike", "shrinking"]):
+        hyper = {"lr": 0.1, **{key: value for key, value in one.items() if key != "grads"}}
+        grads = SHRINKING if one["grads"] == "shrinking" else GRADS
+        lists = [grad.tolist() for grad in grads]
+        wanted, kept = run_formula(name, START.tolist(), lists, hyper)
+        made = getattr(algorithms, name)(**hyper)
+        found, state = steps(made, START, lambda k, given=grads: given[k], STEPS)
+        with case(**one):
+            require_close(found, torch.tensor(wanted, dtype=torch.float64))
+            own = state.leaves.stages[-1].exp_avg
+            torch.testing.assert_close(own.tolist(), kept, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_maximize_is_a_step_along_the_negated_gradient(name: str) -> None:
+    build = getattr(algorithms, name)
+    up, _ = steps(build(weight_decay=0.3, maximize=True), START, lambda k: GRADS[k], STEPS)
+    down, _ = steps(build(weight_decay=0.3), START, lambda k: -GRADS[k], STEPS)
+    assert torch.equal(up, down)
+    assert not torch.equal(up, START)
+
+
+def test_ademamix_without_the_slow_average_is_adamw() -> None:
+    betas = (0.9, 0.99)
+    ours = ademamix(0.1, (*betas, 0.999), alpha=0.0, weight_decay=0.1, beta3_warmup=5)
+    require_equal_steps(ours, adamw(0.1, betas, weight_decay=0.1))
+
+
+def test_ademamix_warms_up_in_half_lives() -> None:
+    """Halfway, the half-life of the slow average is the mean of those of b1 and b3.
+
+    With decays 1/2 and 1/16, the half-lives are 1 and 1/4, and a decay of 2^(-8/5) has 5/8.
+    """
+    ours = ademamix(betas=(0.0625, 0.999, 0.5), beta3_warmup=2)
+    _, state = ours.update(torch.zeros(1).double(), torch.ones(1).double(), ours.init(START[:1]))
+    slow = state.leaves.stages[-1].exp_avg_slow.item()
+    assert slow == pytest.approx(1 - 2 ** (-8 / 5), rel=1e-14)

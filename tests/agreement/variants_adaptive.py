@@ -1,0 +1,1 @@
+"""Other implementations of adaptive algorithms with one thing changed, to show a cause."""
