@@ -39,8 +39,29 @@ def ademamix_formula(p: float, grads: Values, c: Hyper) -> tuple[float, float]:
     return p, fast
 
 
+def adopt_formula(p: float, grads: Values, c: Hyper) -> tuple[float, float]:
+    """Taniguchi et al. 2024, algorithm 2: the first gradient is g_0."""
+    b1, b2 = c["betas"]
+    m = v = 0.0
+    for t, given in enumerate(grads):
+        g = given if c["decouple"] else given + c["weight_decay"] * p
+        if t == 0:
+            v = g * g
+            continue
+        n = g / max(math.sqrt(v), c["eps"])
+        if c["clip"]:
+            n = max(-(t ** c["clip_power"]), min(t ** c["clip_power"], n))
+        m = b1 * m + (1 - b1) * n
+        if c["decouple"]:
+            p = p - c["lr"] * c["weight_decay"] * p
+        p = p - c["lr"] * m
+        v = b2 * v + (1 - b2) * g * g
+    return p, m
+
+
 FORMULAS: dict[str, Formula] = {
     "ademamix": ademamix_formula,
+    "adopt": adopt_formula,
 }
 """Formulas of one element, by the name of the algorithm."""
 
@@ -51,6 +72,13 @@ OPTIONS: dict[str, Hyper] = {
         "alpha_warmup": 3,
         "beta3_warmup": 4,
         "eps": 1e-8,
+    },
+    "adopt": {
+        "betas": (0.9, 0.99),
+        "eps": 1e-6,
+        "decouple": True,
+        "clip": True,
+        "clip_power": 0.25,
     },
 }
 """Hyper-parameters for the table of agreement; lr is 0.1 and the decay 0.01."""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.agreement.row import Row
+from tests.agreement.row import Cause, Row
 
 KAHAN = {"kahan_sum": False, "foreach": False, "triton": False}
 HEAVYBALL = {"multi_tensor": False, "compile_step": False, "promote": False}
@@ -37,7 +37,50 @@ ADEMAMIX = [
         coarsest="float32",
     ),
 ]
+ADOPT = [
+    Row(
+        "adopt",
+        "adopt",
+        "ADOPT",
+        {**DECAY, "betas": PAIR, "decouple": True},
+        {**DECAY, "betas": PAIR, "decouple": True, "foreach": False},
+    ),
+    Row(
+        "adopt",
+        "optax",
+        "contrib.adopt",
+        {"lr": 0.01, "betas": PAIR},
+        {"learning_rate": 0.01, **B1_B2},
+    ),
+    Row(
+        "adopt",
+        "pytorch_optimizer",
+        "ADOPT",
+        {"lr": 0.01, "betas": PAIR},
+        {"lr": 0.01, "betas": PAIR, "foreach": False},
+        cause=Cause(
+            "pytorch-optimizer clips step t to (t + 1)^(1/4), and the paper to t^(1/4).",
+            ours={"clip": False},
+            theirs={"clip_lambda": None},
+        ),
+    ),
+    Row(
+        "adopt",
+        "heavyball",
+        "ADOPT",
+        {"lr": 0.01, "betas": PAIR},
+        {"lr": 0.01, "betas": PAIR, "eps": 1e-6, **HEAVYBALL},
+        cause=Cause(
+            "heavyball corrects the bias of both averages, so that it forgets the first square, "
+            "and does not clip.",
+            ours={"clip": False},
+            variant="adopt_without_bias_correction",
+        ),
+        coarsest="float32",
+    ),
+]
 ROWS = [
     *ADEMAMIX,
+    *ADOPT,
 ]
 """Rows with their options and causes."""

@@ -10,6 +10,7 @@ from functional_optim import (
     Optimizer,
     adamw,
     ademamix,
+    adopt,
     algorithms,
 )
 from tests.choices import case, pairs
@@ -30,6 +31,13 @@ CHOICES: dict[str, dict[str, list[Any]]] = {
         "alpha_warmup": [0, 7, 100],
         "beta3_warmup": [0, 7, 100],
         "eps": [1e-8, 1e-2],
+    },
+    "adopt": {
+        "betas": [(0.9, 0.99), (0.0, 0.5)],
+        "eps": [1e-6, 0.5],
+        "decouple": [False, True],
+        "clip": [False, True],
+        "clip_power": [0.0, 0.25],
     },
 }
 
@@ -89,3 +97,21 @@ def test_ademamix_warms_up_in_half_lives() -> None:
     _, state = ours.update(torch.zeros(1).double(), torch.ones(1).double(), ours.init(START[:1]))
     slow = state.leaves.stages[-1].exp_avg_slow.item()
     assert slow == pytest.approx(1 - 2 ** (-8 / 5), rel=1e-14)
+
+
+@pytest.mark.parametrize("decouple", [False, True])
+def test_the_first_step_of_adopt_only_sets_the_average_square(decouple: bool) -> None:
+    ours = adopt(lr=0.1, eps=0.0, decouple=decouple, weight_decay=0.3)
+    params, state = ours.update(START, GRADS[0], ours.init(START))
+    assert torch.equal(params, START)
+    exp_avg, exp_avg_sq = state.leaves.stages[-1]
+    grad = GRADS[0] if decouple else GRADS[0] + 0.3 * START
+    assert exp_avg.count_nonzero() == 0
+    torch.testing.assert_close(exp_avg_sq, grad**2)
+
+
+def test_adopt_of_constant_gradients_is_momentum_of_signs() -> None:
+    """Each quotient is a sign, so that step t moves by lr * (1 - b1^t)."""
+    found, _ = steps(adopt(0.1, (0.9, 0.99)), START, lambda k: GRADS[0], STEPS)
+    way = sum(0.1 * (1 - 0.9**t) for t in range(1, STEPS))
+    require_close(found, START - way * GRADS[0].sign())

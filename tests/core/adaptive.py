@@ -6,11 +6,16 @@ from typing import Any
 from functional_optim import (
     Optimizer,
     ademamix,
+    adopt,
 )
 
 VARIANTS: dict[str, Optimizer] = {
     "ademamix": ademamix(0.1, (0.9, 0.999, 0.99), weight_decay=0.2),
     "ademamix warm-up": ademamix(0.1, alpha_warmup=3, beta3_warmup=2, maximize=True),
+    "adopt": adopt(0.1, eps=0.5, weight_decay=0.1),
+    "adopt decoupled": adopt(
+        0.1, eps=0.5, weight_decay=0.2, decouple=True, clip=False, clip_power=0.0
+    ),
 }
 """Every algorithm, with the options that change its state or its path."""
 
@@ -21,5 +26,6 @@ _OF_ALL = {
 }
 BOUNDS: dict[Any, dict[str, tuple[float, float]]] = {
     ademamix: {**_OF_ALL, "alpha": (0.0, 1e300)},
+    adopt: {**_OF_ALL, "clip_power": (0.0, 1e300)},
 }
 """Numbers that torch does not have: the least and the greatest that is accepted."""

@@ -7,6 +7,7 @@ from functional_optim.algorithms.adam import adam, scale_by_adam
 from functional_optim.algorithms.adamax import adamax
 from functional_optim.algorithms.adamw import adamw
 from functional_optim.algorithms.ademamix import ademamix
+from functional_optim.algorithms.adopt import adopt
 from functional_optim.algorithms.ftrl import ftrl
 from functional_optim.algorithms.lamb import lamb
 from functional_optim.algorithms.lars import lars
@@ -31,6 +32,7 @@ __all__ = [
     "adamax",
     "adamw",
     "ademamix",
+    "adopt",
     "ftrl",
     "lamb",
     "lars",

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from functional_optim import algorithms
-from functional_optim.testing.case import DECAY, EPS, FLAG, LR, Case, some
+from functional_optim.testing.case import BETAS, DECAY, EPS, FLAG, LR, Case, some
 
 NAN = float("nan")
 
@@ -52,6 +52,17 @@ ADAPTIVE_CASES: dict[str, Case] = {
             {"alpha_warmup": -1},
             {"beta3_warmup": -1},
         ),
+    ),
+    "adopt": Case(
+        algorithms.adopt,
+        options=some(
+            **_OF_ALL,
+            betas=BETAS,
+            decouple=FLAG,
+            clip=FLAG,
+            clip_power=st.sampled_from([0.0, 0.25]),
+        ),
+        refused_here=(*_BAD_PAIR, {"clip_power": -1.0}, {"clip_power": NAN}),
     ),
 }
 """One case per algorithm, by the name of its constructor."""
