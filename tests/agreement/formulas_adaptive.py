@@ -59,9 +59,30 @@ def adopt_formula(p: float, grads: Values, c: Hyper) -> tuple[float, float]:
     return p, m
 
 
+def adan_formula(p: float, grads: Values, c: Hyper) -> tuple[float, float]:
+    """Xie et al. 2022, algorithm 1, by the paper's betas (1 less ours), with bias correction."""
+    b1, b2, b3 = (1 - one for one in c["betas"])
+    m = v = n = 0.0
+    before = grads[0]
+    for t, g in enumerate(grads, 1):
+        m = (1 - b1) * m + b1 * g
+        v = (1 - b2) * v + b2 * (g - before)
+        n = (1 - b3) * n + b3 * (g + (1 - b2) * (g - before)) ** 2
+        m_hat, v_hat = m / (1 - (1 - b1) ** t), v / (1 - (1 - b2) ** t)
+        rate = c["lr"] / (math.sqrt(n / (1 - (1 - b3) ** t)) + c["eps"])
+        if c["no_prox"]:
+            p = p - c["lr"] * c["weight_decay"] * p
+        p = p - rate * (m_hat + (1 - b2) * v_hat)
+        if not c["no_prox"]:
+            p = p / (1 + c["lr"] * c["weight_decay"])
+        before = g
+    return p, m
+
+
 FORMULAS: dict[str, Formula] = {
     "ademamix": ademamix_formula,
     "adopt": adopt_formula,
+    "adan": adan_formula,
 }
 """Formulas of one element, by the name of the algorithm."""
 
@@ -80,6 +101,7 @@ OPTIONS: dict[str, Hyper] = {
         "clip": True,
         "clip_power": 0.25,
     },
+    "adan": {"betas": (0.98, 0.92, 0.99), "eps": 1e-8, "no_prox": False},
 }
 """Hyper-parameters for the table of agreement; lr is 0.1 and the decay 0.01."""
 

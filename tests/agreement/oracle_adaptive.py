@@ -79,8 +79,49 @@ ADOPT = [
         coarsest="float32",
     ),
 ]
+ADAN = [
+    Row(
+        "adan",
+        "optimi",
+        "Adan",
+        {**DECAY, "eps": 1e-6},
+        {**DECAY, "eps": 1e-6, **KAHAN},
+    ),
+    Row(
+        "adan",
+        "pytorch_optimizer",
+        "Adan",
+        {**DECAY, "no_prox": True},
+        DECOUPLED,
+    ),
+    Row(
+        "adan",
+        "adan_pytorch",
+        "Adan",
+        DECAY,
+        DECAY,
+        cause=Cause(
+            "adan-pytorch leaves its averages at 0 in the first step, which it counts.",
+            variant="adan_with_a_first_step",
+        ),
+    ),
+    Row(
+        "adan",
+        "optax",
+        "adan",
+        {"lr": 0.01},
+        {"learning_rate": 0.01, "eps_root": 0.0},
+        cause=Cause(
+            "optax weighs differences by 1 - b2 where its b2 is 1 less the paper's: by 0.08 and "
+            "not 0.92. With b2 = 1/2 both are the same.",
+            ours={"betas": (0.98, 0.5, 0.99)},
+            theirs={"b2": 0.5},
+        ),
+    ),
+]
 ROWS = [
     *ADEMAMIX,
     *ADOPT,
+    *ADAN,
 ]
 """Rows with their options and causes."""

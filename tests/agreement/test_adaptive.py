@@ -8,7 +8,9 @@ from torch import Tensor
 
 from functional_optim import (
     Optimizer,
+    adam,
     adamw,
+    adan,
     ademamix,
     adopt,
     algorithms,
@@ -38,6 +40,11 @@ CHOICES: dict[str, dict[str, list[Any]]] = {
         "decouple": [False, True],
         "clip": [False, True],
         "clip_power": [0.0, 0.25],
+    },
+    "adan": {
+        "betas": [(0.98, 0.92, 0.99), (0.5, 0.0, 0.9)],
+        "eps": [1e-8, 1e-2],
+        "no_prox": [False, True],
     },
 }
 
@@ -115,3 +122,14 @@ def test_adopt_of_constant_gradients_is_momentum_of_signs() -> None:
     found, _ = steps(adopt(0.1, (0.9, 0.99)), START, lambda k: GRADS[0], STEPS)
     way = sum(0.1 * (1 - 0.9**t) for t in range(1, STEPS))
     require_close(found, START - way * GRADS[0].sign())
+
+
+def test_adan_without_differences_is_adam() -> None:
+    require_equal_steps(adan(0.1, (0.9, 0.0, 0.99)), adam(0.1, (0.9, 0.99)))
+    ours = adan(0.1, (0.9, 0.0, 0.99), weight_decay=0.1, no_prox=True)
+    require_equal_steps(ours, adamw(0.1, (0.9, 0.99), weight_decay=0.1))
+
+
+def test_adan_of_constant_gradients_is_adam() -> None:
+    grads = [GRADS[0]] * STEPS
+    require_equal_steps(adan(0.1, (0.9, 0.5, 0.99)), adam(0.1, (0.9, 0.99)), grads)

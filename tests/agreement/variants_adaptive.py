@@ -21,3 +21,21 @@ def adopt_without_bias_correction(params: Any, **options: Any) -> torch.optim.Op
     heavyball.utils.compile_mode = None
     made: torch.optim.Optimizer = Plain(params, **options)
     return made
+
+
+def adan_with_a_first_step(params: Any, **options: Any) -> torch.optim.Optimizer:
+    """Return adan-pytorch's Adan whose first step is one: of a gradient like the one before."""
+    import adan_pytorch
+
+    class Started(adan_pytorch.Adan):  # type: ignore[misc]
+        def step(self, closure: Any = None) -> Any:
+            b1, _, b3 = self.param_groups[0]["betas"]
+            for param in self.param_groups[0]["params"]:
+                if not self.state[param]:
+                    grad = param.grad.clone()
+                    averages = {"m": b1 * grad, "v": torch.zeros_like(grad), "n": b3 * grad**2}
+                    self.state[param].update(step=0, prev_grad=grad, **averages)
+            return super().step(closure)
+
+    made: torch.optim.Optimizer = Started(params, **options)
+    return made

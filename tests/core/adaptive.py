@@ -5,11 +5,14 @@ from typing import Any
 
 from functional_optim import (
     Optimizer,
+    adan,
     ademamix,
     adopt,
 )
 
 VARIANTS: dict[str, Optimizer] = {
+    "adan": adan(0.1, weight_decay=0.2),
+    "adan without prox": adan(0.1, weight_decay=0.2, no_prox=True, maximize=True),
     "ademamix": ademamix(0.1, (0.9, 0.999, 0.99), weight_decay=0.2),
     "ademamix warm-up": ademamix(0.1, alpha_warmup=3, beta3_warmup=2, maximize=True),
     "adopt": adopt(0.1, eps=0.5, weight_decay=0.1),
@@ -25,6 +28,7 @@ _OF_ALL = {
     "weight_decay": (0.0, math.inf),
 }
 BOUNDS: dict[Any, dict[str, tuple[float, float]]] = {
+    adan: _OF_ALL,
     ademamix: {**_OF_ALL, "alpha": (0.0, 1e300)},
     adopt: {**_OF_ALL, "clip_power": (0.0, 1e300)},
 }

@@ -6,6 +6,7 @@ from functional_optim.algorithms.adahessian import adahessian, scale_by_adahessi
 from functional_optim.algorithms.adam import adam, scale_by_adam
 from functional_optim.algorithms.adamax import adamax
 from functional_optim.algorithms.adamw import adamw
+from functional_optim.algorithms.adan import adan
 from functional_optim.algorithms.ademamix import ademamix
 from functional_optim.algorithms.adopt import adopt
 from functional_optim.algorithms.ftrl import ftrl
@@ -31,6 +32,7 @@ __all__ = [
     "adam",
     "adamax",
     "adamw",
+    "adan",
     "ademamix",
     "adopt",
     "ftrl",

@@ -64,5 +64,10 @@ ADAPTIVE_CASES: dict[str, Case] = {
         ),
         refused_here=(*_BAD_PAIR, {"clip_power": -1.0}, {"clip_power": NAN}),
     ),
+    "adan": Case(
+        algorithms.adan,
+        options=some(**_OF_ALL, betas=TRIPLES, no_prox=FLAG),
+        refused_here=_BAD_TRIPLE,
+    ),
 }
 """One case per algorithm, by the name of its constructor."""
