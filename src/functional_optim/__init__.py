@@ -51,6 +51,7 @@ of the installed package.
 import sys
 
 from functional_optim.algorithms import (
+    adabelief,
     adadelta,
     adagrad,
     adahessian,
@@ -164,6 +165,7 @@ __all__ = [
     "TorchOptimizer",
     "Transform",
     "accumulate",
+    "adabelief",
     "adadelta",
     "adagrad",
     "adahessian",

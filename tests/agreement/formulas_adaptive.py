@@ -79,10 +79,29 @@ def adan_formula(p: float, grads: Values, c: Hyper) -> tuple[float, float]:
     return p, m
 
 
+def adabelief_formula(p: float, grads: Values, c: Hyper) -> tuple[float, float]:
+    """Zhuang et al. 2020, algorithm 2."""
+    b1, b2 = c["betas"]
+    m = s = largest = 0.0
+    for t, given in enumerate(grads, 1):
+        g = given
+        if c["decoupled_weight_decay"]:
+            p = p - c["lr"] * c["weight_decay"] * p
+        else:
+            g = given + c["weight_decay"] * p
+        m = b1 * m + (1 - b1) * g
+        s = b2 * s + (1 - b2) * (g - m) ** 2 + c["eps"]
+        largest = max(largest, s) if c["amsgrad"] else s
+        root = math.sqrt(largest / (1 - b2**t)) + c["eps"]
+        p = p - c["lr"] * (m / (1 - b1**t)) / root
+    return p, m
+
+
 FORMULAS: dict[str, Formula] = {
     "ademamix": ademamix_formula,
     "adopt": adopt_formula,
     "adan": adan_formula,
+    "adabelief": adabelief_formula,
 }
 """Formulas of one element, by the name of the algorithm."""
 
@@ -102,6 +121,12 @@ OPTIONS: dict[str, Hyper] = {
         "clip_power": 0.25,
     },
     "adan": {"betas": (0.98, 0.92, 0.99), "eps": 1e-8, "no_prox": False},
+    "adabelief": {
+        "betas": (0.9, 0.99),
+        "eps": 1e-8,
+        "amsgrad": False,
+        "decoupled_weight_decay": True,
+    },
 }
 """Hyper-parameters for the table of agreement; lr is 0.1 and the decay 0.01."""
 

@@ -119,9 +119,27 @@ ADAN = [
         ),
     ),
 ]
+ADABELIEF = [
+    Row(
+        "adabelief",
+        "adabelief_pytorch",
+        "AdaBelief",
+        BELIEF,
+        {**BELIEF, "rectify": False, "print_change_log": False},
+    ),
+    Row("adabelief", "pytorch_optimizer", "AdaBelief", BELIEF, {**BELIEF, "foreach": False}),
+    Row(
+        "adabelief",
+        "optax",
+        "adabelief",
+        {"lr": 0.01, "betas": PAIR, "eps": 1e-8},
+        {"learning_rate": 0.01, **B1_B2, "eps": 1e-8, "eps_root": 1e-8},
+    ),
+]
 ROWS = [
     *ADEMAMIX,
     *ADOPT,
     *ADAN,
+    *ADABELIEF,
 ]
 """Rows with their options and causes."""

@@ -8,12 +8,14 @@ from torch import Tensor
 
 from functional_optim import (
     Optimizer,
+    adabelief,
     adam,
     adamw,
     adan,
     ademamix,
     adopt,
     algorithms,
+    sgd,
 )
 from tests.choices import case, pairs
 from tests.core.support import noise, steps
@@ -45,6 +47,12 @@ CHOICES: dict[str, dict[str, list[Any]]] = {
         "betas": [(0.98, 0.92, 0.99), (0.5, 0.0, 0.9)],
         "eps": [1e-8, 1e-2],
         "no_prox": [False, True],
+    },
+    "adabelief": {
+        "betas": [(0.9, 0.99), (0.5, 0.0)],
+        "eps": [1e-16, 1e-2],
+        "amsgrad": [False, True],
+        "decoupled_weight_decay": [False, True],
     },
 }
 
@@ -133,3 +141,11 @@ def test_adan_without_differences_is_adam() -> None:
 def test_adan_of_constant_gradients_is_adam() -> None:
     grads = [GRADS[0]] * STEPS
     require_equal_steps(adan(0.1, (0.9, 0.5, 0.99)), adam(0.1, (0.9, 0.99)), grads)
+
+
+def test_adabelief_without_momentum_is_sgd() -> None:
+    """The average predicts each gradient, so that s is a sum of eps alone."""
+    lr, b2, eps = 0.1, 0.99, 1e-3
+    ours = adabelief(lr, (0.0, b2), eps, weight_decay=0.1, decoupled_weight_decay=False)
+    rate = lr / ((eps / (1 - b2)) ** 0.5 + eps)
+    require_equal_steps(ours, sgd(rate, weight_decay=0.1))

@@ -5,12 +5,17 @@ from typing import Any
 
 from functional_optim import (
     Optimizer,
+    adabelief,
     adan,
     ademamix,
     adopt,
 )
 
 VARIANTS: dict[str, Optimizer] = {
+    "adabelief": adabelief(0.1, eps=1e-3, weight_decay=0.1),
+    "adabelief amsgrad": adabelief(
+        0.1, eps=1e-3, weight_decay=0.1, amsgrad=True, decoupled_weight_decay=False
+    ),
     "adan": adan(0.1, weight_decay=0.2),
     "adan without prox": adan(0.1, weight_decay=0.2, no_prox=True, maximize=True),
     "ademamix": ademamix(0.1, (0.9, 0.999, 0.99), weight_decay=0.2),
@@ -28,6 +33,7 @@ _OF_ALL = {
     "weight_decay": (0.0, math.inf),
 }
 BOUNDS: dict[Any, dict[str, tuple[float, float]]] = {
+    adabelief: _OF_ALL,
     adan: _OF_ALL,
     ademamix: {**_OF_ALL, "alpha": (0.0, 1e300)},
     adopt: {**_OF_ALL, "clip_power": (0.0, 1e300)},

@@ -1,5 +1,6 @@
 """One algorithm, one file: formula, State, Hyper, init, rule, constructor."""
 
+from functional_optim.algorithms.adabelief import adabelief
 from functional_optim.algorithms.adadelta import adadelta
 from functional_optim.algorithms.adagrad import adagrad
 from functional_optim.algorithms.adahessian import adahessian, scale_by_adahessian
@@ -26,6 +27,7 @@ from functional_optim.algorithms.sophia import scale_by_sophia, sophia
 from functional_optim.core.constructor import links_constructors
 
 __all__ = [
+    "adabelief",
     "adadelta",
     "adagrad",
     "adahessian",

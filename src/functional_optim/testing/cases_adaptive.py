@@ -69,5 +69,15 @@ ADAPTIVE_CASES: dict[str, Case] = {
         options=some(**_OF_ALL, betas=TRIPLES, no_prox=FLAG),
         refused_here=_BAD_TRIPLE,
     ),
+    "adabelief": Case(
+        algorithms.adabelief,
+        options=some(
+            **{**_OF_ALL, "eps": st.sampled_from([1e-8, 1e-3])},
+            betas=BETAS,
+            amsgrad=FLAG,
+            decoupled_weight_decay=FLAG,
+        ),
+        refused_here=_BAD_PAIR,
+    ),
 }
 """One case per algorithm, by the name of its constructor."""
