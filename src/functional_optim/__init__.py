@@ -76,6 +76,7 @@ from functional_optim.algorithms import (
     sgd,
     soap,
     sophia,
+    yogi,
 )
 from functional_optim.algorithms import fused_rules as fused_rules
 from functional_optim.algorithms.adahessian import scale_by_adahessian
@@ -242,4 +243,5 @@ __all__ = [
     "weight_decay",
     "with_shape",
     "with_state_field",
+    "yogi",
 ]

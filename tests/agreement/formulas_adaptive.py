@@ -97,11 +97,30 @@ def adabelief_formula(p: float, grads: Values, c: Hyper) -> tuple[float, float]:
     return p, m
 
 
+def yogi_formula(p: float, grads: Values, c: Hyper) -> tuple[float, float]:
+    """Zaheer et al. 2018, algorithm 2, with Adam's bias correction or without."""
+    b1, b2 = c["betas"]
+    m, v = 0.0, c["initial_accumulator_value"]
+    for t, given in enumerate(grads, 1):
+        g = given + c["weight_decay"] * p
+        m = b1 * m + (1 - b1) * g
+        if v > g * g:
+            v = v - (1 - b2) * g * g
+        elif v < g * g:
+            v = v + (1 - b2) * g * g
+        m_hat, v_hat = m, v
+        if c["bias_correction"]:
+            m_hat, v_hat = m / (1 - b1**t), v / (1 - b2**t)
+        p = p - c["lr"] * m_hat / (math.sqrt(v_hat) + c["eps"])
+    return p, m
+
+
 FORMULAS: dict[str, Formula] = {
     "ademamix": ademamix_formula,
     "adopt": adopt_formula,
     "adan": adan_formula,
     "adabelief": adabelief_formula,
+    "yogi": yogi_formula,
 }
 """Formulas of one element, by the name of the algorithm."""
 
@@ -126,6 +145,12 @@ OPTIONS: dict[str, Hyper] = {
         "eps": 1e-8,
         "amsgrad": False,
         "decoupled_weight_decay": True,
+    },
+    "yogi": {
+        "betas": (0.9, 0.99),
+        "eps": 1e-3,
+        "initial_accumulator_value": 1e-6,
+        "bias_correction": True,
     },
 }
 """Hyper-parameters for the table of agreement; lr is 0.1 and the decay 0.01."""

@@ -136,10 +136,37 @@ ADABELIEF = [
         {"learning_rate": 0.01, **B1_B2, "eps": 1e-8, "eps_root": 1e-8},
     ),
 ]
+YOGI = [
+    Row(
+        "yogi",
+        "pytorch_optimizer",
+        "Yogi",
+        {**DECAY, "betas": PAIR},
+        {**COUPLED, "betas": PAIR},
+        cause=Cause(
+            "pytorch-optimizer starts the average gradient at the same 1e-6 as the average square.",
+            ours={"initial_accumulator_value": 0.0},
+            theirs={"initial_accumulator": 0.0},
+        ),
+    ),
+    Row(
+        "yogi",
+        "optax",
+        "yogi",
+        {"lr": 0.01, "betas": PAIR},
+        {"learning_rate": 0.01, **B1_B2},
+        cause=Cause(
+            "optax starts the average gradient at the same 1e-6 as the average square.",
+            ours={"initial_accumulator_value": 0.0},
+            variant="yogi_from_zero",
+        ),
+    ),
+]
 ROWS = [
     *ADEMAMIX,
     *ADOPT,
     *ADAN,
     *ADABELIEF,
+    *YOGI,
 ]
 """Rows with their options and causes."""

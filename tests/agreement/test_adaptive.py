@@ -9,6 +9,7 @@ from torch import Tensor
 from functional_optim import (
     Optimizer,
     adabelief,
+    adagrad,
     adam,
     adamw,
     adan,
@@ -16,6 +17,7 @@ from functional_optim import (
     adopt,
     algorithms,
     sgd,
+    yogi,
 )
 from tests.choices import case, pairs
 from tests.core.support import noise, steps
@@ -53,6 +55,12 @@ CHOICES: dict[str, dict[str, list[Any]]] = {
         "eps": [1e-16, 1e-2],
         "amsgrad": [False, True],
         "decoupled_weight_decay": [False, True],
+    },
+    "yogi": {
+        "betas": [(0.9, 0.99), (0.0, 0.5)],
+        "eps": [1e-3, 0.5],
+        "initial_accumulator_value": [1e-6, 2.0],
+        "bias_correction": [False, True],
     },
 }
 
@@ -149,3 +157,18 @@ def test_adabelief_without_momentum_is_sgd() -> None:
     ours = adabelief(lr, (0.0, b2), eps, weight_decay=0.1, decoupled_weight_decay=False)
     rate = lr / ((eps / (1 - b2)) ** 0.5 + eps)
     require_equal_steps(ours, sgd(rate, weight_decay=0.1))
+
+
+def test_yogi_is_adagrad_while_squares_exceed_their_average() -> None:
+    """Then v is the first value and (1 - b2) times the sum of squares."""
+    b2, grads = 0.999, [one.sign() + one / 10 for one in GRADS]
+    scale = (1 - b2) ** 0.5
+    ours = yogi(
+        0.1,
+        (0.0, b2),
+        eps=1e-3,
+        initial_accumulator_value=0.3 * (1 - b2),
+        bias_correction=False,
+    )
+    other = adagrad(0.1 / scale, initial_accumulator_value=0.3, eps=1e-3 / scale)
+    require_equal_steps(ours, other, grads)

@@ -39,3 +39,13 @@ def adan_with_a_first_step(params: Any, **options: Any) -> torch.optim.Optimizer
 
     made: torch.optim.Optimizer = Started(params, **options)
     return made
+
+
+def yogi_from_zero(learning_rate: float, b1: float, b2: float) -> Any:
+    """Return optax's Yogi whose averages start at 0."""
+    import optax
+
+    return optax.chain(
+        optax.scale_by_yogi(b1, b2, initial_accumulator_value=0.0),
+        optax.scale_by_learning_rate(learning_rate),
+    )

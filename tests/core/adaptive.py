@@ -9,6 +9,7 @@ from functional_optim import (
     adan,
     ademamix,
     adopt,
+    yogi,
 )
 
 VARIANTS: dict[str, Optimizer] = {
@@ -24,6 +25,8 @@ VARIANTS: dict[str, Optimizer] = {
     "adopt decoupled": adopt(
         0.1, eps=0.5, weight_decay=0.2, decouple=True, clip=False, clip_power=0.0
     ),
+    "yogi": yogi(0.1, weight_decay=0.1),
+    "yogi uncorrected": yogi(0.1, initial_accumulator_value=0.3, bias_correction=False),
 }
 """Every algorithm, with the options that change its state or its path."""
 
@@ -37,5 +40,6 @@ BOUNDS: dict[Any, dict[str, tuple[float, float]]] = {
     adan: _OF_ALL,
     ademamix: {**_OF_ALL, "alpha": (0.0, 1e300)},
     adopt: {**_OF_ALL, "clip_power": (0.0, 1e300)},
+    yogi: {**_OF_ALL, "initial_accumulator_value": (0.0, math.inf)},
 }
 """Numbers that torch does not have: the least and the greatest that is accepted."""

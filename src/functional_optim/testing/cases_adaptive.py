@@ -79,5 +79,19 @@ ADAPTIVE_CASES: dict[str, Case] = {
         ),
         refused_here=_BAD_PAIR,
     ),
+    "yogi": Case(
+        algorithms.yogi,
+        options=some(
+            **_OF_ALL,
+            betas=BETAS,
+            initial_accumulator_value=st.sampled_from([0.0, 0.3]),
+            bias_correction=FLAG,
+        ),
+        refused_here=(
+            *_BAD_PAIR,
+            {"initial_accumulator_value": -1.0},
+            {"initial_accumulator_value": NAN},
+        ),
+    ),
 }
 """One case per algorithm, by the name of its constructor."""
