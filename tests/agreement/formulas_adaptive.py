@@ -115,12 +115,25 @@ def yogi_formula(p: float, grads: Values, c: Hyper) -> tuple[float, float]:
     return p, m
 
 
+def laprop_formula(p: float, grads: Values, c: Hyper) -> tuple[float, float]:
+    """Ziyin et al. 2020, algorithm 1, with decoupled decay."""
+    b1, b2 = c["betas"]
+    m = v = 0.0
+    for t, g in enumerate(grads, 1):
+        v = b2 * v + (1 - b2) * g * g
+        m = b1 * m + (1 - b1) * g / (math.sqrt(v / (1 - b2**t)) + c["eps"])
+        p = p - c["lr"] * c["weight_decay"] * p
+        p = p - c["lr"] * m / (1 - b1**t)
+    return p, m
+
+
 FORMULAS: dict[str, Formula] = {
     "ademamix": ademamix_formula,
     "adopt": adopt_formula,
     "adan": adan_formula,
     "adabelief": adabelief_formula,
     "yogi": yogi_formula,
+    "laprop": laprop_formula,
 }
 """Formulas of one element, by the name of the algorithm."""
 
@@ -152,6 +165,7 @@ OPTIONS: dict[str, Hyper] = {
         "initial_accumulator_value": 1e-6,
         "bias_correction": True,
     },
+    "laprop": {"betas": (0.9, 0.99), "eps": 1e-15},
 }
 """Hyper-parameters for the table of agreement; lr is 0.1 and the decay 0.01."""
 

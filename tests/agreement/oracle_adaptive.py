@@ -162,11 +162,33 @@ YOGI = [
         ),
     ),
 ]
+LAPROP = [
+    Row(
+        "laprop",
+        "pytorch_optimizer",
+        "LaProp",
+        {"lr": 0.01, "betas": PAIR},
+        {"lr": 0.01, "betas": PAIR, "foreach": False},
+        cause=Cause(
+            "pytorch-optimizer adds 1e-15 to the average square, under the root.",
+            variant="laprop_with_a_plain_root",
+        ),
+    ),
+    Row(
+        "laprop",
+        "heavyball",
+        "LaProp",
+        {"lr": 0.01, "betas": PAIR, "eps": 1e-8},
+        {"lr": 0.01, "betas": PAIR, "eps": 1e-8, **HEAVYBALL},
+        coarsest="float32",
+    ),
+]
 ROWS = [
     *ADEMAMIX,
     *ADOPT,
     *ADAN,
     *ADABELIEF,
     *YOGI,
+    *LAPROP,
 ]
 """Rows with their options and causes."""

@@ -16,6 +16,8 @@ from functional_optim import (
     ademamix,
     adopt,
     algorithms,
+    laprop,
+    rmsprop,
     sgd,
     yogi,
 )
@@ -62,6 +64,7 @@ CHOICES: dict[str, dict[str, list[Any]]] = {
         "initial_accumulator_value": [1e-6, 2.0],
         "bias_correction": [False, True],
     },
+    "laprop": {"betas": [(0.9, 0.99), (0.0, 0.5)], "eps": [1e-15, 0.5]},
 }
 
 
@@ -172,3 +175,16 @@ def test_yogi_is_adagrad_while_squares_exceed_their_average() -> None:
     )
     other = adagrad(0.1 / scale, initial_accumulator_value=0.3, eps=1e-3 / scale)
     require_equal_steps(ours, other, grads)
+
+
+def test_laprop_without_momentum_is_rmsprop() -> None:
+    """Up to the bias correction of the average square, which schedules of lr and eps undo."""
+    b2 = 0.99
+
+    def root(made: float) -> float:
+        return (1 - b2 ** (made + 1)) ** 0.5
+
+    ours = laprop(0.1, (0.0, b2), eps=1e-3)
+    require_equal_steps(ours, adam(0.1, (0.0, b2), eps=1e-3))
+    other = rmsprop(lambda made: 0.1 * root(made), b2, eps=lambda made: 1e-3 * root(made))
+    require_equal_steps(ours, other)

@@ -49,3 +49,22 @@ def yogi_from_zero(learning_rate: float, b1: float, b2: float) -> Any:
         optax.scale_by_yogi(b1, b2, initial_accumulator_value=0.0),
         optax.scale_by_learning_rate(learning_rate),
     )
+
+
+def laprop_with_a_plain_root(params: Any, **options: Any) -> torch.optim.Optimizer:
+    """Return pytorch-optimizer's LaProp that adds nothing under the root."""
+    return _with_a_plain_root("LaProp", params, options)
+
+
+def _with_a_plain_root(name: str, params: Any, options: dict[str, Any]) -> torch.optim.Optimizer:
+    import pytorch_optimizer
+
+    base: Any = getattr(pytorch_optimizer, name)
+
+    class Plain(base):
+        @staticmethod
+        def apply_ams_bound(exp_avg_sq: torch.Tensor, eps: float, **_: Any) -> torch.Tensor:
+            return exp_avg_sq.sqrt().add_(eps)
+
+    made: torch.optim.Optimizer = Plain(params, **options)
+    return made

@@ -9,6 +9,7 @@ from functional_optim import (
     adan,
     ademamix,
     adopt,
+    laprop,
     yogi,
 )
 
@@ -25,6 +26,7 @@ VARIANTS: dict[str, Optimizer] = {
     "adopt decoupled": adopt(
         0.1, eps=0.5, weight_decay=0.2, decouple=True, clip=False, clip_power=0.0
     ),
+    "laprop": laprop(0.1, weight_decay=0.2),
     "yogi": yogi(0.1, weight_decay=0.1),
     "yogi uncorrected": yogi(0.1, initial_accumulator_value=0.3, bias_correction=False),
 }
@@ -40,6 +42,7 @@ BOUNDS: dict[Any, dict[str, tuple[float, float]]] = {
     adan: _OF_ALL,
     ademamix: {**_OF_ALL, "alpha": (0.0, 1e300)},
     adopt: {**_OF_ALL, "clip_power": (0.0, 1e300)},
+    laprop: _OF_ALL,
     yogi: {**_OF_ALL, "initial_accumulator_value": (0.0, math.inf)},
 }
 """Numbers that torch does not have: the least and the greatest that is accepted."""

@@ -12,6 +12,7 @@ from functional_optim.algorithms.ademamix import ademamix
 from functional_optim.algorithms.adopt import adopt
 from functional_optim.algorithms.ftrl import ftrl
 from functional_optim.algorithms.lamb import lamb
+from functional_optim.algorithms.laprop import laprop
 from functional_optim.algorithms.lars import lars
 from functional_optim.algorithms.lion import lion, scale_by_lion
 from functional_optim.algorithms.muon import muon
@@ -40,6 +41,7 @@ __all__ = [
     "adopt",
     "ftrl",
     "lamb",
+    "laprop",
     "lars",
     "lion",
     "muon",

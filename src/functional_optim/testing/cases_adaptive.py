@@ -93,5 +93,6 @@ ADAPTIVE_CASES: dict[str, Case] = {
             {"initial_accumulator_value": NAN},
         ),
     ),
+    "laprop": Case(algorithms.laprop, options=some(**_OF_ALL, betas=BETAS), refused_here=_BAD_PAIR),
 }
 """One case per algorithm, by the name of its constructor."""
