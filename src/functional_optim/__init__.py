@@ -77,6 +77,7 @@ from functional_optim.algorithms import (
     sgd,
     soap,
     sophia,
+    stable_adamw,
     yogi,
 )
 from functional_optim.algorithms import fused_rules as fused_rules
@@ -236,6 +237,7 @@ __all__ = [
     "sgd",
     "soap",
     "sophia",
+    "stable_adamw",
     "state_field",
     "stored",
     "to_torch_state_dict",

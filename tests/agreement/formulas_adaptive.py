@@ -127,6 +127,24 @@ def laprop_formula(p: float, grads: Values, c: Hyper) -> tuple[float, float]:
     return p, m
 
 
+def stable_adamw_formula(p: Values, grads: list[Values], c: Hyper) -> tuple[Values, Values]:
+    """Wortsman et al. 2023, algorithm 2, with its betas that depend on the step."""
+    b1, b2 = c["betas"]
+    m, v = [0.0] * len(p), [0.0] * len(p)
+    for t, g in enumerate(grads, 1):
+        now1 = b1 * (1 - b1 ** (t - 1)) / (1 - b1**t)
+        now2 = b2 * (1 - b2 ** (t - 1)) / (1 - b2**t)
+        m = [now1 * a + (1 - now1) * b for a, b in zip(m, g, strict=True)]
+        v = [now2 * a + (1 - now2) * b * b for a, b in zip(v, g, strict=True)]
+        ratios = [b * b / max(a, c["eps"] ** 2) for a, b in zip(v, g, strict=True)]
+        rate = c["lr"] / max(1.0, math.sqrt(math.fsum(ratios) / len(ratios)))
+        p = [
+            x - rate * c["weight_decay"] * x - rate * a / (math.sqrt(b) + c["eps"])
+            for x, a, b in zip(p, m, v, strict=True)
+        ]
+    return p, m
+
+
 FORMULAS: dict[str, Formula] = {
     "ademamix": ademamix_formula,
     "adopt": adopt_formula,
@@ -166,12 +184,15 @@ OPTIONS: dict[str, Hyper] = {
         "bias_correction": True,
     },
     "laprop": {"betas": (0.9, 0.99), "eps": 1e-15},
+    "stable_adamw": {"betas": (0.9, 0.99), "eps": 1e-6},
 }
 """Hyper-parameters for the table of agreement; lr is 0.1 and the decay 0.01."""
 
 
 def run_formula(name: str, p: Values, grads: list[Values], c: Hyper) -> tuple[Values, Values]:
     """Run the formula of an algorithm on a parameter of several elements."""
+    if name == "stable_adamw":
+        return stable_adamw_formula(p, grads, c)
     ends = [FORMULAS[name](one, list(own), c) for one, *own in zip(p, *grads, strict=True)]
     return [end[0] for end in ends], [end[1] for end in ends]
 

@@ -183,6 +183,16 @@ LAPROP = [
         coarsest="float32",
     ),
 ]
+STABLE_ADAMW = [
+    Row("stable_adamw", "optimi", "StableAdamW", DECAY, {**DECAY, **KAHAN}),
+    Row(
+        "stable_adamw",
+        "pytorch_optimizer",
+        "StableAdamW",
+        {**DECAY, "eps": 1e-8},
+        {**DECAY, "foreach": False, "kahan_sum": False},
+    ),
+]
 ROWS = [
     *ADEMAMIX,
     *ADOPT,
@@ -190,5 +200,6 @@ ROWS = [
     *ADABELIEF,
     *YOGI,
     *LAPROP,
+    *STABLE_ADAMW,
 ]
 """Rows with their options and causes."""

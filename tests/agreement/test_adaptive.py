@@ -19,6 +19,7 @@ from functional_optim import (
     laprop,
     rmsprop,
     sgd,
+    stable_adamw,
     yogi,
 )
 from tests.choices import case, pairs
@@ -65,6 +66,7 @@ CHOICES: dict[str, dict[str, list[Any]]] = {
         "bias_correction": [False, True],
     },
     "laprop": {"betas": [(0.9, 0.99), (0.0, 0.5)], "eps": [1e-15, 0.5]},
+    "stable_adamw": {"betas": [(0.9, 0.99), (0.0, 0.5)], "eps": [1e-6, 0.5]},
 }
 
 
@@ -188,3 +190,20 @@ def test_laprop_without_momentum_is_rmsprop() -> None:
     require_equal_steps(ours, adam(0.1, (0.0, b2), eps=1e-3))
     other = rmsprop(lambda made: 0.1 * root(made), b2, eps=lambda made: 1e-3 * root(made))
     require_equal_steps(ours, other)
+
+
+def test_stable_adamw_is_adamw_while_gradients_shrink() -> None:
+    """No square exceeds the average of squares, so that nothing is clipped."""
+    grads = [(-0.9) ** k * GRADS[0] for k in range(STEPS)]
+    ours = stable_adamw(0.1, (0.9, 0.99), weight_decay=0.1)
+    require_equal_steps(ours, adamw(0.1, (0.9, 0.99), eps=1e-6, weight_decay=0.1), grads)
+
+
+def test_stable_adamw_takes_a_part_of_the_step_where_a_gradient_jumps() -> None:
+    betas, grads = (0.9, 0.99), [GRADS[0], 100 * GRADS[0]]
+    hyper: Any = {"lr": 0.1, "betas": betas, "eps": 1e-12, "weight_decay": 0.1}
+    ours, _ = steps(stable_adamw(**hyper), START, lambda k: grads[k], 2)
+    whole, _ = steps(adamw(**hyper), START, lambda k: grads[k], 2)
+    before, _ = steps(adamw(**hyper), START, lambda k: grads[k], 1)
+    second = (betas[1] + 100**2) / (1 + betas[1])  # v of step 2, in squares of the first gradient
+    require_close(ours, before + (whole - before) * second**0.5 / 100, before)

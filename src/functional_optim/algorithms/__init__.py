@@ -25,6 +25,7 @@ from functional_optim.algorithms.schedule_free import schedule_free_adamw, sched
 from functional_optim.algorithms.sgd import sgd, trace
 from functional_optim.algorithms.soap import soap
 from functional_optim.algorithms.sophia import scale_by_sophia, sophia
+from functional_optim.algorithms.stable_adamw import stable_adamw
 from functional_optim.algorithms.yogi import yogi
 from functional_optim.core.constructor import links_constructors
 
@@ -55,6 +56,7 @@ __all__ = [
     "sgd",
     "soap",
     "sophia",
+    "stable_adamw",
     "yogi",
 ]
 

@@ -94,5 +94,8 @@ ADAPTIVE_CASES: dict[str, Case] = {
         ),
     ),
     "laprop": Case(algorithms.laprop, options=some(**_OF_ALL, betas=BETAS), refused_here=_BAD_PAIR),
+    "stable_adamw": Case(
+        algorithms.stable_adamw, options=some(**_OF_ALL, betas=BETAS), refused_here=_BAD_PAIR
+    ),
 }
 """One case per algorithm, by the name of its constructor."""
