@@ -127,6 +127,24 @@ def laprop_formula(p: float, grads: Values, c: Hyper) -> tuple[float, float]:
     return p, m
 
 
+def qhadam_formula(p: float, grads: Values, c: Hyper) -> tuple[float, float]:
+    """Ma & Yarats 2019, section 4.3."""
+    (b1, b2), (nu1, nu2) = c["betas"], c["nus"]
+    m = v = 0.0
+    for t, given in enumerate(grads, 1):
+        g = given
+        if c["decoupled_weight_decay"]:
+            p = p - c["lr"] * c["weight_decay"] * p
+        else:
+            g = given + c["weight_decay"] * p
+        m = b1 * m + (1 - b1) * g
+        v = b2 * v + (1 - b2) * g * g
+        a = (1 - nu1) * g + nu1 * m / (1 - b1**t)
+        s = (1 - nu2) * g * g + nu2 * v / (1 - b2**t)
+        p = p - c["lr"] * a / (math.sqrt(s) + c["eps"])
+    return p, m
+
+
 def stable_adamw_formula(p: Values, grads: list[Values], c: Hyper) -> tuple[Values, Values]:
     """Wortsman et al. 2023, algorithm 2, with its betas that depend on the step."""
     b1, b2 = c["betas"]
@@ -152,6 +170,7 @@ FORMULAS: dict[str, Formula] = {
     "adabelief": adabelief_formula,
     "yogi": yogi_formula,
     "laprop": laprop_formula,
+    "qhadam": qhadam_formula,
 }
 """Formulas of one element, by the name of the algorithm."""
 
@@ -185,6 +204,12 @@ OPTIONS: dict[str, Hyper] = {
     },
     "laprop": {"betas": (0.9, 0.99), "eps": 1e-15},
     "stable_adamw": {"betas": (0.9, 0.99), "eps": 1e-6},
+    "qhadam": {
+        "betas": (0.9, 0.99),
+        "nus": (0.7, 0.9),
+        "eps": 1e-8,
+        "decoupled_weight_decay": False,
+    },
 }
 """Hyper-parameters for the table of agreement; lr is 0.1 and the decay 0.01."""
 

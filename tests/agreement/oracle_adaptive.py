@@ -193,6 +193,23 @@ STABLE_ADAMW = [
         {**DECAY, "foreach": False, "kahan_sum": False},
     ),
 ]
+QHADAM = [
+    Row(
+        "qhadam",
+        "qhoptim.pyt",
+        "QHAdam",
+        {**DECAY, "betas": PAIR, "nus": (0.7, 0.9)},
+        {**DECAY, "betas": PAIR, "nus": (0.7, 0.9)},
+    ),
+    Row(
+        "qhadam",
+        "pytorch_optimizer",
+        "QHAdam",
+        {**DECAY, "betas": PAIR, "nus": (0.7, 0.9)},
+        {**COUPLED, "betas": PAIR, "nus": (0.7, 0.9), "foreach": False},
+        coarsest="float32",
+    ),
+]
 ROWS = [
     *ADEMAMIX,
     *ADOPT,
@@ -201,5 +218,6 @@ ROWS = [
     *YOGI,
     *LAPROP,
     *STABLE_ADAMW,
+    *QHADAM,
 ]
 """Rows with their options and causes."""

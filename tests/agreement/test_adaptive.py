@@ -17,6 +17,7 @@ from functional_optim import (
     adopt,
     algorithms,
     laprop,
+    qhadam,
     rmsprop,
     sgd,
     stable_adamw,
@@ -67,6 +68,12 @@ CHOICES: dict[str, dict[str, list[Any]]] = {
     },
     "laprop": {"betas": [(0.9, 0.99), (0.0, 0.5)], "eps": [1e-15, 0.5]},
     "stable_adamw": {"betas": [(0.9, 0.99), (0.0, 0.5)], "eps": [1e-6, 0.5]},
+    "qhadam": {
+        "betas": [(0.9, 0.99), (0.0, 0.5)],
+        "nus": [(0.7, 1.0), (0.0, 0.5), (1.0, 0.0)],
+        "eps": [1e-8, 0.5],
+        "decoupled_weight_decay": [False, True],
+    },
 }
 
 
@@ -207,3 +214,14 @@ def test_stable_adamw_takes_a_part_of_the_step_where_a_gradient_jumps() -> None:
     before, _ = steps(adamw(**hyper), START, lambda k: grads[k], 1)
     second = (betas[1] + 100**2) / (1 + betas[1])  # v of step 2, in squares of the first gradient
     require_close(ours, before + (whole - before) * second**0.5 / 100, before)
+
+
+def test_qhadam_with_full_weights_is_adam() -> None:
+    require_equal_steps(qhadam(0.1, (0.9, 0.99), (1.0, 1.0)), adam(0.1, (0.9, 0.99)))
+    ours = qhadam(0.1, (0.9, 0.99), (1.0, 1.0), weight_decay=0.1, decoupled_weight_decay=True)
+    require_equal_steps(ours, adamw(0.1, (0.9, 0.99), weight_decay=0.1))
+
+
+def test_qhadam_without_averages_is_a_step_of_signs() -> None:
+    found, _ = steps(qhadam(0.1, (0.9, 0.99), (0.0, 0.0), 0.0), START, lambda k: GRADS[k], STEPS)
+    require_close(found, START - 0.1 * sum(one.sign() for one in GRADS))

@@ -10,6 +10,7 @@ from functional_optim import (
     ademamix,
     adopt,
     laprop,
+    qhadam,
     stable_adamw,
     yogi,
 )
@@ -28,6 +29,10 @@ VARIANTS: dict[str, Optimizer] = {
         0.1, eps=0.5, weight_decay=0.2, decouple=True, clip=False, clip_power=0.0
     ),
     "laprop": laprop(0.1, weight_decay=0.2),
+    "qhadam": qhadam(0.1, weight_decay=0.1),
+    "qhadam decoupled": qhadam(
+        0.1, nus=(0.5, 0.5), weight_decay=0.2, decoupled_weight_decay=True, maximize=True
+    ),
     "stable_adamw": stable_adamw(0.1, weight_decay=0.2),
     "yogi": yogi(0.1, weight_decay=0.1),
     "yogi uncorrected": yogi(0.1, initial_accumulator_value=0.3, bias_correction=False),
@@ -45,6 +50,7 @@ BOUNDS: dict[Any, dict[str, tuple[float, float]]] = {
     ademamix: {**_OF_ALL, "alpha": (0.0, 1e300)},
     adopt: {**_OF_ALL, "clip_power": (0.0, 1e300)},
     laprop: _OF_ALL,
+    qhadam: _OF_ALL,
     stable_adamw: _OF_ALL,
     yogi: {**_OF_ALL, "initial_accumulator_value": (0.0, math.inf)},
 }

@@ -17,6 +17,7 @@ from functional_optim.algorithms.lars import lars
 from functional_optim.algorithms.lion import lion, scale_by_lion
 from functional_optim.algorithms.muon import muon
 from functional_optim.algorithms.prodigy import prodigy
+from functional_optim.algorithms.qhadam import qhadam
 from functional_optim.algorithms.qhm import qhm
 from functional_optim.algorithms.rmsprop import rmsprop, scale_by_rms
 from functional_optim.algorithms.rowwise_adagrad import rowwise_adagrad
@@ -47,6 +48,7 @@ __all__ = [
     "lion",
     "muon",
     "prodigy",
+    "qhadam",
     "qhm",
     "rmsprop",
     "rowwise_adagrad",

@@ -97,5 +97,15 @@ ADAPTIVE_CASES: dict[str, Case] = {
     "stable_adamw": Case(
         algorithms.stable_adamw, options=some(**_OF_ALL, betas=BETAS), refused_here=_BAD_PAIR
     ),
+    "qhadam": Case(
+        algorithms.qhadam,
+        options=some(
+            **_OF_ALL,
+            betas=BETAS,
+            nus=st.sampled_from([(0.7, 1.0), (1.0, 0.5), (0.0, 0.0)]),
+            decoupled_weight_decay=FLAG,
+        ),
+        refused_here=(*_BAD_PAIR, {"nus": (1.5, 1.0)}, {"nus": (0.5, -0.1)}, {"nus": (NAN, 1.0)}),
+    ),
 }
 """One case per algorithm, by the name of its constructor."""
