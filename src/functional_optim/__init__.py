@@ -52,6 +52,7 @@ import sys
 
 from functional_optim.algorithms import (
     adabelief,
+    adabound,
     adadelta,
     adagrad,
     adahessian,
@@ -170,6 +171,7 @@ __all__ = [
     "Transform",
     "accumulate",
     "adabelief",
+    "adabound",
     "adadelta",
     "adagrad",
     "adahessian",

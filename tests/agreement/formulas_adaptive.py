@@ -145,6 +145,22 @@ def qhadam_formula(p: float, grads: Values, c: Hyper) -> tuple[float, float]:
     return p, m
 
 
+def adabound_formula(p: float, grads: Values, c: Hyper) -> tuple[float, float]:
+    """Luo et al. 2019, algorithms 2 and 3, with the bias correction and eps of all programs."""
+    b1, b2 = c["betas"]
+    m = v = largest = 0.0
+    for t, given in enumerate(grads, 1):
+        g = given + c["weight_decay"] * p
+        m = b1 * m + (1 - b1) * g
+        v = b2 * v + (1 - b2) * g * g
+        largest = max(largest, v) if c["amsbound"] else v
+        low = c["final_lr"] * (1 - 1 / (c["gamma"] * t + 1))
+        high = c["final_lr"] * (1 + 1 / (c["gamma"] * t))
+        rate = c["lr"] * math.sqrt(1 - b2**t) / (1 - b1**t) / (math.sqrt(largest) + c["eps"])
+        p = p - max(low, min(high, rate)) * m
+    return p, m
+
+
 def stable_adamw_formula(p: Values, grads: list[Values], c: Hyper) -> tuple[Values, Values]:
     """Wortsman et al. 2023, algorithm 2, with its betas that depend on the step."""
     b1, b2 = c["betas"]
@@ -171,6 +187,7 @@ FORMULAS: dict[str, Formula] = {
     "yogi": yogi_formula,
     "laprop": laprop_formula,
     "qhadam": qhadam_formula,
+    "adabound": adabound_formula,
 }
 """Formulas of one element, by the name of the algorithm."""
 
@@ -209,6 +226,13 @@ OPTIONS: dict[str, Hyper] = {
         "nus": (0.7, 0.9),
         "eps": 1e-8,
         "decoupled_weight_decay": False,
+    },
+    "adabound": {
+        "betas": (0.9, 0.99),
+        "final_lr": 0.1,
+        "gamma": 1e-2,
+        "eps": 1e-8,
+        "amsbound": False,
     },
 }
 """Hyper-parameters for the table of agreement; lr is 0.1 and the decay 0.01."""

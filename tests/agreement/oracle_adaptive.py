@@ -210,6 +210,26 @@ QHADAM = [
         coarsest="float32",
     ),
 ]
+ADABOUND = [
+    Row(
+        "adabound",
+        "adabound",
+        "AdaBound",
+        {**DECAY, "betas": PAIR, "gamma": 0.01},
+        {**DECAY, "betas": PAIR, "gamma": 0.01},
+    ),
+    Row(
+        "adabound",
+        "pytorch_optimizer",
+        "AdaBound",
+        {**DECAY, "betas": PAIR, "gamma": 0.01},
+        {**COUPLED, "betas": PAIR, "gamma": 0.01, "foreach": False},
+        cause=Cause(
+            "pytorch-optimizer adds 1e-15 to the average square, under the root.",
+            variant="adabound_with_a_plain_root",
+        ),
+    ),
+]
 ROWS = [
     *ADEMAMIX,
     *ADOPT,
@@ -219,5 +239,6 @@ ROWS = [
     *LAPROP,
     *STABLE_ADAMW,
     *QHADAM,
+    *ADABOUND,
 ]
 """Rows with their options and causes."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from functional_optim import (
     Optimizer,
     adabelief,
+    adabound,
     adagrad,
     adam,
     adamw,
@@ -18,6 +19,7 @@ from functional_optim import (
     algorithms,
     laprop,
     qhadam,
+    qhm,
     rmsprop,
     sgd,
     stable_adamw,
@@ -73,6 +75,13 @@ CHOICES: dict[str, dict[str, list[Any]]] = {
         "nus": [(0.7, 1.0), (0.0, 0.5), (1.0, 0.0)],
         "eps": [1e-8, 0.5],
         "decoupled_weight_decay": [False, True],
+    },
+    "adabound": {
+        "betas": [(0.9, 0.99), (0.0, 0.5)],
+        "final_lr": [0.05, 2.0],
+        "gamma": [1e-3, 0.5],
+        "eps": [1e-8, 0.5],
+        "amsbound": [False, True],
     },
 }
 
@@ -225,3 +234,18 @@ def test_qhadam_with_full_weights_is_adam() -> None:
 def test_qhadam_without_averages_is_a_step_of_signs() -> None:
     found, _ = steps(qhadam(0.1, (0.9, 0.99), (0.0, 0.0), 0.0), START, lambda k: GRADS[k], STEPS)
     require_close(found, START - 0.1 * sum(one.sign() for one in GRADS))
+
+
+def test_adabound_with_far_bounds_is_adam() -> None:
+    """Without eps, since the two algorithms add it at different places."""
+    for amsbound in (False, True):
+        ours = adabound(0.1, (0.9, 0.99), gamma=1e-200, eps=0.0, amsbound=amsbound)
+        with case(amsbound=amsbound):
+            require_equal_steps(ours, adam(0.1, (0.9, 0.99), eps=0.0, amsgrad=amsbound))
+
+
+def test_adabound_at_its_upper_bound_is_sgd_with_momentum() -> None:
+    """The bound is the learning rate of an average of gradients: QHM with ``nu = 1``."""
+    ours = adabound(1e9, (0.9, 0.99), final_lr=0.1, gamma=0.5)
+    other = qhm(lambda made: 0.1 * (1 + 2 / (made + 1)), momentum=0.9, nu=1.0)
+    require_equal_steps(ours, other)

@@ -56,6 +56,11 @@ def laprop_with_a_plain_root(params: Any, **options: Any) -> torch.optim.Optimiz
     return _with_a_plain_root("LaProp", params, options)
 
 
+def adabound_with_a_plain_root(params: Any, **options: Any) -> torch.optim.Optimizer:
+    """Return pytorch-optimizer's AdaBound that adds nothing under the root."""
+    return _with_a_plain_root("AdaBound", params, options)
+
+
 def _with_a_plain_root(name: str, params: Any, options: dict[str, Any]) -> torch.optim.Optimizer:
     import pytorch_optimizer
 

@@ -6,6 +6,7 @@ from typing import Any
 from functional_optim import (
     Optimizer,
     adabelief,
+    adabound,
     adan,
     ademamix,
     adopt,
@@ -20,6 +21,8 @@ VARIANTS: dict[str, Optimizer] = {
     "adabelief amsgrad": adabelief(
         0.1, eps=1e-3, weight_decay=0.1, amsgrad=True, decoupled_weight_decay=False
     ),
+    "adabound": adabound(0.1, gamma=0.2, weight_decay=0.1),
+    "adabound amsbound": adabound(0.1, final_lr=0.2, gamma=0.5, amsbound=True),
     "adan": adan(0.1, weight_decay=0.2),
     "adan without prox": adan(0.1, weight_decay=0.2, no_prox=True, maximize=True),
     "ademamix": ademamix(0.1, (0.9, 0.999, 0.99), weight_decay=0.2),
@@ -46,6 +49,11 @@ _OF_ALL = {
 }
 BOUNDS: dict[Any, dict[str, tuple[float, float]]] = {
     adabelief: _OF_ALL,
+    adabound: {
+        **_OF_ALL,
+        "final_lr": (0.0, 1e300),
+        "gamma": (5e-324, math.nextafter(1.0, 0.0)),
+    },
     adan: _OF_ALL,
     ademamix: {**_OF_ALL, "alpha": (0.0, 1e300)},
     adopt: {**_OF_ALL, "clip_power": (0.0, 1e300)},

@@ -1,6 +1,7 @@
 """One algorithm, one file: formula, State, Hyper, init, rule, constructor."""
 
 from functional_optim.algorithms.adabelief import adabelief
+from functional_optim.algorithms.adabound import adabound
 from functional_optim.algorithms.adadelta import adadelta
 from functional_optim.algorithms.adagrad import adagrad
 from functional_optim.algorithms.adahessian import adahessian, scale_by_adahessian
@@ -32,6 +33,7 @@ from functional_optim.core.constructor import links_constructors
 
 __all__ = [
     "adabelief",
+    "adabound",
     "adadelta",
     "adagrad",
     "adahessian",

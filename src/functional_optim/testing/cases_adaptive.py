@@ -107,5 +107,22 @@ ADAPTIVE_CASES: dict[str, Case] = {
         ),
         refused_here=(*_BAD_PAIR, {"nus": (1.5, 1.0)}, {"nus": (0.5, -0.1)}, {"nus": (NAN, 1.0)}),
     ),
+    "adabound": Case(
+        algorithms.adabound,
+        options=some(
+            **_OF_ALL,
+            betas=BETAS,
+            final_lr=st.sampled_from([0.0, 0.1]),
+            gamma=st.sampled_from([1e-3, 0.5]),
+            amsbound=FLAG,
+        ),
+        refused_here=(
+            *_BAD_PAIR,
+            {"final_lr": -1.0},
+            {"final_lr": NAN},
+            {"gamma": 0.0},
+            {"gamma": 1.0},
+        ),
+    ),
 }
 """One case per algorithm, by the name of its constructor."""
