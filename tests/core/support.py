@@ -40,7 +40,7 @@ from functional_optim.kernels import ExecutorName
 from functional_optim.testing import CASES, INPUT_CASES
 
 from ..choices import case
-from . import layerwise
+from . import adaptive, layerwise
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -160,6 +160,7 @@ VARIANTS: dict[str, Optimizer] = {
     "sgd momentum": sgd(0.1, momentum=0.9, dampening=0.3),
     "sgd nesterov": sgd(0.1, momentum=0.9, nesterov=True),
     **layerwise.VARIANTS,
+    **adaptive.VARIANTS,
 }
 """Every algorithm, with the options that change its state or its path, and steps one can see."""
 

@@ -55,7 +55,7 @@ from functional_optim import (
 from functional_optim.testing import CASES
 from tests.choices import each_value
 
-from . import orthogonal
+from . import adaptive, orthogonal
 from .support import refused
 
 Make = Callable[..., Optimizer | Link]
@@ -173,6 +173,7 @@ OWN: dict[Make, dict[str, tuple[float, float]]] = {
     weight_decay: {"weight_decay": (0.0, math.inf)},
     decoupled_weight_decay: {"weight_decay": (0.0, math.inf)},
     **orthogonal.BOUNDS,
+    **adaptive.BOUNDS,
 }
 """The numbers that torch has not: the least and the greatest that is taken."""
 
@@ -191,7 +192,18 @@ NUMBERS = [(make, name) for make, name in _arguments(float) if name != "eps_root
 OWN_NUMBERS = [(make, name) for make, names in OWN.items() for name in names]
 EVERY_NUMBER = [*NUMBERS, *OWN_NUMBERS]
 PAIRS = _arguments(tuple)
-CHOOSING = (*TWINS, adahessian, ftrl, lamb, lars, lion, prodigy, qhm, rowwise_adagrad)
+CHOOSING = (
+    *TWINS,
+    *adaptive.BOUNDS,
+    adahessian,
+    ftrl,
+    lamb,
+    lars,
+    lion,
+    prodigy,
+    qhm,
+    rowwise_adagrad,
+)
 CHOICES = [
     (make, name)
     for make, name in _arguments(bool, CHOOSING)
@@ -273,7 +285,16 @@ def test_what_is_no_number_is_refused_by_name(place: Place) -> None:
             make(**{name: value})
 
 
-BETAS = (lamb, lion, prodigy, scale_by_adam, scale_by_lion, schedule_free_adamw, soap)
+BETAS = (
+    *adaptive.BOUNDS,
+    lamb,
+    lion,
+    prodigy,
+    scale_by_adam,
+    scale_by_lion,
+    schedule_free_adamw,
+    soap,
+)
 
 
 @each_value(place=[*PAIRS, *((make, "betas") for make in BETAS)])

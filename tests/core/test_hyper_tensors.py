@@ -52,10 +52,11 @@ def _numbers(optimizer: Optimizer) -> Iterator[tuple[str, Callable[[Any], Any]]]
         if isinstance(value, float) and value not in {0.0, math.inf}:
             yield name, lambda factor, n=name, v=value: {n: factor * v}
         if isinstance(value, tuple):
-            for index in range(len(value)):
+            for k, one in enumerate(value):
+                before, after = value[:k], value[k + 1 :]
                 yield (
-                    f"{name}[{index}]",
-                    lambda f, n=name, v=value, i=index: {n: (*v[:i], f * v[i], *v[i + 1 :])},
+                    f"{name}[{k}]",
+                    lambda f, n=name, v=one, a=before, b=after: {n: (*a, f * v, *b)},
                 )
 
 

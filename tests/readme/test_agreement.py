@@ -37,6 +37,7 @@ from functional_optim.core.state import field_tensors
 from functional_optim.kernels import ExecutorName
 from functional_optim.testing import CASES, INPUT_CASES, LawBroken, Subject, check_law
 from functional_optim.testing.inputs import SCALE, fed
+from tests.agreement.formulas_adaptive import ADAPTIVE_FORMULAS
 from tests.agreement.formulas_layerwise import LAYERWISE_FORMULAS, MATRICES
 from tests.agreement.formulas_muon import MUON_FORMULAS
 from tests.choices import EVERYTHING
@@ -231,6 +232,7 @@ FORMULAS: dict[str, tuple[Callable[[], Optimizer], Callable[..., tuple[Values, V
     ),
     **LAYERWISE_FORMULAS,
     **MUON_FORMULAS,
+    **ADAPTIVE_FORMULAS,
 }
 MATRIX = (5, 100)
 """The shape of the parameter, where that has to be a matrix; its shorter side is turned."""

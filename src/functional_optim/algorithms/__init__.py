@@ -1,5 +1,7 @@
 """Algorithms, a file for each: formula, State, Hyper, init, rule, constructor."""
 
+from functional_optim.algorithms.adabelief import adabelief
+from functional_optim.algorithms.adabound import adabound
 from functional_optim.algorithms.adadelta import adadelta
 from functional_optim.algorithms.adagrad import adagrad
 from functional_optim.algorithms.adahessian import adahessian, scale_by_adahessian
@@ -7,6 +9,9 @@ from functional_optim.algorithms.adam import adam, scale_by_adam
 from functional_optim.algorithms.adam_mini import adam_mini
 from functional_optim.algorithms.adamax import adamax
 from functional_optim.algorithms.adamw import adamw
+from functional_optim.algorithms.adan import adan
+from functional_optim.algorithms.ademamix import ademamix
+from functional_optim.algorithms.adopt import adopt
 from functional_optim.algorithms.came import came
 from functional_optim.algorithms.dadapt_adam import dadapt_adam
 from functional_optim.algorithms.dadapt_sgd import dadapt_sgd
@@ -14,12 +19,14 @@ from functional_optim.algorithms.dion import dion
 from functional_optim.algorithms.dog import dog, ldog
 from functional_optim.algorithms.ftrl import ftrl
 from functional_optim.algorithms.lamb import lamb
+from functional_optim.algorithms.laprop import laprop
 from functional_optim.algorithms.lars import lars
 from functional_optim.algorithms.lion import lion, scale_by_lion
 from functional_optim.algorithms.muon import muon
 from functional_optim.algorithms.normuon import normuon
 from functional_optim.algorithms.novograd import novograd
 from functional_optim.algorithms.prodigy import prodigy
+from functional_optim.algorithms.qhadam import qhadam
 from functional_optim.algorithms.qhm import qhm
 from functional_optim.algorithms.rmsprop import rmsprop, scale_by_rms
 from functional_optim.algorithms.rowwise_adagrad import rowwise_adagrad
@@ -30,9 +37,13 @@ from functional_optim.algorithms.sgd import sgd, trace
 from functional_optim.algorithms.signum import sign_sgd, signum
 from functional_optim.algorithms.soap import soap
 from functional_optim.algorithms.sophia import scale_by_sophia, sophia
+from functional_optim.algorithms.stable_adamw import stable_adamw
+from functional_optim.algorithms.yogi import yogi
 from functional_optim.core.constructor import links_constructors
 
 __all__ = [
+    "adabelief",
+    "adabound",
     "adadelta",
     "adagrad",
     "adahessian",
@@ -40,6 +51,9 @@ __all__ = [
     "adam_mini",
     "adamax",
     "adamw",
+    "adan",
+    "ademamix",
+    "adopt",
     "came",
     "dadapt_adam",
     "dadapt_sgd",
@@ -47,6 +61,7 @@ __all__ = [
     "dog",
     "ftrl",
     "lamb",
+    "laprop",
     "lars",
     "ldog",
     "lion",
@@ -54,6 +69,7 @@ __all__ = [
     "normuon",
     "novograd",
     "prodigy",
+    "qhadam",
     "qhm",
     "rmsprop",
     "rowwise_adagrad",
@@ -66,6 +82,8 @@ __all__ = [
     "signum",
     "soap",
     "sophia",
+    "stable_adamw",
+    "yogi",
 ]
 
 links_constructors(

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from functional_optim import algorithms
 from functional_optim.testing.case import BETAS, DECAY, EPS, FLAG, LR, Case, Options, some
+from functional_optim.testing.cases_adaptive import ADAPTIVE_CASES
 from functional_optim.testing.cases_layerwise import LAYERWISE_CASES
 from functional_optim.testing.cases_muon import MUON_CASES
 
@@ -347,6 +348,7 @@ CASES: dict[str, Case] = {
     ),
     **LAYERWISE_CASES,
     **MUON_CASES,
+    **ADAPTIVE_CASES,
 }
 """One case per algorithm, by the name of its constructor."""
 
