@@ -93,6 +93,7 @@ ADABELIEF = Rule(
     hyper=AdaBeliefHyper,
     state=AdaBeliefState,
     init=adabelief_init,
+    state_depends_on=("amsgrad",),
     coefficients=adabelief_coefficients,
     rule=adabelief_rule,
     bounds=(("lr", FINITE_NON_NEGATIVE), ("betas", BELOW_ONE), ("eps", NON_NEGATIVE)),

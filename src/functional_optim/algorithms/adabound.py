@@ -94,6 +94,7 @@ ADABOUND = Rule(
     hyper=AdaBoundHyper,
     state=AdaBoundState,
     init=adabound_init,
+    state_depends_on=("amsbound",),
     coefficients=adabound_coefficients,
     rule=adabound_rule,
     bounds=(

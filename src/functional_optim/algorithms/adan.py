@@ -119,6 +119,7 @@ ADAN = Rule(
     hyper=AdanHyper,
     state=AdanState,
     init=adan_init,
+    state_depends_on=(),
     coefficients=adan_coefficients,
     rule=adan_rule,
     bounds=(

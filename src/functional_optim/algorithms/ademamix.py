@@ -120,6 +120,7 @@ ADEMAMIX = Rule(
     hyper=AdEMAMixHyper,
     state=AdEMAMixState,
     init=ademamix_init,
+    state_depends_on=(),
     coefficients=ademamix_coefficients,
     rule=ademamix_rule,
     bounds=(

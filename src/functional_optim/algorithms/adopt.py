@@ -106,6 +106,7 @@ ADOPT = Rule(
     hyper=AdoptHyper,
     state=AdoptState,
     init=adopt_init,
+    state_depends_on=(),
     coefficients=adopt_coefficients,
     rule=adopt_rule,
     bounds=(

@@ -75,6 +75,7 @@ LAPROP = Rule(
     hyper=LaPropHyper,
     state=LaPropState,
     init=laprop_init,
+    state_depends_on=(),
     coefficients=laprop_coefficients,
     rule=laprop_rule,
     bounds=(("lr", FINITE_NON_NEGATIVE), ("betas", BELOW_ONE), ("eps", NON_NEGATIVE)),

@@ -87,6 +87,7 @@ QHADAM = Rule(
     hyper=QHAdamHyper,
     state=QHAdamState,
     init=qhadam_init,
+    state_depends_on=(),
     coefficients=qhadam_coefficients,
     rule=qhadam_rule,
     bounds=(

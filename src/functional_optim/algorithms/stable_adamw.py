@@ -87,6 +87,7 @@ STABLE_ADAMW = Rule(
     hyper=StableAdamWHyper,
     state=StableAdamWState,
     init=stable_adamw_init,
+    state_depends_on=(),
     coefficients=stable_adamw_coefficients,
     rule=stable_adamw_rule,
     bounds=(

@@ -77,6 +77,7 @@ YOGI = Rule(
     hyper=YogiHyper,
     state=YogiState,
     init=yogi_init,
+    state_depends_on=(),
     coefficients=yogi_coefficients,
     rule=yogi_rule,
     bounds=(
