@@ -47,6 +47,7 @@ from functional_optim import (
     sgd,
     sign_sgd,
     signum,
+    shampoo,
     soap,
     sophia,
     trace,
@@ -143,6 +144,11 @@ OWN: dict[Make, dict[str, tuple[float, float]]] = {
         **dict.fromkeys(("eps", "weight_decay"), (0.0, math.inf)),
         "hessian_power": (0.0, 1.0),
     },
+    shampoo: {
+        **dict.fromkeys(("lr", "exponent"), (0.0, 1e300)),
+        **dict.fromkeys(("eps", "weight_decay", "graft_eps"), (0.0, math.inf)),
+        "graft_beta": (0.0, math.nextafter(1.0, 0.0)),
+    },
     soap: {
         "lr": (0.0, 1e300),
         "eps": (0.0, math.inf),
@@ -204,6 +210,7 @@ CHOOSING = (
     qhm,
     rowwise_adagrad,
 )
+CHOOSING = (*TWINS, adahessian, ftrl, lamb, lars, lion, prodigy, qhm, rowwise_adagrad, shampoo)
 CHOICES = [
     (make, name)
     for make, name in _arguments(bool, CHOOSING)

@@ -30,6 +30,7 @@ from functional_optim import (
     rowwise_adagrad,
     schedule_free_adamw,
     schedule_free_sgd,
+    shampoo,
     soap,
     sophia,
 )
@@ -40,6 +41,7 @@ from functional_optim.testing.inputs import SCALE, fed
 from tests.agreement.formulas_adaptive import ADAPTIVE_FORMULAS
 from tests.agreement.formulas_layerwise import LAYERWISE_FORMULAS, MATRICES
 from tests.agreement.formulas_muon import MUON_FORMULAS
+from tests.agreement.formulas_shampoo import SHAMPOO, as_lists, shampoo_formula
 from tests.choices import EVERYTHING
 from tests.composition.second_order import adahessian_formula, sophia_formula
 from tests.core.soap_formula import soap_formula
@@ -215,6 +217,7 @@ FORMULAS: dict[str, tuple[Callable[[], Optimizer], Callable[..., tuple[Values, V
         lambda: soap(0.1, (0.9, 0.95), precondition_frequency=2, max_precond_dim=MATRIX[0]),
         soap_by_formula,
     ),
+    "shampoo": (lambda: shampoo(**SHAMPOO), as_lists(shampoo_formula, SHAMPOO)),
     "ftrl": (lambda: ftrl(lr=0.1, l1=0.1, l2=0.01), ftrl_formula),
     "prodigy": (lambda: prodigy(d0=0.1, weight_decay=0.01), prodigy_formula),
     "schedule_free_sgd": (

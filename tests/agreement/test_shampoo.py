@@ -1,0 +1,88 @@
+"""Rules that precondition matrices on both sides: their formulas in float64, their identities."""
+
+from typing import Any
+
+import torch
+
+from functional_optim import adam, adamw, rmsprop, sgd, shampoo
+from tests.choices import case, pairs
+from tests.core.support import noise, steps
+
+from .formulas_shampoo import shampoo_formula
+
+STEPS = 20
+
+
+def test_shampoo_is_its_formula() -> None:
+    """Blocks do not divide all sides, and steps with and without new roots are among these."""
+    for one in pairs(
+        shape=[(3, 3), (3, 5), (5, 2)],
+        betas=[(0.9, 1.0), (0.0, 0.9), (0.5, 0.99)],
+        block_size=[2, 3, 9],
+        graft=[None, "sgd", "adagrad", "rmsprop", "adam"],
+        precondition_frequency=[1, 3],
+        start_preconditioning_step=[1, 4],
+        exponent=[0.25, 0.5],
+        eps=[1e-6, 1e-2],
+        weight_decay=[0.0, 0.3],
+        root_dtype=[None, "float64"],
+    ):
+        hyper = {name: value for name, value in one.items() if name != "shape"}
+        hyper.update(lr=0.1, graft_beta=0.9, graft_eps=1e-6)
+        start, grads = noise(0, *one["shape"]), [noise(k + 1, *one["shape"]) for k in range(STEPS)]
+        end, state = steps(shampoo(**hyper), start, lambda k, of=grads: of[k], STEPS)
+        want, average = shampoo_formula(start, grads, hyper)
+        with case(**one):
+            torch.testing.assert_close(end - start, want - start, rtol=1e-9, atol=1e-11)
+            made = state.leaves.stages[-1].exp_avg
+            torch.testing.assert_close(made, average, rtol=1e-12, atol=1e-14)
+
+
+def test_shampoo_without_roots_is_its_graft() -> None:
+    """As long as no inverse root is computed: the optimizer whose step length it would take."""
+    start, grads = noise(0, 3, 5), [noise(k + 1, 3, 5) for k in range(STEPS)]
+    hyper: dict[str, Any] = {"lr": 0.1, "start_preconditioning_step": STEPS + 1, "block_size": 2}
+    grafts = {
+        "adam": (0.9, adamw(0.1, (0.9, 0.8), eps=1e-6, weight_decay=0.0)),
+        "rmsprop": (0.0, rmsprop(0.1, alpha=0.8, eps=1e-6)),
+        "sgd": (0.0, sgd(0.1)),
+        None: (0.0, sgd(0.1)),
+    }
+    for graft, (beta, other) in grafts.items():
+        ours = shampoo(betas=(beta, 1.0), graft=graft, graft_beta=0.8, graft_eps=1e-6, **hyper)
+        found, _ = steps(ours, start, lambda k: grads[k], STEPS)
+        want, _ = steps(other, start, lambda k: grads[k], STEPS)
+        with case(graft=graft):
+            torch.testing.assert_close(found - start, want - start, rtol=1e-12, atol=1e-14)
+
+
+def test_shampoo_of_a_diagonal_problem_is_a_diagonal_method() -> None:
+    """Factors are diagonal: with exponents 1/4 it is AdaGrad, with 1/2 its step is 1 / v."""
+    start = torch.zeros(3, 3).double()
+    grads = [torch.diag(noise(k, 3)) for k in range(STEPS)]
+    for exponent in (0.25, 0.5):
+        optimizer = shampoo(0.1, (0.0, 1.0), eps=0.0, exponent=exponent)
+        # The first gradient has no zero on its diagonal, and what is off it stays zero.
+        found, _ = steps(optimizer, start, lambda k: grads[k], STEPS)
+        total, want = torch.zeros(3).double(), torch.zeros(3).double()
+        for grad in grads:
+            g = grad.diagonal()
+            total = total + g**2
+            want = want - 0.1 * g / total ** (2 * exponent)
+        with case(exponent=exponent):
+            torch.testing.assert_close(found, torch.diag(want), rtol=1e-12, atol=1e-14)
+
+
+def test_grafting_gives_each_block_the_length_of_the_other_step() -> None:
+    start, grads = noise(0, 4, 4), [noise(k + 1, 4, 4) for k in range(2)]
+    optimizer = shampoo(1.0, (0.0, 1.0), graft="adam", graft_beta=0.5, block_size=2)
+    other = adam(1.0, (0.0, 0.5))
+    found, state = steps(optimizer, start, lambda k: grads[k], 1)
+    step = optimizer.update(found, grads[1], state)[0] - found
+    want, kept = steps(other, start, lambda k: grads[k], 1)
+    adams = other.update(want, grads[1], kept)[0] - want
+    for rows in (slice(0, 2), slice(2, 4)):
+        for columns in (slice(0, 2), slice(2, 4)):
+            ratio = step[rows, columns].norm() / adams[rows, columns].norm()
+            assert abs(float(ratio) - 1) < 1e-12
+            assert not torch.allclose(step[rows, columns], adams[rows, columns], atol=0.1)
