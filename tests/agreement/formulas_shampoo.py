@@ -90,3 +90,59 @@ SHAMPOO = {
     "graft_beta": 0.999,
     "graft_eps": 1e-8,
 }
+
+
+def kl_soap_formula(
+    start: Tensor, grads: list[Tensor], c: dict[str, Any]
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Parameter, m and eigenvalues by Lin et al. 2025, with the inverses of whole factors."""
+    (b1, b2), bs, sizes = c["betas"], c["shampoo_beta"], start.shape
+    p, m, v = start.clone(), torch.zeros_like(start), torch.zeros_like(start)
+    is_turned = [size <= c["max_precond_dim"] for size in sizes]
+    factors = [torch.zeros(size, size).double() for size in sizes]
+    bases = [torch.eye(size).double() for size in sizes]
+    values = [
+        torch.full((size,), c["initial_eigenvalue"] if turned else 1.0).double()
+        for size, turned in zip(sizes, is_turned, strict=True)
+    ]
+    for number, g in enumerate(grads):
+        p = p * (1 - c["lr"] * c["weight_decay"])
+        inverses = [q @ torch.diag(1 / one) @ q.T for q, one in zip(bases, values, strict=True)]
+        if number == 0:
+            inverses = [torch.eye(size).double() for size in sizes]
+        new = [g @ inverses[1] @ g.T / sizes[1], g.T @ inverses[0] @ g / sizes[0]]
+        factors = [bs * one + (1 - bs) * other for one, other in zip(factors, new, strict=True)]
+        if number == 0:
+            for side in (0, 1):
+                if is_turned[side]:
+                    bases[side] = torch.linalg.eigh(factors[side])[1].flip(1)
+            continue
+        seen = bases[0].T @ g @ bases[1]
+        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * seen**2
+        totals = (1 - b1**number, 1 - b2**number) if c["correct_bias"] else (1.0, 1.0)
+        ratio = bases[0].T @ (m / totals[0]) @ bases[1] / ((v / totals[1]).sqrt() + c["eps"])
+        p = p - c["lr"] * bases[0] @ ratio @ bases[1].T
+        for side in (0, 1):
+            if is_turned[side]:
+                mean = (bases[side].T @ new[side] @ bases[side]).diagonal()
+                least = max(10, min(sizes[side], c["max_inverse_root"])) ** -2
+                values[side] = (bs * values[side] + (1 - bs) * mean).clamp(min=least)
+        if number % c["precondition_frequency"] == 0:
+            for side in (0, 1):
+                if is_turned[side]:
+                    bases[side] = torch.linalg.qr(factors[side] @ bases[side]).Q
+    return p, m, values
+
+
+KL_SOAP = {
+    "lr": 0.1,
+    "betas": (0.9, 0.98),
+    "shampoo_beta": 0.98,
+    "eps": 1e-3,
+    "weight_decay": 0.01,
+    "precondition_frequency": 2,
+    "max_precond_dim": 5,
+    "initial_eigenvalue": 0.1,
+    "max_inverse_root": 4000,
+    "correct_bias": False,
+}

@@ -4,11 +4,11 @@ from typing import Any
 
 import torch
 
-from functional_optim import adam, adamw, rmsprop, sgd, shampoo
+from functional_optim import adam, adamw, kl_soap, rmsprop, sgd, shampoo, soap
 from tests.choices import case, pairs
 from tests.core.support import noise, steps
 
-from .formulas_shampoo import shampoo_formula
+from .formulas_shampoo import kl_soap_formula, shampoo_formula
 
 STEPS = 20
 
@@ -86,3 +86,61 @@ def test_grafting_gives_each_block_the_length_of_the_other_step() -> None:
             ratio = step[rows, columns].norm() / adams[rows, columns].norm()
             assert abs(float(ratio) - 1) < 1e-12
             assert not torch.allclose(step[rows, columns], adams[rows, columns], atol=0.1)
+
+
+def test_kl_soap_is_its_formula() -> None:
+    """At refreshes and between them, with gradients so small that eigenvalues reach their limit.
+
+    The longer side of an oblong matrix is not turned, since a single gradient does not decide on
+    all of its eigenvectors.
+    """
+    for one in pairs(
+        shape=[(12, 12), (3, 5), (5, 2)],
+        betas=[(0.9, 0.98), (0.5, 0.8)],
+        shampoo_beta=[0.5, 0.98],
+        precondition_frequency=[1, 3],
+        initial_eigenvalue=[0.1, 2.0],
+        max_inverse_root=[11, 4000],
+        correct_bias=[True, False],
+        weight_decay=[0.0, 0.3],
+    ):
+        hyper = {name: value for name, value in one.items() if name != "shape"}
+        hyper.update(lr=0.1, eps=1e-3, max_precond_dim=min(one["shape"]))
+        start = noise(0, *one["shape"])
+        grads = [0.03 * noise(k + 1, *one["shape"]) for k in range(STEPS)]
+        end, state = steps(kl_soap(**hyper), start, lambda k, of=grads: of[k], STEPS)
+        want, average, values = kl_soap_formula(start, grads, hyper)
+        made = state.leaves.stages[-1]
+        with case(**one):
+            torch.testing.assert_close(end - start, want - start, rtol=1e-7, atol=1e-9)
+            torch.testing.assert_close(made.exp_avg, average, rtol=1e-12, atol=1e-14)
+            for found, wanted in zip((made.left_values, made.right_values), values, strict=True):
+                if found:
+                    torch.testing.assert_close(found[0], wanted, rtol=1e-7, atol=1e-9)
+
+
+def test_kl_soap_whose_other_factor_is_the_identity_is_soap() -> None:
+    """One side is turned, and factors that differ by a number have the same eigenvectors.
+
+    Gradients are such that the eigenvectors of SOAP never change places.
+    """
+    hyper: dict[str, Any] = {"betas": (0.9, 0.8), "precondition_frequency": 2, "max_precond_dim": 3}
+    start, scale = noise(0, 3, 5), torch.tensor([[100.0], [10.0], [1.0]]).double()
+    turn = torch.linalg.qr(noise(1, 3, 3)).Q
+    grads = [turn @ (scale * noise(k + 2, 3, 5)) for k in range(STEPS)]
+    ours, _ = steps(kl_soap(0.1, correct_bias=True, **hyper), start, lambda k: grads[k], STEPS)
+    want, _ = steps(soap(0.1, **hyper), start, lambda k: grads[k], STEPS)
+    torch.testing.assert_close(ours - start, want - start, rtol=1e-9, atol=1e-11)
+
+
+def test_eigenvalues_of_kl_soap_are_those_of_the_covariance() -> None:
+    """Of gradients with independent elements of variances ``a_i b_j``: their products are these."""
+    rows, columns = torch.tensor([4.0, 1.0, 0.25]).double(), torch.tensor([9.0, 1.0]).double()
+    scale = (rows[:, None] * columns).sqrt()
+    optimizer = kl_soap(0.0, shampoo_beta=0.99, precondition_frequency=1)
+    grads = [scale * noise(k, 3, 2) for k in range(1000)]
+    _, state = steps(optimizer, torch.zeros(3, 2).double(), lambda k: grads[k], len(grads))
+    made = state.leaves.stages[-1]
+    found = made.left_values[0][:, None] * made.right_values[0]
+    # From the largest to the smallest, since the bases are sorted.
+    assert float((found / (rows[:, None] * columns) - 1).abs().max()) < 0.3

@@ -27,6 +27,7 @@ from functional_optim import (
     descend,
     dog,
     ftrl,
+    kl_soap,
     lamb,
     lars,
     ldog,
@@ -144,6 +145,11 @@ OWN: dict[Make, dict[str, tuple[float, float]]] = {
         **dict.fromkeys(("eps", "weight_decay"), (0.0, math.inf)),
         "hessian_power": (0.0, 1.0),
     },
+    kl_soap: {
+        "lr": (0.0, 1e300),
+        **dict.fromkeys(("eps", "weight_decay"), (0.0, math.inf)),
+        "initial_eigenvalue": (5e-324, 1e300),
+    },
     shampoo: {
         **dict.fromkeys(("lr", "exponent"), (0.0, 1e300)),
         **dict.fromkeys(("eps", "weight_decay", "graft_eps"), (0.0, math.inf)),
@@ -211,6 +217,7 @@ CHOOSING = (
     rowwise_adagrad,
 )
 CHOOSING = (*TWINS, adahessian, ftrl, lamb, lars, lion, prodigy, qhm, rowwise_adagrad, shampoo)
+CHOOSING = (*TWINS, adahessian, ftrl, kl_soap, lamb, lars, lion, prodigy, qhm, rowwise_adagrad, shampoo)
 CHOICES = [
     (make, name)
     for make, name in _arguments(bool, CHOOSING)
@@ -302,6 +309,7 @@ BETAS = (
     schedule_free_adamw,
     soap,
 )
+BETAS = (kl_soap, lamb, lion, prodigy, scale_by_adam, scale_by_lion, schedule_free_adamw, soap)
 
 
 @each_value(place=[*PAIRS, *((make, "betas") for make in BETAS)])

@@ -18,6 +18,7 @@ from functional_optim.algorithms.dadapt_sgd import dadapt_sgd
 from functional_optim.algorithms.dion import dion
 from functional_optim.algorithms.dog import dog, ldog
 from functional_optim.algorithms.ftrl import ftrl
+from functional_optim.algorithms.kl_soap import kl_soap
 from functional_optim.algorithms.lamb import lamb
 from functional_optim.algorithms.laprop import laprop
 from functional_optim.algorithms.lars import lars
@@ -61,6 +62,7 @@ __all__ = [
     "dion",
     "dog",
     "ftrl",
+    "kl_soap",
     "lamb",
     "laprop",
     "lars",

@@ -232,7 +232,7 @@ def shampoo_direction(
 def shampoo_rule(
     param: Tensor, grad: Tensor, state: ShampooState, c: ShampooCoefficients
 ) -> tuple[Tensor, ShampooState]:
-    wide = widened(grad)
+    wide = widened(grad).contiguous()  # products round by layout
     exp_avg = lerp(state.exp_avg, wide, c.weight_1)
     update = div(exp_avg, c.correction_1)
     squares = [

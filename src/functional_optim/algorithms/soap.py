@@ -185,7 +185,7 @@ def soap_step(
 def soap_rule(
     param: Tensor, grad: Tensor, state: SoapState, c: SoapCoefficients
 ) -> tuple[Tensor, SoapState]:
-    wide = widened(grad)
+    wide = widened(grad).contiguous()  # products round by layout
     exp_avg, exp_avg_sq = state.exp_avg, state.exp_avg_sq
     if not torch.jit.is_scripting() and isinstance(c.first, Tensor):
         stepped = soap_step(param, wide, state, c)

@@ -3,11 +3,40 @@
 from hypothesis import strategies as st
 
 from functional_optim import algorithms
-from functional_optim.testing.case import DECAY, EPS, FLAG, LR, Case, some
+from functional_optim.testing.case import BETAS, DECAY, EPS, FLAG, LR, Case, some
 
 NAN = float("nan")
 
 SHAMPOO_CASES: dict[str, Case] = {
+    "kl_soap": Case(
+        algorithms.kl_soap,
+        options=some(
+            lr=LR,
+            betas=BETAS,
+            shampoo_beta=st.sampled_from([0.0, 0.9]),
+            eps=EPS,
+            weight_decay=DECAY,
+            precondition_frequency=st.sampled_from([1, 2]),
+            max_precond_dim=st.sampled_from([0, 2, 100]),
+            initial_eigenvalue=st.sampled_from([0.1, 1.0]),
+            max_inverse_root=st.sampled_from([1, 4000]),
+            correct_bias=FLAG,
+        ),
+        refused_here=(
+            {"lr": -0.1},
+            {"lr": NAN},
+            {"betas": (1.0, 0.5)},
+            {"shampoo_beta": 1.0},
+            {"shampoo_beta": NAN},
+            {"eps": -1.0},
+            {"weight_decay": -1.0},
+            {"precondition_frequency": 0},
+            {"max_precond_dim": -1},
+            {"initial_eigenvalue": 0.0},
+            {"max_inverse_root": 0},
+        ),
+        matrices=True,
+    ),
     "shampoo": Case(
         algorithms.shampoo,
         options=some(
