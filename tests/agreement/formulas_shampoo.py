@@ -1,6 +1,8 @@
 """Rules that precondition matrices on both sides, written out in float64 from their papers."""
 
+import math
 from collections.abc import Callable
+from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -92,7 +94,7 @@ SHAMPOO = {
 }
 
 
-def kl_soap_formula(
+def kl_soap_formula(  # noqa: C901  one formula, and sides that may be without it
     start: Tensor, grads: list[Tensor], c: dict[str, Any]
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Parameter, m and eigenvalues by Lin et al. 2025, with the inverses of whole factors."""
@@ -146,3 +148,79 @@ KL_SOAP = {
     "max_inverse_root": 4000,
     "correct_bias": False,
 }
+
+
+def word_hash(word: int) -> int:
+    """Return the hash of a 32-bit word."""
+    word = (word ^ (word >> 16)) * 0x21F0AAAD % 2**32
+    word = (word ^ (word >> 15)) * 0x735A2D97 % 2**32
+    return word ^ (word >> 15)
+
+
+def normal_numbers(shape: tuple[int, int], seed: int, made: int) -> Tensor:
+    """Return the normal numbers of a step, element by element."""
+    key = word_hash(made) + word_hash(word_hash(seed))
+    words = [word_hash((place + key) % 2**32) for place in range(1, 1 + shape[0] * shape[1])]
+    draws = [NormalDist().inv_cdf((2 * word + 1) / 2**33) for word in words]
+    return torch.tensor(draws, dtype=torch.float64).reshape(shape)
+
+
+def spectral_bound(x: Tensor) -> float:
+    """Return the lower bound of the spectral norm of a symmetric matrix."""
+    column = max(x.unbind(1), key=lambda one: float(one.norm()))
+    image = x @ column
+    return float((x @ (image / image.norm())).norm())
+
+
+def kron_factor(q: Tensor, a: Tensor, b: Tensor, c: dict[str, Any], *, diagonal: bool) -> Tensor:
+    """Return one factor, a matrix in any case, after one update."""
+    one, other = a @ a.T, b @ b.T
+    if diagonal:
+        one, other = one.diagonal().diag(), other.diagonal().diag()
+    norm = float((one + other).max()) if diagonal else spectral_bound(one + other)
+    return q - c["precond_lr"] / norm * (one - other).triu() @ q
+
+
+def kron_formula(start: Tensor, grads: list[Tensor], c: dict[str, Any]) -> tuple[Tensor, ...]:
+    """Parameter, m and both factors of PSGD-Kron, with inverses of whole matrices."""
+    p, m, golden = start.clone(), torch.zeros_like(start), (math.sqrt(5) - 1) / 2
+    scale = math.sqrt(c["precond_init_scale"])
+    left, right = (scale * torch.eye(size).double() for size in start.shape)
+    for number, g in enumerate(grads, start=1):
+        m = c["beta"] * m + (1 - c["beta"]) * g
+        u = m / (1 - c["beta"] ** number)
+        part = math.exp(-c["update_decay"] * max(0, number - 1 - c["flat_start"]))
+        part = max(c["min_update_probability"], c["update_probability"] * part)
+        place = number * golden % 1
+        if place < part / 100:
+            ratio = math.sqrt(float(right.abs().max() / left.abs().max()))
+            left, right = left * ratio, right / ratio
+        if place < part:
+            draws = normal_numbers((start.shape[0], start.shape[1]), c["seed"], number - 1)
+            seen = u if c["momentum_into_precond_update"] else g
+            a = left @ (seen + math.sqrt(2**-23) * seen.abs().mean() * draws) @ right.T
+            b = torch.linalg.inv(left).T @ draws @ torch.linalg.inv(right)
+            left = kron_factor(left, a, b, c, diagonal=c["diagonal"][0])
+            right = kron_factor(right, a.T, b.T, c, diagonal=c["diagonal"][1])
+        d = left.T @ left @ u @ right.T @ right
+        d = d * min(1.0, c["max_update_rms"] / (float(d.square().mean().sqrt()) + 1e-12))
+        p = (1 - c["lr"] * c["weight_decay"]) * p - c["lr"] * d
+    return p, m, left, right
+
+
+KRON = {
+    "lr": 0.1,
+    "beta": 0.9,
+    "weight_decay": 0.01,
+    "precond_lr": 0.1,
+    "precond_init_scale": 1.0,
+    "max_update_rms": 1.1,
+    "update_probability": 1.0,
+    "min_update_probability": 0.03,
+    "update_decay": 0.5,
+    "flat_start": 2,
+    "momentum_into_precond_update": True,
+    "memory_save_mode": "one_diag",
+    "seed": 3,
+}
+KRON_FORMULA = {**KRON, "diagonal": (False, True)}

@@ -1,14 +1,17 @@
 """Rules that precondition matrices on both sides: their formulas in float64, their identities."""
 
+from itertools import pairwise
 from typing import Any
 
 import torch
 
-from functional_optim import adam, adamw, kl_soap, rmsprop, sgd, shampoo, soap
+from functional_optim import adam, adamw, kl_soap, kron, rmsprop, sgd, shampoo, soap
+from functional_optim.algorithms.kron import kron_coefficients
+from functional_optim.core.random_normal import counter_of, normal_like
 from tests.choices import case, pairs
 from tests.core.support import noise, steps
 
-from .formulas_shampoo import kl_soap_formula, shampoo_formula
+from .formulas_shampoo import kl_soap_formula, kron_formula, normal_numbers, shampoo_formula
 
 STEPS = 20
 
@@ -144,3 +147,97 @@ def test_eigenvalues_of_kl_soap_are_those_of_the_covariance() -> None:
     found = made.left_values[0][:, None] * made.right_values[0]
     # From the largest to the smallest, since the bases are sorted.
     assert float((found / (rows[:, None] * columns) - 1).abs().max()) < 0.3
+
+
+DIAGONAL = {
+    (None, 3, 5): (False, False),
+    (None, 1, 5): (True, False),
+    (None, 9, 2): (True, False),
+    ("one_diag", 3, 5): (False, True),
+    ("one_diag", 3, 3): (False, True),
+    ("smart_one_diag", 5, 3): (True, False),
+    ("smart_one_diag", 3, 3): (False, False),
+    ("all_diag", 3, 5): (True, True),
+}
+"""By mode and shape, which factors are diagonal: also those of one row, and of more than 8."""
+
+
+def test_kron_is_its_formula() -> None:
+    for one in pairs(
+        kind=list(DIAGONAL),
+        beta=[0.0, 0.9],
+        precond_lr=[0.1, 0.5],
+        precond_init_scale=[1.0, 0.3],
+        max_update_rms=[0.5, float("inf")],
+        update_probability=[0.6, 1.0],
+        min_update_probability=[0.0, 0.3],
+        update_decay=[0.0, 0.5],
+        flat_start=[0, 3],
+        momentum_into_precond_update=[True, False],
+        weight_decay=[0.0, 0.3],
+        seed=[0, 7],
+    ):
+        mode, *shape = one["kind"]
+        hyper = {name: value for name, value in one.items() if name != "kind"}
+        hyper.update(lr=0.1)
+        start, grads = noise(0, *shape), [noise(k + 1, *shape) for k in range(STEPS)]
+        ours = kron(memory_save_mode=mode, max_size_triangular=8, **hyper)
+        end, state = steps(ours, start, lambda k, of=grads: of[k], STEPS)
+        diagonal = DIAGONAL[one["kind"]]
+        want, average, *factors = kron_formula(start, grads, {**hyper, "diagonal": diagonal})
+        made = state.leaves.stages[-1]
+        with case(**one):
+            torch.testing.assert_close(end - start, want - start, rtol=1e-8, atol=1e-10)
+            torch.testing.assert_close(made.exp_avg, average, rtol=1e-12, atol=1e-14)
+            assert int(made.counter) == (hyper["seed"] << 32) + STEPS
+            for kept, wanted, is_vector in zip(made[1:3], factors, diagonal, strict=True):
+                found = torch.diag(kept) if is_vector else kept
+                torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-10)
+
+
+def test_normal_numbers_are_normal_and_a_function_of_the_counter() -> None:
+    counter = counter_of(5, torch.ones(1)) + 9
+    draws = normal_like(torch.zeros(300, 200).double(), counter)
+    torch.testing.assert_close(draws[:2], normal_numbers((2, 200), 5, 9), rtol=1e-13, atol=1e-15)
+    # Moments of 60,000 numbers, within five standard deviations.
+    assert abs(float(draws.mean())) < 5 / 60_000**0.5
+    assert abs(float(draws.square().mean()) - 1) < 5 * (2 / 60_000) ** 0.5
+    assert abs(float(draws.pow(4).mean()) - 3) < 5 * (96 / 60_000) ** 0.5
+    assert float(torch.corrcoef(draws).triu(1).abs().max()) < 6 / 200**0.5
+    later = normal_like(torch.zeros(300, 200).double(), counter + 1)
+    other = normal_like(torch.zeros(300, 200).double(), counter_of(6, counter) + 9)
+    for one in (later, other):
+        assert abs(float((draws * one).mean())) < 5 / 60_000**0.5
+
+
+def test_krons_preconditioner_is_the_inverse_root_of_the_covariance() -> None:
+    """Of gradients with independent elements of variances ``a_i b_j``: their product is that."""
+    rows, columns = torch.tensor([4.0, 1.0, 0.25]).double(), torch.tensor([9.0, 1.0]).double()
+    scale = (rows[:, None] * columns).sqrt()
+    for mode in (None, "all_diag"):
+        optimizer = kron(0.0, 0.0, precond_lr=0.02, memory_save_mode=mode, update_decay=0.0)
+        grads = [scale * noise(k, 3, 2) for k in range(1500)]
+        _, state = steps(optimizer, torch.zeros(3, 2).double(), lambda k, of=grads: of[k], 1500)
+        _, left, right, _ = state.leaves.stages[-1]
+        if mode == "all_diag":
+            left, right = torch.diag(left), torch.diag(right)
+        found = torch.kron(left.T @ left, right.T @ right)
+        want = torch.diag(1 / scale.flatten())
+        sizes = scale.flatten().sqrt()
+        with case(mode=mode):
+            apart = sizes[:, None] * (found - want) * sizes
+            assert float(torch.linalg.eigvalsh(apart).abs().max()) < 0.35
+
+
+def test_krons_steps_that_fit_are_the_given_part_and_evenly_spread() -> None:
+    for part in (0.03, 0.3, 1.0):
+        parts = {"update_probability": part, "min_update_probability": part}
+        hyper = kron(**parts).links[-1].hyper
+        made = [kron_coefficients(float(step), hyper) for step in range(1, 20_001)]
+        places = [step for step, one in enumerate(made) if one.update]
+        gaps = {later - before for before, later in pairwise(places)}
+        with case(part=part):
+            assert abs(len(places) / 20_000 - part) < 1e-3
+            assert max(gaps) < 2 / part
+            assert all(one.update for one in made if one.balance)
+            assert abs(sum(one.balance for one in made) / 20_000 - part / 100) < 3e-4

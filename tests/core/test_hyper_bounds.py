@@ -28,6 +28,7 @@ from functional_optim import (
     dog,
     ftrl,
     kl_soap,
+    kron,
     lamb,
     lars,
     ldog,
@@ -150,6 +151,13 @@ OWN: dict[Make, dict[str, tuple[float, float]]] = {
         **dict.fromkeys(("eps", "weight_decay"), (0.0, math.inf)),
         "initial_eigenvalue": (5e-324, 1e300),
     },
+    kron: {
+        **dict.fromkeys(("lr", "precond_lr", "update_decay"), (0.0, 1e300)),
+        **dict.fromkeys(("weight_decay", "max_update_rms"), (0.0, math.inf)),
+        **dict.fromkeys(("update_probability", "min_update_probability"), (0.0, 1.0)),
+        "beta": (0.0, math.nextafter(1.0, 0.0)),
+        "precond_init_scale": (5e-324, 1e300),
+    },
     shampoo: {
         **dict.fromkeys(("lr", "exponent"), (0.0, 1e300)),
         **dict.fromkeys(("eps", "weight_decay", "graft_eps"), (0.0, math.inf)),
@@ -209,6 +217,10 @@ CHOOSING = (
     *adaptive.BOUNDS,
     adahessian,
     ftrl,
+    adahessian,
+    ftrl,
+    kl_soap,
+    kron,
     lamb,
     lars,
     lion,
@@ -218,6 +230,8 @@ CHOOSING = (
 )
 CHOOSING = (*TWINS, adahessian, ftrl, lamb, lars, lion, prodigy, qhm, rowwise_adagrad, shampoo)
 CHOOSING = (*TWINS, adahessian, ftrl, kl_soap, lamb, lars, lion, prodigy, qhm, rowwise_adagrad, shampoo)
+    shampoo,
+)
 CHOICES = [
     (make, name)
     for make, name in _arguments(bool, CHOOSING)

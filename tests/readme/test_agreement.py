@@ -23,6 +23,7 @@ from functional_optim import (
     chain,
     ftrl,
     kl_soap,
+    kron,
     lamb,
     lars,
     lion,
@@ -45,9 +46,12 @@ from tests.agreement.formulas_muon import MUON_FORMULAS
 from tests.agreement.formulas_shampoo import SHAMPOO, as_lists, shampoo_formula
 from tests.agreement.formulas_shampoo import (
     KL_SOAP,
+    KRON,
+    KRON_FORMULA,
     SHAMPOO,
     as_lists,
     kl_soap_formula,
+    kron_formula,
     shampoo_formula,
 )
 from tests.choices import EVERYTHING
@@ -226,6 +230,7 @@ FORMULAS: dict[str, tuple[Callable[[], Optimizer], Callable[..., tuple[Values, V
         soap_by_formula,
     ),
     "kl_soap": (lambda: kl_soap(**KL_SOAP), as_lists(kl_soap_formula, KL_SOAP)),
+    "kron": (lambda: kron(**KRON), as_lists(kron_formula, KRON_FORMULA)),
     "shampoo": (lambda: shampoo(**SHAMPOO), as_lists(shampoo_formula, SHAMPOO)),
     "ftrl": (lambda: ftrl(lr=0.1, l1=0.1, l2=0.01), ftrl_formula),
     "prodigy": (lambda: prodigy(d0=0.1, weight_decay=0.01), prodigy_formula),

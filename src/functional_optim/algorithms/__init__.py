@@ -19,6 +19,7 @@ from functional_optim.algorithms.dion import dion
 from functional_optim.algorithms.dog import dog, ldog
 from functional_optim.algorithms.ftrl import ftrl
 from functional_optim.algorithms.kl_soap import kl_soap
+from functional_optim.algorithms.kron import kron
 from functional_optim.algorithms.lamb import lamb
 from functional_optim.algorithms.laprop import laprop
 from functional_optim.algorithms.lars import lars
@@ -63,6 +64,7 @@ __all__ = [
     "dog",
     "ftrl",
     "kl_soap",
+    "kron",
     "lamb",
     "laprop",
     "lars",
