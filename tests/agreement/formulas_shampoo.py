@@ -140,7 +140,7 @@ KL_SOAP = {
     "lr": 0.1,
     "betas": (0.9, 0.98),
     "shampoo_beta": 0.98,
-    "eps": 1e-3,
+    "eps": 0.1,
     "weight_decay": 0.01,
     "precondition_frequency": 2,
     "max_precond_dim": 5,
@@ -224,3 +224,36 @@ KRON = {
     "seed": 3,
 }
 KRON_FORMULA = {**KRON, "diagonal": (False, True)}
+
+
+def galore_formula(start: Tensor, grads: list[Tensor], c: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Parameter and m by algorithm 2 of Zhao et al. 2024; a wide matrix is projected from left."""
+    (b1, b2), rank, wide = c["betas"], min(c["rank"], *start.shape), start.shape[0] < start.shape[1]
+    p, m, v = start.clone(), *[torch.zeros(()).double()] * 2
+    basis = torch.eye(min(start.shape), rank).double()
+    for number, g in enumerate(grads, start=1):
+        if number % c["update_proj_gap"] == 1 % c["update_proj_gap"]:
+            left, _, right = torch.linalg.svd(g, full_matrices=False)
+            vectors = left[:, :rank] if wide else right[:rank].T
+            products = (vectors * basis).sum(0)
+            basis = torch.stack(
+                [-one if float(w) < 0 else one for one, w in zip(vectors.T, products, strict=True)],
+                1,
+            )
+        seen = basis.T @ g if wide else g @ basis
+        m, v = b1 * m + (1 - b1) * seen, b2 * v + (1 - b2) * seen**2
+        ratio = m / (1 - b1**number) / ((v / (1 - b2**number)).sqrt() + c["eps"])
+        step = basis @ ratio if wide else ratio @ basis.T
+        p = p * (1 - c["lr"] * c["weight_decay"]) - c["lr"] * c["scale"] * step
+    return p, m
+
+
+GALORE = {
+    "lr": 0.1,
+    "betas": (0.9, 0.99),
+    "eps": 0.1,
+    "weight_decay": 0.01,
+    "rank": 3,
+    "update_proj_gap": 3,
+    "scale": 0.25,
+}

@@ -5,13 +5,19 @@ from typing import Any
 
 import torch
 
-from functional_optim import adam, adamw, kl_soap, kron, rmsprop, sgd, shampoo, soap
+from functional_optim import adam, adamw, galore_adamw, kl_soap, kron, rmsprop, sgd, shampoo, soap
 from functional_optim.algorithms.kron import kron_coefficients
 from functional_optim.core.random_normal import counter_of, normal_like
 from tests.choices import case, pairs
 from tests.core.support import noise, steps
 
-from .formulas_shampoo import kl_soap_formula, kron_formula, normal_numbers, shampoo_formula
+from .formulas_shampoo import (
+    galore_formula,
+    kl_soap_formula,
+    kron_formula,
+    normal_numbers,
+    shampoo_formula,
+)
 
 STEPS = 20
 
@@ -215,9 +221,9 @@ def test_krons_preconditioner_is_the_inverse_root_of_the_covariance() -> None:
     rows, columns = torch.tensor([4.0, 1.0, 0.25]).double(), torch.tensor([9.0, 1.0]).double()
     scale = (rows[:, None] * columns).sqrt()
     for mode in (None, "all_diag"):
-        optimizer = kron(0.0, 0.0, precond_lr=0.02, memory_save_mode=mode, update_decay=0.0)
-        grads = [scale * noise(k, 3, 2) for k in range(1500)]
-        _, state = steps(optimizer, torch.zeros(3, 2).double(), lambda k, of=grads: of[k], 1500)
+        optimizer = kron(0.0, 0.0, precond_lr=0.05, memory_save_mode=mode, update_decay=0.0)
+        grads = [scale * noise(k, 3, 2) for k in range(400)]
+        _, state = steps(optimizer, torch.zeros(3, 2).double(), lambda k, of=grads: of[k], 400)
         _, left, right, _ = state.leaves.stages[-1]
         if mode == "all_diag":
             left, right = torch.diag(left), torch.diag(right)
@@ -241,3 +247,52 @@ def test_krons_steps_that_fit_are_the_given_part_and_evenly_spread() -> None:
             assert max(gaps) < 2 / part
             assert all(one.update for one in made if one.balance)
             assert abs(sum(one.balance for one in made) / 20_000 - part / 100) < 3e-4
+
+
+def test_galore_is_its_formula() -> None:
+    for one in pairs(
+        shape=[(3, 3), (3, 5), (5, 2), (1, 4)],
+        betas=[(0.9, 0.99), (0.0, 0.5)],
+        rank=[1, 2, 9],
+        update_proj_gap=[1, 3, 200],
+        scale=[0.25, 1.0],
+        weight_decay=[0.0, 0.3],
+        eps=[1e-6, 1e-2],
+    ):
+        hyper = {name: value for name, value in one.items() if name != "shape"}
+        hyper.update(lr=0.1)
+        start, grads = noise(0, *one["shape"]), [noise(k + 1, *one["shape"]) for k in range(STEPS)]
+        end, state = steps(galore_adamw(**hyper), start, lambda k, of=grads: of[k], STEPS)
+        want, average = galore_formula(start, grads, hyper)
+        with case(**one):
+            torch.testing.assert_close(end - start, want - start, rtol=1e-8, atol=1e-10)
+            made = state.leaves.stages[-1]
+            torch.testing.assert_close(made.exp_avg, average, rtol=1e-10, atol=1e-12)
+
+
+def test_galore_of_full_rank_is_adamw_in_a_turned_basis() -> None:
+    """And of any rank, it is AdamW on some of the turned columns, which moves no other."""
+    hyper: dict[str, Any] = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.0}
+    start, grads = noise(0, 5, 3), [noise(k + 1, 5, 3) for k in range(STEPS)]
+    basis = torch.linalg.svd(grads[0])[2].T
+    turned = [one @ basis for one in grads]
+    adams, _ = steps(adamw(**hyper), start @ basis, lambda k: turned[k], STEPS)
+    for rank in (1, 2, 3):
+        optimizer = galore_adamw(**hyper, rank=rank, update_proj_gap=STEPS, scale=1.0)
+        found, _ = steps(optimizer, start, lambda k: grads[k], STEPS)
+        want = torch.cat([adams[:, :rank], (start @ basis)[:, rank:]], 1) @ basis.T
+        with case(rank=rank):
+            torch.testing.assert_close(found, want, rtol=1e-10, atol=1e-12)
+
+
+def test_galores_steps_do_not_depend_on_the_signs_of_singular_vectors() -> None:
+    """A parameter whose columns are negated has the same steps, negated, also at new bases."""
+    start, grads = noise(0, 5, 3), [noise(k + 1, 5, 3) for k in range(STEPS)]
+    signs = torch.tensor([1.0, -1.0, -1.0]).double()
+    for side in (start, start.T):
+        turn = signs if side is start else signs[:, None]
+        given = [one if side is start else one.T for one in grads]
+        optimizer = galore_adamw(lr=0.1, rank=2, update_proj_gap=3, weight_decay=0.1)
+        found, _ = steps(optimizer, side, lambda k, of=given: of[k], STEPS)
+        other, _ = steps(optimizer, side * turn, lambda k, of=given, by=turn: of[k] * by, STEPS)
+        torch.testing.assert_close(other, found * turn, rtol=1e-10, atol=1e-12)

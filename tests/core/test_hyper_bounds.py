@@ -27,6 +27,7 @@ from functional_optim import (
     descend,
     dog,
     ftrl,
+    galore_adamw,
     kl_soap,
     kron,
     lamb,
@@ -146,6 +147,10 @@ OWN: dict[Make, dict[str, tuple[float, float]]] = {
         **dict.fromkeys(("eps", "weight_decay"), (0.0, math.inf)),
         "hessian_power": (0.0, 1.0),
     },
+    galore_adamw: {
+        **dict.fromkeys(("lr", "scale"), (0.0, 1e300)),
+        **dict.fromkeys(("eps", "weight_decay"), (0.0, math.inf)),
+    },
     kl_soap: {
         "lr": (0.0, 1e300),
         **dict.fromkeys(("eps", "weight_decay"), (0.0, math.inf)),
@@ -219,6 +224,7 @@ CHOOSING = (
     ftrl,
     adahessian,
     ftrl,
+    galore_adamw,
     kl_soap,
     kron,
     lamb,
@@ -315,6 +321,8 @@ def test_what_is_no_number_is_refused_by_name(place: Place) -> None:
 
 BETAS = (
     *adaptive.BOUNDS,
+    galore_adamw,
+    kl_soap,
     lamb,
     lion,
     prodigy,

@@ -22,6 +22,7 @@ from functional_optim import (
     algorithms,
     chain,
     ftrl,
+    galore_adamw,
     kl_soap,
     kron,
     lamb,
@@ -45,11 +46,13 @@ from tests.agreement.formulas_layerwise import LAYERWISE_FORMULAS, MATRICES
 from tests.agreement.formulas_muon import MUON_FORMULAS
 from tests.agreement.formulas_shampoo import SHAMPOO, as_lists, shampoo_formula
 from tests.agreement.formulas_shampoo import (
+    GALORE,
     KL_SOAP,
     KRON,
     KRON_FORMULA,
     SHAMPOO,
     as_lists,
+    galore_formula,
     kl_soap_formula,
     kron_formula,
     shampoo_formula,
@@ -229,6 +232,7 @@ FORMULAS: dict[str, tuple[Callable[[], Optimizer], Callable[..., tuple[Values, V
         lambda: soap(0.1, (0.9, 0.95), precondition_frequency=2, max_precond_dim=MATRIX[0]),
         soap_by_formula,
     ),
+    "galore_adamw": (lambda: galore_adamw(**GALORE), as_lists(galore_formula, GALORE)),
     "kl_soap": (lambda: kl_soap(**KL_SOAP), as_lists(kl_soap_formula, KL_SOAP)),
     "kron": (lambda: kron(**KRON), as_lists(kron_formula, KRON_FORMULA)),
     "shampoo": (lambda: shampoo(**SHAMPOO), as_lists(shampoo_formula, SHAMPOO)),

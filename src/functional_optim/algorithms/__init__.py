@@ -18,6 +18,7 @@ from functional_optim.algorithms.dadapt_sgd import dadapt_sgd
 from functional_optim.algorithms.dion import dion
 from functional_optim.algorithms.dog import dog, ldog
 from functional_optim.algorithms.ftrl import ftrl
+from functional_optim.algorithms.galore import galore_adamw
 from functional_optim.algorithms.kl_soap import kl_soap
 from functional_optim.algorithms.kron import kron
 from functional_optim.algorithms.lamb import lamb
@@ -63,6 +64,7 @@ __all__ = [
     "dion",
     "dog",
     "ftrl",
+    "galore_adamw",
     "kl_soap",
     "kron",
     "lamb",

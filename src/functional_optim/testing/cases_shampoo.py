@@ -8,6 +8,30 @@ from functional_optim.testing.case import BETAS, DECAY, EPS, FLAG, LR, Case, som
 NAN = float("nan")
 
 SHAMPOO_CASES: dict[str, Case] = {
+    "galore_adamw": Case(
+        algorithms.galore_adamw,
+        options=some(
+            lr=LR,
+            betas=BETAS,
+            eps=EPS,
+            weight_decay=DECAY,
+            rank=st.sampled_from([1, 2, 128]),
+            update_proj_gap=st.sampled_from([1, 2, 200]),
+            scale=st.sampled_from([0.25, 1.0]),
+            maximize=FLAG,
+        ),
+        refused_here=(
+            {"lr": -0.1},
+            {"lr": NAN},
+            {"betas": (1.0, 0.5)},
+            {"eps": -1.0},
+            {"weight_decay": -1.0},
+            {"rank": 0},
+            {"update_proj_gap": 0},
+            {"scale": NAN},
+        ),
+        matrices=True,
+    ),
     "kl_soap": Case(
         algorithms.kl_soap,
         options=some(
