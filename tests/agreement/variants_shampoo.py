@@ -24,8 +24,8 @@ def replaced(owner: Any, **values: Any) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-def with_our_draws(optimizer: torch.optim.Optimizer, *contexts: Callable[[], Any]) -> Any:
-    """Return an optimizer that draws the numbers of ``kron`` in each step, within some contexts."""
+def with_our_draws(optimizer: torch.optim.Optimizer, context: Callable[[], Any]) -> Any:
+    """Return an optimizer that draws the numbers of ``kron``, in steps within a context."""
     step, made = optimizer.step, itertools.count()
 
     def stepped() -> None:
@@ -35,7 +35,8 @@ def with_our_draws(optimizer: torch.optim.Optimizer, *contexts: Callable[[], Any
             draws = normal_like(like.double(), counter_of(0, like) + number)
             return draws.to(dtype or like.dtype)
 
-        with replaced(torch, randn_like=draw), contexts[0]():
+        eager = torch.compiler.set_stance("force_eager")  # a graph would hold the draws
+        with eager, replaced(torch, randn_like=draw), context():
             step()
 
     optimizer.step = stepped  # type: ignore[method-assign,assignment]
@@ -59,9 +60,7 @@ def kron_torch_with_our_draws(groups: Iterable[Any], **options: Any) -> Any:
             _solve_triangular_right=_solved,
         )
 
-    with torch._dynamo.config.patch(disable=True):
-        made = kron.Kron([group], **options)
-    return with_our_draws(made, changed)
+    return with_our_draws(kron.Kron([group], **options), changed)
 
 
 def pytorch_optimizer_kron_with_our_draws(groups: Iterable[Any], **options: Any) -> Any:

@@ -151,10 +151,16 @@ def averaged(values: Tensor, mean: Tensor, c: KLSoapCoefficients) -> Tensor:
 def refreshed_basis(factor: Tensor, basis: Tensor, c: KLSoapCoefficients) -> Tensor:
     """Return the basis after one step of the power method where that is due, or as it is."""
     if not torch.jit.is_scripting() and isinstance(c.refresh, Tensor):
-        return torch.where(c.refresh, torch.linalg.qr(factor.detach() @ basis)[0], basis)
+        return torch.where(c.refresh, orthogonal_factor(factor, basis), basis)
     if not c.refresh:
         return basis
-    return torch.linalg.qr(factor.detach() @ basis)[0]
+    return orthogonal_factor(factor, basis)
+
+
+def orthogonal_factor(factor: Tensor, basis: Tensor) -> Tensor:
+    """Return Q of the QR decomposition of ``factor @ basis``; the factor is a constant."""
+    orthogonal: Tensor = torch.linalg.qr(factor.detach() @ basis)[0]
+    return orthogonal
 
 
 def kl_soap_step(

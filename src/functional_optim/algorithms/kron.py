@@ -104,11 +104,12 @@ def diagonal_sides(shape: torch.Size, hyper: KronHyper) -> list[bool]:
 def kron_init(param: Tensor, hyper: KronHyper) -> KronState:
     require_matrix("kron", param)
     zero = widened(torch.zeros_like(param))
-    factors: list[Tensor] = []
-    for size, is_diagonal in zip(param.shape, diagonal_sides(param.shape, hyper), strict=True):
-        ones = fill_like(zero.new_zeros(size), hyper.precond_init_scale).sqrt()
-        factors.append(ones if is_diagonal else torch.diag(ones))
-    return KronState(zero, *factors, counter_of(hyper.seed, param))
+    ones = [fill_like(zero.new_zeros(n), hyper.precond_init_scale).sqrt() for n in param.shape]
+    left, right = (
+        one if is_vector else torch.diag(one)
+        for one, is_vector in zip(ones, diagonal_sides(param.shape, hyper), strict=True)
+    )
+    return KronState(zero, left, right, counter_of(hyper.seed, param))
 
 
 def kron_check(hyper: KronHyper) -> None:
@@ -157,7 +158,8 @@ def transposed_solution(factor: Tensor, matrix: Tensor) -> Tensor:
     """``Q^-T X``."""
     if is_diagonal(factor, matrix):
         return matrix / factor.unsqueeze(-1)
-    return torch.linalg.solve_triangular(factor.mT, matrix, upper=False)
+    solution: Tensor = torch.linalg.solve_triangular(factor.mT, matrix, upper=False)
+    return solution
 
 
 def largest(x: Tensor, is_vector: bool) -> Tensor:

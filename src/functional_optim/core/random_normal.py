@@ -37,4 +37,5 @@ def normal_like(matrix: Tensor, counter: Tensor) -> Tensor:
     key = mix(counter & 0xFFFFFFFF) + mix(mix((counter >> 32) & 0xFFFFFFFF))
     words = mix((places + key.unsqueeze(-1)) & 0xFFFFFFFF)
     uniform = (2 * words + 1).to(torch.float64) * 2.0**-32 - 1.0
-    return (torch.erfinv(uniform) * 2.0**0.5).to(matrix.dtype).reshape(matrix.shape)
+    numbers: Tensor = (torch.erfinv(uniform) * 2.0**0.5).to(matrix.dtype).reshape(matrix.shape)
+    return numbers
