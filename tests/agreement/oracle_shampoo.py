@@ -1,5 +1,6 @@
 """Rows of rules that precondition matrices on both sides: other implementations, and causes."""
 
+import math
 from typing import Any
 
 from tests.agreement.row import Cause, Row
@@ -107,6 +108,30 @@ ROWS = [
             "pytorch-optimizer draws from torch's generator, adds no noise to gradients, and "
             "solves in float32.",
             variant="pytorch_optimizer_kron_with_our_draws",
+        ),
+    ),
+    Row(
+        "kron",
+        "heavyball",
+        "PSGDKron",
+        {"lr": 0.1, "update_decay": 0.0, "max_update_rms": math.inf},
+        {
+            "lr": 0.1,
+            "precond_init_scale": 1.0,
+            "preconditioner_update_probability": 1.0,
+            "update_clipping": None,
+            "multi_tensor": False,
+            "compile_step": False,
+            "promote": False,
+        },
+        shapes="matrices",
+        coarsest="float32",
+        cause=Cause(
+            "heavyball draws other numbers, balances the factors in each update, and divides by a "
+            "running bound of the norm that it finds by power iterations; without fitting, it is "
+            "the same.",
+            ours={"precond_lr": 0.0},
+            theirs={"precond_lr": 0.0},
         ),
     ),
     Row(

@@ -296,3 +296,33 @@ def test_galores_steps_do_not_depend_on_the_signs_of_singular_vectors() -> None:
         found, _ = steps(optimizer, side, lambda k, of=given: of[k], STEPS)
         other, _ = steps(optimizer, side * turn, lambda k, of=given, by=turn: of[k] * by, STEPS)
         torch.testing.assert_close(other, found * turn, rtol=1e-10, atol=1e-12)
+
+
+def test_stacks_of_matrices_are_stepped_as_each_matrix_is() -> None:
+    """In float64, and with what rounding cannot choose: longer sides keep their own basis."""
+    optimizers = {
+        "shampoo": shampoo(0.1, (0.9, 0.9), eps=1e-2, block_size=3, graft="adam"),
+        "shampoo in one block": shampoo(0.1, eps=1e-2),
+        "kl_soap": kl_soap(0.1, precondition_frequency=2, max_precond_dim=4),
+        "kron": kron(0.1),
+        "kron on diagonals": kron(0.1, memory_save_mode="one_diag"),
+        "galore_adamw": galore_adamw(0.1, rank=2, update_proj_gap=2),
+    }
+    shapes = [(4, 6)] * 3 + [(5, 2)] * 2 + [(1, 3)] * 2
+    params = [noise(k, *shape) for k, shape in enumerate(shapes)]
+
+    def grads(step: int) -> list[Any]:
+        made: list[Any] = [noise(9 * step + k + 9, *shape) for k, shape in enumerate(shapes)]
+        made[step] = None  # so that matrices of one shape are at several steps
+        return made
+
+    for name, optimizer in optimizers.items():
+        found, state = steps(optimizer.using(executor="stacked"), params, grads, len(shapes))
+        want, kept = steps(optimizer, params, grads, len(shapes))
+        with case(name=name):
+            torch.testing.assert_close(found, want, rtol=1e-9, atol=1e-11)
+            if name.startswith("kron"):
+                counters = [
+                    [int(one.stages[-1].counter) for one in s.leaves] for s in (state, kept)
+                ]
+                assert counters[0] == counters[1]
