@@ -146,7 +146,7 @@ ROWS = [
         },
         shapes="matrices",
         cause=Cause(
-            "pytorch-optimizer projects anew one step earlier, takes the signs of singular vectors "
+            "pytorch-optimizer computes P one step earlier, takes the signs of singular vectors "
             "as LAPACK chooses them, and computes these in float32.",
             variant="galore_with_our_signs",
         ),

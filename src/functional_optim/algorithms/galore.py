@@ -1,26 +1,26 @@
 """GaLore: AdamW whose averages are of gradients projected to a low rank; Zhao et al. 2024.
 
-For a parameter of m rows and n columns, r = min(rank, m, n), and P the first r right singular
-vectors of the gradient at step 1 and at every T-th step behind it (m >= n), algorithm 2 is
+For a parameter of m rows and n columns with m >= n, let r = min(rank, m, n). Step 1 and every T-th
+step after it compute P, the first r right singular vectors of the gradient. Each step is
 
     R_t = G_t P
     m_t = b1 * m_{t-1} + (1 - b1) * R_t,   v_t = b2 * v_{t-1} + (1 - b2) * R_t^2
     N_t = (m_t / (1 - b1^t)) / (sqrt(v_t / (1 - b2^t)) + eps)
     p_t = (1 - lr * lambda) * p_{t-1} - lr * a * N_t P^T
 
-With m < n, P are left singular vectors, R_t = P^T G_t, and the step is P N_t. The averages stay as
-they are when P changes. The sign of a singular vector is arbitrary, and the paper leaves it open:
-here no column of P has a negative product with the same column before (of the identity, at first),
-so that steps do not depend on the sign that LAPACK chooses.
+With m < n, P holds left singular vectors, R_t = P^T G_t, and the direction is P N_t. The averages
+do not change when P does. The sign of a singular vector is arbitrary, and the paper leaves it open.
+Here each column of P gets the sign that gives it no negative product with the column it replaces
+(of the identity, at step 1). So steps do not depend on the signs that LAPACK chooses.
 
-This is one rule, and no transform before another optimizer: all stages of a chain have state for
-the parameter's own shape, and a transform keeps the shape of the gradient, while here Adam runs on
-R_t, which has another shape, and its step is projected back behind it.
+GaLore is one rule, and not a transform before another optimizer. A stage of a chain gets state for
+the shape of the parameter, and a transform must keep the shape of the gradient. Adam runs here on
+R_t, which has another shape, and its direction must be projected back before the step.
 
-The defaults are those of the authors' program, galore-torch. It projects a square matrix from the
-right, where the paper does from the left; so does this rule, as all programs do. That program takes
-signs as LAPACK chooses them, adds eps to sqrt(v_t) without its correction, and applies the decay
-behind the step.
+The defaults are those of the authors' program, galore-torch. That program and all others project a
+square matrix from the right, as this rule does; the paper projects it from the left. That program
+also takes signs as LAPACK chooses them, adds eps to sqrt(v_t) without its correction, and applies
+the decay after the step.
 """
 
 from typing import NamedTuple

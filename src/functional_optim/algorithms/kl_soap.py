@@ -19,7 +19,7 @@ is refreshed: Q_L becomes the orthogonal factor (QR) of L Q_L. Columns are not s
 are. Adam's averages are not corrected for their bias, unless ``correct_bias`` asks for that.
 
 The formulas are those of the authors' program, github.com/yorkerlin/KL-Methods, and so are the
-defaults. It applies the decay behind the step; here it comes first, as in SOAP.
+defaults. It applies the decay after the step; here it comes first, as in SOAP.
 """
 
 from typing import Any, NamedTuple

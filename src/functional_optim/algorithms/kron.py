@@ -20,9 +20,10 @@ w_0 * exp(-a * max(0, t - 1 - T))) is the update probability. So a part w of the
 spread, and the same on all ranks. In a part 1 / 100 of these, both factors are first scaled to the
 same largest element. V_t is a function of a counter in the state.
 
-The formulas and defaults are those of kron-torch, which has three differences. It adds the noise to
-u_t itself, so that the step moves along it too. It draws V_t from torch's global generator. And
-after 500 steps it fits as soon as 1 / w_t steps have passed since the last time.
+The formulas and defaults are those of kron-torch, which has four differences. It adds the noise to
+u_t itself, so that the step moves along it too. It draws V_t from torch's global generator. It
+scales the factors at random updates. And it fits as soon as 1 / w_t steps have passed since the
+last update.
 """
 
 from typing import NamedTuple
@@ -58,7 +59,7 @@ class KronState(NamedTuple):
     exp_avg: Tensor  # m, (m, n)
     left: Tensor  # Q_L, (m, m) and upper triangular; (m,) where it is diagonal
     right: Tensor  # Q_R, (n, n) and upper triangular; (n,) where it is diagonal
-    counter: Tensor  # 0-d, int64: the steps made, behind the seed: what V is a function of
+    counter: Tensor  # 0-d, int64: the seed times 2^32, plus the number of steps made
 
 
 class KronHyper(NamedTuple):

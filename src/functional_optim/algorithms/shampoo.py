@@ -176,7 +176,7 @@ def cut(x: Tensor, block_size: int) -> list[Tensor]:
 
 
 def joined(blocks: list[Tensor], columns: int) -> Tensor:
-    """Return the matrix of some blocks, of which so many are beside one another."""
+    """Return the matrix that consists of some blocks; ``columns`` of them are in each row."""
     if len(blocks) == 1:
         return blocks[0]
     rows = [
