@@ -3,6 +3,7 @@
 from itertools import pairwise
 from typing import Any
 
+import optree
 import torch
 
 from functional_optim import adam, adamw, galore_adamw, kl_soap, kron, rmsprop, sgd, shampoo, soap
@@ -308,21 +309,23 @@ def test_stacks_of_matrices_are_stepped_as_each_matrix_is() -> None:
         "kron on diagonals": kron(0.1, memory_save_mode="one_diag"),
         "galore_adamw": galore_adamw(0.1, rank=2, update_proj_gap=2),
     }
-    shapes = [(4, 6)] * 3 + [(5, 2)] * 2 + [(1, 3)] * 2
-    params = [noise(k, *shape) for k, shape in enumerate(shapes)]
+    for one in pairs(name=list(optimizers), shape=[(4, 6), (5, 2), (1, 3)]):
+        stage, hyper = optimizers[one["name"]].links[-1][:2]
+        alone = [
+            (noise(k, *one["shape"]), stage.init(noise(k, *one["shape"]), hyper)) for k in (0, 1)
+        ]
+        together = _stacked(alone)
+        for step in range(1, 6):
+            coefficients = stage.coefficients(float(step), hyper)
+            grads = [noise(9 * step + k, *one["shape"]) for k in (0, 1)]
+            alone = [
+                stage.rule(param, grad, state, coefficients)
+                for (param, state), grad in zip(alone, grads, strict=True)
+            ]
+            together = stage.rule(together[0], torch.stack(grads), together[1], coefficients)
+        with case(**one):
+            torch.testing.assert_close(together, _stacked(alone), rtol=1e-9, atol=1e-11)
 
-    def grads(step: int) -> list[Any]:
-        made: list[Any] = [noise(9 * step + k + 9, *shape) for k, shape in enumerate(shapes)]
-        made[step] = None  # so that matrices of one shape are at several steps
-        return made
 
-    for name, optimizer in optimizers.items():
-        found, state = steps(optimizer.using(executor="stacked"), params, grads, len(shapes))
-        want, kept = steps(optimizer, params, grads, len(shapes))
-        with case(name=name):
-            torch.testing.assert_close(found, want, rtol=1e-9, atol=1e-11)
-            if name.startswith("kron"):
-                counters = [
-                    [int(one.stages[-1].counter) for one in s.leaves] for s in (state, kept)
-                ]
-                assert counters[0] == counters[1]
+def _stacked(trees: list[Any]) -> Any:
+    return optree.tree_map(lambda *leaves: torch.stack(leaves), *trees)

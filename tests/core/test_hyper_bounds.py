@@ -48,9 +48,9 @@ from functional_optim import (
     schedule_free_adamw,
     schedule_free_sgd,
     sgd,
+    shampoo,
     sign_sgd,
     signum,
-    shampoo,
     soap,
     sophia,
     trace,
@@ -222,8 +222,6 @@ CHOOSING = (
     *adaptive.BOUNDS,
     adahessian,
     ftrl,
-    adahessian,
-    ftrl,
     galore_adamw,
     kl_soap,
     kron,
@@ -233,9 +231,6 @@ CHOOSING = (
     prodigy,
     qhm,
     rowwise_adagrad,
-)
-CHOOSING = (*TWINS, adahessian, ftrl, lamb, lars, lion, prodigy, qhm, rowwise_adagrad, shampoo)
-CHOOSING = (*TWINS, adahessian, ftrl, kl_soap, lamb, lars, lion, prodigy, qhm, rowwise_adagrad, shampoo)
     shampoo,
 )
 CHOICES = [
@@ -331,7 +326,6 @@ BETAS = (
     schedule_free_adamw,
     soap,
 )
-BETAS = (kl_soap, lamb, lion, prodigy, scale_by_adam, scale_by_lion, schedule_free_adamw, soap)
 
 
 @each_value(place=[*PAIRS, *((make, "betas") for make in BETAS)])

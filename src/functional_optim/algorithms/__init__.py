@@ -37,8 +37,8 @@ from functional_optim.algorithms.rprop import rprop
 from functional_optim.algorithms.schedule_free import schedule_free_adamw, schedule_free_sgd
 from functional_optim.algorithms.scion import scion
 from functional_optim.algorithms.sgd import sgd, trace
-from functional_optim.algorithms.signum import sign_sgd, signum
 from functional_optim.algorithms.shampoo import shampoo
+from functional_optim.algorithms.signum import sign_sgd, signum
 from functional_optim.algorithms.soap import soap
 from functional_optim.algorithms.sophia import scale_by_sophia, sophia
 from functional_optim.algorithms.stable_adamw import stable_adamw
@@ -85,9 +85,9 @@ __all__ = [
     "schedule_free_sgd",
     "scion",
     "sgd",
+    "shampoo",
     "sign_sgd",
     "signum",
-    "shampoo",
     "soap",
     "sophia",
     "stable_adamw",

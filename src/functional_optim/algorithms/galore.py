@@ -145,6 +145,7 @@ GALORE_ADAMW = Rule(
     hyper=GaLoreHyper,
     state=GaLoreState,
     init=galore_init,
+    state_depends_on=("rank",),
     coefficients=galore_coefficients,
     rule=galore_rule,
     bounds=(

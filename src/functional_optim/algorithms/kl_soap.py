@@ -240,6 +240,7 @@ KL_SOAP = Rule(
     hyper=KLSoapHyper,
     state=KLSoapState,
     init=kl_soap_init,
+    state_depends_on=("max_precond_dim",),
     coefficients=kl_soap_coefficients,
     rule=kl_soap_rule,
     bounds=(

@@ -266,6 +266,7 @@ KRON = Rule(
     hyper=KronHyper,
     state=KronState,
     init=kron_init,
+    state_depends_on=("max_size_triangular", "memory_save_mode"),
     coefficients=kron_coefficients,
     rule=kron_rule,
     bounds=(

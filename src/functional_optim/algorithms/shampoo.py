@@ -257,6 +257,7 @@ SHAMPOO = Rule(
     hyper=ShampooHyper,
     state=ShampooState,
     init=shampoo_init,
+    state_depends_on=("graft", "block_size"),
     coefficients=shampoo_coefficients,
     rule=shampoo_rule,
     bounds=(
