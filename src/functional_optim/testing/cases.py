@@ -11,6 +11,7 @@ from functional_optim.testing.case import BETAS, DECAY, EPS, FLAG, LR, Case, Opt
 from functional_optim.testing.cases_adaptive import ADAPTIVE_CASES
 from functional_optim.testing.cases_layerwise import LAYERWISE_CASES
 from functional_optim.testing.cases_muon import MUON_CASES
+from functional_optim.testing.cases_shampoo import SHAMPOO_CASES
 
 NAN = float("nan")
 
@@ -349,6 +350,7 @@ CASES: dict[str, Case] = {
     **LAYERWISE_CASES,
     **MUON_CASES,
     **ADAPTIVE_CASES,
+    **SHAMPOO_CASES,
 }
 """One case per algorithm, by the name of its constructor."""
 
