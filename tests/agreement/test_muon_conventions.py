@@ -114,7 +114,7 @@ def test_blocks_and_stacks_run_by_every_executor() -> None:
     for given in ({"row_blocks": 3}, {"split_sizes": (2, 1, 3)}, {"column_axes": 1}):
         optimizer = muon(0.1, **options, **given)
         want, _ = run(optimizer, start, grads)
-        executors: Any = ("blocked", "auto", "stacked")
+        executors: Any = ("blocked", "auto")
         for executor in executors:
             made, _ = run(optimizer.using(executor=executor), start, grads)
             with case(executor=executor, **given):
