@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.scalars import concrete
+from functional_optim.core.scalars import carries_derivative, concrete
 
 
 def add(x: Tensor, y: Tensor, alpha: float) -> Tensor:
@@ -136,6 +136,33 @@ def at_first_step(step: float, first: float, later: float) -> float:
     if step == 1.0:
         return first
     return later
+
+
+def above(x: float, bound: float, yes: float, no: float) -> float:
+    """``yes`` when ``x > bound``, else ``no``; each may be a 0-d (or batched) tensor."""
+    if not torch.jit.is_scripting():
+        if isinstance(x, Tensor):
+            return torch.where(x > bound, beside(x, yes), beside(x, no))
+    if x > bound:
+        return yes
+    return no
+
+
+def number(x: Tensor) -> float:
+    """The number in a 0-d tensor of a state, in double precision, to be used as a coefficient.
+
+    A 0-d tensor of double precision where a derivative is taken of ``x``, or where torch.func or a
+    compiler hides its number.
+
+    Raises:
+        TypeError: ``x`` stands for a tensor of any shape, of which a kernel is to be compiled.
+    """
+    if not torch.jit.is_scripting():
+        if not isinstance(x, Tensor):
+            raise TypeError("it keeps a number for a whole parameter, and reads it in each step")
+        known = None if carries_derivative(x) else concrete(x)
+        return x.to(torch.float64) if known is None else known
+    return float(x.item())
 
 
 _SHORT = (torch.bfloat16, torch.float16)

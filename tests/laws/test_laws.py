@@ -54,7 +54,8 @@ def test_it_is_torchs(name: str) -> None:
             with case(dtype=dtype):
                 LAWS["same as the oracle"].check(subject, replace(run, dtype=dtype))
 
-    drawn(15, runs(subject.options, large=False, shapes=subject.shapes()), same)
+    shapes, max_steps = subject.shapes(), subject.max_steps
+    drawn(15, runs(subject.options, max_steps=max_steps, large=False, shapes=shapes), same)
 
 
 def test_every_law_is_tried_here_or_in_the_folder_of_compiled_steps() -> None:

@@ -6,13 +6,16 @@ from functional_optim.algorithms.adahessian import adahessian, scale_by_adahessi
 from functional_optim.algorithms.adam import adam, scale_by_adam
 from functional_optim.algorithms.adamax import adamax
 from functional_optim.algorithms.adamw import adamw
+from functional_optim.algorithms.asgd import asgd
 from functional_optim.algorithms.ftrl import ftrl
 from functional_optim.algorithms.lamb import lamb
 from functional_optim.algorithms.lars import lars
 from functional_optim.algorithms.lion import lion, scale_by_lion
 from functional_optim.algorithms.muon import muon
+from functional_optim.algorithms.nadam import nadam
 from functional_optim.algorithms.prodigy import prodigy
 from functional_optim.algorithms.qhm import qhm
+from functional_optim.algorithms.radam import radam
 from functional_optim.algorithms.rmsprop import rmsprop, scale_by_rms
 from functional_optim.algorithms.rowwise_adagrad import rowwise_adagrad
 from functional_optim.algorithms.rprop import rprop
@@ -29,13 +32,16 @@ __all__ = [
     "adam",
     "adamax",
     "adamw",
+    "asgd",
     "ftrl",
     "lamb",
     "lars",
     "lion",
     "muon",
+    "nadam",
     "prodigy",
     "qhm",
+    "radam",
     "rmsprop",
     "rowwise_adagrad",
     "rprop",

@@ -74,3 +74,14 @@ def _rounded(x: float, bits: int, least: float) -> float:
         unit = unit + (unit < least) * (least - unit)
     large = 1.5 * 2.0 ** (53 - bits) * unit
     return (large + x) - large
+
+
+def default_scalar_dtype() -> torch.dtype:
+    """Return the dtype in which torch.optim keeps one number for a parameter.
+
+    Example::
+
+        >>> default_scalar_dtype()
+        torch.float32
+    """
+    return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32

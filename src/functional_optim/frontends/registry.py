@@ -29,6 +29,9 @@ _REGISTERED: dict[Hashable, Factory] = {
     torch.optim.RMSprop: algorithms.rmsprop,
     torch.optim.Rprop: algorithms.rprop,
     torch.optim.Muon: algorithms.muon,
+    torch.optim.NAdam: algorithms.nadam,
+    torch.optim.RAdam: algorithms.radam,
+    torch.optim.ASGD: algorithms.asgd,
 }
 
 functional_optim_map: Mapping[Hashable, Factory] = MappingProxyType(_REGISTERED)

@@ -17,6 +17,7 @@ from functional_optim.optimizer import Optimizer
 from functional_optim.testing.inputs import fed
 from functional_optim.testing.runs import (
     MATRIX_SHAPES,
+    MAX_STEPS,
     REAL_DTYPES,
     USUAL_SHAPES,
     Params,
@@ -47,6 +48,8 @@ class Subject:
             script and export_step ask for.
         device: where parameters and gradients are.
         missing: whether the oracle is also compared with where gradients are missing.
+        takes_complex: whether its parameters may be complex.
+        max_steps: most steps of a run that is drawn.
     """
 
     factory: Callable[..., Optimizer]
@@ -60,6 +63,8 @@ class Subject:
     one_chain: bool = True
     device: str = "cpu"
     missing: bool = True
+    takes_complex: bool = True
+    max_steps: int = MAX_STEPS
 
     def shapes(self, usual: tuple[Shape, ...] = USUAL_SHAPES) -> tuple[Shape, ...]:
         """Of the shapes that are usually drawn, those that it takes; or small matrices."""
