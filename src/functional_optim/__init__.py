@@ -52,6 +52,7 @@ import sys
 
 from functional_optim.algorithms import (
     adadelta,
+    adafactor,
     adagrad,
     adahessian,
     adam,
@@ -165,6 +166,7 @@ __all__ = [
     "Transform",
     "accumulate",
     "adadelta",
+    "adafactor",
     "adagrad",
     "adahessian",
     "adam",

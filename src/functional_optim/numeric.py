@@ -141,8 +141,10 @@ def at_first_step(step: float, first: float, later: float) -> float:
 def above(x: float, bound: float, yes: float, no: float) -> float:
     """``yes`` when ``x > bound``, else ``no``; each may be a 0-d (or batched) tensor."""
     if not torch.jit.is_scripting():
-        if isinstance(x, Tensor):
-            return torch.where(x > bound, beside(x, yes), beside(x, no))
+        is_above = x > bound
+        if isinstance(is_above, Tensor):
+            wide = is_above.new_empty((), dtype=torch.float64)
+            return torch.where(is_above, beside(wide, yes), beside(wide, no))
     if x > bound:
         return yes
     return no

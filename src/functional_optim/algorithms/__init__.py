@@ -1,6 +1,7 @@
 """One algorithm, one file: formula, State, Hyper, init, rule, constructor."""
 
 from functional_optim.algorithms.adadelta import adadelta
+from functional_optim.algorithms.adafactor import adafactor
 from functional_optim.algorithms.adagrad import adagrad
 from functional_optim.algorithms.adahessian import adahessian, scale_by_adahessian
 from functional_optim.algorithms.adam import adam, scale_by_adam
@@ -27,6 +28,7 @@ from functional_optim.core.constructor import links_constructors
 
 __all__ = [
     "adadelta",
+    "adafactor",
     "adagrad",
     "adahessian",
     "adam",

@@ -31,6 +31,9 @@ Scalar = float | Tensor | Schedule
 NAME = str | None
 """The annotation of a choice by name: the stage's ``check`` says which names there are."""
 
+OPTIONAL = float | None
+"""The annotation of a number for which None is a choice of its own."""
+
 
 class Inherited(Enum):
     """A mark that stays itself when it is copied or pickled."""
@@ -156,9 +159,10 @@ def _normalise(label: str, kind: Any, value: Any, bound: Interval) -> Any:
             return value
         raise TypeError(f"{label} must be True or False, got {brief(value)}")
     if isinstance(kind, UnionType):  # torch.compile compares no generic aliases
-        if value is None or isinstance(value, str):
+        if value is None or (isinstance(value, str) and str in kind.__args__):
             return value
-        raise TypeError(f"{label} must be a name or None, got {brief(value)}")
+        if float not in kind.__args__:
+            raise TypeError(f"{label} must be a name or None, got {brief(value)}")
     if value is INHERITED or (callable(value) and not isinstance(value, Tensor)):
         return value
     if kind is int:

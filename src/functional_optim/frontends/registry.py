@@ -32,6 +32,7 @@ _REGISTERED: dict[Hashable, Factory] = {
     torch.optim.NAdam: algorithms.nadam,
     torch.optim.RAdam: algorithms.radam,
     torch.optim.ASGD: algorithms.asgd,
+    torch.optim.Adafactor: algorithms.adafactor,
 }
 
 functional_optim_map: Mapping[Hashable, Factory] = MappingProxyType(_REGISTERED)

@@ -1,4 +1,4 @@
-"""Cases of the algorithms that torch.optim has and few other libraries: NAdam, RAdam, ASGD."""
+"""Cases of the algorithms that torch.optim has and few other libraries: NAdam, RAdam, ASGD, Adafactor."""
 
 import torch
 from hypothesis import strategies as st
@@ -57,6 +57,28 @@ TORCH_CASES: dict[str, Case] = {
         ),
         refused=(*_BAD_LR, {"weight_decay": -1.0}),
         refused_here=(*_NAN_LR, {"lambd": NAN}, {"alpha": NAN}, {"t0": NAN}),
+    ),
+    "adafactor": Case(
+        algorithms.adafactor,
+        torch.optim.Adafactor,
+        some(
+            lr=LR,
+            beta2_decay=st.sampled_from([-0.8, 0.0]),
+            eps=st.sampled_from([(None, 1e-3), (1e-3, 0.5), (0.1, 0.0)]),
+            d=st.sampled_from([1.0, 1.5]),
+            weight_decay=DECAY,
+            maximize=FLAG,
+        ),
+        refused=(
+            *_BAD_LR,
+            {"beta2_decay": 0.1},
+            {"eps": (-1.0, 1e-3)},
+            {"eps": (None, -1.0)},
+            {"d": 0.5},
+            {"weight_decay": -1.0},
+        ),
+        refused_here=(*_NAN_LR, {"beta2_decay": NAN}, {"eps": (NAN, 1e-3)}, {"d": NAN}),
+        takes_complex=False,
     ),
 }
 """One case per algorithm, by the name of its constructor."""

@@ -1,7 +1,7 @@
 """What is put under the laws: a factory of optimizers, and what it is to be compared with."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,7 +84,15 @@ def plain_oracle(oracle: Oracle | None) -> Oracle | None:
         return oracle
     if "foreach" not in inspect.signature(oracle).parameters:  # it has no other
         return oracle
+    if oracle is torch.optim.Adafactor:
+        return _adafactor_of_elements
     return lambda params, **options: oracle(params, foreach=False, **options)
+
+
+def _adafactor_of_elements(params: Iterable[Tensor], **options: Any) -> torch.optim.Optimizer:
+    """Build torch's Adafactor of parameters that have elements: it divides by their number."""
+    stepped = [one for one in params if one.numel()] or [torch.zeros(1)]
+    return torch.optim.Adafactor(stepped, foreach=False, **options)
 
 
 def run_oracle(oracle: Oracle, run: Run) -> tuple[Params, dict[str, dict[str, Tensor]]]:
