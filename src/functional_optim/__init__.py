@@ -76,6 +76,7 @@ from functional_optim.algorithms import (
     sgd,
     soap,
     sophia,
+    sparse_adam,
 )
 from functional_optim.algorithms import fused_rules as fused_rules
 from functional_optim.algorithms.adahessian import scale_by_adahessian
@@ -172,9 +173,9 @@ __all__ = [
     "adam",
     "adamax",
     "adamw",
-    "asgd",
     "apply_if_finite",
     "as_functional_optim",
+    "asgd",
     "cautious",
     "chain",
     "clip_by_global_norm",
@@ -233,6 +234,7 @@ __all__ = [
     "sgd",
     "soap",
     "sophia",
+    "sparse_adam",
     "state_field",
     "stored",
     "to_torch_state_dict",

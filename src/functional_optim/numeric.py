@@ -9,6 +9,7 @@ With 16-bit floats it is computed in float32 meanwhile where torch's kernels do 
 argument: they round it in ``x + offset`` only.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -150,6 +151,14 @@ def above(x: float, bound: float, yes: float, no: float) -> float:
     return no
 
 
+def root(x: float) -> float:
+    """The square root, rounded correctly, which ``x ** 0.5`` is not always."""
+    if not torch.jit.is_scripting():
+        if isinstance(x, Tensor):
+            return x.sqrt()
+    return math.sqrt(x)
+
+
 def number(x: Tensor) -> float:
     """The number in a 0-d tensor of a state, in double precision, to be used as a coefficient.
 
@@ -163,7 +172,8 @@ def number(x: Tensor) -> float:
         if not isinstance(x, Tensor):
             raise TypeError("it keeps a number for a whole parameter, and reads it in each step")
         known = None if carries_derivative(x) else concrete(x)
-        return x.to(torch.float64) if known is None else known
+        found: Any = x.to(torch.float64) if known is None else known
+        return found
     return float(x.item())
 
 

@@ -24,6 +24,7 @@ from functional_optim.algorithms.schedule_free import schedule_free_adamw, sched
 from functional_optim.algorithms.sgd import sgd, trace
 from functional_optim.algorithms.soap import soap
 from functional_optim.algorithms.sophia import scale_by_sophia, sophia
+from functional_optim.algorithms.sparse_adam import sparse_adam
 from functional_optim.core.constructor import links_constructors
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "sgd",
     "soap",
     "sophia",
+    "sparse_adam",
 ]
 
 links_constructors(

@@ -87,7 +87,8 @@ def smallest_difference(x: Tensor) -> float:
 
 def root_mean_square(x: Tensor, divisor: float) -> float:
     """Return the root of the mean square of a tensor, divided by a number."""
-    return number(torch.linalg.vector_norm(x)) / (max(x.numel(), 1) ** 0.5 * divisor)
+    root: float = max(x.numel(), 1) ** 0.5
+    return number(torch.linalg.vector_norm(x)) / (root * divisor)
 
 
 def adafactor_variance(

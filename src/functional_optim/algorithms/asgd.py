@@ -6,10 +6,10 @@
     u_{t+1} = 1 / max(1, t - t0)                         (u_1 = 1)
 
 Step size and weight of the next step are computed at the end of a step, from the hyper-parameters
-of that step, and are a state: a learning rate that changes is used one step later, as in torch. They
-are two numbers for a parameter, so that compiled kernels leave this rule to torch's own operations.
-As in torch.optim they are rounded to float32 (to float64 if that is torch's default dtype), whatever
-the parameter's dtype.
+of that step, and are a state: a learning rate that changes is used one step later, as in torch.
+They are two numbers for a parameter, so that compiled kernels leave this rule to torch's own
+operations. As in torch.optim they are rounded to float32 (to float64 if that is torch's default
+dtype), whatever the parameter's dtype.
 """
 
 from typing import NamedTuple

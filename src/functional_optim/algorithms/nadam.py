@@ -149,7 +149,7 @@ def nadam(
         >>> params, state = optimizer.update(
         ...     torch.ones(2), torch.tensor([3.0, -2.0]), optimizer.init(torch.ones(2)))
         >>> params
-        tensor([0.8439, 1.1561])
+        tensor([0.8944, 1.1056])
 
     Reference:
         Dozat, "Incorporating Nesterov momentum into Adam", ICLR 2016 workshop, algorithm 2; the

@@ -26,6 +26,7 @@ from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_
 from functional_optim.transforms.maximize import maximized
 from functional_optim.transforms.weight_decay import weight_decay as coupled_weight_decay
 
+
 class RAdamState(NamedTuple):
     exp_avg: Tensor  # m, of the parameter's shape and dtype
     exp_avg_sq: Tensor  # v, the same

@@ -259,6 +259,20 @@ def require_one_chain(optimizer: Chain, what: str) -> None:
             )
 
 
+def require_dense(optimizer: Chain, what: str) -> None:
+    """Make sure that all stages take dense gradients.
+
+    Raises:
+        RuntimeError: names what is asked of the optimizer, and the stage that does not.
+    """
+    for link in optimizer.links:
+        if not link.stage.dense(link.hyper):
+            raise RuntimeError(
+                f"{what} takes dense gradients, and {link.stage.name} takes sparse ones: use "
+                "update, update_ or TorchOptimizer, or set takes_dense=True"
+            )
+
+
 def require_gradients_alone(optimizer: Chain, what: str) -> None:
     """Make sure that no stage takes inputs beside the gradients.
 

@@ -158,19 +158,13 @@ def _normalise(label: str, kind: Any, value: Any, bound: Interval) -> Any:
         if isinstance(value, bool):
             return value
         raise TypeError(f"{label} must be True or False, got {brief(value)}")
-    if isinstance(kind, UnionType):  # torch.compile compares no generic aliases
-        if value is None or (isinstance(value, str) and str in kind.__args__):
-            return value
-        if float not in kind.__args__:
-            raise TypeError(f"{label} must be a name or None, got {brief(value)}")
+    # By class: torch.compile compares no generic aliases.
+    if isinstance(kind, UnionType) and (value is None or str in kind.__args__):
+        return _name_or_none(label, value)
     if value is INHERITED or (callable(value) and not isinstance(value, Tensor)):
         return value
     if kind is int:
-        if isinstance(value, int) and not isinstance(value, bool) and value in bound:
-            return value
-        raise (ValueError if isinstance(value, int) else TypeError)(
-            f"{label} must be a whole number ({bound}), got {brief(value)}"
-        )
+        return _whole_number(label, value, bound)
     if typing.get_origin(kind) is tuple:
         kinds = typing.get_args(kind)
         if not isinstance(value, (tuple, list)) or len(value) != len(kinds):
@@ -180,6 +174,20 @@ def _normalise(label: str, kind: Any, value: Any, bound: Interval) -> Any:
             for index, (one, item) in enumerate(zip(kinds, value, strict=True))
         )
     return _number(label, value, bound)
+
+
+def _name_or_none(label: str, value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    raise TypeError(f"{label} must be a name or None, got {brief(value)}")
+
+
+def _whole_number(label: str, value: Any, bound: Interval) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value in bound:
+        return value
+    raise (ValueError if isinstance(value, int) else TypeError)(
+        f"{label} must be a whole number ({bound}), got {brief(value)}"
+    )
 
 
 def _number(label: str, value: Any, bound: Interval) -> Any:

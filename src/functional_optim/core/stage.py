@@ -54,6 +54,10 @@ def rows_of_sparse(hyper: Any) -> Sparse:
     return "rows"
 
 
+def takes_dense(hyper: Any) -> bool:
+    return True
+
+
 class Link(NamedTuple):
     """A stage together with its hyper-parameters: what ``chain`` joins."""
 
@@ -138,6 +142,7 @@ class Stage:
             does, a product of matrices rounds otherwise. Without it, a DTensor is refused.
         sparse: for given hyper-parameters, what a sparse gradient means: "rows" (only the rows
             it stores change), "dense" (as if it were dense), or "refuse".
+        dense: for given hyper-parameters, whether a dense gradient is taken; RuntimeError, if not.
         shared: a NamedTuple class of numbers that belong to no leaf (an estimated distance, a sum
             of weights, a count of skipped steps); :data:`NoState` where there are none. They are
             kept in ``State.shared``, in double precision.
@@ -177,6 +182,7 @@ class Stage:
     stacked: bool = False
     takes_dtensors: bool = False
     sparse: Callable[[Any], Sparse] = refuse_sparse
+    dense: Callable[[Any], bool] = takes_dense
     shared: Any = NoState
     shared_by: tuple[str, ...] | None = None
     init_shared: Callable[[Any], Any] = no_shared
@@ -248,8 +254,7 @@ class Stage:
     @property
     def sharing(self) -> bool:
         """Whether the stage keeps numbers that belong to no leaf."""
-        found: bool = self.__dict__["_sharing"]
-        return found
+        return bool(self.__dict__["_sharing"])
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} {self.name}({', '.join(getattr(self.hyper, '_fields', ()))})"

@@ -33,6 +33,7 @@ _REGISTERED: dict[Hashable, Factory] = {
     torch.optim.RAdam: algorithms.radam,
     torch.optim.ASGD: algorithms.asgd,
     torch.optim.Adafactor: algorithms.adafactor,
+    torch.optim.SparseAdam: algorithms.sparse_adam,
 }
 
 functional_optim_map: Mapping[Hashable, Factory] = MappingProxyType(_REGISTERED)

@@ -226,6 +226,8 @@ class _Kept(NamedTuple):
     """In the state of each parameter."""
     counts_in_group: bool
     """In each parameter group."""
+    counts_in_python: bool
+    """In a number of Python's, not in a tensor."""
 
 
 def _what_torch_keeps(cls: Any, named: Mapping[str, Any]) -> _Kept:
@@ -233,12 +235,16 @@ def _what_torch_keeps(cls: Any, named: Mapping[str, Any]) -> _Kept:
     probe.grad = torch.zeros(1, 1)
     taken = inspect.signature(cls).parameters
     instance = cls([probe], **{key: value for key, value in named.items() if key in taken})
+    step = inspect.unwrap(type(instance).step)  # without the hooks that a user has on every step
     with torch.no_grad():
-        inspect.unwrap(type(instance).step)(
-            instance
-        )  # without the hooks that a user has on every step
-    group = instance.param_groups[0]
-    return _Kept(dict(instance.defaults), "step" in instance.state[probe], "step" in group)
+        try:
+            step(instance)
+        except RuntimeError:  # it takes sparse gradients only
+            probe.grad = torch.zeros(1, 1).to_sparse(1)
+            step(instance)
+    group, entries = instance.param_groups[0], instance.state[probe]
+    in_python = isinstance(entries.get("step"), int)
+    return _Kept(dict(instance.defaults), "step" in entries, "step" in group, in_python)
 
 
 def torch_class_of(optimizer: Optimizer) -> type:
@@ -364,4 +370,4 @@ def _torch_entries(
     step = entries.pop("step")
     if not kept.counts_steps:
         return entries if int(step) > 0 else {}
-    return {"step": torch_step(step), **entries}
+    return {"step": int(step) if kept.counts_in_python else torch_step(step), **entries}

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.chain import require_one_chain
+from functional_optim.core.chain import require_dense, require_one_chain
 from functional_optim.core.compiling import uncompiled
 from functional_optim.core.one_at_a_time import StepLock
 from functional_optim.core.stage import Link
@@ -91,6 +91,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         require_optimizer(optimizer)
         if flat:
             require_one_chain(optimizer, "TorchOptimizer(flat=True)")
+            require_dense(optimizer, "TorchOptimizer(flat=True)")
         self._lock = StepLock()
         self._optimizer = optimizer
         self._composed = ComposedGroups(optimizer) if needs_groups(optimizer) else None

@@ -1,9 +1,12 @@
-"""Cases of the algorithms that torch.optim has and few other libraries: NAdam, RAdam, ASGD, Adafactor."""
+"""Cases of NAdam, RAdam, ASGD, Adafactor and SparseAdam, which torch.optim has."""
+
+from functools import partial
 
 import torch
 from hypothesis import strategies as st
 
 from functional_optim import algorithms
+from functional_optim.algorithms.sparse_adam import sparse_adam
 from functional_optim.testing.case import BETAS, DECAY, EPS, FLAG, LR, Case, some
 
 NAN = float("nan")
@@ -78,6 +81,20 @@ TORCH_CASES: dict[str, Case] = {
             {"weight_decay": -1.0},
         ),
         refused_here=(*_NAN_LR, {"beta2_decay": NAN}, {"eps": (NAN, 1e-3)}, {"d": NAN}),
+        takes_complex=False,
+    ),
+    "sparse_adam": Case(
+        partial(sparse_adam, takes_dense=True),  # the laws draw dense gradients
+        torch.optim.SparseAdam,
+        some(lr=st.sampled_from([1e-3, 0.1, 1.0]), betas=BETAS, eps=EPS, maximize=FLAG),
+        refused=(
+            *_BAD_LR,
+            {"lr": 0.0},
+            {"betas": (1.0, 0.9)},
+            {"betas": (0.9, -0.1)},
+            {"eps": 0.0},
+        ),
+        refused_here=(*_NAN_LR, {"betas": (NAN, 0.9)}, {"eps": NAN}),
         takes_complex=False,
     ),
 }

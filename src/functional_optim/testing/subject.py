@@ -80,6 +80,8 @@ class Subject:
 
 def plain_oracle(oracle: Oracle | None) -> Oracle | None:
     """Torch's own classes in their for-loop implementation, the one that is bit for bit ours."""
+    if oracle is torch.optim.SparseAdam:
+        return _sparse_adam_of_all_rows
     if not isinstance(oracle, type) or not oracle.__module__.startswith("torch.optim"):
         return oracle
     if "foreach" not in inspect.signature(oracle).parameters:  # it has no other
@@ -93,6 +95,29 @@ def _adafactor_of_elements(params: Iterable[Tensor], **options: Any) -> torch.op
     """Build torch's Adafactor of parameters that have elements: it divides by their number."""
     stepped = [one for one in params if one.numel()] or [torch.zeros(1)]
     return torch.optim.Adafactor(stepped, foreach=False, **options)
+
+
+def _sparse_adam_of_all_rows(params: Iterable[Tensor], **options: Any) -> torch.optim.Optimizer:
+    """Build torch's SparseAdam that takes a dense gradient as one that stores every row."""
+    options.pop("takes_dense", None)
+    optimizer = torch.optim.SparseAdam(params, **options)
+
+    def store_rows(_: Any, args: Any, kwargs: Any) -> None:
+        for param in optimizer.param_groups[0]["params"]:
+            if param.grad is not None:
+                param.grad = _all_rows(param.grad)
+
+    optimizer.register_step_pre_hook(store_rows)
+    return optimizer
+
+
+def _all_rows(grad: Tensor) -> Tensor:
+    """Return a sparse tensor that stores all rows of a dense one."""
+    rows = torch.arange(len(grad))[None] if grad.dim() else torch.zeros(0, 1, dtype=torch.int64)
+    values = grad if grad.dim() else grad.reshape(1)
+    return torch.sparse_coo_tensor(
+        rows, values, grad.shape, is_coalesced=True, check_invariants=True
+    )
 
 
 def run_oracle(oracle: Oracle, run: Run) -> tuple[Params, dict[str, dict[str, Tensor]]]:
