@@ -10,7 +10,7 @@ argument: they round it in ``x + offset`` only.
 """
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -172,8 +172,7 @@ def number(x: Tensor) -> float:
         if not isinstance(x, Tensor):
             raise TypeError("it keeps a number for a whole parameter, and reads it in each step")
         known = None if carries_derivative(x) else concrete(x)
-        found: Any = x.to(torch.float64) if known is None else known
-        return found
+        return cast("float", x.to(torch.float64) if known is None else known)
     return float(x.item())
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from functional_optim.bounds import ANY, FINITE_NON_NEGATIVE
 from functional_optim.composition import chain
+from functional_optim.core.aliasing import laid_as
 from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.scalar_dtype import default_scalar_dtype
@@ -63,7 +64,7 @@ def asgd_rule(
     param: Tensor, grad: Tensor, state: ASGDState, c: ASGDCoefficients
 ) -> tuple[Tensor, ASGDState]:
     eta = number(state.eta)
-    param = add(mul(param, 1 - c.lambd * eta), grad, -eta)
+    param = add(laid_as(mul(param, 1 - c.lambd * eta), param), grad, -eta)
     average = state.ax + mul(param - state.ax, number(state.mu))
     ax = torch.where(state.mu == 1.0, param, average)
     one = torch.ones_like(state.eta)

@@ -1,6 +1,6 @@
 """Cases of NAdam, RAdam, ASGD, Adafactor and SparseAdam, which torch.optim has."""
 
-from functools import partial
+from functools import partial, update_wrapper
 
 import torch
 from hypothesis import strategies as st
@@ -84,7 +84,8 @@ TORCH_CASES: dict[str, Case] = {
         takes_complex=False,
     ),
     "sparse_adam": Case(
-        partial(sparse_adam, takes_dense=True),  # the laws draw dense gradients
+        # The laws draw dense gradients.
+        update_wrapper(partial(sparse_adam, takes_dense=True), sparse_adam),
         torch.optim.SparseAdam,
         some(lr=st.sampled_from([1e-3, 0.1, 1.0]), betas=BETAS, eps=EPS, maximize=FLAG),
         refused=(
