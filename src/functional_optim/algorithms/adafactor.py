@@ -13,7 +13,7 @@ dimensions rows and columns are those of the last two. As in torch.optim, lr sta
 has 0.01, and eps1 bounds the estimate, where the paper adds eps1 to g_t^2.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,8 +23,9 @@ from functional_optim.composition import chain
 from functional_optim.core.aliasing import laid_as
 from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import OPTIONAL, Scalar
+from functional_optim.core.scalar_dtype import product_in, quotient_in, scalar_dtype
 from functional_optim.core.stage import Rule
-from functional_optim.numeric import above, add, clamp, div, lerp, mul, number
+from functional_optim.numeric import above, add, clamp, div, lerp, mul, number, smaller
 from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.maximize import maximized
 
@@ -47,6 +48,7 @@ class AdafactorHyper(NamedTuple):
 class AdafactorCoefficients(NamedTuple):
     weight: float  # t^c
     rho: float
+    rho_dtype: str  # of a tensor lr that is rho, in which torch.optim.Adafactor computes; "float64"
     eps_1: float
     uses_dtype: bool  # whether eps1 is that of the parameter's dtype, and not eps_1
     eps_2: float
@@ -62,12 +64,23 @@ def adafactor_init(param: Tensor, hyper: AdafactorHyper) -> AdafactorState:
     return AdafactorState([row_var], [col_var], [])
 
 
+def relative_step(step: float, lr: float) -> tuple[float, str]:
+    """Return the smaller one of the learning rate and 1 / sqrt(step), and its dtype."""
+    relative = 1 / (step**0.5)
+    if not torch.jit.is_scripting():
+        if isinstance(lr, Tensor) and not isinstance(step, Tensor):
+            chosen: Any = smaller(lr, relative)
+            return chosen, scalar_dtype(chosen)
+    return above(lr, relative, relative, lr), "float64"
+
+
 def adafactor_coefficients(step: float, hyper: AdafactorHyper) -> AdafactorCoefficients:
     eps_1, eps_2 = hyper.eps
-    relative = 1 / (step**0.5)
+    rho, rho_dtype = relative_step(step, hyper.lr)
     return AdafactorCoefficients(
         step**hyper.beta2_decay,
-        above(hyper.lr, relative, relative, hyper.lr),
+        rho,
+        rho_dtype,
         0.0 if eps_1 is None else eps_1,
         eps_1 is None,
         eps_2,
@@ -112,12 +125,13 @@ def adafactor_rule(
 ) -> tuple[Tensor, AdafactorState]:
     eps_1 = smallest_difference(param) if c.uses_dtype else c.eps_1
     size = root_mean_square(param, 1.0)
-    alpha = above(size, c.eps_2, size, c.eps_2) * c.rho
+    alpha = product_in(c.rho, above(size, c.eps_2, size, c.eps_2), c.rho_dtype)
     variance, state = adafactor_variance(grad, state, c.weight, eps_1)
     direction = clamp(variance, eps_1 * eps_1, torch.inf).rsqrt() * grad
     length = root_mean_square(direction, c.d)
     shrunk = laid_as(mul(param, c.decay), param)
-    return add(shrunk, direction, -alpha / above(length, 1.0, length, 1.0)), state
+    step_size = quotient_in(-alpha, above(length, 1.0, length, 1.0), c.rho_dtype)
+    return add(shrunk, direction, step_size), state
 
 
 ADAFACTOR = Rule(

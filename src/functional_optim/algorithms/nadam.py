@@ -20,7 +20,7 @@ from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE
 from functional_optim.composition import chain
 from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
-from functional_optim.core.scalar_dtype import default_scalar_dtype
+from functional_optim.core.scalar_dtype import default_scalar_dtype, quotient_in, scalar_dtype
 from functional_optim.core.stage import Link, Rule
 from functional_optim.numeric import addcdiv, addcmul, div, lerp, mul, number, shift
 from functional_optim.optimizer import Optimizer
@@ -52,6 +52,7 @@ class NAdamCoefficients(NamedTuple):
     eps: float
     step_g: float  # -lr * (1 - u_t), to be divided by 1 - U_t
     step_m: float  # -lr * u_{t+1}, to be divided by 1 - U_{t+1}
+    lr_dtype: str  # of a tensor lr, in which torch.optim.NAdam divides; "float64" of a number
 
 
 def nadam_init(param: Tensor, hyper: Any) -> NAdamState:
@@ -76,6 +77,7 @@ def nadam_coefficients(step: float, hyper: NAdamHyper) -> NAdamCoefficients:
         hyper.eps,
         -hyper.lr * (1.0 - mu),
         -hyper.lr * mu_next,
+        scalar_dtype(hyper.lr),
     )
 
 
@@ -87,8 +89,10 @@ def nadam_rule(
     exp_avg = lerp(state.exp_avg, grad, c.weight_1)
     exp_avg_sq = addcmul(mul(state.exp_avg_sq, c.beta_2), grad, grad, c.weight_2)
     denominator = shift(div(exp_avg_sq, c.correction_2).sqrt(), c.eps)
-    param = addcdiv(param, grad, denominator, c.step_g / (1.0 - product))
-    param = addcdiv(param, exp_avg, denominator, c.step_m / (1.0 - product * c.mu_next))
+    step_g = quotient_in(c.step_g, 1.0 - product, c.lr_dtype)
+    step_m = quotient_in(c.step_m, 1.0 - product * c.mu_next, c.lr_dtype)
+    param = addcdiv(param, grad, denominator, step_g)
+    param = addcdiv(param, exp_avg, denominator, step_m)
     return param, NAdamState(mu_product, exp_avg, exp_avg_sq)
 
 
