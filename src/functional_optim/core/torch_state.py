@@ -140,7 +140,9 @@ def from_entries(
         made = _steps_of_uncounted(stages, hypers, param, given, name, step, begins_anew)
         step = made if step is None or int(step) != made else step  # plans know a count by itself
     states = tuple(
-        stage.state(*(_value(field, given) for field in fields)) if stage.stateful else ()
+        stage.state(*(_value(field, given, param.dtype) for field in fields))
+        if stage.stateful
+        else ()
         for stage, fields in zip(stages, layout, strict=True)
     )
     gates = tuple(
@@ -231,8 +233,13 @@ def _depends_on_step(stages: Sequence[Stage], hypers: Sequence[Any]) -> bool:
     return any(one != made[0] for one in made[1:])
 
 
-def _value(field: _Keyed, given: Mapping[str, Tensor]) -> Tensor | list[Tensor]:
+def _value(
+    field: _Keyed, given: Mapping[str, Tensor], param_dtype: torch.dtype
+) -> Tensor | list[Tensor]:
     found = [given[key] for key in field.keys]
+    if field.dtype != param_dtype:
+        # Where torch loads a number that has a dtype of its own, it gives it the parameter's.
+        found = [one.to(field.dtype) if one.dim() == 0 else one for one in found]
     return found if field.optional else found[0]
 
 
