@@ -254,6 +254,9 @@ def torch_class_of(optimizer: Optimizer) -> type:
         ValueError: there is none, or several.
     """
     found: list[Any] = [key for key in functional_optim_map if _has_chain(key, optimizer)]
+    if not found and decouples(optimizer.stages):
+        option = {DECOUPLED: True}
+        found = [key for key in functional_optim_map if _has_chain(key, optimizer, **option)]
     found = [key for key in found if key.__module__.startswith("torch.optim")] or found
     if len(found) != 1:
         several = ", ".join(key.__name__ for key in found)
@@ -263,13 +266,19 @@ def torch_class_of(optimizer: Optimizer) -> type:
     return only
 
 
-def _has_chain(key: Any, optimizer: Optimizer) -> bool:
-    """Whether the equivalent of a class, at the class's defaults, has the stages of a chain."""
+def _has_chain(key: Any, optimizer: Optimizer, **options: Any) -> bool:
+    """Return True if the equivalent of a class has the stages of a chain.
+
+    Args:
+        key: of the registry.
+        optimizer: has the chain.
+        options: of the class; others are at their defaults.
+    """
     if not is_optimizer_class(key):
         return False
     try:
-        return as_functional_optim(key).stages == optimizer.stages
-    except TypeError:  # an argument without a default
+        return as_functional_optim(key, **options).stages == optimizer.stages
+    except TypeError:  # an argument without a default, or an option that the class lacks
         return False
 
 
