@@ -25,6 +25,7 @@ from .choices import EVERYTHING
 TESTS = Path(__file__).parent
 
 TIERS = {
+    "agreement": "unit",
     "averaging": "ranks",
     "averaging_alone": "unit",
     "bench": "bench",
