@@ -95,14 +95,14 @@ def asgd(
     """ASGD: stochastic gradient descent whose state is an average of the parameters.
 
     ``p = (1 - lambd * eta) * p - eta * g`` with a step size ``eta`` that falls from ``lr``, and
-    ``ax``, the average of ``p`` over all steps after the first ``t0``. Evaluate with ``ax``.
+    ``ax``, the average of ``p`` from step ``t0 + 2`` on. Evaluate with ``ax``.
 
     Args:
         lr: the first step size, a finite number >= 0; like every number here, it may
             be a 0-d tensor or a schedule. A value is used from the step after it on, as in torch.
         lambd: coefficient of a decay of the parameters, and of that of ``eta``, not NaN.
         alpha: the power by which ``eta`` falls, not NaN.
-        t0: the step at which averaging starts, not NaN.
+        t0: when averaging starts, not NaN: ``ax`` is ``p`` itself until step ``t0 + 2``.
         weight_decay: coefficient of ``p`` added to the gradient, >= 0.
         maximize: ascend instead of descend.
 
