@@ -32,9 +32,9 @@ def heats_of(workload: Workload, device: str, *, fused: bool) -> dict[str, tuple
     what a compiled step has captured is not given back.
     """
     torch_optim = ("blocked", who.LOOP, who.FOREACH, who.FUSED, who.COMPILED)
-    ours = ("compile", "fused", who.GATHERED, who.DOT_GRAD)
+    ours = ("compiled", who.GATHERED, who.DOT_GRAD)
     if device != "cpu":
-        return {"executors": ours[:2], "torch.optim": (*torch_optim[1:], *who.DOORS)}
+        return {"executors": ("compiled", "fused"), "torch.optim": (*torch_optim[1:], *who.DOORS)}
     heats: dict[str, tuple[str, ...]] = {
         "executors": ours,
         "functional": (who.FUNCTIONAL,),

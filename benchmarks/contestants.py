@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+import functional_optim.testing.compiled_executor  # noqa: F401  adds the executor "compiled"
 from benchmarks.cases import OptimizerCase, Step
 from benchmarks.errors import Absent
 from benchmarks.peers.floor import Floor
@@ -63,7 +64,7 @@ class Way(NamedTuple):
 
 OURS: dict[str, Way] = {
     "blocked": Way("blocked"),
-    "compile": Way("compile"),
+    "compiled": Way("compiled"),
     "fused": Way("fused"),
     AUTO: Way("auto"),
     GATHERED: Way("auto", "separate"),
@@ -144,6 +145,8 @@ class Contestants:
     def _ours(self, way: Way) -> Built:
         if way.executor == "fused" and not self._case.fused:
             raise Absent(f"torch has no fused {self._case.name} for this executor to call")
+        if way.executor == "fused" and self._device.type == "cpu":
+            raise Absent("this executor steps on CUDA only")
         key = (way.executor, way.requires_grad)
         if key not in self._bound:
             params: list[Tensor] = self._params()
@@ -166,7 +169,7 @@ class Contestants:
         params: list[Tensor] = [Parameter(param) for param in self._params()]
         optimizer = self._case.ours()
         # What is built in the background, or only after many steps, is there from the first one.
-        optimizer.using(executor="compile").bind([Parameter(torch.zeros(1))]).ready()
+        optimizer.using(executor="compiled").bind([Parameter(torch.zeros(1))]).ready()
         LOOPS.get(len(params))
         LOOPS.wait()
         if name == FRONT_END:

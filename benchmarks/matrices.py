@@ -30,7 +30,7 @@ SHAPES: Mapping[str, list[tuple[int, int]]] = {
 
 TINY: Mapping[str, list[tuple[int, int]]] = {"8 x (4, 4)": [(4, 4)] * 8, "one": [(2, 3)]}
 
-WAYS: tuple[ExecutorName, ...] = ("reference", "auto", "stacked")
+WAYS: tuple[ExecutorName, ...] = ("reference", "auto")
 THEIRS = "torch.optim.Muon"
 FRONT = "TorchOptimizer"
 

@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch.nn import Parameter
 
+import functional_optim.testing.compiled_executor  # noqa: F401  adds the executor "compiled"
 from benchmarks.cases import CASES
 from benchmarks.workloads import WORKLOADS, Size
 
-WAYS = ("compile", "torch compiled")
+WAYS = ("compiled", "torch compiled")
 RULE = "AdamW"
 WORKLOAD = "10 x 100"
 

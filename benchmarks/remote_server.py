@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed import rpc
 from torch.nn import Parameter
 
+import functional_optim.testing.compiled_executor  # noqa: F401  adds the executor "compiled"
 from benchmarks.cases import CASES
 from benchmarks.contestants import START
 from benchmarks.workloads import Shape
@@ -60,7 +61,7 @@ def prepare(rule: str, count: int) -> None:
         rule: a key of CASES.
         count: of parameters that are stepped.
     """
-    CASES[rule].ours().using(executor="compile").bind([Parameter(torch.zeros(1))]).ready()
+    CASES[rule].ours().using(executor="compiled").bind([Parameter(torch.zeros(1))]).ready()
     LOOPS.get(count)
     LOOPS.wait()
 

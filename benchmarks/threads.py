@@ -22,8 +22,7 @@ MODELS: dict[Size, list[Shape]] = {
 
 WAYS = (
     "blocked",
-    "compile",
-    "fused",
+    "compiled",
     "torch for-loop",
     "torch foreach",
     "torch fused",

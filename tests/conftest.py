@@ -16,6 +16,9 @@ import torch
 from hypothesis import settings
 from torch.nn.parallel import DistributedDataParallel
 
+import functional_optim.testing.compiled_executor  # noqa: F401  adds the executor "compiled"
+from functional_optim.core.leaf import Scalars
+from functional_optim.kernels.fused import FusedKernel
 from functional_optim.native import LOOPS
 from functional_optim.native.loader import SWITCH
 
@@ -161,6 +164,12 @@ def compiled_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = Path(shared) / "compiled_steps"
     os.environ["FUNCTIONAL_OPTIM_CACHE"] = str(folder)
     return folder
+
+
+@pytest.fixture
+def fused_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let executor="fused" step on the CPU, where torch has the same kernels."""
+    monkeypatch.setattr(FusedKernel, "is_for", lambda _, chunk: chunk.scalars is Scalars.HOST)
 
 
 @pytest.fixture(autouse=True, scope="session")

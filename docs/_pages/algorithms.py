@@ -7,7 +7,7 @@ import torch
 import functional_optim
 from docs._pages.markdown import table
 from docs._pages.stories import call, formula, reference, summary
-from functional_optim import algorithms, describe
+from functional_optim import algorithms, describe, functional_optim_map
 from functional_optim.testing import CASES, INPUT_CASES
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -26,6 +26,9 @@ HEAD = """# Algorithms
 The column *state* is in bytes per parameter, for a float32 matrix of 1024 rows and 1024 columns.
 [Storages](storage.md) make it smaller. The column *compared with* names what the
 [law suite](agreement.md) holds the algorithm against.
+
+`lbfgs` evaluates the loss several times in a step, so it takes a function beside the gradients, and
+is no part of a chain. [L-BFGS](how-to/lbfgs.md) has a page of its own.
 """
 
 ABSENT = """## What torch.optim has and functional-optim does not
@@ -46,13 +49,13 @@ def page() -> str:
 
 
 def absent() -> list[str]:
-    """Return the classes of torch.optim that no algorithm is compared with."""
+    """Return the classes of torch.optim without an equivalent here."""
     classes = {
         name
         for name, one in vars(torch.optim).items()
         if isinstance(one, type) and issubclass(one, torch.optim.Optimizer)
     }
-    known = {one.oracle.__name__ for one in CASES.values() if one.oracle is not None}
+    known = {one.__name__ for one in functional_optim_map if isinstance(one, type)}
     return sorted(classes - known - {"Optimizer"})
 
 

@@ -143,6 +143,9 @@ HEAD = """# What composes with what
 Each cell was tried: two steps on a small model must give the parameters that `update` gives.
 Where a cell says no, the constructor or the first step raises an error that says what to do.
 Ways for ranks were tried here on one rank.
+
+An optimizer that evaluates the loss, such as [`lbfgs`](how-to/lbfgs.md), runs by `update` and by
+`TorchOptimizer(...).step(closure)`. All other ways refuse it.
 """
 
 

@@ -30,7 +30,8 @@ Where to go from here. Call ``help`` on any of these names:
   other transforms are parts to build with.
 - Composition: ``chain``; ``partition``, ``masked`` and ``freeze`` choose parameters, with
   ``matching``, ``with_shape`` and ``labels``.
-- Wrappers: ``accumulate``, ``apply_if_finite``, ``ema``, ``lookahead``, ``sam``.
+- Wrappers: ``accumulate``, ``apply_if_finite``, ``ema``, ``swa``, ``lookahead``, ``sam`` and
+  others.
 - Schedules in place of any number: ``warmup``, ``cosine``, ``warmup_stable_decay``, ``joined``.
 - A rule of your own: ``Rule``, ``Transform`` and the functions of ``functional_optim.numeric``.
 - With torch: ``TorchOptimizer``, ``from_torch``, ``to_torch_state_dict``; and
@@ -51,21 +52,37 @@ of the installed package.
 import sys
 
 from functional_optim.algorithms import (
+    adabelief,
+    adabound,
     adadelta,
     adafactor,
     adagrad,
     adahessian,
     adam,
+    adam_mini,
     adamax,
     adamw,
+    adan,
+    ademamix,
+    adopt,
     asgd,
+    came,
+    dadapt_adam,
+    dadapt_sgd,
+    dion,
+    dog,
     ftrl,
     lamb,
+    laprop,
     lars,
+    ldog,
     lion,
     muon,
     nadam,
+    normuon,
+    novograd,
     prodigy,
+    qhadam,
     qhm,
     radam,
     rmsprop,
@@ -73,15 +90,22 @@ from functional_optim.algorithms import (
     rprop,
     schedule_free_adamw,
     schedule_free_sgd,
+    scion,
     sgd,
+    sign_sgd,
+    signum,
     soap,
     sophia,
     sparse_adam,
+    stable_adamw,
+    yogi,
 )
 from functional_optim.algorithms import fused_rules as fused_rules
 from functional_optim.algorithms.adahessian import scale_by_adahessian
 from functional_optim.algorithms.adam import scale_by_adam
+from functional_optim.algorithms.lbfgs import lbfgs
 from functional_optim.algorithms.lion import scale_by_lion
+from functional_optim.algorithms.polar import PolarFactor
 from functional_optim.algorithms.rmsprop import scale_by_rms
 from functional_optim.algorithms.sgd import trace
 from functional_optim.algorithms.sophia import scale_by_sophia
@@ -90,13 +114,16 @@ from functional_optim.composition import chain, freeze, masked, partition
 from functional_optim.core import stage as _stage
 from functional_optim.core import state as _state
 from functional_optim.core import where as _where
+from functional_optim.core.closure_optimizer import ClosureOptimizer
+from functional_optim.core.gate import Gate
 from functional_optim.core.leaf_input import LeafInput
-from functional_optim.core.stage import Gate, Link, NoState, Rule, Transform
+from functional_optim.core.stage import Link, NoState, Rule, Transform
 from functional_optim.core.state import GateCounts, LeafState, Shared, State
 from functional_optim.core.tree import leaf_paths
 from functional_optim.core.where import if_any, labels, matching, with_shape
 from functional_optim.curvature import hutchinson
 from functional_optim.export import export_step
+from functional_optim.frontends import torch_closure as _torch_closure  # noqa: F401  registered
 from functional_optim.frontends.registry import (
     as_functional_optim,
     functional_optim_map,
@@ -126,18 +153,35 @@ from functional_optim.schedules import (
 )
 from functional_optim.storage import compare_storages, describe, mapped_state, stored
 from functional_optim.transforms import (
+    adaptive_grad_clip,
+    add_noise,
     cautious,
+    cautious_weight_decay,
+    centralize,
+    clip_by_block_rms,
     clip_by_global_norm,
     clip_by_value,
     decoupled_weight_decay,
     descend,
+    mars,
     maximized,
     scale_by_sign,
     scale_by_trust_ratio,
     weight_decay,
 )
 from functional_optim.version import installed_version as _installed_version
-from functional_optim.wrappers import accumulate, apply_if_finite, ema, lookahead, sam
+from functional_optim.wrappers import (
+    accumulate,
+    apply_if_finite,
+    constrain_norm,
+    ema,
+    lookahead,
+    outer_nesterov,
+    qk_clip,
+    sam,
+    swa,
+    tail_ema,
+)
 
 __version__ = _installed_version()
 
@@ -149,6 +193,7 @@ sys.modules.update(
 __all__ = [
     "BoundOptimizer",
     "CapturableOptimizer",
+    "ClosureOptimizer",
     "DistributedOptimizer",
     "FlatLayout",
     "Gate",
@@ -159,6 +204,7 @@ __all__ = [
     "Link",
     "NoState",
     "Optimizer",
+    "PolarFactor",
     "Rule",
     "ScriptedOptimizer",
     "Shared",
@@ -166,26 +212,43 @@ __all__ = [
     "TorchOptimizer",
     "Transform",
     "accumulate",
+    "adabelief",
+    "adabound",
     "adadelta",
     "adafactor",
     "adagrad",
     "adahessian",
     "adam",
+    "adam_mini",
     "adamax",
     "adamw",
+    "adan",
+    "adaptive_grad_clip",
+    "add_noise",
+    "ademamix",
+    "adopt",
     "apply_if_finite",
     "as_functional_optim",
     "asgd",
+    "came",
     "cautious",
+    "cautious_weight_decay",
+    "centralize",
     "chain",
+    "clip_by_block_rms",
     "clip_by_global_norm",
     "clip_by_value",
     "compare_storages",
     "constant",
+    "constrain_norm",
     "cosine",
+    "dadapt_adam",
+    "dadapt_sgd",
     "decoupled_weight_decay",
     "descend",
     "describe",
+    "dion",
+    "dog",
     "ema",
     "exponential",
     "export_step",
@@ -199,23 +262,32 @@ __all__ = [
     "joined",
     "labels",
     "lamb",
+    "laprop",
     "lars",
+    "lbfgs",
+    "ldog",
     "leaf_paths",
     "linear",
     "lion",
     "lookahead",
     "mapped_state",
+    "mars",
     "masked",
     "matching",
     "maximized",
     "muon",
     "nadam",
+    "normuon",
+    "novograd",
     "on_global_step",
     "one_cycle",
+    "outer_nesterov",
     "partition",
     "polynomial",
     "prodigy",
+    "qhadam",
     "qhm",
+    "qk_clip",
     "radam",
     "register_functional_optim",
     "rmsprop",
@@ -231,12 +303,18 @@ __all__ = [
     "scale_by_trust_ratio",
     "schedule_free_adamw",
     "schedule_free_sgd",
+    "scion",
     "sgd",
+    "sign_sgd",
+    "signum",
     "soap",
     "sophia",
     "sparse_adam",
+    "stable_adamw",
     "state_field",
     "stored",
+    "swa",
+    "tail_ema",
     "to_torch_state_dict",
     "trace",
     "warmup",
@@ -244,4 +322,5 @@ __all__ = [
     "weight_decay",
     "with_shape",
     "with_state_field",
+    "yogi",
 ]

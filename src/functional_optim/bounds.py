@@ -1,4 +1,4 @@
-"""What values a hyper-parameter may take, and the sentence that says so."""
+"""Intervals of allowed hyper-parameters, and the sentence about them in errors."""
 
 import math
 from dataclasses import dataclass

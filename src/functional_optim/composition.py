@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, overload
 from torch import Tensor
 
 from functional_optim.core.brief import brief
+from functional_optim.core.closure_optimizer import refuse_closure
 from functional_optim.core.links import FREEZE, join, moved, no_part, order, under
 from functional_optim.core.overrides import Override
 from functional_optim.core.stage import Link, NoState, Rule, rows_of_sparse
@@ -54,6 +55,7 @@ def joined(parts: Sequence[tuple[str, Where | None, Link | Optimizer]]) -> Optim
         elif isinstance(part, Link):
             own = [part]
         else:
+            refuse_closure(part, "a chain or a partition")
             raise TypeError(no_part(part, index))
         links += [
             one._replace(where=both(where, one.where), label=under(label, one.label)) for one in own
@@ -152,6 +154,7 @@ def masked(part: Link | Optimizer, where: Where) -> Link | Optimizer:
     check_where(where)
     if isinstance(part, Link):
         return part._replace(where=both(where, part.where))
+    refuse_closure(part, "masked")
     if not isinstance(part, Optimizer):
         raise TypeError(no_part(part, 0))
     return joined([("", where, part)])
@@ -203,6 +206,7 @@ def partition(
                 f"labels must be of letters, digits, _ and -, got {label!r}: they stand in front "
                 "of the names of hyper-parameters"
             )
+        refuse_closure(part, "a chain or a partition")
         is_frozen = isinstance(part, Link) and part.stage is FROZEN
         if not isinstance(part, Optimizer) and not is_frozen:
             raise TypeError(

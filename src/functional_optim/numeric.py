@@ -205,7 +205,7 @@ def beside(x: Tensor, number: Any) -> Tensor:
 
 
 def is_active(value: float) -> bool:
-    """Whether a number does anything; a tensor or a schedule is taken to."""
+    """Return True if a number does anything; a tensor or a schedule is taken to."""
     if not torch.jit.is_scripting():
         if not isinstance(value, float):
             return True
@@ -238,7 +238,7 @@ def smaller(x: Any, y: Any) -> Any:
 
 
 def may_hold(condition: Any) -> bool:
-    """Whether a condition holds, or is a tensor whose value torch.func hides."""
+    """Return True if a condition holds, or is a tensor whose value torch.func hides."""
     if isinstance(condition, Tensor):
         return concrete(condition) != 0.0
     return bool(condition)

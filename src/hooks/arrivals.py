@@ -1,4 +1,4 @@
-"""Which bucket of its iteration each one is that DDP hands to a hook.
+"""Position of each bucket that DDP hands to a hook in its iteration.
 
 DDP says so itself, but in the first iteration of a static graph. There it reduces all buckets when
 backward is over, calls each of them number 0, and none the last one unless it is the only one. So
@@ -25,7 +25,7 @@ def reduced_by(ddp: DistributedDataParallel) -> dict[str, Tensor]:
 
 
 class BucketPlace(NamedTuple):
-    """Where a bucket stands in its iteration."""
+    """Position of a bucket in its iteration."""
 
     number: int
     last: bool
@@ -56,7 +56,7 @@ class Arrivals:
         return place
 
     def _by_parameters(self, told: BucketPlace, params: set[int]) -> BucketPlace:
-        """Where a bucket stands in the first iteration; told is what DDP says."""
+        """Return a bucket's position in the first iteration; ``told`` is DDP's index."""
         same_pass = told.backward == self._before.backward >= 0
         # Those that have come already are of an iteration that failed, or of another module.
         goes_on = told.number == 0 and same_pass and not params & self._seen

@@ -1,4 +1,4 @@
-"""Where in a DDP bucket the gradient of each parameter lies, and with what strides.
+"""Offset and strides of each parameter's gradient in a DDP bucket.
 
 DDP lays a gradient out as its parameter lies in memory, if that is dense (channels_last, a
 transpose), and a complex one as its real view. ``GradBucket.gradients()`` does not say so: it views

@@ -27,7 +27,7 @@ Hook = Callable[[Any, dist.GradBucket], Future[Any]]
 
 
 class BucketDriver:
-    """What a hook knows of the running iteration.
+    """State of a hook in the running iteration.
 
     Args:
         group: over which gradients are reduced; it lives a little longer than this.
@@ -59,7 +59,7 @@ class BucketDriver:
         self._iteration = Iteration(names)
 
     def place_of(self, bucket: dist.GradBucket) -> BucketPlace:
-        """Where a bucket stands in its iteration; to be asked once for each, as they come."""
+        """Return a bucket's position in its iteration; to be called once for each, as they come."""
         return self._arrivals.place_of(bucket)
 
     def enter(self, place: BucketPlace, names: Sequence[str]) -> None:
@@ -81,7 +81,7 @@ class BucketDriver:
             self._cleared.end_iteration()
 
     def ask(self, params: Sequence[Tensor], device: torch.device) -> Future[list[bool]] | None:
-        """Which of these parameters count: those that any rank used; None for all of them.
+        """Return the parameters among these that any rank used; None for all of them.
 
         To be asked before the bucket is communicated: collectives must leave in the same order on
         all ranks, and an inner hook may launch some of its own later, from a callback.

@@ -1,4 +1,4 @@
-"""Whether gloo's threads are done with what was called, and let go of, in them.
+"""Detection of gloo threads that still hold what they called.
 
 A callback of a collective runs in a thread of gloo, and is freed there, with Python's lock, some
 time after whoever waited for the collective was told. Nothing in torch says when. The kernel does:
@@ -69,7 +69,7 @@ def _await(until: float) -> None:
 
 
 def _looks() -> dict[str, _Look]:
-    """What each of gloo's threads is doing."""
+    """Return what each of gloo's threads is doing."""
     looks = {}
     for task in _TASKS.iterdir():
         if task.name in _LOOKING:

@@ -15,6 +15,7 @@ from functional_optim import Optimizer, TorchOptimizer
 from functional_optim._torch import IN_BACKWARD_OPTIMIZERS, OPTIMIZER_CLASSES, OPTIMIZER_KWARGS
 from functional_optim.core.brief import brief
 from functional_optim.core.chain import require_gradients_alone
+from functional_optim.core.closure_optimizer import refuse_closure
 from functional_optim.core.compiling import uncompiled
 from functional_optim.core.links import keeps_shared
 from functional_optim.kernels import is_measured
@@ -132,7 +133,7 @@ def _optimizers(param: Tensor) -> list[torch.optim.Optimizer]:
 
 @uncompiled
 def _step(param: Tensor) -> None:
-    """What runs when a gradient has been accumulated."""
+    """Step a parameter whose gradient has been accumulated."""
     if reduced_elsewhere(param):
         return
     for optimizer in _optimizers(param):
@@ -201,6 +202,7 @@ def _request(name: str, given: Any, kwargs: dict[str, Any]) -> _Request:
 
 def _maker(optimizer_class: Any) -> Make:
     """A function of ``(params, **kwargs)``."""
+    refuse_closure(optimizer_class, "an optimizer that steps in backward")
     if isinstance(optimizer_class, Optimizer):
         return lambda params, **kwargs: TorchOptimizer(params, optimizer_class.replace(**kwargs))
     inner = optimizer_class

@@ -36,7 +36,7 @@ from hooks.usage import may_leave_unused
 
 @dataclass
 class Stepping:
-    """How a parameter is stepped. Holds neither the parameter nor its optimizers."""
+    """Record of how a parameter is stepped. Holds neither the parameter nor its optimizers."""
 
     hooked: bool = False
     """Whether its own hook is registered."""
@@ -48,7 +48,7 @@ class Stepping:
 
 @dataclass
 class _Watched:
-    """What is known of a DDP module."""
+    """Record of a DDP module."""
 
     applied: int = -1
     """How many times optimizers had been applied when it was last called."""
@@ -60,7 +60,7 @@ class _Watched:
 
 @dataclass
 class _Watch:
-    """What there is once in a process."""
+    """Records of a process."""
 
     handle: RemovableHandle | None = None
     applied: int = 0
@@ -77,7 +77,7 @@ _WATCH = _Watch()
 
 
 def stepping_of(param: Tensor) -> Stepping:
-    """How a parameter is stepped; a new record, the first time."""
+    """Return the record of how a parameter is stepped; a new one, the first time."""
     found: Stepping | None = _PARAMETERS.get(param)
     if found is None:
         found = _PARAMETERS[param] = Stepping()
@@ -85,7 +85,7 @@ def stepping_of(param: Tensor) -> Stepping:
 
 
 def reduced_elsewhere(param: Tensor) -> bool:
-    """Whether a DDP module steps this parameter, so that its own hook must not.
+    """Return True if a DDP module steps this parameter, so that its own hook must not.
 
     Raises:
         RuntimeError: one would have to, but could not be told.

@@ -6,7 +6,7 @@ from functional_optim.core.brief import some
 
 
 class Iteration:
-    """Which parameters the buckets of the running iteration have brought.
+    """Parameters that the buckets of the running iteration have brought.
 
     Args:
         names: all parameters that are to be stepped.

@@ -6,8 +6,8 @@ from typing import Any
 from torch import Tensor
 
 from functional_optim import LeafState, Optimizer, State, TorchOptimizer
+from functional_optim.core.initial import StateFields
 from functional_optim.core.links import addresses
-from functional_optim.core.state_forms import StateForms
 from functional_optim.core.torch_state import from_entries, to_entries
 from functional_optim.core.tree import flatten, leaf_states
 from functional_optim.frontends.torch_composed import NO_STATE
@@ -50,7 +50,7 @@ class NamedGroups(TorchOptimizer):
             for name in group["param_names"]
         }
         self._known: list[Any] = [None] * len(self.param_groups)  # the hyper-parameters of plans
-        self._forms: list[StateForms | None] = [None] * len(self.param_groups)
+        self._forms: list[StateFields | None] = [None] * len(self.param_groups)
         if self._composed is not None:
             self._composed.masks = PLANS
             if state is not None:
@@ -129,7 +129,7 @@ class NamedGroups(TorchOptimizer):
     def _changes(
         self, optimizer: Optimizer, number: int, meant: set[tuple[int, str]]
     ) -> dict[str, Any]:
-        """What a group takes of another optimizer: all that no override hides from it."""
+        """Return the options that a group takes from another optimizer: all but overrides."""
         names = self.param_groups[number]["param_names"]
         shape = tuple(self._by_name[names[0]].shape)
         chain = optimizer.chain_at((names[0],), shape)
@@ -148,17 +148,17 @@ class NamedGroups(TorchOptimizer):
         return found
 
     def _look_at(self, number: int, hypers: tuple[Any, ...]) -> None:
-        """Where state has other fields by these hyper-parameters, steps are planned anew."""
+        """Forget the plans if these hyper-parameters ask for other fields of state."""
         known = self._forms[number]
         if known is not None and known.hold(hypers):
             return
         self._buckets.clear()
         alike = [self._by_name[name] for name in self._one_of_each(number)]
         kinds = [(one.shape, one.dtype) for one in alike]
-        self._forms[number] = StateForms(self._optimizer.stages, hypers, kinds)
+        self._forms[number] = StateFields(self._optimizer.stages, hypers, kinds)
 
     def _one_of_each(self, number: int) -> Collection[str]:
-        """Of a group, a name for each shape and dtype: fields of state depend on nothing else."""
+        """Return a name for each shape and dtype of a group, on which fields of state depend."""
         names = self.param_groups[number]["param_names"]
         return {(one.shape, one.dtype): k for k in names for one in [self._by_name[k]]}.values()
 

@@ -1,4 +1,4 @@
-"""What a step hook steps: an optimizer, the parameters of a DDP module by name, and their state."""
+"""State of a step hook: an optimizer, a DDP module's parameters by name, and their state."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -144,7 +144,7 @@ class OptimizerState(torch.optim.Optimizer):
 
     @property
     def measured(self) -> bool:
-        """Whether the chain needs all gradients before it can step any parameter.
+        """Return True if the chain needs all gradients before it can step any parameter.
 
         So it does where a step makes numbers that belong to no parameter.
         """
@@ -163,7 +163,7 @@ class OptimizerState(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """As those of a TorchOptimizer: options may be written there, and are read at each step.
+        """Parameter groups as of a TorchOptimizer: options are read at each step.
 
         An optimizer without overrides has one group, of all parameters in their order; else
         parameters with the same stages and hyper-parameters are a group.

@@ -8,7 +8,7 @@ from functional_optim._torch import is_profiling
 
 
 def named_range(name: str) -> AbstractContextManager[object]:
-    """What is done inside is shown under this name, if a profiler looks.
+    """Show the body of a with statement under this name, if a profiler is active.
 
     Args:
         name: begins with ``functional_optim.``, as those of this project do.

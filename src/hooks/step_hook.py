@@ -21,7 +21,7 @@ RANGE = "functional_optim.step_hook"
 
 
 class _Bucket(NamedTuple):
-    """What is kept of a GradBucket until its communication is done."""
+    """Record of a GradBucket until its communication is done."""
 
     buffer: Tensor
     params: list[Tensor]
@@ -222,7 +222,7 @@ class _Stepper:
 
     @uncompiled
     def _step(self, buckets: Sequence[tuple[_Bucket, list[bool]]]) -> Tensor:
-        """One call for the parameters of these buckets; returns the last one's buffer for DDP."""
+        """Step the parameters of these buckets by one call; return the last buffer for DDP."""
         names: list[str] = []
         gradients: list[Tensor] = []
         for bucket, used in buckets:

@@ -1,4 +1,4 @@
-"""Which parameters took part in a backward pass, on any rank.
+"""Parameters that took part in a backward pass, on any rank.
 
 With ``find_unused_parameters`` or ``static_graph``, DDP puts zeros into a bucket for a parameter
 that had no part in the loss. Plain training would leave that parameter alone (its ``.grad`` stays
@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def may_leave_unused(ddp: DistributedDataParallel) -> bool:
-    """Whether DDP may put zeros into a bucket for a parameter that had no part in the loss."""
+    """Return True if DDP may put zeros into a bucket for a parameter that the loss does not use."""
     return bool(ddp.find_unused_parameters or ddp.static_graph)
 
 

@@ -1,4 +1,4 @@
-"""How many bytes of state an optimizer keeps for a piece of a parameter, without making it."""
+"""Bytes of state that an optimizer keeps for a piece of a parameter, without making the state."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from functional_optim import Optimizer
 from functional_optim.core.brief import brief
+from functional_optim.core.closure_optimizer import refuse_closure
 from functional_optim.core.initial import init_leaf
 from functional_optim.core.stage import Kind, Stage, block_size_of
 from functional_optim.core.state import state_tensors
@@ -19,7 +20,7 @@ Stepper = Optimizer | Callable[[ParameterSpec], Optimizer]
 
 
 class Weight(NamedTuple):
-    """What a piece of a parameter costs: ``a * elements + b * blocks + c``. Whole numbers.
+    """Cost of a piece of a parameter: ``a * elements + b * blocks + c``, in whole numbers.
 
     Example::
 
@@ -43,6 +44,7 @@ class Weight(NamedTuple):
 
 def optimizers_of(specs: Sequence[ParameterSpec], stepper: Stepper) -> list[Optimizer]:
     """The optimizer of each parameter."""
+    refuse_closure(stepper, "a shard plan")
     if isinstance(stepper, Optimizer):
         if not stepper.is_composed:
             return [stepper] * len(specs)
@@ -56,6 +58,7 @@ def optimizers_of(specs: Sequence[ParameterSpec], stepper: Stepper) -> list[Opti
         )
     found = [stepper(spec) for spec in specs]
     for spec, one in zip(specs, found, strict=True):
+        refuse_closure(one, "a shard plan")
         if not isinstance(one, Optimizer):
             raise TypeError(
                 f"the optimizer of {spec.path!r} must be an Optimizer, got {brief(one)}"

@@ -1,4 +1,4 @@
-"""Who owns which elements: what a plan holds, and what is read from it."""
+"""Owners of elements: the columns of a plan, and what is read from them."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +10,7 @@ from sharding.spec import Specs, check_specs
 
 
 class OwnedRange(NamedTuple):
-    """What a rank owns of one parameter: elements [start, stop) of it, laid flat.
+    """Elements [start, stop) of one parameter, flattened, that a rank owns.
 
     Example::
 
@@ -29,7 +29,7 @@ class OwnedRange(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """Who owns elements [start, stop) of a parameter.
+    """Owner of elements [start, stop) of a parameter.
 
     Example::
 
@@ -46,7 +46,7 @@ class Owner(NamedTuple):
 
 @dataclass(frozen=True)
 class Ownership:
-    """What a :class:`~sharding.ShardPlan` consists of, whatever else one may ask it for.
+    """Columns of a :class:`~sharding.ShardPlan`.
 
     Args:
         world_size: the number of ranks.
@@ -101,11 +101,11 @@ class Ownership:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no parameter is cut."""
+        """Return True if no parameter is cut."""
         return len(self.pieces) == len(self.specs)
 
     def owned(self, rank: int) -> tuple[OwnedRange, ...]:
-        """What a rank owns, in the order of the specs; nothing, where there is not enough.
+        """Return the ranges that a rank owns, in the order of the specs.
 
         Raises:
             ValueError: a rank that does not exist.
@@ -119,7 +119,7 @@ class Ownership:
         return tuple(found)
 
     def owners(self, path: str) -> tuple[Owner, ...]:
-        """Who owns a parameter, range by range.
+        """Return the owners of a parameter, range by range.
 
         Raises:
             ValueError: a path that the plan does not have.
@@ -146,7 +146,7 @@ class Ownership:
         return self._index[path]
 
     def places_of(self, index: int) -> range:
-        """Where the pieces of a parameter stand in the columns."""
+        """Return the positions of a parameter's pieces in the columns."""
         if self.is_whole:
             return range(index, index + 1)
         return range(self._first_places[index], self._first_places[index + 1])

@@ -1,4 +1,4 @@
-"""How two plans, or the parameters that they are for, differ."""
+"""Differences between two plans, or between the parameters that they are for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Moved(NamedTuple):
 
 @dataclass(frozen=True)
 class PlanDiff:
-    """What is different in another plan. False where nothing is.
+    """Differences from another plan. False if there are none.
 
     Example::
 

@@ -73,7 +73,7 @@ def loads(text: str) -> dict[str, Any]:
 
 
 def parsed(text: str | bytes) -> Any:
-    """What a text in JSON says.
+    """Parse a text in JSON.
 
     Raises:
         ValueError: it is not JSON, or lists stand in lists in lists without end.

@@ -1,4 +1,4 @@
-"""What a policy is given, and what it gives back."""
+"""Input and output of a policy."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a policy decided.
+    """Decision of a policy.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""What each rank has by a plan: elements, bytes of each kind, and traffic in a step."""
+"""Report of a plan: elements, bytes of each kind, and traffic of each rank in a step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

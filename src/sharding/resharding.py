@@ -35,7 +35,7 @@ class RangeCopy(NamedTuple):
 
     @property
     def stays(self) -> bool:
-        """Whether the elements are already where they have to be."""
+        """Return True if the elements are already where they have to be."""
         return self.source == self.target and self.source_offset == self.target_offset
 
 

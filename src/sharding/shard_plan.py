@@ -21,7 +21,7 @@ from sharding.spec import as_specs, check_specs, kind_of
 
 @dataclass(frozen=True)
 class ShardPlan(Ownership):
-    """Which rank owns which parameter, or which range of its elements. Made by :func:`plan`.
+    """Owner of each parameter, or of each range of its elements. Made by :func:`plan`.
 
     Every element has exactly one owner (in each replica, where a plan has several); that is
     checked when a plan is made, by whomever. The owner of a parameter holds its state and steps
@@ -72,7 +72,7 @@ class ShardPlan(Ownership):
         plan_diff.check_same(self.specs, as_specs(specs), shapes_only=is_model)
 
     def diff(self, other: "ShardPlan") -> plan_diff.PlanDiff:
-        """What is different in another plan: parameters, and elements that have other owners."""
+        """Return the differences from another plan: parameters, and elements with other owners."""
         return plan_diff.diff(self, other)
 
     @cached_property
@@ -95,7 +95,7 @@ class ShardPlan(Ownership):
         return cls(**plan_json.loads(text))
 
     def report(self, optimizer: Stepper | None = None) -> report.Report:
-        """What each rank has: elements, bytes of each kind, and traffic.
+        """Return a report of each rank: elements, bytes of each kind, and traffic.
 
         Args:
             optimizer: whose state is counted, as in :class:`sharding.ByteCost`; None: no state.

@@ -1,4 +1,4 @@
-"""Where the command line gets parameters from: a model, the header of a file, a list of shapes."""
+"""Sources of parameters for the command line: a model, the header of a file, a list of shapes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -66,7 +66,7 @@ def read(source: str, kind: Kind = "pointwise") -> Source:
 
 
 def is_callable(source: str) -> bool:
-    """Whether a text names a maker of a model, and no file: only then is anything imported."""
+    """Return True if a text names a function that makes a model, and not a file."""
     return Path(source).suffix not in {SAFETENSORS, SHAPES} and ":" in source
 
 

@@ -128,7 +128,7 @@ def _shape(path: str, shape: Any) -> tuple[int, ...]:
 
 
 def kind_of(optimizer: Any) -> Kind:
-    """Whether a chain can be run on any range of elements, or has a stage that cannot.
+    """Return True if a chain can be run on any range of elements, or has a stage that cannot.
 
     "pointwise" also for what is no single optimizer.
     """

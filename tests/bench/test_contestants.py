@@ -18,8 +18,8 @@ from tests.choices import case
 SHAPES = [(7, 5), (11,), (3, 2, 2)]
 STEPS = 4
 # Those that wait for a compiler are tested where compilers are.
-COMPILERS = {"compile", who.COMPILED}
-TESTED = [name for name in who.NAMES if name not in COMPILERS and "auto" not in name]
+COMPILERS = {"compiled", who.COMPILED}
+TESTED = [name for name in who.NAMES if name not in {*COMPILERS, "fused"} and "auto" not in name]
 if importlib.util.find_spec("torchopt") is None:  # `make bench` installs it, `make test` does not
     TESTED.remove(who.TORCHOPT)
 OWN_CLASSES = {"Lion", "QHM", "clip + decay + QHM"}
@@ -37,8 +37,14 @@ def reference(name: str, group: Contestants) -> list[torch.Tensor]:
 
 def missing(rule: str) -> set[str]:
     """Where nobody has Lion and QHM: fused kernels, functional classes, TorchOpt."""
-    none = {"fused", who.FUSED, who.FUNCTIONAL, who.SCRIPTED, who.TORCHOPT}
+    none = {who.FUSED, who.FUNCTIONAL, who.SCRIPTED, who.TORCHOPT}
     return none if rule in OWN_CLASSES else set()
+
+
+def test_torchs_fused_kernels_are_contestants_on_cuda_only() -> None:
+    for rule in ("AdamW", "QHM"):
+        with pytest.raises(Absent, match="CUDA only|no fused"):
+            Contestants(SHAPES, "tiny", CASES[rule]).build("fused")
 
 
 @pytest.mark.parametrize("rule", CASES)

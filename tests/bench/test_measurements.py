@@ -82,7 +82,7 @@ def test_everybody_is_in_a_heat() -> None:
         everybody = set(ANCHORS).union(*heats.values())
         only_many = {who.PLAIN, who.PLAIN_GATHERED}
         with case(workload=name):
-            assert everybody | only_many == set(who.NAMES)
+            assert everybody | only_many | {"fused"} == set(who.NAMES)  # on CUDA alone
             assert (everybody >= only_many) == (name == MANY)
 
 

@@ -53,7 +53,7 @@ def test_details_have_every_section() -> None:
         "a copy that moves as many bytes",
         "| AdamW, update_ with blocked | 1.0 MiB (0.50 %) |",
         "| blocked | 2.00 (2.00 to 2.00) |",
-        "| compile | 0.40 s | 0.040 s | 0.004 |",
+        "| compiled | 0.40 s | 0.040 s | 0.004 |",
         "Skipped: gpu: no CUDA device.",
         "- QHM, 1 x 50 M, cuda: fused: Error: two lines",
         "- memory, AdamW, 1 x 50 M: auto: MemoryError: no",

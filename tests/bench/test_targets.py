@@ -59,13 +59,13 @@ def test_each_target_can_be_missed() -> None:
 def test_memory_and_readiness_can_be_missed() -> None:
     slow = report()
     slow.memory.append(Memory("1 x 50 M", "AdamW", "auto", 100, MEMORY_BYTES + 2))
-    slow.ready[0] = Ready("compile", 0.4, [0.06, 0.06, 0.01])
+    slow.ready[0] = Ready("compiled", 0.4, [0.06, 0.06, 0.01])
     assert len(missed(targets(slow))) == 2
 
 
 def test_a_thread_that_is_held_up_is_a_target_missed() -> None:
     slow = report()
-    slow.two_threads[1] = Threads("compile", [2.0], [1.0], [0.75], [1.0])
+    slow.two_threads[1] = Threads("compiled", [2.0], [1.0], [0.75], [1.0])
     (promise,) = missed(targets(slow))
     assert "keeps 80% of its speed" in promise
 
@@ -83,7 +83,7 @@ def test_a_contestant_that_failed_is_a_target_missed() -> None:
     assert any("x the floor" in one for one in found)
     assert any("x the best peer" in one for one in found)
     broken = report()
-    broken.failed["ready: compile, process 1"] = "ended with 1"
+    broken.failed["ready: compiled, process 1"] = "ended with 1"
     assert len(missed(targets(broken))) == 1
 
 

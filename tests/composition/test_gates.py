@@ -193,7 +193,7 @@ def test_a_late_leaf_is_stepped_by_what_it_kept_in_planned_steps_too() -> None:
     for pattern, elements in itertools.product(("1010", "10101010", "1000100010"), (3, 5_000)):
         for name, one in inner.items():
             optimizer, found = chain(accumulate(2), one), {}
-            for executor in ("reference", "auto", "compile", "blocked"):
+            for executor in ("reference", "auto", "compiled", "blocked"):
                 params = {"late": torch.ones(elements), "rest": torch.ones(elements)}
                 chosen = optimizer.using(executor=executor)
                 state = chosen.init(params)

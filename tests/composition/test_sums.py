@@ -37,15 +37,15 @@ def tensors(seed: int) -> dict[str, Any]:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """How many leaves each call sums up."""
     found: list[int] = []
-    plain = addends.numbers_of_each
+    plain = addends.reduced_each
 
-    def noted(reduce: Any, params: Any, *more: Any, **options: Any) -> Any:
-        sums = plain(reduce, params, *more, **options)
+    def noted(stage: Any, params: Any, *more: Any) -> Any:
+        sums = plain(stage, params, *more)
         found.extend([len(params)] * (sums is not None))
         return sums
 
     with monkeypatch.context() as patch:
-        patch.setattr(addends, "numbers_of_each", noted)
+        patch.setattr(addends, "reduced_each", noted)
         yield found
 
 

@@ -45,6 +45,7 @@ from functional_optim.kernels import ExecutorName
 from functional_optim.testing import CASES, INPUT_CASES
 
 from ..choices import case
+from . import adaptive, layerwise
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -169,6 +170,8 @@ VARIANTS: dict[str, Optimizer] = {
     "sgd momentum": sgd(0.1, momentum=0.9, dampening=0.3),
     "sgd nesterov": sgd(0.1, momentum=0.9, nesterov=True),
     "sparse_adam": sparse_adam(0.1, takes_dense=True),
+    **layerwise.VARIANTS,
+    **adaptive.VARIANTS,
 }
 """Every algorithm, with the options that change its state or its path, and steps one can see."""
 
@@ -180,6 +183,7 @@ COMPOSED: dict[str, Optimizer] = {
     "prodigy decays": prodigy(0.5, d0=0.1, weight_decay=0.1, decouple=False),
     "schedule_free_adamw": schedule_free_adamw(0.1, weight_decay=0.1, warmup_steps=2),
     "schedule_free_sgd": schedule_free_sgd(0.1, 0.7, 0.1, 2, r=1.0),
+    **layerwise.COMPOSED,
 }
 """Those that keep what belongs to no leaf."""
 

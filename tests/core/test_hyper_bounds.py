@@ -15,16 +15,23 @@ from functional_optim import (
     adagrad,
     adahessian,
     adam,
+    adam_mini,
     adamw,
     algorithms,
+    came,
     clip_by_global_norm,
     clip_by_value,
+    dadapt_adam,
+    dadapt_sgd,
     decoupled_weight_decay,
     descend,
+    dog,
     ftrl,
     lamb,
     lars,
+    ldog,
     lion,
+    novograd,
     prodigy,
     qhm,
     rmsprop,
@@ -38,6 +45,8 @@ from functional_optim import (
     schedule_free_adamw,
     schedule_free_sgd,
     sgd,
+    sign_sgd,
+    signum,
     soap,
     sophia,
     trace,
@@ -46,6 +55,7 @@ from functional_optim import (
 from functional_optim.testing import CASES
 from tests.choices import each_value
 
+from . import adaptive, orthogonal
 from .support import refused
 
 Make = Callable[..., Optimizer | Link]
@@ -70,6 +80,43 @@ OWN: dict[Make, dict[str, tuple[float, float]]] = {
         **dict.fromkeys(("momentum", "weight_decay", "trust_coefficient"), (0.0, math.inf)),
     },
     lion: {"lr": (0.0, 1e300), "weight_decay": (0.0, math.inf)},
+    sign_sgd: {"lr": (0.0, 1e300), "weight_decay": (0.0, math.inf)},
+    signum: {
+        "lr": (0.0, 1e300),
+        "momentum": (0.0, math.nextafter(1.0, 0.0)),
+        "weight_decay": (0.0, math.inf),
+    },
+    **{
+        make: {"lr": (0.0, 1e300), "eps": (0.0, math.inf), "weight_decay": (0.0, math.inf)}
+        for make in (novograd, adam_mini)
+    },
+    came: {
+        "lr": (0.0, 1e300),
+        "clip_threshold": (5e-324, math.inf),
+        "weight_decay": (0.0, math.inf),
+    },
+    **{
+        make: {
+            "lr": (0.0, 1e300),
+            "reps_rel": (5e-324, 1e300),
+            "eps": (0.0, math.inf),
+            "weight_decay": (0.0, math.inf),
+        }
+        for make in (dog, ldog)
+    },
+    dadapt_sgd: {
+        "lr": (0.0, 1e300),
+        "momentum": (0.0, math.nextafter(1.0, 0.0)),
+        "d0": (5e-324, 1e300),
+        "weight_decay": (0.0, math.inf),
+        "growth_rate": (1.0, math.inf),
+    },
+    dadapt_adam: {
+        **dict.fromkeys(("eps", "d0"), (5e-324, 1e300)),
+        "lr": (0.0, 1e300),
+        "weight_decay": (0.0, math.inf),
+        "growth_rate": (1.0, math.inf),
+    },
     prodigy: {
         **dict.fromkeys(("eps", "d0", "d_coef"), (5e-324, 1e300)),
         "lr": (0.0, 1e300),
@@ -125,6 +172,8 @@ OWN: dict[Make, dict[str, tuple[float, float]]] = {
     clip_by_value: {"clip_value": (0.0, math.inf)},
     weight_decay: {"weight_decay": (0.0, math.inf)},
     decoupled_weight_decay: {"weight_decay": (0.0, math.inf)},
+    **orthogonal.BOUNDS,
+    **adaptive.BOUNDS,
 }
 """The numbers that torch has not: the least and the greatest that is taken."""
 
@@ -143,7 +192,18 @@ NUMBERS = [(make, name) for make, name in _arguments(float) if name != "eps_root
 OWN_NUMBERS = [(make, name) for make, names in OWN.items() for name in names]
 EVERY_NUMBER = [*NUMBERS, *OWN_NUMBERS]
 PAIRS = _arguments(tuple)
-CHOOSING = (*TWINS, adahessian, ftrl, lamb, lars, lion, prodigy, qhm, rowwise_adagrad)
+CHOOSING = (
+    *TWINS,
+    *adaptive.BOUNDS,
+    adahessian,
+    ftrl,
+    lamb,
+    lars,
+    lion,
+    prodigy,
+    qhm,
+    rowwise_adagrad,
+)
 CHOICES = [
     (make, name)
     for make, name in _arguments(bool, CHOOSING)
@@ -225,7 +285,16 @@ def test_what_is_no_number_is_refused_by_name(place: Place) -> None:
             make(**{name: value})
 
 
-BETAS = (lamb, lion, prodigy, scale_by_adam, scale_by_lion, schedule_free_adamw, soap)
+BETAS = (
+    *adaptive.BOUNDS,
+    lamb,
+    lion,
+    prodigy,
+    scale_by_adam,
+    scale_by_lion,
+    schedule_free_adamw,
+    soap,
+)
 
 
 @each_value(place=[*PAIRS, *((make, "betas") for make in BETAS)])

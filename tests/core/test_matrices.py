@@ -33,7 +33,7 @@ def test_only_real_matrices_are_taken(optimizer: Optimizer) -> None:
             optimizer.init({"w": torch.ones(2, 2), "odd": param})
 
 
-@each_value(optimizer=MADE, executor=["blocked", "auto", "stacked"], dtype=[16, 32, 64])
+@each_value(optimizer=MADE, executor=["blocked", "auto"], dtype=[16, 32, 64])
 def test_executors_step_them_in_place_and_purely(
     optimizer: Optimizer, executor: Any, dtype: int
 ) -> None:

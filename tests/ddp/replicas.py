@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import functional_optim.testing.compiled_executor  # noqa: F401  adds the executor "compiled"
 from functional_optim import Optimizer, TorchOptimizer, adamw, chain, clip_by_global_norm, qhm, sgd
 from functional_optim.kernels.exact import kernel
 from functional_optim.native import cache

@@ -9,7 +9,6 @@ from tests.ranks import Job, Outcomes, run_ranks
 
 from . import scenarios
 from .cases import run_cases
-from .followed import ITERATIONS, run_followed
 
 RESUMED = ("adamw", "unused, momentum", "bucket views", "clip")
 UNEVEN = ("adamw", "bucket views", "all used, find_unused", "unused, momentum")
@@ -26,8 +25,6 @@ def on_two() -> Outcomes:
         "nested": Job(scenarios.nested),
         "freed": Job(scenarios.freed, {"unused": False}),
         "freed, unused": Job(scenarios.freed, {"unused": True}),
-        "followed views": Job(run_followed, {"views": True}),
-        "followed copies": Job(run_followed, {"views": False}),
         "one fails": Job(scenarios.one_fails, {"rank_that_fails": 1, "leaves": False}, 2),
     }
     return run_ranks(jobs, ranks=2, seconds=120)
@@ -93,17 +90,6 @@ def test_a_hook_does_not_keep_its_module_alive(on_two: Outcomes) -> None:
     """DDP holds the hook from C++, where Python's collector does not see a circle."""
     for job in ("freed", "freed, unused"):
         assert results(on_two, job) == [[], []]
-
-
-def test_bound_parameters_follow_the_order_of_buckets(on_two: Outcomes) -> None:
-    """Gradients are read where DDP reduces them, as torch.optim does."""
-    for kind in ("views", "copies"):
-        for seen in results(on_two, f"followed {kind}"):
-            with case(kind=kind):
-                assert seen["equal"] == [True] * ITERATIONS
-                assert seen["gathered"] == [0] * ITERATIONS
-                if kind == "views":
-                    assert 1 < seen["storages"] < 6  # of 12 parameters
 
 
 def test_one_rank_that_fails_ends_the_other(on_two: Outcomes) -> None:

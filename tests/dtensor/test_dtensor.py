@@ -14,7 +14,6 @@ CASES = [
 ]
 """Which are torch's AdamW(foreach=False) bit for bit."""
 AS_PLAIN = [
-    {"model": "fsdp", "dtype": "float32", "executor": "fused"},
     *pairs(model=["by hand"], dtype=["complex64"], executor=["reference", "blocked"]),
 ]
 """Which are what plain tensors of the same values are: torch's own loses the steps of complex

@@ -29,7 +29,7 @@ def near_borders(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def executors(near_borders: None, with_loops: None) -> tuple[str, ...]:
     """Those that are the reference bit for bit; here those that compile, in plain/ the others."""
-    return "compile", "auto"
+    return "compiled", "auto"
 
 
 @pytest.fixture
@@ -107,5 +107,5 @@ def quick_switches() -> Iterator[None]:
 def captured_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps that may be captured are compiled here as on CUDA, but into torch's own operations."""
     kernel = InductorKernel(devices=("cpu",), backend="aot_eager")
-    for name in ("auto", "compile"):
+    for name in ("auto", "compiled"):
         monkeypatch.setitem(EXECUTORS, name, ChunkExecutor(kernel, on_device=True))

@@ -30,7 +30,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 def test_a_parameter_of_any_length_is_compiled() -> None:
     """Of whole blocks or not."""
     for count in (5_001, 512, 300, 257, 90):
-        twins = Twins(EIGHT_BITS, lambda count=count: {"w": noise(0, count)}, "compile")
+        twins = Twins(EIGHT_BITS, lambda count=count: {"w": noise(0, count)}, "compiled")
         with case(count=count):
             assert "exact; compiled" in twins.bound.explain()
             for step in range(2):
@@ -40,7 +40,7 @@ def test_a_parameter_of_any_length_is_compiled() -> None:
 def test_several_that_do_not_fill_a_block_are_stepped_by_one_call(
     counted: list[tuple[int, ...]],
 ) -> None:
-    bound = EIGHT_BITS.using(executor="compile").bind([noise(0, 300), noise(1, 256), noise(2, 90)])
+    bound = EIGHT_BITS.using(executor="compiled").bind([noise(0, 300), noise(1, 256), noise(2, 90)])
     counted.clear()  # of the self-check
     bound.step([noise(3, 300), noise(4, 256), noise(5, 90)])
     assert counted == [(300, 256 + 90)]
@@ -70,7 +70,7 @@ def test_the_end_of_a_chunk_is_not_a_block_of_something_else() -> None:
     """But what it is to the rule, a block that is not full."""
     for count in (16, 35, 61):
         with case(count=count):
-            Twins(OPTIMIZERS["own"], lambda count=count: noise(0, count), "compile").step(
+            Twins(OPTIMIZERS["own"], lambda count=count: noise(0, count), "compiled").step(
                 noise(1, count)
             )
 

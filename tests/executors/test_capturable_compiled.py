@@ -49,7 +49,7 @@ COMPILED = {
 
 def test_what_is_compiled_is_replayed_to_the_bit() -> None:
     for name, one in COMPILED.items():
-        optimizer = one.using(executor="compile")
+        optimizer = one.using(executor="compiled")
         dtype = next((s.dtypes[0] for s in optimizer.stages if s.dtypes), F32)
         given = gradients(dtype, 600)
         with case(name=name):
@@ -63,7 +63,7 @@ def test_chunks_of_any_length() -> None:
     for count in (2, 30, 646):
         with case(count=count):
             require_replayed(
-                adamw(0.1).using(executor="compile"),
+                adamw(0.1).using(executor="compiled"),
                 lambda count=count: tree(F32, count),
                 gradients(F32, count),
             )
@@ -73,14 +73,14 @@ def test_rules_of_a_user_s_own() -> None:
     """With torch's functions, and without a number but a sum."""
     for optimizer in (chain(SIGNED(lr=0.1)), chain(NORMED(), MINUS())):
         with case(optimizer=optimizer):
-            require_replayed(optimizer.using(executor="compile"))
+            require_replayed(optimizer.using(executor="compiled"))
 
 
 def test_parameters_of_every_kind_and_the_first_step_captured() -> None:
     require_replayed(
         adamw(0.01).using(executor="auto"), parameters, lambda k: full(50 + k), ulps=32.0
     )
-    bound, given = adamw(0.01).using(executor="compile"), full(50)
+    bound, given = adamw(0.01).using(executor="compiled"), full(50)
     bound = bound.bind(parameters(), capturable=True)
     assert bound.ready()
     recorded(bound, given, replayed=1)
@@ -99,7 +99,7 @@ def test_memory_that_other_optimizers_use_again_is_not_captured(
     monkeypatch.setattr(packs, "scratch", used)
     params = {"apart": noise(1, 6, 5)[::2], "flat": noise(2, 4)}
     grads = {"apart": noise(3, 5, 3).t(), "flat": noise(4, 4)}
-    optimizer = chain(clip_by_global_norm(1.0), adamw(0.1)).using(executor="compile")
+    optimizer = chain(clip_by_global_norm(1.0), adamw(0.1)).using(executor="compiled")
     bound = optimizer.bind(params, capturable=True)
     recorded(bound, grads)
     with pytest.raises(AssertionError, match="scratch of the thread"):
@@ -108,15 +108,15 @@ def test_memory_that_other_optimizers_use_again_is_not_captured(
 
 def test_numbers_in_tensors_of_a_tuple_are_not_compiled_elsewhere() -> None:
     betas: Any = (torch.tensor(0.9), 0.99)
-    optimizer = chain(PLAIN(lr=0.1, betas=betas)).using(executor="compile")
+    optimizer = chain(PLAIN(lr=0.1, betas=betas)).using(executor="compiled")
     said = optimizer.explain(noise(0, 70_000)).partition("each alone: ")[2]
     assert said.startswith("reference; plain has a hyper-parameter that is a tensor")
 
 
 def test_it_is_said_what_would_be_captured() -> None:
     optimizer = adamw(0.1).using(executor="auto")
-    bound = optimizer.using(executor="compile").bind(tree(F32), capturable=True)
-    assert "of torch.float32 on cpu: compile" in bound.explain()
+    bound = optimizer.using(executor="compiled").bind(tree(F32), capturable=True)
+    assert "of torch.float32 on cpu: inductor" in bound.explain()
     half = tree(torch.float16)
     said = optimizer.bind(half, capturable=True).explain()
     assert ": reference; torch.float16 is not compiled" in said
@@ -132,7 +132,7 @@ def test_a_program_refuses_to_be_captured() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("executor", ["reference", "compile"])
+@pytest.mark.parametrize("executor", ["reference", "compiled"])
 @pytest.mark.parametrize("name", ["clipped", "adamw", "norm in between"])
 def test_graphs_of_a_device(name: str, executor: Any) -> None:
     def on_device(values: Any) -> Any:

@@ -58,11 +58,11 @@ def test_a_forked_child_steps_on() -> None:
 
     Numbers that change with the step, or do not: then a call is made once for many steps.
     """
-    torch_s = pairs(executor=["reference", "blocked", "fused"], bound=[True, False])
+    torch_s = pairs(executor=["reference", "blocked"], bound=[True, False])
     for one in torch_s:
         with case(**one), torch_threads(1):
             require_stepped_on(adamw(0.1).using(executor=one["executor"]), bound=one["bound"])
-    for one in pairs(executor=["compile", "auto"], make=[adamw, lion], bound=[True, False]):
+    for one in pairs(executor=["compiled", "auto"], make=[adamw, lion], bound=[True, False]):
         with case(**one), torch_threads(2):
             optimizer = one["make"](0.1).using(executor=one["executor"])
             require_stepped_on(optimizer, bound=one["bound"])
@@ -78,7 +78,7 @@ def test_a_child_compiles_that_was_forked_while_another_thread_compiled(
     monkeypatch.setattr(cache, "_LOADED", {})
     monkeypatch.setattr(kernel, "_PROGRAMS", Cache())
     monkeypatch.setattr(program, "_FOUND", [])
-    optimizer = RULES["rotate"].using(executor="compile")
+    optimizer = RULES["rotate"].using(executor="compiled")
     other = threading.Thread(target=lambda: explained(optimizer, noise(0, COUNT)))
     other.start()
     began.wait()

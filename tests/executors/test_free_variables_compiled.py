@@ -20,7 +20,7 @@ from ..choices import case
 from .rules import stateless
 from .support import chunk_executor, why_not
 
-ASKED = ("auto", "blocked", "compile", "eager")
+ASKED = ("auto", "blocked", "compiled", "eager")
 BOX = {"k": 1.0}
 LIST = [1.0]
 TENSOR = torch.tensor(1.0)
@@ -237,7 +237,7 @@ def test_every_executor_follows_a_value_that_changes() -> None:
 def test_what_may_change_is_not_compiled_and_the_reason_says_how_to_go_on() -> None:
     """Fault 5."""
     for name, rule in MUTABLE.items():
-        for executor in ("auto", "blocked", "compile"):
+        for executor in ("auto", "blocked", "compiled"):
             with case(name=name, executor=executor):
                 said = why_not(executor, stateless(rule), torch.ones(5_000))
                 assert said.startswith("reference")

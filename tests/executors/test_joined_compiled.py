@@ -18,7 +18,7 @@ def test_nothing_is_copied(gathers: list[Any], monkeypatch: pytest.MonkeyPatch) 
     """Also not where gradients are missing, and parameters part by that in their step counts."""
     monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1)
     dtypes = (torch.float32, torch.float64, torch.complex64)
-    for one in pairs(executor=["compile", "auto"], dtype=dtypes):
+    for one in pairs(executor=["compiled", "auto"], dtype=dtypes):
         twins = Twins(
             sgd(0.1, momentum=0.9), lambda dtype=one["dtype"]: params(dtype), one["executor"]
         )

@@ -227,7 +227,9 @@ def test_a_plain_chain_has_nothing_of_it() -> None:
 
 @pytest.mark.parametrize("steps_before", [0, 3])
 @pytest.mark.parametrize("kind", ["sparse", "kernel"])
-def test_a_group_that_is_refused_leaves_every_group_as_it_was(kind: str, steps_before: int) -> None:
+def test_a_group_that_is_refused_leaves_every_group_as_it_was(
+    fused_on_the_cpu: None, kind: str, steps_before: int
+) -> None:
     """At the first step, and where plans of steps before would make it."""
     vector, matrix = (nn.Parameter(normal(*shape)) for shape in ((3,), (4, 2)))
     optimizer = TorchOptimizer(

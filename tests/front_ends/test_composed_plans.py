@@ -206,7 +206,7 @@ def test_a_wrong_gradient_changes_nothing_in_a_planned_step() -> None:
         assert optimizer.state_dict()["param_groups"] == before[1]["param_groups"]
 
 
-def test_a_run_that_is_refused_leaves_planned_runs_before_it_unmade() -> None:
+def test_a_run_that_is_refused_leaves_planned_runs_before_it_unmade(fused_on_the_cpu: None) -> None:
     """By hyper-parameters that a strict executor cannot step by, in mid-run."""
     vector, matrix = (nn.Parameter(normal(*shape)) for shape in ((3,), (4, 2)))
     decays = chain(weight_decay(0.0), adamw(0.1, weight_decay=0.1))

@@ -12,16 +12,24 @@ from torch.nn.parallel import DistributedDataParallel
 from functional_optim import (
     Optimizer,
     TorchOptimizer,
+    adam_mini,
     adamw,
+    came,
     chain,
     clip_by_global_norm,
+    dadapt_adam,
+    dadapt_sgd,
+    dog,
+    ldog,
     lion,
+    novograd,
     prodigy,
     sgd,
+    signum,
     stored,
 )
 from hooks import OptimizerState, step_hook
-from tests.choices import case
+from tests.choices import case, each_value
 
 from .support import assert_same, loss, model
 
@@ -31,10 +39,22 @@ CHAINS: dict[str, Callable[[], Optimizer]] = {
     "adamw": lambda: adamw(lr=0.1),
     "sgd with momentum": lambda: sgd(lr=0.1, momentum=0.9),
     "no state": lambda: sgd(lr=0.1),
+    "signum": lambda: signum(lr=0.1),
+    "novograd": lambda: novograd(lr=0.1),
+    "came": lambda: came(lr=0.1),
+    "adam_mini": lambda: adam_mini(lr=0.1),
+    "ldog": lambda: ldog(lr=0.1, reps_rel=0.1),
     "a chain": lambda: chain(clip_by_global_norm(0.5), lion(lr=0.01)),
     "a schedule": lambda: sgd(lr=_halved, momentum=0.5),
     "8-bit state": lambda: stored(adamw(lr=0.1), state="int8"),
 }
+FOUND: dict[str, Callable[[], Optimizer]] = {
+    "prodigy": prodigy,
+    "dadapt_adam": lambda: dadapt_adam(d0=0.1),
+    "dadapt_sgd": lambda: dadapt_sgd(d0=0.1, momentum=0.5),
+    "dog": lambda: dog(reps_rel=0.1),
+}
+"""Optimizers that find their step size by sums over all parameters."""
 
 
 def _halved(made: Any) -> Any:
@@ -220,11 +240,12 @@ def test_what_others_write_into_a_group_is_kept() -> None:
     assert state.state_dict()["param_groups"][0]["initial_lr"] == 0.1
 
 
-def test_what_is_composed_has_groups_and_checkpoints_too() -> None:
+@each_value(make=FOUND)
+def test_what_is_composed_has_groups_and_checkpoints_too(make: Callable[[], Optimizer]) -> None:
     """As a TorchOptimizer of the same optimizer has them."""
 
     def made() -> Optimizer:
-        return chain(clip_by_global_norm(0.5), prodigy())
+        return chain(clip_by_global_norm(0.5), make())
 
     ddp, state = hooked(made())
     hook_steps(ddp, range(3))

@@ -118,6 +118,20 @@ def common(param: Tensor, hyper: Hyper) -> Momentum:
     return Momentum(COMMON)
 
 
+class Average(NamedTuple):
+    average: list[Tensor]
+
+
+def for_some(param: Tensor, hyper: Hyper) -> Average:
+    return Average([torch.zeros_like(param)] if hyper.lr < 0.3 else [])
+
+
+def keeps_no_average(
+    param: Tensor, grad: Tensor, state: Average, c: Hyper
+) -> tuple[Tensor, Average]:
+    return param - c.lr * grad, Average([one + 1.0 for one in state.average])
+
+
 def keeps_no_gradient(
     param: Tensor, grad: Tensor, state: Momentum, c: Hyper
 ) -> tuple[Tensor, Momentum]:
@@ -127,6 +141,11 @@ def keeps_no_gradient(
 FAULTS = [
     ("pure", optimizer_of(writes_to_the_gradient), None),
     ("pure", optimizer_of(writes_to_the_state, state=Momentum, init=zeros), None),
+    (
+        "declared fields",
+        optimizer_of(keeps_no_average, state=Average, init=for_some, state_depends_on=()),
+        None,
+    ),
     ("own memory", optimizer_of(keeps_no_gradient, state=Momentum, init=common), None),
     ("in place", optimizer_of(remembers), None),
     ("any moment", optimizer_of(remembers), None),

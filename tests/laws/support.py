@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from hypothesis import given
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from functional_optim.kernels import ExecutorName
 from functional_optim.testing import CASES, CHAINS, INPUT_CASES, LAWS, check_law
 from functional_optim.testing.combinations import STORAGES, possible_executors, stored_subject
-from functional_optim.testing.executor_laws import fused_is_close
 from functional_optim.testing.runs import REAL_DTYPES, SMALL_SHAPES, WIDE_SHAPE, Run, runs
 from functional_optim.testing.storage_laws import stored_is_bounded
 
@@ -47,7 +45,6 @@ OF_VALUES = (
 AS_REFERENCE: dict[str, tuple[str, ...]] = {
     "blocked": ("blocked is reference", "bound is reference"),
     "auto": ("auto is reference",),
-    "compile": ("compiled is reference",),
 }
 """Laws that hold an executor against the reference."""
 
@@ -123,8 +120,7 @@ def possible_storages(name: str, executor: ExecutorName) -> list[str]:
 def require_combination(name: str, storage: str, executor: ExecutorName, number: int) -> None:
     """All laws of a chain in a storage, run by an executor."""
     subject = TABLE[name].subject()
-    # Of some options, torch has no fused kernel.
-    options: Any = st.just({}) if executor == "fused" else subject.options
+    options = subject.options
     plain = replace(subject, oracle=None, options=options, dtypes=(torch.float32,))
     reference = stored_subject(plain, storage)
     own = stored_subject(plain, storage, executor)
@@ -136,8 +132,6 @@ def require_combination(name: str, storage: str, executor: ExecutorName, number:
             if LAWS[law].concerns(reference)
         ),
     ]
-    if executor == "fused":
-        checks.append(("fused is close", lambda run: fused_is_close(reference, run)))
     if executor == "reference" and STORAGES[storage]:
         checks.append(("bounded", lambda run: stored_is_bounded(plain, reference, run)))
 

@@ -16,6 +16,9 @@ from functional_optim import (
     apply_if_finite,
     chain,
     clip_by_global_norm,
+    dadapt_adam,
+    dadapt_sgd,
+    dog,
     ema,
     lookahead,
     on_global_step,
@@ -44,6 +47,9 @@ INNER: dict[str, Callable[[], Optimizer | Link]] = {
     "adamw": lambda: adamw(0.1),
     "schedule_free": lambda: schedule_free_sgd(0.1, warmup_steps=2),
     "prodigy": lambda: prodigy(d0=0.01),
+    "dadapt_adam": lambda: dadapt_adam(d0=0.01),
+    "dadapt_sgd": lambda: dadapt_sgd(d0=0.01, momentum=0.5),
+    "dog": lambda: dog(reps_rel=0.1),
     "global step": lambda: sgd(on_global_step(linear(0.1, to=0.0, steps=3))),
     "schedule_free at a global step": lambda: schedule_free_sgd(
         on_global_step(linear(0.1, to=0.01, steps=3))

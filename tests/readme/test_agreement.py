@@ -37,6 +37,9 @@ from functional_optim.core.state import field_tensors
 from functional_optim.kernels import ExecutorName
 from functional_optim.testing import CASES, INPUT_CASES, LawBroken, Subject, check_law
 from functional_optim.testing.inputs import SCALE, fed
+from tests.agreement.formulas_adaptive import ADAPTIVE_FORMULAS
+from tests.agreement.formulas_layerwise import LAYERWISE_FORMULAS, MATRICES
+from tests.agreement.formulas_muon import MUON_FORMULAS
 from tests.choices import EVERYTHING
 from tests.composition.second_order import adahessian_formula, sophia_formula
 from tests.core.soap_formula import soap_formula
@@ -227,6 +230,9 @@ FORMULAS: dict[str, tuple[Callable[[], Optimizer], Callable[..., tuple[Values, V
         lambda: adahessian(**ADAHESSIAN),
         partial(given_formula, adahessian_formula, ADAHESSIAN),
     ),
+    **LAYERWISE_FORMULAS,
+    **MUON_FORMULAS,
+    **ADAPTIVE_FORMULAS,
 }
 MATRIX = (5, 100)
 """The shape of the parameter, where that has to be a matrix; its shorter side is turned."""
@@ -244,7 +250,8 @@ def distance(name: str, dtype: torch.dtype) -> float:
 
     def drawn() -> Tensor:
         numbers = torch.randn(500, generator=generator, dtype=torch.float64).to(dtype)
-        return numbers.reshape(MATRIX) if ALGORITHMS[name].matrices else numbers
+        is_matrix = ALGORITHMS[name].matrices or name in MATRICES
+        return numbers.reshape(MATRIX) if is_matrix else numbers
 
     param, grads = drawn(), [drawn() for _ in range(5)]
     want = formula(param.double().flatten().tolist(), _lists(grads))
@@ -252,7 +259,8 @@ def distance(name: str, dtype: torch.dtype) -> float:
     for grad in grads:
         param, state = optimizer.update(param, grad, state)
     worst = 0.0
-    kept = field_tensors(next(one for one in state.leaves.stages if one)[0])[0]
+    fields = [field for stage in state.leaves.stages for field in stage]
+    kept = field_tensors(fields[0])[0] if fields else param
     for got, expected in zip((param, kept), want, strict=True):
         exact = torch.tensor(expected, dtype=torch.float64).reshape(got.shape)
         unit = torch.finfo(dtype).eps * float(exact.abs().max())

@@ -95,7 +95,7 @@ def test_without_a_module_that_is_imported_late(
 
 
 def test_a_fused_kernel_that_is_not_there_is_refused_before_a_step(
-    monkeypatch: pytest.MonkeyPatch,
+    fused_on_the_cpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.delattr(torch, "_fused_adamw_")

@@ -15,14 +15,21 @@ from torch.nn.parallel import DistributedDataParallel
 from functional_optim import (
     Optimizer,
     TorchOptimizer,
+    adam_mini,
     adamw,
+    came,
     chain,
     clip_by_global_norm,
+    dadapt_adam,
+    dadapt_sgd,
+    dog,
     ema,
     freeze,
     if_any,
+    ldog,
     matching,
     muon,
+    novograd,
     partition,
     prodigy,
     schedule_free_adamw,
@@ -64,10 +71,20 @@ SHARDED: dict[str, Callable[[], Optimizer]] = {
         freeze(if_any(matching("head*"))), clip_by_global_norm(0.5), schedule_free_sgd(0.1)
     ),
     "prodigy": lambda: prodigy(1.0, d0=1e-2),
+    "dadapt_adam": lambda: dadapt_adam(d0=1e-2),
+    "dadapt_sgd": lambda: dadapt_sgd(d0=1e-2, momentum=0.5),
+    "dog": lambda: dog(reps_rel=0.1),
+    "ldog and novograd": lambda: partition(
+        {"matrices": ldog(reps_rel=0.1), "rest": novograd(0.1)}, kind
+    ),
+    "came and adam_mini": lambda: partition({"matrices": came(0.01), "rest": adam_mini(0.1)}, kind),
     "muon and adamw": lambda: partition({"matrices": muon(0.1), "rest": adamw(0.01)}, kind),
     "overrides": lambda: adamw(0.01).override(matching("*bias"), weight_decay=0.0, lr=0.1),
 }
-ALL_AT_ONCE = (*KEEPS, "global step", "schedule-free", "schedule-free parts", "prodigy")
+FOUND = ("dadapt_adam", "dadapt_sgd", "dog", "prodigy")
+"""Optimizers that find their step size by sums over all parameters."""
+
+ALL_AT_ONCE = (*KEEPS, "global step", "schedule-free", "schedule-free parts", *FOUND)
 
 WITH_NORM = (
     "clip over parts",
@@ -75,11 +92,14 @@ WITH_NORM = (
     "accumulate",
     "sam",
     "schedule-free parts",
-    "prodigy",
+    *FOUND,
     "gates in gates",
     "batches at a global step",
 )
 """By a norm, they round otherwise where a parameter is cut."""
+
+WHOLE = ("ldog and novograd", "came and adam_mini")
+"""Optimizers that need every parameter whole."""
 
 
 def named() -> dict[str, Tensor]:
@@ -130,7 +150,9 @@ def test_any_number_of_ranks_is_one_process(name: str, tmp_path: Path) -> None:
     """Steps, and checkpoints of either kind, which go both ways."""
     third, saved = alone(name, 3)
     last, _ = alone(name, 6)
-    policies = ["greedy", "balanced"] if name in WITH_NORM else ["elements", "thin slices"]
+    policies = (
+        ["greedy", "balanced"] if name in (*WITH_NORM, *WHOLE) else ["elements", "thin slices"]
+    )
     every = pairs(name=list(SHARDED), ranks=[1, 3, 4], policy=[0, 1])
     chosen = [(one["ranks"], policies[one["policy"]]) for one in every if one["name"] == name]
     for ranks, policy in chosen:

@@ -57,6 +57,7 @@ from functional_optim._torch.modules import (
 )
 from functional_optim._torch.operators import (
     amp_foreach_non_finite_check_and_unscale_,
+    each,
     foreach_add_,
     foreach_clone,
     foreach_copy_,
@@ -96,6 +97,7 @@ __all__ = [
     "current_context_id",
     "current_graph_task_id",
     "disable_dynamo",
+    "each",
     "fake_tensor_mode",
     "foreach_add_",
     "foreach_clone",

@@ -1,4 +1,4 @@
-"""What tracing and compiling a step needs of torch. Nothing slow is imported before it is used."""
+"""Torch's names for tracing and compiling a step. Slow imports are made when they are used."""
 
 from collections.abc import Callable
 from types import BuiltinFunctionType, FunctionType
@@ -10,7 +10,7 @@ from functional_optim._torch.missing import Missing, held, imported
 
 
 def has_dispatch_mode() -> bool:
-    """Whether somebody is shown each operation, as make_fx is: nobody is shown a loop of ours.
+    """Return True if each operation is recorded, as by make_fx: a loop in C++ is not seen by it.
 
     torch counts the modes that are active. Without that number, there may be one.
     """
@@ -76,7 +76,7 @@ def aoti_compile_and_package(program: Any, **options: Any) -> None:
 
 
 def is_mutable(operator: Any) -> bool:
-    """Whether one of ``torch.ops`` writes to an argument; only its schema tells.
+    """Return True if one of ``torch.ops`` writes to an argument; only its schema tells.
 
     Raises:
         ImportError: torch has none.
@@ -90,7 +90,7 @@ def is_mutable(operator: Any) -> bool:
 
 
 def is_higher_order(target: Any) -> bool:
-    """Whether what a node of torch.export calls is an operator on functions, such as a loop.
+    """Return True if what a node of torch.export calls is an operator on functions, such as a loop.
 
     Without the class: whatever is neither a function nor one of ``torch.ops``.
     """

@@ -58,7 +58,7 @@ def vmap_levels(tensor: Tensor) -> frozenset[int]:
 
 
 def is_transforming() -> bool:
-    """Whether a transform of torch.func goes on, in which any operation may make what it traces.
+    """Return True inside a transform of torch.func, which may wrap what any operation returns.
 
     torch tells the level of the innermost. Without that number, there may be one.
     """
@@ -67,7 +67,7 @@ def is_transforming() -> bool:
 
 
 def is_forward_mode() -> bool:
-    """Whether forward-mode differentiation goes on, in which a tensor may have a tangent."""
+    """Return True if forward-mode differentiation goes on, in which a tensor may have a tangent."""
     return bool(getattr(forward_ad, "_current_level", 0) >= 0)
 
 

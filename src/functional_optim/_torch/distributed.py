@@ -13,7 +13,7 @@ from functional_optim._torch.missing import Missing, held
 
 
 def is_valid_context(context_id: int) -> bool:
-    """Whether this process has a part in a context of distributed autograd that is not closed yet.
+    """Return True if this process takes part in an open context of distributed autograd.
 
     Without torch's question: its gradients are asked for.
     """
@@ -116,7 +116,7 @@ def ignored_by_ddp(module: nn.Module) -> Sequence[str]:
 
 
 def is_joining(joinable: Any) -> bool:
-    """Whether a DDP module or an optimizer is under ``Join``: ranks may run out of data.
+    """Return True if a DDP module or an optimizer is under ``Join``: ranks may run out of data.
 
     Raises:
         ImportError: torch does not say it.
@@ -130,7 +130,7 @@ def is_joining(joinable: Any) -> bool:
 
 
 def is_profiling() -> bool:
-    """Whether a profiler looks. Without torch's word: it may, and ranges cost what they cost."""
+    """Return True if a profiler is active, or if torch cannot tell."""
     return bool(getattr(profiler, "_is_profiler_enabled", True))
 
 

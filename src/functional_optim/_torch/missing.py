@@ -1,4 +1,4 @@
-"""What stands for a name that torch has no longer, and the error that says so."""
+"""Stand-in for a name that torch no longer has, and its error."""
 
 from importlib import import_module
 from typing import Any, NamedTuple, NoReturn

@@ -36,7 +36,7 @@ def replica_of(module: nn.Module) -> nn.Module:
 def load_state_dict_hooks(
     optimizer: torch.optim.Optimizer,
 ) -> tuple[Iterable[Callable[..., Any]], Iterable[Callable[..., Any]]]:
-    """What users registered to be called before and after ``load_state_dict``.
+    """Return the hooks that users registered before and after ``load_state_dict``.
 
     For a class that loads in its own way: torch's method calls them, and loads.
 
@@ -113,7 +113,7 @@ def _stepped(
 
 
 def scaler_state(scaler: Any, optimizer: Any) -> dict[str, Any]:
-    """What a GradScaler notes of an optimizer: it cannot be told of gradients not in ``.grad``.
+    """Return GradScaler's record of an optimizer: it does not know gradients outside ``.grad``.
 
     Raises:
         ImportError: torch keeps it otherwise.
@@ -128,6 +128,6 @@ def scaler_state(scaler: Any, optimizer: Any) -> dict[str, Any]:
 
 
 def has_scaled(scaler: Any) -> bool:
-    """Whether a GradScaler has scaled a loss. Without torch's word: it may have."""
+    """Return True if a GradScaler has scaled a loss. Without torch's word: it may have."""
     scale_now = getattr(scaler, "_get_scale_async", None)
     return scale_now is None or scale_now() is not None

@@ -5,6 +5,7 @@ ones are what executor="fused" is, so there is nothing else to do without them.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -76,8 +77,25 @@ amp_foreach_non_finite_check_and_unscale_: Callable[[Sequence[Tensor], Tensor, T
 """As GradScaler does: multiply, and set the second argument to 1 where some are not finite."""
 
 
+def each(name: str, first: Sequence[Tensor], *args: Any, **options: Any) -> list[Tensor]:
+    """Return what torch's function of this name makes of each tensor, by one call where it can.
+
+    Args:
+        name: of a function of torch that has a form for lists, such as "add".
+        first: the tensors.
+        args: a list with a tensor for each of them, or what is the same for all.
+        options: likewise, the same for all.
+    """
+    at_once = foreach_function(name)
+    if at_once is not None:
+        return list(at_once(first, *args, **options))
+    alone = getattr(torch, name)
+    rows = zip(*(one if isinstance(one, list) else repeat(one) for one in (first, *args)))  # noqa: B905
+    return [alone(*row, **options) for row in rows]
+
+
 def foreach_function(name: str) -> Callable[..., Any] | None:
-    """What does to each tensor of a list what torch's function of this name does to one.
+    """Return torch's function of this name for lists of tensors.
 
     Behind an underscore, the one that writes over the first list. Without it, or where there is
     none: None, and each is done alone.

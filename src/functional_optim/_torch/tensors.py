@@ -1,4 +1,4 @@
-"""What a tensor knows of itself, and a look at many tensors without Python for each."""
+"""Properties of a tensor, and of many tensors without Python for each."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

@@ -63,6 +63,7 @@ ADADELTA = Rule(
     hyper=AdadeltaHyper,
     state=AdadeltaState,
     init=adadelta_init,
+    state_depends_on=(),
     coefficients=adadelta_coefficients,
     rule=adadelta_rule,
     bounds=(("lr", FINITE_NON_NEGATIVE), ("rho", UNIT), ("eps", NON_NEGATIVE)),

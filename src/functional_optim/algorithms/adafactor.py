@@ -139,6 +139,7 @@ ADAFACTOR = Rule(
     hyper=AdafactorHyper,
     state=AdafactorState,
     init=adafactor_init,
+    state_depends_on=(),
     coefficients=adafactor_coefficients,
     rule=adafactor_rule,
     bounds=(

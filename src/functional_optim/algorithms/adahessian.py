@@ -87,6 +87,7 @@ SCALE_BY_ADAHESSIAN = Transform(
     hyper=AdahessianHyper,
     state=AdahessianState,
     init=adahessian_init,
+    state_depends_on=(),
     coefficients=adahessian_coefficients,
     transform=adahessian_transform,
     bounds=(("betas", BELOW_ONE), ("eps", NON_NEGATIVE), ("hessian_power", UNIT)),

@@ -85,7 +85,7 @@ def adam_averages(
 
 
 def adam_denominator(second: Tensor, root: float, eps: float) -> Tensor:
-    """What the first average is divided by."""
+    """Return the divisor of the first average."""
     return shift(div(second.sqrt(), root), eps)
 
 
@@ -138,6 +138,7 @@ ADAM = Rule(
     hyper=AdamHyper,
     state=AdamState,
     init=adam_init,
+    state_depends_on=("amsgrad",),
     coefficients=adam_coefficients,
     rule=adam_rule,
     bounds=(("lr", FINITE_NON_NEGATIVE), ("betas", BELOW_ONE), ("eps", NON_NEGATIVE)),
@@ -149,6 +150,7 @@ ADAM_ROOT = Rule(
     hyper=AdamRootHyper,
     state=AdamState,
     init=adam_init,
+    state_depends_on=("amsgrad",),
     coefficients=adam_root_coefficients,
     rule=adam_root_rule,
     bounds=(*ADAM.bounds, ("eps_root", NON_NEGATIVE)),
@@ -180,6 +182,7 @@ SCALE_BY_ADAM = Transform(
     hyper=ScaleByAdamHyper,
     state=AdamState,
     init=adam_init,
+    state_depends_on=("amsgrad",),
     coefficients=scale_by_adam_coefficients,
     transform=scale_by_adam_transform,
     bounds=(("betas", BELOW_ONE), ("eps", NON_NEGATIVE)),

@@ -61,6 +61,7 @@ ADAMAX = Rule(
     hyper=AdamaxHyper,
     state=AdamaxState,
     init=adamax_init,
+    state_depends_on=(),
     coefficients=adamax_coefficients,
     rule=adamax_rule,
     bounds=(("lr", FINITE_NON_NEGATIVE), ("betas", BELOW_ONE), ("eps", NON_NEGATIVE)),

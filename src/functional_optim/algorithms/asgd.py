@@ -76,6 +76,7 @@ ASGD = Rule(
     hyper=ASGDHyper,
     state=ASGDState,
     init=asgd_init,
+    state_depends_on=(),
     coefficients=asgd_coefficients,
     rule=asgd_rule,
     bounds=(("lr", FINITE_NON_NEGATIVE), ("lambd", ANY), ("alpha", ANY), ("t0", ANY)),

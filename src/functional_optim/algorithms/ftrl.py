@@ -70,6 +70,7 @@ FTRL = Rule(
     hyper=FTRLHyper,
     state=FTRLState,
     init=ftrl_init,
+    state_depends_on=(),
     coefficients=ftrl_coefficients,
     rule=ftrl_rule,
     bounds=tuple((name, FINITE_NON_NEGATIVE) for name in FTRLHyper._fields),

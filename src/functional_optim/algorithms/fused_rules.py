@@ -1,4 +1,4 @@
-"""Which rules torch has a fused kernel for.
+"""Rules for which torch has a fused kernel.
 
 Said here, above algorithms and executors, of which neither knows the other.
 """

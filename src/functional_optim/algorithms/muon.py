@@ -9,14 +9,20 @@
 The polynomial drives every singular value to about 1 (Newton-Schulz). As in torch.optim, that is
 computed in bfloat16, with the shorter side first. For a matrix of A rows and B columns, r is
 sqrt(max(1, A / B)), or 0.2 * sqrt(max(A, B)) where it is to match the size of AdamW's steps.
+
+This rule is torch.optim.Muon bit for bit. The conventions of other implementations are options of
+``muon``; with one of them, the rule is that of :mod:`functional_optim.algorithms.muon_options`.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from functional_optim.algorithms.muon_options import MUON_OPTIONS, sizes_text
+from functional_optim.algorithms.polar import SCALES, PolarFactor, polar_text
 from functional_optim.bounds import ANY, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
 from functional_optim.composition import chain
 from functional_optim.core.aliasing import laid_as
@@ -133,6 +139,7 @@ MUON = Rule(
     hyper=MuonHyper,
     state=MuonState,
     init=muon_init,
+    state_depends_on=(),
     coefficients=muon_coefficients,
     rule=muon_rule,
     bounds=(
@@ -160,12 +167,26 @@ def muon(
     eps: Scalar = 1e-7,
     ns_steps: int = 5,
     adjust_lr_fn: str | None = None,
+    *,
+    polar: PolarFactor | Sequence[Sequence[float]] | str | None = None,
+    iteration_dtype: str | None = None,
+    normalization: str | None = None,
+    fused_products: bool = True,
+    row_blocks: int = 1,
+    split_sizes: Sequence[int] | str | None = None,
+    batch_axes: int = 0,
+    column_axes: int = 1,
 ) -> Optimizer:
     """Muon: momentum whose steps are made orthogonal, for the matrices of hidden layers.
 
     ``p = (1 - lr * weight_decay) * p - lr * r * orthogonalised(u)``, where ``u`` is the momentum
     of the gradient, all of whose singular values the iteration of Newton and Schulz drives to
-    about 1, and ``r`` is a factor by the shape.
+    about 1, and ``r`` is a factor by the shape. State: one number per parameter. Cost: three
+    products of matrices per iteration.
+
+    The arguments up to ``adjust_lr_fn`` are those of torch.optim.Muon. The options after it are
+    the conventions in which implementations differ. Keller Jordan's Muon is
+    ``muon(0.02, 0.0, adjust_lr_fn="keller", normalization="add", fused_products=False)``.
 
     Args:
         lr: learning rate, a finite number >= 0; like every number here, it may
@@ -177,17 +198,42 @@ def muon(
             singular values.
         eps: the least norm that a matrix is divided by.
         ns_steps: how often the polynomial is applied, a whole number from 0 to 99.
-        adjust_lr_fn: "original" (or None): ``r = sqrt(max(1, rows / columns))``; or
-            "match_rms_adamw": ``r = 0.2 * sqrt(max(rows, columns))``, for learning rates and decays
-            that were tuned for AdamW.
+        adjust_lr_fn: name of the factor ``r`` for a matrix of the shape (rows, columns):
+
+            - "original" (or None): ``sqrt(max(1, rows / columns))``, a factor of ``lr``
+              (torch.optim.Muon, and "shape_scaling" of NVIDIA's Emerging-Optimizers);
+            - "keller": the same number, by which the orthogonal matrix is multiplied in its own
+              dtype (Keller Jordan's Muon);
+            - "match_rms_adamw": ``0.2 * sqrt(max(rows, columns))``, for learning rates and decays
+              that were tuned for AdamW (Moonlight, and "rms_norm" of the Dion package);
+            - "spectral": ``sqrt(rows / columns)`` (Scion, "spectral_norm" of the Dion package, and
+              "unit_rms_norm" of Emerging-Optimizers);
+            - "max_side": ``sqrt(max(rows, columns))`` ("spectral" of Emerging-Optimizers);
+            - "unscaled": 1.
+        polar: the polynomial of each iteration, in place of ``ns_coefficients`` and ``ns_steps``: a
+            :class:`~functional_optim.PolarFactor`, such as ``PolarFactor.polar_express()``.
+        iteration_dtype: dtype of the iteration: "bfloat16" (or None), "float16", "float32",
+            "float64", or "parameter" for the dtype of the momentum.
+        normalization: division by the Frobenius norm before the iteration: "clamp" (or None) by
+            ``max(norm, eps)`` (torch.optim.Muon); "add" by ``norm + eps`` (Keller Jordan, Moonlight
+            and the Dion package); "before_cast" by ``max(norm, eps)`` in the dtype of the momentum
+            (Emerging-Optimizers, heavyball). The other two compute the norm in ``iteration_dtype``.
+        fused_products: round ``b * A + c * A A`` once, as torch.optim.Muon does; False rounds each
+            product and each sum, as Keller Jordan's Muon does.
+        row_blocks: number of equal blocks of rows that are made orthogonal one by one, such as the
+            heads of an attention matrix.
+        split_sizes: rows of each such block, where they differ, such as those of Q, K and V.
+        batch_axes: number of leading axes over which matrices are stacked, such as experts.
+        column_axes: number of last axes that are the columns of a matrix: 3 for the kernels of a
+            two-dimensional convolution.
 
     Returns:
-        An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.Muon. It needs whole
-        tensors (``kind="per_matrix"``), and they are real matrices: its ``init`` raises ValueError
-        for a parameter of another number of dimensions. Of bfloat16 parameters without
-        ``nesterov``, the buffer is divided by its norm at each step, as torch's is. A parameter
-        with no column, at which torch.optim.Muon raises ZeroDivisionError, is stepped as the empty
-        tensor that it is.
+        An :class:`~functional_optim.Optimizer`; without the options, bit for bit torch.optim.Muon.
+        It needs whole tensors (``kind="per_matrix"``), and they are real matrices: its ``init``
+        raises ValueError for a parameter of another number of dimensions, or whose rows the blocks
+        do not divide. Without options, the buffer of a bfloat16 parameter is divided by its norm at
+        each step if ``nesterov`` is False, as torch's is. A parameter with no column, at which
+        torch.optim.Muon raises ZeroDivisionError, is stepped as the empty tensor that it is.
 
     Raises:
         ValueError: a value outside the bounds above.
@@ -208,15 +254,37 @@ def muon(
         for AdamW's learning rates is that of Liu et al., "Muon is scalable for LLM training",
         arXiv 2502.16982, 2025, section 2.2.
     """
+    unset = all(one is None for one in (polar, iteration_dtype, normalization, split_sizes))
+    counts = (row_blocks, batch_axes, column_axes)
+    only_here = {*SCALES} - {"original", "match_rms_adamw"}
+    if unset and fused_products is True and counts == (1, 0, 1) and adjust_lr_fn not in only_here:
+        return chain(
+            MUON(
+                lr=lr,
+                weight_decay=weight_decay,
+                momentum=momentum,
+                nesterov=nesterov,
+                ns_coefficients=ns_coefficients,
+                eps=eps,
+                ns_steps=ns_steps,
+                adjust_lr_fn=adjust_lr_fn,
+            ),
+        )
     return chain(
-        MUON(
+        MUON_OPTIONS(
             lr=lr,
             weight_decay=weight_decay,
             momentum=momentum,
             nesterov=nesterov,
-            ns_coefficients=ns_coefficients,
             eps=eps,
-            ns_steps=ns_steps,
             adjust_lr_fn=adjust_lr_fn,
+            polar=polar_text(polar, ns_steps, ns_coefficients),
+            iteration_dtype=iteration_dtype or "bfloat16",
+            normalization=normalization or "clamp",
+            fused_products=fused_products,
+            row_blocks=row_blocks,
+            split_sizes=sizes_text(split_sizes),
+            batch_axes=batch_axes,
+            column_axes=column_axes,
         ),
     )

@@ -101,6 +101,7 @@ NADAM = Rule(
     hyper=NAdamHyper,
     state=NAdamState,
     init=nadam_init,
+    state_depends_on=(),
     coefficients=nadam_coefficients,
     rule=nadam_rule,
     bounds=(

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim._torch import each
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, UNIT, Interval
 from functional_optim.composition import chain
 from functional_optim.core.constructor import constructor
@@ -172,7 +173,7 @@ def sliced(x: Tensor, c: ProdigyCoefficients) -> Tensor:
 def prodigy_reduce(
     param: Tensor, grad: Tensor, state: ProdigyState, c: ProdigyCoefficients
 ) -> tuple[Tensor, Tensor]:
-    """What r gains, and sum |s|.
+    """Return the gain of r, and sum |s|.
 
     Products in float32 at least, sums in double precision; the authors' package makes both in that
     of the parameter. A tensor for which they are not finite has no part in them.
@@ -192,6 +193,31 @@ def prodigy_reduce(
     addend = c.next_addend * product
     counts = torch.isfinite(addend + size) & c.is_active
     return torch.where(counts, addend, 0.0), torch.where(counts, size, 0.0)
+
+
+def prodigy_reduce_each(
+    params: list[Tensor], grads: list[Tensor], state: Any, c: ProdigyCoefficients
+) -> tuple[Tensor, Tensor] | None:
+    """Take the sums of small tensors together; a large one has sums of its own blocks."""
+    s, p0 = state.s, state.p0
+    if max(map(Tensor.numel, s)) > SUM_BLOCK:
+        return None
+    wide, double = torch.promote_types(grads[0].dtype, torch.float32), torch.float64
+    slopes = each("add", grads, params, alpha=c.added_decay) if c.adds_decay else grads
+    if c.slices:
+        params, slopes = ([sliced(one, c) for one in every] for every in (params, slopes))
+    ways = each("sub", [one.to(wide) for one in p0], [one.to(wide) for one in params])
+    if wide == double:
+        pairs = zip(slopes, ways, strict=True)
+        products = [torch.dot(slope.reshape(-1), way.reshape(-1)) for slope, way in pairs]
+    else:
+        inner = each("mul", [one.to(wide) for one in slopes], ways)
+        products = [one.sum(dtype=double) for one in inner]
+    sums = each("abs", each("add", each("mul", s, c.beta_3), slopes, alpha=c.next_weight))
+    sizes = torch.stack([one.sum(dtype=double) for one in sums])
+    addends = c.next_addend * torch.stack(products)
+    counts = torch.isfinite(addends + sizes) & c.is_active
+    return torch.where(counts, addends, 0.0), torch.where(counts, sizes, 0.0)
 
 
 def prodigy_combine(
@@ -270,6 +296,7 @@ PRODIGY = Rule(
     hyper=ProdigyHyper,
     state=ProdigyState,
     init=prodigy_init,
+    state_depends_on=("betas", "slice_p"),
     coefficients=prodigy_coefficients,
     rule=prodigy_rule,
     bounds=(
@@ -288,6 +315,7 @@ PRODIGY = Rule(
     shared_by=("beta3", "d0", "d_coef", "growth_rate"),
     init_shared=prodigy_init_shared,
     reduce=prodigy_reduce,
+    reduce_each=prodigy_reduce_each,
     totals=2,
     combine=prodigy_combine,
 )

@@ -60,6 +60,7 @@ QHM = Rule(
     hyper=QHMHyper,
     state=QHMState,
     init=qhm_init,
+    state_depends_on=(),
     coefficients=qhm_coefficients,
     rule=qhm_rule,
     bounds=(("lr", FINITE_NON_NEGATIVE), ("momentum", BELOW_ONE)),

@@ -94,6 +94,7 @@ RADAM = Rule(
     hyper=RAdamHyper,
     state=RAdamState,
     init=radam_init,
+    state_depends_on=(),
     coefficients=radam_coefficients,
     rule=radam_rule,
     bounds=(("lr", FINITE_NON_NEGATIVE), ("betas", BELOW_ONE), ("eps", NON_NEGATIVE)),

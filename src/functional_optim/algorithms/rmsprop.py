@@ -84,7 +84,7 @@ def rmsprop_averages(
 
 
 def rmsprop_denominator(variance: Tensor, eps: float) -> Tensor:
-    """What the gradient is divided by."""
+    """Return the divisor of the gradient."""
     return shift(variance.sqrt(), eps)
 
 
@@ -150,6 +150,7 @@ RMSPROP = Rule(
     hyper=RMSpropHyper,
     state=RMSpropState,
     init=rmsprop_init,
+    state_depends_on=("momentum", "centered"),
     coefficients=rmsprop_coefficients,
     rule=rmsprop_rule,
     bounds=(
@@ -166,6 +167,7 @@ RMSPROP_ROOT = Rule(
     hyper=RMSpropRootHyper,
     state=RMSpropState,
     init=rmsprop_init,
+    state_depends_on=("momentum", "centered"),
     coefficients=rmsprop_root_coefficients,
     rule=rmsprop_root_rule,
     bounds=(*RMSPROP.bounds, ("eps_root", NON_NEGATIVE)),
@@ -206,6 +208,7 @@ SCALE_BY_RMS = Transform(
     hyper=ScaleByRmsHyper,
     state=RMSpropState,
     init=scale_by_rms_init,
+    state_depends_on=("centered",),
     coefficients=scale_by_rms_coefficients,
     transform=scale_by_rms_transform,
     bounds=(("alpha", NON_NEGATIVE), ("eps", NON_NEGATIVE)),

@@ -75,6 +75,7 @@ ROWWISE_ADAGRAD = Rule(
     hyper=RowwiseAdagradHyper,
     state=RowwiseAdagradState,
     init=rowwise_adagrad_init,
+    state_depends_on=(),
     coefficients=rowwise_adagrad_coefficients,
     rule=rowwise_adagrad_rule,
     bounds=(("lr", FINITE_NON_NEGATIVE), ("eps", NON_NEGATIVE)),

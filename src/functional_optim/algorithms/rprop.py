@@ -73,6 +73,7 @@ RPROP = Rule(
     hyper=RpropHyper,
     state=RpropState,
     init=rprop_init,
+    state_depends_on=(),
     coefficients=rprop_coefficients,
     rule=rprop_rule,
     bounds=(("lr", FINITE_NON_NEGATIVE),),

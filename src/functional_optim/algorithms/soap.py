@@ -162,7 +162,7 @@ def soap_bases(state: SoapState, c: SoapCoefficients) -> SoapState:
 
 
 def soap_bases_of_hidden_step(state: SoapState, c: SoapCoefficients) -> SoapState:
-    """The same where torch.func or a compiler hides the number of the step: by all ways at once."""
+    """Return the bases where torch.func or a compiler hides the number of the step."""
     first, refresh = torch.as_tensor(c.first), torch.as_tensor(c.refresh)
     new = soap_bases(state, c._replace(first=True))
     again = soap_bases(state, c._replace(first=False, refresh=True))
@@ -213,6 +213,7 @@ SOAP = Rule(
     hyper=SoapHyper,
     state=SoapState,
     init=soap_init,
+    state_depends_on=("max_precond_dim",),
     coefficients=soap_coefficients,
     rule=soap_rule,
     bounds=(
@@ -262,7 +263,7 @@ def soap(
         real matrices: its ``init`` raises ValueError for a parameter of another number of
         dimensions. Where an eigenvalue is there more than once, such as the 0 of a side that is
         longer than the other, rounding chooses the eigenvectors: steps that are equal but for that,
-        on another machine or by ``executor="stacked"``, part there. A derivative through a step
+        on another machine, part there. A derivative through a step
         takes the basis for a constant. Where torch.func or a compiler hides the number of the step,
         each step makes what any step might need. torch has no such class.
 

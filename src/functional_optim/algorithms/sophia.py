@@ -72,6 +72,7 @@ SCALE_BY_SOPHIA = Transform(
     hyper=SophiaHyper,
     state=SophiaState,
     init=sophia_init,
+    state_depends_on=(),
     coefficients=sophia_coefficients,
     transform=sophia_transform,
     bounds=(("betas", BELOW_ONE), ("gamma", FINITE_NON_NEGATIVE), ("eps", NON_NEGATIVE)),

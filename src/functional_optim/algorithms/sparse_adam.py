@@ -69,6 +69,7 @@ SPARSE_ADAM = Rule(
     hyper=SparseAdamHyper,
     state=SparseAdamState,
     init=sparse_adam_init,
+    state_depends_on=(),
     coefficients=sparse_adam_coefficients,
     rule=sparse_adam_rule,
     bounds=(

@@ -11,6 +11,7 @@ from typing import Any
 import functional_optim
 from functional_optim import Optimizer, algorithms, as_functional_optim
 from functional_optim.core.brief import brief
+from functional_optim.core.closure_optimizer import refuse_closure
 from functional_optim.frontends.torch_arguments import is_optimizer_class
 
 FORM = "package.module:name"
@@ -74,6 +75,7 @@ def optimizer_factory(source: str) -> Callable[..., Optimizer]:
         raise ValueError(
             f"must be {FORM} or one of {', '.join(algorithms.__all__)}, got {source!r}"
         )
+    refuse_closure(found, "a command of functional-optim")
     if isinstance(found, Optimizer):
         return _constant(source, found)
     if isinstance(found, type) and not is_optimizer_class(found):
@@ -85,6 +87,7 @@ def optimizer_factory(source: str) -> Callable[..., Optimizer]:
         made = (
             as_functional_optim(found, **options) if is_optimizer_class(found) else found(**options)
         )
+        refuse_closure(made, "a command of functional-optim")
         if not isinstance(made, Optimizer):
             raise TypeError(
                 f"{source!r} must return a functional_optim.Optimizer, such as adamw(lr=1e-3), got "

@@ -1,1 +1,1 @@
-"""What an optimizer is: stages, chains, states, and what all else stands on."""
+"""Definition of an optimizer: stages, chains, states, and the base of all other packages."""

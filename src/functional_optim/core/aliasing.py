@@ -15,7 +15,7 @@ Storage = int
 
 
 def storage_of(tensor: Tensor) -> Storage:
-    """The same number for tensors that share memory, as long as one of them lives."""
+    """Return a number that tensors share if and only if they share memory, while one lives."""
     seen = local(tensor.detach()) if is_sharded(tensor) else tensor  # what has the memory
     while is_functorch_wrapped_tensor(seen):
         seen = get_unwrapped(seen)
@@ -106,7 +106,7 @@ def copy_of(tensor: Tensor) -> Tensor:
 
 
 def laid_as(values: Tensor, like: Tensor) -> Tensor:
-    """The same values with the strides of another tensor of the shape.
+    """Return the values with the strides of another tensor of the shape.
 
     torch's kernels round by layout, so who loses the strides of a slice rounds otherwise at the
     next step. Values stay as they lie where elements of ``like`` share memory, in which they could
@@ -118,7 +118,7 @@ def laid_as(values: Tensor, like: Tensor) -> Tensor:
 
 
 def overlaps_itself(tensor: Tensor) -> bool:
-    """Whether two elements may share memory, as in an expanded or unfolded view."""
+    """Return True if two elements may share memory, as in an expanded or unfolded view."""
     extent = 0
     strides = tensor.stride()
     for stride, size in sorted([(strides[k], size) for k, size in enumerate(tensor.shape)]):

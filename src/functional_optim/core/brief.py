@@ -1,4 +1,4 @@
-"""What a caller gave, in a few words: for errors, which must not print a whole model."""
+"""Short texts about a caller's values, for errors, which must not print a whole model."""
 
 import inspect
 from collections.abc import Sequence

@@ -56,7 +56,7 @@ def called(
 
 
 def renews_raw(stage: Stage) -> bool:
-    """Whether the gradient behind a stage is the raw one for all that follow.
+    """Return True if the gradient behind a stage is the raw one for all that follow.
 
     It is behind a gate, and behind a stage that leads: a descent sees the gradient negated.
     """
@@ -81,7 +81,7 @@ def started(stage: Stage, param: Tensor, hyper: Any) -> Any:
 
 
 def _pair(stage: Stage, first: str, made: Any, before: Any) -> tuple[Any, Any]:
-    """What a stage returned, once it is a tensor and a State."""
+    """Return a stage's result, if it is a tensor and a State."""
     if not isinstance(made, tuple) or len(made) != 2:
         count = f" of {len(made)}" if isinstance(made, tuple) else ""
         raise TypeError(

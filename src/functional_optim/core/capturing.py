@@ -1,4 +1,4 @@
-"""Whether a CUDA graph is being captured, which only some steps can be a part of."""
+"""Check if a CUDA graph is being captured, which only some steps can be a part of."""
 
 from collections.abc import Iterable
 from operator import attrgetter
@@ -10,7 +10,7 @@ _IS_CUDA = attrgetter("is_cuda")
 
 
 def is_capturing(params: Iterable[Tensor]) -> bool:
-    """Whether a step of these parameters becomes a part of a CUDA graph."""
+    """Return True if a step of these parameters becomes a part of a CUDA graph."""
     if torch.compiler.is_compiling():
         return False  # what is traced is not run yet, and counts its steps itself
     return any(map(_IS_CUDA, params)) and torch.cuda.is_current_stream_capturing()

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from functional_optim.core.closure_optimizer import refuse_closure
 from functional_optim.core.expression import AUTO, expression
 from functional_optim.core.global_step import has_global_schedule
 from functional_optim.core.hyper import copy_tensors, frozen
@@ -94,7 +95,7 @@ class Chain:
         return self.of_chain(self.chain_at(path, shape))
 
     def of_chain(self, chain: LeafChain) -> Self:
-        """The same for leaves that have a chain of this optimizer."""
+        """Return the values for leaves that have a chain of this optimizer."""
         links = tuple(map(Link, chain.stages, chain.hypers))
         return type(self)(links, self.executor, self.namespace)
 
@@ -210,13 +211,13 @@ def with_hyper(optimizer: _Chain, hyper: Mapping[str, Any]) -> _Chain:
 
 
 def tolerant(optimizer: _Chain) -> _Chain:
-    """The same optimizer, for trees in which its overrides may be meant for no leaf."""
+    """Return the optimizer for trees in which its overrides may match no leaf."""
     overrides = tuple((if_any(where), changes) for where, changes in optimizer.overrides)
     return replace(optimizer, overrides=overrides) if overrides else optimizer
 
 
 def listed(optimizer: _Chain, shapes: Mapping[Path, Shape]) -> _Chain:
-    """The same optimizer for these leaves, with paths in the place of functions of path and shape.
+    """Return the optimizer for these leaves, with paths instead of functions of path and shape.
 
     So it can be pickled, whatever functions the caller wrote.
 
@@ -242,6 +243,7 @@ def require_one_chain(optimizer: Chain, what: str) -> None:
     Raises:
         TypeError: names what is asked of the optimizer, and the stage that stands against it.
     """
+    refuse_closure(optimizer, what)
     if not optimizer.is_composed:
         return
     require_gradients_alone(optimizer, what)
@@ -259,12 +261,14 @@ def require_one_chain(optimizer: Chain, what: str) -> None:
             )
 
 
-def require_dense(optimizer: Chain, what: str) -> None:
-    """Make sure that all stages take dense gradients.
+def require_one_dense_chain(optimizer: Chain, what: str) -> None:
+    """Make sure that all leaves have one chain, as above, whose stages take dense gradients.
 
     Raises:
-        RuntimeError: names what is asked of the optimizer, and the stage that does not.
+        TypeError: names what is asked of the optimizer, and the stage that stands against it.
+        RuntimeError: names the stage that takes sparse gradients only.
     """
+    require_one_chain(optimizer, what)
     for link in optimizer.links:
         if not link.stage.dense(link.hyper):
             raise RuntimeError(
@@ -279,6 +283,7 @@ def require_gradients_alone(optimizer: Chain, what: str) -> None:
     Raises:
         TypeError: names what is asked of the optimizer, the stage and its input.
     """
+    refuse_closure(optimizer, what)
     for link in optimizer.links:
         names = [*link.stage.extra, *(one.name for one in link.stage.inputs)]
         if names:
@@ -294,6 +299,7 @@ def require_nothing_shared(optimizer: Chain, what: str) -> None:
     Raises:
         TypeError: names what is asked of the optimizer, and the stage that stands against it.
     """
+    refuse_closure(optimizer, what)
     for link in optimizer.links:
         if link.stage.combine is not None or has_global_schedule([link.hyper]):
             raise TypeError(

@@ -1,4 +1,4 @@
-"""What is wrong with params, gradients or state: said before anything is changed."""
+"""Checks of params, gradients and state, before anything is changed."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -35,7 +35,7 @@ def check_params(leaves: Sequence[Any], paths: Sequence[Path]) -> None:
 
 
 def check_param(param: Any, name: str) -> None:
-    """One parameter that rules can take."""
+    """Check that rules can take a parameter."""
     if not isinstance(param, Tensor):
         raise TypeError(
             f"the parameter at {name!r} must be a tensor or None, got {type(param).__name__}"
@@ -53,7 +53,7 @@ def check_param(param: Any, name: str) -> None:
 
 
 def check_count(gradients: Sequence[Any], params: int) -> None:
-    """As many gradients as parameters."""
+    """Check that there are as many gradients as parameters."""
     if len(gradients) != params:
         raise ValueError(
             f"got {len(gradients)} gradients for {params} parameters; give one gradient, or None, "
@@ -85,7 +85,7 @@ def _check_same(what: str, got: Any, want: Any, name: str) -> None:
 
 
 def sparse_form(stages: Sequence[Stage], hypers: Sequence[Any], grad: Tensor, name: str) -> Sparse:
-    """How a sparse gradient is to be taken by all stages, or RuntimeError (torch's type)."""
+    """Return how all stages take a sparse gradient, or raise RuntimeError (torch's type)."""
     forms = [stage.sparse(hyper) for stage, hyper in zip(stages, hypers, strict=True)]
     refusing = [stage.name for stage, form in zip(stages, forms, strict=True) if form == "refuse"]
     if grad.layout != torch.sparse_coo or refusing:

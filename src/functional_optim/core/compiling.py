@@ -1,4 +1,4 @@
-"""What torch.compile and torch.export trace here, and what torch.compile runs as it is.
+"""Marks for torch.compile and torch.export: what they trace, and what runs as it is.
 
 A pure step is traced, by the reference, since the other executors look into memory: one program
 then makes every step, so no number is taken out of a tensor. What finds state by a tensor, a name

@@ -24,10 +24,9 @@ def links_constructors(*functions: Callable[..., Any]) -> None:
 
 
 def constructor(function: _Constructor) -> _Constructor:
-    """Mark a function that builds an optimizer.
+    """Mark a function that builds an optimizer of links.
 
-    The function is added to :data:`CONSTRUCTORS`. If it is given parameters, the error shows the
-    right call. An error about a hyper-parameter names the function, not the stage inside.
+    The function is added to :data:`CONSTRUCTORS`, and has :func:`constructor_errors`.
 
     Args:
         function: takes hyper-parameters only.
@@ -43,6 +42,20 @@ def constructor(function: _Constructor) -> _Constructor:
             ...
         ValueError: adamw: lr must be a finite number >= 0, got -1.0
     """
+    made = constructor_errors(function)
+    CONSTRUCTORS.append(made)
+    return made
+
+
+def constructor_errors(function: _Constructor) -> _Constructor:
+    """Give a function that builds an optimizer the errors that all constructors have.
+
+    If it is given parameters, the error shows the right call. An error about a hyper-parameter
+    names the function, not the stage inside.
+
+    Args:
+        function: takes hyper-parameters only.
+    """
     name = function.__name__
     refuse, renamed = _refuse_parameters, name_constructor
 
@@ -56,9 +69,7 @@ def constructor(function: _Constructor) -> _Constructor:
 
     # With the globals of the function, so that doctest counts it to the function's module.
     own = types.FunctionType(build.__code__, function.__globals__, name, None, build.__closure__)
-    made = cast("_Constructor", functools.wraps(function)(own))
-    CONSTRUCTORS.append(made)
-    return made
+    return cast("_Constructor", functools.wraps(function)(own))
 
 
 def _refuse_parameters(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

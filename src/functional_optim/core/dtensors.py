@@ -1,4 +1,4 @@
-"""Whether a tensor is a DTensor, and what of it lies on this rank; nobody needs torch's for it."""
+"""DTensors: detection, and the part on this rank, without importing torch's package."""
 
 import sys
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -13,7 +13,7 @@ _MODULE = "torch.distributed.tensor"
 
 
 def is_sharded(tensor: Any) -> "TypeGuard[DTensor]":
-    """Whether it is a DTensor; there is none before somebody has imported that class."""
+    """Return True if it is a DTensor; there is none before somebody has imported that class."""
     module = sys.modules.get(_MODULE)
     return module is not None and isinstance(tensor, module.DTensor)
 
@@ -54,5 +54,55 @@ def sum_over_ranks(part: Tensor, like: "DTensor") -> Tensor:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What of a tensor lies on this rank: a DTensor's shard, and any other tensor itself."""
+    """Return the part of a tensor on this rank: a DTensor's shard, or any other tensor itself."""
     return tensor.to_local() if is_sharded(tensor) else tensor
+
+
+def reduced(value: Tensor) -> Tensor:
+    """Return a tensor without partial results: of a DTensor, ranks add up what each has of it.
+
+    A state holds no partial results, since nothing can be written into them in place.
+    """
+    if is_sharded(value) and any(one.is_partial() for one in value.placements):
+        module: Any = sys.modules[_MODULE]
+        kinds = [module.Replicate() if one.is_partial() else one for one in value.placements]
+        return value.redistribute(value.device_mesh, kinds)
+    return value
+
+
+def local_part(value: Tensor, like: Tensor) -> Tensor:
+    """Return this rank's part of a tensor that each rank holds as a whole.
+
+    Args:
+        value: a plain tensor, the same on all ranks.
+        like: a tensor of its shape. If it is a DTensor, the part is cut as its shard.
+    """
+    if torch.jit.is_scripting():
+        found = value
+    elif is_sharded(like):
+        module: Any = sys.modules[_MODULE]
+        # Without a source rank, each rank takes its shard from its own copy: no communication.
+        cut = module.distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
+        found = local(cut)
+    else:
+        found = value
+    return found
+
+
+def from_local_part(part: Tensor, like: Tensor) -> Tensor:
+    """Return the tensor whose part this rank holds: the inverse of :func:`local_part`."""
+    if torch.jit.is_scripting():
+        found = part
+    elif is_sharded(like):
+        module: Any = sys.modules[_MODULE]
+        found = module.DTensor.from_local(
+            part,
+            like.device_mesh,
+            like.placements,
+            run_check=False,
+            shape=like.shape,
+            stride=like.stride(),
+        )
+    else:
+        found = part
+    return found

@@ -41,7 +41,7 @@ def complex_view(tensor: Tensor) -> Tensor:
 
 
 class Form(NamedTuple):
-    """How one leaf is seen."""
+    """View of a leaf."""
 
     enter: Callable[[Leaf], Leaf]
     """The leaf as rules see it. Views where it can, so that writing in place reaches the leaf."""
@@ -166,7 +166,7 @@ ROWS = Form(_rows_enter, _rows_leave, _rows_write)
 
 
 def is_laid_apart(param: Tensor, grad: Tensor) -> bool:
-    """Whether a gradient lies so that torch's kernels may round by it: 16 bits, other strides."""
+    """Return True for a 16-bit gradient with other strides, by which torch's kernels may round."""
     return param.dtype.itemsize == 2 and grad.stride() != param.stride()
 
 

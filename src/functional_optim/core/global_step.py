@@ -8,7 +8,7 @@ from functional_optim.core.on_global_step import OnGlobalStep
 
 
 def has_global_schedule(hypers: Iterable[Any]) -> bool:
-    """Whether a value among some hyper-parameters is such a schedule."""
+    """Return True if a value among some hyper-parameters is such a schedule."""
     return any(
         _marked(value) is not None
         for hyper in hypers

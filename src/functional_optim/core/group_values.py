@@ -1,4 +1,4 @@
-"""Whether the options of parameter groups are those of before: seen by identity, in C."""
+"""Check that the options of parameter groups did not change: by identity, in C."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -9,7 +9,7 @@ from functional_optim.core.hyper import is_fixed
 
 
 class GroupValues:
-    """What parameter groups held when they were last looked at.
+    """Values of parameter groups when they were last read.
 
     Only values that cannot change inside are known again by identity: while a group has another
     one, such as a tensor, a list or a schedule, groups are never known again.
@@ -35,7 +35,7 @@ class GroupValues:
         self._is_fixed = False
 
     def hold(self, groups: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether groups hold the same, and nothing that may have changed inside."""
+        """Return True if groups hold the same, and nothing that may have changed inside."""
         return (
             self._is_fixed
             and [*map(list, groups)] == self._keys

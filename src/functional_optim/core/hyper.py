@@ -240,7 +240,7 @@ def mapped(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
 
 
 def is_plain(hyper: Any) -> bool:
-    """Whether every value is a number (or a choice): nothing to resolve at a step."""
+    """Return True if every value is a number (or a choice): nothing to resolve at a step."""
     # A loop, and no generator: it is asked at every step whose learning rate is a new one.
     for value in hyper:
         if type(value) in _FIXED:
@@ -254,17 +254,17 @@ def is_plain(hyper: Any) -> bool:
 
 
 def all_plain(hypers: Sequence[tuple[Any, ...]]) -> bool:
-    """Whether no hyper-parameter of any parameter is a schedule or a tensor."""
+    """Return True if no hyper-parameter of any parameter is a schedule or a tensor."""
     return all(is_plain(one) for own in {id(own): own for own in hypers}.values() for one in own)
 
 
 def is_zero(value: Any) -> bool:
-    """Whether a hyper-parameter is the number 0, for good; a tensor or a schedule is taken not."""
+    """Return True if a hyper-parameter is the number 0, and neither a tensor nor a schedule."""
     return isinstance(value, (int, float)) and value == 0
 
 
 def is_fixed(value: Any) -> bool:
-    """Whether a value stays what it is, as long as it is the same object.
+    """Return True if a value stays what it is, as long as it is the same object.
 
     Example::
 
@@ -278,7 +278,7 @@ def is_fixed(value: Any) -> bool:
 
 
 def are_unchanged(before: Sequence[Any], now: Sequence[Any]) -> bool:
-    """Whether values need not be checked again: of the same types as before, and equal."""
+    """Return True if values need not be checked again: of the same types as before, and equal."""
     for one, other in zip(before, now, strict=True):
         kind = type(one)
         if one is other:

@@ -13,7 +13,7 @@ from functional_optim.core.calling import started
 from functional_optim.core.compiling import remembered
 from functional_optim.core.dtensors import is_sharded
 from functional_optim.core.forms import map_state, real_view
-from functional_optim.core.hyper import is_plain
+from functional_optim.core.hyper import are_unchanged, is_plain
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import GateCounts, LeafState, field_tensors
 from functional_optim.core.without_memory import WithoutMemory
@@ -108,7 +108,7 @@ def fields_of_any(
     shape: tuple[int, ...],
     dtype: torch.dtype,
 ) -> Fields:
-    """The same, of which nothing is kept."""
+    """Return the fields without keeping them in a cache."""
     probe = init_like(stages, hypers, shape, dtype)
     return tuple(tuple(map(_field, getattr(one, "_fields", ()), one)) for one in probe.stages)
 
@@ -136,7 +136,7 @@ class FieldsOfTree:
         self._known: dict[int, list[tuple[Sequence[int], torch.dtype, Fields]]] = {}
 
     def of(self, chain: object) -> FieldsOf:
-        """As of the leaves that share a chain, an object that lives as long as this."""
+        """Return :func:`fields_of` for leaves that share a chain, an object that outlives this."""
         if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
             return fields_of  # when exporting, an open size is to be compared with no other
         known = self._known.setdefault(id(chain), [])
@@ -154,6 +154,63 @@ class FieldsOfTree:
             return known[-1][2]
 
         return found
+
+
+class StateFields:
+    """Fields of the state of some parameters, while hyper-parameters change.
+
+    Args:
+        stages: of the chain.
+        hypers: of each stage.
+        kinds: shapes and dtypes of the parameters.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim import sgd
+        >>> optimizer = sgd(lr=0.1, momentum=0.9)
+        >>> hypers = [link.hyper for link in optimizer.links]
+        >>> fields = StateFields(optimizer.stages, hypers, [((3,), torch.float32)])
+        >>> fields.hold([one._replace(lr=0.2) if "lr" in one._fields else one for one in hypers])
+        True
+        >>> fields.hold([link.hyper for link in sgd(lr=0.1).links])
+        False
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        hypers: Sequence[Any],
+        kinds: Iterable[tuple[Sequence[int], torch.dtype]],
+    ) -> None:
+        self._stages, self._kinds = tuple(stages), list(kinds)
+        self._names = [(k, name) for k, one in enumerate(stages) for name in fields_depend_on(one)]
+        self._fields, self._values = self._of(hypers), self._read(hypers)
+
+    def hold(self, hypers: Sequence[Any]) -> bool:
+        """Return True if these hyper-parameters ask for the same fields."""
+        now = self._read(hypers)
+        if are_unchanged(self._values, now):
+            return True
+        if self._of(hypers) != self._fields:
+            return False
+        self._values = now
+        return True
+
+    def _read(self, hypers: Sequence[Any]) -> list[Any]:
+        return [getattr(hypers[place], name) for place, name in self._names]
+
+    def _of(self, hypers: Sequence[Any]) -> list[Fields]:
+        own = tuple(hypers)
+        return [fields_of_any(self._stages, own, tuple(shape), d) for shape, d in self._kinds]
+
+
+def fields_depend_on(stage: Stage) -> Sequence[str]:
+    """Return the hyper-parameters that decide which fields a stage's state has."""
+    if stage.state_depends_on is None and stage.stateful:
+        hyper: Any = stage.hyper
+        return tuple(hyper._fields)
+    return stage.state_depends_on or ()
 
 
 def init_like(
@@ -178,7 +235,7 @@ def same_fields(
     shapes: Iterable[Sequence[int]],
     dtype: torch.dtype,
 ) -> bool:
-    """Whether parameters of these shapes have the same fields."""
+    """Return True if parameters of these shapes have the same fields."""
     return len({fields_of(stages, hypers, shape, dtype) for shape in map(tuple, shapes)}) <= 1
 
 

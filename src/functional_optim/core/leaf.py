@@ -1,4 +1,4 @@
-"""What an executor is given for each leaf."""
+"""Leaf of a step, as executors take it."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -13,7 +13,7 @@ from functional_optim.core.state import state_tensors
 
 
 class Scalars(Enum):
-    """Where the numbers of a step come from, that all elements of a leaf have in common."""
+    """Source of a step's numbers, which all elements of a leaf have in common."""
 
     HOST = "Python's numbers, made anew for each step"
     DEVICE = "0-d tensors beside the parameters: a replay of a CUDA graph computes them again"
@@ -24,7 +24,7 @@ PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
 
 class Leaf(NamedTuple):
-    """One parameter with a gradient, as the stages see it: real, dense, coefficients at hand."""
+    """Parameter with a gradient, as the stages see it: real, dense, with coefficients."""
 
     param: Tensor
     grad: Tensor
@@ -46,7 +46,7 @@ class Leaf(NamedTuple):
 
 
 class Stepped(NamedTuple):
-    """What a step makes of a :class:`Leaf`."""
+    """Result of a step of a :class:`Leaf`."""
 
     param: Tensor
     states: tuple[Any, ...]
@@ -91,17 +91,17 @@ def require_room(leaf: Leaf, stepped: Stepped) -> None:
 
 
 def on_device(leaves: Sequence[Leaf]) -> bool:
-    """Whether the numbers of leaves, which all come from one place, stand on a device."""
+    """Return True if the numbers of leaves, which all come from one place, stand on a device."""
     return bool(leaves) and leaves[0].scalars is Scalars.DEVICE
 
 
 def is_measured(stage: Stage) -> bool:
-    """Whether a stage needs a sum over all gradients first."""
+    """Return True if a stage needs a sum over all gradients first."""
     return isinstance(stage, Transform) and stage.measure is not None
 
 
 def needs_total(stage: Stage) -> bool:
-    """Whether a stage needs a total over all leaves, or several, before it runs."""
+    """Return True if a stage needs a total over all leaves, or several, before it runs."""
     return is_measured(stage) or stage.reduce is not None
 
 

@@ -1,4 +1,4 @@
-"""What a stage declares of an input beside the gradient that is one tensor for each leaf."""
+"""Declaration of an input beside the gradient that is one tensor for each leaf."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple

@@ -40,7 +40,7 @@ def rebuild(link: Link, **values: Any) -> Link:
 
 
 def has_gates(links: Sequence[Link]) -> bool:
-    """Whether a stage decides, by numbers, whether those behind it run."""
+    """Return True if a stage decides, by numbers, whether those behind it run."""
     return any(link.stage.gate is not None for link in links)
 
 
@@ -231,7 +231,7 @@ def addresses(links: Links) -> dict[str, list[tuple[int, str]]]:
 
 
 def _addresses(links: Sequence[Link]) -> dict[str, list[tuple[int, str]]]:
-    """The same for the links of one part."""
+    """Return the addresses of the links of one part."""
     places: dict[str, list[tuple[int, str]]] = {}
     for index, link in enumerate(links):
         for field in link.hyper._fields:
@@ -250,7 +250,7 @@ def _addresses(links: Sequence[Link]) -> dict[str, list[tuple[int, str]]]:
 def _of_its_own(
     links: Sequence[Link], where: Sequence[tuple[int, str]], place: tuple[int, str]
 ) -> bool:
-    """Whether a stage has another value than the last of those that have the name."""
+    """Return True if a stage has another value than the last of those that have the name."""
     own, last = (getattr(links[index].hyper, field) for index, field in (place, where[-1]))
     if own is last:
         return False
@@ -354,13 +354,13 @@ def with_values(links: Links, changes: Mapping[str, Any]) -> Links:
 
 
 def keeps_shared(links: Links) -> bool:
-    """Whether an optimizer keeps anything that belongs to no leaf."""
+    """Return True if an optimizer keeps anything that belongs to no leaf."""
     numbers = any(link.stage.combine is not None for link in links)
     return numbers or has_global_schedule(link.hyper for link in links)
 
 
 def is_composed(links: Links) -> bool:
-    """Whether a step is decided as a whole.
+    """Return True if a step is decided as a whole.
 
     So it is where leaves differ in their stages, or take more than gradients, and where something
     is kept that belongs to no leaf.

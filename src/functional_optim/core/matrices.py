@@ -1,4 +1,4 @@
-"""What rules for whole matrices share: they take one matrix, or several of one shape stacked.
+"""Common functions of rules for whole matrices: one matrix, or several of one shape stacked.
 
 A stack has one dimension more, in front. Each function gives for every matrix of a stack what it
 gives for that matrix alone; to the bit where torch's batched product rounds as its plain one.

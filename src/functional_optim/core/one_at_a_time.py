@@ -1,7 +1,8 @@
 """Methods that several threads may call: one call after the other, in whatever order they come."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -14,13 +15,19 @@ _Result = TypeVar("_Result")
 
 
 class StepLock:
-    """What is held while something is stepped; a copy of its owner has one of its own."""
+    """Lock that is held during a step; a copy of its owner has a lock of its own."""
 
     def __init__(self) -> None:
         self._held = threading.RLock()
 
     def __reduce__(self) -> tuple[type["StepLock"], tuple[()]]:
         return StepLock, ()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the lock in a ``with`` statement, which an interrupt may break off."""
+        with self._held:
+            yield
 
     def alone(self, call: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
         """A call in no two threads at a time, and unbroken by interrupts once it has begun."""

@@ -1,4 +1,4 @@
-"""Which stages act on which leaf, and by which hyper-parameters."""
+"""Chains of leaves: the stages that act on each, and their hyper-parameters."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -64,7 +64,7 @@ def chains_of(
     spec: optree.PyTreeSpec,
     leaves: Sequence[Any],
 ) -> list[LeafChain]:
-    """The same for every leaf of a tree; leaves that share all of it share one object."""
+    """Return the chain of every leaf of a tree; leaves with equal chains share one object."""
     wheres = [where for where, _ in overrides]
     wheres += [link.where for link in links if link.where is not None]
     if not wheres:

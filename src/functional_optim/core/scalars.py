@@ -17,7 +17,7 @@ def concrete(value: Tensor) -> float | None:
 
 
 def carries_derivative(value: Tensor) -> bool:
-    """Whether autograd or torch.func follows a tensor, so that its number must not be taken.
+    """Return True if autograd or torch.func follows a tensor, so that its number must not be taken.
 
     So it is, for all that is known, where torch.compile or torch.export traces a step: one program
     is to serve every number.

@@ -1,4 +1,4 @@
-"""What all schedules of this package are: frozen records that are called with a step count.
+"""Base class of schedules: frozen records that are called with a step count.
 
 A schedule ``s`` gives ``s(made)`` for a number of steps made, 0 at the first step: a Python number
 for a number, and for a 0-d tensor a 0-d tensor of double precision (or a number where it is the
@@ -98,7 +98,7 @@ def whole(label: str, value: Any, least: int) -> int:
 
 
 def annealed(label: str, value: Any) -> Anneal:
-    """One of the two ways.
+    """Return the function of an annealing strategy.
 
     Raises:
         ValueError: it is neither.

@@ -105,7 +105,7 @@ def _changed(
     *,
     first: First | None,
 ) -> dict[tuple[int, str], Any]:
-    """What an override puts in which place."""
+    """Return the values that an override changes, by their positions."""
     changed = {}
     for place, field, value in override[1]:
         for index, link in enumerate(links):

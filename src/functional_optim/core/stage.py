@@ -14,48 +14,35 @@ import torch
 from torch import Tensor
 
 from functional_optim.bounds import Interval
+from functional_optim.core.gate import Gate
 from functional_optim.core.hyper import build
 from functional_optim.core.leaf_input import LeafInput, require_fields
 from functional_optim.core.spelling import spell_link
+from functional_optim.core.stage_defaults import (
+    NoState,
+    Sparse,
+    no_check,
+    no_init,
+    no_shared,
+    refuse_sparse,
+    rows_of_sparse,
+    same_coefficients,
+    takes_dense,
+)
 
-NoState = tuple[()]
-"""The state of a stage that keeps none; its one value is ``()``."""
+__all__ = [
+    "Kind",
+    "Link",
+    "NoState",
+    "Rule",
+    "Sparse",
+    "Stage",
+    "Transform",
+    "rows_of_sparse",
+    "same_coefficients",
+]
 
 Kind = Literal["pointwise", "per_matrix"]
-Sparse = Literal["refuse", "rows", "dense"]
-
-
-def no_init(param: Tensor, hyper: Any) -> NoState:
-    """State of a stage that keeps none."""
-    return ()
-
-
-def same_coefficients(step: float, hyper: Any) -> Any:
-    """Coefficients of a stage whose hyper-parameters are used as they are."""
-    return hyper
-
-
-def no_shared(hyper: Any) -> NoState:
-    """Shared numbers of a stage that has none."""
-    return ()
-
-
-def no_check(hyper: Any) -> None:
-    """Validation of a stage whose hyper-parameters have bounds, but no relation between them."""
-
-
-def refuse_sparse(hyper: Any) -> Sparse:
-    """A stage that has no meaning for a sparse gradient."""
-    return "refuse"
-
-
-def rows_of_sparse(hyper: Any) -> Sparse:
-    """A stage that does nothing where the gradient is zero, so that only stored rows matter."""
-    return "rows"
-
-
-def takes_dense(hyper: Any) -> bool:
-    return True
 
 
 class Link(NamedTuple):
@@ -72,32 +59,6 @@ class Link(NamedTuple):
         return spell_link(self)
 
 
-@dataclass(frozen=True)
-class Gate:
-    """A stage's word on whether the stages behind it run, and count the step.
-
-    Args:
-        opens: ``opens(shared)`` tells whether they do, from the stage's shared numbers of this
-            step. The stage itself, and those before it, run in any case.
-        holds: what a leaf keeps in the stage's state while the gate is closed. A leaf that has no
-            gradient when the gate opens, but had one since it opened last, is not forgotten: with
-            "gradient" it goes on behind the gate with what it keeps; with "parameter" the gate's
-            stage alone runs, to put the parameter back.
-
-    Example::
-
-        >>> from typing import NamedTuple
-        >>> class Count(NamedTuple):
-        ...     calls: float
-        >>> every_third = Gate(lambda shared: shared.calls % 3 == 0)
-        >>> [every_third.opens(Count(float(k))) for k in range(1, 7)]
-        [False, False, True, False, False, True]
-    """
-
-    opens: Callable[[Any], bool]
-    holds: Literal["nothing", "gradient", "parameter"] = "nothing"
-
-
 RESERVED_STATE = ("step",)
 """Keys of torch's dicts of state that hold something else: the step count of a parameter."""
 
@@ -107,7 +68,7 @@ RESERVED_HYPER = ("params", "param_names", "initial_lr", "decoupled_weight_decay
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Stage:
-    """What a :class:`Rule` and a :class:`Transform` have in common.
+    """Base class of :class:`Rule` and :class:`Transform`.
 
     Call it with its hyper-parameters, by name, to get a :class:`Link` for ``chain``.
 
@@ -120,6 +81,8 @@ class Stage:
             only some options or shapes need (``[]`` or ``[tensor]``, or one for each side of a
             matrix); :data:`NoState` where there is none. None is called ``step``.
         init: ``init(param, hyper) -> state``.
+        state_depends_on: the hyper-parameters by which ``init`` decides which tensors there are,
+            and of which shape and dtype. By default all: ``init`` is called for each new value.
         coefficients: ``coefficients(step, hyper)`` gives what changes with the step but is the
             same for every element: a NamedTuple of a few numbers, in double precision, computed
             once per step. ``step`` counts from 1. Left out, the rule is handed ``hyper`` itself.
@@ -153,6 +116,10 @@ class Stage:
             summed, in double precision, over every tensor, shard and rank. ``grad`` is as the
             stages before have left it, ``coefficients`` of the shared numbers before this step.
         totals: how many sums ``reduce`` gives.
+        reduce_each: ``reduce`` for several tensors at once, with the same bits. Arguments are lists
+            of dense tensors of one device; ``state`` has such a list in the place of each tensor.
+            It gives, for each total, a 1-D float64 tensor with a number for each tensor, or None
+            where these are to be reduced one by one.
         combine: ``combine(shared, totals, hyper) -> shared``, once per step; ``totals`` holds the
             sums of ``reduce``, ``()`` without. Where a stage has it, its ``coefficients`` are
             called with the new shared numbers as a third argument. Numbers are floats, or 0-d
@@ -170,6 +137,7 @@ class Stage:
     hyper: type
     state: Any = NoState
     init: Callable[[Tensor, Any], Any] = no_init
+    state_depends_on: tuple[str, ...] | None = None
     coefficients: Callable[..., Any] = same_coefficients
     bounds: tuple[tuple[str, Interval], ...] = ()
     check: Callable[[Any], None] = no_check
@@ -188,6 +156,7 @@ class Stage:
     init_shared: Callable[[Any], Any] = no_shared
     reduce: Callable[..., tuple[Tensor, ...]] | None = None
     totals: int = 0
+    reduce_each: Callable[..., "tuple[Tensor, ...] | None"] | None = None
     combine: Callable[..., Any] | None = None
     gate: Gate | None = None
     view: Callable[[Tensor, Any, Any], Tensor] | None = None
@@ -217,24 +186,36 @@ class Stage:
                 f"{self.name}: shared numbers, reduce and extra inputs come together in combine; "
                 "give combine(shared, totals, hyper)"
             )
-        unknown = [one for one in self.shared_by or () if one not in self.hyper.__annotations__]
-        if unknown:
-            raise ValueError(
-                f"{self.name}: shared_by names hyper-parameters, and {unknown[0]!r} is none; there "
-                f"are {', '.join(self.hyper.__annotations__)}"
-            )
+        for declared in ("shared_by", "state_depends_on"):
+            self._require_hyper(declared)
         if (self.reduce is not None) != (self.totals > 0):
             raise ValueError(
                 f"{self.name}: totals must be the number of sums that reduce gives, got "
                 f"{self.totals}"
             )
+        if self.reduce_each is not None and self.reduce is None:
+            raise ValueError(f"{self.name}: reduce_each needs reduce, which it equals")
         if self.gate is not None and self.combine is None:
             raise ValueError(
                 f"{self.name}: a gate opens by shared numbers; give shared and combine"
             )
 
+    def _require_hyper(self, declared: str) -> None:
+        """Refuse a declaration that names what is no hyper-parameter.
+
+        Raises:
+            ValueError: shows the name.
+        """
+        known = getattr(self.hyper, "_fields", ())
+        unknown = [one for one in getattr(self, declared) or () if one not in known]
+        if unknown:
+            raise ValueError(
+                f"{self.name}: {declared} names hyper-parameters, and {unknown[0]!r} is none; "
+                f"there are {', '.join(known)}"
+            )
+
     def __hash__(self) -> int:
-        """As of the fields; kept, since stages are the keys of what is compiled for them."""
+        """Return the hash of the fields; kept, since stages are keys of caches."""
         found: int | None = self.__dict__.get("_hash")
         if found is None:
             found = hash((type(self), *(getattr(self, one.name) for one in fields(self))))
@@ -247,20 +228,21 @@ class Stage:
 
     @property
     def stateful(self) -> bool:
-        """Whether the stage keeps anything between steps."""
+        """Return True if the stage keeps anything between steps."""
         found: bool = self.__dict__["_stateful"]  # torch.compile compares no generic aliases
         return found
 
     @property
     def sharing(self) -> bool:
-        """Whether the stage keeps numbers that belong to no leaf."""
-        return bool(self.__dict__["_sharing"])
+        """Return True if the stage keeps numbers that belong to no leaf."""
+        found: bool = self.__dict__["_sharing"]
+        return found
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} {self.name}({', '.join(getattr(self.hyper, '_fields', ()))})"
 
     def made_of(self, hyper: Any) -> tuple[str, tuple[Link, ...], dict[str, Any]] | None:
-        """What made it of other links: the name of a function, those, and its other arguments.
+        """Return the name of the function that made it, its links, and the other arguments.
 
         None of a stage that is itself. An optimizer shows such a call in its ``repr``.
         """
@@ -363,6 +345,8 @@ class Transform(Stage):
         measure: for a transform that needs a number from *all* gradients first: ``measure(grad)``
             returns a 0-d float64 tensor. The sum over every tensor, shard and rank is the total
             that ``transform`` takes.
+        measure_each: ``measure`` for a list of dense tensors of one device, with the same bits: a
+            1-D float64 tensor with a number for each.
         leads: whether the transform acts on the raw gradient, wherever it stands in the chain.
         raw: whether ``transform`` also takes the raw gradient: the gradient that the chain was
             given, changed only by transforms that lead and by the last gate before this one.
@@ -385,9 +369,22 @@ class Transform(Stage):
 
     transform: Callable[..., tuple[Tensor, Any]]
     measure: Callable[[Tensor], Tensor] | None = None
+    measure_each: Callable[[list[Tensor]], Tensor] | None = None
     leads: bool = False
     raw: bool = False
     __hash__ = Stage.__hash__
+
+    def __post_init__(self) -> None:
+        """Refuse contradictions, those of any stage among them.
+
+        Raises:
+            ValueError: ``measure_each`` without ``measure``; or as for :class:`Stage`.
+        """
+        super().__post_init__()
+        if self.measure_each is not None and self.measure is None:
+            raise ValueError(
+                f"{self.name}: measure_each needs measure, which it equals for a tensor"
+            )
 
 
 def block_size_of(stages: Iterable[Stage]) -> int:

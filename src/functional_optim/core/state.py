@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class GateCounts(NamedTuple):
-    """What a leaf counts at a gate: 0-d int64 tensors."""
+    """Counts of a leaf at a gate: 0-d int64 tensors."""
 
     runs: Tensor
     """How often the stages up to the gate have run."""
@@ -21,7 +21,7 @@ class GateCounts(NamedTuple):
 
 
 class LeafState(NamedTuple):
-    """What one parameter carries from step to step."""
+    """State of one parameter from step to step."""
 
     step: Tensor
     """0-d int64 tensor: how many steps this leaf has made. A missing gradient is no step, nor is
@@ -33,7 +33,7 @@ class LeafState(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """What belongs to no leaf."""
+    """State that belongs to no leaf."""
 
     step: Tensor
     """0-d int64 tensor: how many times the optimizer was called."""

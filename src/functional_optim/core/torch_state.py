@@ -26,7 +26,7 @@ class _Keyed(NamedTuple):
     """The dtype; None where there is no tensor."""
 
     def left_behind(self, key: str) -> bool:
-        """Whether a key is of this field when an option was on that is off now."""
+        """Return True if a key is of this field when an option was on that is off now."""
         return not self.keys and key.partition("[")[0] == self.name
 
 
@@ -154,7 +154,7 @@ def from_entries(
 
 
 def has_begun(entries: Mapping[str, Any]) -> bool:
-    """Whether a parameter with this state was stepped, or has come as far as a gate."""
+    """Return True if a parameter with this state was stepped, or has come as far as a gate."""
     return any(
         int(value) > 0
         for key, value in entries.items()
@@ -210,12 +210,12 @@ def _start(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> dic
 
 
 def _is_one_number(tensor: Tensor) -> bool:
-    """Whether it is filled with one number, as by a hyper-parameter that it starts as."""
+    """Return True if it is filled with one number, as by a hyper-parameter that it starts as."""
     return tensor.numel() > 0 and bool((tensor == tensor.flatten()[0]).all()) and bool(tensor.any())
 
 
 def _same_values(value: Tensor, start: Tensor) -> bool:
-    """Whether a tensor is what its field is before the first step; shapes are checked later."""
+    """Return True if a tensor has the value of its field before the first step, of any shape."""
     if value.shape != start.shape:
         return True
     return torch.equal(value.to(start.device, start.dtype), start)
@@ -225,7 +225,7 @@ _PROBED_STEPS = (1.0, 2.0, 3.0, 10.0, 1e3, 1e6)
 
 
 def _depends_on_step(stages: Sequence[Stage], hypers: Sequence[Any]) -> bool:
-    """Whether the coefficients of a chain are others at other steps."""
+    """Return True if the coefficients of a chain are others at other steps."""
     if not all(map(is_plain, hypers)) or any(stage.combine is not None for stage in stages):
         return True
     pairs = list(zip(stages, hypers, strict=True))
@@ -251,7 +251,7 @@ def _as_step(count: Any) -> Tensor:
 
 
 def starts_in_first_step(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> bool:
-    """Whether all state is there for an option only, as SGD's momentum buffer is.
+    """Return True if all state is there for an option only, as SGD's momentum buffer is.
 
     torch makes such state in the first step and takes what it finds for a later one's.
     """

@@ -1,4 +1,4 @@
-"""What writes in place, and is not to be left half done by Ctrl-C.
+"""Deferral of KeyboardInterrupt until an in-place update is complete.
 
 Python raises KeyboardInterrupt between any two lines of its main thread: between a parameter and
 its state, or between a state and its step count. Held back until the lines that belong together

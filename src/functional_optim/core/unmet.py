@@ -1,4 +1,4 @@
-"""What an optimizer says of leaves that are not there: a name that is misspelt is not silent."""
+"""Report of selectors that match no parameter."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ _SHOWN = 8
 
 
 class Unmet:
-    """What is meant for none of the leaves seen so far.
+    """Selectors that match no leaf seen so far.
 
     An override is to be meant for some leaf, and so is what a mask, a label or what is frozen says
     of paths; those of :func:`~functional_optim.if_any` need not be. Where leaves have no names but
@@ -37,7 +37,7 @@ class Unmet:
         self._seen: list[Path] = []
 
     def see(self, path: Path, leaf: Any) -> None:
-        """One more leaf."""
+        """See a leaf."""
         if not (self._overrides or self._parts):
             return
         shape = shape_of(leaf)

@@ -1,4 +1,4 @@
-"""Which leaves are meant: by the beginning of their paths, a predicate, a pattern or the shape."""
+"""Selectors of leaves: by the beginning of their paths, a predicate, a pattern or the shape."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +20,7 @@ class Selector:
     """
 
     def selects(self, path: Path, shape: Shape | None) -> bool:
-        """Whether the leaf at ``path`` is meant; ``shape`` is that of the whole parameter."""
+        """Return True if the leaf at ``path`` is selected; ``shape`` is the whole parameter's."""
         raise NotImplementedError
 
     def __and__(self, other: "Where") -> "Selector":
@@ -271,7 +271,7 @@ def with_shape(
 
 
 def if_any(where: Where) -> IfAny:
-    """The same leaves, where it is no mistake that there are none.
+    """Return a selector that may match no leaf.
 
     Without it, what is meant for no leaf of a tree is refused, since its name may be misspelt: an
     override, and a name, a pattern or a predicate in ``freeze``, ``masked`` and ``labels``. With
@@ -339,7 +339,7 @@ def check_where(where: Any) -> None:
 
 
 def applies(where: Where, path: Path, shape: Shape | None = None) -> bool:
-    """Whether the leaf at ``path`` is meant."""
+    """Return True if the leaf at ``path`` is meant."""
     if isinstance(where, Selector):
         return where.selects(path, shape)
     return where(path) if callable(where) else path[: len(where)] == where
@@ -363,7 +363,7 @@ def by_path(where: Where) -> Iterator[Where]:
 
 
 def names(where: Where) -> bool:
-    """Whether what a part selects by is written of names: a path with text, or a pattern."""
+    """Return True if what a part selects by is written of names: a path with text, or a pattern."""
     if isinstance(where, tuple):
         return any(isinstance(key, str) for key in where)
     return isinstance(where, _Matching)
@@ -379,7 +379,7 @@ def written(where: Where) -> str:
 
 
 def _short(where: Any) -> str:
-    """The same within a ``repr``: a predicate by its name alone."""
+    """Return the text of a selector within a ``repr``: a predicate by its name alone."""
     return repr(where) if isinstance(where, (tuple, Selector)) else named(where)
 
 

@@ -1,4 +1,4 @@
-"""What the inputs of an exported step are, in order: made once, checked against, written beside it.
+"""Inputs of an exported step in order: written beside the program, and checked against.
 
 Leaves are seen as the program sees them: a complex tensor as its real view.
 """
@@ -26,7 +26,7 @@ LISTS = ("params", "grads", "states", "steps", "hyper")
 
 
 class Entry(NamedTuple):
-    """One input of the program."""
+    """Input of the program."""
 
     list: str
     """Which of :data:`LISTS` it is in."""
@@ -42,7 +42,7 @@ class Entry(NamedTuple):
     """Of a state: what each of its elements is before the first step; None if they differ."""
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in the manifest."""
+        """Return the entry as the manifest has it."""
         made: dict[str, Any] = {
             "list": self.list,
             "name": self.name,
@@ -92,7 +92,7 @@ class LeafEntries(NamedTuple):
 def leaf_entries(
     stages: Sequence[Stage], hypers: Slotted, param: Tensor, name: str, *, dynamic: str = ""
 ) -> LeafEntries:
-    """What the program takes for one parameter.
+    """Return the inputs of the program for one parameter.
 
     Args:
         stages: of the chain.
@@ -283,6 +283,6 @@ def require_fits(entry: Entry, tensor: Any, *, strides: bool) -> None:
 
 
 def _laid(entry: Entry, tensor: Tensor) -> bool:
-    """Whether the strides that mean anything are those of the entry."""
+    """Return True if the strides that mean anything are those of the entry."""
     strides = zip(tensor.shape, tensor.stride(), entry.stride, strict=True)
     return all(size < 2 or got == want for size, got, want in strides)

@@ -1,4 +1,4 @@
-"""Where an exported step is written: a package and its manifest, each put in place in one move."""
+"""Files of an exported step: a package and its manifest, each put in place in one move."""
 
 import json
 import os

@@ -34,7 +34,7 @@ from functional_optim.plan.fed_coefficients import (
 
 
 class LeafPlan(NamedTuple):
-    """What the program knows of a leaf."""
+    """Plan of a leaf in the program."""
 
     name: str
     state: tuple[Any, ...]
@@ -80,7 +80,7 @@ class StepProgram(torch.nn.Module):
         steps: list[Tensor],
         hyper: list[Tensor],
     ) -> tuple[list[Tensor], ...]:
-        """One step."""
+        """Make a step."""
         left = iter(states)
         with Lowered() if self.compiled else nullcontext():
             fed = self._fed(hyper)
@@ -103,7 +103,7 @@ class StepProgram(torch.nn.Module):
             )
 
     def _fed(self, hyper: Sequence[Tensor]) -> dict[Evaluation, dict[str, Any]]:
-        """What stands for the numbers, for each way that is in use."""
+        """Return the stand-ins for numbers, for each way of evaluation in use."""
         ways = {way for plan in self.leaves for way in plan.ways}
         named = dict(zip(self.inputs, hyper, strict=True))
         return {
@@ -191,7 +191,7 @@ def unread(program: Any, inputs: Sequence[str]) -> list[str]:
 
 
 def _acts(target: Any) -> bool:
-    """Whether a call does more than give a result."""
+    """Return True if a call does more than give a result."""
     if isinstance(target, type(torch.ops.aten.add.Tensor)):
         return is_mutable(target)
     return is_higher_order(target)

@@ -34,18 +34,18 @@ class _Given(TorchOptimizer):
 
     @property
     def numbers(self) -> dict[str, Any]:
-        """What is kept in groups, and is no option."""
+        """Entries of groups that are no options."""
         return self._chains.numbers()
 
     @uncompiled
     def step_by(self, gradients: Sequence[Tensor | None], measured: Sequence[Tensor]) -> None:
-        """One step; ``.grad`` is neither read nor written."""
+        """Make a step; ``.grad`` is neither read nor written."""
         given = self._by_parameter(gradients)
         self._lock.alone(self._step_by, given, measured)
 
     @uncompiled
     def measure(self, gradients: Sequence[Tensor | None], measured: Sequence[Tensor]) -> Tensor:
-        """What each parameter adds to the next total: a number, or a row of several."""
+        """Return each parameter's addend to the next total: a number, or a row of several."""
         check_measured(self.chain.stages, measured, asked=1)
         given = self._by_parameter(gradients)
         return self._lock.alone(self._measure, given, measured)
@@ -117,12 +117,12 @@ class ComposedLocal:
 
     @property
     def measured_stages(self) -> int:
-        """How many stages of the optimizer need totals over all gradients."""
+        """Number of stages of the optimizer that need totals over all gradients."""
         return sum(map(needs_total, self._inner.chain.stages))
 
     @one_at_a_time
     def step(self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()) -> None:
-        """One step, by the options of now."""
+        """Make a step, by the current options."""
         self._hand_on()
         self._inner.step_by(gradients, measured)
 
@@ -130,7 +130,7 @@ class ComposedLocal:
     def measure(
         self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()
     ) -> Tensor:
-        """What each parameter adds to the next total; a row for each, where there are several."""
+        """Return each parameter's addend to the next total; a row of several, where needed."""
         self._hand_on()
         return self._inner.measure(gradients, measured)
 

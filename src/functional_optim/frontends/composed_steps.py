@@ -69,7 +69,7 @@ class GroupSteps:
         return cls(taken, parts, steps)
 
     def chains(self, groups: Sequence[Group]) -> list[LeafChain]:
-        """Of each group; the same objects as long as the hyper-parameters are."""
+        """Return the chain of each group; the same objects while hyper-parameters are."""
         now = list(map(HYPERS, groups))
         if not self._chains or not all(map(is_, now, map(HYPERS, self._chains))):
             self._chains = []

@@ -72,7 +72,7 @@ class ForeignOptimizer:
         return list(self._params)
 
     def step(self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()) -> None:
-        """One step, with the gradients in ``.grad``, and what was there before put back."""
+        """Step by gradients in ``.grad``, and put back what was there before."""
         if measured:
             self.measure(gradients)
         check_count(gradients, len(self._params))

@@ -82,7 +82,7 @@ def checked_norm(max_norm: float) -> float:
 
 
 def addend(values: Tensor, order: float) -> Tensor:
-    """What elements add to a norm, ``sum |g|^order``, or ``max |g|`` for infinity, in float64.
+    """Return the addend of elements to a norm: ``sum |g|^order`` or ``max |g|``, in float64.
 
     Args:
         values: of one gradient, or a part of it.
@@ -99,12 +99,12 @@ def addend(values: Tensor, order: float) -> Tensor:
 
 
 def both(one: Tensor, other: Tensor, order: float) -> Tensor:
-    """What two parts of one gradient add."""
+    """Return the addend of two parts of one gradient."""
     return torch.maximum(one, other) if order == math.inf else one + other
 
 
 def addends(gradients: Sequence[Tensor | None], order: float) -> Tensor:
-    """What several gradients add; None adds 0.
+    """Return the addend of several gradients; None adds 0.
 
     Returns:
         One number for each, on the CPU.

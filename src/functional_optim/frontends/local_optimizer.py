@@ -48,7 +48,7 @@ class LocalOptimizer(Protocol):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """As in torch: options may be changed between steps."""
+        """Parameter groups as in torch: options may be changed between steps."""
 
     @property
     def params(self) -> list[Tensor]:
@@ -60,10 +60,10 @@ class LocalOptimizer(Protocol):
 
     @property
     def measured_stages(self) -> int:
-        """How many totals over all gradients it needs; 0 for most."""
+        """Number of totals over all gradients that a step needs; 0 for most optimizers."""
 
     def step(self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()) -> None:
-        """One step.
+        """Make a step.
 
         Args:
             gradients: one for each parameter, in the order of ``params``; a parameter that has None
@@ -74,7 +74,7 @@ class LocalOptimizer(Protocol):
     def measure(
         self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()
     ) -> Tensor:
-        """What each parameter adds to the next total after those in ``measured``, in float64.
+        """Return each parameter's addend to the next total after those in ``measured``, in float64.
 
         In the order of ``params``; a row for each, where a stage needs several.
         """
@@ -135,7 +135,7 @@ def local_optimizer(
 def resolved(
     optimizer_class: Any, args: tuple[Any, ...], options: Mapping[str, Any]
 ) -> Recipe | Foreign:
-    """What makes a local optimizer, here or in another process: it can be pickled.
+    """Return the recipe of a local optimizer, here or in another process: it can be pickled.
 
     Args:
         optimizer_class: as for :func:`local_optimizer`.
@@ -267,12 +267,12 @@ class FunctionalOptimizer:
 
     @property
     def measured_stages(self) -> int:
-        """How many totals over all gradients the chain needs."""
+        """Number of totals over all gradients that the chain needs."""
         return self._inner.measured_stages
 
     @one_at_a_time
     def step(self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()) -> None:
-        """One step, by the options of now."""
+        """Make a step, by the current options."""
         self._take_options()
         self._inner.step_by(gradients, measured=measured)
 
@@ -280,7 +280,7 @@ class FunctionalOptimizer:
     def measure(
         self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()
     ) -> Tensor:
-        """What each parameter adds to the next total."""
+        """Return each parameter's addend to the next total."""
         self._take_options()
         return self._inner.measure(gradients, measured=measured)
 

@@ -33,7 +33,7 @@ from functional_optim.frontends.gradient_norms import alike
 
 
 class Scaling(NamedTuple):
-    """What GradScaler puts on an optimizer that says it takes it, for the call of its step."""
+    """Attributes that GradScaler sets on an optimizer for the call of its step."""
 
     grad_scale: Tensor | None
     """What gradients are still to be divided by; None where ``unscale_()`` has done it."""
@@ -42,17 +42,17 @@ class Scaling(NamedTuple):
 
     @classmethod
     def of(cls, optimizer: Any) -> "Scaling":
-        """What is on an optimizer now."""
+        """Return the current attributes of an optimizer."""
         return cls(getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None))
 
     @property
     def is_scaled(self) -> bool:
-        """Whether a GradScaler calls."""
+        """Return True if a GradScaler calls."""
         return self.found_inf is not None
 
     @property
     def found(self) -> bool:
-        """Whether a gradient of this process is not finite."""
+        """Return True if a gradient of this process is not finite."""
         return self.found_inf is not None and bool(self.found_inf.item())
 
     def unscale_(self, gradients: Iterable[Tensor | None]) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from functional_optim.core.brief import brief
 from functional_optim.core.chain import listed
+from functional_optim.core.closure_optimizer import refuse_closure
 from functional_optim.core.expression import AUTO
 from functional_optim.core.hyper import are_unchanged
 from functional_optim.core.links import with_values
@@ -30,11 +31,11 @@ from functional_optim.frontends.torch_composed import GroupPart, divided, needs_
 from functional_optim.frontends.torch_schedule import refuse_schedulers
 from functional_optim.kernels import EXECUTORS, check_executor
 from functional_optim.optimizer import Optimizer
-from functional_optim.optimizer.constructors import made_without_params
+from functional_optim.optimizer.constructors import PARTS, made_without_params
 
 
 class GroupChain(NamedTuple):
-    """What steps the parameters of a group."""
+    """Chain that steps the parameters of a group."""
 
     stages: tuple[Stage, ...]
     hypers: tuple[Any, ...]
@@ -43,7 +44,7 @@ class GroupChain(NamedTuple):
 
 
 class StateDictForm(NamedTuple):
-    """What a class of torch.optim writes into its state dicts."""
+    """Form of the state dicts that a class of torch.optim writes."""
 
     counts_steps: bool = True
     """Whether it keeps a step count, for each parameter or for a group of them."""
@@ -56,7 +57,7 @@ class StateDictForm(NamedTuple):
 
 
 class Recipe(Protocol):
-    """How a group's options become a chain. It can be pickled, and needs no registry elsewhere."""
+    """Recipe of a chain, from a group's options. It can be pickled, without the registry."""
 
     defaults: dict[str, Any]
     """The options of every group, with their defaults."""
@@ -71,7 +72,7 @@ class Recipe(Protocol):
 
 
 class OptimizerRecipe:
-    """Of one of our optimizers, with one chain: groups have its hyper-parameters."""
+    """Recipe of one of our optimizers with one chain: groups have its hyper-parameters."""
 
     def __init__(self, optimizer: Optimizer, executor: str | None) -> None:
         self._unsaid = executor is None and bool(EXECUTORS[optimizer.executor].stand_ins)
@@ -90,7 +91,7 @@ class OptimizerRecipe:
 
 
 class ComposedRecipe:
-    """Of an optimizer whose leaves differ in their chains: each group has a recipe of its own."""
+    """Recipe of an optimizer whose leaves differ in their chains: each group has its own recipe."""
 
     def __init__(self, optimizer: Optimizer, executor: str | None) -> None:
         self._executor = executor
@@ -105,7 +106,7 @@ class ComposedRecipe:
         return self.optimizer.using(executor=executor)
 
     def listed(self, params: Mapping[str, Tensor]) -> "ComposedRecipe":
-        """The same for these parameters, by name; it can be pickled."""
+        """Return the recipe for these parameters, by name; it can be pickled."""
         shapes = {(name,): tuple(param.shape) for name, param in params.items()}
         return ComposedRecipe(listed(self.optimizer, shapes), self._executor)
 
@@ -125,7 +126,7 @@ class ComposedRecipe:
 
 
 class ClassRecipe:
-    """Of a torch.optim class: groups have its options, and it says what they mean."""
+    """Recipe of a torch.optim class: groups have its options, and it interprets them."""
 
     def __init__(self, cls: type, defaults: Mapping[str, Any], executor: str | None) -> None:
         # The class itself says which options are wrong, and what others there are.
@@ -149,7 +150,10 @@ class ClassRecipe:
                 )
         values = {key: options[key] for key in told if key in taken}
         executor = self._executor or _executor(options, device)
-        return made_by_factory(self._factory, self._class, (), values).using(executor=executor)
+        made = made_by_factory(self._factory, self._class, (), values)
+        refuse_closure(made, PARTS)
+        found: Optimizer = made.using(executor=executor)
+        return found
 
 
 def _form_of(probe: torch.optim.Optimizer) -> StateDictForm:
@@ -211,6 +215,7 @@ def recipe_of(
     """
     if executor is not None:
         check_executor(executor)
+    refuse_closure(optimizer_class, PARTS)
     if isinstance(optimizer_class, Optimizer):
         return _of_optimizer(optimizer_class.replace(**options), executor)
     if _is_key(optimizer_class):
@@ -246,6 +251,7 @@ def functional_of(optimizer_class: Any, options: Mapping[str, Any]) -> Optimizer
 
 
 def _of_optimizer(optimizer: Optimizer, executor: str | None) -> Recipe:
+    refuse_closure(optimizer, PARTS)
     kind = ComposedRecipe if needs_groups(optimizer) else OptimizerRecipe
     return kind(optimizer, executor)
 

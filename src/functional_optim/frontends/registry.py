@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Hashable, Mapping
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, cast, overload
 
 import torch
 
 from functional_optim import algorithms
+from functional_optim.algorithms.lbfgs import lbfgs
 from functional_optim.core.brief import brief
+from functional_optim.core.closure_optimizer import ClosureOptimizer, refuse_closure
 from functional_optim.frontends.torch_arguments import (
     factory_arguments,
     is_optimizer_class,
@@ -17,7 +19,8 @@ from functional_optim.frontends.torch_functional import install
 from functional_optim.optimizer import Optimizer
 from functional_optim.optimizer.pointwise import require_pointwise
 
-Factory = Callable[..., Optimizer]
+Factory = Callable[..., Any]
+"""Function that returns an :class:`Optimizer` or a :class:`ClosureOptimizer`."""
 
 _REGISTERED: dict[Hashable, Factory] = {
     torch.optim.SGD: algorithms.sgd,
@@ -29,6 +32,7 @@ _REGISTERED: dict[Hashable, Factory] = {
     torch.optim.RMSprop: algorithms.rmsprop,
     torch.optim.Rprop: algorithms.rprop,
     torch.optim.Muon: algorithms.muon,
+    torch.optim.LBFGS: lbfgs,
     torch.optim.NAdam: algorithms.nadam,
     torch.optim.RAdam: algorithms.radam,
     torch.optim.ASGD: algorithms.asgd,
@@ -52,7 +56,8 @@ def register_functional_optim(
     Args:
         key: a subclass of torch.optim.Optimizer, or any hashable name.
         optimizer_factory: takes the class's arguments without ``params`` and returns an
-            :class:`~functional_optim.Optimizer`.
+            :class:`~functional_optim.Optimizer` (or a
+            :class:`~functional_optim.ClosureOptimizer`).
         replace: allow ``key`` to be registered already.
         in_torch: also install it in torch's own map (torch.distributed.optim), so that torch's
             DistributedOptimizer and ZeroRedundancyOptimizer accept ``key``.
@@ -92,11 +97,18 @@ def register_functional_optim(
     if isinstance(made, Optimizer):
         require_pointwise(made)
     if in_torch:
+        refuse_closure(made, "torch.distributed.optim")
         install(key, optimizer_factory, replace=replace)
     _REGISTERED[key] = optimizer_factory
 
 
-def as_functional_optim(cls: Any, *args: Any, **kwargs: Any) -> Optimizer:
+@overload
+def as_functional_optim(
+    cls: type[torch.optim.LBFGS], *args: Any, **kwargs: Any
+) -> ClosureOptimizer: ...
+@overload
+def as_functional_optim(cls: Any, *args: Any, **kwargs: Any) -> Optimizer: ...
+def as_functional_optim(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """The functional equivalent of ``cls(params, *args, **kwargs)``.
 
     Args:
@@ -106,7 +118,8 @@ def as_functional_optim(cls: Any, *args: Any, **kwargs: Any) -> Optimizer:
             choose how torch runs; here they have no effect.
 
     Returns:
-        An :class:`~functional_optim.Optimizer`.
+        An :class:`~functional_optim.Optimizer`; for torch.optim.LBFGS, a
+        :class:`~functional_optim.ClosureOptimizer`.
 
     Raises:
         ValueError: ``cls`` is not registered, a value is out of bounds, or the chain says that it
@@ -124,8 +137,8 @@ def as_functional_optim(cls: Any, *args: Any, **kwargs: Any) -> Optimizer:
 
 def made_by_factory(
     factory: Factory, key: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Optimizer:
-    """What a factory makes of the arguments of ``key``, as :func:`as_functional_optim` does.
+) -> Any:
+    """Call the factory of ``key`` with its arguments, as :func:`as_functional_optim` does.
 
     Args:
         factory: the registered one; here, or in the process that sent it.

@@ -12,7 +12,7 @@ the executor is chosen apart (``optimizer.using(executor=...)``)."""
 
 
 def is_optimizer_class(key: Any) -> bool:
-    """Whether a key of the registry is a subclass of torch.optim.Optimizer."""
+    """Return True if a key of the registry is a subclass of torch.optim.Optimizer."""
     return isinstance(key, type) and issubclass(key, torch.optim.Optimizer)
 
 
@@ -25,7 +25,7 @@ def is_open(cls: Callable[..., Any]) -> bool:
 def factory_arguments(
     key: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What the factory of a key is called with, for ``key(params, *args, **kwargs)``.
+    """Return the arguments of a key's factory for ``key(params, *args, **kwargs)``.
 
     For an optimizer class, its own defaults are filled in, and those options are left out that
     choose an implementation; a key that is no such class hands its arguments on.

@@ -1,4 +1,4 @@
-"""What torch-like state dicts hold, as torch.optim's classes write it."""
+"""State dicts in the form of torch.optim's classes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -79,17 +79,17 @@ def with_group_steps(
 
 
 def decouples(stages: Sequence[Stage]) -> bool:
-    """Whether weight decays beside the gradient and not in it; of a stored chain too."""
+    """Return True if weight decays beside the gradient and not in it; of a stored chain too."""
     return any(stage.name == DECOUPLED for stage in plain_stages(stages))
 
 
 def decay_options(stages: Sequence[Stage]) -> dict[str, Any]:
-    """What tells in a group of a checkpoint how weight decays, where torch.optim writes it."""
+    """Return the option that says in a checkpoint's group if weight decay is decoupled."""
     return {DECOUPLED: True} if decouples(stages) else {}
 
 
 def own_copy(value: Any) -> Any:
-    """The same dicts and lists, with tensors of their own."""
+    """Copy dicts and lists, and their tensors."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, dict):

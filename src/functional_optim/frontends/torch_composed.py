@@ -1,4 +1,4 @@
-"""What a torch.optim front-end keeps for an optimizer whose leaves differ in their stages.
+"""Groups of a torch.optim front-end for an optimizer whose leaves differ in their stages.
 
 Each parameter group has one chain. Groups whose parameters differ in their stages, or in the
 hyper-parameters that overrides give them, are divided; numbers that belong to no leaf are kept
@@ -67,7 +67,7 @@ class GroupPart(NamedTuple):
 
 
 def needs_groups(optimizer: Optimizer) -> bool:
-    """Whether parameters may have to be divided into groups, or something is kept for all."""
+    """Return True if parameters may be divided into groups, or numbers are kept for all of them."""
     return optimizer.is_composed or bool(optimizer.overrides)
 
 
@@ -173,7 +173,7 @@ class ComposedGroups:
         extra: Mapping[str, Any],
         measured: Sequence[Tensor] = (),
     ) -> None:
-        """One step of all groups: as it was planned, or else it is planned for the steps to come.
+        """Step all groups by a plan; without one, plan the next steps.
 
         Args:
             groups: as they are now.
@@ -217,7 +217,7 @@ class ComposedGroups:
         gradients: Callable[[list[Tensor]], list[Tensor | None]],
         measured: Sequence[Tensor],
     ) -> tuple[dict[int, Tensor], Tensor]:
-        """What each parameter adds to the next total, by identity, and what adds nothing.
+        """Return each parameter's addend to the next total, by identity, and the neutral addend.
 
         Args:
             groups, states, state_of, gradients, measured: as for :meth:`step`.
@@ -308,11 +308,11 @@ class ComposedGroups:
 
     @property
     def keeps_numbers(self) -> bool:
-        """Whether anything belongs to no leaf."""
+        """Return True if anything belongs to no leaf."""
         return isinstance(self.shared, Shared)
 
     def numbers(self) -> dict[str, Any]:
-        """What belongs to no leaf, as the groups of a checkpoint have it: plain numbers."""
+        """Numbers that belong to no leaf, as the groups of a checkpoint have them."""
         if not isinstance(self.shared, Shared):
             return {}
         found: dict[str, Any] = {CALLS: int(self.shared.step)}

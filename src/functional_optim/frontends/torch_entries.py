@@ -103,7 +103,7 @@ def complete_state(
 
 
 def _beside(counts: Sequence[GateCounts]) -> list[GateCounts]:
-    """What leaves count at one gate, each number beside that of the next leaf."""
+    """Return the counts of leaves at one gate as neighbours in one tensor."""
     runs, held = (beside(column) for column in zip(*counts, strict=True))
     return list(map(GateCounts, runs, held))
 

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from functional_optim._torch import DisableTorchFunction
 from functional_optim.core.chain import Chain
-from functional_optim.core.initial import init_leaf
+from functional_optim.core.initial import StateFields, init_leaf
 from functional_optim.core.state import LeafState, State
-from functional_optim.core.state_forms import StateForms
 from functional_optim.core.torch_state import from_entries, to_entries
 from functional_optim.core.tree import Path
 from functional_optim.kernels import in_place
@@ -92,7 +91,7 @@ class _Bound(BoundOptimizer):
 
 
 class _Taken(NamedTuple):
-    """What was bound."""
+    """Record of a binding."""
 
     bound: _Bound
     sizes: list[int]
@@ -103,7 +102,7 @@ class _Taken(NamedTuple):
     """Each once."""
     groups: list[int]
     """The group of each of those."""
-    forms: list[StateForms]
+    forms: list[StateFields]
     """For each group."""
     entries: list[Any]
     """All values in the dicts of state."""
@@ -126,7 +125,7 @@ class FlatGroups:
         self._hypers: list[tuple[Any, ...]] = []
 
     def bound(self, groups: Sequence[Group], state: Entries) -> BoundOptimizer | None:
-        """What makes the next step, if nothing is changed before; None without parameters."""
+        """Return the bound step, or None if there are no parameters."""
         taken = self._now(groups, state)
         return None if taken is None else taken.bound
 
@@ -197,7 +196,7 @@ class FlatGroups:
             [param for group in groups for param in group.params],
             params,
             numbers,
-            [StateForms(self._optimizer.stages, own.hypers, own.kinds()) for own in groups],
+            [StateFields(self._optimizer.stages, own.hypers, own.kinds()) for own in groups],
             entries,
             tensors,
             MemoryGuard(tensors),
@@ -205,7 +204,7 @@ class FlatGroups:
         return self._taken
 
     def _now(self, groups: Sequence[Group], state: Entries) -> _Taken | None:
-        """What was bound, or is bound anew."""
+        """Return the binding; bind again if it no longer holds."""
         taken = self._taken
         if taken is None or not self._holds(taken, groups, state):
             return self.bind(groups, state)
@@ -218,7 +217,7 @@ class FlatGroups:
             taken.bound.release()
 
     def _holds(self, taken: _Taken, groups: Sequence[Group], state: Entries) -> bool:
-        """Whether parameters and state are what was bound, and where, and of the same fields."""
+        """Return True if parameters and state are the bound tensors, with the same fields."""
         return (
             _same_params(taken, groups)
             and _same_entries(taken, state)
@@ -231,7 +230,7 @@ class FlatGroups:
     def _state_of(
         self, hypers: tuple[Any, ...], param: Tensor, entries: dict[str, Any], name: str
     ) -> LeafState:
-        """What is in a dict of state; before the first step, whatever the hyper-parameters ask."""
+        """Return the state in a dict; before the first step, a new one for the hyper-parameters."""
         stages = self._optimizer.stages
         if entries and entries.get("step") != 0:
             return from_entries(stages, hypers, param, entries, name)
@@ -250,7 +249,7 @@ class FlatGroups:
 
 
 def _same_params(taken: _Taken, groups: Sequence[Group]) -> bool:
-    """Whether groups have the parameters that were bound, and these lie where they did."""
+    """Return True if groups have the parameters that were bound, and these lie where they did."""
     if [len(group.params) for group in groups] != taken.sizes:
         return False
     if not all(map(is_, chain.from_iterable(group.params for group in groups), taken.given)):
@@ -263,7 +262,7 @@ def _same_params(taken: _Taken, groups: Sequence[Group]) -> bool:
 
 
 def _same_entries(taken: _Taken, state: Entries) -> bool:
-    """Whether dicts of state hold the values that were bound, and these lie where they did."""
+    """Return True if the dicts of state hold the bound values, at their addresses."""
     entries = list(chain.from_iterable(map(dict.values, _dicts(state, taken.params))))
     if len(entries) != len(taken.entries) or not all(map(is_, entries, taken.entries)):
         return False

@@ -74,7 +74,7 @@ class _AnyParam:
         self._states: dict[Tensor, State] = {}
 
     def __call__(self, param: Tensor, gradient: Tensor | None) -> None:
-        """One step of one parameter; nothing for None.
+        """Step one parameter; do nothing if its gradient is None.
 
         Raises:
             ValueError: a gradient that does not fit, or a chain that needs all gradients at once.

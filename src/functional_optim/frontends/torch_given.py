@@ -38,14 +38,14 @@ class GivenGradients(TorchOptimizer):
 
     @property
     def measured_stages(self) -> int:
-        """How many stages of the chain need a total over all gradients."""
+        """Number of stages of the chain that need a total over all gradients."""
         return sum(map(is_measured, self.chain.stages))
 
     @uncompiled
     def step_by(
         self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()
     ) -> None:
-        """One step; ``.grad`` is neither read nor written.
+        """Make a step; ``.grad`` is neither read nor written.
 
         Args:
             gradients: one for each parameter, group by group; None leaves a parameter alone.
@@ -63,7 +63,7 @@ class GivenGradients(TorchOptimizer):
     def measure(
         self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()
     ) -> Tensor:
-        """What each parameter adds to the total that a measured stage needs.
+        """Return each parameter's addend to the total that a measured stage needs.
 
         Args:
             gradients: as for :meth:`step_by`.

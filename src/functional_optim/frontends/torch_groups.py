@@ -8,6 +8,7 @@ from torch import Tensor
 
 from functional_optim.core.brief import brief, nearest
 from functional_optim.core.checks import check_param, check_writable
+from functional_optim.core.closure_optimizer import refuse_closure
 from functional_optim.core.hyper import are_unchanged, copy_tensors, is_fixed, replaced
 from functional_optim.core.links import Links, apply, changes_of, meant, way_to_optimizer
 from functional_optim.core.local_shards import check_takes_dtensor
@@ -29,18 +30,20 @@ FROZEN_OPTIONS = {"lr": 0.0, "weight_decay": 0.0}
 """
 
 
-def require_optimizer(given: Any) -> None:
-    """Refuse a value that is no Optimizer.
+def require_optimizer(given: Any) -> Optimizer:
+    """Return the value, if it is an Optimizer.
 
     Raises:
         TypeError: the value is another one; the error says what to write instead.
     """
+    refuse_closure(given, "a subclass of TorchOptimizer")
     if not isinstance(given, Optimizer):
         way = way_to_optimizer(given)
         raise TypeError(
             "optimizer must be a functional_optim.Optimizer, such as adamw(lr=1e-3), got "
             f"{brief(given)}{f': {way}' if way else ''}"
         )
+    return given
 
 
 BESIDE_OPTIONS = frozenset(

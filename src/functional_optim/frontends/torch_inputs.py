@@ -53,7 +53,7 @@ def _names(groups: Sequence[Group]) -> dict[str, int]:
 
 
 def _by_id(name: str, given: Any, names: Mapping[str, int]) -> dict[int, Any]:
-    """What is given for each parameter, by its identity."""
+    """Return the given values by the identity of their parameter."""
     if not isinstance(given, Mapping):
         raise TypeError(
             f"extra[{name!r}] must be a mapping by parameter, such as dict(zip(parameters, "

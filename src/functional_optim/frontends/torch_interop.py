@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import optree
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from functional_optim.core.chain import require_one_chain
 from functional_optim.core.checks import check_leaf_state
+from functional_optim.core.closure_optimizer import ClosureOptimizer
 from functional_optim.core.forms import map_state
 from functional_optim.core.hyper import frozen
 from functional_optim.core.links import values as links_values
@@ -18,6 +19,7 @@ from functional_optim.core.state import LeafState, State
 from functional_optim.core.torch_state import from_entries, to_entries
 from functional_optim.core.tree import Path, flatten, leaf_states, path_name
 from functional_optim.core.where import if_any
+from functional_optim.frontends.closure_interop import closure_from_torch, closure_state_dict
 from functional_optim.frontends.registry import (
     as_functional_optim,
     factory_of,
@@ -33,7 +35,7 @@ from functional_optim.optimizer import Optimizer
 
 
 class FromTorch(NamedTuple):
-    """What :func:`from_torch` returns."""
+    """Result of :func:`from_torch`."""
 
     optimizer: Optimizer
     params: tuple[dict[str, Tensor], ...]
@@ -48,8 +50,9 @@ def from_torch(instance: torch.optim.Optimizer) -> FromTorch:
         instance: an optimizer of a registered class, in any state.
 
     Returns:
-        The optimizer, with each group's hyper-parameters for that group; the parameters
-        themselves; and copies of their state. The next step is bit for bit the instance's (for
+        The optimizer, with each group's hyper-parameters for that group (for torch.optim.LBFGS, a
+        :class:`~functional_optim.ClosureOptimizer`); the parameters themselves; and copies of their
+        state. The next step is bit for bit the instance's (for
         complex parameters, that of torch on their real view).
 
     Raises:
@@ -76,7 +79,7 @@ def from_torch(instance: torch.optim.Optimizer) -> FromTorch:
         factory(**_group_arguments(cls, instance.defaults, group))
         for group in instance.param_groups
     ]
-    optimizer = optimizers[0]
+    optimizer: Any = optimizers[0]
     for index, other in enumerate(optimizers[1:], start=1):
         if other.stages != optimizer.stages:
             raise ValueError(
@@ -91,6 +94,9 @@ def from_torch(instance: torch.optim.Optimizer) -> FromTorch:
             # torch allows a group without parameters, whose options are kept all the same.
             optimizer = optimizer.override(if_any((index,)), **changed)
     params = _named_groups(instance)
+    if isinstance(optimizer, ClosureOptimizer):
+        closure_state: Any = closure_from_torch(optimizer, params, instance)
+        return FromTorch(cast("Any", optimizer), params, closure_state)
     states = []
     for index, group in enumerate(params):
         states.append(
@@ -164,7 +170,8 @@ def to_torch_state_dict(
     dicts, as :func:`from_torch` returns, is one parameter group each; any other tree is one group.
 
     Args:
-        optimizer: whose hyper-parameters go into the groups.
+        optimizer: whose hyper-parameters go into the groups; also a
+            :class:`~functional_optim.ClosureOptimizer`, with its state.
         params: the tree of parameters.
         state: their state.
         cls: the torch.optim class meant, which decides what further entries torch keeps. By
@@ -193,6 +200,8 @@ def to_torch_state_dict(
         >>> live.param_groups[0]["lr"]
         0.1
     """
+    if isinstance(optimizer, ClosureOptimizer):
+        return closure_state_dict(optimizer, params, cast("Any", state), cls, options or {})
     require_one_chain(optimizer, "to_torch_state_dict")
     _refuse_schedules(optimizer)
     cls = torch_class_of(optimizer) if cls is None else cls
@@ -219,7 +228,7 @@ def to_torch_state_dict(
 
 
 class _Kept(NamedTuple):
-    """What a torch.optim class keeps, seen on an instance that made one step."""
+    """State that a torch.optim class keeps, seen on an instance after one step."""
 
     options: dict[str, Any]
     counts_steps: bool
@@ -277,7 +286,8 @@ def _has_chain(key: Any, optimizer: Optimizer, **options: Any) -> bool:
     if not is_optimizer_class(key):
         return False
     try:
-        return as_functional_optim(key, **options).stages == optimizer.stages
+        made = as_functional_optim(key, **options)
+        return isinstance(made, Optimizer) and made.stages == optimizer.stages
     except TypeError:  # an argument without a default, or an option that the class lacks
         return False
 

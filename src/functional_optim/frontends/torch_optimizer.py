@@ -1,12 +1,13 @@
 """The local front-end: a torch.optim.Optimizer whose mathematics is any chain."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from functional_optim.core.chain import require_dense, require_one_chain
+from functional_optim.core.chain import require_one_dense_chain
+from functional_optim.core.closure_optimizer import ClosureOptimizer
 from functional_optim.core.compiling import uncompiled
 from functional_optim.core.one_at_a_time import StepLock
 from functional_optim.core.stage import Link
@@ -43,6 +44,9 @@ from functional_optim.plan.composed.shared_numbers import shared_by_name
 from functional_optim.plan.flat.layout import FlatLayout
 from functional_optim.plan.guard import grads_of
 
+_FOR_CLOSURES: list[type["TorchOptimizer"]] = []
+"""The subclass that runs a :class:`ClosureOptimizer`, which registers itself here."""
+
 
 class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
     """An :class:`~functional_optim.Optimizer` where torch wants a ``torch.optim.Optimizer``.
@@ -60,7 +64,8 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
     Args:
         params: an iterable of parameters, of (name, parameter) pairs, or of dicts with "params"
             and the hyper-parameters that differ for that group.
-        optimizer: the chain, with the defaults for all groups, run by its executor.
+        optimizer: the chain, with the defaults for all groups, run by its executor; or a
+            :class:`ClosureOptimizer`, which takes one group, and whose ``step`` needs a closure.
         flat: move parameters and state into flat buffers, as :meth:`Optimizer.bind` does, so that
             a step of many small parameters is a few passes over memory. The parameters stay the
             objects that they are; :class:`~functional_optim.plan.flat.layout.FlatLayout` says what
@@ -86,12 +91,20 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         0.0
     """
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # bare where it is copied or unpickled
+        given = kwargs.get("optimizer", args[1] if len(args) > 1 else None)
+        is_closure = cls is TorchOptimizer and isinstance(given, ClosureOptimizer)
+        kind: Any = _FOR_CLOSURES[0] if is_closure else cls
+        made: Self = object.__new__(kind)
+        return made
+
     @uncompiled
-    def __init__(self, params: Iterable[Any], optimizer: Optimizer, *, flat: bool = False) -> None:
-        require_optimizer(optimizer)
+    def __init__(
+        self, params: Iterable[Any], optimizer: Optimizer | ClosureOptimizer, *, flat: bool = False
+    ) -> None:
+        optimizer = require_optimizer(optimizer)
         if flat:
-            require_one_chain(optimizer, "TorchOptimizer(flat=True)")
-            require_dense(optimizer, "TorchOptimizer(flat=True)")
+            require_one_dense_chain(optimizer, "TorchOptimizer(flat=True)")
         self._lock = StepLock()
         self._optimizer = optimizer
         self._composed = ComposedGroups(optimizer) if needs_groups(optimizer) else None
@@ -115,7 +128,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
 
     @property
     def layout(self) -> FlatLayout | None:
-        """Where the parameters lie, for now; None unless they are flat."""
+        """Current layout of flat parameters; None unless they are flat."""
         bound = self._bound()
         return None if bound is None else bound.layout
 
@@ -188,7 +201,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
     def step(
         self, closure: Callable[[], Any] | None = None, *, extra: Mapping[str, Any] | None = None
     ) -> Any:
-        """One step of every parameter that has a gradient; torch.compile runs it as it is.
+        """Step every parameter that has a gradient; torch.compile runs it as it is.
 
         Args:
             closure: re-evaluates the model and returns the loss; called first, with autograd on.
@@ -276,7 +289,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         self.register_load_state_dict_post_hook(_completed, prepend=True)
 
     def _bound(self) -> BoundOptimizer | None:
-        """What makes the next step of flat parameters."""
+        """Return the bound optimizer of flat parameters."""
         return None if self._flat is None else self._flat.bound(self._groups(), self.state)
 
     def _groups(self) -> list[Group]:
@@ -349,7 +362,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         return self._options_of(index).hypers(group)
 
     def _options_of(self, index: int) -> GroupOptions:
-        """What reads the options of a group, as long as its chain is the same."""
+        """Return the reader of a group's options, which is kept as long as its chain."""
         if index not in self._options:
             own = self._optimizer_of(index)
             self._options[index] = GroupOptions(own, self._names_of(index))

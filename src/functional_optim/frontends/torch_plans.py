@@ -78,7 +78,7 @@ class TorchPlans:
         state_of: Callable[[Group, Tensor, str], LeafState],
         executor: str,
     ) -> Callable[[], object]:
-        """The same where no plan holds: each parameter is looked at."""
+        """Prepare a step without a plan: each parameter is checked."""
         items = items_of(groups, state_of)
         found = EXECUTORS[in_place(executor, [item.param for item in items], self._stages)]
         make = engine.prepared(self._stages, found, items)

@@ -1,4 +1,4 @@
-"""Whether torch-like parameter groups have the parameters and entries of state that they had."""
+"""Check that torch-like parameter groups still have their parameters and entries of state."""
 
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from functional_optim.core.initial import StateFields
 from functional_optim.core.stage import Stage
-from functional_optim.core.state_forms import StateForms
 from functional_optim.frontends.torch_flat import Entries, Group
 
 _PARAMS = attrgetter("params")  # no frame for each step
@@ -38,12 +38,12 @@ class TakenGroups:
         self.hypers = [group.hypers for group in groups]
         """Of each group, those for which the state was checked."""
         self._forms = [
-            StateForms(stages_of(number), group.hypers, group.kinds())
+            StateFields(stages_of(number), group.hypers, group.kinds())
             for number, group in enumerate(groups)
         ]
 
     def holds(self, groups: Sequence[Group], state: Entries) -> bool:
-        """Whether groups have these parameters, and these the same entries of state."""
+        """Return True if groups have these parameters, and these the same entries of state."""
         lists = list(map(_PARAMS, groups))
         if list(map(len, lists)) != self._sizes:
             return False
@@ -55,12 +55,12 @@ class TakenGroups:
         return all(map(is_, map(_HYPERS, groups), self.hypers)) or self._forms_hold(groups)
 
     def has(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether all of these stand among the entries: else they are made anew at each step."""
+        """Return True if all of these tensors are entries, so that they stay from step to step."""
         held = {id(value) for value in self._entries}
         return all(id(one) in held for one in tensors)
 
     def _forms_hold(self, groups: Sequence[Group]) -> bool:
-        """Whether hyper-parameters ask for the state that there is."""
+        """Return True if hyper-parameters ask for the state that there is."""
         for number, group in enumerate(groups):
             if group.hypers is not self.hypers[number]:
                 if not self._forms[number].hold(group.hypers):

@@ -2,7 +2,6 @@
 
 from functional_optim.core.leaf import Leaf, Scalars, Stepped, is_measured, needs_total
 from functional_optim.kernels.chunk_executor import ChunkExecutor
-from functional_optim.kernels.each import numbers_of_each
 from functional_optim.kernels.executor import Chunks, Executor
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.table import (
@@ -33,7 +32,6 @@ __all__ = [
     "in_place",
     "is_measured",
     "needs_total",
-    "numbers_of_each",
     "register_executor",
     "total_of",
 ]

@@ -147,7 +147,7 @@ def _scratch(program: Program, length: int, device: torch.device) -> list[Tensor
 
 
 def block_elements(tensors: int, granularity: int = 1, device: str = "cpu") -> int:
-    """How many elements a block has, for a program that touches so many tensors.
+    """Return the elements of a block, for a program that touches so many tensors.
 
     ``FUNCTIONAL_OPTIM_BLOCK`` in the environment, if set; else as many as fill a third of the
     last-level cache that falls to torch's threads, as powers of two from 64 K to 1 M. In smaller
@@ -185,7 +185,7 @@ def cache_bytes() -> int:
 
 
 def _processors(text: str) -> int:
-    """How many there are in a list such as ``0-3,8``."""
+    """Return the number of processors in a list such as ``0-3,8``."""
     ranges = [[int(end) for end in one.split("-")] for one in text.split(",")]
     return sum(one[-1] - one[0] + 1 for one in ranges)
 

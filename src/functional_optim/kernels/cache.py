@@ -1,4 +1,4 @@
-"""What is made once for a key, and found from then on: traces, programs, loops."""
+"""Cache of traces, programs and loops, each made once for a key."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""What a kernel's program for a chunk depends on: the key that it is kept by.
+"""Key of a kernel's program for a chunk.
 
 :func:`~.signature.signature` finds that out by looking at every coefficient. For a chunk that comes
 again at each step the answer is the same each time, and only the numbers are new: a few lines of
@@ -32,7 +32,7 @@ _Found = TypeVar("_Found")
 
 
 class CacheKey(NamedTuple):
-    """What a kernel's program for a chunk depends on."""
+    """Key of a kernel's program for a chunk."""
 
     shape: Signature
     """What the graph depends on."""
@@ -43,7 +43,7 @@ class CacheKey(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What was found out of a chunk that comes again."""
+    """Record of a chunk that comes again."""
 
     key: CacheKey
     fetch: Reader
@@ -87,7 +87,7 @@ def key_of(
 
 
 def entry(chunk: Leaf, name: str, key: CacheKey, make: Callable[[], _Found]) -> _Found:
-    """What ``make()`` gives for a key; for a chunk that comes again, made once.
+    """Return ``make()``'s result for a key; for a chunk that comes again, made once.
 
     Args:
         chunk: that the key is of.
@@ -106,13 +106,13 @@ def entry(chunk: Leaf, name: str, key: CacheKey, make: Callable[[], _Found]) -> 
 
 
 def has_entry(chunk: Leaf, name: str, key: CacheKey) -> bool:
-    """Whether :func:`entry` would make nothing."""
+    """Return True if :func:`entry` would make nothing."""
     known = None if chunk.entries is None else chunk.entries.get(name)
     return known is not None and known[0] is key
 
 
 class Want(Protocol):
-    """What a program depends on."""
+    """Key of a program."""
 
     @property
     def stages(self) -> tuple[Stage, ...]: ...

@@ -194,7 +194,7 @@ class ChunkExecutor(Executor):
         return True
 
     def bind_table(self, stages: Sequence[Stage], like: Leaf, elements: int) -> BindScalars | None:
-        """What makes such steps again and again, for leaves with so many elements in all."""
+        """Bind such steps, for leaves with so many elements in all."""
         joining = self._joining
         if joining is None or not joining.is_for(like):
             return None
@@ -236,7 +236,7 @@ class ChunkExecutor(Executor):
         for leaf in leaves if self.strict else ():
             # Its dtypes and coefficients matter here, not its size.
             empty = with_tensors(leaf, [tensor.new_empty(0) for tensor in tensors_of(leaf)])
-            reasons = [kernel.supports(stages, empty) for kernel in self.kernels]
+            reasons = [_why_not(kernel, stages, empty) for kernel in self.kernels]
             reason = why_not_pointwise(stages) or (None if None in reasons else reasons[0])
             if reason is not None:
                 raise KernelError(
@@ -245,7 +245,7 @@ class ChunkExecutor(Executor):
                 )
 
     def bind_chunk(self, stages: Sequence[Stage], chunk: Leaf, totals: Sequence[Tensor]) -> Call:
-        """What steps one chunk: the first kernel that takes it, or else what steps leaves."""
+        """Bind a step of a chunk, by the first kernel that takes it, or else leaf by leaf."""
         if chunk.param.is_cuda and chunk.scalars is Scalars.HOST:
             check_not_captured([chunk.param])
         for kernel in self.kernels:
@@ -272,7 +272,7 @@ class ChunkExecutor(Executor):
             _TESTED.get_or_make(key, lambda: require_pointwise_stages(stages, chunk, totals))
 
     def explain(self, stages: Sequence[Stage], chunk: Leaf) -> str:
-        """What steps a chunk, and why."""
+        """Return the kernel of a chunk, and why."""
         reasons: list[str] = []
         for kernel in self._asked(chunk):
             reason = kernel.supports(stages, chunk)
@@ -283,7 +283,7 @@ class ChunkExecutor(Executor):
         return "; ".join(["reference", *dict.fromkeys(reasons)])
 
     def _by_lists(self, stages: Sequence[Stage], chunk: Leaf) -> list[str]:
-        """What is said of leaves on an accelerator that lie apart."""
+        """Return the explanation of separate leaves on an accelerator."""
         listing = self._listing
         if listing is None or not chunk.param.is_cuda or not listing.is_for(chunk):
             return []
@@ -313,6 +313,13 @@ class ChunkExecutor(Executor):
         )
 
 
+def _why_not(kernel: Kernel, stages: Sequence[Stage], chunk: Leaf) -> str | None:
+    """Return why a kernel does not step a chunk; None if it does."""
+    if not kernel.is_for(chunk):
+        return f"its kernels step no tensors on {chunk.param.device.type}"
+    return kernel.supports(stages, chunk)
+
+
 def _without_grad(run: KernelStep, totals: Sequence[Tensor]) -> None:
     with torch.no_grad():
         run(totals)
@@ -330,7 +337,7 @@ def _has_dispatch(leaf: Leaf) -> bool:
 
 
 def _is_followed(leaf: Leaf) -> bool:
-    """Whether a derivative may be wanted of a step: kernels write in place, and give none."""
+    """Return True if a derivative of the step may be needed, which kernels do not give."""
     numbers = isinstance(leaf.step, Tensor) or any(map(_holds_tensor, leaf.coefficients))
     return numbers or any(map(_is_followed_tensor, tensors_of(leaf)))
 

@@ -41,7 +41,7 @@ class Table(NamedTuple):
         )
 
     def by(self, gradients: Sequence[int] | bytes) -> "Table":
-        """The same leaves with gradients that lie elsewhere."""
+        """Return the table with gradients at other addresses."""
         where: Any = gradients
         if not isinstance(gradients, bytes):
             where = (POINTER * len(gradients))(*gradients)
@@ -75,7 +75,7 @@ def with_tensors(leaf: Leaf, tensors: Sequence[Tensor]) -> Leaf:
 
 
 def part(tensors: Sequence[Tensor], block_size: int, start: int, stop: int) -> list[Tensor]:
-    """What elements [start, stop) of a chunk have in each of its tensors.
+    """Return elements [start, stop) of a chunk, of each of its tensors.
 
     Args:
         tensors: of a chunk, 1-D, the parameter first; each has as many elements as that, or one for
@@ -132,7 +132,7 @@ def _strides(tensor: Tensor) -> list[int]:
 
 
 def are_disjoint(tensors: Sequence[Tensor]) -> bool:
-    """Whether no two of these contiguous tensors share memory."""
+    """Return True if no two of these contiguous tensors share memory."""
     reach = 0
     for start, size in sorted([(one.data_ptr(), one.nbytes) for one in tensors]):
         if size and start < reach:
@@ -230,11 +230,11 @@ def joined(
 
 
 def counts_without_elements(leaf: Leaf) -> bool:
-    """Whether a step of a leaf without elements changes something: a number that is its state."""
+    """Return True if a step of a leaf without elements changes a number in its state."""
     return any(tensor.numel() for tensor in tensors_of(leaf))
 
 
 def pack_key(leaf: Leaf) -> Any:
-    """What leaves have in common that are stepped together."""
+    """Return the key that leaves which are stepped together have in common."""
     dtypes = tuple(tensor.dtype for tensor in tensors_of(leaf))
     return id(leaf.coefficients), leaf.param.device, dtypes

@@ -1,4 +1,4 @@
-"""What an executor is, and all that may be asked of one: whoever runs a chain asks nothing else."""
+"""Interface of an executor."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from functional_optim.kernels.kernel import BindScalars, Call
 
 
 class Chunks(Protocol):
-    """What steps chunks, and tables of chunks, in place.
+    """Interface for stepping chunks, and tables of chunks, in place.
 
     A chunk is a :class:`~functional_optim.core.leaf.Leaf` whose tensors are 1-D and contiguous.
     """
@@ -28,11 +28,11 @@ class Chunks(Protocol):
         ...
 
     def bind_table(self, stages: Sequence[Stage], like: Leaf, elements: int) -> BindScalars | None:
-        """What steps a table of chunks again and again, in one call each; None if nothing does."""
+        """Bind the steps of a table of chunks, one call each; None if no kernel makes them."""
         ...
 
     def takes_lists(self, like: Leaf) -> bool:
-        """Whether it may step such leaves given as lists of tensors; else it is not given them."""
+        """Return True if leaves like this one may be given as lists of tensors."""
         ...
 
     def bind_lists(
@@ -42,7 +42,7 @@ class Chunks(Protocol):
         columns: Sequence[list[Tensor]],
         totals: Sequence[Tensor],
     ) -> Call | None:
-        """What makes one step of leaves given as lists of tensors, in one call; None for nothing.
+        """Bind a step of leaves given as lists of tensors, in one call; None if no kernel makes it.
 
         Args:
             stages: of the chain.
@@ -54,7 +54,7 @@ class Chunks(Protocol):
         ...
 
     def bind_chunk(self, stages: Sequence[Stage], chunk: Leaf, totals: Sequence[Tensor]) -> Call:
-        """What makes one step of one chunk; ``totals`` holds the sum of each measured stage.
+        """Bind a step of one chunk; ``totals`` holds the sum of each measured stage.
 
         Whatever can be refused is refused here, where nothing is written.
         """
@@ -71,7 +71,7 @@ class Chunks(Protocol):
         ...
 
     def explain(self, stages: Sequence[Stage], chunk: Leaf) -> str:
-        """What steps a chunk, and why."""
+        """Return the kernel of a chunk, and why."""
         ...
 
     def compile(self, stages: Sequence[Stage], chunk: Leaf) -> None:
@@ -111,7 +111,7 @@ class Executor(ABC):
     def update_(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> None:
-        """The same, written into the params and states of the leaves."""
+        """Step in place: write into the params and states of the leaves."""
 
     @abstractmethod
     def measure(
@@ -124,16 +124,16 @@ class Executor(ABC):
         """Make sure that every leaf can be stepped; KernelError, with nothing changed, if not."""
 
     def in_chunks(self, stages: Sequence[Stage]) -> Chunks | None:
-        """What steps leaves of a chain as chunks; None where each is stepped as it is."""
+        """Return the stepper of chunks of a chain; None if leaves are stepped one by one."""
         return None
 
     def taking(self, scalars: Scalars) -> "Executor | None":
-        """What runs a chain in this way with numbers from there; None where nothing does.
+        """Return the executor for numbers from there; None if there is none.
 
         CUDA graphs may capture its steps where that is the device.
         """
         return self if scalars is Scalars.HOST else None
 
     def explain_leaves(self, stages: Sequence[Stage], name: str) -> str:
-        """What it does with leaves that it steps as they are, under the name that it has."""
+        """Return how it steps leaves one by one, under the name that it has."""
         return f"{name}, leaf by leaf"

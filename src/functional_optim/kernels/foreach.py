@@ -88,7 +88,7 @@ def _program(
 
 
 def _slabs_of(like: Leaf, params: list[Tensor]) -> Sequence[tuple[int, int]]:
-    """Where lists are cut; kept with what comes again."""
+    """Return where lists are cut; kept for leaves that come again."""
     entries = {} if like.entries is None else like.entries
     known = entries.get("slabs")
     if known is None or known[0] is not params:

@@ -35,7 +35,7 @@ weight decay cancels to the last digits, since Adam and Adagrad then divide by w
 
 
 class Before(NamedTuple):
-    """What the stages before the rule come down to."""
+    """Effect of the stages before the rule."""
 
     maximize: bool
     decay: float
@@ -45,7 +45,7 @@ class Before(NamedTuple):
 
 
 class Fused(NamedTuple):
-    """One of torch's fused kernels, with its variants, as the equivalent of a rule."""
+    """Fused kernel of torch, with its variants, as the equivalent of a rule."""
 
     step: Callable[[Leaf, Before, Sequence[list[Tensor]]], None]
     """Steps leaves that are not refused, in place: ``step(one of them, what comes before, all
@@ -92,7 +92,7 @@ def _recognise(stages: Sequence[Stage]) -> _Chain | str:
 
 
 def _before(chain: _Chain, chunk: Leaf) -> Before | str:
-    """What the active stages before the rule do, or why the kernel cannot."""
+    """Return the effect of the active stages before the rule, or why the kernel has none such."""
     maximize, decay, factor, decays = False, 0.0, 1.0, 0
     for stage, c in zip(chain.before, chunk.coefficients, strict=False):
         if stage is MAXIMIZE:
@@ -116,7 +116,7 @@ def _before(chain: _Chain, chunk: Leaf) -> Before | str:
 
 
 def _unfit(chain: _Chain, chunk: Leaf) -> str | None:
-    """What of a chunk's values and tensors the kernel does not take."""
+    """Return why the kernel does not take a chunk's values and tensors."""
     if not isinstance(chunk.step, float):
         return f"torch's fused {chain.rule} takes a number as step count, not a tensor"
     for values in chunk.coefficients:
@@ -166,19 +166,18 @@ def _planned(stages: Sequence[Stage], chunk: Leaf) -> tuple[Fused, Before] | str
 
 
 class FusedKernel:
-    """torch's fused kernels, where it has one for the chain.
+    """Kernel that calls torch's fused optimizers on accelerators.
 
-    Args:
-        on_cpu: whether they are for the CPU too, where others keep the reference's bits.
+    On the CPU they are no faster than the exact loop, and round in another way, so there the kernel
+    takes no chunk.
     """
 
     called = "fused"
-
-    def __init__(self, *, on_cpu: bool = True) -> None:
-        self._on_cpu, self.exact = on_cpu, not on_cpu
+    exact = True
+    """Vacuous: the kernel makes no step on the CPU."""
 
     def is_for(self, chunk: Leaf) -> bool:
-        return chunk.scalars is Scalars.HOST and (self._on_cpu or not chunk.param.is_cpu)
+        return chunk.scalars is Scalars.HOST and not chunk.param.is_cpu
 
     def supports(self, stages: Sequence[Stage], chunk: Leaf) -> str | None:
         planned = _planned(stages, chunk)
@@ -190,7 +189,7 @@ class FusedKernel:
     def bind_lists(
         self, stages: Sequence[Stage], like: Leaf, columns: Sequence[list[Tensor]]
     ) -> KernelStep | str:
-        """As for a chunk, which is a list of one."""
+        """Bind a step of lists of tensors; a chunk is a list of one."""
         entries = like.entries
         known = None if entries is None else entries.get("fused")
         if known is not None and known[0] is like.hypers:

@@ -32,7 +32,7 @@ class Trace:
 
     @property
     def operations(self) -> int:
-        """How many passes over the elements a step makes."""
+        """Return how many passes over the elements a step makes."""
         return len([node for node in self.graph.nodes if node.op != "placeholder"])
 
 

@@ -89,26 +89,26 @@ class InductorKernel:
         return partial(_step, chunk, found, (whole, block_size), rest)
 
     def _bind_rest(self, stages: Sequence[Stage], rest: Leaf) -> KernelStep | str:
-        """What steps a block that is not full; numbers on a device go to the stages themselves."""
+        """Bind the step of a block that is not full; numbers on a device go to the stages."""
         if rest.scalars is Scalars.DEVICE:
             return partial(ReferenceExecutor().update_, stages, [rest])
         return self._rest.bind(stages, rest)
 
     def _find(self, stages: Sequence[Stage], chunk: Leaf) -> str | _Found:
-        """What steps a chunk; or why nothing here does."""
+        """Return the compiled step of a chunk; or the reason why there is none."""
         unfit = self._unfit(chunk)
         if unfit is not None:
             return unfit
         try:
             on_device = chunk.scalars is Scalars.DEVICE
             key, numbers, tensors = key_of(stages, chunk, on_device=on_device)
-            found = entry(chunk, "compile", key, lambda: self._step(stages, key, numbers, tensors))
+            found = entry(chunk, "inductor", key, lambda: self._step(stages, key, numbers, tensors))
         except UntraceableError as error:
             return str(error)
         return found if isinstance(found, str) else (*found, numbers, tensors)
 
     def _unfit(self, chunk: Leaf) -> str | None:
-        """What of a chunk no compiled step takes."""
+        """Return why no compiled step takes a chunk."""
         if chunk.param.dtype not in DTYPES:
             return f"{chunk.param.dtype} is not compiled"
         if chunk.param.is_cuda and find_spec("triton") is None:
@@ -185,13 +185,13 @@ class InductorKernel:
             ) from error
 
     def explain(self, stages: Sequence[Stage], chunk: Leaf) -> str:
-        return "compile"
+        return "inductor"
 
 
 def _step(
     chunk: Leaf, found: _Found, cut: tuple[int, int], rest: KernelStep, totals: Sequence[Tensor]
 ) -> None:
-    """One step of a chunk: of a last block that is not full, and of the whole ones before it."""
+    """Step a chunk: its last block, if that is not full, and the blocks before it."""
     step, traced, numbers, tensors = found
     whole, block_size = cut
     rest(totals)

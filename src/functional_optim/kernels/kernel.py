@@ -48,7 +48,7 @@ class Kernel(Protocol):
     """Whether its steps on the CPU, if it makes any, are bit for bit the reference's."""
 
     def is_for(self, chunk: Leaf) -> bool:
-        """Whether it steps what lies there, by numbers from there; else it is not asked."""
+        """Return True if it steps what lies there, by numbers from there; else it is not asked."""
         ...
 
     def supports(self, stages: Sequence[Stage], chunk: Leaf) -> str | None:
@@ -56,7 +56,7 @@ class Kernel(Protocol):
         ...
 
     def bind(self, stages: Sequence[Stage], chunk: Leaf) -> KernelStep | str:
-        """What makes the next step of a chunk, by its coefficients; else why nothing does.
+        """Bind the next step of a chunk, by its coefficients; else return why not.
 
         Nothing is written before it runs. What is found out is kept in the chunk's entries.
         """
@@ -74,13 +74,13 @@ class ListingKernel(Protocol):
     """What it is called where it is said what steps leaves."""
 
     def is_for(self, like: Leaf) -> bool:
-        """Whether it steps what lies there, by numbers from there; else it is not asked."""
+        """Return True if it steps what lies there, by numbers from there; else it is not asked."""
         ...
 
     def bind_lists(
         self, stages: Sequence[Stage], like: Leaf, columns: Sequence[list[Tensor]]
     ) -> KernelStep | str:
-        """What makes the next step of leaves, by the numbers of ``like``; else why nothing does.
+        """Bind the next step of leaves, by the numbers of ``like``; else return why not.
 
         Args:
             stages: of the chain.
@@ -94,7 +94,7 @@ class JoiningKernel(Kernel, Protocol):
     """A kernel that also steps many leaves in one call, each where it lies."""
 
     def bind_table(self, stages: Sequence[Stage], like: Leaf, elements: int) -> BindScalars | None:
-        """What steps leaves that share coefficients and dtypes, each where it lies, in one call.
+        """Bind the steps of leaves that share coefficients and dtypes, in one call each.
 
         Args:
             stages: of the chain.

@@ -134,7 +134,7 @@ class _Writer:
         )
 
     def _is_list(self, value: Any) -> bool:
-        """Whether a node has a value for each leaf."""
+        """Return True if a node has a value for each leaf."""
         if not isinstance(value, fx.Node):
             return False
         own = self.values[value]
@@ -160,7 +160,7 @@ class _Writer:
         return found if self._gives_the_same(node, found) else None
 
     def _is_scalar_tensor(self, value: Any) -> bool:
-        """Whether an argument is a 0-d tensor, the same for all leaves."""
+        """Return True if an argument is a 0-d tensor, the same for all leaves."""
         if not isinstance(value, fx.Node) or self._is_list(value):
             return False
         return isinstance(self.values[value], Tensor)
@@ -181,7 +181,7 @@ class _Writer:
         return _Call(name, args, kwargs)
 
     def _gives_the_same(self, node: fx.Node, call: _Call) -> bool:
-        """Whether it does, of two tensors of different lengths."""
+        """Return True if it does, of two tensors of different lengths."""
         tried: dict[fx.Node, Any] = {}
         for k, source in enumerate(node.all_input_nodes):
             value = self.values[source]
@@ -234,7 +234,7 @@ class _Writer:
             node = first
 
     def _is_spent(self, value: Any, node: fx.Node) -> bool:
-        """Whether a node may write over its first operand, as the last to read it."""
+        """Return True if a node may write over its first operand, as the last to read it."""
         if self.root[value] is not value or self.last[value] != self.order[node]:
             return False
         call = self.calls[node]
@@ -278,7 +278,7 @@ class _Writer:
         return f"[{text} for {names} in zip({names})]"
 
     def _copies(self) -> list[str]:
-        """What was made elsewhere goes where it belongs; what stands in a leaf's own is kept."""
+        """Return the copies of results to where they belong; a leaf's own tensor is kept."""
         left = [
             (node, self.trace.chunk[place])
             for node, place in self.trace.results

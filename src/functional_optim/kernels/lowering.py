@@ -1,4 +1,4 @@
-"""What torch's functions do with a number, written for numbers that stand in a tensor.
+"""Torch's functions with a number, for numbers in a tensor.
 
 A compiled step takes the numbers that change with the step as elements of one small tensor, so
 that no new value compiles anything anew. torch's own functions want plain numbers in some of
@@ -108,7 +108,7 @@ LOWERED: dict[str, Callable[..., Any]] = {
 
 
 def is_torchs(function: Any, name: str) -> bool:
-    """Whether a function is torch's of this name."""
+    """Return True if a function is torch's of this name."""
     return function in (getattr(torch, name, None), getattr(Tensor, name, None))
 
 

@@ -180,7 +180,7 @@ def packs_of(
 
 
 def dense_packs(stages: Sequence[Stage], leaves: Sequence[Leaf], *, exact: bool) -> list[Pack]:
-    """The same of leaves that are known to lie densely, each in tensors of its own.
+    """Return the packs of leaves that are dense, each in tensors of its own.
 
     In the places of their gradients, which are laid out as they are, stands anything.
     """
@@ -214,7 +214,7 @@ def _runs(leaves: Sequence[tuple[int, Leaf]], block_size: int) -> Iterator[list[
 
 
 def _rows(leaf: Leaf, is_dense: bool) -> list[Tensor]:
-    """What a step of a leaf writes to: in one dimension, as it lies, or as it is."""
+    """Return the tensors that a leaf's step writes: flat if the leaf is dense, or as they are."""
     param, _, *states = tensors_of(leaf)
     if not is_dense:
         return [one.detach() for one in (param, *states)]

@@ -244,7 +244,7 @@ class _Writer:
         return OPERATORS.get(target, target), args
 
     def _takes_out(self, node: fx.Node, target: Any, args: Sequence[Any]) -> bool:
-        """Whether a function takes memory of the result's layout, and makes the same in it.
+        """Return True if a function takes memory of the result's layout, and makes the same in it.
 
         That is remembered for tensors of any values, so it is tried on none of the caller's. Where
         there is no data to compare, it has to be one of those that are known.
@@ -297,7 +297,7 @@ class _Writer:
         return None
 
     def _fits(self, node: fx.Node, source: Any) -> bool:
-        """Whether a value and its source have the same shape, and lie on the same device."""
+        """Return True if a value and its source have the same shape, and lie on the same device."""
         if not self._is_tensor(source):
             return False
         made, given = self.values[node], self.values[source]
@@ -330,7 +330,7 @@ class _Writer:
         return self.memory[node]
 
     def _is_turned(self, owner: fx.Node, node: fx.Node) -> bool:
-        """Whether a node reads a value otherwise than as it lies: a part, or its transpose."""
+        """Return True if a node reads a part of a value, or its transpose."""
         views = [one for one in node.all_input_nodes if self.root[one] is owner]
         return any(self._itself(one) is not owner for one in views)
 
@@ -344,7 +344,7 @@ class _Writer:
         return free[0]
 
     def _copy_results(self) -> None:
-        """What was not written in its place goes there, each before it is itself written over."""
+        """Copy results to their places, each before it is itself written over."""
         left = [
             (node.name, self.memory.get(self.root[node], ""), chunk)
             for node, chunk in self.results

@@ -118,7 +118,7 @@ def _may_change(value: Tensor, own: Tensor, targets: list[Tensor]) -> bool:
 
 
 def _functions_for(leaves: Sequence[Leaf]) -> AbstractContextManager[object]:
-    """How stages call torch's functions: with numbers, or with those that stand on a device."""
+    """Return the context in which stages call torch's functions, with numbers or tensors."""
     return OnTensors() if on_device(leaves) else nullcontext()
 
 
@@ -230,7 +230,7 @@ class ReferenceExecutor(Executor):
     def addends(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> Iterator[tuple[Tensor, ...]]:
-        """What each leaf adds to them: tensors of one element."""
+        """Return each leaf's addends to the totals: tensors of one element."""
         last = stages[-1]
         assert last.reduce is not None
         before = range(len(stages) - 1)

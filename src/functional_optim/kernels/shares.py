@@ -1,4 +1,4 @@
-"""Where chunks of 16-bit floats may be cut so that each piece rounds as the whole does.
+"""Cuts of 16-bit chunks, so that each piece rounds as the whole does.
 
 Torch shares an operation on the CPU among its threads, and the last elements of each share, which
 fill no vector, are rounded in another way. So a piece has to be whole grains for each thread, and
@@ -15,7 +15,7 @@ GRAIN_SIZE = 1 << 15
 
 
 def is_rounded_by_place(tensors: Sequence[Tensor], block_size: int) -> bool:
-    """Whether it shows where pieces of these tensors end.
+    """Return True if it shows where pieces of these tensors end.
 
     Args:
         tensors: of a chunk.
@@ -26,7 +26,7 @@ def is_rounded_by_place(tensors: Sequence[Tensor], block_size: int) -> bool:
 
 
 def lengths(total: int, block: int, *, exact: bool) -> list[int]:
-    """How long the pieces of a chunk are.
+    """Return the lengths of a chunk's pieces.
 
     Args:
         total: its elements.

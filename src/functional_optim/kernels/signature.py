@@ -1,4 +1,4 @@
-"""What the graph of a leaf depends on, told apart from the numbers of each step.
+"""Signature of a leaf's graph, apart from the numbers of each step.
 
 Numbers in double precision change with the step. Flags and whole numbers among the coefficients
 are choices that a rule may branch on: each combination of them is a graph of its own.
@@ -38,7 +38,7 @@ class Several(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """What a graph depends on, apart from the stages."""
+    """Signature of a graph, apart from the stages."""
 
     static: tuple[Any, ...]
     """The coefficients of each stage, with :data:`VARIES` for every number."""
@@ -55,7 +55,7 @@ Numbers = list[Any]
 def signature(
     stages: Sequence[Stage], leaf: Leaf, *, on_device: bool = False
 ) -> tuple[Signature, Numbers, list[Tensor]]:
-    """What the graph of a leaf depends on, its numbers, and its tensors (param, grad, state).
+    """Return the signature of a leaf's graph, its numbers, and its tensors (param, grad, state).
 
     Args:
         stages: of the chain.
@@ -138,7 +138,7 @@ def _split_one(name: str, value: Any, kind: Any, taken: _Taken) -> Any:
 
 
 def _kinds_of_items(kind: Any, value: Sequence[Any]) -> tuple[Any, ...]:
-    """What a tuple, a list or a NamedTuple is said to hold, item by item."""
+    """Return the declared types of a tuple's, list's or NamedTuple's items."""
     if hasattr(value, "_fields"):
         return _kinds(type(value))
     said = typing.get_args(kind)
@@ -148,7 +148,7 @@ def _kinds_of_items(kind: Any, value: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def joined(static: Any, numbers: Iterator[Any]) -> Any:
-    """One static coefficient, with ``numbers`` (or stand-ins) where it varies."""
+    """Return a static coefficient, with ``numbers`` (or stand-ins) where it varies."""
     if static is VARIES:
         return next(numbers)
     if isinstance(static, Several):

@@ -69,14 +69,12 @@ _EVIDENCE: Cache[_Evidence] = Cache()
 
 
 class StackedExecutor:
-    """Steps leaves of one shape in stacks, and all others one by one by the reference.
+    """Steps leaves of one shape in stacks, and all others one by one.
 
-    Args:
-        exact: whether to stack only where that gives the reference's bits.
+    Leaves are stacked only where that has the reference's bits.
     """
 
-    def __init__(self, *, exact: bool) -> None:
-        self._exact = exact
+    def __init__(self) -> None:
         self._one_by_one = WholeLeaves()
 
     def update_(
@@ -92,7 +90,7 @@ class StackedExecutor:
         left: list[Leaf] = []
         for group in _groups(stages, leaves, left):
             for stack in _stacks(group):
-                if len(stack) > 1 and (not self._exact or self._is_trusted(stages, stack)):
+                if len(stack) > 1 and self._is_trusted(stages, stack):
                     _step_stack(self._one_by_one, stages, stack, totals)
                 else:
                     left += stack
@@ -100,7 +98,7 @@ class StackedExecutor:
             self._one_by_one.update_(stages, left, totals)
 
     def _is_trusted(self, stages: Sequence[Stage], stack: Sequence[Leaf]) -> bool:
-        """Whether a stack of this kind has the reference's bits."""
+        """Return True if a stack of this kind has the reference's bits."""
         if stack[0].param.numel() < SMALLEST:
             return False
         try:
@@ -142,7 +140,7 @@ def _groups(
 
 
 def _stacks_well(stages: Sequence[Stage], leaf: Leaf) -> bool:
-    """Whether all tensors of a leaf are contiguous, and those of pointwise stages of its shape."""
+    """Return True if a leaf is contiguous, and its pointwise states have its shape."""
     shapes = {
         tensor.shape
         for stage, state in zip(stages, leaf.states, strict=True)
@@ -185,7 +183,7 @@ def _step_stack(
 
 
 def _stacked(place: int, column: Sequence[Tensor]) -> Tensor:
-    """One tensor of each leaf, together in scratch."""
+    """Stack a tensor of each leaf in scratch."""
     one = column[0]
     piece = scratch(("stack", place), len(column) * one.numel(), one.dtype, one.device)
     return torch.stack(list(column), out=piece.view(len(column), *one.shape))

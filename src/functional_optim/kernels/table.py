@@ -21,43 +21,40 @@ from functional_optim.kernels.inductor import InductorKernel
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.stacked import StackedExecutor
 
-ExecutorName = Literal["auto", "reference", "blocked", "compile", "stacked", "fused", "eager"]
+ExecutorName = Literal["auto", "reference", "blocked", "fused", "eager"]
 
 
-_EXACT, _INDUCTOR, _BLOCKED = ExactKernel(), InductorKernel(), BlockedKernel()
-_SPARING = ExactKernel(sparing=True)
-_FUSED_ON_DEVICES = FusedKernel(on_cpu=False)
-_FASTEST = (_SPARING, _FUSED_ON_DEVICES, _INDUCTOR, _BLOCKED)
-"""On the CPU always the reference's bits, so that it shows in no result which of them steps: not
-which rank has a compiler, nor when it got done."""
-_STACKS = StackedExecutor(exact=True)
+_EXACT, _FUSED, _BLOCKED = ExactKernel(sparing=True), FusedKernel(), BlockedKernel()
+_STACKS = StackedExecutor()
 
 EXECUTORS: dict[str, Executor] = {
     "auto": ChunkExecutor(
-        *_FASTEST,
-        joining=_SPARING,
-        listing=_FUSED_ON_DEVICES,
+        _EXACT,
+        _FUSED,
+        InductorKernel(),
+        _BLOCKED,
+        joining=_EXACT,
+        listing=_FUSED,
         stacks=_STACKS,
         on_device=True,
         stand_ins={"cpu": "auto", "cuda": "eager"},
     ),
     "reference": ReferenceExecutor(ChunkExecutor(on_device=True)),
     "blocked": ChunkExecutor(_BLOCKED, stacks=_STACKS),
-    "compile": ChunkExecutor(
-        _EXACT, _INDUCTOR, _BLOCKED, joining=_EXACT, stacks=_STACKS, on_device=True
-    ),
-    "stacked": ChunkExecutor(
-        *_FASTEST,
-        joining=_SPARING,
-        listing=_FUSED_ON_DEVICES,
-        stacks=StackedExecutor(exact=False),
-    ),
-    "fused": ChunkExecutor(FusedKernel(), listing=_FUSED_ON_DEVICES, strict=True),
+    "fused": ChunkExecutor(_FUSED, listing=_FUSED, strict=True),
     "eager": ChunkExecutor(_BLOCKED, listing=ForeachKernel(), stacks=_STACKS),
 }
-"""All executors by name, those of users (:func:`register_executor`) among them."""
+"""All executors by name, those of users (:func:`register_executor`) among them.
+
+On the CPU each has the bits of the reference, so no result shows which kernel made a step, which
+rank has a compiler, or when a compiler was done. ``fused`` steps on CUDA alone.
+"""
 
 _REMOVED = {
+    "compile": "the executor 'compile' was removed: executor='auto' compiles a loop where it pays, "
+    "and optimizer.bind(params).ready() compiles it at once",
+    "stacked": "the executor 'stacked' was removed: executor='auto' steps matrices of one shape in "
+    "stacks where that has the bits of single steps",
     "script": "the executor 'script' was removed: optimizer.script(params) makes a TorchScript "
     "program of a chain, and executor='auto' steps without the GIL too",
 }

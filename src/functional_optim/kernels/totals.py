@@ -3,15 +3,19 @@
 import functools
 import operator
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from functional_optim._torch import is_functorch_wrapped_tensor
 from functional_optim.core.calling import called
-from functional_optim.core.leaf import Leaf, is_measured
+from functional_optim.core.leaf import PLAIN, Leaf, is_measured
 from functional_optim.core.stage import Stage, Transform
-from functional_optim.kernels.each import sum_over_each, tensor_of_each
+
+_DEVICE, _LAYOUT = attrgetter("device"), attrgetter("layout")
+_REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 def added(addends: Iterable[Tensor]) -> Tensor:
@@ -24,30 +28,86 @@ def added(addends: Iterable[Tensor]) -> Tensor:
 
 
 def total_of(stage: Stage, gradients: list[Tensor], *, on_device: bool = False) -> Tensor:
-    """The total of a measured stage over gradients that reach it: a 0-d tensor in float64.
+    """Return the total of a measured stage over gradients that reach it: a 0-d float64 tensor.
+
+    On the CPU numbers are added in the order of the gradients; elsewhere in torch's order, so that
+    nothing waits for the device.
 
     Args:
         stage: that measures.
         gradients: of all leaves, in their order.
-        on_device: whether no number may be read, since the step is perhaps captured.
+        on_device: True if no number may be read, since the step is perhaps captured.
     """
     assert isinstance(stage, Transform)
     assert stage.measure is not None
-    numbers = None
-    if len(gradients) > 1 and not on_device:
-        if not gradients[0].is_cpu:
-            total_there = sum_over_each(stage.measure, gradients)
-            return added(map(stage.measure, gradients)) if total_there is None else total_there
-        numbers = tensor_of_each(stage.measure, gradients)
+    numbers = None if on_device else measured_each(stage, gradients)
     if numbers is None:
         return added(map(stage.measure, gradients))
+    if not numbers.is_cpu:
+        return numbers.to(torch.float64).sum()
     # No sum(): it need not go in order.
     total = functools.reduce(operator.add, numbers.tolist(), 0.0)
     return torch.tensor(total, dtype=torch.float64, device="cpu")
 
 
+def measured_each(stage: Transform, gradients: list[Tensor]) -> Tensor | None:
+    """Return what a stage measures of each gradient; None where it is asked one by one."""
+    if stage.measure_each is None or len(gradients) < 2 or not _are_alike(gradients):
+        return None
+    return stage.measure_each(gradients)
+
+
+def reduced_each(
+    stage: Stage,
+    params: list[Tensor],
+    grads: list[Tensor],
+    states: Sequence[Any],
+    coefficients: Any,
+) -> list[list[float]] | None:
+    """Return the numbers that a stage's ``reduce`` gives for each leaf, a list for each total.
+
+    Args:
+        stage: that reduces.
+        params, grads, states: of the leaves.
+        coefficients: which they share.
+
+    Returns:
+        None where the stage is asked one by one.
+    """
+    if stage.reduce_each is None or any(isinstance(one, Tensor) for one in coefficients):
+        return None
+    if not (_are_alike(params) and _are_alike(grads)):
+        return None
+    found = stage.reduce_each(params, grads, _columns(states), coefficients)
+    return None if found is None else [one.tolist() for one in found]
+
+
+def _columns(states: Sequence[Any]) -> Any:
+    """Return a state with a list of all tensors in the place of each tensor."""
+
+    def column(values: Sequence[Any]) -> Any:
+        if isinstance(values[0], list):
+            return [list(one) for one in zip(*values, strict=True)]
+        return list(values)
+
+    return type(states[0])(*map(column, zip(*states, strict=True))) if states[0] else ()
+
+
+def _are_alike(tensors: Sequence[Tensor]) -> bool:
+    """Return True for dense tensors of one device, of which no derivative is taken."""
+    if torch.compiler.is_compiling() or not PLAIN.issuperset(map(type, tensors)):
+        return False
+    if torch.is_grad_enabled() and any(map(_REQUIRES_GRAD, tensors)):
+        return False
+    if {*map(_LAYOUT, tensors)} != {torch.strided} or len({*map(_DEVICE, tensors)}) > 1:
+        return False
+    first = tensors[0]
+    on_device = first.is_cpu or first.is_cuda
+    return on_device and not any(map(is_functorch_wrapped_tensor, tensors))
+
+
 class HandedOn:
-    """Whether stages give on what they get of leaves, as it is.
+    """Result of a check if stages pass on gradients and parameters unchanged.
 
     They do for every leaf of a shape and dtype that has the same coefficients, and are asked again
     only for others.

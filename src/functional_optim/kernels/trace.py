@@ -199,7 +199,7 @@ def _traced(stages: tuple[Stage, ...], classes: tuple[Any, ...], shape: Signatur
 def traced_by(
     tracer: Tracer, stages: tuple[Stage, ...], classes: tuple[Any, ...], shape: Signature
 ) -> Trace:
-    """What a tracer records of a chain; it is asked for the stand-ins of the chunk first.
+    """Trace a chain; the tracer is asked for the stand-ins of the chunk first.
 
     Raises:
         UntraceableError: as of :func:`trace`.

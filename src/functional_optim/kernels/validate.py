@@ -33,7 +33,7 @@ _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Validated(NamedTuple):
-    """What a graph does on an example."""
+    """Results of a graph on an example."""
 
     values: dict[fx.Node, Any]
     """The value of every node."""
@@ -122,7 +122,7 @@ def last_uses(trace: Trace, root: dict[fx.Node, fx.Node]) -> dict[fx.Node, int]:
 
 
 def evaluate(trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any]) -> list[Tensor]:
-    """What a graph makes of a chunk, operation by operation, in the order of its results."""
+    """Evaluate a graph on a chunk, operation by operation, in the order of its results."""
     values = dict(_placeholders(trace, chunk, scalar_args))
     for node in _operations(trace):
         values[node] = called(node, values)
@@ -177,7 +177,7 @@ def _operations(trace: Trace) -> list[fx.Node]:
 
 
 def called(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-    """What a node makes of its arguments, by their nodes."""
+    """Call a node's function on its arguments, by their nodes."""
     args = fx.map_arg(node.args, values.__getitem__)
     kwargs = fx.map_arg(node.kwargs, values.__getitem__)
     if node.op == "call_method":
@@ -254,7 +254,7 @@ def _require_pointwise(trace: Trace, chunk: Sequence[Tensor], scalar_args: Seque
 def require_pointwise_stages(
     stages: Sequence[Stage], chunk: Leaf, totals: Sequence[Tensor]
 ) -> None:
-    """The same of a chain of which there is no graph: its stages are called.
+    """Check that a chain without a graph is pointwise, by calling its stages.
 
     Raises:
         NotPointwiseError: the chain looks at more than one element at a time.
@@ -293,7 +293,7 @@ def varied(like: Tensor, index: int, count: int = WHOLE) -> Tensor:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of floats, whole numbers or flags hold the same; one NaN is any other."""
+    """Return True if two tensors of numbers or flags are equal, where each NaN equals any NaN."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if not a.is_floating_point():

@@ -36,7 +36,7 @@ class _Known:
     compute_scalars: Callable[[Numbers, Sequence[Tensor]], tuple[Any, ...]]
 
     def memory(self) -> list[Tensor]:
-        """What it writes its temporaries to."""
+        """Return the memory of the program's temporaries."""
         return [_laid(i, one) for i, one in enumerate(self.program.scratch)]
 
 
@@ -111,7 +111,7 @@ def _laid(place: int, layout: Whole) -> Tensor:
 
 
 def _are_plain(tensors: Sequence[Tensor]) -> bool:
-    """Whether all are contiguous tensors of the CPU, and none is part of another."""
+    """Return True if all are contiguous tensors of the CPU, and none is part of another."""
     for one in tensors:
         if type(one) not in PLAIN or not one.is_cpu or one.is_conj() or one.is_neg():
             return False

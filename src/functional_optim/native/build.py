@@ -29,7 +29,7 @@ NAME = "functional_optim.native.loops"
 
 
 def recipe() -> BuildRecipe:
-    """What the loops are compiled from, and with what."""
+    """Return the source and the flags of the loops."""
     text = f"// Python {sys.version.splitlines()[0]}\n{_expanded(SOURCE, set())}"
     include, library = _ROOT / "include", _ROOT / "lib"
     flags = [
@@ -71,7 +71,7 @@ def _expanded(path: Path, known: set[str]) -> str:
 
 
 def _flags() -> list[str]:
-    """What decides what is made of the source."""
+    """Return the flags that decide the compiled code."""
     flags = ["-std=c++20", "-O2", "-fPIC", "-shared", "-w"]
     if sys.platform == "darwin":
         flags += ["-undefined", "dynamic_lookup"]
@@ -79,7 +79,7 @@ def _flags() -> list[str]:
 
 
 def thread_flags() -> tuple[str, ...]:
-    """What lets a library compute in the threads that torch computes in.
+    """Return the flags by which a library computes in torch's threads.
 
     GCC's library of threads is loaded already, where torch brings it along under its own name. Any
     other would start threads beside torch's; without, one thread computes.

@@ -48,7 +48,7 @@ class CompileError(Exception):
 
 
 def compile_seconds() -> float:
-    """How long one compilation may take."""
+    """Return the time limit of one compilation in seconds."""
     return float(os.environ.get(TIMEOUT_VARIABLE, "600"))
 
 
@@ -69,7 +69,7 @@ _LACKING: set[str] = set()
 
 
 def word_of_lacking(reason: str) -> str | None:
-    """What is to be said where there is no compiler.
+    """Return the warning about a missing compiler.
 
     Args:
         reason: why nothing was compiled.
@@ -127,7 +127,7 @@ class BuildRecipe(NamedTuple):
 
 
 def _compiler_facts(command: tuple[str, ...]) -> tuple[str, ...]:
-    """Which compiler it is, and of which version."""
+    """Return the compiler and its version."""
     path = Path(_command_path(command)).resolve()
     found = path.stat()
     stamp = (str(path), str(found.st_size), str(found.st_mtime_ns))
@@ -197,7 +197,7 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
 
 @functools.lru_cache(maxsize=1)
 def _machine_facts() -> tuple[str, ...]:
-    """Which processor, torch and system it is."""
+    """Return the processor, torch and system."""
     return (
         "1",  # of this file: entries of another make have other names
         sys.platform,
@@ -210,7 +210,7 @@ def _machine_facts() -> tuple[str, ...]:
 
 
 def _processor() -> str:
-    """What the processor is, and what it can do: code may be made for the one at hand."""
+    """Return the processor and its features: code may be made for this one."""
     try:
         first = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:
@@ -265,7 +265,7 @@ class Build:
         return build
 
     def is_done(self) -> bool:
-        """Whether the compiler has ended."""
+        """Return True if the compiler has ended."""
         return self.process is None or self.process.poll() is not None
 
     def result(self, timeout: float | None = None) -> bytes:
@@ -318,7 +318,7 @@ def _started(command: list[str], place: Path, output: int) -> "subprocess.Popen[
 
 
 def too_long(seconds: float | None) -> str:
-    """What is said of a compiler that was given up."""
+    """Return the message about a compiler that was stopped."""
     return f"the compiler took longer than {seconds:g} s ({TIMEOUT_VARIABLE})"
 
 

@@ -23,14 +23,14 @@ SWITCH = "FUNCTIONAL_OPTIM_LOOPS"
 
 
 class Loops(Protocol):
-    """What ``loops.cpp`` has."""
+    """Functions of ``loops.cpp``."""
 
     def remember(self, tensors: list[Any], /) -> Any | None:
-        """What tensors are like, and where they lie; None if one is no plain dense tensor."""
+        """Record the layouts and addresses of tensors; None if one is no plain dense tensor."""
         ...
 
     def hold(self, places: Any, tensors: list[Any], where: bool, /) -> bool:
-        """Whether tensors are like those remembered, and, if asked, in the same memory."""
+        """Return True if tensors are like those remembered, and, if asked, in the same memory."""
         ...
 
     def bump(self, tensors: list[Any], /) -> None:
@@ -58,7 +58,7 @@ class Loops(Protocol):
         ...
 
     def addresses(self, places: Any, tensors: list[Any], taken: Any, /) -> bytes | None:
-        """Where tensors lie, as pointers; None where they are not as remembered, or lie there."""
+        """Return pointers to tensors; None if a layout changed, or memory overlaps ``closed``."""
         ...
 
 

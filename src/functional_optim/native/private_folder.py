@@ -29,7 +29,7 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def cache_folder() -> Path:
-    """Where compiled code is kept: ``FUNCTIONAL_OPTIM_CACHE``, else in the user's cache."""
+    """Return the folder of compiled code: ``FUNCTIONAL_OPTIM_CACHE``, else in the user's cache."""
     asked = os.environ.get(CACHE_VARIABLE)
     if asked:
         return Path(asked).absolute()
@@ -169,12 +169,12 @@ def _not_ours(found: os.stat_result) -> str:
 
 
 def _digest(key: str, content: bytes) -> bytes:
-    """Of a library under its name: under another one it is not what was written."""
+    """Return the digest of a library under its name, so that it is not loaded under another."""
     return hashlib.sha256(key.encode() + content).hexdigest().encode()
 
 
 class _Temporary:
-    """What is used in place of a folder that is not ours alone."""
+    """Temporary folder, used instead of one that is not ours alone."""
 
     def __init__(self) -> None:
         self.unsaid = ""
@@ -221,6 +221,6 @@ def open_folder() -> Folder:
 
 
 def take_warning() -> str:
-    """What is to be said of the folder; empty if nothing is, or it was taken before."""
+    """Return the warning about the folder, once; empty if there is none."""
     text, _TEMPORARY.unsaid = _TEMPORARY.unsaid, ""
     return text

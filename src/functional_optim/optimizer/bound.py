@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from functional_optim.core.capturing import check_not_captured
-from functional_optim.core.chain import Chain, require_dense, require_one_chain, with_hyper
+from functional_optim.core.chain import Chain, require_one_dense_chain, with_hyper
 from functional_optim.core.checks import check_leaf_state, check_measured, check_writable
 from functional_optim.core.compiling import uncompiled_class
 from functional_optim.core.hyper import copy_tensors
@@ -26,7 +26,6 @@ from functional_optim.optimizer.bound_gradients import BoundGradients
 from functional_optim.optimizer.bound_plans import BoundParams, BoundPlan, Present, plan_of
 from functional_optim.optimizer.bound_states import make_states
 from functional_optim.plan.flat.layout import FlatLayout
-from functional_optim.plan.gradient_memory import order_in_memory
 from functional_optim.plan.guard import grads_of
 from functional_optim.plan.item import coefficients_at
 from functional_optim.plan.items import params_of
@@ -37,7 +36,7 @@ PLANS = 8
 
 @uncompiled_class
 class BoundOptimizer(BoundCopies):
-    """What ``optimizer.bind(params)`` returns: one optimizer, its parameters and their state.
+    """Result of ``optimizer.bind(params)``: one optimizer, its parameters and their state.
 
     Parameters are moved into flat buffers, and stay the same objects; ``state`` and ``gradients``
     are trees of views of such buffers.
@@ -61,8 +60,7 @@ class BoundOptimizer(BoundCopies):
     """Where the numbers of steps come from; step counts stand there, too."""
 
     def __init__(self, optimizer: Chain, params: Any, state: State | None = None) -> None:
-        require_one_chain(optimizer, "bind")
-        require_dense(optimizer, "bind")
+        require_one_dense_chain(optimizer, "bind")
         leaves, self._spec, paths = params_of(optimizer, params)
         self._lock = StepLock()
         self._optimizer = optimizer
@@ -83,7 +81,7 @@ class BoundOptimizer(BoundCopies):
     def _begin(self, optimizer: Chain) -> None:
         """Refuse, while nothing is moved yet, what cannot be bound."""
 
-    def _lay_out(self, given: list[LeafState] | None, order: Sequence[int] | None = None) -> None:
+    def _lay_out(self, given: list[LeafState] | None) -> None:
         """Parameters and state into buffers; the values of ``given``, if there are any."""
         stages = self._optimizer.stages
         block_size = block_size_of(stages)
@@ -98,7 +96,6 @@ class BoundOptimizer(BoundCopies):
                 for group, param in zip(groups, self._params, strict=True)
             ],
             align=block_size,
-            order=order,
         )
         beside = self._scalars is Scalars.DEVICE
         made = make_states(stages, self._params, self._hypers, self._layout, counts_beside=beside)
@@ -164,7 +161,7 @@ class BoundOptimizer(BoundCopies):
 
     @property
     def layout(self) -> FlatLayout:
-        """Where the parameters lie."""
+        """Layout of the parameters."""
         return self._layout
 
     @one_at_a_time
@@ -184,7 +181,7 @@ class BoundOptimizer(BoundCopies):
         self._group_hypers = self._of_groups(hypers)
 
     def _of_groups(self, hypers: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        """Those of each group of parameters, of those of each parameter."""
+        """Return the hyper-parameters of each group, from those of each parameter."""
         return [hypers[place] for place in self._firsts]
 
     def _check_options(self, optimizer: Chain, hypers: list[tuple[Any, ...]]) -> None:
@@ -219,29 +216,9 @@ class BoundOptimizer(BoundCopies):
         return LOOPS.wait(left, count=len(self._params))
 
     def explain(self) -> str:
-        """What runs each stretch of the buffers, and why, one line each."""
+        """Return which kernel runs each stretch of the buffers, and why, a line each."""
         alone = why_alone(self._optimizer.stages, self._params, self._others, self._layout)
         return "\n".join([*self._explainer().lines(), *alone])
-
-    @one_at_a_time
-    def follow_gradients(self) -> None:
-        """Place parameters and state in the order in which the ``.grad`` lie in memory now.
-
-        Where gradients lie end to end, as in the buckets of DistributedDataParallel with
-        ``gradient_as_bucket_view=True``, a step then reads memory in its order. DDP arranges its
-        buckets anew once, after the first iteration: call this after the second. It takes a copy
-        of parameters and state; :attr:`state`, :attr:`gradients` and :attr:`layout` are new
-        objects afterwards.
-
-        Raises:
-            ValueError: a parameter without a gradient, or with a sparse one; nothing has changed.
-            RuntimeError: a parameter or buffer that someone has moved, resized or re-pointed.
-        """
-        order = order_in_memory(grads_of(self._params), self._names)
-        self._layout.check()
-        states = self._states
-        self._layout.undo()
-        self._lay_out(states, order)
 
     @one_at_a_time
     def release(self) -> None:
@@ -250,7 +227,7 @@ class BoundOptimizer(BoundCopies):
 
     @one_at_a_time
     def step(self, grads: Any = None, *, measured: Sequence[Tensor] = (), **hyper: Any) -> None:
-        """One step of every parameter that has a gradient, in place.
+        """Step every parameter that has a gradient, in place.
 
         Args:
             grads: a tree like the parameters', with a gradient or None for each;
@@ -326,7 +303,7 @@ class BoundOptimizer(BoundCopies):
             buffer.check()
 
     def _are_read(self) -> bool:
-        """Whether separate gradients are read where they lie, by one call of a kernel."""
+        """Return True if separate gradients are read where they lie, by one call of a kernel."""
         if self._reads is None:
             long = all(one.buffer.numel >= bound_plans.LEAST for one in self._buffers)
             on_cpu = all(one.buffer.data.is_cpu for one in self._buffers)
@@ -342,7 +319,7 @@ class BoundOptimizer(BoundCopies):
         return optimizer, hypers
 
     def _grad_list(self, grads: Any) -> list[Tensor | None]:
-        """One gradient or None for each parameter."""
+        """Return a gradient or None for each parameter."""
         if grads is None:
             return grads_of(self._params)
         found = flatten_like(self._spec, grads, "gradients")
@@ -355,7 +332,7 @@ class BoundOptimizer(BoundCopies):
         return [found[place] for place in self._places]
 
     def _names_of(self, paths: Sequence[Path]) -> list[str]:
-        """What errors call the parameters."""
+        """Return the names of the parameters in errors."""
         return list(map(path_name, paths))
 
     def _hypers_of(self, optimizer: Chain) -> list[tuple[Any, ...]]:
@@ -393,7 +370,7 @@ class BoundOptimizer(BoundCopies):
 
 
 def _present(gradients: Sequence[Any]) -> Present:
-    """Which of them are there; None where all are."""
+    """Return which gradients are present; None if all are."""
     if type(None) not in map(type, gradients):
         return None
     return [one is not None for one in gradients]

@@ -1,4 +1,4 @@
-"""One flat buffer of a bound optimizer: its state, its step counts, and its runs of parameters.
+"""Flat buffer of a bound optimizer: its state, its step counts, and its runs of parameters.
 
 A run is neighbours that are stepped as one chunk. Where a chain works in blocks of elements, what
 lies between a parameter whose last block is not full and the next must have no part in the block,
@@ -31,7 +31,7 @@ def keeps_flat_state(
     shapes: Iterable[Sequence[int]],
     dtype: torch.dtype,
 ) -> bool:
-    """Whether the state of parameters of these shapes is one tensor per field, cut as they are."""
+    """Return True if state of parameters of these shapes is one tensor per field, cut alike."""
     if any(stage.kind != "pointwise" for stage in stages):
         return False
     block_size = block_size_of(stages)
@@ -102,20 +102,20 @@ class BoundBuffer:
 
     @property
     def written(self) -> list[Tensor]:
-        """What a step writes to: the parameters and their state."""
+        """Tensors that a step writes to: the parameters and their state."""
         return [self._tensors[0], *self._tensors[2:]]
 
     def count(self, place: int) -> Tensor:
-        """How many steps the segment at this place has made."""
+        """Return the step count of the segment at this position."""
         return self._steps[place]
 
     @property
     def counts(self) -> Tensor:
-        """How many steps each segment has made."""
+        """Step counts of all segments."""
         return self._steps
 
     def made(self) -> list[int]:
-        """The same in numbers, as far as Python knows: a replay of what was captured tells it not.
+        """Return the step counts as Python knows them, without replays of captured steps.
 
         Raises:
             RuntimeError: of neighbours that a step was captured of together, one was counted alone.
@@ -170,7 +170,7 @@ class BoundBuffer:
         self._native.learn(self._tensors)
 
     def _found_memory(self) -> list[int]:
-        """Where the tensors are, and how long they and their storages are."""
+        """Return the addresses of the tensors, and the lengths of tensors and storages."""
         return [
             *map(Tensor.data_ptr, self._tensors),
             *map(Tensor.numel, self._tensors),
@@ -183,7 +183,7 @@ class BoundBuffer:
         return self._whole
 
     def row(self, k: int) -> list[int]:
-        """Where each of a segment's tensors begins, the parameter first."""
+        """Return the addresses of a segment's tensors, the parameter first."""
         offset, count = self.segments[k].offset, self._whole.param.numel()
         return [
             one.data_ptr()

@@ -1,4 +1,4 @@
-"""What steps the buffers of a bound optimizer, in words; and whether it is compiled yet."""
+"""Explanation of the kernels of a bound optimizer, and if they are compiled yet."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -63,7 +63,7 @@ class Explainer:
                 self._by_chunks.compile(self._stages, chunk)
 
     def is_joined(self) -> bool:
-        """Whether a kernel steps parts of each of them in one call, wherever they lie."""
+        """Return True if a kernel steps parts of each of them in one call, wherever they lie."""
         by_chunks = self._by_chunks
         if by_chunks is None:
             return False
@@ -72,7 +72,7 @@ class Explainer:
         return all(one is not None for one in bound)
 
     def lines(self) -> list[str]:
-        """What steps each buffer, and why."""
+        """Return the kernel of each buffer, and why, a line each."""
         found = []
         for chunk, count in zip(self._chunks, self._counts, strict=True):
             param = chunk.param

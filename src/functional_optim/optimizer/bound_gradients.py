@@ -16,7 +16,7 @@ _NONE = type(None)
 
 
 class BoundGradients:
-    """Where the gradients of bound parameters belong.
+    """Views of the flat buffers for the gradients of bound parameters.
 
     Args:
         layout: where the parameters lie.
@@ -73,7 +73,7 @@ class BoundGradients:
         return True
 
     def _gather_some(self, given: list[Any]) -> bool:
-        """The same, where some are None."""
+        """Copy gradients into the flat buffers, where some are None."""
         present = [i for i, grad in enumerate(given) if grad is not None]
         for i in present:
             check_grad(self._params[i], given[i], self._names[i])

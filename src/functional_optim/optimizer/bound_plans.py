@@ -26,7 +26,7 @@ Present = Sequence[bool] | None
 
 
 class BoundParams(NamedTuple):
-    """What was bound, as plans are made of it."""
+    """Bound parameters, as plans are made of them."""
 
     stages: Sequence[Stage]
     executor: Executor
@@ -52,7 +52,7 @@ class BoundParams(NamedTuple):
         return Item(chunk.param, chunk.grad, state, (), chunk.name)
 
     def memory(self) -> Memory:
-        """What steps look at."""
+        """Return the tensors that steps check."""
         written = [*self.layout.params, *(one for each in self.buffers for one in each.written)]
         return Memory([*written, *self.layout.gradient_buffers()], len(written))
 

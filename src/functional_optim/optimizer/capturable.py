@@ -47,7 +47,7 @@ def _example(stages: Sequence[Stage], leaf: Leaf) -> Leaf:
 
 @uncompiled_class
 class CapturableOptimizer(BoundOptimizer):
-    """What ``optimizer.bind(params, capturable=True)`` returns: its steps may be captured.
+    """Result of ``optimizer.bind(params, capturable=True)``: its steps may be captured.
 
     Each replay of a captured :meth:`step` is a whole step: it counts, and its coefficients are
     those of its number. Hyper-parameters are read on the device each time: :meth:`set_hyper`
@@ -95,8 +95,8 @@ class CapturableOptimizer(BoundOptimizer):
         self._watched = []
         self._numbers = self._on_device(optimizer, self._hypers)
 
-    def _lay_out(self, given: list[LeafState] | None, order: Sequence[int] | None = None) -> None:
-        super()._lay_out(given, order)
+    def _lay_out(self, given: list[LeafState] | None) -> None:
+        super()._lay_out(given)
         for buffer in self._buffers:
             buffer.made()  # reads the counts, which cannot be done while a step is captured
 
@@ -173,7 +173,7 @@ class CapturableOptimizer(BoundOptimizer):
 
     @one_at_a_time
     def step(self, grads: Any = None, *, measured: Sequence[Tensor] = (), **hyper: Any) -> None:
-        """One step, in place, that may be captured; where it is, each replay is one.
+        """Step in place, so that a CUDA graph may capture it; each replay is a step then.
 
         Args:
             grads: as for :meth:`BoundOptimizer.step`. What is captured reads them where they are.
@@ -240,7 +240,7 @@ class CapturableOptimizer(BoundOptimizer):
             buffer.advance(own)
 
     def _have_gradients(self, grads: Any) -> list[bool]:
-        """Whether each parameter has a gradient."""
+        """Return True if each parameter has a gradient."""
         given = self._params if grads is self._gradient_tree else self._grad_list(grads)
         return [one is not None for one in given]
 
@@ -312,18 +312,3 @@ class CapturableOptimizer(BoundOptimizer):
         super().load_state(state)
         for buffer in self._buffers:
             buffer.made()  # reads the counts, which cannot be done while a step is captured
-
-    @one_at_a_time
-    def follow_gradients(self) -> None:
-        """As :meth:`BoundOptimizer.follow_gradients`, before a step is captured.
-
-        Raises:
-            RuntimeError: one was, and writes to the memory that this would leave.
-        """
-        if self._captured is not None:
-            raise RuntimeError(
-                "a step was captured, and goes on writing to the memory that parameters would be "
-                "moved away from: follow the gradients before, or bind again"
-            )
-        super().follow_gradients()
-        self._prepare()

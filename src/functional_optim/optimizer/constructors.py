@@ -9,14 +9,18 @@ from typing import Any
 import torch
 
 from functional_optim.core.brief import brief
+from functional_optim.core.closure_optimizer import refuse_closure
 from functional_optim.core.stage import Stage
 from functional_optim.optimizer import Optimizer
+
+PARTS = "a front-end that steps parts of the parameters (ZeRO, DistributedOptimizer, a hook)"
+"""The front-ends that refuse an optimizer that evaluates the loss itself."""
 
 
 def made_without_params(
     constructor: Callable[..., Any], arguments: Mapping[str, Any]
 ) -> Optimizer | None:
-    """What a function makes, if it makes one of our optimizers; None if it wants parameters.
+    """Call a function that makes one of our optimizers; return None if it wants parameters.
 
     One that declares ``-> Optimizer`` is ours. One that declares nothing is asked: ours take
     hyper-parameters only, and whatever makes a torch.optim.Optimizer takes ``params`` first.
@@ -56,6 +60,7 @@ def made_without_params(
     if fits is not None:
         raise TypeError(f"{brief(constructor)} makes an optimizer, but {fits}")
     made = constructor(**arguments)
+    refuse_closure(made, PARTS)
     if isinstance(made, Optimizer):
         return made
     if isinstance(made, torch.optim.Optimizer):
@@ -82,7 +87,7 @@ def _declared(constructor: Any) -> type | None:
 
 
 def _takes_params(constructor: Any) -> bool:
-    """Whether it takes ``params``, or whatever it is given."""
+    """Return True if it takes ``params``, or whatever it is given."""
     try:
         given = list(inspect.signature(constructor).parameters.values())
     except (TypeError, ValueError):  # written in C

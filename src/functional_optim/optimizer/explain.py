@@ -1,4 +1,4 @@
-"""What an executor does with a tree of parameters, and why, in words."""
+"""Explanation of how an executor steps a tree of parameters."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ class _Alike(NamedTuple):
 
 
 def explain(optimizer: Chain, params: Any) -> str:
-    """Which executor steps which parameters, one line for each kind of them.
+    """Return which executor steps which parameters, a line for each kind of them.
 
     Raises:
         TypeError: leaves have different stages, or numbers in common that each step makes anew.

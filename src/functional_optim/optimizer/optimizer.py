@@ -101,7 +101,7 @@ class Optimizer(Chain):
         extra: Mapping[str, Any] | None = None,
         **hyper: Any,
     ) -> tuple[Any, State]:
-        """One step, as a pure function: nothing that is handed in changes.
+        """Step as a pure function: no argument changes.
 
         It is differentiable: where no derivative is wanted, call it under ``torch.no_grad()``, or
         the graph of each step is kept. torch.func goes through it; torch.compile and torch.export
@@ -173,7 +173,7 @@ class Optimizer(Chain):
 
     @uncompiled
     def _gates_are_not_traced(self, optimizer: Chain, *given: Any) -> tuple[Any, State]:
-        """The same where torch.compile would trace it, whose error has this name."""
+        """Run a step of an optimizer with gates outside of torch.compile's graph."""
         return self._update_composed(optimizer, *given)
 
     @uncompiled
@@ -187,7 +187,7 @@ class Optimizer(Chain):
         extra: Mapping[str, Any] | None = None,
         **hyper: Any,
     ) -> None:
-        """The same step, written into the tensors of ``params`` and ``state``.
+        """Make the step of :meth:`update` in the tensors of ``params`` and ``state``.
 
         Gradients are not changed, and no memory that was allocated outlives the call: how a tree
         is stepped is found out once and kept as long as all its tensors are there. It runs without
@@ -225,7 +225,7 @@ class Optimizer(Chain):
         measured: Sequence[Tensor],
         extra: Mapping[str, Any],
     ) -> None:
-        """The same where leaves differ in their chains, or something is kept for all."""
+        """Step in place where leaves differ in their chains, or numbers are shared."""
         if composed_trees.make(optimizer, given, measured, extra):
             return
         leaves, spec, _, read = one_step.step_leaves(optimizer, *given)

@@ -26,7 +26,7 @@ _Stages = tuple[Stage, ...]
 
 
 class _Place(NamedTuple):
-    """Where a field stands in each leaf's state."""
+    """Position of a field in each leaf's state."""
 
     name: str
     stage: int | None
@@ -37,7 +37,7 @@ class _Place(NamedTuple):
 
 
 def state_field(optimizer: Optimizer, state: State, name: str, *, params: Any = None) -> Any:
-    """One field of the state, for all leaves.
+    """Return one field of the state, for all leaves.
 
     Args:
         optimizer: whose state it is.
@@ -76,7 +76,7 @@ def state_field(optimizer: Optimizer, state: State, name: str, *, params: Any = 
 def with_state_field(
     optimizer: Optimizer, state: State, name: str, tree: Any, *, params: Any = None
 ) -> State:
-    """The same state with other tensors in one field; nothing that is handed in changes.
+    """Return the state with other tensors in one field; the arguments do not change.
 
     Args:
         optimizer: whose state it is.
@@ -121,7 +121,7 @@ def with_state_field(
 
 
 def _places(chains: Sequence[_Stages], name: str) -> dict[_Stages, _Place | None]:
-    """Where a field stands in each chain; None in those that have none.
+    """Return the position of a field in each chain; None in chains without it.
 
     Raises:
         ValueError: no chain has one of this name.
@@ -138,7 +138,7 @@ def _places(chains: Sequence[_Stages], name: str) -> dict[_Stages, _Place | None
 
 
 def _place(stages: _Stages, name: str) -> _Place | None:
-    """Where a field stands in a chain, if it has it."""
+    """Return the position of a field in a chain, if it has the field."""
     known = {
         full: (index, field)
         for index, (stage, names) in enumerate(zip(stages, state_names(stages), strict=True))
@@ -215,7 +215,7 @@ def _tensor(leaf: LeafState | None, place: _Place | None, where: str) -> Tensor 
 
 
 def _check(label: str, old: Tensor | None, new: Any) -> None:
-    """One that can stand in the place of the other.
+    """Check that a value can replace another.
 
     Raises:
         TypeError: it is no tensor.

@@ -19,12 +19,12 @@ Numbers = Sequence[Made]
 
 
 class Way(Protocol):
-    """One way of stepping the leaves of a chunk."""
+    """Way of stepping the leaves of a chunk."""
 
     def call(
         self, chunk: "Chunk", gradients: list[Tensor], totals: Sequence[Tensor]
     ) -> Call | None:
-        """What makes a step of which nothing is refused any more; None where this way is none.
+        """Bind a step, after which nothing is refused; None if this way does not apply.
 
         Args:
             chunk: that was told of the numbers of the step.
@@ -108,7 +108,7 @@ class Chunk:
         self.hypers, self.plain = hypers, all(map(is_plain, new))
 
     def own(self, gradients: list[Tensor]) -> list[Tensor]:
-        """Those of its leaves, of the gradients of all leaves."""
+        """Return the gradients of the chunk's leaves."""
         return gradients if self.is_all else [gradients[place] for place in self.members]
 
     def numbered(self, leaf: Leaf) -> Leaf:

@@ -90,7 +90,7 @@ def _may_lie_in_table(tensor: Tensor) -> bool:
 def _ways(
     executor: Chunks, like: Leaf, items: Sequence[Item], views: Sequence[Leaf]
 ) -> Iterator[Way]:
-    """How leaves are stepped where they lie."""
+    """Return the ways of stepping leaves where they are."""
     if executor.joins:
         yield ByTable(Table.of_tensors(list(map(tensors_of, views))))
     columns = _columns(executor, like, items)
@@ -113,7 +113,7 @@ def _columns(executor: Chunks, like: Leaf, items: Sequence[Item]) -> Sequence[li
 
 
 class ShapeGuard:
-    """Whether tensors have the shapes and dtypes that they had.
+    """Guard: tensors still have their shapes and dtypes.
 
     Args:
         tensors: to be looked at.
@@ -124,7 +124,7 @@ class ShapeGuard:
         self._shapes, self._dtypes = self._now()
 
     def hold(self) -> bool:
-        """Whether they have."""
+        """Return True if they have."""
         return (self._shapes, self._dtypes) == self._now()
 
     def _now(self) -> tuple[list[torch.Size], list[torch.dtype]]:

@@ -49,7 +49,7 @@ class Counts:
         return counts
 
     def common(self) -> int | None:
-        """How many steps each leaf has made; None where some have made more than others."""
+        """Return the step count of the leaves; None if they differ."""
         whole = self._whole
         if whole is None:
             return self._common_apart()
@@ -64,7 +64,7 @@ class Counts:
         return self._made
 
     def _common_apart(self) -> int | None:
-        """The same of counts that lie where they like."""
+        """Return the common step count of counts that are no neighbours."""
         loops = LOOPS.loaded or LOOPS.get(len(self._steps))
         found: int | bool | None = False if loops is None else loops.common(self._steps)
         if found is not False:
@@ -103,12 +103,12 @@ class Counts:
 
 
 def beside(steps: Sequence[Tensor]) -> list[Tensor]:
-    """The same step counts, one beside the other in one tensor."""
+    """Copy step counts into one tensor, as neighbours."""
     return list(torch.stack(list(steps)).unbind()) if steps else []
 
 
 def is_count(value: Any) -> TypeGuard[Tensor]:
-    """Whether a value is a step count as state holds one."""
+    """Return True if a value is a step count as state holds one."""
     return (
         isinstance(value, Tensor)
         and value.dtype == torch.int64

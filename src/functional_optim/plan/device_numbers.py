@@ -68,7 +68,7 @@ class DeviceNumbers:
             }
 
     def make(self, item: Item) -> Made:
-        """What the step after ``item.state.step`` steps makes of its hyper-parameters."""
+        """Return the numbers of the step after ``item.state.step`` steps."""
         count = item.state.step
         found = self.coefficients(item.hypers, count)
         return Made(item.hypers, found, count + 1.0, Scalars.DEVICE)
@@ -144,7 +144,7 @@ def _once(every: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 
 def _same_given(a: Any, b: Any) -> bool:
-    """Whether two schedules, or tensors, are the same."""
+    """Return True if two schedules, or tensors, are the same."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.data_ptr() == b.data_ptr() and a.dtype == b.dtype and a.device == b.device
     return a is b
@@ -181,7 +181,7 @@ def _require_live(slot: Slot, device: torch.device) -> None:
 
 
 def first_value(name: str, schedule: Schedule) -> float:
-    """What a schedule gives before the first step; found out without looking at the step count.
+    """Return a schedule's value before the first step, without reading the step count.
 
     Raises:
         ValueError: it looks at the number in the tensor that it is given.

@@ -1,4 +1,4 @@
-"""One step over a list of leaves: coefficients, forms, executor, step counts.
+"""Step of a list of leaves: coefficients, forms, executor, step counts.
 
 Everything that steps anything (an Optimizer over a tree, a torch.optim front-end over groups, a
 hook over a bucket) comes down to the two functions here. They take leaves that were checked.
@@ -69,7 +69,7 @@ def update(
 
 
 def _whole(item: Item, param: Tensor, state: LeafState) -> tuple[Tensor, LeafState]:
-    """What became of an item, in DTensors where it has them."""
+    """Return an item's results, in DTensors where it has them."""
     if not is_sharded(item.param) or is_sharded(param):
         return param, state
     states = tuple(map(like, item.state.stages, state.stages))
@@ -84,7 +84,7 @@ def update_(
     measured: Sequence[Tensor] = (),
     make: Callable[[Item], Made] | None = None,
 ) -> None:
-    """The same, written into the items' params and states, unbroken by interrupts.
+    """Step in place, with interrupts deferred.
 
     Args:
         stages: of the chain.
@@ -122,7 +122,7 @@ def prepared(
     *,
     counts: bool = True,
 ) -> Callable[[], None]:
-    """What makes the step of :func:`update_` when it is called; all errors are raised now.
+    """Bind the step of :func:`update_`; all errors are raised now.
 
     Args:
         stages, executor, items, measured, make: as for :func:`update_`.

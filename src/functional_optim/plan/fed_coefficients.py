@@ -20,7 +20,7 @@ from functional_optim.kernels.errors import UntraceableError
 
 
 class Evaluation(Enum):
-    """How the coefficients of a stage are computed."""
+    """Way of computing a stage's coefficients."""
 
     SYMBOLS = "on symbols, which are the numbers that a rule gets"
     ITEMS = "on tensors, whose numbers are then taken out"
@@ -36,7 +36,7 @@ ON_DEVICE = (Evaluation.TENSORS,)
 
 
 class Chosen(NamedTuple):
-    """What can be fed, and how each group's coefficients are computed from it."""
+    """Numbers that can be fed, and the way of computing each group's coefficients from them."""
 
     inputs: tuple[str, ...]
     ways: tuple[tuple[Evaluation, ...], ...]
@@ -50,7 +50,7 @@ def first_line(error: Exception) -> str:
 
 
 def stand_in(way: Evaluation, tensor: Tensor) -> Any:
-    """What stands for a number that is fed."""
+    """Return the stand-in for a number that is fed."""
     return tensor.item() if way is Evaluation.SYMBOLS else tensor
 
 
@@ -112,7 +112,7 @@ def _joined(label: str, number: Callable[[Any], Any], kind: Any, plain: Any, now
 
 
 def _computed_once(number: Tensor) -> Tensor:
-    """The same number, by a reduction; Inductor takes apart those of fewer than 8."""
+    """Return the number, by a reduction; Inductor takes apart those of fewer than 8."""
     return number.expand(16).amax()
 
 
@@ -123,7 +123,7 @@ def choose(
     names: Sequence[str],
     asked: Sequence[str] | None,
 ) -> Chosen:
-    """Which numbers are inputs.
+    """Choose which numbers are inputs.
 
     Args:
         stages: of the chain.
@@ -187,7 +187,7 @@ class _How(NamedTuple):
 
 
 def _how(stage: Stage, hyper: Any, ways: Sequence[Evaluation], fed: Sequence[str]) -> _How:
-    """How coefficients can be computed from these numbers and the step."""
+    """Return how coefficients can be computed from these numbers and the step."""
     why = ""
     for way in ways:
         try:

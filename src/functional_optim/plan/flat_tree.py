@@ -1,4 +1,4 @@
-"""What a step of a tree is given, flattened at once."""
+"""Arguments of a step of a tree, flattened at once."""
 
 from contextlib import suppress
 from itertools import chain, compress
@@ -40,12 +40,12 @@ class FlatTree(NamedTuple):
     """The places of None among the leaves."""
 
     def without_tensors(self) -> "FlatTree":
-        """The same, to be compared with others."""
+        """Return the structure without tensors, to be compared with others."""
         return self._replace(tensors=[], gradients=[])
 
     @property
     def is_plain(self) -> bool:
-        """Whether all tensors have memory of their own: none is torch.func's, or a compiler's."""
+        """Return True if all tensors have memory of their own, unlike those of torch.func."""
         return not any(map(is_functorch_wrapped_tensor, [*self.tensors, *self.gradients]))
 
     def gradient_of_each(self) -> list[Tensor | None] | None:
@@ -64,7 +64,7 @@ class FlatTree(NamedTuple):
 def flat_tree(
     namespace: str, params: Any, grads: Any, state: Any, *, in_place: bool = False
 ) -> FlatTree | None:
-    """What is given; None where no plan is for it.
+    """Flatten a step's arguments; None if no plan is for them.
 
     Args:
         namespace: of optree.

@@ -1,29 +1,9 @@
-"""Where gradients lie in memory: in what order, and apart from what."""
+"""The memory that tensors are parts of, and what is apart from it."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
-import torch
 from torch import Tensor
-
-
-def order_in_memory(grads: Sequence[Tensor | None], names: Sequence[str]) -> list[int]:
-    """The places of gradients in the order in which they lie in memory.
-
-    Raises:
-        ValueError: one is missing or sparse.
-    """
-    found = []
-    for place, (grad, name) in enumerate(zip(grads, names, strict=True)):
-        if grad is None or grad.layout != torch.strided:
-            what = "none" if grad is None else f"one with layout {grad.layout}"
-            raise ValueError(
-                f"the parameter at {name!r} must have a dense gradient whose place is to be "
-                f"followed, got {what}: call this after a backward pass that reaches every "
-                "parameter"
-            )
-        found.append((grad.untyped_storage().data_ptr(), grad.data_ptr(), place))
-    return [place for *_, place in sorted(found)]
 
 
 class Spans:
@@ -46,7 +26,7 @@ class Spans:
                 self._ends.append(end)
 
     def are_clear_of(self, tensors: Sequence[Tensor], starts: Sequence[int]) -> bool:
-        """Whether tensors without gaps share no memory with these, whoever made them.
+        """Return True if tensors without gaps share no memory with these, whoever made them.
 
         Args:
             tensors: that are looked at.

@@ -28,7 +28,7 @@ class GradientAddresses:
         self._spans: Spans | None = None
 
     def of(self, gradients: list[Any]) -> "list[int] | bytes | None":
-        """Where each begins: numbers, or the bytes of pointers; None where one is not as expected.
+        """Return the addresses of gradients, as numbers or bytes; None if a layout differs.
 
         Args:
             gradients: as many as ``like``; each a tensor.
@@ -45,7 +45,7 @@ class GradientAddresses:
             return self._looked_at(gradients)
 
     def _looked_at(self, gradients: list[Any]) -> list[int] | None:
-        """The same in Python."""
+        """Return the addresses without the native loops."""
         if not PLAIN.issuperset(map(type, gradients)):
             return None
         if self._alike is None:

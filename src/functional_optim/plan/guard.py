@@ -1,4 +1,4 @@
-"""Where tensors have to lie in memory, and what they must be like: found out by loops in C.
+"""Checks of tensors' layouts and addresses, by loops in C.
 
 A step of many small parameters takes about as long as looking at each of them once, so this is on
 the fast path. ``Tensor.is_set_to`` takes 3 ms for 10,000 tensors, addresses and what torch.compile
@@ -25,7 +25,7 @@ _GRAD = attrgetter("grad")
 
 
 class Kinds(NamedTuple):
-    """What tensors must have in common with others to stand for them, in their order."""
+    """Shapes, dtypes and devices of tensors, in their order."""
 
     shapes: list[torch.Size]
     dtypes: list[torch.dtype]
@@ -38,14 +38,14 @@ def kinds_of(tensors: Sequence[Tensor]) -> Kinds:
 
 
 class NativeGuard:
-    """What the loops in C++ know of tensors that were looked at before."""
+    """Record of tensors in the native loops."""
 
     def __init__(self) -> None:
         self.known: Callable[[list[Tensor], bool], bool] | None = None
         """Whether tensors are like those, and lie there if that is asked; None: nobody knows."""
 
     def hold(self, tensors: Sequence[Tensor], *, where: bool) -> bool:
-        """Whether they are like those, and lie there if that is asked; False if it is not known."""
+        """Return True if tensors are known to have the layouts, and the addresses if ``where``."""
         known = self.known
         return known is not None and known(list_of(tensors), where)
 
@@ -57,7 +57,7 @@ class NativeGuard:
 
 
 def list_of(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The same as a list, if it is none."""
+    """Return a sequence as a list."""
     return tensors if isinstance(tensors, list) else list(tensors)
 
 
@@ -79,7 +79,7 @@ def grads_of(tensors: Sequence[Tensor]) -> list[Tensor | None]:
 
 
 class LayoutGuard:
-    """Whether tensors have their elements as others had them, in their order.
+    """Guard: tensors have the layouts of others, in their order.
 
     The same shapes, strides, dtypes and devices; nothing conjugated or negated that the others do
     not have so. It matters not whether they require grad.
@@ -103,7 +103,7 @@ class LayoutGuard:
         self._native = NativeGuard()
 
     def __call__(self, tensors: Sequence[Tensor], which: Sequence[bool] | None = None) -> bool:
-        """Whether they are.
+        """Return True if they are.
 
         Args:
             tensors: dense ones, one for each example.
@@ -134,7 +134,7 @@ def _traits(tensors: Sequence[Tensor]) -> list[list[Any]]:
 
 
 def _guards(examples: Sequence[Tensor]) -> Any:
-    """What torch.compile guards its inputs with; None where there is nothing to guard."""
+    """Return torch.compile's guards of inputs; None if there is nothing to guard."""
     if TensorGuards is None or not examples:
         return None
     try:
@@ -148,7 +148,7 @@ def _guards(examples: Sequence[Tensor]) -> Any:
 
 
 class MemoryGuard:
-    """Whether tensors are certain stretches of memory.
+    """Guard: tensors are certain stretches of memory.
 
     Args:
         views: the stretches; their memory must be kept elsewhere, so that it is nobody else's.
@@ -161,7 +161,7 @@ class MemoryGuard:
         self._native = NativeGuard()
 
     def hold(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether each tensor is the same memory, shape, strides and dtype as its view.
+        """Return True if each tensor is the same memory, shape, strides and dtype as its view.
 
         False may also mean that these tensors cannot tell: then ask ``difference``.
 

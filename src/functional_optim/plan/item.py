@@ -81,7 +81,7 @@ def leaf_at_first_step(stages: Sequence[Stage], item: Item) -> Leaf:
 
 
 class Made(NamedTuple):
-    """What the number of its step makes of the hyper-parameters of an item."""
+    """Numbers of an item's step: its hyper-parameters and coefficients."""
 
     hypers: tuple[Any, ...]
     coefficients: tuple[Any, ...]

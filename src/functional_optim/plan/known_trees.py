@@ -26,7 +26,7 @@ _IS_LEAF = attrgetter("is_leaf")
 
 
 class TreeGuard:
-    """Whether a step is of the tree for which something was planned, where it lay, by its chain.
+    """Guard: a step is of the tree and the chain of a plan, at the same addresses.
 
     Args:
         optimizer: for which it was planned.
@@ -40,7 +40,7 @@ class TreeGuard:
         self._guard = MemoryGuard(tree.tensors)
 
     def holds(self, optimizer: Chain, tree: FlatTree) -> bool:
-        """Whether it is."""
+        """Return True if it is."""
         return (
             self._spec == tree.spec
             and self._state_form == tree.state_form
@@ -50,10 +50,10 @@ class TreeGuard:
 
 
 class Planned(Protocol):
-    """What is planned for a tree."""
+    """Interface of a plan for a tree."""
 
     def is_for(self, optimizer: Chain, tree: FlatTree) -> bool:
-        """Whether it is for this step of it."""
+        """Return True if it is for this step of it."""
 
 
 _Plan = TypeVar("_Plan", bound=Planned)
@@ -68,7 +68,7 @@ class _Known(Generic[_Plan]):
         self._watched: dict[int, Any] = {}
 
     def keep(self, planned: _Plan, tensors: Sequence[Tensor]) -> None:
-        """One more plan."""
+        """Keep a plan."""
         if len(self.plans) >= PLANS:
             self._forget()
         self.plans.append(planned)
@@ -91,7 +91,7 @@ class KnownTrees(Generic[_Plan]):
         return len(self._known)
 
     def find(self, optimizer: Chain, tree: FlatTree) -> _Plan | None:
-        """What is planned for a step."""
+        """Return the plan of a step."""
         known = self._known.get(id(tree.tensors[0]))
         for one in () if known is None else known.plans:
             if one.is_for(optimizer, tree):
@@ -99,7 +99,7 @@ class KnownTrees(Generic[_Plan]):
         return None
 
     def is_known(self, tree: FlatTree) -> bool:
-        """Whether it was stepped before; it is from now on."""
+        """Return True if it was stepped before; it is from now on."""
         first = tree.tensors[0]
         known = self._known.get(id(first))
         if known is not None and known.first() is first:
@@ -125,7 +125,7 @@ def writable(optimizer: Chain, given: tuple[Any, Any, State]) -> FlatTree | None
 
 
 def on_the_same_memory(state: LeafState) -> LeafState:
-    """The same state in other tensors: those that were given are not kept."""
+    """Return a state in other tensors on its memory, so that the given ones are not kept."""
     stages = tuple(map_state(Tensor.detach, one) for one in state.stages)
     gates = tuple(GateCounts(one.runs.detach(), one.held.detach()) for one in state.gates)
     return LeafState(state.step.detach(), stages, gates)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.chain import Chain
+from functional_optim.core.initial import StateFields
 from functional_optim.core.overrides import LeafChain
-from functional_optim.core.state_forms import StateForms
 from functional_optim.core.tree import Path
 from functional_optim.core.where import Shape
 
@@ -61,7 +61,7 @@ def groups_of(
 
 
 class ChainGuard:
-    """Whether an optimizer steps some leaves as the one for which something was planned.
+    """Guard: an optimizer steps leaves as the one that the plan was made for.
 
     Hyper-parameters may be others, as long as they ask for the state that there is.
 
@@ -77,12 +77,12 @@ class ChainGuard:
         self.chains = [group.chain(optimizer) for group in groups]
         """Of each group, with the hyper-parameters of the last step for which it held."""
         self._forms = [
-            StateForms(own.stages, own.hypers, group.kinds)
+            StateFields(own.stages, own.hypers, group.kinds)
             for group, own in zip(groups, self.chains, strict=True)
         ]
 
     def holds(self, optimizer: Chain) -> bool:
-        """Whether it does."""
+        """Return True if it does."""
         if self._executor != optimizer.executor:
             return False
         links, overrides = optimizer.links, optimizer.overrides
@@ -98,7 +98,7 @@ class ChainGuard:
         return True
 
     def _are_alike(self, optimizer: Chain) -> bool:
-        """Whether stages act on the same leaves, and numbers are meant for the same."""
+        """Return True if stages act on the same leaves, and numbers are meant for the same."""
         if len(self._links) != len(optimizer.links):
             return False
         return all(

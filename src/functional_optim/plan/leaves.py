@@ -16,7 +16,8 @@ from functional_optim.core.local_shards import (
     local_states,
     refuse_executor,
 )
-from functional_optim.core.stage import Stage, takes_dense
+from functional_optim.core.stage import Stage
+from functional_optim.core.stage_defaults import takes_dense
 from functional_optim.kernels.executor import Executor
 from functional_optim.plan.item import Item, Made
 

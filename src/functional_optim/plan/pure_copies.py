@@ -59,7 +59,7 @@ class _Copies:
         self._params, self._state = self._unflatten.of(self._copies)
 
     def is_for(self, tree: FlatTree, loops: Loops) -> bool:
-        """Whether a tree is like this one."""
+        """Return True if a tree is like this one."""
         mine = self._tree
         return (
             mine.spec == tree.spec
@@ -117,7 +117,7 @@ def make(
 
 
 def _is_fixed(optimizer: Chain) -> bool:
-    """Whether all hyper-parameters are numbers.
+    """Return True if all hyper-parameters are numbers.
 
     A tensor, or what a schedule is made of, may carry a derivative, or stand for the numbers of a
     population.

@@ -76,7 +76,7 @@ class _PureChunk:
         self._feed: BindScalars | None = None
 
     def is_for(self, hypers: tuple[Any, ...], before: list[Tensor], loops: Loops) -> bool:
-        """Whether leaves are like those that the plan was made of."""
+        """Return True if leaves are like those that the plan was made of."""
         made = loops.common(self._steps(before))
         if made is None or made is False:
             return False
@@ -87,7 +87,7 @@ class _PureChunk:
         return loops.hold(self._like, self._tensors(before), False)
 
     def call(self, tensors: list[Tensor], loops: Loops) -> Callable[[], object] | None:
-        """What steps the leaves as they were found last; None where no kernel does.
+        """Bind the step of the leaves that were found last; None if no kernel makes it.
 
         Args:
             tensors: of the step; those of the leaves are written to by the call.
@@ -154,7 +154,7 @@ class _PurePlan:
         self._parts = [_PureChunk(optimizer.stages, one, items, places, loops) for one in chunks]
 
     def is_for(self, optimizer: Chain, tree: FlatTree, loops: Loops) -> bool:
-        """Whether it is a step of such a tree by these stages."""
+        """Return True if it is a step of such a tree by these stages."""
         mine, before = self._tree, [*tree.tensors, *tree.gradients]
         return (
             mine.missing == tree.missing
@@ -204,7 +204,7 @@ class Unflatten:
         self._pick = _picking([places[id(one)] for one in every if one is not None])
 
     def of(self, tensors: list[Tensor]) -> tuple[Any, State]:
-        """Those of other tensors, in the order of the tree's."""
+        """Return the results made of other tensors, in the order of the tree's."""
         every: list[Any] = self._pick(tensors)
         for place in self._nothing:
             every.insert(place, None)
@@ -271,14 +271,14 @@ def learn(
 
 
 def _has_kernels(optimizer: Chain) -> bool:
-    """Whether its executor steps leaves of its chain by kernels."""
+    """Return True if its executor steps leaves of its chain by kernels."""
     if torch.compiler.is_compiling():
         return False
     return EXECUTORS[optimizer.executor].in_chunks(optimizer.stages) is not None
 
 
 def without_derivative(namespace: str, given: tuple[Any, Any, State]) -> FlatTree | None:
-    """What is given; None where a derivative may be wanted, or operations are looked at."""
+    """Flatten a step's arguments; None if derivatives may be needed or calls are recorded."""
     if is_forward_mode() or is_transforming() or has_dispatch_mode():
         return None
     tree = flat_tree(namespace, *given)

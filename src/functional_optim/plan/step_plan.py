@@ -154,7 +154,7 @@ class StepPlan:
         one_by_one: bool = True,
         numbers: Numbers | None = None,
     ) -> "Steps | None":
-        """What :meth:`run` does, of which nothing is refused any more; None where it does nothing.
+        """Check and bind a step that :meth:`run` would make; None if it would make none.
 
         Args:
             gradients, hypers, measured, one_by_one: as for :meth:`run`, and so are the errors.
@@ -220,23 +220,23 @@ class StepPlan:
         return items, partial(_made, numbers, groups)
 
     def holds(self) -> bool:
-        """Whether leaves are what they were."""
+        """Return True if leaves are what they were."""
         if not self.has_common_counts():
             return False
         return not self._tensors or self._guard.hold(self._tensors)
 
     def holds_but_for_counts(self) -> bool:
-        """The same for who has read what they counted."""
+        """Return True if the plan holds, for a caller that has read the step counts."""
         there = self._guard.hold(self._tensors) if self._tensors else True
         return there and (not self._others or self._others_hold())
 
     @property
     def has_chunks(self) -> bool:
-        """Whether a kernel steps any of the leaves where they lie."""
+        """Return True if a kernel steps any of the leaves where they lie."""
         return bool(self._chunks)
 
     def has_common_counts(self) -> bool:
-        """Whether the leaves of each chunk have made as many steps; the rest of :meth:`holds`.
+        """Return True if the leaves of each chunk have equal step counts; part of :meth:`holds`.
 
         For who has seen that all tensors are where they were.
         """

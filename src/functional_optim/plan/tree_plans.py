@@ -68,7 +68,7 @@ class TreePlan:
         return list(map(_HYPERS, self._guard.chain.chains))
 
     def is_for(self, optimizer: Chain, tree: FlatTree) -> bool:
-        """Whether these are the leaves of the plan, where they were, and these its stages."""
+        """Return True if the plan is for these leaves, at these addresses, and these stages."""
         return self._missing == tree.missing and self._guard.holds(optimizer, tree)
 
     def make(self, gradients: list[Tensor], measured: Sequence[Tensor]) -> bool:

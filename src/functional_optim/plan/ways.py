@@ -20,7 +20,7 @@ from functional_optim.plan.item import Item
 
 
 class ByTable:
-    """One call of a kernel, which is told where every tensor of every leaf begins.
+    """Way by one call of a kernel that is given pointers to every tensor of every leaf.
 
     Args:
         table: where they lie.
@@ -35,7 +35,7 @@ class ByTable:
         """The same for the choices before, which may come again: a batch begins, and goes on."""
 
     def call(self, chunk: Chunk, gradients: list[Tensor], totals: Sequence[Tensor]) -> Call | None:
-        """What makes the step; None where no kernel takes pointers."""
+        """Bind the step; None if no kernel takes pointers."""
         table = self._table if chunk.addresses is None else self._table.by(chunk.addresses)
         call = None if self._bound is None else self._bound(chunk.coefficients, table, totals)
         if call is None and self._other is not None:
@@ -61,7 +61,7 @@ class ByRuns:
         self._runs, self._parts = runs, parts
 
     def call(self, chunk: Chunk, gradients: list[Tensor], totals: Sequence[Tensor]) -> Call | None:
-        """What makes the step, always.
+        """Bind the step.
 
         Raises:
             KernelError: the executor asked for does not step them.
@@ -73,7 +73,7 @@ class ByRuns:
 
 
 class ByLists:
-    """One call of a kernel that takes lists of tensors.
+    """Way by one call of a kernel that takes lists of tensors.
 
     Args:
         columns: all parameters, and all of each tensor of the state.
@@ -83,7 +83,7 @@ class ByLists:
         self._params, *self._states = columns
 
     def call(self, chunk: Chunk, gradients: list[Tensor], totals: Sequence[Tensor]) -> Call | None:
-        """What makes the step; None where no kernel takes lists.
+        """Bind the step; None if no kernel takes lists.
 
         Raises:
             KernelError: the executor asked for does not step them.
@@ -107,7 +107,7 @@ class ByPacks:
         self._packs: list[Pack] | None = None
 
     def call(self, chunk: Chunk, gradients: list[Tensor], totals: Sequence[Tensor]) -> Call | None:
-        """What makes the step, always.
+        """Bind the step.
 
         Raises:
             KernelError: the executor asked for does not step them.

@@ -1,4 +1,4 @@
-"""What comes back from another process: an answer, what was raised there, or nothing in time."""
+"""Answers from another process: a result, an error, or nothing in time."""
 
 import pickle
 import time
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class Failure(NamedTuple):
-    """What a call raised on a worker."""
+    """Error of a call on a worker."""
 
     error: BaseException
 
@@ -81,11 +81,11 @@ class Answer(Future[Any]):
 
     @property
     def is_late(self) -> bool:
-        """Whether who waited has given up, and nothing has come since."""
+        """Return True if who waited has given up, and nothing has come since."""
         return self.done() and not self._came
 
     def result(self, timeout: float | None = None) -> Any:
-        """What the worker returned.
+        """Return the worker's result.
 
         Raises:
             ConnectionError: it gave no answer in time.
@@ -94,7 +94,7 @@ class Answer(Future[Any]):
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What the worker raised; a ConnectionError if it gave no answer in time."""
+        """Return the worker's error; a ConnectionError if it gave no answer in time."""
         self._wait(timeout)
         return super().exception(timeout)
 

@@ -18,7 +18,7 @@ TURN = Turn()
 
 
 class _Kept(NamedTuple):
-    """What the passes of a context read of a parameter."""
+    """Record of what the passes of a context read of a parameter."""
 
     param: Tensor
     leaf: Tensor
@@ -32,7 +32,7 @@ _KEPT: dict[int, dict[int, _Kept]] = {}
 
 
 def is_open(context_id: int) -> bool:
-    """Whether this process has a part in a context that is not closed yet."""
+    """Return True if this process has a part in a context that is not closed yet."""
     return is_valid_context(context_id)
 
 
@@ -61,12 +61,12 @@ def read(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _is_over(kept: _Kept) -> bool:
-    """Whether its step was made, so that further passes begin anew."""
+    """Return True if its step was made, so that further passes begin anew."""
     return kept.lease.given_back
 
 
 def _forget() -> None:
-    """What closed contexts had."""
+    """Forget the records of closed contexts."""
     for context_id in [one for one in _KEPT if not is_open(one)]:
         del _KEPT[context_id]
 
@@ -79,7 +79,7 @@ class InContexts:
     """
 
     def gradients(self, source: Any, params: Sequence[Tensor]) -> list[Tensor | None]:
-        """Those of parameters, and of the versions of them that passes read.
+        """Return the gradients of parameters, and of the versions that passes read.
 
         Raises:
             RuntimeError: passes of this context read a parameter, and a version of it too.

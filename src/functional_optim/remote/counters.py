@@ -1,11 +1,11 @@
-"""What was done on a worker."""
+"""Counters of a worker."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
 
 class Counters(NamedTuple):
-    """What was done on a worker for one optimizer.
+    """Counters of a worker for one optimizer.
 
     Example::
 

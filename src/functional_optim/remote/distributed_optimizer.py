@@ -225,7 +225,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def step(  # type: ignore[override]  # as torch's has it
         self, context_id: Gradients, snapshot: Snapshot | None = None
     ) -> None:
-        """One step on every worker, at once; it returns when all of them are made.
+        """Step on every worker, at once; return when all steps are made.
 
         Args:
             context_id: of the distributed autograd context that holds the gradients; or the
@@ -388,7 +388,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self.param_groups[number] = guarded(group, self.defaults)
 
     def counters(self) -> dict[str, Counters]:
-        """What was done for this optimizer, by worker: steps, waits, bytes, staleness."""
+        """Return the counters of this optimizer, by worker: steps, waits, bytes, staleness."""
         return self._workers.counters(self._limit.waits)
 
     def close(self) -> None:
@@ -396,5 +396,5 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._workers.close()
 
     def _sources(self, gradients: Gradients) -> Sources:
-        """What each worker is given as its source of gradients, checked."""
+        """Return the checked source of gradients of each worker."""
         return sources_of(gradients, self._workers, self._arranged)

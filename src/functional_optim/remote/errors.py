@@ -1,4 +1,4 @@
-"""What went wrong on workers, all of it, each with its worker's name."""
+"""Errors of workers, all of them, each with its worker's name."""
 
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -8,7 +8,7 @@ from functional_optim.remote.staleness import StaleError
 
 
 class WorkerError(RuntimeError):
-    """One or several workers failed.
+    """Failure of one or several workers.
 
     Where all of them raised a ValueError, all a TypeError, or all a StaleError, it is one too.
 
@@ -68,7 +68,7 @@ def failed(what: str, errors: Mapping[str, BaseException], workers: int) -> Work
 
 
 def all_of(what: str, futures: Mapping[str, "Future[Any]"]) -> dict[str, Any]:
-    """What all workers return, once all have answered.
+    """Return the results of all workers, once all have answered.
 
     Args:
         what: they were asked to do, for errors.
@@ -86,7 +86,7 @@ def all_of(what: str, futures: Mapping[str, "Future[Any]"]) -> dict[str, Any]:
 def settled(
     futures: Mapping[str, "Future[Any]"],
 ) -> tuple[dict[str, Any], dict[str, BaseException]]:
-    """What workers return and what they raise, once all have answered."""
+    """Return the results and the errors of workers, once all have answered."""
     results: dict[str, Any] = {}
     errors: dict[str, BaseException] = {}
     for worker, future in futures.items():

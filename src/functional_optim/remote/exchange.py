@@ -1,4 +1,4 @@
-"""How gradients come to a worker, and how parameters leave it, within one process."""
+"""Exchange of gradients and parameters with a worker, within one process."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
@@ -19,7 +19,7 @@ class Handed(NamedTuple):
 
 
 class Exchange(Protocol):
-    """What a worker's optimizer asks of the transport's own side of the worker."""
+    """Interface between a worker's optimizer and the transport on the worker."""
 
     def gradients(self, source: Any, params: Sequence[Tensor]) -> list[Tensor | None]:
         """The gradients that the caller named."""

@@ -1,4 +1,4 @@
-"""One message: all tensors of a call in one flat buffer, and the rest as pickle makes it.
+"""Message of a call: all tensors in one flat buffer, and the rest pickled.
 
 What is decoded lies in that buffer: who keeps or writes a tensor that others see copies it.
 """
@@ -15,7 +15,7 @@ from functional_optim.remote.snapshot import Packed, packed, unpacked
 
 
 class Message(NamedTuple):
-    """What is sent."""
+    """Message that is sent."""
 
     head: bytes
     """By pickle, with the numbers of tensors in their places, and the tensors' kinds."""
@@ -68,7 +68,7 @@ def encoded(value: Any, pickler: type[TensorsAside] = TensorsAside) -> Message:
 
 
 def decoded(message: Message) -> Any:
-    """What was encoded. Dense tensors are contiguous, leaves of autograd, on the CPU."""
+    """Decode a message. Dense tensors are contiguous, leaves of autograd, on the CPU."""
     body, kinds = pickle.loads(message.head)  # noqa: S301  from a process that takes part
     return _Unpickler(io.BytesIO(body), unpacked(Packed(message.data, kinds))).load()
 

@@ -1,4 +1,4 @@
-"""Which parameter lives on which worker: read from RRefs, from a mapping, or from a plan."""
+"""Placement of parameters on workers: read from RRefs, from a mapping, or from a plan."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -34,18 +34,18 @@ class PlacedGroup(NamedTuple):
 
 
 class ElementOwner(Protocol):
-    """Who owns elements of a parameter."""
+    """Owner of elements of a parameter."""
 
     @property
     def ranks(self) -> Sequence[int]:
-        """One for each replica."""
+        """Return a rank for each replica."""
 
 
 class AnyShardPlan(Protocol):
-    """What is asked of a plan, such as a ``sharding.ShardPlan``."""
+    """Interface of a plan, such as a ``sharding.ShardPlan``."""
 
     def owners(self, path: str) -> Sequence[ElementOwner]:
-        """Who owns a parameter, range by range."""
+        """Return the owners of a parameter, range by range."""
 
 
 Placement = Mapping[str, str] | AnyShardPlan

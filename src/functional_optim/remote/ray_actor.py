@@ -1,4 +1,4 @@
-"""What runs in a Ray actor: a worker, and the optimizer over the parameters that it keeps."""
+"""Ray actor: a worker, and the optimizer over its parameters."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -44,7 +44,7 @@ class Actor:
     def _answered(
         self, forgotten: Sequence[int], message: RayMessage, call: Callable[[Any, Any], Any]
     ) -> RayMessage:
-        """What a call returns or raises; before it, what nobody refers to any more goes."""
+        """Return the result or the error of a call, after dropping objects without references."""
         for one in forgotten:
             self._placed.pop(one, None)
         try:

@@ -15,7 +15,7 @@ from functional_optim.remote.message import TensorsAside
 
 
 class RayMessage(NamedTuple):
-    """What is sent."""
+    """Message that is sent through Ray."""
 
     head: bytes
     data: Any
@@ -29,7 +29,7 @@ def encoded(value: Any) -> RayMessage:
 
 
 def decoded(given: RayMessage) -> Any:
-    """What was encoded: see :func:`functional_optim.remote.message.decoded`."""
+    """Decode a message: see :func:`functional_optim.remote.message.decoded`."""
     memory = torch.from_numpy(np.asarray(_Memory(given.data)))
     return message.decoded(message.Message(given.head, memory))
 

@@ -28,14 +28,14 @@ transport's, or go on without its parameters."""
 
 
 class Handle:
-    """What was placed in an actor."""
+    """Handle of an object in an actor."""
 
     def __init__(self, worker: str, number: int) -> None:
         self.worker, self.number = worker, number
 
 
 class RayTransport:
-    """One actor for each worker, started when something is first placed on it.
+    """Transport with an actor for each worker, started when something is first placed on it.
 
     Each call is one message with one flat buffer, however many tensors it has. A worker makes one
     call after the other, in the order in which they are sent. An actor that dies, or is killed, and
@@ -187,7 +187,7 @@ class RayTransport:
         return self._actors[worker]
 
     def _left(self, worker: str) -> list[int]:
-        """What nobody refers to any more, in an actor."""
+        """Return the objects of an actor that nothing refers to any more."""
         own = self._forgotten[worker]
         return [own.popleft() for _ in range(len(own))]
 
@@ -217,7 +217,7 @@ def make_in_actor(found: Recipe | Foreign, shares: Sequence[Share]) -> WorkerOpt
 
 
 def _not_started(seconds: float) -> str:
-    """What it is told who waits in vain for something to be placed."""
+    """Return the error for a caller whose placement timed out."""
     return (
         f"within {seconds:g} s it has not started and made what is placed on it; if it waits for "
         "CPUs or other resources (`ray status` says so), give the cluster more or its options "
@@ -226,6 +226,6 @@ def _not_started(seconds: float) -> str:
 
 
 def _told(error: BaseException) -> str:
-    """What Ray says first, and last, which is the reason."""
+    """Return the first and the last line of Ray's error, which has the reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(dict.fromkeys([lines[0], lines[-1]])) if lines else type(error).__name__

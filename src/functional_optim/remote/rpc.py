@@ -21,7 +21,7 @@ from functional_optim.remote.worker import Share, WorkerOptimizer
 
 
 class _Address(NamedTuple):
-    """Where something was placed."""
+    """Address of a placed object."""
 
     worker: str
     key: int | None
@@ -144,7 +144,7 @@ _LATE = "RPC ran for more than set timeout"
 
 
 def _not_started(seconds: float) -> str:
-    """What it is told who waits in vain for something to be placed."""
+    """Return the error for a caller whose placement timed out."""
     return (
         f"within {seconds:g} s it has not made what is placed on it; if the machine is busy, give "
         f"a start_timeout above {seconds:g}"
@@ -152,7 +152,7 @@ def _not_started(seconds: float) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    """What torch says first; a traceback follows."""
+    """Return the first line of torch's error; a traceback follows it."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
@@ -242,7 +242,7 @@ def _local(name: str, rref: Any) -> tuple[str, Tensor]:
 
 
 def is_rref(value: Any) -> bool:
-    """Whether it is a remote reference."""
+    """Return True if it is a remote reference."""
     return isinstance(value, rpc.PyRRef)
 
 

@@ -26,7 +26,7 @@ class Packed(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What a worker answers to who reads."""
+    """Answer of a worker to a reader."""
 
     values: Sequence[Tensor] | Packed
     """The parameters."""
@@ -62,7 +62,7 @@ def unpacked(given: Packed) -> list[Tensor]:
 
 
 def _places(kinds: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> tuple[list[int], int]:
-    """Where each tensor begins, in bytes, and how long all are."""
+    """Return the offset of each tensor in bytes, and the length of all."""
     starts, end = [], 0
     for shape, dtype in kinds:
         starts.append(end)
@@ -76,7 +76,7 @@ def _view(data: Tensor, start: int, shape: tuple[int, ...], dtype: torch.dtype) 
 
 
 class Snapshot:
-    """One version of all parameters, which no step changes.
+    """Snapshot of one version of all parameters, which no step changes.
 
     ``DistributedOptimizer.snapshot`` makes it. Run the model on it by ``snapshot.run(model,
     inputs)``, which several threads may do at once, and hand it over with the gradients:

@@ -1,4 +1,4 @@
-"""What each worker is given as its source of gradients, and what is done to gradients there."""
+"""Sources of gradients for each worker, and the operations on gradients there."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def sources_of(gradients: Gradients, workers: Workers, arranged: Arranged) -> So
 
 
 def where(gradients: Gradients, workers: Workers) -> Workers | Here:
-    """Where gradients are: with the workers, or in this process."""
+    """Location of gradients: on the workers, or in this process."""
     return workers if _is_context(gradients) else Here()
 
 

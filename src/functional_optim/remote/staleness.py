@@ -1,4 +1,4 @@
-"""How old gradients may be: by how many steps, between their snapshot and their own step."""
+"""Limit on the age of gradients: the steps between their snapshot and their own step."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ class StaleError(RuntimeError):
 
 
 class GradientVersions(NamedTuple):
-    """Of which version gradients are, and how old that may be."""
+    """Versions of gradients, and their allowed age."""
 
     numbers: Sequence[int | None] | None = None
     """The step of each parameter at which it was read; None if nobody knows."""
@@ -151,7 +151,7 @@ class StalenessLimit:
             raise
 
     def taken(self, snapshot: "Open | None", workers: Iterable[str]) -> dict[str, GradientVersions]:
-        """What each worker must know of the age of gradients; nothing where nobody asks for it."""
+        """Return what each worker must know of the age of gradients; empty if no limit is set."""
         numbers = {} if snapshot is None else snapshot.numbers
         if not numbers and self.most is None:
             return {}
@@ -185,7 +185,7 @@ class StalenessLimit:
             self._changed.notify_all()
 
     def _is_free(self) -> bool:
-        """Whether one more may read."""
+        """Return True if one more may read."""
         if self.most is None or not self._waiting or not self._in_use:
             return True
         behind = self._steps - min(self._in_use.values())

@@ -17,7 +17,7 @@ def merged(
     groups: Sequence[PlacedGroup],
     param_groups: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """One state dict in torch's form, with the workers and their parameters' names beside it.
+    """Merge the workers' state dicts into one in torch's form, with the names of parameters.
 
     Args:
         parts: the state dict of each worker.
@@ -53,7 +53,7 @@ def merged(
 def cut(
     state_dict: Mapping[str, Any], shares: Shares, groups: Sequence[PlacedGroup]
 ) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]:
-    """What each worker is to load, and the options of each group.
+    """Return the state dict for each worker, and the options of each group.
 
     Where the state dict and these groups have names, they are matched by name, and otherwise by
     their place, as in torch.

@@ -18,7 +18,7 @@ class _Handle(NamedTuple):
 
 
 class ThreadTransport:
-    """One thread for each worker, started when something is first placed on it.
+    """Transport with a thread for each worker, started when something is first placed on it.
 
     A worker makes one call after the other, in the order in which they are sent. Tensors are handed
     over as they are, so that whoever gives a gradient leaves it alone until the step is made.

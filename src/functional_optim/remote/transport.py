@@ -1,4 +1,4 @@
-"""What an optimizer asks of the workers on which its parameters live, however they are reached."""
+"""Interface between an optimizer and the workers with its parameters, whatever the transport."""
 
 import math
 from collections.abc import Callable
@@ -39,11 +39,11 @@ class Transport(Protocol):
 
     @property
     def has_contexts(self) -> bool:
-        """Whether workers take part in torch's distributed autograd, whose ids name gradients."""
+        """Return True if workers take part in distributed autograd, whose ids name gradients."""
 
     @property
     def keeps_order(self) -> bool:
-        """Whether a worker makes one call after the other, in the order in which they were sent."""
+        """Return True if a worker makes one call after the other, in the order sent."""
 
     def place(self, worker: str, make: Callable[..., Any], *args: Any) -> "Future[Any]":
         """Call ``make(*args)`` on a worker and keep there what it returns.

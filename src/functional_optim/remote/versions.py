@@ -103,7 +103,7 @@ class Versions:
         return param.numel() * param.element_size()
 
     def _left(self, param: Tensor) -> list[_Reader]:
-        """Those who still read the memory that the parameter has."""
+        """Return the readers of the parameter's current memory."""
         if not self.readers:
             return []
         return [

@@ -1,4 +1,4 @@
-"""One worker's part: an optimizer over the parameters that live there."""
+"""Part of one worker: an optimizer over its parameters."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -38,7 +38,7 @@ class Share(NamedTuple):
 
 
 class WorkerOptimizer:
-    """What lives on a worker. All methods take and return what can be sent.
+    """Optimizer on a worker. All methods take and return what can be sent.
 
     Args:
         found: what makes the optimizer.
@@ -77,7 +77,7 @@ class WorkerOptimizer:
         self._size = sum(self._sizes)
 
     def about(self) -> tuple[int, list[dict[str, Any]]]:
-        """How many totals a step needs, and the options of each group."""
+        """Return how many totals a step needs, and the options of each group."""
         groups = [options_of(group) for group in self._local.param_groups]
         return self._local.measured_stages, groups
 
@@ -89,7 +89,7 @@ class WorkerOptimizer:
             return Reading(found.values, tuple(self._now()), found.lease)
 
     def check(self, source: Any, taken: GradientVersions) -> None:
-        """Whether gradients are young enough to be applied.
+        """Return True if gradients are young enough to be applied.
 
         Raises:
             StaleError: they are not.
@@ -104,7 +104,7 @@ class WorkerOptimizer:
         measured: Sequence[Tensor] = (),
         taken: GradientVersions = _UNKNOWN,
     ) -> None:
-        """One step.
+        """Make a step.
 
         Args:
             source: of gradients: what the exchange takes.
@@ -129,7 +129,7 @@ class WorkerOptimizer:
                 self._ages[found] = self._ages.get(found, 0) + 1
 
     def measure(self, source: Any, options: Sent, measured: Sequence[Tensor]) -> Tensor:
-        """What each parameter adds to the next total.
+        """Return each parameter's addend to the next total.
 
         Raises:
             MissingOptionsError: as for :meth:`step`.
@@ -142,7 +142,7 @@ class WorkerOptimizer:
             return torch.empty_like(rows).index_copy_(0, torch.tensor(self._places), rows)
 
     def addends(self, source: Any, order: float) -> Tensor:
-        """What each gradient adds to a norm."""
+        """Return each gradient's addend to a norm."""
         return gradient_norms.addends(self._exchange.gradients(source, self._params), order)
 
     def scale_(self, source: Any, factor: float) -> None:
@@ -176,7 +176,7 @@ class WorkerOptimizer:
                 self._version = 0
 
     def counters(self) -> Counters:
-        """What was done so far."""
+        """Return the counters so far."""
         return Counters(**self._counted, staleness=dict(self._ages))
 
     def _made_way(self, given: Sequence[Tensor | None]) -> int:
@@ -206,7 +206,7 @@ class WorkerOptimizer:
         return size
 
     def _age(self, source: Any, taken: GradientVersions) -> int | None:
-        """How old gradients are, which is None where nobody knows.
+        """Return the age of gradients; None if it is not known.
 
         Raises:
             StaleError: too old.
@@ -252,7 +252,7 @@ class WorkerOptimizer:
 
 
 def _bytes_of(grad: Tensor) -> int:
-    """Of the elements that a gradient holds."""
+    """Return the bytes of the elements that a gradient holds."""
     held = values_of(grad) if grad.is_sparse else grad
     return held.numel() * held.element_size()
 

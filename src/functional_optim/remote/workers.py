@@ -96,7 +96,7 @@ class Workers:
         )
 
     def first_options(self) -> list[dict[str, Any]]:
-        """Of each group, with the defaults that its workers have for it."""
+        """Return the first options of each group, with its workers' defaults."""
         made = [dict(group.options) for group in self._groups]
         for worker, shares in self.shares.items():
             # A class of the user's may keep fewer groups than it was given.
@@ -184,7 +184,7 @@ class Workers:
         }
 
     def answers(self, asked: Asked) -> dict[str, Any]:
-        """What all workers return, once all have answered.
+        """Return the results of all workers, once all have answered.
 
         A worker that does not have the options of a version is sent them.
 
@@ -207,12 +207,12 @@ class Workers:
         return results
 
     def each(self, method: str, sources: Sources, value: float) -> dict[str, Any]:
-        """What a method makes of each worker's gradients, where they are, and of a number."""
+        """Call a method with each worker's gradients, on the worker, and with a number."""
         given = {worker: (source, value) for worker, source in sources.items()}
         return all_of(method, self._call(method, given))
 
     def in_order(self, found: Mapping[str, Tensor]) -> list[Any]:
-        """What there is for each parameter, a number or a row, in the order of the groups."""
+        """Return a number or row for each parameter, in the order of the groups."""
         made: list[list[Any]] = [[0.0] * len(group.params) for group in self._groups]
         for worker, shares in self.shares.items():
             numbers = iter(found[worker].tolist())
@@ -222,7 +222,7 @@ class Workers:
         return [number for numbers in made for number in numbers]
 
     def state_dicts(self, groups: Groups, workers: Collection[str]) -> dict[str, Any]:
-        """Of these workers."""
+        """Return the state dicts of these workers."""
         options = self._options.now(groups)
         given = {worker: (options[worker],) for worker in workers}
         found: dict[str, Any] = all_of("state_dict", self._call("state_dict", given))
@@ -247,7 +247,7 @@ class Workers:
         all_of("load_state_dict", settling)
 
     def counters(self, read_waits: int) -> dict[str, Counters]:
-        """What was done on each worker, beside the snapshots that had to wait for all of them."""
+        """Return each worker's counters, and the snapshots that had to wait for all of them."""
         found: dict[str, Counters] = all_of("counters", self._call("counters"))
         return {
             worker: one._replace(waits=one.waits + self._waits[worker], read_waits=read_waits)
@@ -319,7 +319,7 @@ def _placed(given: tuple[Any, ...], options: Any) -> tuple[Any, ...]:
 
 
 class Here:
-    """The same for gradients that are in this process, whoever owns their parameters."""
+    """Functions of gradients that are in this process, whoever owns their parameters."""
 
     _methods: Mapping[str, Callable[[Any, float], Any]] = {
         "addends": gradient_norms.addends,
@@ -328,6 +328,6 @@ class Here:
     }
 
     def each(self, method: str, sources: Sources, value: float) -> dict[str, Any]:
-        """What a function makes of each worker's gradients and a number."""
+        """Call a function with each worker's gradients and a number."""
         function = self._methods[method]
         return {worker: function(source, value) for worker, source in sources.items()}

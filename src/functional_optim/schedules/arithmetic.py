@@ -16,7 +16,7 @@ from functional_optim.numeric import beside
 
 
 def since(made: Any, start: float = 0.0) -> Any:
-    """How many steps were made after ``start`` of them, 0 at least, in double precision."""
+    """Return the steps made after the first ``start``, 0 at least, in double precision."""
     if isinstance(made, Tensor):
         return torch.clamp(made.to(torch.float64) - start, min=0.0)
     return max(float(made) - start, 0.0)
@@ -49,7 +49,7 @@ def ramp(made: Any, start: Any, to: Any, steps: float, anneal: Anneal = "linear"
 
 
 def _sine_squared(share: Any) -> Any:
-    """Of a share of a right angle: 0 at 0 and 1 at 1, exactly."""
+    """Return the squared sine of a share of a right angle: 0 at 0 and 1 at 1, exactly."""
     angle = share * (math.pi / 2)
     sine = torch.sin(angle) if isinstance(angle, Tensor) else math.sin(angle)
     return sine * sine

@@ -1,4 +1,4 @@
-"""The same number at every step.
+"""Schedule with one value for every step.
 
 s(n) = value
 """
@@ -21,7 +21,7 @@ class Constant(ScheduleValue):
 
 
 def constant(value: float) -> Constant:
-    """The same number at every step: to be joined with others.
+    """Return a schedule with one value for every step, to be joined with others.
 
     ``s(n) = value``
 

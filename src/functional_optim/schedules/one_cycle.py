@@ -1,4 +1,4 @@
-"""One rise and one fall, to far below where it began.
+"""Schedule of one rise and one fall, to far below where it began.
 
 With initial = peak / div_factor, final = initial / final_div_factor and r = pct_start steps:
 
@@ -72,7 +72,7 @@ def one_cycle(
     final_div_factor: float = 1e4,
     three_phase: bool = False,
 ) -> OneCycle:
-    """One rise to ``peak`` and one fall to far below where it began: torch's OneCycleLR.
+    """Return a rise to ``peak`` and a fall to far below its start: torch's OneCycleLR.
 
     From ``initial = peak / div_factor`` to ``peak`` at step ``pct_start * steps - 1``, and to
     ``initial / final_div_factor`` at ``steps - 1``, where it stays (torch raises after that). With

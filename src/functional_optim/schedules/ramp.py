@@ -9,7 +9,7 @@ from functional_optim.schedules.arithmetic import ramp
 
 @dataclass(frozen=True, repr=False)
 class Ramp(ScheduleValue):
-    """What ``linear`` and ``cosine`` make."""
+    """Schedule that ``linear`` and ``cosine`` make."""
 
     start: float
     to: float
@@ -22,7 +22,7 @@ class Ramp(ScheduleValue):
 
     @classmethod
     def checked(cls, start: Any, to: Any, steps: Any) -> Self:
-        """Of arguments as the caller gives them.
+        """Check the arguments of a caller, and make a schedule of them.
 
         Raises:
             TypeError, ValueError: a ``start`` or ``to`` that is no finite number, or ``steps`` that

@@ -1,4 +1,4 @@
-"""What an optimizer keeps for a tree of parameters, in bytes. Works on meta tensors."""
+"""Memory that an optimizer keeps for a tree of parameters, in bytes. Works on meta tensors."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from functional_optim.storage.stored import stored
 
 @dataclass(frozen=True)
 class Row:
-    """One thing that is kept."""
+    """Row of the table."""
 
     name: str
     """"parameter", "gradient", "step" (the count of each leaf), or a field of state."""
@@ -31,7 +31,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Description:
-    """What is kept for a tree of parameters. ``print`` shows it as a table."""
+    """Memory that is kept for a tree of parameters. ``print`` shows it as a table."""
 
     rows: tuple[Row, ...]
     numel: int
@@ -44,7 +44,7 @@ class Description:
 
     @property
     def bytes_per_parameter(self) -> float:
-        """The same, for each element of the parameters."""
+        """Bytes for each element of the parameters."""
         return _share(self.total_bytes, self.numel)
 
     @property
@@ -102,7 +102,7 @@ CHOICES: dict[str, dict[str, str]] = {
 
 
 def describe(optimizer: Optimizer, params: Any) -> Description:
-    """How many bytes parameters, gradients and each field of state take.
+    """Return the bytes of parameters, gradients and each field of state.
 
     Args:
         optimizer: any, stored or not.
@@ -161,7 +161,7 @@ def compare_storages(
     params: Any,
     choices: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Comparison:
-    """How many bytes an optimizer takes under several storages.
+    """Return the bytes that an optimizer takes under several storages.
 
     Args:
         optimizer: not stored yet.

@@ -10,6 +10,7 @@ from torch import Tensor
 from functional_optim.bounds import Interval
 from functional_optim.core.calling import called
 from functional_optim.core.hyper import build, field_types
+from functional_optim.core.initial import fields_depend_on
 from functional_optim.core.stage import Link, Stage, Transform
 from functional_optim.storage.noise import Noise, salt
 from functional_optim.storage.param_storage import ParamStorage
@@ -24,12 +25,12 @@ SALT = "salt"
 
 
 def field_name(name: str) -> str:
-    """What a stored rule calls a field: ``stage.field`` is one field of its state, without dot."""
+    """Return a stored rule's name of a field: ``stage.field`` without the dot."""
     return name.replace(".", "_")
 
 
 class KeptField(NamedTuple):
-    """One field of one stage's state, and how it is kept."""
+    """Field of one stage's state, and its storage."""
 
     name: str
     """Its name among all fields that are kept."""
@@ -41,7 +42,7 @@ class KeptField(NamedTuple):
 
 
 class LayoutSource(NamedTuple):
-    """What a layout is made from."""
+    """Source of a layout."""
 
     stages: tuple[Stage, ...]
     """They run on float32, one after the other; either one transform, or as far as the rule."""
@@ -69,7 +70,7 @@ class Layout:
 
     @property
     def transforms(self) -> bool:
-        """Whether this is a transform's, which has no say over the parameter."""
+        """Return True if this is a transform's, which has no say over the parameter."""
         return isinstance(self.plan.stages[-1], Transform)
 
     @cached_property
@@ -111,6 +112,15 @@ class Layout:
             }.items()
         )
 
+    @cached_property
+    def state_depends_on(self) -> tuple[str, ...]:
+        """The hyper-parameters that decide which fields the states of the stages have."""
+        found: dict[str, None] = {}
+        for stage, names in zip(self.plan.stages, self.plan.names, strict=True):
+            own = dict(zip(field_types(stage.hyper), names, strict=True))
+            found.update(dict.fromkeys(own[field] for field in fields_depend_on(stage)))
+        return tuple(found)
+
     def hypers(self, hyper: Any) -> list[Any]:
         """The Hyper of each stage."""
         return [
@@ -138,7 +148,7 @@ class Layout:
 
     @cached_property
     def stochastic(self) -> bool:
-        """Whether anything is rounded by random bits."""
+        """Return True if anything is rounded by random bits."""
         fields = any(one.storage.stochastic for one in self._all_kept())
         return fields or (self.plan.param.stochastic and not self.transforms)
 
@@ -198,7 +208,7 @@ class Layout:
         return states
 
     def rule(self, param: Tensor, grad: Tensor, state: Any, c: Any) -> tuple[Tensor, Any]:
-        """One step of all stages."""
+        """Step all stages."""
         with torch.no_grad():
             values = self._on(param.device, state)
             wide = self.plan.param.decode(param, tuple(values[: len(self.extras)]))
@@ -215,7 +225,7 @@ class Layout:
     def transform(
         self, grad: Tensor, param: Tensor, state: Any, c: Any, *given: Tensor
     ) -> tuple[Tensor, Any]:
-        """One step of the one transform, given its total and the raw gradient if it takes them."""
+        """Run the transform, given its total and the raw gradient if it takes them."""
         (stage,) = self.plan.stages
         assert isinstance(stage, Transform)
         with torch.no_grad():
@@ -229,7 +239,7 @@ class Layout:
             return made, self._at_home(self._encoded((), [one], noise))
 
     def measure(self, grad: Tensor) -> Tensor:
-        """What the one transform measures, of the gradient in float32."""
+        """Measure the gradient in float32, by the one transform."""
         (stage,) = self.plan.stages
         assert isinstance(stage, Transform)
         assert stage.measure is not None

@@ -26,7 +26,7 @@ _STEP = "step"
 
 
 class _Place(NamedTuple):
-    """Where a tensor of the state lies."""
+    """Position of a tensor of the state."""
 
     file: str
     dtype: str

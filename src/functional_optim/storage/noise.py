@@ -26,7 +26,7 @@ _STEP = 10_368_889.0  # odd, so that all 2^24 salts come before one comes again
 
 
 def salt(step: Any, seed: int) -> Any:
-    """What the step and the seed contribute: a whole number below 2^24, as a float.
+    """Return a whole number below 2^24, as a float, from the step and the seed.
 
     Args:
         step: a number (or a tensor, where torch.func hides it) from 1; exact up to 5 * 10^8.
@@ -36,7 +36,7 @@ def salt(step: Any, seed: int) -> Any:
 
 
 class Noise(NamedTuple):
-    """What all random bits of a step on one tensor have in common."""
+    """Common part of all random bits of a step on one tensor."""
 
     common: Tensor
     """int64, of the tensor's shape: the part of the gradient and of the step."""

@@ -1,4 +1,4 @@
-"""How a parameter is kept between steps. The rule sees it in float32."""
+"""Storages of a parameter between steps. The rule sees it in float32."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -116,7 +116,7 @@ def value_of(param: Tensor, kept: Mapping[str, Tensor]) -> Tensor:
 
 
 def extras_for(storage: ParamStorage, param: Tensor, kept: Mapping[str, Tensor]) -> Extras:
-    """What a storage keeps of a bfloat16 parameter, made of what another one kept of it.
+    """Convert what one storage keeps of a bfloat16 parameter to what another keeps.
 
     Args:
         storage: for which.

@@ -37,7 +37,7 @@ class PlainForm(NamedTuple):
 
 
 class FieldTensors(NamedTuple):
-    """How a field was kept: the names of its tensors."""
+    """Names of the tensors of a stored field."""
 
     values: str
     scale: str | None
@@ -74,7 +74,7 @@ def plain_form(
 
 
 def layout_of_stage(stage: Stage) -> Layout | None:
-    """How a stage keeps its state; None for one that is not stored."""
+    """Return the layout of a stored stage; None for a stage that is not stored."""
     return stage.layout if isinstance(stage, (StoredRule, StoredTransform)) else None
 
 
@@ -106,12 +106,12 @@ def parts_of(fields: Collection[str], names: Collection[str]) -> dict[str, Field
 
 
 def extras_in(names: Collection[str], fields: Collection[str]) -> list[str]:
-    """Which of these names are of what a storage keeps of the parameter."""
+    """Return those of these names that belong to a parameter's storage."""
     return [name for name in EXTRAS if name in names and name not in fields]
 
 
 def unknown_in(names: Collection[str], fields: Collection[str]) -> list[str]:
-    """Which of these names are of nothing that the fields are kept as."""
+    """Return those of these names that belong to no stored field."""
     known = {STEP, *extras_in(names, fields)}
     for parts in parts_of(fields, names).values():
         known.update(name for name in parts if name is not None)

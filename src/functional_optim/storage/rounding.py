@@ -21,7 +21,7 @@ def nearest(value: Tensor) -> Tensor:
 
 
 def stochastic(value: Tensor, noise: Noise, stream: int) -> Tensor:
-    """One of the two numbers of bfloat16 around each value, in float32.
+    """Round each value stochastically to one of its two bfloat16 neighbours, in float32.
 
     Each is as likely as the other is far, so that the mean is the value, to 2^-16 of the distance.
     What bfloat16 can represent, infinities and NaN stay what they are.

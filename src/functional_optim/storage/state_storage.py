@@ -1,4 +1,4 @@
-"""How a field of a rule's state is kept between steps. The rule sees it in float32.
+"""Storages of a field of a rule's state between steps. The rule sees it in float32.
 
 The 8-bit code is a small float, relative to the largest magnitude ``a`` of its block of 256:
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from functional_optim.core.brief import brief
 from functional_optim.core.chain import require_one_chain
+from functional_optim.core.closure_optimizer import refuse_closure
 from functional_optim.core.hyper import field_types
 from functional_optim.core.leaf import is_measured
 from functional_optim.core.links import Change, Links, addresses, stage_labels, state_names
@@ -72,7 +73,7 @@ def stored(
     seed: int = 0,
     state_device: str | None = None,
 ) -> Optimizer:
-    """The same optimizer, its parameters and state kept in fewer bytes, or elsewhere.
+    """Return the optimizer with parameters and state kept in fewer bytes, or elsewhere.
 
     A step decodes to float32, runs the whole chain, and encodes, element by element: any rule can
     be stored, and every executor, hook and checkpoint takes the result like any optimizer.
@@ -141,6 +142,7 @@ def stored(
         parameters); Dettmers, Lewis, Shleifer, Zettlemoyer, "8-bit optimizers via block-wise
         quantization", ICLR 2022.
     """
+    refuse_closure(optimizer, "stored")
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
             f"stored takes an Optimizer, such as adamw(lr=1e-3), got {brief(optimizer)}"
@@ -183,7 +185,7 @@ def _known(what: str, name: Any, table: Mapping[str, _T]) -> _T:
 
 
 def _before_the_rule(stages: Sequence[Stage]) -> int:
-    """How many stages have to stand by themselves, before those that are one rule.
+    """Return how many stages must stand by themselves, before those that are one rule.
 
     A measured stage needs the gradients of all leaves, and one that leads goes on leading when
     more is put in front.
@@ -336,6 +338,7 @@ def _stored_stage(layout: Layout) -> Stage:
         "hyper": layout.hyper,
         "state": layout.state,
         "init": layout.init,
+        "state_depends_on": layout.state_depends_on,
         "coefficients": layout.coefficients,
         "bounds": layout.bounds,
         "check": layout.check,

@@ -1,4 +1,4 @@
-"""One case of the tables: an optimizer, its options, its oracle; what options are drawn from."""
+"""Case of the tables: an optimizer, its options, its oracle; and common strategies."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ Options = st.SearchStrategy[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Case:
-    """One optimizer of this package.
+    """Case of one optimizer of this package.
 
     Args:
         factory: its constructor.

@@ -8,6 +8,9 @@ from hypothesis import strategies as st
 
 from functional_optim import algorithms
 from functional_optim.testing.case import BETAS, DECAY, EPS, FLAG, LR, Case, Options, some
+from functional_optim.testing.cases_adaptive import ADAPTIVE_CASES
+from functional_optim.testing.cases_layerwise import LAYERWISE_CASES
+from functional_optim.testing.cases_muon import MUON_CASES
 from functional_optim.testing.cases_torch import TORCH_CASES
 
 NAN = float("nan")
@@ -344,6 +347,9 @@ CASES: dict[str, Case] = {
         refused_here=(*_BAD_ADAM, *_NAN_ADAM, {"betas": (0.0, 0.9)}, *_BAD_SCHEDULE_FREE),
         one_chain=False,
     ),
+    **LAYERWISE_CASES,
+    **MUON_CASES,
+    **ADAPTIVE_CASES,
     **TORCH_CASES,
 }
 """One case per algorithm, by the name of its constructor."""

@@ -13,6 +13,8 @@ from functional_optim.composition import chain, partition
 from functional_optim.optimizer import Optimizer
 from functional_optim.testing.case import BETAS, DECAY, FLAG, LR, Case, Options, some
 from functional_optim.testing.cases import ANY_SHAPE
+from functional_optim.testing.cases_muon import MUON_CHAINS
+from functional_optim.testing.cases_transforms import TRANSFORM_CASES
 from functional_optim.transforms import (
     cautious,
     clip_by_global_norm,
@@ -104,8 +106,12 @@ CHAINS: dict[str, Case] = {
     "clip_by_global_norm, partition of sgd with ema and adamw": Case(
         _parts, options=some(lr=LR, decay=st.sampled_from([0.0, 0.9])), one_chain=False
     ),
+    **TRANSFORM_CASES,
+    **MUON_CHAINS,
 }
 """Chains in which the transforms stand, each in one of them, and the rules that options choose."""
 
-ONE_CHAIN = {name: one for name, one in {**ANY_SHAPE, **CHAINS}.items() if one.one_chain}
+ONE_CHAIN = {
+    name: one for name, one in {**ANY_SHAPE, **CHAINS}.items() if one.one_chain and not one.matrices
+}
 """Those that can be bound, scripted, captured and stored, with parameters of any shape."""

@@ -131,7 +131,7 @@ def check_optimizer(
 def check_law(
     name: str, subject: Subject, *, max_examples: int = 30, derandomize: bool = True
 ) -> None:
-    """One law over one subject; nothing where :meth:`Law.concerns` says that it is none of it.
+    """Check one law over one subject; do nothing if the law does not concern it.
 
     Args:
         name: of the law, a key of :data:`LAWS`.

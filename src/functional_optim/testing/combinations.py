@@ -1,4 +1,4 @@
-"""Which algorithms run by which executors over which storages, and why not the others.
+"""Table of which algorithms run by which executors over which storages, with reasons.
 
 This is a declaration, in words: a test holds it against what the code accepts and refuses, and
 the laws are checked for all that is declared possible.
@@ -35,12 +35,6 @@ STORAGES: dict[str, dict[str, Any]] = {
 }
 """Arguments of ``stored`` by name: each storage of parameters, each of state, and some together."""
 
-FUSED_RULES = ("sgd", "adam", "adagrad")
-"""Rules for which torch has a fused kernel."""
-
-FUSED_BEFORE = ("maximize", "weight_decay", "decoupled_weight_decay")
-"""What torch's fused kernels do before the rule."""
-
 
 def why_not(optimizer: Optimizer, storage: str, executor: str) -> str | None:
     """Why a chain cannot be run in a storage by an executor; None where it can.
@@ -61,7 +55,7 @@ def why_not(optimizer: Optimizer, storage: str, executor: str) -> str | None:
         >>> from functional_optim import lion
         >>> why_not(lion(), "state int8", "blocked")
         >>> why_not(lion(), "state int8", "fused")
-        "torch's fused kernels read tensors as they are"
+        "torch's fused kernels step tensors on CUDA only"
     """
     for what, name, table in (
         ("storage", storage, STORAGES),
@@ -79,9 +73,7 @@ def why_not(optimizer: Optimizer, storage: str, executor: str) -> str | None:
         return f"kernels step runs of elements, and {whole[0]} needs its whole tensor"
     if executor not in ("reference", "fused") and (keeping := _keeping_numbers(optimizer)):
         return f"kernels compute numbers before elements, and {keeping[0]} keeps one in its state"
-    if is_stored and executor == "fused":
-        return "torch's fused kernels read tensors as they are"
-    return _why_not_fused(stages) if executor == "fused" else None
+    return "torch's fused kernels step tensors on CUDA only" if executor == "fused" else None
 
 
 def _keeping_numbers(optimizer: Optimizer) -> list[str]:
@@ -104,22 +96,14 @@ def _why_not_stored(optimizer: Optimizer) -> str | None:
     return None
 
 
-def _why_not_fused(stages: Sequence[Stage]) -> str | None:
-    if stages[-1].name not in FUSED_RULES:
-        return f"torch has no fused {stages[-1].name}"
-    if any(stage.name not in FUSED_BEFORE for stage in stages[:-1]):
-        return "torch's fused kernels have no place for all of its transforms"
-    return None
-
-
 def _rule_before_a_sum(stages: Sequence[Stage]) -> bool:
-    """Whether a rule stands before a transform that measures all gradients."""
+    """Return True if a rule stands before a transform that measures all gradients."""
     sums = [index for index, stage in enumerate(stages) if is_measured(stage)]
     return any(isinstance(stage, Rule) for stage in stages[: max(sums, default=0)])
 
 
 def _raw_behind_a_sum(stages: Sequence[Stage]) -> bool:
-    """Whether a transform takes the raw gradient behind one that measures all gradients."""
+    """Return True if a transform takes the raw gradient behind one that measures all gradients."""
     sums = [index for index, stage in enumerate(stages) if is_measured(stage)]
     behind = stages[max(sums) :] if sums else ()
     return any(isinstance(stage, Transform) and stage.raw for stage in behind)
@@ -132,7 +116,7 @@ def possible_executors(optimizer: Optimizer, storage: str) -> list[ExecutorName]
 
         >>> from functional_optim import lion
         >>> possible_executors(lion(), "bfloat16+kahan")
-        ['auto', 'reference', 'blocked', 'compile', 'stacked', 'eager']
+        ['auto', 'reference', 'blocked', 'eager']
     """
     names: tuple[ExecutorName, ...] = get_args(ExecutorName)
     return [name for name in names if why_not(optimizer, storage, name) is None]

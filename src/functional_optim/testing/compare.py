@@ -86,7 +86,7 @@ def require_near(
 
 
 def _length(way: Sequence[Tensor]) -> float:
-    """Of a way of several steps."""
+    """Return the length of a path of several steps."""
     return sum(float((_wide(new) - _wide(old)).norm()) for old, new in pairwise(way))
 
 
@@ -112,7 +112,7 @@ def tensors_in(tree: Any) -> list[Any]:
 
 
 def versions(tree: Any) -> list[int]:
-    """How often each tensor of a tree has been written to, where torch tells."""
+    """Return how often each tensor of a tree was written to, if torch tells."""
     return [version_of(leaf) for leaf in tensors_in(tree)] if has_versions else []
 
 

@@ -18,10 +18,11 @@ from torch import Tensor
 from functional_optim.core.hyper import is_plain
 from functional_optim.core.stage import Link
 from functional_optim.core.state import State
-from functional_optim.kernels import ExecutorName, is_measured
+from functional_optim.kernels import is_measured
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.optimizer import Optimizer
 from functional_optim.testing.compare import require_same, snapshot
+from functional_optim.testing.compiled_executor import COMPILED
 from functional_optim.testing.runs import Grads, Params, Run, replay_steps
 from functional_optim.testing.subject import Subject
 
@@ -54,7 +55,7 @@ def blocked_is_reference(subject: Subject, run: Run) -> None:
 
 
 def any_history(subject: Subject, run: Run) -> None:
-    """What was stepped before makes no difference: not even the values of what came first."""
+    """Earlier steps make no difference: not even the values of the first one."""
     optimizer = _unknown(subject.build(run))
     want = replay_steps(optimizer, run.params(), run.grads())
     other = optimizer.using(executor="blocked")
@@ -65,7 +66,7 @@ def any_history(subject: Subject, run: Run) -> None:
 
 
 def auto_is_reference(subject: Subject, run: Run) -> None:
-    """What is picked by itself gives what the reference gives.
+    """``auto`` gives what the reference gives.
 
     Bit for bit on the CPU; elsewhere within the stated bound.
     """
@@ -79,7 +80,7 @@ def compiled_is_reference(subject: Subject, run: Run) -> None:
     Where the chain has no such loop, torch's operations over blocks stand in for it. Whether it has
     one, and if not why, ``optimizer.explain(params)`` says.
     """
-    _as_reference("compile", subject, run)
+    _as_reference(COMPILED, subject, run)
 
 
 def traced_is_close(subject: Subject, run: Run) -> None:
@@ -97,11 +98,6 @@ def traced_is_close(subject: Subject, run: Run) -> None:
         spanned = [want, *_moved_steps(optimizer, params, grads, state)]
         _require_spanned("traced", got, spanned, (params, state))
         params, state = want
-
-
-def fused_is_close(subject: Subject, run: Run) -> None:
-    """Torch's fused kernel gives what the reference gives, within the stated bound."""
-    _close_to_reference("fused", subject, run)
 
 
 def bound_is_reference(subject: Subject, run: Run) -> None:
@@ -145,7 +141,7 @@ _COUNT = itertools.count(1)
 
 
 def _unknown(optimizer: Optimizer) -> Optimizer:
-    """The same chain under names of its own: what executors remember is of no use to it."""
+    """Return the chain under new names, for which executors have nothing cached."""
     number = next(_COUNT)
     links = tuple(
         Link(replace(link.stage, name=f"{link.stage.name} ({number})"), link.hyper)
@@ -154,13 +150,13 @@ def _unknown(optimizer: Optimizer) -> Optimizer:
     return replace(optimizer, links=links)
 
 
-def _as_reference(executor: ExecutorName, subject: Subject, run: Run) -> None:
+def _as_reference(executor: str, subject: Subject, run: Run) -> None:
     """On accelerators, kernels of others and compilers stand in, which round otherwise."""
     holds = _same_as_reference if run.device == "cpu" else _close_to_reference
     holds(executor, subject, run)
 
 
-def _same_as_reference(executor: ExecutorName, subject: Subject, run: Run) -> None:
+def _same_as_reference(executor: str, subject: Subject, run: Run) -> None:
     optimizer = subject.build(run)
     other = optimizer.using(executor=executor)
     want = replay_steps(optimizer, run.params(), run.grads())
@@ -172,7 +168,7 @@ def _same_as_reference(executor: ExecutorName, subject: Subject, run: Run) -> No
     require_same(f"{executor} in place and reference", (params, state), want)
 
 
-def _close_to_reference(executor: ExecutorName, subject: Subject, run: Run) -> None:
+def _close_to_reference(executor: str, subject: Subject, run: Run) -> None:
     """Step by step, each from where the reference is."""
     optimizer, params = subject.build(run), run.params()
     other = optimizer.using(executor=executor)

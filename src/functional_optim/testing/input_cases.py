@@ -11,6 +11,7 @@ from functional_optim.composition import chain, partition
 from functional_optim.optimizer import Optimizer
 from functional_optim.testing.case import BETAS, DECAY, EPS, FLAG, LR, Case, some
 from functional_optim.testing.cases import NAN
+from functional_optim.testing.cases_transforms import TRANSFORM_INPUT_CASES
 from functional_optim.transforms import clip_by_global_norm, clip_by_value, descend
 
 _GAMMA = st.sampled_from([0.01, 1.0, 30.0])
@@ -74,5 +75,6 @@ INPUT_CASES: dict[str, Case] = {
     "partition of adamw and scale_by_sophia with descend": Case(
         _parts, options=some(lr=LR, gamma=_GAMMA), one_chain=False
     ),
+    **TRANSFORM_INPUT_CASES,
 }
 """By name; the laws give them inputs that are made of the gradients."""

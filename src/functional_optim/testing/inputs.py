@@ -17,7 +17,7 @@ SCALE = -0.75
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Fed(Optimizer):
-    """The same optimizer; what its leaves take beside their gradients is made of these."""
+    """Optimizer whose inputs beside the gradients are made of these functions."""
 
     def update(
         self,

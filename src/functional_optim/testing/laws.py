@@ -46,7 +46,7 @@ from functional_optim.testing.executor_laws import (
 from functional_optim.testing.front_end_laws import front_ends
 from functional_optim.testing.place_law import one_result
 from functional_optim.testing.runs import Grads, Params, Run, replay_steps
-from functional_optim.testing.state_laws import named, own_memory
+from functional_optim.testing.state_laws import declared_fields, named, own_memory
 from functional_optim.testing.subject import (
     Subject,
     as_real_tree,
@@ -137,7 +137,7 @@ def split_by_leaves(subject: Subject, run: Run) -> None:
 
 
 def split_by_elements(subject: Subject, run: Run) -> None:
-    """Where every stage says ``pointwise``: a flat tensor in two pieces is the flat tensor.
+    """A flat tensor in two pieces is the flat tensor, if every stage says ``pointwise``.
 
     And so is its state. The cut is at a multiple of the chain's granularity.
     """
@@ -281,7 +281,7 @@ def differentiable(subject: Subject, run: Run) -> None:
 
 
 def _totals(optimizer: Optimizer, params: Params, grads: Grads, state: State) -> list[Tensor]:
-    """What the measured stages of a chain sum up over the whole tree."""
+    """Return the totals of the measured stages of a chain over the whole tree."""
     totals: list[Tensor] = []
     for stage in optimizer.stages:
         if needs_total(stage):
@@ -295,7 +295,7 @@ def _halves(tensor: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
 
 
 def _joined(whole: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    """What two pieces keep, end to end; what they keep in common, once."""
+    """Join the states of two pieces end to end; what they have in common is kept once."""
     is_cut = whole.dim() > 0 and whole.numel() == one.numel() + other.numel()
     return torch.cat([one, other]) if is_cut else one
 
@@ -330,7 +330,7 @@ class Law:
     """Checked only where it is asked for by name: each choice of options is compiled."""
 
     def concerns(self, subject: Subject) -> bool:
-        """Whether a subject has what the law is about."""
+        """Return True if a subject has what the law is about."""
         has_oracle = subject.oracle is not None or not self.needs_oracle
         has_chain = subject.one_chain or not self.one_chain
         is_real = subject.matrices or not subject.takes_complex
@@ -340,6 +340,7 @@ class Law:
 LAWS: dict[str, Law] = {
     "pure": Law(pure),
     "own memory": Law(own_memory),
+    "declared fields": Law(declared_fields),
     "in place": Law(in_place),
     "by name": Law(named),
     "same as the oracle": Law(same_as_oracle, needs_oracle=True),

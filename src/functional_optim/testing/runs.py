@@ -50,7 +50,7 @@ class Values:
         return numbers[:count].reshape(shape).to(dtype)
 
     def simpler(self) -> Iterator["Values"]:
-        """The same with 0 for all of the listed numbers, or for one; and then so with 1."""
+        """Return values with 0 for all of the listed numbers, or for one; then with 1."""
         for rank, simple in enumerate((0.0, 1.0)):
             places = [i for i, number in enumerate(self.numbers) if _rank(number) > rank]
             for chosen in [places, *([place] for place in places)] if places else []:
@@ -61,13 +61,13 @@ class Values:
 
 
 def _rank(number: float) -> int:
-    """How much a number has to say: 0 nothing (-0 has a sign), 1 little, anything else more."""
+    """Return the complexity of a number: 0 for 0 (-0 has a sign), 1 for 1, 2 for others."""
     return {"0.0": 0, "1.0": 1}.get(repr(number), 2)
 
 
 @dataclass(frozen=True)
 class LeafSpec:
-    """One parameter: shape, layout in memory, and the values it starts from."""
+    """Parameter of a run: shape, layout in memory, and first values."""
 
     shape: tuple[int, ...]
     layout: str
@@ -113,7 +113,7 @@ class Run:
         ]
 
     def smaller(self) -> Iterator["Run"]:
-        """The same without one of its leaves or one of its steps, or with simpler numbers."""
+        """Return runs without one of the leaves or steps, or with simpler numbers."""
         for i in range(len(self.leaves) if len(self.leaves) > 1 else 0):
             steps = tuple(step[:i] + step[i + 1 :] for step in self.steps)
             yield replace(self, leaves=self.leaves[:i] + self.leaves[i + 1 :], steps=steps)
@@ -160,7 +160,7 @@ def replay_steps(optimizer: Optimizer, params: Params, grads: list[Grads]) -> tu
 
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:
-    """The same values with other strides, where the shape has room for them.
+    """Return the values with other strides, if the shape has room for them.
 
     Args:
         tensor: the values.
@@ -231,7 +231,7 @@ def _leaf(
     steps: int,
     missing: bool,
 ) -> tuple[LeafSpec, tuple[Values | None, ...]]:
-    """One parameter and its gradients."""
+    """Draw a parameter and its gradients."""
     shape = draw(shapes)
     layout = draw(st.sampled_from(LAYOUTS if shape else LAYOUTS[:1]))
     start = draw(_values(shape, factor))

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 
 class Example(Protocol):
-    """What a law is tried with."""
+    """Example that a law is tried with."""
 
     def smaller(self) -> Iterator[Self]:
-        """The same with something left out or made simpler, in every way: never round in a ring."""
+        """Return simpler examples, in every way that leads to no cycle."""
         ...
 
 

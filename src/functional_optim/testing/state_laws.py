@@ -1,10 +1,12 @@
-"""The laws of state: it lies in memory of its own, and under its names it is the same."""
+"""Laws of state: memory of its own, names, and the hyper-parameters that its fields depend on."""
 
 from typing import Any
 
 from torch import Tensor
 
 from functional_optim.core.aliasing import storage_of
+from functional_optim.core.initial import fields_depend_on, fields_of_any
+from functional_optim.core.stage import Stage
 from functional_optim.core.torch_state import from_entries
 from functional_optim.testing.compare import require_same, tensors_in
 from functional_optim.testing.runs import Run
@@ -66,3 +68,40 @@ def _require_apart(what: str, made: Any, given: Any) -> None:
             f"{shares}: what is written to the one changes the other"
         )
         results.add(place)
+
+
+def declared_fields(subject: Subject, run: Run) -> None:
+    """``init`` makes the same fields for any value of what ``state_depends_on`` leaves out."""
+    shapes = {tuple(one.shape): one for one in run.params().values()}
+    for stage, hyper in {link.stage: link.hyper for link in subject.build(run).links}.items():
+        declared = fields_depend_on(stage)
+        for name in (one for one in hyper._fields if one not in declared and stage.stateful):
+            for value in _others(getattr(hyper, name)):
+                other = hyper._replace(**{name: value})
+                for shape, param in shapes.items():
+                    made = [_fields_or_none(stage, one, shape, param) for one in (hyper, other)]
+                    assert None in made or made[0] == made[1], (
+                        f"{stage.name}: the state has other fields for {name}={value!r}, and "
+                        f"state_depends_on does not name {name}"
+                    )
+
+
+def _others(value: Any) -> list[Any]:
+    """Return values of the kind of a hyper-parameter, those that often switch something off."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, float):
+        return [0.0, 0.5, 1.0]
+    if isinstance(value, int):
+        return [1, 2, 100]
+    if isinstance(value, tuple) and all(isinstance(one, float) for one in value):
+        return [tuple(0.0 for _ in value), tuple(0.5 for _ in value)]
+    return []
+
+
+def _fields_or_none(stage: Stage, hyper: Any, shape: tuple[int, ...], param: Tensor) -> Any:
+    """Return the fields of a stage's state; None where ``init`` refuses the hyper-parameters."""
+    try:
+        return fields_of_any((stage,), (hyper,), shape, param.dtype)
+    except (TypeError, ValueError, ZeroDivisionError):
+        return None

@@ -16,7 +16,7 @@ from functional_optim.testing.subject import Subject
 
 
 class StorageBound(NamedTuple):
-    """How far a kept value may be from the one that was computed."""
+    """Bound on the distance of a kept value from the computed one."""
 
     share: float
     """Of the value's own magnitude."""

@@ -1,4 +1,4 @@
-"""What is put under the laws: a factory of optimizers, and what it is to be compared with."""
+"""Subject of the laws: a factory of optimizers, and its oracle."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -67,7 +67,7 @@ class Subject:
     max_steps: int = MAX_STEPS
 
     def shapes(self, usual: tuple[Shape, ...] = USUAL_SHAPES) -> tuple[Shape, ...]:
-        """Of the shapes that are usually drawn, those that it takes; or small matrices."""
+        """Return the shapes that the subject takes, of those usually drawn; or small matrices."""
         return MATRIX_SHAPES if self.matrices else usual
 
     def build(self, run: Run) -> Optimizer:

@@ -22,7 +22,7 @@ class CautiousHyper(NamedTuple):
 
 
 def goes_against(update: Tensor, raw: Tensor) -> Tensor:
-    """Where a step would not go down by the gradient; nowhere where the update is NaN.
+    """Return where a step would not go down the gradient; nowhere where the update is NaN.
 
     A product with the gradient itself might be too small to be told from 0.
     """

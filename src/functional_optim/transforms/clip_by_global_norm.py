@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim._torch import foreach_vector_norm
 from functional_optim.bounds import NON_NEGATIVE
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.leaf import PLAIN
@@ -40,6 +41,20 @@ def sum_of_squares(grad: Tensor) -> Tensor:
             return torch.stack([*map(sum_of_squares, grad.reshape(-1).split(BLOCK))]).sum()
     square: Tensor = torch.linalg.vector_norm(grad, 2.0, dtype=torch.float64).square()
     return square
+
+
+def squares_of_each(grads: list[Tensor]) -> Tensor:
+    """Return :func:`sum_of_squares` of each gradient, with the same bits, in one tensor."""
+    if not grads[0].is_cpu or max(map(Tensor.numel, grads)) <= BLOCK:
+        return torch.stack(foreach_vector_norm(grads, dtype=torch.float64)).square()
+    large = [k for k, one in enumerate(grads) if one.numel() > BLOCK]
+    rest = [k for k, one in enumerate(grads) if one.numel() <= BLOCK]
+    squares = torch.empty(len(grads), dtype=torch.float64, device=grads[0].device)
+    if rest:
+        squares[rest] = squares_of_each([grads[k] for k in rest])
+    for k in large:
+        squares[k] = sum_of_squares(grads[k])
+    return squares
 
 
 def clip_factor(max_norm: float, norm: Tensor) -> Tensor:
@@ -71,6 +86,7 @@ CLIP_BY_GLOBAL_NORM = Transform(
     hyper=ClipByGlobalNormHyper,
     transform=clip_by_global_norm_transform,
     measure=sum_of_squares,
+    measure_each=squares_of_each,
     bounds=(("max_norm", NON_NEGATIVE),),
     sparse=rows_of_sparse,
 )

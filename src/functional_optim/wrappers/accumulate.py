@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from functional_optim.bounds import Interval
-from functional_optim.core.stage import Gate, Link, Transform
+from functional_optim.core.gate import Gate
+from functional_optim.core.stage import Link, Transform
 from functional_optim.numeric import add, mul
 
 
@@ -71,6 +72,7 @@ ACCUMULATE = Transform(
     hyper=AccumulateHyper,
     state=AccumulateState,
     init=accumulate_init,
+    state_depends_on=(),
     coefficients=accumulate_coefficients,
     transform=accumulate_transform,
     bounds=(("every", Interval(1)),),

@@ -4,13 +4,16 @@ b = the number of elements, over all leaves and ranks, that are not finite
 the stages behind run if b = 0
 """
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from functional_optim._torch import foreach_vector_norm
 from functional_optim.bounds import Interval
-from functional_optim.core.stage import Gate, Link, NoState, Transform
+from functional_optim.core.gate import Gate
+from functional_optim.core.stage import Link, NoState, Transform
 
 
 class ApplyIfFiniteHyper(NamedTuple):
@@ -35,6 +38,20 @@ def count_not_finite(
     param: Tensor, grad: Tensor, state: NoState, c: ApplyIfFiniteCoefficients
 ) -> tuple[Tensor]:
     return ((~torch.isfinite(grad)).sum(dtype=torch.float64),)
+
+
+def count_not_finite_each(
+    params: list[Tensor], grads: list[Tensor], state: NoState, c: ApplyIfFiniteCoefficients
+) -> tuple[Tensor]:
+    """Count by norms: where one is not finite, an element may be too large or not finite."""
+    counts = torch.zeros(len(grads), dtype=torch.float64, device="cpu")
+    filled = [k for k, one in enumerate(grads) if one.numel()]
+    norms = foreach_vector_norm([grads[k] for k in filled]) if filled else []
+    numbers = torch.stack(norms).tolist() if norms else []
+    for k, number in zip(filled, numbers, strict=True):
+        if not math.isfinite(number):
+            (counts[k],) = count_not_finite(params[k], grads[k], state, c)
+    return (counts,)
 
 
 def apply_if_finite_combine(
@@ -79,6 +96,7 @@ APPLY_IF_FINITE = Transform(
     shared_by=("max_skips",),
     init_shared=apply_if_finite_init_shared,
     reduce=count_not_finite,
+    reduce_each=count_not_finite_each,
     totals=1,
     combine=apply_if_finite_combine,
     gate=Gate(is_finite),

@@ -49,6 +49,7 @@ EMA = Rule(
     hyper=EmaHyper,
     state=EmaState,
     init=ema_init,
+    state_depends_on=(),
     coefficients=ema_coefficients,
     rule=ema_rule,
     uses_gradient=False,

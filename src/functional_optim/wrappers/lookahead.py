@@ -54,6 +54,7 @@ LOOKAHEAD = Rule(
     hyper=LookaheadHyper,
     state=LookaheadState,
     init=lookahead_init,
+    state_depends_on=(),
     coefficients=lookahead_coefficients,
     rule=lookahead_rule,
     uses_gradient=False,

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from functional_optim.bounds import NON_NEGATIVE
+from functional_optim.core.gate import Gate
 from functional_optim.core.hyper import Scalar
-from functional_optim.core.stage import Gate, Link, Rule
+from functional_optim.core.stage import Link, Rule
 from functional_optim.numeric import add
-from functional_optim.transforms.clip_by_global_norm import sum_of_squares
+from functional_optim.transforms.clip_by_global_norm import squares_of_each, sum_of_squares
 
 
 class SamState(NamedTuple):
@@ -51,6 +52,12 @@ def sam_reduce(param: Tensor, grad: Tensor, state: SamState, c: SamCoefficients)
     return (sum_of_squares(grad),)
 
 
+def sam_reduce_each(
+    params: list[Tensor], grads: list[Tensor], state: SamState, c: SamCoefficients
+) -> tuple[Tensor]:
+    return (squares_of_each(grads),)
+
+
 def sam_combine(shared: SamShared, totals: tuple[float], hyper: SamHyper) -> SamShared:
     if shared.call == 1.0:
         return SamShared(2.0, shared.norm)
@@ -81,6 +88,7 @@ SAM = Rule(
     hyper=SamHyper,
     state=SamState,
     init=sam_init,
+    state_depends_on=(),
     coefficients=sam_coefficients,
     rule=sam_rule,
     bounds=(("rho", NON_NEGATIVE),),
@@ -88,6 +96,7 @@ SAM = Rule(
     shared_by=(),
     init_shared=sam_init_shared,
     reduce=sam_reduce,
+    reduce_each=sam_reduce_each,
     totals=1,
     combine=sam_combine,
     gate=Gate(is_back, "parameter"),

@@ -155,7 +155,7 @@ class ScheduledModelAverager(ModelAverager):
         self._in_flight = None if saved is None else InFlight.loaded(saved)
 
     def check(self, state_dict: Mapping[str, Any]) -> None:
-        """As for all averagers."""
+        """Check a state dict, as all averagers do."""
         super().check(state_dict)
         saved = state_dict.get("in_flight")
         if saved is not None:

@@ -1,4 +1,4 @@
-"""Who serves a parameter: found by it, by those who step it and know nothing else of one another.
+"""Registry by parameter: finds what serves a parameter.
 
 torch's post-local SGD hook and its averager keep two counts that only agree as long as nobody makes
 a mistake, and lose one of them in checkpoints. Here what a hook keeps is noted at each parameter
@@ -37,7 +37,7 @@ class ByParameter(Generic[T]):
             self._notes[param] = ref(one)
 
     def find(self, params: Iterable[Tensor]) -> list[T]:
-        """Those that serve some of these parameters, each once."""
+        """Return what serves some of these parameters, each once."""
         found: dict[int, T] = {}
         for param in params:
             one = self._notes[param]() if param in self._notes else None

@@ -178,7 +178,7 @@ class GossipModelAverager(ModelAverager):
                 one.copy_(value)
 
     def check(self, state_dict: Mapping[str, Any]) -> None:
-        """As for all averagers."""
+        """Check a state dict, as all averagers do."""
         super().check(state_dict)
         self.check_has(state_dict, "anchors", "deltas")
         check_shapes("anchors", state_dict["anchors"], self._anchors)

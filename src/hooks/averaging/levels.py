@@ -51,7 +51,7 @@ def ranks_of_this_machine() -> dist.ProcessGroup:
 
 
 def _own_part(group: Members, size: int) -> Members:
-    """Of the parts of ``size`` ranks each, the one with this rank."""
+    """Return the part with this rank, of parts of ``size`` ranks each."""
     if isinstance(group, StackedReplicas):
         return StackedReplicas(size)
     ranks = ranks_of(group)
@@ -63,7 +63,7 @@ def _own_part(group: Members, size: int) -> Members:
 
 
 def _made_by_all(parts: Sequence[list[int]], own: list[int]) -> dist.ProcessGroup:
-    """As torch makes sub-groups of the world: every rank takes part in making every one."""
+    """Make sub-groups as torch does: every rank takes part in making every one."""
     made = [dist.new_group(part) for part in parts]
     found = made[list(parts).index(own)]
     assert isinstance(found, dist.ProcessGroup), "this rank is a member of its own part"

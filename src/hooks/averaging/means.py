@@ -21,7 +21,7 @@ Means = RankMeans | StackedMeans
 
 
 def members_of(given: dist.ProcessGroup | DeviceMesh | StackedReplicas | None) -> Members:
-    """Who is meant by what a caller gave as ``process_group``.
+    """Return the members that a caller's ``process_group`` stands for.
 
     Raises:
         TypeError, ValueError: as :func:`~sharding.transport.groups.resolved`.
@@ -32,7 +32,7 @@ def members_of(given: dist.ProcessGroup | DeviceMesh | StackedReplicas | None) -
 def means_over(
     group: Members, among: Members, *, bucket_bytes: int | None = None, background: bool = False
 ) -> Means:
-    """What takes means over a group; of replicas that are stacked, over every group of its size.
+    """Return what takes means over a group; of stacked replicas, over every group of its size.
 
     Args:
         group: who averages together.
@@ -47,7 +47,7 @@ def means_over(
 
 
 def pairs_over(members: Members) -> RankPairs | StackedMeans:
-    """What takes means over pairs of members.
+    """Return what takes means over pairs of members.
 
     Raises:
         ValueError: a group without gloo.
@@ -56,7 +56,7 @@ def pairs_over(members: Members) -> RankPairs | StackedMeans:
 
 
 def agreed(tensors: Sequence[Tensor], members: Members) -> list[Tensor]:
-    """One member's tensors, where all have the same; of ranks, a mean finds out whether they have.
+    """Return one member's tensors, which all have; of ranks, a mean finds out if they have.
 
     Raises:
         ValueError: of replicas that are stacked here, those that have others.

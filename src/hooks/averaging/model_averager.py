@@ -1,4 +1,4 @@
-"""What an averager is: it counts steps, and now and then makes ranks agree on parameters."""
+"""Base class of averagers: it counts steps, and at some of them makes ranks agree on parameters."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -85,7 +85,7 @@ class ModelAverager(ABC):
         self.step = int(state_dict["step"])
 
     def check(self, state_dict: Mapping[str, Any]) -> None:
-        """That :meth:`load_state_dict` can take it.
+        """Check that :meth:`load_state_dict` can load a state dict.
 
         Raises:
             ValueError: it is of another averager.
@@ -93,7 +93,7 @@ class ModelAverager(ABC):
         self.check_has(state_dict, "step")
 
     def check_has(self, saved: Mapping[str, Any], *keys: str) -> None:
-        """That a checkpoint, or a part of it, has what is kept under these keys.
+        """Check that a checkpoint, or a part of it, has these keys.
 
         Raises:
             ValueError: names those that it lacks.
@@ -123,13 +123,13 @@ class InFlight(NamedTuple):
 
     @classmethod
     def loaded(cls, saved: Mapping[str, Any]) -> "InFlight":
-        """What :meth:`saved` wrote."""
+        """Load what :meth:`saved` wrote."""
         sent, views = ([one.clone() for one in saved[key]] for key in ("sent", "mean"))
         return cls(int(saved["due"]), sent, PendingMean(views))
 
 
 def check_steps(period: int, warmup_steps: int) -> None:
-    """That an outer rule knows when it is to step.
+    """Check that an outer rule knows when it is to step.
 
     Raises:
         ValueError: a period below 1, or a negative warm-up.
@@ -141,7 +141,7 @@ def check_steps(period: int, warmup_steps: int) -> None:
 
 
 def refuse_state(state: Sequence[Tensor]) -> None:
-    """That nothing but the parameters is given to an outer rule.
+    """Check that an outer rule is given nothing but the parameters.
 
     Raises:
         ValueError: something is.

@@ -1,4 +1,4 @@
-"""What ranks step by in MuLoCo: Muon for the matrices of hidden layers, AdamW for all else."""
+"""Inner optimizer of MuLoCo: Muon for the matrices of hidden layers, AdamW for all else."""
 
 from functional_optim import Optimizer, adamw, labels, muon, partition, with_shape
 from functional_optim.core.hyper import Scalar

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from functional_optim import Optimizer, TorchOptimizer
 from functional_optim.core.brief import brief
 from functional_optim.core.chain import require_one_chain
+from functional_optim.core.closure_optimizer import refuse_closure
 from functional_optim.core.compiling import uncompiled
 from hooks.averaging.compression import Compression
 from hooks.averaging.compression.checks import TAKEN
@@ -109,6 +110,7 @@ class OuterModelAverager(ModelAverager):
         compression: Compression | None = None,
         error_feedback: bool = True,
     ) -> None:
+        refuse_closure(outer, "OuterModelAverager")
         if not isinstance(outer, Optimizer):
             raise TypeError(f"outer must be an Optimizer, such as sgd(lr=0.7), got {brief(outer)}")
         require_one_chain(outer, "OuterModelAverager")  # fragments are stepped one by one
@@ -213,7 +215,7 @@ class OuterModelAverager(ModelAverager):
         self._in_flight = {int(number): InFlight.loaded(one) for number, one in saved}
 
     def check(self, state_dict: Mapping[str, Any]) -> None:
-        """As for all averagers; of the state of the outer rule, loading says whether it fits."""
+        """Check a state dict; loading says if the state of the outer rule fits."""
         super().check(state_dict)
         self.check_has(state_dict, "outer", "anchors", "in_flight")
         check_shapes("anchors", state_dict["anchors"], self._anchors)
@@ -345,7 +347,7 @@ def _check_float32(params: Sequence[Tensor]) -> None:
 
 
 def check_shapes(what: str, found: Sequence[Tensor], own: Sequence[Tensor]) -> None:
-    """That tensors of a checkpoint have the shapes of those here.
+    """Check that tensors of a checkpoint have the shapes of the tensors here.
 
     Raises:
         ValueError: they have others.

@@ -14,7 +14,7 @@ from sharding.transport.peers import GroupRank, named
 
 
 def partners(size: int, number: int, seed: int = 0) -> list[int | None]:
-    """Who is whose partner in one of many rounds, among the ranks of a group.
+    """Return the partners in one of many rounds, among the ranks of a group.
 
     Ranks are put in a random order, and those at places 0 and 1, 2 and 3, ... of it are pairs; of
     an odd number of ranks, the last has none. The order depends on the arguments only, so that all

@@ -25,7 +25,7 @@ ITERATIONS, BUCKETS = "hook_iterations", "hook_buckets"
 
 
 class PostLocalSGDState:
-    """What :func:`post_localSGD_hook` needs to know, and its count of iterations.
+    """Options of :func:`post_localSGD_hook`, and its count of iterations.
 
     The count is saved and loaded with the :class:`~hooks.PostLocalSGDOptimizer` that steps the same
     parameters, and so are the buckets that gradients were averaged in: a run that is resumed begins
@@ -124,7 +124,7 @@ _LOADED: Any = WeakIdKeyDictionary()
 
 
 def saved_hooks(params: Sequence[Tensor]) -> dict[str, Any]:
-    """What the hooks of these parameters are to go on from; empty where there is no hook.
+    """Return the saved state of the hooks of these parameters; empty if there is no hook.
 
     A bucket that has other parameters too is left out: nothing here says which they are.
     """

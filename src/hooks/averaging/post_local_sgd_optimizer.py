@@ -98,17 +98,17 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Those of the optimizer within."""
+        """Parameter groups of the inner optimizer."""
         return self.optim.param_groups
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        """That of the optimizer within."""
+        """State of the inner optimizer."""
         return self.optim.state
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """Those of the optimizer within."""
+        """Defaults of the inner optimizer."""
         return self.optim.defaults
 
     def __repr__(self) -> str:

@@ -30,7 +30,7 @@ class Matrix(NamedTuple):
 
 
 class PowerSGDMemory:
-    """What PowerSGD keeps from one backward pass to the next, by the names of parameters.
+    """Memory of PowerSGD between backward passes, by the names of parameters.
 
     PowerSGD (Vogels, Karimireddy and Jaggi 2019, arXiv 1905.13727, algorithm 1) sends a gradient
     matrix ``M`` as ``P Q^T`` and keeps, of each parameter, ``M - P Q^T`` (the error, added to the
@@ -180,7 +180,7 @@ class PowerSGDMemory:
         self._buckets.resume(state_dict["buckets"])
 
     def check(self, state_dict: Mapping[str, Any]) -> None:
-        """That this may be loaded.
+        """Check that this state may be loaded.
 
         Raises:
             ValueError: it is of other parameters, or of another rank of approximation.
@@ -245,7 +245,7 @@ class PowerSGDMemory:
             state.p_memory_dict[index] = like.new_zeros(sum(one.rows * one.rank for one in found))
 
     def _matrices(self, names: Sequence[str]) -> list[Matrix]:
-        """Of a bucket of these parameters, in the order in which torch's state has them."""
+        """Return the matrices of a bucket of these parameters, in the order of torch's state."""
         state = self.state
         by_shape: dict[tuple[int, int], list[Matrix]] = {}
         for name in names:

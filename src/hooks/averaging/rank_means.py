@@ -197,20 +197,20 @@ def coalesced(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def digest_of(tensors: Sequence[Tensor], mark: object = None) -> bytes:
-    """What ranks must have in common to take a mean, in a few bytes."""
+    """Return a digest of all that ranks must have in common to take a mean."""
     kinds = [(tuple(tensor.shape), str(tensor.dtype), tensor.device.type) for tensor in tensors]
     return hashlib.sha256(repr((kinds, mark)).encode()).digest()[:DIGEST_BYTES]
 
 
 def checksum(tensor: Tensor) -> int:
-    """Of the bits of a tensor of floating numbers: their sum, as whole numbers."""
+    """Return the sum of a floating tensor's bits, as whole numbers."""
     real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     words = {2: torch.int16, 4: torch.int32, 8: torch.int64}[real.element_size()]
     return int(real.detach().contiguous().view(words).sum(dtype=torch.int64))
 
 
 def check_agreed(group: dist.ProcessGroup, digest: bytes, device: torch.device) -> None:
-    """That all ranks of a group have one digest: else they would wait for one another for ever.
+    """Check that all ranks of a group have one digest: otherwise they would wait for ever.
 
     Raises:
         ValueError: names those that have another.
@@ -235,12 +235,12 @@ def even_ranges(count: int, size: int) -> list[Range]:
 
 
 def has_mean(tensor: Tensor) -> bool:
-    """Whether a tensor's numbers have a mean: floating and complex ones have."""
+    """Return True if a tensor's numbers have a mean: floating and complex ones have."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
 def check_has_mean(tensors: Sequence[Tensor]) -> None:
-    """That all have a mean.
+    """Check that each tensor has a mean.
 
     Raises:
         TypeError: names the first that is not.
@@ -251,5 +251,5 @@ def check_has_mean(tensors: Sequence[Tensor]) -> None:
 
 
 def divides_before(dtype: torch.dtype) -> bool:
-    """Whether terms are divided before they are added, as their sum may overflow."""
+    """Return True if terms are divided before they are added, as their sum may overflow."""
     return dtype == torch.float16

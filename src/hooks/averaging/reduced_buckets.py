@@ -36,7 +36,7 @@ class CutBucket:
         return self.flat
 
     def is_last(self) -> bool:
-        """Whether no other comes after it."""
+        """Return True if no other comes after it."""
         return self.last
 
     def parameters(self) -> list[Tensor]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from functional_optim import LeafState, Optimizer, State
 from functional_optim.core.brief import brief
 from functional_optim.core.chain import require_gradients_alone, require_nothing_shared
+from functional_optim.core.closure_optimizer import refuse_closure
 from hooks.averaging.stacked import StackedReplicas
 
 _tree: Any = optree  # whose annotations have trees of trees only
@@ -74,7 +75,7 @@ def stacked(*trees: Any) -> Any:
 
 
 class ReplicatedModel:
-    """As many replicas of a module as there would be ranks, equal at first, each with its own data.
+    """Replicas of a module, one for each rank to imitate, equal at first, with data of their own.
 
     For replica ``k`` with parameters ``x_k`` and batch ``b_k``, :meth:`gradients` is
 
@@ -216,6 +217,7 @@ class ReplicatedOptimizer:
     def __init__(
         self, params: Mapping[str, Tensor], optimizer: Optimizer, *, over: OverReplicas = at_once
     ) -> None:
+        refuse_closure(optimizer, "ReplicatedOptimizer")
         if not isinstance(optimizer, Optimizer):
             raise TypeError(
                 f"optimizer must be an Optimizer, such as adamw(), got {brief(optimizer)}"
@@ -232,7 +234,7 @@ class ReplicatedOptimizer:
 
     @torch.no_grad()
     def step(self, grads: Mapping[str, Tensor | None], **hyper: Any) -> None:
-        """One step of all replicas.
+        """Step all replicas.
 
         Args:
             grads: by name, each of the shape of its parameter; None, or left out, where there is

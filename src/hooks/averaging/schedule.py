@@ -1,4 +1,4 @@
-"""When ranks average their parameters, and over how many of them: one schedule for all who ask."""
+"""Schedule of averaging: when ranks average their parameters, and over how many of them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -70,7 +70,7 @@ class AveragingSchedule:
         return list(zip(self._periods, self.group_sizes, strict=True))
 
     def level(self, step: int) -> int | None:
-        """Which of the periods is due after a step, by its number; None where none is."""
+        """Return the number of the period that is due after a step; None if none is."""
         if step < self.warmup:
             return None
         number = step if self.raw else step - self.warmup
@@ -84,7 +84,7 @@ class AveragingSchedule:
         return min(math.gcd(one, other) for one in periods for other in periods)
 
     def counts(self, steps: int) -> list[int]:
-        """How often each period is due in the first ``steps`` steps."""
+        """Return how often each period is due in the first ``steps`` steps."""
         due = [self.level(step) for step in range(steps)]
         return [due.count(level) for level in range(len(self.levels))]
 

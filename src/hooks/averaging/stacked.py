@@ -55,11 +55,11 @@ class StackedReplicas:
             raise ValueError(f"count must be a number of replicas from 1 on, got {self.count}")
 
     def size(self) -> int:
-        """How many replicas: a process group's name for it."""
+        """Number of replicas, under a process group's name for it."""
         return self.count
 
     def check(self, tensors: Iterable[Tensor]) -> None:
-        """That tensors have a slice for each replica.
+        """Check that tensors have a slice for each replica.
 
         Raises:
             ValueError: names the first that has not.
@@ -72,7 +72,7 @@ class StackedReplicas:
                 )
 
     def agreed(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """What all replicas have in common: the first one's slices.
+        """Return the first replica's slices, which all replicas have in common.
 
         Raises:
             ValueError: names the replicas that have others.

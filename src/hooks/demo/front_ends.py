@@ -61,7 +61,7 @@ class FrontEnd(ABC):
         """The memory of this rank's optimizer state."""
 
     def sent_bytes(self, reduced: float, steps: int) -> float:
-        """What this rank has sent, between hosts.
+        """Return the bytes that this rank has sent to other hosts.
 
         Args:
             reduced: bytes that a rank sends where all gradients are summed over all ranks.
@@ -158,7 +158,7 @@ class LocalSGD(FrontEnd):
         self._scheduler.step()
 
     def finish(self) -> None:
-        """One mean more, which is not counted."""
+        """Take one more mean, which is not counted."""
         ScheduledModelAverager(AveragingSchedule(1)).average_parameters(self._params)
 
     def state_bytes(self) -> int:
@@ -185,7 +185,7 @@ LOCAL_SPREAD = 0.1
 
 
 class ComparedRun(NamedTuple):
-    """One of the runs that are compared."""
+    """Run that is compared with others."""
 
     name: str
     """A letter, for tables."""

@@ -36,7 +36,7 @@ def run_processes(names: Sequence[str], function: Callable[..., Any], *args: Any
 def _process(
     rank: int, names: Sequence[str], meeting: str, function: Callable[..., Any], args: Any
 ) -> None:
-    """What each of them does."""
+    """Run one of the processes."""
     torch.set_num_threads(1)  # they share the cores, and sums keep one order
     with rpc_process(names[rank], rank, len(names), meeting):
         if rank == 0:

@@ -1,4 +1,4 @@
-"""How far training has come: a bar on a terminal, plain lines anywhere else."""
+"""Progress of training: a bar on a terminal, plain lines anywhere else."""
 
 from collections.abc import Mapping
 from typing import Self
@@ -38,7 +38,7 @@ class Progress:
         self._bar.stop()
 
     def advance(self) -> None:
-        """One step is done."""
+        """Advance by one step."""
         self._bar.advance(self._task)
 
     def note(

@@ -13,7 +13,7 @@ from hooks.demo.result import RankResult, RunResult, largest, loss_difference
 
 
 class Style(NamedTuple):
-    """How a run is drawn."""
+    """Style of a run's curve."""
 
     line: str
     dots: str
@@ -33,7 +33,7 @@ NUMBERS = ("no", "one", "two", "three")
 
 
 def same_run(ranks: Sequence[RankResult], place: int) -> list[RunResult]:
-    """One of the runs, as each rank saw it."""
+    """Return the result of one run on each rank."""
     return [one.runs[place] for one in ranks]
 
 
@@ -90,7 +90,7 @@ def curves(ranks: Sequence[RankResult]) -> Table:
 
 
 def memory(ranks: Sequence[RankResult]) -> Table:
-    """What each rank holds."""
+    """Return the memory of each rank."""
     table = Table(title="Memory in MiB, on each rank", title_justify="left")
     table.add_column("rank", justify="right")
     table.add_column("run")
@@ -106,7 +106,7 @@ def memory(ranks: Sequence[RankResult]) -> Table:
 
 
 def workers_of(runs: Sequence[RunResult]) -> Table:
-    """What each worker holds, and what came to it and left it."""
+    """Return the memory of each worker, and the bytes that it received and sent."""
     table = Table(title="Workers: steps, and MiB held and sent", title_justify="left")
     table.add_column("run")
     table.add_column("worker")
@@ -120,7 +120,7 @@ def workers_of(runs: Sequence[RunResult]) -> Table:
 
 
 def state_shares(ranks: Sequence[RankResult]) -> str:
-    """How much of run A's optimizer state each other run keeps on the rank where it is most."""
+    """Return each run's largest share of run A's optimizer state on a rank."""
     first, *others = (same_run(ranks, place) for place in range(len(ranks[0].runs)))
     shares = []
     for run in others:
@@ -132,7 +132,7 @@ def state_shares(ranks: Sequence[RankResult]) -> str:
 
 
 def sent_shares(ranks: Sequence[RankResult]) -> str:
-    """What a rank sends in a step, and what each run sends in shares of A's."""
+    """Return the bytes that a rank sends in a step, in shares of run A's."""
     first, *others = ranks[0].runs
     per_step = _mib(first.sent_bytes / len(first.losses))
     if not first.sent_bytes:
@@ -142,7 +142,7 @@ def sent_shares(ranks: Sequence[RankResult]) -> str:
 
 
 def differences(ranks: Sequence[RankResult]) -> Table:
-    """How far the runs are from run A, and the ranks from rank 0."""
+    """Return how far the runs are from run A, and the ranks from rank 0."""
     table = Table(title="Largest absolute difference, on any rank", title_justify="left")
     table.add_column("between")
     table.add_column("losses", justify="right")

@@ -1,4 +1,4 @@
-"""What the ranks measured, and the verdict on it. Plain data: nothing of torch is in here."""
+"""Results of the ranks, and the verdict on them. Plain data, without torch."""
 
 import json
 import math
@@ -36,7 +36,7 @@ class WorkerResult:
 
 @dataclass(frozen=True)
 class RunResult:
-    """One run as one rank saw it."""
+    """Result of a run on one rank."""
 
     name: str
     """A letter; the first is A."""
@@ -85,7 +85,7 @@ class RankResult:
 
 
 def load(folder: Path) -> list[RankResult]:
-    """What the ranks saved, in the order of ranks."""
+    """Load the results that the ranks saved, in the order of ranks."""
     found = [json.loads(file.read_text(encoding="utf-8")) for file in folder.glob("*.json")]
     return [_rank_result(data) for data in sorted(found, key=lambda data: int(data["rank"]))]
 
@@ -118,7 +118,7 @@ def loss_difference(one: RunResult, other: RunResult) -> float:
 
 
 def judge(ranks: Sequence[RankResult]) -> list[str]:
-    """What is wrong with these results, one sentence each; none if all is well.
+    """Return what is wrong with these results, a sentence each; empty if all is well.
 
     On every rank, the losses and the final parameters of a run must be run A's bit by bit where it
     makes the same steps, and its last validation loss near A's where it does not; the

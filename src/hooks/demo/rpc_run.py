@@ -144,5 +144,5 @@ def _own(values: Tensor) -> nn.Parameter:
 
 
 def _bytes(values: Any) -> int:
-    """Of the elements of tensors: those of a message share their memory."""
+    """Return the bytes of the tensors' elements: tensors of one message share memory."""
     return sum(one.numel() * one.element_size() for one in values if isinstance(one, Tensor))

@@ -1,4 +1,4 @@
-"""What each process of ``--front-end rpc`` does: rank 0 trains, the others own the parameters.
+"""Processes of ``--front-end rpc``: rank 0 trains, the others own the parameters.
 
 Started by ``torchrun`` (see ``launch.py``), which ends all of them when one dies.
 """
@@ -16,7 +16,7 @@ TRAINER = "trainer"
 
 
 def ways(workers: Sequence[str]) -> list[ComparedRun]:
-    """What is compared: runs of one process that has these workers."""
+    """Return the compared runs of one process that has these workers."""
     where = f"{len(workers)} worker{'s' if len(workers) > 1 else ''}"
     here, away = InThisProcess, partial(OnWorkers, workers=workers)
     return [

@@ -1,4 +1,4 @@
-"""One of the runs that are compared: a model, a way of stepping it, and its curves."""
+"""Base class of the compared runs: a model, a way of stepping it, and its curves."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ class BaseRun(ABC):
 
     @abstractmethod
     def step_by(self, batch: text.Batch) -> tuple[float, int]:
-        """One step; the loss before it, and the bytes of its gradients."""
+        """Make a step; return the loss before it, and the bytes of its gradients."""
 
     @abstractmethod
     def loss(self, batch: text.Batch) -> float:
@@ -34,14 +34,14 @@ class BaseRun(ABC):
 
     @abstractmethod
     def parameters(self) -> Iterable[Tensor]:
-        """As they are now, in the order of the model's."""
+        """Return the current parameters, in the order of the model."""
 
     @abstractmethod
     def measured(self) -> dict[str, Any]:
-        """What else a RunResult has. All ranks call it together."""
+        """Return the other fields of a RunResult. All ranks must call it together."""
 
     def step(self, batch: text.Batch) -> None:
-        """One step of training."""
+        """Make a step of training."""
         loss, self.gradient_bytes = self.step_by(batch)
         self.losses.append(loss)
 
@@ -60,7 +60,7 @@ class BaseRun(ABC):
         return torch.cat([param.detach().reshape(-1) for param in self.parameters()])
 
     def result(self, first: "BaseRun") -> RunResult:
-        """What this rank measured. All ranks must call it together.
+        """Return the result of this rank. All ranks must call it together.
 
         Args:
             first: the run that this one is compared with.
@@ -100,7 +100,7 @@ class DemoRun(BaseRun):
         return loss.item(), gradient_bytes
 
     def loss(self, batch: text.Batch) -> float:
-        """That of the wrapped model: DDP's own forward would talk to the other ranks."""
+        """Return the loss of the wrapped model: DDP's own forward would talk to the other ranks."""
         return mean_loss(self.ddp.module, *batch).item()
 
     def parameters(self) -> Iterable[Tensor]:

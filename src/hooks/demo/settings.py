@@ -1,4 +1,4 @@
-"""What the demo is asked to do, and the learning rate that follows from it."""
+"""Settings of the demo, and the learning rate that follows from them."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -28,7 +28,7 @@ class Settings:
     """Key of :data:`hooks.demo.front_ends.FRONT_ENDS`, or RPC."""
 
     def to_json(self) -> str:
-        """As text, for the command line of the ranks."""
+        """Return the settings as text, for the command line of the ranks."""
         return json.dumps(asdict(self))
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What each rank does: train equal models side by side, one for each way of stepping, and compare.
+"""Training on each rank: equal models side by side, one for each way of stepping, and a comparison.
 
 Started by ``torchrun`` (see ``launch.py``); it saves its results for the process that started it.
 """
@@ -124,7 +124,7 @@ def main() -> None:
 
 
 def given(description: str) -> tuple[Settings, Path]:
-    """What the command line asks for, and where to write results; this process has one thread."""
+    """Parse the command line: the settings, and the folder for results. Torch gets one thread."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--settings", type=Settings.from_json, required=True)
     parser.add_argument("--results", type=Path, required=True)

@@ -206,7 +206,7 @@ def stacked_is_ranks(subject: AveragerSubject, training: Training) -> None:
 
 
 def _require_near(label: str, found: list[Seen], want: list[Seen], bound: float) -> None:
-    """That the parameters of all ranks after all steps are as they should be."""
+    """Check the parameters of all ranks after all steps."""
     for rank, (own, others) in enumerate(zip(found, want, strict=True)):
         for step, (params, wanted) in enumerate(zip(own, others, strict=True)):
             for place, (one, other) in enumerate(zip(params, wanted, strict=True)):
@@ -220,7 +220,7 @@ def _require_near(label: str, found: list[Seen], want: list[Seen], bound: float)
 def _require_close(
     label: str, found: Tensor, want: Tensor, bound: Tensor, *, dtype: torch.dtype
 ) -> None:
-    """That a tensor is of this dtype, has the shape of another, and is within a bound of it."""
+    """Check that a tensor is of a dtype, has the shape of another, and is within a bound of it."""
     if found.dtype != dtype or found.shape != want.shape:
         raise AssertionError(
             f"{label}: {found.dtype} of shape {tuple(found.shape)}, expected {dtype} of shape "
@@ -274,7 +274,7 @@ class AveragingLaw:
     """Of real numbers of at least 32 bits only."""
 
     def applies(self, subject: AveragerSubject) -> bool:
-        """Whether all that it needs is known."""
+        """Return True if all that it needs is known."""
         return all(bool(getattr(subject, name)) for name in self.needs)
 
 

@@ -86,7 +86,7 @@ def check_averager(
 def check_averaging_law(
     name: str, subject: AveragerSubject, *, max_examples: int = 20, derandomize: bool = True
 ) -> None:
-    """One law over one subject.
+    """Check one law over one subject.
 
     Args:
         name: of the law, a key of :data:`AVERAGING_LAWS`.

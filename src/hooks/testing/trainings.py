@@ -79,15 +79,15 @@ class Training:
         return dict(self.options)
 
     def start(self) -> list[Tensor]:
-        """What all ranks begin with."""
+        """Return the parameters that all ranks begin with."""
         return self._numbers(0)
 
     def centers(self, rank: int, step: int) -> list[Tensor]:
-        """Where a rank's loss is least, at a step."""
+        """Return the minimum of a rank's loss, at a step."""
         return self._numbers(1 + rank + MOST_RANKS * 2 * step)
 
     def ulp(self) -> float:
-        """One unit in the last place of the largest number of the training."""
+        """Return a unit in the last place of the largest number of the training."""
         steps = (self.centers(rank, s) for rank in range(self.ranks) for s in range(self.steps))
         largest = [
             one.abs().max() for some in (self.start(), *steps) for one in some if one.numel()
@@ -95,7 +95,7 @@ class Training:
         return torch.finfo(self.dtype).eps * max(map(float, largest), default=0.0)
 
     def smaller(self) -> Iterator["Training"]:
-        """The same with a rank, a parameter or a step less."""
+        """Return trainings with a rank, a parameter or a step less."""
         if self.ranks > 1:
             yield replace(self, ranks=self.ranks - 1)
         for place in range(len(self.shapes) if len(self.shapes) > 1 else 0):
@@ -145,7 +145,7 @@ def trainings(
 
 
 class Replica:
-    """One rank's part of a training, or that of all, stacked.
+    """Part of one rank in a training, or the part of all, stacked.
 
     Args:
         subject: whose averager is made.

@@ -1,4 +1,4 @@
-"""What is kept of a GradBucket: its parameters that are sharded, and who owns what of them."""
+"""Record of a GradBucket: its sharded parameters, and their owners."""
 
 import operator
 from collections.abc import Iterable, Mapping
@@ -63,7 +63,7 @@ class ZeroBucket:
         self._owned: dict[int, Gradients] = {}
 
     def is_same(self, bucket: dist.GradBucket, place: BucketPlace) -> bool:
-        """Whether DDP hands over the same memory again, for parameters that are where they were."""
+        """Return True if DDP hands over the memory of last time, and parameters have not moved."""
         buffer, params = bucket.buffer(), bucket.parameters()
         return (
             self.buffer.is_set_to(buffer)
@@ -75,7 +75,7 @@ class ZeroBucket:
 
     @cached_property
     def messages(self) -> Coalescing:
-        """How its gradients travel to their owners: where a plan has replicas, in the first."""
+        """Return the messages that send the gradients to their owners, in the first replica."""
         spans = [
             OwnedSpan(one.offset + one.factor * a, one.offset + one.factor * b, ranks[0])
             for one in self.members
@@ -125,7 +125,7 @@ class KnownBuckets:
         self._came: dict[int, int] = {}
 
     def of(self, bucket: dist.GradBucket, place: BucketPlace) -> ZeroBucket:
-        """What is needed of a bucket.
+        """Make the record of a bucket.
 
         Args:
             bucket: as DDP hands it to its hook.

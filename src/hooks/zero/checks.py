@@ -1,4 +1,4 @@
-"""What a DDP module and a ZeroRedundancyOptimizer must have in common, checked before anything."""
+"""Checks that a DDP module and a ZeroRedundancyOptimizer fit, before anything is changed."""
 
 from torch.nn.parallel import DistributedDataParallel
 

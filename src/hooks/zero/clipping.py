@@ -1,4 +1,4 @@
-"""What is done to gradients once all of them are there: unscaled, clipped, or not stepped by."""
+"""Treatment of gradients once all are there: they are unscaled, clipped, or not stepped by."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from sharding import ZeroRedundancyOptimizer
 
 
 class Clipping:
-    """Of a hook, from iteration to iteration; the same on all ranks.
+    """Clipping of a hook, from iteration to iteration; the same on all ranks.
 
     Args:
         zero: whose gradients.
@@ -43,7 +43,7 @@ class Clipping:
         zero.hook_unscales = scaler is not None
 
     def apply(self, gradients: Sequence[Tensor], squares: float, *, without_data: bool) -> bool:
-        """Whether gradients are to be stepped by; they are unscaled, and then clipped.
+        """Return True if gradients are to be stepped by; they are unscaled, and then clipped.
 
         Args:
             gradients: of this rank.

@@ -1,4 +1,4 @@
-"""What follows a bucket's communication: step what this rank owns, make parameters whole."""
+"""Steps after a bucket's communication: step what this rank owns, make parameters whole."""
 
 import logging
 import weakref
@@ -37,7 +37,7 @@ RANGE = "functional_optim.zero_step"
 
 
 class OverlapOptions(NamedTuple):
-    """What the caller chose."""
+    """Options of the caller."""
 
     hold: bool = False
     """Step all buckets when the last one is communicated, not each as it comes."""
@@ -222,7 +222,7 @@ class Overlap:
                         self._pending.pop(id(done), None)
 
     def _joining(self) -> bool:
-        """Whether ranks may run out of data.
+        """Return True if ranks may run out of data.
 
         The context manager for that reads parameters at its end, where no hook sees it.
         """

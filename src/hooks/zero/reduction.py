@@ -10,7 +10,7 @@ from sharding.zero.coalescing import copy
 
 
 class Reduction:
-    """What moves them, launched at once.
+    """Reduction of gradients, launched at once.
 
     Args:
         transport: over the group of the DDP module.

@@ -1,4 +1,4 @@
-"""Who is missing, after a collective failed that does not say so."""
+"""Search for missing ranks, after a collective failed that does not name them."""
 
 import threading
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ class RollCall:
             self._transport = make_transport(group, device)
 
     def missing(self) -> str | None:
-        """What is wrong with which ranks; None where all have answered."""
+        """Return what is wrong with which ranks; None if all have answered."""
         with self._lock:  # DDP's thread and the hook's may both fail
             self._known = self._known or self._asked()
             return self._known

@@ -62,7 +62,7 @@ class ForwardWaits:
             self.handles.append(module.register_forward_hook(self._leave_root))
 
     def _read_by(self, key: int) -> list[Tensor]:
-        """What a module may read before anything below it is called."""
+        """Return the parameters that a module may read before any module below it is called."""
         found = list(self._own.get(key, ()))
         for inner in self._below[key]:
             if self._always is None or inner not in self._always:

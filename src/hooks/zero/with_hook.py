@@ -58,7 +58,7 @@ class ZeroHook:
 
     @property
     def skipped(self) -> int:
-        """How many iterations were skipped, on all ranks, for a gradient that was not finite."""
+        """Number of iterations that all ranks skipped for a gradient that was not finite."""
         return self._overlap.clipping.skipped
 
     def wait(self) -> None:

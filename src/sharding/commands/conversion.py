@@ -11,6 +11,7 @@ from torch import nn
 from functional_optim import Optimizer, TorchOptimizer, as_functional_optim
 from functional_optim.commands.objects import load_object, optimizer_factory
 from functional_optim.core.brief import some
+from functional_optim.core.closure_optimizer import refuse_closure
 from functional_optim.core.initial import init_leaf
 from functional_optim.core.overrides import LeafChain
 from functional_optim.core.state import state_tensors
@@ -41,7 +42,8 @@ class TargetOptimizer(NamedTuple):
         """The Optimizer, or the equivalent of the class."""
         if isinstance(self.made, Optimizer):
             return self.made
-        return as_functional_optim(self.made, **self.options)
+        found: Optimizer = as_functional_optim(self.made, **self.options)
+        return found
 
 
 class ModelParams(NamedTuple):
@@ -70,7 +72,7 @@ def target_named(source: str, options: Mapping[str, Any]) -> TargetOptimizer:
     """
     found = load_object(source) if ":" in source else None
     if is_optimizer_class(found):
-        as_functional_optim(found, **options)
+        refuse_closure(as_functional_optim(found, **options), "convert")
         return TargetOptimizer(found, options)
     return TargetOptimizer(optimizer_factory(source)(**options), {})
 

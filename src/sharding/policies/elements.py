@@ -212,7 +212,7 @@ def _filled(
 def _reached(
     flat: EndToEnd, place: int, offset: int, room: int, wanted: int, align: int
 ) -> tuple[int, int]:
-    """How far a rank gets: as little over ``wanted`` as the grid allows, never over ``room``."""
+    """Return how far a rank reaches: least above ``wanted`` on the grid, never above ``room``."""
     if place == len(flat.order):
         return place, offset
     used = 0
@@ -231,7 +231,7 @@ def _reached(
 
 
 def _part(flat: EndToEnd, place: int, offset: int, room: int, wanted: int, align: int) -> int:
-    """How many elements of a parameter, from ``offset`` on, fit."""
+    """Return how many elements of a parameter, from ``offset`` on, fit."""
     a, b, once, block = flat.weights[place]
     of_one = a * align + b * (align // block)
     left = flat.numels[place] - offset

@@ -144,7 +144,7 @@ class RankPool:
         self._kill()
 
     def _start(self, ranks: int) -> None:
-        """As many processes as a call needs; those that are there stay, if all of them live."""
+        """Start as many processes as a call needs; keep those that run, if all of them do."""
         if any(not rank.process.is_alive() for rank in self._ranks):
             self._kill()
         if self._folder is None:
@@ -170,7 +170,7 @@ class RankPool:
 
 
 class _Watch:
-    """One call, seen from outside."""
+    """Observation of a call from outside."""
 
     def __init__(
         self,
@@ -241,12 +241,12 @@ class _Watch:
                 self._tell(rank, what)
 
     def outcomes(self, otherwise: str) -> list[Outcome]:
-        """Of all ranks; of one that has none, why."""
+        """Return the outcomes of all ranks, with a reason for a rank without one."""
         lost = Outcome(error=otherwise)
         return [self._found.get(rank, lost) for rank in range(len(self._ranks))]
 
     def _why(self, how: str) -> str:
-        """What each rank was doing, with its stacks and its last words."""
+        """Return what each rank was doing, with its stacks and its last output."""
         self._ask_where()
         where = [
             f"rank {rank} was {'done' if rank in self._found else f'at {at or START}'}"

@@ -1,4 +1,4 @@
-"""One rank of a pool: a process that calls the functions it is sent, each in a group of its own."""
+"""Process of a rank in a pool: it runs the functions that it is sent, each in a new group."""
 
 import collections
 import contextlib
@@ -51,7 +51,7 @@ class RankCall(NamedTuple):
 
 
 def one_has_died(store: str) -> Path:
-    """What whoever sent a call makes where a rank has died, so that the others wait for it no more.
+    """Mark that a rank has died, so that no other rank waits for it.
 
     Args:
         store: of the call.

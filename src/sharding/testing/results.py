@@ -1,10 +1,10 @@
-"""What a rank makes of a call."""
+"""Result of a call on a rank."""
 
 from typing import Any, NamedTuple
 
 
 class Outcome(NamedTuple):
-    """What became of a call on one rank."""
+    """Outcome of a call on one rank."""
 
     value: Any = None
     """What the function returned."""
@@ -16,7 +16,7 @@ class Outcome(NamedTuple):
     """How long the function ran."""
 
     def result(self) -> Any:
-        """What the function returned.
+        """Value that the function returned.
 
         Raises:
             AssertionError: it did not return; says why.

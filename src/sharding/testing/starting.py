@@ -23,7 +23,7 @@ serve(Connection(int(sys.argv[1])), int(sys.argv[2]))
 
 
 class Process(Protocol):
-    """What ``multiprocessing`` calls a process, as far as it is used here."""
+    """Part of ``multiprocessing``'s process that is used here."""
 
     @property
     def pid(self) -> int | None:
@@ -31,10 +31,10 @@ class Process(Protocol):
 
     @property
     def exitcode(self) -> int | None:
-        """How it ended; None while it runs."""
+        """Exit code; None while the process runs."""
 
     def is_alive(self) -> bool:
-        """Whether it runs."""
+        """Return True if it runs."""
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for its end, at most so many seconds."""

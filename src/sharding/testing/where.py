@@ -1,4 +1,4 @@
-"""Where a rank is: what a function that runs on a rank tells those who wait for it."""
+"""Position of a rank: a message of the running function for those who wait for it."""
 
 from collections.abc import Callable
 

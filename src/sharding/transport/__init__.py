@@ -1,4 +1,4 @@
-"""How gradients and parameters move between ranks: one small interface, one way per backend."""
+"""Transfer of gradients and parameters between ranks: a small interface, a way for each backend."""
 
 from sharding.transport.choice import make_transport
 from sharding.transport.gloo import GlooTransport

@@ -1,4 +1,4 @@
-"""Which transport for which backend: by what was measured, not by a collective's name."""
+"""Choice of a transport for a backend, by measurements."""
 
 import torch
 import torch.distributed as dist

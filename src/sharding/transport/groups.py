@@ -66,7 +66,7 @@ def device_of(group: dist.ProcessGroup) -> torch.device:
 
 
 def has_messages(group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Whether tensors on a device go from rank to rank in messages that are waited for one by one.
+    """Return True if tensors on a device are sent in messages that are waited for one by one.
 
     Where they do, errors name the rank that did not come.
     """

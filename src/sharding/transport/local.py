@@ -140,7 +140,7 @@ class LocalWorld:
 
 @contextmanager
 def _forward_passes_apart() -> Iterator[None]:
-    """What DDP notes of the module that is in its forward pass, is as before afterwards.
+    """Keep DDP's notes of the module in its forward pass apart for each thread.
 
     It is one note for all threads, which each puts back as it found it: that of another thread. And
     torch.compile takes whatever it compiles for a part of that module.
@@ -153,7 +153,7 @@ def _forward_passes_apart() -> Iterator[None]:
 
 
 def _stacks(threads: Sequence[threading.Thread]) -> str:
-    """Where threads are that have not ended."""
+    """Return the stacks of threads that have not ended."""
     frames = sys._current_frames()  # noqa: SLF001  Python has no public name
     return "\n".join(
         f"{thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident]))}"
@@ -163,7 +163,7 @@ def _stacks(threads: Sequence[threading.Thread]) -> str:
 
 
 class _Sent:
-    """What a rank gives to another: where it lies, and what was there at the launch."""
+    """Message from a rank to another: its memory, and its content at the launch."""
 
     def __init__(self, place: Tensor) -> None:
         self.place = place
@@ -171,7 +171,7 @@ class _Sent:
 
     @property
     def is_left_alone(self) -> bool:
-        """Whether the same is there still, bit for bit."""
+        """Return True if the same is there still, bit for bit."""
         return torch.equal(self.place.view(torch.uint8), self.kept.view(torch.uint8))
 
 

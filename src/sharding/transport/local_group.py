@@ -25,7 +25,7 @@ _SUMS: tuple[tuple[Any, Callable[[Tensor, Tensor], Tensor]], ...] = (
 
 
 class LocalGroup(dist.ProcessGroup):
-    """One rank's side of a group of threads; made by :class:`~sharding.transport.local.LocalWorld`.
+    """Side of a rank in a group of threads; made by :class:`~sharding.transport.local.LocalWorld`.
 
     It takes the collectives that DistributedDataParallel and sharded optimizers need, from torch's
     functions (``torch.distributed.all_reduce(tensor, group=group)``) and from DDP itself. Sums are
@@ -105,7 +105,7 @@ class LocalGroup(dist.ProcessGroup):
         return self._collective(f"all_reduce ({name}) of {_shown(tensors)}", tensors, act, tensors)
 
     def broadcast(self, tensors: list[Tensor], opts: Any) -> dist.Work:  # type: ignore[override]
-        """One rank's tensors to all."""
+        """Send the tensors of one rank to all."""
         root = opts.rootRank
 
         def act(given: Mapping[int, list[Tensor]]) -> None:
@@ -165,7 +165,7 @@ def _shown(tensors: Sequence[Tensor]) -> str:
 
 
 class _LocalWork(dist.Work):
-    """What torch, and DDP in C++, wait for: a result, when the meeting has ended well."""
+    """Work object for torch and DDP: its result is there when the meeting has ended well."""
 
     def __init__(self, meeting: Meeting, result: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Where the ranks of one process meet: an operation is done when all its ranks have come to it."""
+"""Meeting of the ranks of one process: an operation is done when all of its ranks have come."""
 
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -11,7 +11,7 @@ Act = Callable[[Mapping[int, Any]], None]
 
 
 class Meeting:
-    """One operation of some ranks of a group.
+    """Operation of some ranks of a group.
 
     Args:
         what: they do together, for errors.
@@ -33,7 +33,7 @@ class Meeting:
 
     @property
     def missing(self) -> list[int]:
-        """Those that have not come, by their numbers in the group."""
+        """Return the ranks that have not come, by their numbers in the group."""
         return [rank for rank in self.members if rank not in self.given]
 
     def named(self, rank: int) -> str:
@@ -41,7 +41,7 @@ class Meeting:
         return f"group rank {rank} (global rank {self.ranks[rank]})"
 
     def wait(self, seconds: float | None = None) -> Mapping[int, Any]:
-        """What the ranks gave, once all are there.
+        """Wait for all ranks, and return their values.
 
         Args:
             seconds: that this one waits; by default for as long as the world goes on.

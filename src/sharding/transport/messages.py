@@ -61,7 +61,7 @@ class MessageTags:
 
 
 class Direction(Enum):
-    """Which way a message goes, as this rank sees it."""
+    """Direction of a message, as this rank sees it."""
 
     FROM = "send"
     TO = "take"
@@ -164,7 +164,7 @@ def receive(
 
 
 def _says_that_time_is_up(error: RuntimeError) -> bool:
-    """Of the message's own clock, or of one beside it, after which gloo ends all of a rank's."""
+    """Return True if an error is a timeout, of this message or of another one of the rank."""
     text = str(error).lower()
     return "timed out" in text or "application timeout" in text
 
@@ -204,7 +204,7 @@ def lost(what: str, group: dist.ProcessGroup, message: PartMessage) -> str:
 
 
 def _is_gone(group: dist.ProcessGroup, rank: GroupRank) -> bool:
-    """Whether the connection to a rank is closed. Asked only when the group is of no more use."""
+    """Return True if the connection to a rank is closed. Only for a group that has failed."""
     if rank == group.rank():
         return False
     try:

@@ -49,7 +49,7 @@ def why_not() -> str:
 
 @lru_cache(maxsize=1)
 def _functions() -> _Functions | None:
-    """What keeps the order; None where the processor does.
+    """Return the functions that order memory accesses; None if the processor keeps the order.
 
     Raises:
         CompileError: it cannot be had.

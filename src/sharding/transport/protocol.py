@@ -1,4 +1,4 @@
-"""What a transport is: two operations on a flat buffer that every rank cuts in the same way.
+"""Protocol of a transport: two operations on a flat buffer that every rank cuts alike.
 
 **Who guarantees the order.** As with every collective, all ranks of a group must launch the same
 operations of a transport in the same order. The caller guarantees it. A DDP communication hook gets

@@ -22,7 +22,7 @@ PAGE = 4096
 
 
 class RingShape:
-    """How a segment is divided.
+    """Division of a segment.
 
     Args:
         readers: how many ranks may read, whether they do or not.

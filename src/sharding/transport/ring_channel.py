@@ -153,7 +153,7 @@ class RingChannel:
             pause = min(2 * pause, LONGEST)
 
     def _missing(self, taking: Taking, messages: Sequence[PartMessage]) -> list[PartMessage]:
-        """What has not come, and what was not taken."""
+        """Return a text of the missing ranks, and of the data that was not read."""
         late = {Direction.FROM: taking.waits_for(), Direction.TO: set[int]()}
         if self._sent < taking.last:
             late[Direction.TO] = self._writer.slow()
@@ -212,7 +212,7 @@ def _own(nbytes: int) -> SharedSegment | None:
 
 
 def _told(group: dist.ProcessGroup, numbers: Sequence[int]) -> list[list[int]]:
-    """As many numbers of each rank."""
+    """Read as many numbers of each rank."""
     what, rank = "finding out whether memory can be shared", group.rank()
     words = [torch.tensor(numbers, device="cpu") for _ in range(group.size())]
     receive(what, group, [broadcast(what, group, *one, 1) for one in enumerate(words)])

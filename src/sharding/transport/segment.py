@@ -87,7 +87,7 @@ class SharedSegment:
 
     @classmethod
     def find(cls, address: Address, nbytes: int) -> Self:
-        """One that another process has made.
+        """Find a segment that another process has made.
 
         Raises:
             OSError: there is none of that address and size on this host.
@@ -105,7 +105,7 @@ class SharedSegment:
 
     @property
     def has_owner(self) -> bool:
-        """Whether the process that made it lives."""
+        """Return True if the process that made it lives."""
         try:
             fcntl.flock(self._held, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -39,7 +39,7 @@ class _Operations:
 
 
 class _Notice(NamedTuple):
-    """What one rank tells another at the beginning of an operation: how much it sends."""
+    """Notice at the beginning of an operation: how much a rank sends."""
 
     direction: Direction
     rank: int
@@ -142,7 +142,7 @@ class SharedMemoryTransport:
     def _channel(
         self, operations: _Operations, flat: Tensor, cuts: Sequence[Range]
     ) -> RingChannel | None:
-        """What an operation goes through; None for gloo. The same on all ranks."""
+        """Return the channel of an operation, the same on all ranks; None for gloo."""
         if self.size == 1 or sum(map(_length, cuts)) * flat.element_size() < SMALLEST:
             return None
         with operations.asking:

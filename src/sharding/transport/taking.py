@@ -1,4 +1,4 @@
-"""What ranks take of the rings of others: the terms of a sum, or the parts of a gather."""
+"""Reads from the rings of other ranks: the terms of a sum, or the parts of a gather."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ class Taking(Protocol):
         """Take what has come; whether that was anything."""
 
     def is_done(self) -> bool:
-        """Whether all has been taken."""
+        """Return True if all has been taken."""
 
     def waits_for(self) -> set[int]:
         """The ranks of which something is yet to come, and has not."""
@@ -67,7 +67,7 @@ class Sum:
         return True
 
     def is_done(self) -> bool:
-        """Whether all blocks are added."""
+        """Return True if all blocks are added."""
         return not self._blocks
 
     def waits_for(self) -> set[int]:
@@ -104,7 +104,7 @@ class Copies:
         return moved
 
     def is_done(self) -> bool:
-        """Whether all parts are copied."""
+        """Return True if all parts are copied."""
         return not any(self._left.values())
 
     def waits_for(self) -> set[int]:

@@ -89,4 +89,4 @@ def future_of(work: Work, flat: Tensor, worker: ThreadPoolExecutor) -> Future[Te
 
 
 def _nothing() -> None:
-    """What is left to do of an operation that has ended."""
+    """Do nothing: the operation has ended."""

@@ -7,7 +7,7 @@ from sharding.zero.local_shard import LocalShard
 
 
 class Account:
-    """What of a rank's shards was stepped in the iteration that is open, if one is."""
+    """Account of the shards that were stepped in the open iteration."""
 
     def __init__(self) -> None:
         self._open = False

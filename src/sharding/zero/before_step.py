@@ -42,7 +42,7 @@ def agreed_on_step(parts: OptimizerParts, scaling: Scaling, *, uneven: bool, joi
 
 
 def _found_anywhere(parts: OptimizerParts, scaling: Scaling) -> bool:
-    """Whether any rank found a gradient that is not finite. Collective, if there is a scaler."""
+    """Return True if any rank has a gradient that is not finite. Collective with a scaler."""
     if scaling.found_inf is None:
         return False
     flag = scaling.found_inf.detach().reshape(1).to(parts.device, torch.float32, copy=True)

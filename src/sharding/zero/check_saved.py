@@ -1,4 +1,4 @@
-"""Whether the tensors of a checkpoint are those that a rank's state is to be read from."""
+"""Checks that the tensors of a checkpoint are those that a rank's state is read from."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

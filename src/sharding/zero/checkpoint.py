@@ -91,7 +91,7 @@ def _shards_to_keep(folder: Path) -> list[str]:
 
 
 def _content(parts: OptimizerParts) -> dict[str, Any]:
-    """What a manifest says, but for the shards."""
+    """Return the content of a manifest, without the shards."""
     trained = [path for path, param in parts.params.items() if param.requires_grad]
     named = list(Targets(parts.known_shards, parts.groups).named(parts.params, trained))
     plain = [target.plain for _, _, target in named]
@@ -172,7 +172,7 @@ def _read(parts: OptimizerParts, loading: Loading) -> list[str]:
 
 
 def _check_parameters(parts: OptimizerParts, manifest: Manifest) -> None:
-    """The same paths, each with the same shape.
+    """Check that paths and shapes are the same.
 
     Raises:
         ValueError: names those that only one side has, or the first of another shape.
@@ -214,7 +214,7 @@ def _new_groups(parts: OptimizerParts, manifest: Manifest) -> list[dict[str, Any
 
 
 def _options_beside(parts: OptimizerParts, number: int) -> dict[str, Any]:
-    """What a state dict has in this group, and not in all of them."""
+    """Return the options of a state dict that only this group has."""
     return {
         key: value
         for key, value in parts.schema_of(number).options.items()

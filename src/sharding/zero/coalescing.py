@@ -1,4 +1,4 @@
-"""How elements travel between ranks: long contiguous runs as they lie, short ones coalesced.
+"""Transfer of elements between ranks: long contiguous runs directly, short ones coalesced.
 
 A message costs about as much as copying some hundred kilobytes. Whichever way elements go, it is
 found out once for the tensors that it moves, and used at every step: gathers of parameters go from
@@ -53,7 +53,7 @@ class Coalesced(NamedTuple):
 
     @property
     def device(self) -> torch.device:
-        """Where they are."""
+        """Device of the elements."""
         return self.views[0].device
 
     @property
@@ -104,7 +104,7 @@ def planned(
 def _rounds(
     spans: Iterable[OwnedSpan], size: int
 ) -> tuple[list[tuple[Range, ...]], list[OwnedSpan]]:
-    """One run of each rank at a time while that is worth it, the longest first; and the rest."""
+    """Return rounds of one run per rank while that pays, the longest first; and the rest."""
     of_rank: list[list[Range]] = [[] for _ in range(size)]
     for start, stop, rank in sorted(spans):
         own = of_rank[rank]

@@ -1,4 +1,4 @@
-"""What all ranks of a group do at once: where it fails on one of them, it has failed on all."""
+"""Collective functions: a failure on one rank of a group is a failure on all of them."""
 
 import ctypes
 import json

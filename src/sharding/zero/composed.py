@@ -86,7 +86,7 @@ class ComposedShards:
         return shared_by_name(composed.optimizer.links, composed.shared)
 
     def numbers(self) -> dict[str, Any]:
-        """What belongs to no parameter, as groups have it."""
+        """Numbers that belong to no parameter, as groups show them."""
         return self._composed.numbers()
 
     def show_numbers(self, groups: Sequence[dict[str, Any]]) -> None:
@@ -113,7 +113,7 @@ class ComposedShards:
     def step(
         self, groups: Groups, states: Entries, given: Given, measured: Sequence[Tensor]
     ) -> None:
-        """One step, unbroken by interrupts; everything is checked first.
+        """Make a step, with interrupts deferred; everything is checked first.
 
         Args:
             groups: of this rank.
@@ -144,7 +144,7 @@ class ComposedShards:
     def addends_by_path(
         self, groups: Groups, states: Entries, given: Given, measured: Sequence[Tensor]
     ) -> tuple[dict[str, Tensor], int]:
-        """What parameters add to the next total after those that are known, by path.
+        """Return the addends of parameters to the next total, by path.
 
         Returns:
             The addends; and how many numbers a row of them has, 0 where each is one number.
@@ -162,7 +162,7 @@ class ComposedShards:
     def addends(
         self, groups: Groups, states: Entries, given: Given, measured: Sequence[Tensor]
     ) -> list[tuple[LocalShard, Tensor]]:
-        """What each shard adds to the next total after those that are known.
+        """Return the addend of each shard to the next total.
 
         Raises:
             ValueError: no stage needs one.
@@ -200,7 +200,7 @@ class ComposedShards:
         return made
 
     def _shards_by_tensor(self) -> dict[int, LocalShard]:
-        """What stands in groups, by identity."""
+        """Return the shards of groups by the identity of their tensors."""
         every = list(self._shards.every())
         if len(every) != len(self._by_tensor):
             self._by_tensor = {id(one.tensor): one for one in every}

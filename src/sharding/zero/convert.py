@@ -33,7 +33,7 @@ Span = tuple[int, int]
 
 
 class Target(NamedTuple):
-    """What the state of a parameter is, whatever keeps it."""
+    """State of a parameter, whatever keeps it."""
 
     chain: GroupChain
     plain: PlainForm
@@ -43,13 +43,13 @@ class Target(NamedTuple):
     """Elements that a field of the kind "block" has one entry for."""
 
     def starts_late(self, param: Tensor) -> bool:
-        """Whether torch makes all state of such a parameter in its first step."""
+        """Return True if torch makes all state of such a parameter in its first step."""
         plain = self.plain
         like = param.detach().new_empty(0, dtype=torch.float32) if plain.stored else param
         return starts_in_first_step(plain.stages, plain.hypers, like)
 
     def check(self, path: str, names: Sequence[str]) -> None:
-        """Whether state under these names can become this one.
+        """Return True if state under these names can become this one.
 
         Raises:
             ValueError: fields that are missing, or unknown.
@@ -111,7 +111,7 @@ def _target(chain: GroupChain, key: Tensor) -> Target:
 def spans_of(
     target: Target, names: Sequence[str], numel: int, start: int, stop: int
 ) -> dict[str, Span]:
-    """What elements [start, stop) of a parameter need of the tensors that its state was kept as.
+    """Return the spans of saved tensors that elements [start, stop) of a parameter need.
 
     What was kept in blocks is needed block by block. A tensor that is not named here is one for the
     whole parameter.
@@ -163,7 +163,7 @@ def state_of(
 
 
 def gets_digits(names: Sequence[str], target: Target, param: Tensor) -> bool:
-    """Whether a parameter is to have the digits that another storage kept beside it."""
+    """Return True if a parameter is to have the digits that another storage kept beside it."""
     wide = param.is_floating_point() and param.dtype.itemsize >= torch.float32.itemsize
     return wide and not target.plain.extras and bool(extras_in(names, target.plain.dtypes))
 

@@ -19,7 +19,7 @@ CANNOT_SYNC_FOLDERS = (errno.EINVAL, errno.ENOTSUP)
 
 
 class Disk(Protocol):
-    """What changes files. Each raises OSError where it fails."""
+    """Operations that change files. Each raises OSError if it fails."""
 
     def make_folder(self, folder: Path) -> None:
         """Make a folder, and those that it is to be in, so that they outlast a loss of power."""
@@ -204,7 +204,7 @@ def opened_shard(path: Path) -> BinaryIO:
 
 
 def size_of(path: Path) -> int | None:
-    """How many bytes a file has; None where there is none under that name."""
+    """Return the size of a file in bytes; None if there is no such file."""
     try:
         found = path.lstat()
     except FileNotFoundError:

@@ -23,7 +23,7 @@ IN_FLIGHT = 4
 def messages_of(
     memory: ParameterMemory, plan: ShardPlan, paths: Iterable[str], size: int | None = None
 ) -> Coalescing:
-    """How these parameters become whole on every rank, from where they lie now.
+    """Return the messages that make these parameters whole on every rank.
 
     Args:
         memory: where that is.

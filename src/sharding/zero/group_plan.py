@@ -1,4 +1,4 @@
-"""How local shards of one group, on one device, are stepped together."""
+"""Joint step of the local shards of one group, on one device."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -53,7 +53,7 @@ class GroupPlan:
                 one.begin_anew(chain)
 
     def prepared(self, gradients: list[Tensor], measured: Sequence[Tensor]) -> Callable[[], object]:
-        """What steps all of them, in place; all errors are raised now.
+        """Return the call that steps all shards in place; all errors are raised now.
 
         Args:
             gradients: as :func:`gradient_of` gives them.

@@ -1,4 +1,4 @@
-"""What steps each parameter group: one recipe for all of them, or each the chain of its own."""
+"""Recipes of parameter groups: one for all of them, or one for the chain of each."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -31,12 +31,12 @@ class GroupRecipes:
 
     @property
     def divides(self) -> bool:
-        """Whether groups are divided by chain; totals are then summed group by group first."""
+        """Return True if groups are divided by chain: totals are then summed by group first."""
         return isinstance(self.whole, ComposedRecipe)
 
     @property
     def keeps_numbers(self) -> bool:
-        """Whether anything is kept that belongs to no parameter."""
+        """Return True if anything is kept that belongs to no parameter."""
         return self.divides and keeps_numbers(self.whole.optimizer)
 
     def of(self, number: int) -> Recipe:
@@ -89,12 +89,12 @@ class GroupRecipes:
 
 
 def keeps_numbers(optimizer: Optimizer) -> bool:
-    """Whether an optimizer keeps anything that belongs to no parameter, be it a count of calls."""
+    """Return True if an optimizer keeps numbers that belong to no parameter."""
     changed = [(value,) for _, changes in optimizer.overrides for *_, value in changes]
     return keeps_shared(optimizer.links) or has_global_schedule(changed)
 
 
 def _name_of(group: Mapping[str, Any]) -> str:
-    """What an error calls the first parameter of a group."""
+    """Return the name of a group's first parameter, for errors."""
     first = group["params"][0]
     return repr(first[0]) if isinstance(first, tuple) else f"one of shape {tuple(first.shape)}"

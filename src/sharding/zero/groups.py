@@ -35,12 +35,12 @@ class Transports(dict[torch.device, Transport]):
 
 
 def vector_of(addends: Mapping[str, Tensor], plan: ShardPlan) -> Tensor:
-    """One float64 number for each parameter of a plan, on the CPU."""
+    """Return one float64 number for each parameter of a plan, on the CPU."""
     return vector_at(addends, {path: plan.index_of(path) for path in addends}, len(plan.specs))
 
 
 def vectors_of(addends: Mapping[str, Tensor], plan: ShardPlan, numbers: int) -> Tensor:
-    """The same; of parameters with a row of so many numbers each, a vector for every number."""
+    """Return a vector for each column, from rows of as many numbers for each parameter."""
     if not numbers:
         return vector_of(addends, plan)
     columns = [{path: row[k] for path, row in addends.items()} for k in range(numbers)]
@@ -88,7 +88,7 @@ def in_order(vector: Tensor) -> Tensor:
 
 
 def group_by_group(vector: Tensor, plan: ShardPlan) -> Tensor:
-    """The same of each parameter group, and then of these sums: where each group has its chain."""
+    """Sum up each parameter group, then these sums: for groups that have chains of their own."""
     totals: dict[int, float] = {}
     for spec, value in zip(plan.specs, vector.tolist(), strict=True):
         totals[spec.group] = totals.get(spec.group, 0.0) + value

@@ -32,12 +32,12 @@ class StepWithOthers(JoinHook):
         super().__init__()
 
     def main_hook(self) -> None:
-        """One step."""
+        """Make a step."""
         self._step()
 
 
 class JoinTurn(NamedTuple):
-    """What the ranks told one another before a step."""
+    """Messages of the ranks before a step."""
 
     source: int
     """The first rank that has data."""
@@ -48,7 +48,7 @@ class JoinTurn(NamedTuple):
 
 
 def told(parts: OptimizerParts, *, joined: bool, found_inf: bool) -> JoinTurn:
-    """Who has data, and whether all is finite. Collective."""
+    """Exchange which ranks have data, and if all gradients are finite. Collective."""
     own = torch.tensor([int(joined), int(found_inf)], device=parts.device)
     flags = [one.tolist() for one in gathered(parts.process_group, own, "find out who has data")]
     without = tuple(rank for rank, (gone, _) in enumerate(flags) if gone)

@@ -1,4 +1,4 @@
-"""One rank's part of the parameter groups, and the optimizer over it."""
+"""Local part of the parameter groups, and the optimizer over it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

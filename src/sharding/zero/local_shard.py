@@ -46,17 +46,17 @@ class LocalShard:
 
     @property
     def numel(self) -> int:
-        """How many elements."""
+        """Number of elements."""
         return self.stop - self.start
 
     @property
     def trainable(self) -> bool:
-        """Whether its parameter is, now."""
+        """Return True if its parameter is, now."""
         return self.param.requires_grad
 
     @property
     def wants_state(self) -> bool:
-        """Whether it is, or was, to be stepped."""
+        """Return True if it is, or was, to be stepped."""
         return self.trainable or self.param.grad is not None
 
     @property
@@ -66,12 +66,12 @@ class LocalShard:
 
     @property
     def is_empty(self) -> bool:
-        """Whether its state has no tensor: all there may be is for an option that is off."""
+        """Return True if its state has no tensor: all there may be is for an option that is off."""
         return not any(one.tensors != 0 for fields in self.fields for one in fields)
 
     @property
     def has_begun(self) -> bool:
-        """Whether it was stepped, or has come as far as a gate."""
+        """Return True if it was stepped, or has come as far as a gate."""
         assert self.state is not None, "completed before"
         return any(map(int, (self.state.step, *(one.runs for one in self.state.gates))))
 
@@ -107,7 +107,7 @@ class LocalShard:
             copy_states([into], [init_leaf(chain.stages, chain.hypers, param)])
 
     def can_be_cut(self, chain: GroupChain) -> bool:
-        """Whether the elements of its state lie in the order of the parameter's shape."""
+        """Return True if the elements of its state lie in the order of the parameter's shape."""
         tensor = self.tensor
         if tensor.is_complex() or not tensor.is_contiguous():
             return False
@@ -140,7 +140,7 @@ class LocalShard:
         return None
 
     def fitted(self, chain: GroupChain) -> Fields:
-        """What a chain of now has of this state.
+        """Return the part of this state that the current chain has.
 
         Raises:
             ValueError: it asks for what was not made.

@@ -33,7 +33,7 @@ class ShardStep(NamedTuple):
 
 
 class LocalShards:
-    """What one rank owns.
+    """Shards that one rank owns.
 
     Args:
         recipes: what steps each group.
@@ -81,7 +81,7 @@ class LocalShards:
 
     @property
     def measured_stages(self) -> int:
-        """How many sums over all gradients the chain needs."""
+        """Number of sums over all gradients that the chain needs."""
         return sum(map(is_measured, self.recipe.optimizer.stages))
 
     def every(self) -> Iterable[LocalShard]:
@@ -89,7 +89,7 @@ class LocalShards:
         return (shard for shards in self.by_path.values() for shard in shards)
 
     def chain_of(self, shard: LocalShard, groups: Groups) -> GroupChain:
-        """What steps a shard, by its group's options of now."""
+        """Return the chain that steps a shard, with its group's current options."""
         return self._chains.of(shard.group, groups[shard.group], shard.device)
 
     def check_options(self, number: int, group: Mapping[str, Any]) -> None:
@@ -154,11 +154,11 @@ class LocalShards:
                 self._empty.setdefault(key, []).append(one)
 
     def _is_frozen(self, shard: LocalShard) -> bool:
-        """Whether no stage acts on a shard: it is never stepped, and has no state."""
+        """Return True if no stage acts on a shard: it is never stepped, and has no state."""
         return not self.recipes.of(shard.group).optimizer.links
 
     def _of_all(self, shard: LocalShard) -> bool:
-        """Whether a shard has state though it is not trained: so has it in torch's class."""
+        """Return True if a shard has state though it is not trained: so has it in torch's class."""
         known = shard.tensor.is_floating_point() or shard.tensor.is_complex()
         return self.recipe.form.frozen and known
 

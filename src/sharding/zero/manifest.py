@@ -30,7 +30,7 @@ LARGEST = 1 << 63
 
 
 class Checksum(NamedTuple):
-    """What a file must be."""
+    """Expected size and checksum of a file."""
 
     size: int
     """In bytes."""
@@ -38,7 +38,7 @@ class Checksum(NamedTuple):
 
 
 class ShardRecord(NamedTuple):
-    """One rank's files."""
+    """Files of one rank."""
 
     name: str
     data: Checksum | None
@@ -47,7 +47,7 @@ class ShardRecord(NamedTuple):
     """Of the ``.json``."""
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in the manifest."""
+        """Return the record as the manifest has it."""
         assert self.data is not None
         assert self.table is not None
         return {"name": self.name, "data": list(self.data), "table": list(self.table)}
@@ -145,12 +145,12 @@ def parsed(text: bytes, path: Path) -> dict[str, Any]:
 
 
 def is_count(value: Any) -> bool:
-    """Whether a value is a number of elements or bytes, or a place among them."""
+    """Return True if a value is a number of elements or bytes, or a place among them."""
     return type(value) is int and 0 <= value < LARGEST
 
 
 def is_shape(value: Any) -> bool:
-    """Whether a value is a shape."""
+    """Return True if a value is a shape."""
     return isinstance(value, list) and all(map(is_count, value))
 
 

@@ -41,7 +41,7 @@ def clip_gradients(
 
 
 def _measured(parts: OptimizerParts, order: float, *, alone: bool) -> list[float]:
-    """What each parameter adds to the norm, the same numbers on all ranks."""
+    """Return each parameter's addend to the norm, the same numbers on all ranks."""
     if alone:
         return addends([param.grad for param in parts.params.values()], order).tolist()
     _require_whole_where_sparse(parts)
@@ -52,7 +52,7 @@ def _measured(parts: OptimizerParts, order: float, *, alone: bool) -> list[float
 
 
 def addends_of(gradients: Iterable[tuple[str, Tensor]], order: float) -> dict[str, Tensor]:
-    """What each parameter adds to a norm, from the gradients of its ranges, by path."""
+    """Return each parameter's addend to a norm, from the gradients of its ranges, by path."""
     found: dict[str, Tensor] = {}
     for path, gradient in gradients:
         added = addend(gradient, order)

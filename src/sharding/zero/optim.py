@@ -60,7 +60,7 @@ class ShardOptimizer(torch.optim.Optimizer):
 
     @with_own_step_hooks  # ZeroRedundancyOptimizer.step calls those of all optimizers
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of every owned range whose parameter has a gradient.
+        """Step every owned range whose parameter has a gradient.
 
         Parameters are not made whole on the other ranks: that is ``ZeroRedundancyOptimizer.step``.
 
@@ -100,7 +100,7 @@ class ShardOptimizer(torch.optim.Optimizer):
         self.composed.show_numbers(self.param_groups)
 
     def step_at_once(self, asked: Sequence[ShardStep], measured: Sequence[Tensor]) -> None:
-        """The same, by these gradients, in the account of an iteration.
+        """Step by the given gradients, as part of an iteration's account.
 
         Raises:
             RuntimeError: a shard that was stepped before in this iteration.
@@ -113,7 +113,7 @@ class ShardOptimizer(torch.optim.Optimizer):
 
     @property
     def local(self) -> "LocalSteps":
-        """The same, given its gradients, in place of reading them from ``.grad``."""
+        """Optimizer over the owned ranges that is given its gradients, and reads no ``.grad``."""
         self.complete()
         self.adopt()
         return LocalSteps(self, self._shards)
@@ -196,7 +196,7 @@ class LocalSteps:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """As in torch: options may be changed between steps."""
+        """Parameter groups as in torch: options may be changed between steps."""
         return self._optim.param_groups
 
     @property
@@ -206,12 +206,12 @@ class LocalSteps:
 
     @property
     def measured_stages(self) -> int:
-        """How many totals over the gradients of all ranks a step needs."""
+        """Number of totals over the gradients of all ranks that a step needs."""
         composed = self._optim.composed
         return self._shards.measured_stages if composed is None else len(composed.totals)
 
     def step(self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()) -> None:
-        """One step; ``.grad`` is neither read nor written.
+        """Make a step; ``.grad`` is neither read nor written.
 
         Raises:
             TypeError, ValueError: a gradient or an option that does not fit, a total that is
@@ -226,7 +226,7 @@ class LocalSteps:
     def measure(
         self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()
     ) -> Tensor:
-        """What each parameter adds to the next total, in float64; its first shard has all of it.
+        """Return each parameter's addend to the next total, in float64, at its first shard.
 
         A row for each, where a stage needs several.
         """

@@ -382,7 +382,7 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
     # -------------------------------------------------------------------------- uneven inputs
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        """What a rank that has run out of data does under ``Join``: it steps with the others.
+        """Return the hook by which a rank without data steps with the others under ``Join``.
 
         It is handed the gradients of what it owns, and the options, by a rank that has data. List
         this optimizer after the DDP module: ``Join([ddp, zero])``.

@@ -1,4 +1,4 @@
-"""Where parameters lie: in memory of their own, or in flat buffers in the order of their owners."""
+"""Memory of parameters: their own, or flat buffers in the order of their owners."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from sharding.shard_plan import ShardPlan
 
 @dataclass(slots=True)
 class Location:
-    """Where the elements of one parameter are."""
+    """Memory of the elements of one parameter."""
 
     param: Tensor
     flat: Tensor | None

@@ -1,4 +1,4 @@
-"""What ZeroRedundancyOptimizer is given: parameters, checked and named."""
+"""Parameters that ZeroRedundancyOptimizer is given: checked and named."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

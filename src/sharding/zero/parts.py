@@ -1,4 +1,4 @@
-"""What a ZeroRedundancyOptimizer consists of, for the functions that work on all of it."""
+"""Parts of a ZeroRedundancyOptimizer, for the functions that work on all of it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -37,16 +37,16 @@ class OptimizerParts(NamedTuple):
 
     @property
     def schema(self) -> StateDictForm:
-        """What state dicts look like."""
+        """Return the schema of state dicts."""
         return StateDictForm() if self.shards is None else self.shards.recipe.form
 
     def schema_of(self, number: int) -> StateDictForm:
-        """What of a parameter group is in them."""
+        """Return the entries of a parameter group that state dicts hold."""
         return StateDictForm() if self.shards is None else self.shards.recipes.of(number).form
 
     @property
     def known_shards(self) -> LocalShards:
-        """What this rank owns.
+        """Return the shards that this rank owns.
 
         Raises:
             RuntimeError: of a class of which nothing is known.
@@ -70,7 +70,7 @@ class OptimizerParts(NamedTuple):
 
 
 def own_state(parts: OptimizerParts) -> dict[str, Ranges]:
-    """What this rank has of each state tensor, by "path/name".
+    """Return this rank's part of each state tensor, by "path/name".
 
     A number of a leaf is with the owner of its first element.
     """

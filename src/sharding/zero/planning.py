@@ -134,7 +134,7 @@ def extended(
 
 
 def kinds_of(recipes: GroupRecipes | None, groups: Groups) -> list[Kind]:
-    """Of each group, whether its parameters may be cut."""
+    """Return, for each group, if its parameters may be cut."""
     if recipes is None:
         return ["per_matrix"] * len(groups)
     return [kind_of(recipes.of(number).optimizer) for number in range(len(groups))]
@@ -143,7 +143,7 @@ def kinds_of(recipes: GroupRecipes | None, groups: Groups) -> list[Kind]:
 def _arguments(
     specs: Specs, recipes: GroupRecipes | None, groups: Groups, policy: str | Policy
 ) -> dict[str, Any]:
-    """What the policy is told besides the parameters."""
+    """Return the policy's arguments besides the parameters."""
     if policy == "greedy" or recipes is None:
         return {}  # torch's partition counts elements only
     made: dict[int, Optimizer] = {}

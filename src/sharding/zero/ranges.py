@@ -51,7 +51,7 @@ class SteppedByRanges(AveragedParams):
 
     @property
     def owned(self) -> tuple[OwnedRange, ...]:
-        """What this rank owns now: ranges of elements, whole parameters where none is cut."""
+        """Return the ranges that this rank owns now; whole parameters where none is cut."""
         return self.plan.owned(self.rank)
 
     @property
@@ -61,13 +61,13 @@ class SteppedByRanges(AveragedParams):
 
     @property
     def measured_stages(self) -> int:
-        """How many totals over all gradients :meth:`step_owned` needs, one after the other."""
+        """Number of totals over all gradients that :meth:`step_owned` needs in turn."""
         composed = self._composed
         return self._own.measured_stages if composed is None else len(composed.totals)
 
     @property
     def steps_at_once(self) -> bool:
-        """Whether one call of :meth:`step_owned` is a step of all parameters.
+        """Return True if one call of :meth:`step_owned` is a step of all parameters.
 
         So it is where numbers are kept that belong to all: parameters that a call does not have
         have no gradient in that step.
@@ -142,7 +142,7 @@ class SteppedByRanges(AveragedParams):
         self._memory.mark_changed(gradients)
 
     def _to_be_stepped(self) -> ShardOptimizer:
-        """What steps all that is owned, with the options, state and memory of now."""
+        """Return the stepper of all that is owned, with the current options, state and memory."""
         assert isinstance(self.optim, ShardOptimizer)
         self._find_memory(self.params)
         copy_options(self.param_groups, self.optim.param_groups)
@@ -151,7 +151,7 @@ class SteppedByRanges(AveragedParams):
         return self.optim
 
     def measure(self, gradients: Gradients, *, measured: Sequence[Tensor] = ()) -> Tensor:
-        """What these ranges add to the next total that the chain needs, such as squared norms.
+        """Return the addends of these ranges to the next total, such as squared norms.
 
         Args:
             gradients: as for :meth:`step_owned`.
@@ -212,7 +212,7 @@ class SteppedByRanges(AveragedParams):
         return GatherWork(self._memory, messages, chosen, self._transports)
 
     def gather_over(self, transport: Transport, paths: tuple[str, ...]) -> GatherWork:
-        """The same over a transport of the caller's, all at once, for the same paths at every step.
+        """Gather over a transport of the caller, all at once, the same paths at every step.
 
         Autograd is not told of it: the caller knows when nothing reads the parameters any more.
 
@@ -225,7 +225,7 @@ class SteppedByRanges(AveragedParams):
         return GatherWork(self._memory, messages, (), transports, in_flight=None)
 
     def _messages_of(self, paths: tuple[str, ...], size: int) -> Coalescing:
-        """How parameters travel, from where they are now."""
+        """Return the messages that move parameters from where they are now."""
         self._find_memory(paths)
         found = self._messages.get((paths, size))
         if found is None:
@@ -297,7 +297,7 @@ class SteppedByRanges(AveragedParams):
         self.gather_ranges().wait()
 
     def _total(self, addends: Mapping[str, Tensor], numbers: int) -> Tensor:
-        """The same, of addends by path: of one number each, for 0, or of rows of so many."""
+        """Return the total of addends by path: numbers if ``width`` is 0, else rows."""
         return self.total(vectors_of(addends, self.plan, numbers))
 
     @property

@@ -1,4 +1,4 @@
-"""What ZeRO takes as ``optimizer_class``, with overlap and without."""
+"""Values that ZeRO takes as ``optimizer_class``, with overlap and without."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -66,7 +66,7 @@ def _is_same(
     places: Mapping[str, tuple[tuple[int, ...], int]],
     source: SavedState,
 ) -> bool:
-    """Whether a checkpoint has state as it is kept here."""
+    """Return True if a checkpoint has state as it is kept here."""
     if entries.keys() != set(source.names[shard.path]):
         return False
     found = {key: source.tensors[f"{shard.path}/{key}"] for key in entries}

@@ -1,4 +1,4 @@
-"""One rank's files of a checkpoint: ``TOKEN-RANK.bin`` has bytes, ``TOKEN-RANK.json`` its table.
+"""Files of one rank in a checkpoint: ``TOKEN-RANK.bin`` has bytes, ``TOKEN-RANK.json`` its table.
 
 No pickles. What a save that was killed has left here is found by its names, and by nothing else.
 """

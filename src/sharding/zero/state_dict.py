@@ -94,7 +94,7 @@ def _received(parts: OptimizerParts, own: Any) -> States:
 
 
 def own_content(parts: OptimizerParts) -> Any:
-    """What this rank has, as it travels.
+    """Return this rank's content in the form that is sent.
 
     Of a class of which nothing is known, entries by the number of their parameter. Otherwise, by
     the key of a tensor, its shape and the ranges that this rank has of it, by their first element.
@@ -110,7 +110,7 @@ def own_content(parts: OptimizerParts) -> Any:
 
 
 def _slots(content: Any, found: dict[Any, Any], *, whole: bool) -> Any:
-    """Where the tensors of a content that is coming are to be written: where they stay.
+    """Return the tensors into which a received content is written.
 
     Args:
         content: of one rank, its tensors without values.

@@ -89,7 +89,7 @@ class Stream:
                 into.copy_(on_device)
 
     def _pass(self, direction: Direction, tensor: Tensor) -> None:
-        """One message, and a wait until it is there."""
+        """Send or receive a message, and wait for it."""
         what, group, peer = "pass state from rank to rank", self._group, self._peer
         if self._has_messages:
             receive(
@@ -167,7 +167,7 @@ def tensors_in(content: Any) -> list[Tensor]:
 
 
 def check_travels(content: Any) -> None:
-    """Whether a tree can be sent.
+    """Return True if a tree can be sent.
 
     Raises:
         TypeError: something in it that cannot.

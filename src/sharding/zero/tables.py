@@ -46,7 +46,7 @@ class SavedTensor(NamedTuple):
 
     @property
     def numel(self) -> int:
-        """How many elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
 

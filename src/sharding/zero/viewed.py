@@ -16,7 +16,7 @@ from sharding.zero.params import Groups
 def viewed_params(
     shards: LocalShards, groups: Groups, params: Iterable[Tensor], gather: Callable[[], object]
 ) -> list[Tensor]:
-    """What each parameter is to be evaluated with, in memory of its own. Collective.
+    """Return the evaluation value of each parameter, in memory of its own. Collective.
 
     Each rank writes the views of what it owns in the place of these, all are gathered, and then
     exchanged for what was there: so they take no more memory than the result.
@@ -50,7 +50,7 @@ def viewed_params(
 
 
 def _view(shard: LocalShard, shards: LocalShards, groups: Groups) -> Tensor:
-    """What a shard is to be evaluated with."""
+    """Return the evaluation value of a shard."""
     own = shards.chain_of(shard, groups)
     shard.begin_anew(own)
     chain = LeafChain((), own.stages, own.hypers)

@@ -6,7 +6,7 @@ from tests.choices import each_value
 
 from ..raw import CAUTIOUS, RAW, RawCase, assert_cautious, assert_raw
 
-COMPILING: tuple[ExecutorName, ...] = ("compile", "auto")
+COMPILING: tuple[ExecutorName, ...] = ("compiled", "auto")
 
 
 @each_value(one=RAW, executor=COMPILING)

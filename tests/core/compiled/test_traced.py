@@ -60,8 +60,8 @@ EXPORTED: dict[str, Optimizer] = {
 OPTIMIZERS: dict[str, Optimizer] = {
     **EXPORTED,
     "clipped": chain(clip_by_global_norm(0.5), sgd(0.1)).using(executor="blocked"),
-    "nesterov": sgd(0.1, momentum=0.9, nesterov=True).using(executor="fused"),
-    "stored": stored(sgd(0.1, momentum=0.9)).using(executor="compile"),
+    "nesterov": sgd(0.1, momentum=0.9, nesterov=True).using(executor="eager"),
+    "stored": stored(sgd(0.1, momentum=0.9)).using(executor="compiled"),
 }
 """With what may be set, by every executor; each algorithm is traced by the laws."""
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+import functional_optim.testing.compiled_executor  # noqa: F401  adds the executor "compiled"
 from functional_optim import lion
 from functional_optim.native.private_folder import SOURCE
 

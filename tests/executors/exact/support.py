@@ -72,7 +72,7 @@ def drawn(seed: int, count: int, dtype: torch.dtype, *, style: str) -> Tensor:
 STYLES = ("plain", "wide", "special")
 
 
-def explained(optimizer: Optimizer, params: Any, executor: Any = "compile") -> str:
+def explained(optimizer: Optimizer, params: Any, executor: Any = "compiled") -> str:
     """What steps these, and why."""
     return optimizer.using(executor=executor).explain(params).partition(": ")[2]
 
@@ -95,7 +95,7 @@ def assert_steps_are_equal(
     params: Any,
     gradient: Callable[[int], Any],
     *,
-    executor: Any = "compile",
+    executor: Any = "compiled",
     steps: int = 3,
     state: Any = None,
 ) -> None:

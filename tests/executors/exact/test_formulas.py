@@ -188,7 +188,7 @@ def test_formulas_are_what_torch_computes(dtype: torch.dtype) -> None:
 
 
 def tried(optimizer: Any, dtype: torch.dtype) -> None:
-    reference, compiled = (optimizer.using(executor=one) for one in ("reference", "compile"))
+    reference, compiled = (optimizer.using(executor=one) for one in ("reference", "compiled"))
     for seed, style in enumerate(STYLES):
         for count in LENGTHS:
             p, g = (drawn(2 * seed + k, count, dtype, style=style) for k in (0, 1))

@@ -94,7 +94,7 @@ def test_many_leaves_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = [(7 * k) % 211 for k in range(199)] + [33_333]
     assert explained(adamw(), noise(0, 300)).startswith("exact")
     monkeypatch.setattr(LoopProgram, "bound", noted)
-    for one in pairs(executor=["compile", "auto"], threads=[1, 2]):
+    for one in pairs(executor=["compiled", "auto"], threads=[1, 2]):
         calls.clear()
         with case(**one), torch_threads(one["threads"]):
             require_equal(adamw(), lengths, torch.float32, executor=one["executor"], steps=2)
@@ -114,7 +114,7 @@ def test_several_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
             optimizer.update_(params, leaves((5_000, 33, 40_000), 100 * step + index), state)
         return params, state
 
-    found = together(*(lambda k=k: trained("compile", k) for k in range(4)))
+    found = together(*(lambda k=k: trained("compiled", k) for k in range(4)))
     for index, one in enumerate(found):
         assert_equal(one, trained("blocked", index))
 
@@ -144,7 +144,7 @@ def test_a_thread_goes_on_while_a_step_is_made(monkeypatch: pytest.MonkeyPatch) 
 
         return repeated
 
-    optimizer = sgd(0.1, momentum=0.9).using(executor="compile")
+    optimizer = sgd(0.1, momentum=0.9).using(executor="compiled")
     bound = optimizer.bind([torch.zeros(1_000_000)])
     bound.step([torch.ones(1_000_000)])
     monkeypatch.setattr(LoopProgram, "bound", noted)
@@ -163,7 +163,7 @@ def test_a_thread_goes_on_while_a_step_is_made(monkeypatch: pytest.MonkeyPatch) 
 
 def test_small_numbers_stay_small_numbers() -> None:
     """Some compilers make a library set all of its process to take them for zero."""
-    optimizer = RULES["swap"].using(executor="compile")
+    optimizer = RULES["swap"].using(executor="compiled")
     for count in (9, 1 << 16):
         param = torch.ones(count)
         optimizer.update(param, param, optimizer.init(param))

@@ -38,7 +38,7 @@ def test_processes_that_want_the_same_compile_it_once(folder: Path, tmp_path: Pa
     there.mkdir()
     compiler, log = noting_compiler(tmp_path, after=f"[ $(ls '{there}' | wc -l) -ge 2 ]")
     environment = {"CXX": str(compiler), "STEPS": str(there)}
-    several = [started(one, COUNT, **environment) for one in ("compile", "auto")]
+    several = [started(one, COUNT, **environment) for one in ("compiled", "auto")]
     answers = [answer(one) for one in several]
     made = compilations(log)
     assert len(made) >= CHAINS and len({*made}) == len(made)
@@ -56,7 +56,7 @@ def test_without_a_compiler_there_is_one_warning_and_the_same_bits(
     """Also with what only says that it compiles, and with what is no command."""
     wanted = stepped("reference", COUNT)["digest"]
     for one in pairs(
-        compiler=["/nonexistent", "false", "true", 'g++ "', " "], executor=["compile", "auto"]
+        compiler=["/nonexistent", "false", "true", 'g++ "', " "], executor=["compiled", "auto"]
     ):
         monkeypatch.setenv("CXX", one["compiler"])
         for forgotten in (kernel._PROGRAMS, kernel._WARNED, cache._LACKING):

@@ -68,7 +68,7 @@ REFUSED: dict[str, Any] = {
 def test_what_has_no_one_result_is_blocked_and_why_is_said() -> None:
     for reason, function in REFUSED.items():
         optimizer = optimizer_of(function, 0)
-        for executor in ("compile", "auto"):
+        for executor in ("compiled", "auto"):
             with case(reason=reason, executor=executor):
                 said = explained(optimizer, noise(0, 5_001), executor)
                 assert said.startswith("blocked; ") and reason in said
@@ -166,7 +166,7 @@ def test_what_was_found() -> None:
                     old.copy_(new)
                 got, want = (
                     optimizer.using(executor=executor).update(p, g, state)
-                    for executor in ("compile", "reference")
+                    for executor in ("compiled", "reference")
                 )
                 assert_equal(got, want)
 

@@ -34,7 +34,7 @@ def test_random_rules() -> None:
 def check(rule: RandomRule, dtype: torch.dtype, given: dict[str, Any]) -> None:
     """One step, from numbers of every kind."""
     optimizer = rule.optimizer(**given)
-    reference, other = (optimizer.using(executor=one) for one in ("reference", "compile"))
+    reference, other = (optimizer.using(executor=one) for one in ("reference", "compiled"))
     for seed, style in enumerate(STYLES):
         for count in LENGTHS:
             p, g, *states = (

@@ -210,10 +210,10 @@ def test_executors_say_who_they_are() -> None:
         name: (one.exact, one.in_chunks(adamw().stages) is not None, one.takes_dtensors)
         for name, one in EXECUTORS.items()
     }
-    by_chunks = ("auto", "blocked", "compile", "stacked", "eager")
+    by_chunks = ("auto", "blocked", "compiled", "eager", "fused")
     chunks = dict.fromkeys(by_chunks, (True, True, False))
-    assert said == {**chunks, "reference": (True, False, True), "fused": (False, True, False)}
+    assert said == {**chunks, "reference": (True, False, True)}
     assert not any(one.in_chunks(muon().stages) for one in EXECUTORS.values())
     able = {name for name, one in EXECUTORS.items() if one.taking(Scalars.DEVICE)}
-    assert able == {"auto", "compile", "reference"}
+    assert able == {"auto", "compiled", "reference"}
     assert all(one.taking(Scalars.HOST) is one for one in EXECUTORS.values())

@@ -251,7 +251,7 @@ def test_sparse_gradients_now_and_then(executors: Any) -> None:
 
 
 def test_everything_missing_is_no_step(executors: Any) -> None:
-    for executor in (*executors, "fused"):
+    for executor in executors:
         made = adamw(0.1).using(executor=executor).bind({"a": noise(0, 5), "b": noise(1, 3)})
         made.step({"a": None, "b": None})
         assert_same(made.params, {"a": noise(0, 5), "b": noise(1, 3)})
@@ -262,7 +262,7 @@ def test_everything_missing_is_no_step(executors: Any) -> None:
 
 
 def test_only_empty_parameters(executors: Any) -> None:
-    for executor in (*executors, "fused"):
+    for executor in executors:
         made = adamw(0.1).using(executor=executor).bind([torch.ones(0), torch.ones(2, 0)])
         made.step([torch.ones(0), torch.ones(2, 0)])
         assert [int(leaf.step) for leaf in made.state.leaves] == [1, 1]
@@ -314,7 +314,7 @@ def test_the_state_is_one_that_update_takes_and_saves() -> None:
 
 def test_what_was_planned_is_planned_once(planned: list[Any]) -> None:
     """Another learning rate is no other plan; other step counts are."""
-    for executor in ("blocked", "auto", "fused"):
+    for executor in ("blocked", "auto"):
         made = VARIANTS["adamw"].using(executor=executor).bind([noise(k, 5) for k in range(3)])
         planned.clear()
         for step in range(4):

@@ -192,7 +192,7 @@ def test_a_rule_for_vectors_is_stepped_in_blocks_and_not_compiled() -> None:
     optimizer = optimizer_of(of_vectors, granularity=BLOCK)
     params, grads = [noise(0, 400)], [noise(1, 400)]
     want, _ = optimizer.update(params, grads, optimizer.init(params))
-    bound = optimizer.using(executor="compile").bind(params)
+    bound = optimizer.using(executor="compiled").bind(params)
     bound.step(grads)
     assert "blocked; max has no formula that is torch's to the bit" in bound.explain()
     assert_same(bound.params, want)

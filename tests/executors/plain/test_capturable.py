@@ -27,7 +27,6 @@ from functional_optim.transforms.decoupled_weight_decay import DECOUPLED_WEIGHT_
 from ...choices import case
 from ..bound_tree import full, parameters
 from ..capturing import (
-    COUNT,
     REFERENCE,
     assert_close,
     gradients,
@@ -239,19 +238,6 @@ def test_a_step_without_a_graph_and_replays_take_turns() -> None:
     bound.step(given)
     want = steps(REFERENCE, tree(), lambda _: given, count=5)
     assert_close((bound.params, bound.state), want)
-
-
-def test_gradients_are_followed_before() -> None:
-    params = tree()
-    bound = REFERENCE.bind(params, capturable=True)
-    bucket = torch.cat([one.reshape(-1) for one in reversed(gradients()(0).values())])
-    params["b"].grad = bucket[:COUNT].view(2, -1)
-    params["a"].grad = bucket[COUNT:]
-    bound.step()
-    bound.follow_gradients()
-    recorded(bound, None, replayed=1)
-    want = steps(REFERENCE, tree(), lambda _: gradients()(0), count=3)
-    assert_close((params, bound.state), want)
 
 
 def test_before_that_a_schedule_may_take_the_place_of_a_number() -> None:

@@ -50,14 +50,6 @@ def test_other_counts_than_were_captured_are_an_error() -> None:
     assert_same(bound.params, before[0])
 
 
-def test_memory_that_was_captured_is_not_left() -> None:
-    bound = captured(REFERENCE)
-    for name, one in gradients()(0).items():
-        bound.params[name].grad = one
-    with pytest.raises(RuntimeError, match="follow the gradients before"):
-        bound.follow_gradients()
-
-
 def test_numbers_for_one_step_are_an_error() -> None:
     with pytest.raises(TypeError, match="use set_hyper"):
         REFERENCE.bind(tree(), capturable=True).step(gradients()(0), lr=0.2)
@@ -107,7 +99,7 @@ def test_executors_that_take_pythons_numbers_are_refused() -> None:
     for executor in ("blocked", "fused"):
         params = tree()
         where = params["a"].data_ptr()
-        with pytest.raises(ValueError, match="'auto' or 'compile' or 'reference'"):
+        with pytest.raises(ValueError, match="'auto' or .*'reference'"):
             adamw(0.1).using(executor=executor).bind(params, capturable=True)
         assert params["a"].data_ptr() == where
 

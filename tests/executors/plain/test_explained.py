@@ -29,7 +29,7 @@ def test_a_rule_that_needs_whole_tensors_gets_them() -> None:
     """In their own shapes, of the same layout."""
     given = {name: torch.ones_like(one) for name, one in tree().items()}
     want, _ = NORMED.update(tree(), given, NORMED.init(tree()))
-    for executor in ("reference", "blocked", "compile", "auto"):
+    for executor in ("reference", "blocked", "compiled", "auto"):
         with case(executor=executor):
             bound = NORMED.using(executor=executor).bind(tree())
             bound.step(given)

@@ -32,7 +32,7 @@ READS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "a range": lambda p, g: max(range(p.shape[0])),
     "a float": lambda p, g: float(p.numel()),
 }
-ASKED = ("auto", "blocked", "compile")
+ASKED = ("auto", "blocked", "compiled")
 
 
 def rule_of(read: Callable[[Tensor, Tensor], Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from ..rules import RULES, VARIANTS
 from ..support import LARGE, assert_same, copied, noise, together
 
 pytestmark = pytest.mark.usefixtures("near_borders")
-FOLLOWED = ("blocked", "auto", "compile", "fused")
+FOLLOWED = ("blocked", "auto", "compiled")
 """What is followed is compiled by none of them."""
 OPTIMIZER = VARIANTS["adamw"]
 
@@ -124,7 +124,7 @@ def test_numbers_and_totals_are_followed() -> None:
 
 
 def test_parameters_that_require_gradients_are_stepped_in_place(executors: Any) -> None:
-    for one in pairs(executor=(*executors, "fused"), count=[5, LARGE]):
+    for one in pairs(executor=executors, count=[5, LARGE]):
         optimizer = OPTIMIZER.using(executor=one["executor"])
         param = torch.nn.Parameter(noise(0, one["count"]))
         (param * noise(1, one["count"])).sum().backward()
@@ -154,7 +154,7 @@ def test_inference_mode_and_back(executors: Any) -> None:
                 bound.step(grads[k])
         return ours, state, theirs, bound.state
 
-    for one in pairs(executor=(*executors, "fused"), name=["adamw", "sgd nesterov"]):
+    for one in pairs(executor=executors, name=["adamw", "sgd nesterov"]):
         optimizer = VARIANTS[one["name"]].using(executor=one["executor"])
         # Each in a thread with scratch of its own.
         (found,) = together(

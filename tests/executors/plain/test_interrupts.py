@@ -168,7 +168,7 @@ def check(make: Callable[[], Case], where: Callable[[int], Any], most: int) -> N
 
 
 def test_a_step_in_place_is_whole_or_not_made(executors: Any) -> None:
-    for one in pairs(way=WAYS, executor=(*executors, "fused"), where=[AtOperation, AtLine]):
+    for one in pairs(way=WAYS, executor=executors, where=[AtOperation, AtLine]):
         name = "clipped" if one["executor"] == "blocked" else "adamw"
         optimizer = CHAINS[name].using(executor=one["executor"])
         with case(**one):
@@ -176,7 +176,7 @@ def test_a_step_in_place_is_whole_or_not_made(executors: Any) -> None:
 
 
 def test_the_pure_step_changes_nothing(executors: Any) -> None:
-    for one in pairs(executor=(*executors, "fused"), where=[AtLine, AtOperation]):
+    for one in pairs(executor=executors, where=[AtLine, AtOperation]):
         optimizer = adamw(0.1).using(executor=one["executor"])
         given, state = optimizer.update(params(), grads(1), optimizer.init(params()))
         kept = copies(given, state)

@@ -36,13 +36,6 @@ def in_buckets(like: Tree, seed: int, without: str = "") -> dict[str, Any]:
     return {name: None if name in without else found[name] for name in like}
 
 
-def follow(bound: Any) -> None:
-    """Bind anew, in the order of the buckets."""
-    for name, grad in in_buckets(params(), 0).items():
-        bound.params[name].grad = grad
-    bound.follow_gradients()
-
-
 OPTIMIZERS = {
     "sgd": sgd(0.1, momentum=0.9),
     "adamw": adamw(0.1),
@@ -56,7 +49,6 @@ def test_as_leaf_by_leaf(executors: Any, few_are_enough: None) -> None:
     for one in pairs(name=OPTIMIZERS, executor=executors):
         optimizer = OPTIMIZERS[one["name"]]
         twins = Twins(optimizer, params, one["executor"])
-        follow(twins.bound)
         for step in range(5):
             given = in_buckets(twins.plain, 10 * step, {2: "c", 3: "ag"}.get(step, ""))
             measured = one["name"] == "clipped"
@@ -89,23 +81,9 @@ def test_what_was_made_before_is_kept(executors: Any, few_are_enough: None) -> N
             if step == 2:
                 twins.bound.set_hyper(lr=0.01)
                 twins.optimizer = twins.optimizer.replace(lr=0.01)
-                follow(twins.bound)
                 assert all(twins.bound.params[name] is tree[name] for name in tree)
             with case(executor=executor, step=step):
                 twins.step(in_buckets(twins.plain, 10 * step))
-
-
-def test_every_parameter_has_a_place() -> None:
-    for grad in (None, torch.zeros(8).to_sparse()):
-        tree = params()
-        bound = sgd(0.1).bind(tree)
-        for name, one in in_buckets(tree, 0).items():
-            tree[name].grad = one
-        tree["b"].grad = grad
-        layout = bound.layout
-        with pytest.raises(ValueError, match=r"parameter at 'b' must have a dense gradient"):
-            bound.follow_gradients()
-        assert bound.layout is layout
 
 
 def test_gradients_that_are_written_to_are_copied_first(executors: Any, gathers: list[Any]) -> None:

@@ -225,14 +225,14 @@ def test_tensors_without_memory(executors: Any) -> None:
             bound.step(params)
             for one in (after, state, bound.state):
                 assert int(one.leaves["z"].step) == 1
-    with pytest.raises(ValueError, match=r"meta"):
+    with pytest.raises(ValueError, match=r"its kernels step no tensors on meta|meta"):
         VARIANTS["adamw"].using(executor="fused").update(params, params, state)
 
 
 def test_a_default_device_or_dtype_changes_nothing(executors: Any) -> None:
     params, grads = ({"w": noise(k, 40), "z": noise(k + 2, LARGE)} for k in range(2))
     try:
-        for executor in (*executors, "fused"):
+        for executor in executors:
             optimizer = adamw(0.1).using(executor=executor)
             state = optimizer.init(params)
             want = optimizer.update(params, grads, state)

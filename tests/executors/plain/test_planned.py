@@ -86,24 +86,6 @@ def test_steps_are_the_reference_bit_for_bit(executors: Any, planned: list[Any])
             assert_same(found, trained(optimizer.using(executor="reference").bind(tensors(dtype))))
 
 
-def test_a_fused_kernel_in_runs_of_buffers_has_the_bits_that_it_has_in_place(
-    planned: list[Any],
-) -> None:
-    """With the numbers of each step; short leaves are joined alike."""
-    for one in pairs(name=("sgd", "momentum", "adamw"), own=[True, False]):
-        optimizer = EVERY[one["name"]].using(executor="fused")
-        params, state = tensors(), optimizer.init(tensors())
-        bound = optimizer.bind(tensors())
-        planned.clear()
-        with case(**one):
-            for seed in range(6):
-                fill(bound, seed)
-                bound.step(bound.gradients if one["own"] else drawn(seed), lr=0.1 / (seed + 1))
-                optimizer.update_(params, drawn(seed), state, lr=0.1 / (seed + 1))
-                assert_same((bound.params, bound.state), (params, state))
-            assert planned == [None]
-
-
 MASKS = [bytes(mask) for mask in product((0, 1), repeat=3) if not all(mask)] + [None]
 
 
@@ -139,9 +121,9 @@ def test_what_decides_is_looked_at_in_each_step(executors: Any, planned: list[An
 
 def test_a_step_by_its_own_gradients_makes_few_calls(executors: Any, calls: Any) -> None:
     """Of any number of parameters."""
-    for one in pairs(name=["sgd", "momentum", "adamw", "lion"], executor=(*executors, "fused")):
-        if one["executor"] == "reference" or (one["executor"], one["name"]) == ("fused", "lion"):
-            continue  # it calls each stage for each leaf; torch has no such kernel
+    for one in pairs(name=["sgd", "momentum", "adamw", "lion"], executor=executors):
+        if one["executor"] == "reference":
+            continue  # it calls each stage for each leaf
         found = []
         for count in (1, 30):
             params = [noise(seed, 5) for seed in range(count)]
@@ -185,13 +167,11 @@ def test_a_step_that_is_broken_off_is_whole_or_not_made_for_each_leaf(
     is told of what may have been written.
     """
     errors, made = [MemoryError, KeyboardInterrupt], set()
-    for one in pairs(executor=(*executors, "fused"), at=[1, 2], error=errors, own=[True, False]):
+    for one in pairs(executor=executors, at=[1, 2], error=errors, own=[True, False]):
         if one["executor"] == "reference" and one["at"] == 2:
             continue  # all leaves in one call
         optimizer = adamw(0.1).override((1,), lr=0.2)
-        plain = optimizer if one["executor"] != "fused" else optimizer.using(executor="fused")
-        twins = Twins(plain, tensors, one["executor"])
-        twins.optimizer = plain
+        twins = Twins(optimizer, tensors, one["executor"])
         with case(**one):
             for seed in range(2):
                 twins.step(drawn(seed))
@@ -211,7 +191,7 @@ def test_a_step_that_is_broken_off_is_whole_or_not_made_for_each_leaf(
                 now = [param._version for param in twins.bound.params]
                 assert any(new > old for new, old in zip(now, versions, strict=True))
             missing = [grad if is_in else None for grad, is_in in zip(given, stepped, strict=True)]
-            plain.update_(twins.plain, missing, twins.state)
+            optimizer.update_(twins.plain, missing, twins.state)
             twins.require_same()
             for seed in range(3, 6):
                 twins.step(drawn(seed))
@@ -222,7 +202,7 @@ def test_a_step_that_is_broken_off_between_chunks_is_whole_for_those_before(
     executors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one buffer, in which a parameter in the middle has no gradient."""
-    by_one_call = ("reference", "compile", "auto")
+    by_one_call = ("reference", "compiled", "auto")
     for executor in (one for one in executors if one not in by_one_call):
         twins = Twins(adamw(0.1), tensors, executor)
         first, _, last = drawn(2)

@@ -21,7 +21,7 @@ RULES: dict[str, Rule] = {
     "sub(tensor, number, alpha=...)": lambda p, g, s, c: (p.sub(c.lr, alpha=0.7) - g, s),
     "pow with this exponent": lambda p, g, s, c: (p - c.lr * g.abs() ** c.lr, s),
 }
-EXECUTORS = ("auto", "blocked", "compile")
+EXECUTORS = ("auto", "blocked", "compiled")
 LENGTHS = (3, 17, 33, 1_001, 4_999)
 
 

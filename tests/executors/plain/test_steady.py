@@ -62,7 +62,7 @@ def test_a_steady_bound_step_makes_nothing(
     """With another learning rate each time; gradients read where they lie, or copied."""
     monkeypatch.setattr(bound_plans, "LEAST", least)
     chosen = [one for one in executors if one != "reference"]  # it makes every tensor anew
-    for one in pairs(name=CHAINS, executor=[*chosen, "fused"], way=WAYS):
+    for one in pairs(name=CHAINS, executor=chosen, way=WAYS):
         bound = CHAINS[one["name"]].using(executor=one["executor"])
         made = bound.bind([noise(place, *shape) for place, shape in enumerate(SHAPES)])
         grads, step = gradients(), WAYS[one["way"]]

@@ -43,9 +43,8 @@ def trained(optimizer: Optimizer, way: str, seed: int) -> Any:
 
 @pytest.mark.usefixtures("quick_switches")
 def test_models_at_once_are_models_one_after_the_other(executors: Any) -> None:
-    for one in pairs(executor=(*executors, "fused"), way=["pure", "in place", "bound"]):
-        chosen = VARIANTS["adamw"] if one["executor"] == "fused" else CLIPPED
-        optimizer, way = chosen.using(executor=one["executor"]), one["way"]
+    for one in pairs(executor=executors, way=["pure", "in place", "bound"]):
+        optimizer, way = CLIPPED.using(executor=one["executor"]), one["way"]
         want = [trained(optimizer, way, seed) for seed in (1, 2, 3)]
         for _ in range(2):
             got = together(
@@ -109,7 +108,7 @@ def instructions(optimizer: Optimizer, way: str, many: int) -> int:
 
 def test_no_python_runs_per_parameter(executors: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(blocked.BLOCK_VARIABLE)
-    for one in pairs(executor=(*executors, "fused"), way=["own", "attached", "separate"]):
+    for one in pairs(executor=executors, way=["own", "attached", "separate"]):
         optimizer = VARIANTS["adamw"].using(executor=one["executor"])
         few, many = (instructions(optimizer, one["way"], count) for count in (10, 100))
         with case(**one):
@@ -146,7 +145,7 @@ def require_some_order(optimizer: Optimizer, made: Any, params: Tree, step: Any)
 
 
 def test_steps_of_one_optimizer_are_those_of_some_order(executors: Any) -> None:
-    for executor in (*executors, "fused"):
+    for executor in executors:
         optimizer, params = adamw(lr=0.1).using(executor=executor), start()
         bound = optimizer.bind(params)
         with case(executor=executor):

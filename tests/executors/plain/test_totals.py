@@ -1,6 +1,7 @@
 """What all gradients add to a total is taken by one call: the bits of one after the other."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import (
+    Optimizer,
     TorchOptimizer,
     Transform,
     adamw,
@@ -16,19 +18,21 @@ from functional_optim import (
     clip_by_value,
     maximized,
     partition,
+    prodigy,
     sgd,
     trace,
     weight_decay,
 )
-from functional_optim.kernels import numbers_of_each, total_of
-from functional_optim.kernels.each import number_of_each
-from functional_optim.kernels.totals import added
+from functional_optim.algorithms.prodigy import SUM_BLOCK
+from functional_optim.kernels import total_of
+from functional_optim.kernels.totals import added, measured_each, reduced_each
 from functional_optim.transforms.clip_by_global_norm import (
     BLOCK,
     CLIP_BY_GLOBAL_NORM,
     sum_of_squares,
 )
-from functional_optim.wrappers.apply_if_finite import count_not_finite
+from functional_optim.wrappers.apply_if_finite import APPLY_IF_FINITE, ApplyIfFiniteCoefficients
+from functional_optim.wrappers.sam import SAM
 from tests.choices import case, each_value
 from tests.steady import made_by
 from tests.tensors import assert_same, bits, normal
@@ -43,7 +47,7 @@ def gradients(dtype: torch.dtype) -> list[Tensor]:
 @each_value(dtype=[torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_the_total_of_many_is_that_of_one_after_the_other(dtype: torch.dtype) -> None:
     given = gradients(dtype)
-    assert number_of_each(sum_of_squares, given) is not None
+    assert measured_each(CLIP_BY_GLOBAL_NORM, given) is not None
     one_by_one = added(map(sum_of_squares, given))
     assert torch.equal(bits(total_of(CLIP_BY_GLOBAL_NORM, given)), bits(one_by_one))
 
@@ -55,7 +59,7 @@ def test_so_it_is_of_numbers_that_are_none(bad: float) -> None:
     assert torch.equal(bits(total_of(CLIP_BY_GLOBAL_NORM, given)), bits(one_by_one))
 
 
-def test_what_is_not_finite_is_counted_by_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_finite_is_counted_by_norms(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one after the other; also of an empty tensor, of several dtypes, of large numbers."""
     whole = torch.tensor([[1.0, torch.nan], [-torch.inf, 2.0]])
     given = [
@@ -67,18 +71,17 @@ def test_what_is_not_finite_is_counted_by_one_call(monkeypatch: pytest.MonkeyPat
         torch.full((2,), 6e4, dtype=torch.float16),
         torch.full((2,), torch.inf, dtype=torch.bfloat16),
     ]
-    wanted = [count_not_finite(one, one, (), ())[0].item() for one in given]  # type: ignore[arg-type]  # it looks at the gradient
-    assert wanted == [0, 2, 1, 0, 0, 0, 2]
-    assert numbers_of_each(count_not_finite, given, given, [()], ()) == [wanted]
-    assert numbers_of_each(
-        lambda p, g, s, c: (torch.isfinite(g).sum(dtype=torch.float64),), given, given, [()], ()
-    ) == [[one.numel() - bad for one, bad in zip(given, wanted, strict=True)]]
-    assert numbers_of_each(count_not_finite, [normal(0)], [normal(0)], [()], ()) == [[0.0]]
+    assert counts(given) == [[0.0, 2.0, 1.0, 0.0, 0.0, 0.0, 2.0]]
+    assert counts([normal(0), normal(0)]) == [[0.0, 0.0]]
     asked: list[Any] = []
     monkeypatch.setattr(torch.Tensor, "sum", lambda *_, **__: asked.append(0))
-    finite = [normal(4), normal(3, seed=1)]
-    assert numbers_of_each(count_not_finite, finite, finite, [()], ()) == [[0.0, 0.0]]
+    assert counts([normal(4), normal(3, seed=1)]) == [[0.0, 0.0]]
     assert asked == []
+
+
+def counts(given: list[Tensor]) -> Any:
+    coefficients = ApplyIfFiniteCoefficients()
+    return reduced_each(APPLY_IF_FINITE, given, given, [()] * len(given), coefficients)
 
 
 @each_value(last=[torch.float32, torch.bfloat16], decay=[0.0, 0.1])
@@ -116,60 +119,37 @@ def test_a_stage_that_begins_to_change_gradients_is_in_the_total(parts: bool) ->
         assert_same({name: one.detach() for name, one in params.items()}, want)
 
 
-def test_a_stage_that_reduces_otherwise_is_called_for_each() -> None:
+def test_a_stage_without_a_form_for_lists_is_called_for_each() -> None:
     given = [normal(4), normal(3, seed=1)]
-    for reduce in (
-        lambda p, g, s, c: (g.double().sum(),),
-        lambda p, g, s, c: ((p * g).sum(),),
-        lambda p, g, s, c: (torch.isfinite(g).all(),),
-        lambda p, g, s, c: (torch.isfinite(g).sum(),),
-    ):
-        assert numbers_of_each(reduce, given, given, [()], ()) is None
+    plain = replace(CLIP_BY_GLOBAL_NORM, measure_each=None)
+    assert measured_each(plain, given) is None
+    assert torch.equal(total_of(plain, given), total_of(CLIP_BY_GLOBAL_NORM, given))
+    alone = replace(SAM, reduce_each=None)
+    assert reduced_each(alone, given, given, [()] * 2, ()) is None
 
 
-NOT_AT_ONCE: dict[str, Callable[[Tensor], Tensor]] = {
-    "another function": lambda grad: grad.double().square().sum(),
-    "what follows looks at all": lambda grad: torch.linalg.vector_norm(grad, 2.0).cumsum(0),
-    "along a dimension": lambda grad: torch.linalg.vector_norm(grad, 2.0, dim=0),
-    "a power": lambda grad: torch.linalg.vector_norm(grad, 2.5, dtype=torch.float64).pow(2.5),
-    "none of it": lambda grad: torch.zeros((), dtype=torch.float64),
-}
-
-
-@pytest.mark.parametrize("name", NOT_AT_ONCE)
-def test_what_is_not_known_is_called_for_each(name: str) -> None:
-    given = [normal(4), normal(3, seed=1)]
-    assert number_of_each(NOT_AT_ONCE[name], given) is None
-    if name == "another function":
-        measured = Transform(
-            name="measured",
-            hyper=CLIP_BY_GLOBAL_NORM.hyper,
-            transform=CLIP_BY_GLOBAL_NORM.transform,
-            measure=NOT_AT_ONCE[name],
-        )
-        torch.testing.assert_close(total_of(measured, given), added(map(sum_of_squares, given)))
+def test_a_form_for_lists_belongs_to_one_for_a_tensor() -> None:
+    with pytest.raises(ValueError, match="measure_each needs measure"):
+        replace(CLIP_BY_GLOBAL_NORM, measure=None)
+    with pytest.raises(ValueError, match="reduce_each needs reduce"):
+        replace(SAM, reduce=None, totals=0)
 
 
 def test_tensors_that_are_looked_at_otherwise_are_called_for_each() -> None:
-    """A sparse one, one that a derivative is taken of, one inside of torch.func, several dtypes."""
+    """A sparse one, one that a derivative is taken of, one inside of torch.func, one elsewhere."""
     plain = normal(4)
     for other in (normal(4).to_sparse(), normal(4).requires_grad_(), normal(4).to("meta")):
         with case(other=other):
-            assert number_of_each(sum_of_squares, [plain, other]) is None
+            assert measured_each(CLIP_BY_GLOBAL_NORM, [plain, other]) is None
+            assert measured_each(CLIP_BY_GLOBAL_NORM, [other, other]) is None
     seen: list[Any] = []
 
     def asked(x: Tensor) -> Tensor:
-        seen.append(number_of_each(sum_of_squares, [x, x]))
+        seen.append(measured_each(CLIP_BY_GLOBAL_NORM, [x, x]))
         return x
 
     torch.func.vmap(asked)(normal(2, 4))
     assert seen == [None]
-
-    def in_float32(grad: Tensor) -> Tensor:
-        return sum_of_squares(grad.to(torch.float32))
-
-    assert number_of_each(in_float32, [plain, plain.bfloat16()]) is None  # no copies of all at once
-    assert number_of_each(in_float32, [plain, plain]) is not None
 
 
 def test_a_derivative_goes_through_the_total() -> None:
@@ -223,73 +203,43 @@ def odd(path: Any, shape: Any) -> str:
     return "odd" if path[0] % 2 else "even"
 
 
-class Momentum(NamedTuple):
-    average: Tensor
-    more: list[Tensor]
-
-
-class Weights(NamedTuple):
-    decay: float
-
-
-STATES = [Momentum(normal(5, 3, seed=40 + k), [normal(5, 3, seed=60 + k)]) for k in range(5)]
-SUMS: dict[str, Callable[..., Any]] = {
-    "differences": lambda p, g, s, c: ((p - s.average).abs().sum(dtype=torch.float64),),
-    "a product": lambda p, g, s, c: (
-        0.25 * torch.dot(g.reshape(-1), s.more[0].reshape(-1)[::1]).double(),
-        torch.add(s.average * c.decay, g, alpha=0.3).sum(dtype=torch.float64),
-    ),
-    "what is finite": lambda p, g, s, c: (
-        torch.where(
-            torch.isfinite((p * g).sum(dtype=torch.float64)) & True, g.sum(dtype=torch.float64), 0.0
-        ),
-    ),
-    "few elements": lambda p, g, s, c: (
-        g.sum(dtype=torch.float64) + (0.5 if p.numel() > 15 else 1.0),
-    ),
-}
-ASKED: dict[str, Callable[..., Any]] = {
-    "their truth": lambda p, g, s, c: (
-        g.sum(dtype=torch.float64) if p.sum(dtype=g.dtype) else 0.0,
-    ),
-    "whether they are equal": lambda p, g, s, c: (p.sum(dtype=g.dtype) == 1.0,),
-    "their elements": lambda p, g, s, c: (sum(one for one in g),),
-    "pieces": lambda p, g, s, c: ((p * g).split(4)[0].sum(dtype=torch.float64),),
-    "how many": lambda p, g, s, c: (g.sum(dtype=torch.float64) * (1.0 / g.numel()),),
-    "one element": lambda p, g, s, c: (g[0].sum(dtype=torch.float64),),
-    "a dimension": lambda p, g, s, c: (g.sum(0)[0],),
-    "a number that is none of theirs": lambda p, g, s, c: (g.sum(dtype=g.dtype) + torch.ones(()),),
+PRODIGIES = {
+    "plain": prodigy(),
+    "without momentum": prodigy(betas=(0.0, 0.9), weight_decay=0.1, decouple=False),
+    "of some elements": prodigy(slice_p=3),
+    "safe": prodigy(safeguard_warmup=True, beta3=0.3),
 }
 
 
-@each_value(reduce=SUMS, dtype=[torch.float32, torch.float64, torch.bfloat16])
+@each_value(optimizer=PRODIGIES, dtype=[torch.float32, torch.float64, torch.bfloat16])
 def test_sums_over_states_have_the_bits_of_one_after_the_other(
-    reduce: Callable[..., Any], dtype: torch.dtype
+    optimizer: Optimizer, dtype: torch.dtype
 ) -> None:
-    params, grads = ([normal(5, 3, seed=k + s).to(dtype) for k in range(5)] for s in (0, 20))
-    params[2][0, 0] = torch.inf
-    states = [Momentum(a.to(dtype), [b.to(dtype)]) for a, (b,) in STATES]
+    (link,) = (one for one in optimizer.links if one.stage.reduce is not None)
+    stage, shared = link.stage, link.stage.init_shared(link.hyper)
+    coefficients = stage.coefficients(3.0, link.hyper, shared._replace(d=0.3, k=2.0))
+    shapes = ((5, 3), (7,), (), (0, 2), (4, 1), (3, 3))
+    params, grads = (
+        [normal(*one, seed=k + seed).to(dtype) for k, one in enumerate(shapes)] for seed in (0, 20)
+    )
+    params[0][0, 0] = torch.inf
+    states = [stage.init(normal(*one.shape, seed=40).to(dtype), link.hyper) for one in params]
+    states = [one._replace(s=normal(*one.s.shape, seed=50).to(dtype)) for one in states]
     alone = zip(params, grads, states, strict=True)
-    one_by_one = [[float(x) for x in reduce(*one, Weights(0.7))] for one in alone]
-    found = numbers_of_each(reduce, params, grads, states, Weights(0.7), copies=True)
+    one_by_one = [[float(x) for x in stage.reduce(*one, coefficients)] for one in alone]
+    found = reduced_each(stage, params, grads, states, coefficients)
     assert found is not None
     wanted = list(map(list, zip(*one_by_one, strict=True)))
     assert torch.equal(bits(torch.tensor(found)), bits(torch.tensor(wanted)))
+    assert any(wanted[0])
 
 
-def test_of_tensors_that_may_be_large_nothing_is_made_for_all_at_once() -> None:
-    tensors = [normal(5, 3, seed=k) for k in range(5)]
-    for name in ("differences", "a product"):
-        assert numbers_of_each(SUMS[name], tensors, tensors, STATES, Weights(0.7)) is None
-    assert numbers_of_each(SUMS["few elements"], tensors, tensors, STATES, Weights(0.7)) is not None
-
-
-@each_value(reduce=ASKED)
-def test_what_is_asked_of_one_tensor_is_not_answered_for_several(
-    reduce: Callable[..., Any],
-) -> None:
-    tensors = [normal(5, 3, seed=k) for k in range(5)]
-    assert numbers_of_each(reduce, tensors, tensors, STATES, Weights(0.7), copies=True) is None
+def test_sums_over_large_states_are_taken_one_by_one() -> None:
+    (link,) = (one for one in prodigy().links if one.stage.reduce is not None)
+    coefficients = link.stage.coefficients(1.0, link.hyper, link.stage.init_shared(link.hyper))
+    given = [normal(3), normal(SUM_BLOCK + 1)]
+    states = [link.stage.init(one, link.hyper) for one in given]
+    assert reduced_each(link.stage, given, given, states, coefficients) is None
 
 
 def test_large_gradients_are_squared_in_blocks_beside_small_ones_that_are_asked_at_once() -> None:
@@ -300,8 +250,7 @@ def test_large_gradients_are_squared_in_blocks_beside_small_ones_that_are_asked_
         assert torch.equal(bits(total_of(CLIP_BY_GLOBAL_NORM, own)), bits(one_by_one))
         exact = sum(float(one.double().square().sum()) for one in own)
         assert float(one_by_one) == pytest.approx(exact, rel=1e-13)
-    assert number_of_each(sum_of_squares, given) is not None
-    assert number_of_each(sum_of_squares, [large, large]) is None
+    assert measured_each(CLIP_BY_GLOBAL_NORM, [large, large]) is not None
     grad = torch.func.grad(sum_of_squares)(large)
     torch.testing.assert_close(grad, 2 * large)
 

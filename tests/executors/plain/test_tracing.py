@@ -30,7 +30,7 @@ from ..support import (
 )
 
 pytestmark = pytest.mark.usefixtures("near_borders")
-ASKED = ("blocked", "compile", "auto")
+ASKED = ("blocked", "compiled", "auto")
 """None of them compiles what is refused."""
 Rules = dict[str, Any]
 

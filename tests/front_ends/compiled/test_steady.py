@@ -31,7 +31,7 @@ CHAINS: dict[str, Callable[[], Optimizer]] = {
     "slow weights": lambda: chain(sgd(0.1, momentum=0.9), lookahead(3)),
 }
 COMPOSED = ("groups", "accumulated", "slow weights")
-IN_PLACE = ("auto", "compile")
+IN_PLACE = ("auto", "compiled")
 """They step leaves where they lie; others bring small ones together, into new memory.
 
 The squares of a norm are new memory, too, and in double precision.
@@ -83,11 +83,9 @@ def test_a_steady_step_of_what_is_composed_calls_little_python(name: str) -> Non
 
 def test_a_steady_step_makes_nothing_and_copies_small_leaves_at_most() -> None:
     """Whatever the rate, and with gradients of some and of others in turn."""
-    every = [*IN_PLACE, "blocked", "fused"]
+    every = [*IN_PLACE, "blocked"]
     for one in pairs(name=CHAINS, executor=every, masked=[False, True], flat=[False, True]):
         composed = one["name"] in COMPOSED
-        if one["executor"] == "fused" and one["name"] in {*COMPOSED, "clipped"} - {"groups"}:
-            continue  # torch has no such kernel
         if one["flat"] and composed:
             continue  # such an optimizer takes no buffers
         params = [torch.nn.Parameter(noise(place, *shape)) for place, shape in enumerate(SHAPES)]

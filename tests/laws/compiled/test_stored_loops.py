@@ -31,11 +31,11 @@ def test_it_is_compiled_and_the_reference_bit_for_bit(
 ) -> None:
     rule = CASES[name].factory()
     plain: Optimizer = chain(clip_by_value(0.9), rule) if clipped else rule
-    assert why_not(plain, storage, "compile") is None
+    assert why_not(plain, storage, "compiled") is None
     optimizer = stored(plain, **STORAGES[storage])
     dtype = next((stage.dtypes[0] for stage in optimizer.stages if stage.dtypes), torch.float32)
     params = {str(count): normal(count, seed=count, dtype=dtype) for count in LENGTHS}
-    compiled = optimizer.using(executor="compile")
+    compiled = optimizer.using(executor="compiled")
     assert ": exact; compiled" in compiled.explain(params)
     ours, want = snapshot(params), snapshot(params)
     own, state = compiled.init(ours), optimizer.init(want)
@@ -48,7 +48,7 @@ def test_it_is_compiled_and_the_reference_bit_for_bit(
 
 def test_a_first_leaf_that_ends_within_a_block_is_no_reason_against_a_loop() -> None:
     """What is found out of it is kept for leaves of any length."""
-    optimizer = stored(lion(lr=0.1), state="int8").using(executor="compile")
+    optimizer = stored(lion(lr=0.1), state="int8").using(executor="compiled")
     for count in (300, 5, 700):
         exact_kernel._PROGRAMS.clear()
         params, state = {"w": normal(count)}, optimizer.init({"w": normal(count)})

@@ -16,7 +16,7 @@ from tests.choices import case
 
 from ..support import assert_same, gradients, locally, noise, parameters
 
-EXECUTORS: tuple[Any, ...] = ("compile", "blocked", "auto")
+EXECUTORS: tuple[Any, ...] = ("compiled", "blocked", "auto")
 
 
 def worker_of(optimizer: Any, params: dict[str, torch.Tensor]) -> WorkerOptimizer:
@@ -85,7 +85,7 @@ def test_without_torchscript_the_numbers_are_the_same(monkeypatch: pytest.Monkey
     for name in ("script", "trace", "CompilationUnit"):
         monkeypatch.setattr(torch.jit, name, refused)
     optimizer = adamw(lr=0.1, betas=(0.5, 0.75))
-    for executor in ("compile", "blocked", "auto"):
+    for executor in ("compiled", "blocked", "auto"):
         with case(executor=executor):
             found = stepped(optimizer.using(executor=executor))  # type: ignore[arg-type]
             assert_same(found, locally(optimizer, STEPS))

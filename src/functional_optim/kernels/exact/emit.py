@@ -116,7 +116,7 @@ class LoopText:
         return found
 
     def _argument(self, call: fx.Node) -> fx.Node:
-        """What a call of the library is of."""
+        """Return the argument of a library call."""
         return self._phases.source(call.all_input_nodes[0])
 
     # ------------------------------------------------------------------------------ expressions
@@ -138,7 +138,7 @@ class LoopText:
         return Value(named(node), known.dtype)
 
     def _expression(self, node: fx.Node) -> str:
-        """What computes a node, in the type of its dtype.
+        """Return the expression of a node, in the type of its dtype.
 
         Raises:
             UntraceableError: there is no formula.
@@ -166,7 +166,7 @@ class LoopText:
         return rounded(text, result)
 
     def _known(self, argument: Any) -> Any:
-        """What an argument is in the example."""
+        """Return an argument's value in the example."""
         return self._values[argument] if isinstance(argument, fx.Node) else argument
 
     def _bits(self, value: Value, result: torch.dtype) -> str:
@@ -202,7 +202,7 @@ class LoopText:
         return f"const {register_type(dtype)} {named(node)} = {text};"
 
     def _loop(self, phase: int) -> str:
-        """One loop over a block."""
+        """Return a loop over a block."""
         phases = self._phases
         here = [
             node
@@ -231,7 +231,7 @@ class LoopText:
         return [call for call in self._phases.calls if self._phases.phase[call] == phase]
 
     def _zero_aside(self, call: fx.Node) -> str:
-        """What a library is given: it is slow at the root of a zero, which is known."""
+        """Return the argument of a library's root, which is slow at zero."""
         argument = named(self._argument(call))
         given = f"{argument} == 0 ? 1 : {argument}" if operation(call) == "sqrt" else argument
         return f"{self._homes[call]}[i] = {given};"
@@ -242,7 +242,7 @@ class LoopText:
         return f"{home}[i] = {text};"
 
     def _block(self) -> str:
-        """What is done with one block."""
+        """Return the text for one block."""
         phases = self._phases
         text = "".join(self._per_block(k, node) for k, node in enumerate(self._trace.chunk))
         for phase in range(phases.last + 1):
@@ -307,7 +307,7 @@ class LoopText:
         return frame.around(numbers, f"{self._arrays()}{self._block()}")
 
     def _is_opaque(self) -> bool:
-        """Whether floats are made of whole numbers that were made of floats."""
+        """Return True if floats are made of whole numbers that were made of floats."""
         floats = {n for n, one in self._values.items() if _is_float(one)}
         wholes = {
             node
@@ -339,7 +339,7 @@ def _precision(dtypes: list[torch.dtype]) -> torch.dtype:
 
 
 def named(node: fx.Node) -> str:
-    """What a value is called in the text: no word of C++."""
+    """Return a value's name in the text: no word of C++."""
     return f"v_{node.name}"
 
 

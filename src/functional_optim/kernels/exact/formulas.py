@@ -1,4 +1,4 @@
-"""What torch's elementwise operations compute, as C++ that rounds where they round.
+"""Formulas of torch's elementwise operations in C++, with the same roundings.
 
 Each formula was found by comparison with torch's kernels, and is compared with them again wherever
 it is used (:mod:`~functional_optim.kernels.exact.self_check`). An operation whose result depends
@@ -31,7 +31,7 @@ _ONE = Value("1", None, 1.0)
 
 
 class At(NamedTuple):
-    """Where an operation stands: what its operands are cast to, and what it makes."""
+    """Context of an operation: the type of its operands, and of its result."""
 
     compute: torch.dtype
     result: torch.dtype
@@ -46,7 +46,7 @@ _SHORT = (torch.bfloat16, torch.float16)
 
 
 def _require_one_rounding(at: At, name: str) -> None:
-    """Of 16-bit floats, torch rounds what is made of several operations here once and there twice.
+    """Refuse operations on 16-bit floats that torch rounds once here and twice there.
 
     Raises:
         UntraceableError: they are.

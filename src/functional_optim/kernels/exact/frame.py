@@ -1,4 +1,4 @@
-"""What stands around the operations of a loop: its function, its threads, and what it is handed."""
+"""Frame of a loop: its function, its threads, and its arguments."""
 
 from typing import NamedTuple
 

@@ -112,7 +112,7 @@ class ExactKernel:
     def _find(
         self, stages: Sequence[Stage], chunk: Leaf, elements: int | None = None
     ) -> str | tuple[LoopProgram, Any, Any, list[Tensor]]:
-        """What steps a chunk, or so many elements like it; or why nothing here does."""
+        """Return the loop for a chunk, or for so many elements like it; or why there is none."""
         try:
             key, numbers, tensors = key_of(stages, chunk)
             count = chunk.param.numel() if elements is None else elements
@@ -129,7 +129,7 @@ class ExactKernel:
 
 
 def _number(step: float | Tensor) -> float:
-    """Which step it is, from 1, as far as it is known."""
+    """Return the number of the step, from 1, as far as it is known."""
     return 1.0 if isinstance(step, Tensor) else max(1.0, step)
 
 

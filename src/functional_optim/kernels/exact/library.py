@@ -1,4 +1,4 @@
-"""What a loop calls: Intel's functions of a vector, as torch's own operations call them."""
+"""Library of a loop: Intel's vector functions, as torch's own operations call them."""
 
 import ctypes
 from functools import lru_cache
@@ -38,7 +38,7 @@ def _function(name: str) -> int | None:
 
 
 def has_library() -> bool:
-    """Whether torch is built with Intel's library."""
+    """Return True if torch is built with Intel's library."""
     return _function("vmsSqrt") is not None
 
 
@@ -52,7 +52,7 @@ def _taken(name: str, dtype: torch.dtype) -> int | None:
 
 @lru_cache(maxsize=64)
 def table(names: tuple[str, ...], dtype: torch.dtype) -> "ctypes.Array[ctypes.c_void_p] | None":
-    """What a loop is handed; None where torch lacks one of the functions.
+    """Return the table of functions for a loop; None if torch lacks one of them.
 
     Args:
         names: of the functions, such as ``Sqrt``, in the order in which the loop has them.

@@ -1,4 +1,4 @@
-"""When each value of a graph is computed: in which of the loops over a block.
+"""Phases of a graph: the loop over a block in which each value is computed.
 
 A block is worked through in one loop where every operation takes an element alone. A call of a
 library, which takes a whole block, ends a loop, and so does a maximum over a block; what crosses
@@ -26,7 +26,7 @@ _SHAPING = frozenset(
 
 
 class Variant(NamedTuple):
-    """What torch's build decides for this machine; found out by trying."""
+    """Choices of torch's build for this machine; found out by trying."""
 
     fused: bool
     """Whether ``a * b + c`` is rounded once, as in torch's kernels for AVX2 and AVX-512."""
@@ -54,7 +54,7 @@ class Phases(NamedTuple):
     """Whether a block that is not full is filled up with zeros."""
 
     def source(self, node: fx.Node) -> fx.Node:
-        """What a node is a shape of; itself, mostly."""
+        """Return the node that a node reshapes; itself, mostly."""
         while node in self.alias:
             node = self.alias[node]
         return node
@@ -124,7 +124,7 @@ def _shaped(node: fx.Node, layout: dict[fx.Node, str], values: dict[fx.Node, obj
 
 
 def is_bitcast(node: fx.Node) -> bool:
-    """Whether a node reads the bits of another as those of another dtype."""
+    """Return True if a node reads the bits of another as those of another dtype."""
     return operation(node) == "view" and any(isinstance(a, torch.dtype) for a in node.args)
 
 

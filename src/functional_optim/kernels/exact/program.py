@@ -46,11 +46,11 @@ class LoopProgram(NamedTuple):
     variant: Variant
 
     def run(self, table: Table, scalar_args: Sequence[float | Tensor]) -> None:
-        """One step of several leaves, with numbers that are the same for all."""
+        """Step several leaves, with numbers that are the same for all."""
         self.bound(table, scalar_args)()
 
     def bound(self, table: Table, scalar_args: Sequence[float | Tensor]) -> Callable[[], object]:
-        """The same, to be called later: in the threads that there are then."""
+        """Bind a step that is called later, in the threads of that time."""
         numbers = _doubles(len(scalar_args))(*map(float, scalar_args))
         if table.elements <= ALONE:
             return partial(self.step, *table[1:], numbers, 1, self.library)

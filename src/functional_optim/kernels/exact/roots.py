@@ -95,7 +95,7 @@ def roots_like(library: int, mode: int) -> int | None:
 
 
 def _are_equal(ours: _Roots, theirs: _Roots, mode: int) -> bool:
-    """Whether two functions give the same bits; any NaN is like any other."""
+    """Return True if two functions give the same bits; any NaN is like any other."""
     for bits in _samples():
         numbers = bits.to(torch.int32).view(torch.float32)
         found = [torch.empty_like(numbers) for _ in range(2)]

@@ -27,7 +27,7 @@ Loop = Callable[[Sequence[Tensor], Sequence[Any]], None]
 def is_exact(
     run: Loop, trace: Trace, like: Sequence[Tensor], scalar_args: Sequence[Any], block_size: int
 ) -> bool:
-    """Whether a loop gives what the graph gives, operation by operation.
+    """Return True if a loop gives what the graph gives, operation by operation.
 
     Tried on random numbers of all magnitudes, on states that are not negative, and on zeros,
     denormals, infinities and NaN. A NaN equals any NaN; where a chain asks for signs, as 8-bit

@@ -53,12 +53,12 @@ def memory_type(dtype: torch.dtype) -> str:
 
 
 def loaded(text: str, dtype: torch.dtype) -> str:
-    """What was read from memory, as it is computed with."""
+    """Return a value read from memory, in the type of computation."""
     return f"widen({text})" if dtype in _SHORT else text
 
 
 def to_store(text: str, dtype: torch.dtype) -> str:
-    """What is written to memory; 16-bit floats were rounded when they were made."""
+    """Return a value for memory; 16-bit floats were rounded when they were made."""
     return f"({_SHORT[dtype]}::narrow({text}))" if dtype in _SHORT else text
 
 

@@ -1,4 +1,4 @@
-"""What was found of compiled code, kept beside it: whether it gives torch's bits."""
+"""Verdict on compiled code, kept beside it: if it gives torch's bits."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ RIGHT, WRONG = b"equal", b"unequal"
 
 
 class Verdict:
-    """Whether a text's library is right, as far as this machine, its compiler and torch know.
+    """Verdict on a text's library, for this machine, its compiler and torch.
 
     Args:
         text: in C++.
@@ -24,7 +24,7 @@ class Verdict:
         self._key = f"{cache.BuildRecipe(text, tuple(flags), cache.default_compiler()).key}-verdict"
 
     def read(self) -> bytes | None:
-        """What was found; None if it has to be found out."""
+        """Return the verdict; None if there is none yet."""
         return open_folder().read(self._key)
 
     def write(self, right: bool) -> None:

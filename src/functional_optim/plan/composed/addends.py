@@ -1,4 +1,4 @@
-"""What leaves that stay add to the total of a stage: looked at once, then summed up together."""
+"""Addends of leaves to a stage's total: prepared once, then summed together."""
 
 import functools
 import operator
@@ -13,8 +13,8 @@ from torch import Tensor
 from functional_optim.core.leaf import PLAIN
 from functional_optim.core.stage import Stage, Transform
 from functional_optim.core.state import state_tensors
-from functional_optim.kernels import HandedOn, Leaf, ReferenceExecutor, numbers_of_each
-from functional_optim.kernels.each import FEWEST, SMALL, number_of_each
+from functional_optim.kernels import HandedOn, Leaf, ReferenceExecutor
+from functional_optim.kernels.totals import measured_each, reduced_each
 from functional_optim.plan.composed.counted import Counted
 from functional_optim.plan.composed.decider import Decider
 from functional_optim.plan.composed.outline import LeafPart
@@ -23,8 +23,11 @@ from functional_optim.plan.item import Made
 
 _IS_CPU = attrgetter("is_cpu")
 
-BATCH = SMALL
-"""Most elements of leaves that are copied at once, where their states are summed up together."""
+BATCH = 1 << 15
+"""Most elements of leaves that are reduced at once with their states: copies stay in a cache."""
+
+FEWEST = 4
+"""Leaves with states of which fewer are sooner reduced one by one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +36,6 @@ class _Batch:
 
     group: int
     """Whose coefficients they have."""
-    copies: bool
-    """Whether they are small."""
     places: list[int] = field(default_factory=list)
     params: list[Tensor] = field(default_factory=list)
     states: list[Any] = field(default_factory=list)
@@ -93,7 +94,7 @@ class Addends:
         return found[0] if last.reduce is None else found
 
     def rows(self, decider: Decider) -> Sequence[Sequence[float]] | None:
-        """What each of them adds; None where stages before change what they are given."""
+        """Return each leaf's addends; None if stages before change gradients or parameters."""
         grads: list[Any] = list(map(decider.grads.__getitem__, self._part.members))
         made = [decider.numbers(self._part, *one) for one in self.counted.now]
         return self._rows(decider, grads, made)
@@ -101,7 +102,7 @@ class Addends:
     def _rows(
         self, decider: Decider, grads: list[Any], made: Sequence[Made]
     ) -> Sequence[Sequence[float]] | None:
-        """The same, of leaves whose stages are given parameters and gradients as they are."""
+        """Return the addends of leaves that the stages before leave as they are."""
         last, handed_on = self._part.stages[-1], self._handed_on
         now = [one.coefficients[:-1] for one in made]
         if now != handed_on.asked:
@@ -117,11 +118,9 @@ class Addends:
         for batch in tuple(self._batches):
             own = [grads[k] for k in batch.places]
             shared, states = numbers[batch.group], batch.states
-            found = numbers_of_each(
-                last.reduce, batch.params, own, states, shared, copies=batch.copies
-            )
+            found = reduced_each(last, batch.params, own, states, shared)
             if found is None:
-                self._batches.remove(batch)  # it is written for tensors
+                self._batches.remove(batch)  # the stage is asked one by one
                 continue
             for k, *row in zip(batch.places, *found, strict=True):
                 rows[k] = row
@@ -144,7 +143,7 @@ class Addends:
             key = (group, param.dtype) if copies else group
             batch, held = last.get(key, (None, 0))
             if batch is None or held + count > BATCH:
-                batch, held = _Batch(group, copies), 0
+                batch, held = _Batch(group), 0
                 found.append(batch)
             last[key] = batch, held + count
             batch.places.append(k)
@@ -153,23 +152,22 @@ class Addends:
         return [one for one in found if not copies or len(one.places) >= FEWEST]
 
     def _leaf(self, k: int, grads: Sequence[Any], made: Sequence[Made]) -> Leaf:
-        """One of them as stages see it."""
+        """Return a leaf as stages see it."""
         (param, states, name), now = self._leaves[k], made[self.counted.groups[k]]
         return Leaf(param, grads[k], states, now.coefficients, name, now.hypers, now.step)
 
 
 def _measured(stage: Stage, grads: list[Any]) -> Sequence[Sequence[float]]:
-    """What each gradient adds to the total of a measured stage."""
+    """Return each gradient's addend to the total of a measured stage."""
     assert isinstance(stage, Transform)
     assert stage.measure is not None
-    numbers = number_of_each(stage.measure, grads) if len(grads) > 1 else None
-    if numbers is None:
-        numbers = [float(stage.measure(one).item()) for one in grads]
-    return [[one] for one in numbers]
+    found = measured_each(stage, grads)
+    numbers = [stage.measure(one).item() for one in grads] if found is None else found.tolist()
+    return [[float(one)] for one in numbers]
 
 
 def is_simple(tensors: Sequence[Tensor]) -> bool:
-    """Whether stages see tensors as they are: real, dense and no class of their own."""
+    """Return True if stages see tensors as they are: real, dense and no class of their own."""
     return all(
         type(one) in PLAIN and one.layout == torch.strided and not one.is_complex()
         for one in tensors

@@ -1,4 +1,4 @@
-"""What leaves have counted: steps, and what came to pass at gates; read together."""
+"""Counts of leaves: steps, and runs at gates; read together."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ _Class = tuple[Counts, tuple[tuple[Counts, Counts], ...]]
 
 
 class Counted:
-    """What leaves have counted, read together.
+    """Counts of leaves, read together.
 
     Args:
         leaves: of one chain.
@@ -34,7 +34,7 @@ class Counted:
         """Of each such class, the number of its next step and what it has counted at gates."""
 
     def read(self, turn: int | None = None) -> bool:
-        """Whether leaves that counted the same have not parted; :attr:`now` is new then.
+        """Return True if leaves that counted the same have not parted; :attr:`now` is new then.
 
         Nor is it known of leaves before their first step, whose state may be made anew.
 

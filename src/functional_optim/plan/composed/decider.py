@@ -1,4 +1,4 @@
-"""What a step is to do, decided before anything is written.
+"""Decision of a step, before anything is written.
 
 The points at which it waits are gone along once: shared numbers are made (with the totals that they
 need), gates asked, and so it is found for each leaf which of its stages run, and by which
@@ -121,7 +121,7 @@ class Decider:
         return self._none_of_next() if point is None else self._total(point)
 
     def addends(self, rows_of: "Rows | None" = None) -> tuple[list[Tensor], Tensor]:
-        """What each leaf adds to that total, and what one adds that does not reach the stage.
+        """Return each leaf's addend to that total, and the addend of one that does not reach it.
 
         The totals before are given, so that no leaf looks at another one.
 
@@ -201,7 +201,7 @@ class Decider:
         return resolve(stage.name, stage.bounds, stage.check, hyper, step)
 
     def _asked(self, point: Point) -> Point | End:
-        """What comes after a gate, and after late leaves were let through."""
+        """Return the next point after a gate, and after late leaves were let through."""
         gate = point.stage.gate
         assert gate is not None
         is_open = gate.opens(self.shared[point.place])
@@ -266,7 +266,7 @@ class Decider:
         return [self.item(part, self.leaves[k], k) for k in part.members]
 
     def item(self, part: LeafPart, leaf: StepLeaf, member: int) -> Item:
-        """One of them.
+        """Return a leaf as an item.
 
         Args:
             part: that runs.
@@ -345,7 +345,7 @@ def _none(stage: Stage) -> Tensor:
 def _step_of(
     gates: Sequence[int], place: int, step: float | Tensor, counts: GateNumbers
 ) -> float | Tensor:
-    """Which step it is for a stage: of those behind the last gate, of its gate, or its own."""
+    """Return a stage's step number: of the last gate's followers, of its gate, or its own."""
     for k, gate in enumerate(gates):
         if place == gate:
             return counts[k][1] + 1.0

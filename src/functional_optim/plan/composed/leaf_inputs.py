@@ -61,7 +61,7 @@ def of_tree(
 
 
 class LeafInputs:
-    """What a step is given for each leaf, beside its gradient.
+    """Inputs of each leaf in a step, beside its gradient.
 
     Args:
         links: of the optimizer.
@@ -145,7 +145,7 @@ class LeafInputs:
         return tuple(made)
 
     def of(self, part: LeafPart) -> list[Tensor]:
-        """What the leaves of a part are given, in the order of :func:`places_of`."""
+        """Return the inputs of the leaves of a part, in the order of :func:`places_of`."""
         names = [one.name for stage in part.stages for one in stage.inputs if self._has(one.name)]
         found: list[Any] = [self._given[name][k] for k in part.members for name in names]
         return [one.detach() for one in found]
@@ -175,7 +175,7 @@ def _copied(stages: Sequence[Stage], item: Item) -> Item:
 
 
 def places_of(stages: Sequence[Stage], items: Sequence[Item]) -> list[Tensor]:
-    """Where what items are given stands: item by item, in the order of their stages."""
+    """Return the tensors of items that hold inputs: item by item, in the order of their stages."""
     return [
         tensor
         for item in items

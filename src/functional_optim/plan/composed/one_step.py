@@ -124,7 +124,7 @@ def decide(
     extra: Mapping[str, Any],
     summed: Summed | None = None,
 ) -> Decider:
-    """What a step does; arguments as for :class:`Decider`.
+    """Decide a step; arguments as for :class:`Decider`.
 
     Raises:
         FloatingPointError, TypeError, ValueError: a total, or an input beside the gradients, that
@@ -213,7 +213,7 @@ def _written(executor: Executor, decided: Decider, shared: Any) -> None:
 
 
 def prepared(executor: Executor, decided: Decider, run: StageRun) -> Callable[[], object]:
-    """What makes a run when it is called, leaf by leaf, and counts it; all errors are raised now.
+    """Bind a run, leaf by leaf, with its counts; all errors are raised now.
 
     Raises:
         RuntimeError, KernelError: as of :func:`engine.prepared`.

@@ -77,11 +77,11 @@ class _Passage(NamedTuple):
 
     @property
     def is_missing(self) -> bool:
-        """Whether they wait for a gate behind which they would be late."""
+        """Return True if they wait for a gate behind which they would be late."""
         return not (self.cohort.has_gradients or self.is_late)
 
     def reaches(self, place: int) -> bool:
-        """Whether they get to the stage of a link."""
+        """Return True if they get to the stage of a link."""
         return not self.is_closed and place in self.cohort.places
 
 
@@ -151,7 +151,7 @@ class Outline:
     def after(
         self, point: Point, *, is_open: bool = True, late: tuple[tuple[int, ...], ...] = ()
     ) -> Point | End:
-        """What comes after a point.
+        """Return the next point or end, after a point.
 
         Args:
             point: that the step was at.
@@ -242,7 +242,7 @@ def _through(
 
 
 def _runs(way: _Passage) -> bool:
-    """Whether any stage of leaves does."""
+    """Return True if any stage of leaves does."""
     return bool(way.members) and (way.stop > 0 or not way.is_closed)
 
 
@@ -273,7 +273,7 @@ def _part(
 
 
 def _gates(cohort: Cohort) -> tuple[int, ...]:
-    """Where gates stand in the chain of leaves."""
+    """Return the positions of gates in the chain of leaves."""
     return tuple(at for at, stage in enumerate(cohort.stages) if stage.gate is not None)
 
 

@@ -60,7 +60,7 @@ class _Planned(NamedTuple):
     """Where it has what its leaves are given beside their gradients."""
 
     def prepared(self, run: StageRun, decided: Decider) -> Callable[[], object]:
-        """What makes the run; all errors are raised now."""
+        """Bind the run; all errors are raised now."""
         part, made = run.part, []
         if self.places and decided.inputs is not None:
             foreach_copy_(self.places, decided.inputs.of(part))
@@ -102,7 +102,7 @@ class _Mask:
         """The plans of what there is to do, also by what leaves are given."""
 
     def are_alike(self, grads: list[Tensor | None]) -> bool:
-        """Whether gradients are; not if one cannot be asked, such as a sparse one."""
+        """Return True if gradients are; not if one cannot be asked, such as a sparse one."""
         there: list[Any] = grads
         if type(None) in map(type, grads):
             there = [one for one in grads if one is not None]
@@ -198,7 +198,7 @@ class ComposedSteps:
         shared: Any,
         measured: Sequence[Tensor],
     ) -> tuple[list[Tensor], Tensor] | None:
-        """What each leaf adds to the next total, and what adds nothing; None where none is known.
+        """Return each leaf's addend to the next total, and the neutral one; None without a plan.
 
         Args:
             links, chains, grads, shared, measured: as for :meth:`prepared`.
@@ -214,7 +214,7 @@ class ComposedSteps:
     def _known(
         self, chains: Sequence[LeafChain], grads: list[Tensor | None]
     ) -> tuple[_Mask, StepLeaves] | None:
-        """What is known of the steps by such gradients, and the leaves of this one."""
+        """Return the plans for such gradients, and the leaves of this step."""
         known = self._masks.get(mask_of(grads))
         if known is None or (known.alike is not None and not known.are_alike(grads)):
             return None
@@ -298,7 +298,7 @@ class ComposedSteps:
         self._runs[key] = _Planned(plan, counted, places_of(part.stages, items))
 
     def _count(self, members: tuple[int, ...]) -> Counted:
-        """What is counted of leaves that were stepped."""
+        """Return the counts of leaves that were stepped."""
         known = self._counted.get(members)
         if known is not None and known.read():
             return known
@@ -307,12 +307,12 @@ class ComposedSteps:
         return made
 
     def _summed(self, decider: Decider, part: LeafPart, totals: Sequence[Tensor]) -> Tensor:
-        """What the leaves of a part add to the total of its last stage."""
+        """Return the sum that a part's leaves add to the total of its last stage."""
         found = self._looked_at(decider, part)
         return decider.add_up(part, totals) if found is None else found.of(decider, totals)
 
     def _rows(self, decider: Decider, part: LeafPart) -> Sequence[Sequence[float]] | None:
-        """The same, each leaf for itself."""
+        """Return the addend of each leaf of a part."""
         found = self._looked_at(decider, part)
         return None if found is None else found.rows(decider)
 
@@ -340,7 +340,7 @@ def _key(run: StageRun, names: tuple[str, ...]) -> Any:
 
 
 def mask_of(gradients: Sequence[Any]) -> bytes | None:
-    """Which gradients there are; None where none is missing."""
+    """Return which gradients are present, as bytes; None if all are."""
     if type(None) in map(type, gradients):
         return bytes([one is not None for one in gradients])
     return None

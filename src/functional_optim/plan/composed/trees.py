@@ -27,7 +27,7 @@ from functional_optim.plan.leaf_group import groups_of
 
 
 class ComposedTree:
-    """What is known of the steps of a tree.
+    """Plans for the steps of a tree.
 
     Args:
         optimizer: that steps it.
@@ -53,7 +53,7 @@ class ComposedTree:
         self._is_of_use = True
 
     def is_for(self, optimizer: Chain, tree: FlatTree) -> bool:
-        """Whether it is a step of these leaves, where they were, by the same stages."""
+        """Return True if it is a step of these leaves, where they were, by the same stages."""
         return self._guard.holds(optimizer, tree)
 
     def make(

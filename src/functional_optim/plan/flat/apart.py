@@ -1,4 +1,4 @@
-"""Which parameters can move into a flat buffer, and why others cannot."""
+"""Parameters that can move into a flat buffer, and the reasons why others cannot."""
 
 from collections.abc import Sequence
 
@@ -30,7 +30,7 @@ def reasons_apart(params: Sequence[Tensor], names: Sequence[str]) -> dict[int, s
 
 
 def _memory(param: Tensor) -> tuple[torch.device, int] | None:
-    """Which memory a parameter lives in; None where it has none of the usual kind."""
+    """Return the storage of a parameter; None if it has none of the usual kind."""
     if _reason_of_class(param) or param.layout != torch.strided or param.device.type == "meta":
         return None
     address = param.untyped_storage().data_ptr()
@@ -90,7 +90,7 @@ def _reason_of_memory(param: Tensor) -> str | None:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill a stretch of memory, each once, in whatever order."""
+    """Return True if the elements fill a stretch of memory, each once, in whatever order."""
     if tensor.numel() == 0:
         return True
     reach = sum(

@@ -13,7 +13,7 @@ from functional_optim.core.forms import real_view
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Where one parameter lies in a flat buffer; everything is of its real view."""
+    """Position of one parameter's real view in a flat buffer."""
 
     index: int
     """Its place in the list of parameters that the layout was given."""
@@ -29,7 +29,7 @@ class Segment:
 
 
 class FlatBuffer:
-    """One 1-D tensor that holds the values of many parameters. Made by ``FlatLayout``.
+    """Flat buffer: a 1-D tensor with the values of many parameters. Made by ``FlatLayout``.
 
     Args:
         data: the tensor.

@@ -93,7 +93,7 @@ class FlatGradients:
         return list(map(grads.__getitem__, self.order))
 
     def in_place(self, grads: Sequence[Any]) -> bool:
-        """Whether the gradients of all parameters in buffers are the views."""
+        """Return True if the gradients of all parameters in buffers are the views."""
         mine = self.of_members(grads)
         with DisableTorchFunction():
             for grad, view in zip(mine[:1], self.views, strict=False):  # it tells, most of the time
@@ -123,7 +123,7 @@ class FlatGradients:
                 foreach_copy_(self.views, list(mine))
 
     def gather_at_once(self, grads: Sequence[Any]) -> bool:
-        """The same by the loops in C++; whether it was done."""
+        """Gather by the native loops; return True if that was done."""
         loops = LOOPS.get(len(self.params))
         if loops is None:
             return False
@@ -143,7 +143,7 @@ class FlatGradients:
             return True
 
     def _addresses(self, mine: list[Any]) -> list[int] | None:
-        """Where the gradients begin in memory; None if one of them does not fit its place."""
+        """Return the addresses of the gradients; None if one does not fit its place."""
         if not PLAIN.issuperset(map(type, mine)):
             return None
         try:

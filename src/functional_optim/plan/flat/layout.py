@@ -180,7 +180,7 @@ class FlatLayout:
         mark_changed(self._params)
 
     def gradient_buffers(self) -> list[Tensor]:
-        """One flat gradient per buffer, zeros at first; the same tensors at every call.
+        """Return a flat gradient for each buffer, zeros at first; the same tensors at every call.
 
         Raises:
             RuntimeError: the layout was undone.
@@ -213,7 +213,7 @@ class FlatLayout:
         self._of_gradients().zero()
 
     def gradients_in_place(self, grads: Sequence[Tensor | None]) -> bool:
-        """Whether gradients are views of the gradient buffers, each at its parameter's place.
+        """Return True if each gradient is its parameter's view of the gradient buffers.
 
         Args:
             grads: one per parameter given, in that order. Those of parameters apart do not count.
@@ -298,7 +298,7 @@ def _new_buffer(
 
 
 def own_copy(tensor: Tensor) -> Tensor:
-    """The same values and strides in memory of their own."""
+    """Return a copy with the strides of the tensor, in memory of its own."""
     empty = torch.empty_strided(
         tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
     )

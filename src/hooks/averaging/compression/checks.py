@@ -1,4 +1,4 @@
-"""What is wrong with a vector, a payload, or a choice: said before anything is encoded."""
+"""Checks of a vector, a payload, or a choice, before anything is encoded."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a compression loses is sent later: error feedback.
+"""Error feedback: a compression's loss is sent later.
 
     p_t = x_t + e_t
     sent: C(p_t)

@@ -1,4 +1,4 @@
-"""What a compression is: four pure functions, and what they promise one another."""
+"""Protocol of a compression: four pure functions, and their promises."""
 
 from typing import Protocol, runtime_checkable
 
@@ -67,7 +67,7 @@ class Compression(Protocol):
         ...
 
     def payload_bytes(self, numel: int) -> int:
-        """How many bytes the payload of a vector has, scales and all.
+        """Return how many bytes the payload of a vector has, with its scales.
 
         Args:
             numel: elements of the vector.
@@ -78,7 +78,7 @@ class Compression(Protocol):
         ...
 
     def error_bound(self, flat: Tensor) -> Tensor:
-        """How far what arrives, in float32, may be from what was given.
+        """Return how far the decoded values, in float32, may be from the given ones.
 
         Args:
             flat: as for ``encode``, which raises the same errors.

@@ -11,7 +11,7 @@ def in_rows(flat: Tensor, width: int) -> Tensor:
 
 
 def blocks_of(numel: int, width: int) -> int:
-    """How many blocks a vector has."""
+    """Return how many blocks a vector has."""
     return -(-numel // width)
 
 

@@ -171,7 +171,7 @@ class Statistical:
         return levels, packed_bytes(numel, self.bits)
 
     def _cuts(self, rows: Tensor, numel: int) -> list[Tensor]:
-        """Where the bins of each row end: for each edge, float32 of shape (rows, 1)."""
+        """Return the ends of each row's bins: for each edge, float32 of shape (rows, 1)."""
         count = members(numel, self.block, rows.device)
         mean = sum_of_rows(rows) / count
         squares = (rows.to(torch.float64) - mean).square_()

@@ -106,11 +106,11 @@ class TopK:
         return bound
 
     def _of_chunk(self, numel: int) -> int:
-        """How many elements of a chunk are sent."""
+        """Return how many elements of a chunk are sent."""
         return math.ceil(self.fraction * numel)
 
     def _count(self, numel: int) -> int:
-        """How many elements of the vector are sent."""
+        """Return how many elements of the vector are sent."""
         full, rest = divmod(numel, self.chunk)
         return full * self._of_chunk(self.chunk) + self._of_chunk(rest)
 

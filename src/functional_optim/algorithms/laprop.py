@@ -1,0 +1,134 @@
+"""LaProp: Ziyin et al. 2020, algorithm 1.
+
+    v_t = b2 * v_{t-1} + (1 - b2) * g_t^2
+    m_t = b1 * m_{t-1} + (1 - b1) * g_t / (sqrt(v_t / (1 - b2^t)) + eps)
+    p_t = p_{t-1} - lr / (1 - b1^t) * m_t
+
+The authors' program keeps the average of lr * m; this one multiplies by the lr of the step, as the
+paper writes it. They are equal as long as lr stays constant.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.algorithms.adam import adam_denominator
+from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE
+from functional_optim.composition import chain
+from functional_optim.core.constructor import constructor
+from functional_optim.core.hyper import Scalar
+from functional_optim.core.stage import Rule
+from functional_optim.numeric import add, addcmul, lerp, mul
+from functional_optim.optimizer import Optimizer
+from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
+from functional_optim.transforms.maximize import maximized
+
+
+class LaPropState(NamedTuple):
+    exp_avg: Tensor  # m, of the parameter's shape and dtype
+    exp_avg_sq: Tensor  # v, of the same shape and dtype
+
+
+class LaPropHyper(NamedTuple):
+    lr: float  # learning rate
+    betas: tuple[float, float]  # decay of m and of v
+    eps: float
+
+
+class LaPropCoefficients(NamedTuple):
+    weight_1: float  # 1 - b1
+    beta_2: float
+    weight_2: float  # 1 - b2
+    root: float  # sqrt(1 - b2^t)
+    eps: float
+    step_size: float  # -lr / (1 - b1^t)
+
+
+def laprop_init(param: Tensor, hyper: LaPropHyper) -> LaPropState:
+    return LaPropState(torch.zeros_like(param), torch.zeros_like(param))
+
+
+def laprop_coefficients(step: float, hyper: LaPropHyper) -> LaPropCoefficients:
+    beta_1, beta_2 = hyper.betas
+    return LaPropCoefficients(
+        1 - beta_1,
+        beta_2,
+        1 - beta_2,
+        (1 - beta_2**step) ** 0.5,
+        hyper.eps,
+        -(hyper.lr / (1 - beta_1**step)),
+    )
+
+
+def laprop_rule(
+    param: Tensor, grad: Tensor, state: LaPropState, c: LaPropCoefficients
+) -> tuple[Tensor, LaPropState]:
+    exp_avg_sq = addcmul(mul(state.exp_avg_sq, c.beta_2), grad, grad, c.weight_2)
+    normed = grad / adam_denominator(exp_avg_sq, c.root, c.eps)
+    exp_avg = lerp(state.exp_avg, normed, c.weight_1)
+    return add(param, exp_avg, c.step_size), LaPropState(exp_avg, exp_avg_sq)
+
+
+LAPROP = Rule(
+    name="laprop",
+    hyper=LaPropHyper,
+    state=LaPropState,
+    init=laprop_init,
+    state_depends_on=(),
+    coefficients=laprop_coefficients,
+    rule=laprop_rule,
+    bounds=(("lr", FINITE_NON_NEGATIVE), ("betas", BELOW_ONE), ("eps", NON_NEGATIVE)),
+)
+
+
+@constructor
+def laprop(
+    lr: Scalar = 4e-4,
+    betas: tuple[Scalar, Scalar] = (0.9, 0.999),
+    eps: Scalar = 1e-15,
+    weight_decay: Scalar = 0.0,
+    *,
+    maximize: bool = False,
+) -> Optimizer:
+    """LaProp: momentum of gradients that are divided by the root of their average square first.
+
+    ``m = beta_1 * m + (1 - beta_1) * g / (sqrt(v_hat) + eps)``, then ``p = p - lr * m_hat``. Adam
+    divides the average gradient instead. The order makes any pair of ``betas`` stable.
+
+    The state has 2 tensors of the parameter's shape and dtype: 8 bytes per float32 parameter. A
+    step reads 4 numbers and writes 3 for each element.
+
+    Args:
+        lr: learning rate, a finite number >= 0; like every number here, it may
+            be a 0-d tensor or a schedule.
+        betas: decay of the momentum and of the average square, each in [0, 1).
+        eps: added to the root, >= 0. With 0, an element whose gradients were all 0 becomes NaN;
+            float16 rounds the default to 0.
+        weight_decay: coefficient of the decoupled decay, >= 0.
+        maximize: ascend instead of descend (the decay still shrinks).
+
+    Returns:
+        An :class:`~functional_optim.Optimizer`. torch has no LaProp.
+
+    Raises:
+        ValueError: a value outside the bounds above.
+
+    Example::
+
+        >>> import torch
+        >>> optimizer = laprop(lr=0.1)
+        >>> params, state = optimizer.update(
+        ...     torch.ones(2), torch.tensor([3.0, -2.0]), optimizer.init(torch.ones(2)))
+        >>> params
+        tensor([0.9000, 1.1000])
+
+    Reference:
+        Ziyin, Wang, Ueda, "LaProp: separating momentum and adaptivity in Adam", 2020, algorithm 1.
+        The defaults are those of the authors' program.
+    """
+    return chain(
+        maximized(maximize),
+        decoupled_weight_decay(weight_decay),
+        LAPROP(lr=lr, betas=betas, eps=eps),
+    )

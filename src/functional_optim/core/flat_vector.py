@@ -1,0 +1,158 @@
+"""Tree of parameters as one flat real vector, in the order in which torch.optim numbers them."""
+
+import itertools
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import optree
+import torch
+from torch import Tensor
+
+from functional_optim.core.checks import check_fit, check_params
+from functional_optim.core.dtensors import is_sharded
+from functional_optim.core.tree import flatten, flatten_like, path_name, unflatten
+
+
+class FlatTree(NamedTuple):
+    """Parameters of a tree, and their places in it."""
+
+    params: list[Tensor]
+    """In the order of :func:`leaf_order`, without the places where the tree has None."""
+    names: list[str]
+    positions: list[int]
+    """For each parameter, its number among the leaves of ``spec``."""
+    spec: optree.PyTreeSpec
+    checksum: int
+    """Of names and sizes in order: two trees with one checksum have the same flat vector."""
+
+    @property
+    def numel(self) -> int:
+        """The length of the flat vector."""
+        return sum(map(_real_numel, self.params))
+
+    def tree_of(self, params: Sequence[Tensor], like: Any, namespace: str) -> Any:
+        """Return a tree with other tensors in place of the parameters."""
+        leaves: list[Any] = [None] * self.spec.num_leaves
+        for position, param in zip(self.positions, params, strict=True):
+            leaves[position] = param
+        return unflatten(self.spec, like, namespace, leaves)[0]
+
+    def gradients(self, grads: Any, what: str = "gradients") -> list[Tensor | None]:
+        """Return the gradients of the parameters, in their order.
+
+        Raises:
+            TypeError, ValueError: another tree, or a gradient that does not fit its parameter.
+        """
+        leaves = flatten_like(self.spec, grads, what)
+        found = [leaves[position] for position in self.positions]
+        extra = set(range(len(leaves))) - set(self.positions)
+        if any(leaves[position] is not None for position in extra):
+            raise ValueError(f"there are {what} where params have None")
+        for name, param, grad in zip(self.names, self.params, found, strict=True):
+            if grad is not None:
+                check_fit(param, grad, name)
+        return found
+
+
+def flat_tree(params: Any, namespace: str) -> FlatTree:
+    """Flatten a tree of parameters and check it.
+
+    Args:
+        params: a pytree of dense floating or complex tensors, or None.
+        namespace: of optree.
+
+    Raises:
+        TypeError: a leaf that is no tensor.
+        ValueError: no tensor; one at two places; an integer or sparse parameter; DTensors, or
+            parameters on several devices, which have no common flat vector.
+    """
+    leaves, spec = flatten(params, namespace)
+    paths = spec.paths()
+    check_params(leaves, paths)
+    positions = [at for at in leaf_order(params, namespace) if leaves[at] is not None]
+    kept = [leaves[at] for at in positions]
+    names = [path_name(paths[at]) for at in positions]
+    check_one_device(names, kept)
+    sizes = [(name, tuple(param.shape)) for name, param in zip(names, kept, strict=True)]
+    return FlatTree(kept, names, positions, spec, zlib.crc32(repr(sizes).encode()))
+
+
+def check_one_device(names: Sequence[str], params: Sequence[Tensor]) -> None:
+    """Make sure that parameters can be parts of one flat vector.
+
+    Raises:
+        ValueError: a DTensor, or parameters on several devices.
+    """
+    for name, param in zip(names, params, strict=True):
+        if is_sharded(param):
+            raise ValueError(
+                f"the parameter at {name!r} is a DTensor; a flat vector over all parameters needs "
+                "whole tensors on one device: give param.full_tensor()"
+            )
+        if param.device != params[0].device:
+            raise ValueError(
+                f"the parameter at {name!r} is on {param.device}, and the one at {names[0]!r} on "
+                f"{params[0].device}; a flat vector over all parameters is on one device"
+            )
+
+
+def leaf_order(tree: Any, namespace: str) -> list[int]:
+    """Return the numbers of a tree's leaves, with the keys of each dict in order of insertion.
+
+    optree sorts the keys of a dict; torch.optim numbers parameters as they come.
+
+    Example::
+
+        >>> leaf_order({"2": "a", "10": "b"}, "")
+        [1, 0]
+    """
+    return _numbered(tree, namespace, itertools.count())
+
+
+def _numbered(node: Any, namespace: str, numbers: Iterator[int]) -> list[int]:
+    if optree.tree_is_leaf(node, none_is_leaf=True, namespace=namespace):
+        return [next(numbers)]
+    level = optree.tree_flatten_one_level(node, none_is_leaf=True, namespace=namespace)
+    parts = [_numbered(child, namespace, numbers) for child in level[0]]
+    if isinstance(node, dict) and set(node) == set(level[2]):
+        by_key = dict(zip(level[2], parts, strict=True))
+        parts = [by_key[key] for key in node]
+    return [number for part in parts for number in part]
+
+
+def _real_numel(param: Tensor) -> int:
+    return param.numel() * (2 if param.is_complex() else 1)
+
+
+def flat_gradient(params: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Tensor:
+    """Return the gradient as one flat vector: real, dense, with zeros for each missing gradient.
+
+    A complex gradient stands as pairs of real and imaginary part. The dtype is the one to which
+    those of all gradients are promoted.
+
+    Args:
+        params: the parameters.
+        grads: a gradient, or None, for each.
+    """
+    parts = []
+    for param, grad in zip(params, grads, strict=True):
+        part = torch.zeros_like(param) if grad is None else grad.detach()
+        part = part if part.layout == torch.strided else part.to_dense()
+        part = part.reshape(-1)
+        parts.append(torch.view_as_real(part).reshape(-1) if part.is_complex() else part)
+    return torch.cat(parts)
+
+
+def moved(params: Sequence[Tensor], step: float | Tensor, direction: Tensor) -> list[Tensor]:
+    """Return ``param + step * direction`` for each parameter; ``direction`` is a flat vector."""
+    found = []
+    start = 0
+    for param in params:
+        real = torch.view_as_real(param.resolve_conj()) if param.is_complex() else param
+        part = direction[start : start + real.numel()].view(real.shape)
+        # Parameters keep their dtype where the flat vector has a wider one.
+        added = torch.add(real, part, alpha=float(step)).to(real.dtype)
+        found.append(torch.view_as_complex(added) if param.is_complex() else added)
+        start += real.numel()
+    return found

@@ -1,0 +1,242 @@
+"""Front-end for optimizers that evaluate the loss: TorchOptimizer(params, lbfgs()) returns it."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn, cast
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.closure_optimizer import (
+    ClosureOptimizer,
+    Point,
+    Problem,
+    refuse_closure,
+)
+from functional_optim.core.compiling import uncompiled
+from functional_optim.core.flat_vector import check_one_device, flat_gradient, moved
+from functional_optim.core.hyper import are_unchanged, copy_tensors
+from functional_optim.core.one_at_a_time import StepLock
+from functional_optim.core.unbroken import unbroken
+from functional_optim.frontends import torch_optimizer
+from functional_optim.frontends.closure_interop import state_of_entries, torch_entries
+from functional_optim.frontends.torch_checkpoint import own_copy
+from functional_optim.frontends.torch_groups import (
+    check_given,
+    options_of,
+    own_options,
+    require_options,
+)
+from functional_optim.frontends.torch_optimizer import TorchOptimizer
+
+
+class TorchClosureOptimizer(TorchOptimizer):
+    """A :class:`ClosureOptimizer` as a ``torch.optim.Optimizer`` with one parameter group.
+
+    Its state is in the entries of the first parameter, as torch.optim.LBFGS keeps it, and is made
+    in the first step. If the closure raises an error, parameters and state are what they were.
+    """
+
+    @uncompiled
+    def __init__(self, params: Iterable[Any], optimizer: Any, *, flat: bool = False) -> None:
+        if flat:
+            refuse_closure(optimizer, "TorchOptimizer(flat=True)")
+        self._lock = StepLock()
+        self._closure_optimizer: ClosureOptimizer = optimizer
+        self._composed = self._flat = None
+        torch.optim.Optimizer.__init__(self, params, copy_tensors(optimizer.hyper))
+
+    @property
+    def chain(self) -> Any:
+        """The optimizer, with its hyper-parameters at construction."""
+        return self._closure_optimizer
+
+    def explain(self) -> str:
+        """Return what a step does, in one line."""
+        params = self._params()
+        name, numel = self._closure_optimizer.rule.name, sum(param.numel() for param in params)
+        return (
+            f"{len(params)} parameters, {numel} elements on {params[0].device}, as one flat "
+            f"vector: {name}, by operations of torch"
+        )
+
+    def ready(self, timeout: float | None = None) -> bool:
+        """Return True: nothing is compiled."""
+        return True
+
+    @uncompiled
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add the only group; there cannot be a second one."""
+        name = self._closure_optimizer.rule.name
+        if self.param_groups:
+            raise ValueError(
+                f"{name} takes one parameter group, since it steps one flat vector of all "
+                "parameters; put them all into one group"
+            )
+        group: Any = param_group
+        if isinstance(group, dict) and "params" in group:
+            require_options(group, self._closure_optimizer.hyper)
+            self._closure_optimizer.replace(**{**self.defaults, **self._group_options(group)})
+            given = group["params"]
+            given = [given] if isinstance(given, Tensor) else given
+            param_group = {**group, "params": given if isinstance(given, set) else list(given)}
+            check_given(param_group["params"], ())
+        torch.optim.Optimizer.add_param_group(self, param_group)
+        try:
+            params = self._params()
+            check_one_device([f"params[{place}]" for place in range(len(params))], params)
+        except ValueError:
+            self.param_groups.pop()
+            raise
+        own_options(self.param_groups[0])
+
+    def step(
+        self, closure: Callable[[], Any] | None = None, *, extra: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Make one step, with as many evaluations as the algorithm needs.
+
+        Args:
+            closure: clears gradients, evaluates the model, calls ``backward`` and returns the loss.
+            extra: must be None.
+
+        Returns:
+            The loss before the step.
+
+        Raises:
+            TypeError: no closure; ``extra``.
+            ValueError: an option of the group that is out of bounds.
+        """
+        if not callable(closure) or extra:
+            self._refuse_arguments(extra)
+        return self._step_alone(closure)
+
+    @uncompiled
+    def _step_alone(self, closure: Callable[[], Any]) -> Any:
+        # Evaluations of two steps must not alternate: each one is at values that the step wrote.
+        with self._lock.held(), torch.no_grad():
+            return self._step_by(closure)
+
+    def _step_by(self, closure: Callable[[], Any]) -> Any:
+        own, params = self._current(), self._params()
+        begun = [param.detach().clone() for param in params]
+
+        def evaluate(point: Point) -> tuple[float, Tensor]:
+            _write(params, point)
+            with torch.enable_grad():
+                loss = closure()
+            return float(loss), _gradient_of(params)
+
+        def read(point: Point) -> Point:
+            return [param.detach().clone() for param in params]
+
+        try:
+            with torch.enable_grad():  # at the values that are there
+                first = closure()
+            after, state = own.rule.step(
+                Problem(evaluate, moved, read),
+                read(begun),
+                float(first),
+                _gradient_of(params),
+                self._read(),
+                own.values,
+            )
+        except BaseException:
+            unbroken(_write, params, begun)
+            raise
+        self._lock.alone(self._finish, params, after, state)
+        return first
+
+    def _finish(self, params: list[Tensor], after: Point, state: Any) -> None:
+        _write(params, after)
+        self.state[params[0]] = torch_entries(state)
+
+    def _refuse_arguments(self, extra: Any) -> NoReturn:
+        name = self._closure_optimizer.rule.name
+        if extra:
+            raise TypeError(f"{name} takes no inputs beside the loss, so no extra=")
+        raise TypeError(
+            f"{name} evaluates the loss several times in a step: write step(closure), with a "
+            "function that clears the gradients, calls loss.backward() and returns the loss"
+        )
+
+    @uncompiled
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a checkpoint of this class or of the equivalent torch.optim class.
+
+        Raises:
+            ValueError: other groups, parameters with other names or in another order, or a state
+                of parameters of another size; nothing is changed.
+        """
+        self._check_names(state_dict)
+        before = (self.state, self.param_groups)
+        try:
+            torch.optim.Optimizer.load_state_dict(self, own_copy(state_dict))
+            self._current()
+            state = self._read()
+        except Exception:
+            self.state, self.param_groups = before
+            raise
+        if self._params()[0] in self.state:
+            self.state[self._params()[0]] = torch_entries(state)
+
+    def _check_names(self, state_dict: Mapping[str, Any]) -> None:
+        """Flat vectors are in the order of the parameters, so names must be in the same order."""
+        saved = [group.get("param_names") for group in state_dict["param_groups"][:1]]
+        own = self.param_groups[0].get("param_names")
+        if own and saved and saved[0] and list(saved[0]) != list(own):
+            pairs = zip(saved[0], own, strict=False)
+            differing = next((pair for pair in pairs if pair[0] != pair[1]), ())
+            raise ValueError(
+                "the checkpoint is of parameters with other names, or in another order "
+                f"({' instead of '.join(differing) or 'their number differs'}), and the state is "
+                "one flat vector in their order"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            **torch.optim.Optimizer.__getstate__(self),
+            "_closure_optimizer": self._closure_optimizer,
+            "_composed": None,
+            "_flat": None,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        torch.optim.Optimizer.__setstate__(self, state)
+        self._lock = StepLock()
+
+    def _viewed(self) -> list[Tensor]:
+        return self._params()
+
+    def _params(self) -> list[Tensor]:
+        return cast("list[Tensor]", self.param_groups[0]["params"])
+
+    def _read(self) -> Any:
+        """The state, from the entries of the first parameter."""
+        params = self._params()
+        return state_of_entries(self._closure_optimizer, self.state.get(params[0], {}), params)
+
+    def _group_options(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        names = self._closure_optimizer.hyper
+        return {name: value for name, value in options_of(group).items() if name in names}
+
+    def _current(self) -> ClosureOptimizer:
+        """The optimizer with the options that the group has now."""
+        options = self._group_options(self.param_groups[0])
+        missing = self._closure_optimizer.hyper.keys() - options
+        if missing:
+            raise ValueError(f"the parameter group has no {', '.join(sorted(missing))}")
+        known = self._closure_optimizer.hyper
+        if are_unchanged(list(known.values()), [options[name] for name in known]):
+            return self._closure_optimizer
+        return self._closure_optimizer.replace(**options)
+
+
+def _gradient_of(params: list[Tensor]) -> Tensor:
+    return flat_gradient(params, [param.grad for param in params])
+
+
+def _write(params: Iterable[Tensor], values: Iterable[Tensor]) -> None:
+    for param, value in zip(params, values, strict=True):
+        param.detach().copy_(value)
+
+
+torch_optimizer._FOR_CLOSURES.append(TorchClosureOptimizer)  # noqa: SLF001  registered there

@@ -1,0 +1,138 @@
+"""Outer Nesterov momentum: Douillard et al. 2023 (DiLoCo), algorithm 1, with one worker.
+
+After each H-th step of the rule before, with s the slow and p the fast parameters:
+
+    d = s - p
+    b = mu * b + d                               (b_0 = 0)
+    s = s - lr_o * (d + mu * b)
+    p = s
+
+The outer step is torch.optim.SGD(lr=lr_o, momentum=mu, nesterov=True) on the pseudo-gradient d. The
+paper sets lr_o = 0.7, mu = 0.9 and H = 500. With Muon as the rule it is MuLoCo-1 (Therien et al.
+2025).
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.bounds import FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
+from functional_optim.core.hyper import Scalar
+from functional_optim.core.stage import Link, Rule
+from functional_optim.numeric import add, at_first_step, lerp, mul
+
+
+class OuterNesterovState(NamedTuple):
+    slow: Tensor  # s, of the parameter's shape and dtype
+    outer_momentum_buffer: Tensor  # b, of the parameter's shape and dtype
+
+
+class OuterNesterovHyper(NamedTuple):
+    every: int  # H
+    outer_lr: float  # lr_o
+    outer_momentum: float  # mu
+
+
+class OuterNesterovCoefficients(NamedTuple):
+    weight: float  # 1 at an H-th step, else 0: one program or one CUDA graph serves every step
+    decay: float  # mu at an H-th step, else 1
+    outer_momentum: float
+    step_size: float  # -lr_o at an H-th step, else 0
+
+
+def outer_nesterov_init(param: Tensor, hyper: OuterNesterovHyper) -> OuterNesterovState:
+    return OuterNesterovState(torch.clone(param), torch.zeros_like(param))
+
+
+def outer_nesterov_coefficients(
+    step: float, hyper: OuterNesterovHyper
+) -> OuterNesterovCoefficients:
+    place = step % hyper.every + 1.0  # 1 at an H-th step
+    return OuterNesterovCoefficients(
+        at_first_step(place, 1.0, 0.0),
+        at_first_step(place, hyper.outer_momentum, 1.0),
+        hyper.outer_momentum,
+        at_first_step(place, -hyper.outer_lr, 0.0),
+    )
+
+
+def outer_nesterov_rule(
+    param: Tensor, grad: Tensor, state: OuterNesterovState, c: OuterNesterovCoefficients
+) -> tuple[Tensor, OuterNesterovState]:
+    difference = state.slow - param
+    buffer = add(mul(state.outer_momentum_buffer, c.decay), difference, c.weight)
+    slow = add(state.slow, add(difference, buffer, c.outer_momentum), c.step_size)
+    return lerp(param, slow, c.weight), OuterNesterovState(slow, buffer)
+
+
+def outer_nesterov_view(
+    param: Tensor, state: OuterNesterovState, hyper: OuterNesterovHyper
+) -> Tensor:
+    return state.slow
+
+
+OUTER_NESTEROV = Rule(
+    name="outer_nesterov",
+    hyper=OuterNesterovHyper,
+    state=OuterNesterovState,
+    init=outer_nesterov_init,
+    state_depends_on=(),
+    coefficients=outer_nesterov_coefficients,
+    rule=outer_nesterov_rule,
+    uses_gradient=False,
+    bounds=(
+        ("every", Interval(1)),
+        ("outer_lr", FINITE_NON_NEGATIVE),
+        ("outer_momentum", NON_NEGATIVE),
+    ),
+    view=outer_nesterov_view,
+)
+
+
+def outer_nesterov(every: int = 500, outer_lr: Scalar = 0.7, outer_momentum: Scalar = 0.9) -> Link:
+    """Step slow parameters with Nesterov momentum after each ``every``-th step, and restart there.
+
+    The distance that the rule moved in ``every`` steps is the gradient of an outer SGD:
+    ``d = slow - p``, ``b = outer_momentum * b + d``,
+    ``slow = slow - outer_lr * (d + outer_momentum * b)``, and ``p = slow``. The state of the rule
+    before is kept. :meth:`Optimizer.view` gives the slow parameters. This is DiLoCo with one
+    worker; with Muon as the rule it is MuLoCo-1. With ``outer_momentum=0`` it is
+    :func:`~functional_optim.lookahead` with ``alpha=outer_lr``, up to rounding.
+
+    Cost: six element-wise operations in every step, since one program serves all steps; the state
+    holds twice the parameter's bytes.
+
+    Args:
+        every: steps between two outer steps, a whole number >= 1.
+        outer_lr: learning rate of the outer step, a finite number >= 0.
+        outer_momentum: decay of the outer momentum, >= 0.
+
+    Returns:
+        A link for :func:`~functional_optim.chain`, to stand behind a rule. The defaults are
+        DiLoCo's.
+
+    Raises:
+        TypeError, ValueError: a value outside.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim import chain, sgd
+        >>> outer = outer_nesterov(every=2, outer_lr=0.5, outer_momentum=0.5)
+        >>> optimizer = chain(sgd(lr=1.0), outer)
+        >>> params, state = torch.zeros(1), optimizer.init(torch.zeros(1))
+        >>> for _ in range(4):
+        ...     params, state = optimizer.update(params, -torch.ones(1), state)
+        ...     print(params.item())
+        1.0
+        1.5
+        2.5
+        3.25
+
+    Reference:
+        Douillard et al., "DiLoCo: distributed low-communication training of language models", 2023
+        (arXiv 2311.08105), algorithm 1; Therien et al., "MuLoCo: Muon is a
+        practical inner optimizer for DiLoCo", 2025 (arXiv 2505.23725).
+    """
+    return OUTER_NESTEROV(every=every, outer_lr=outer_lr, outer_momentum=outer_momentum)

@@ -1,0 +1,164 @@
+"""Identities of wrappers that act behind a rule."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import functional_optim as fo
+from tests.agreement.transform_runs import STEPS, largest_logits, problem, run
+
+
+def test_norms_stay_what_they_were() -> None:
+    for shape in ((4, 6), (3, 2, 5, 5)):
+        param, grads = problem(shape)
+        by_row, _ = run(fo.chain(fo.adamw(0.1), fo.constrain_norm(rows=True)), param, grads)
+        torch.testing.assert_close(by_row.flatten(1).norm(dim=1), param.flatten(1).norm(dim=1))
+        whole, _ = run(fo.chain(fo.adamw(0.1), fo.constrain_norm()), param, grads)
+        torch.testing.assert_close(whole.norm(), param.norm())
+        ball, _ = run(fo.chain(fo.adamw(0.1), fo.constrain_norm(0.5)), param, grads)
+        assert float(ball.norm()) == pytest.approx(0.5, rel=1e-5)
+    in_16_bits, _ = run(
+        fo.chain(fo.sgd(0.1), fo.constrain_norm()), param.bfloat16(), [g.bfloat16() for g in grads]
+    )
+    assert float(in_16_bits.float().norm()) == pytest.approx(float(param.norm()), rel=2e-3)
+
+
+def test_vectors_and_zeros_are_left_alone_by_a_norm_constraint() -> None:
+    for start in (torch.ones(5), torch.tensor(2.0), torch.zeros(3, 4)):
+        grads = [torch.full_like(start, 0.5)] * 3
+        for rows in (False, True):
+            found, _ = run(fo.chain(fo.sgd(0.1), fo.constrain_norm(rows=rows)), start, grads)
+            assert torch.equal(found, run(fo.sgd(0.1), start, grads)[0])
+
+
+def test_an_average_of_a_constant_is_that_constant() -> None:
+    param, _ = problem()
+    still = [torch.zeros_like(param)] * STEPS
+    for link in (fo.swa(3), fo.swa(1, 4), fo.tail_ema(0.9, 4)):
+        optimizer = fo.chain(fo.sgd(0.1), link)
+        assert torch.equal(optimizer.view(*run(optimizer, param, still)), param)
+
+
+def test_an_average_that_starts_later_is_the_parameter() -> None:
+    param, grads = problem()
+    for link in (fo.swa(STEPS), fo.swa(STEPS + 5, 2), fo.tail_ema(0.9, STEPS)):
+        optimizer = fo.chain(fo.sgd(0.1), link)
+        found, state = run(optimizer, param, grads)
+        assert torch.equal(optimizer.view(found, state), found)
+
+
+def test_a_tail_average_of_the_whole_run_is_ema() -> None:
+    param, grads = problem()
+    ends = [
+        run(fo.chain(fo.adamw(0.1), link), param, grads)
+        for link in (fo.tail_ema(0.9, 0), fo.ema(0.9))
+    ]
+    assert torch.equal(ends[0][0], ends[1][0])
+    assert torch.equal(ends[0][1].leaves.stages[-1].average, ends[1][1].leaves.stages[-1].average)
+
+
+def test_swa_is_torchs() -> None:
+    """torch.optim.swa_utils.AveragedModel, updated as its documentation says."""
+    param, grads = problem()
+    module = torch.nn.Linear(6, 4, bias=False)
+    with torch.no_grad():
+        module.weight.copy_(param)
+    theirs = torch.optim.swa_utils.AveragedModel(module)
+    own = torch.optim.SGD(module.parameters(), lr=0.1)
+    for step, grad in enumerate(grads, start=1):
+        module.weight.grad = grad.clone()
+        own.step()
+        if step >= 5 and (step - 5) % 3 == 0:
+            theirs.update_parameters(module)
+    optimizer = fo.chain(fo.sgd(0.1), fo.swa(5, 3))
+    found = optimizer.view(*run(optimizer, param, grads))
+    torch.testing.assert_close(found, theirs.module.weight.detach())
+
+
+def test_a_front_end_puts_an_average_into_a_model() -> None:
+    module = torch.nn.Linear(6, 4)
+    optimizer = fo.TorchOptimizer(module.named_parameters(), fo.chain(fo.sgd(0.1), fo.swa(2, 2)))
+    seen = []
+    for _ in range(4):
+        for param in module.parameters():
+            param.grad = torch.ones_like(param)
+        optimizer.step()
+        seen.append(module.weight.detach().clone())
+    with optimizer.averaged(module):
+        torch.testing.assert_close(module.weight.detach(), (seen[1] + seen[3]) / 2)
+    assert torch.equal(module.weight, seen[3])
+
+
+def test_an_outer_step_of_one_without_momentum_is_the_rule_before() -> None:
+    param, grads = problem()
+    doubled = [grad.double() for grad in grads]
+    plain, _ = run(fo.adamw(0.1), param.double(), doubled)
+    outer = fo.outer_nesterov(4, outer_lr=1.0, outer_momentum=0.0)
+    found, _ = run(fo.chain(fo.adamw(0.1), outer), param.double(), doubled)
+    torch.testing.assert_close(found, plain, rtol=1e-13, atol=1e-13)
+
+
+def test_the_outer_step_is_torchs_sgd_with_nesterov_momentum() -> None:
+    param, grads = problem()
+    fast = torch.nn.Parameter(param.clone())
+    slow = torch.nn.Parameter(param.clone())
+    inner = torch.optim.AdamW([fast], lr=0.1, foreach=False)
+    outer = torch.optim.SGD([slow], lr=0.7, momentum=0.9, nesterov=True, foreach=False)
+    for step, grad in enumerate(grads, start=1):
+        fast.grad = grad.clone()
+        inner.step()
+        if step % 4 == 0:
+            slow.grad = slow.detach() - fast.detach()
+            outer.step()
+            with torch.no_grad():
+                fast.copy_(slow)
+    found, _ = run(fo.chain(fo.adamw(0.1), fo.outer_nesterov(4)), param, grads)
+    torch.testing.assert_close(found, fast.detach(), rtol=1e-6, atol=1e-7)
+
+
+def test_logits_that_are_small_or_not_given_change_nothing() -> None:
+    param, grads = problem()
+    optimizer = fo.chain(fo.sgd(0.1), fo.qk_clip(30.0))
+    plain, _ = run(fo.sgd(0.1), param, grads)
+    assert torch.equal(run(optimizer, param, grads)[0], plain)
+    assert torch.equal(run(optimizer, param, grads, max_logit=largest_logits)[0], plain)
+
+
+def test_only_the_projections_that_are_named_are_clipped() -> None:
+    """As MuonClip is written: projections by Muon and this link, the rest by AdamW."""
+    param, grads = problem()
+    parts = {"muon": fo.muon(0.02), "adamw": fo.adamw(0.1)}
+    rule = fo.partition(parts, fo.labels({"muon": fo.with_shape(ndim=2)}, default="adamw"))
+    clip = fo.masked(fo.qk_clip(20.0), fo.matching("query") | fo.matching("key"))
+    tree = {"query": param, "key": -param, "value": param.clone(), "bias": param[0].clone()}
+    given = {name: grads[0] if one.dim() == 2 else grads[0][0] for name, one in tree.items()}
+    logits = torch.tensor([10.0, 10.0, 80.0, 80.0])[:, None].expand_as(param)
+    extra = {"max_logit": {"query": logits, "key": logits, "value": None, "bias": None}}
+    plain, _ = rule.update(tree, given, rule.init(tree))
+    optimizer = fo.chain(rule, clip)
+    made, _ = optimizer.update(tree, given, optimizer.init(tree), extra=extra)
+    for name in ("query", "key"):
+        assert torch.equal(made[name][:2], plain[name][:2])
+        torch.testing.assert_close(made[name][2:], plain[name][2:] / 2)
+    for name in ("value", "bias"):
+        assert torch.equal(made[name], plain[name])
+
+
+def test_clipped_projections_give_logits_of_tau() -> None:
+    """Query and key together take up the whole factor."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(9, 6, generator=generator, dtype=torch.float64)
+    heads = {k: torch.randn(4, 6, generator=generator, dtype=torch.float64) for k in "qk"}
+
+    def logits(weights: dict[str, Tensor]) -> Tensor:
+        q, k = ((x @ weights[name].T).unflatten(1, (2, 2)) for name in "qk")
+        return torch.einsum("ihd,jhd->hij", q, k).amax((1, 2))
+
+    before = logits(heads)
+    tau = float(before.min() + before.max()) / 2  # one head is clipped
+    optimizer = fo.chain(fo.sgd(0.0), fo.qk_clip(tau))
+    given = before.repeat_interleave(2)[:, None].expand(4, 6)
+    made, _ = optimizer.update(
+        heads, heads, optimizer.init(heads), extra={"max_logit": {"q": given, "k": given}}
+    )
+    torch.testing.assert_close(logits(made), before.clamp(max=tau))
