@@ -46,7 +46,8 @@ def test_a_complex_leaf_is_its_real_view(
     for kept in tensors(state.leaves.stages):
         by_element = (kept.dtype, kept.shape) == (param.dtype, param.shape)
         by_part = kept.dtype == param.real.dtype and kept.shape != real.shape
-        assert by_element or by_part
+        is_number = kept.dtype == torch.float32 and kept.dim() == 0  # in torch's default dtype
+        assert by_element or by_part or is_number
 
 
 def test_complex_and_real_leaves_stand_in_one_tree() -> None:
