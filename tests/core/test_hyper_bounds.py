@@ -27,6 +27,9 @@ from functional_optim import (
     descend,
     dog,
     ftrl,
+    galore_adamw,
+    kl_soap,
+    kron,
     lamb,
     lars,
     ldog,
@@ -45,6 +48,7 @@ from functional_optim import (
     schedule_free_adamw,
     schedule_free_sgd,
     sgd,
+    shampoo,
     sign_sgd,
     signum,
     soap,
@@ -143,6 +147,27 @@ OWN: dict[Make, dict[str, tuple[float, float]]] = {
         **dict.fromkeys(("eps", "weight_decay"), (0.0, math.inf)),
         "hessian_power": (0.0, 1.0),
     },
+    galore_adamw: {
+        **dict.fromkeys(("lr", "scale"), (0.0, 1e300)),
+        **dict.fromkeys(("eps", "weight_decay"), (0.0, math.inf)),
+    },
+    kl_soap: {
+        "lr": (0.0, 1e300),
+        **dict.fromkeys(("eps", "weight_decay"), (0.0, math.inf)),
+        "initial_eigenvalue": (5e-324, 1e300),
+    },
+    kron: {
+        **dict.fromkeys(("lr", "precond_lr", "update_decay"), (0.0, 1e300)),
+        **dict.fromkeys(("weight_decay", "max_update_rms"), (0.0, math.inf)),
+        **dict.fromkeys(("update_probability", "min_update_probability"), (0.0, 1.0)),
+        "beta": (0.0, math.nextafter(1.0, 0.0)),
+        "precond_init_scale": (5e-324, 1e300),
+    },
+    shampoo: {
+        **dict.fromkeys(("lr", "exponent"), (0.0, 1e300)),
+        **dict.fromkeys(("eps", "weight_decay", "graft_eps"), (0.0, math.inf)),
+        "graft_beta": (0.0, math.nextafter(1.0, 0.0)),
+    },
     soap: {
         "lr": (0.0, 1e300),
         "eps": (0.0, math.inf),
@@ -197,12 +222,16 @@ CHOOSING = (
     *adaptive.BOUNDS,
     adahessian,
     ftrl,
+    galore_adamw,
+    kl_soap,
+    kron,
     lamb,
     lars,
     lion,
     prodigy,
     qhm,
     rowwise_adagrad,
+    shampoo,
 )
 CHOICES = [
     (make, name)
@@ -287,6 +316,8 @@ def test_what_is_no_number_is_refused_by_name(place: Place) -> None:
 
 BETAS = (
     *adaptive.BOUNDS,
+    galore_adamw,
+    kl_soap,
     lamb,
     lion,
     prodigy,

@@ -22,6 +22,9 @@ from functional_optim import (
     algorithms,
     chain,
     ftrl,
+    galore_adamw,
+    kl_soap,
+    kron,
     lamb,
     lars,
     lion,
@@ -30,6 +33,7 @@ from functional_optim import (
     rowwise_adagrad,
     schedule_free_adamw,
     schedule_free_sgd,
+    shampoo,
     soap,
     sophia,
 )
@@ -40,6 +44,18 @@ from functional_optim.testing.inputs import SCALE, fed
 from tests.agreement.formulas_adaptive import ADAPTIVE_FORMULAS
 from tests.agreement.formulas_layerwise import LAYERWISE_FORMULAS, MATRICES
 from tests.agreement.formulas_muon import MUON_FORMULAS
+from tests.agreement.formulas_shampoo import (
+    GALORE,
+    KL_SOAP,
+    KRON,
+    KRON_FORMULA,
+    SHAMPOO,
+    as_lists,
+    galore_formula,
+    kl_soap_formula,
+    kron_formula,
+    shampoo_formula,
+)
 from tests.choices import EVERYTHING
 from tests.composition.second_order import adahessian_formula, sophia_formula
 from tests.core.soap_formula import soap_formula
@@ -215,6 +231,10 @@ FORMULAS: dict[str, tuple[Callable[[], Optimizer], Callable[..., tuple[Values, V
         lambda: soap(0.1, (0.9, 0.95), precondition_frequency=2, max_precond_dim=MATRIX[0]),
         soap_by_formula,
     ),
+    "galore_adamw": (lambda: galore_adamw(**GALORE), as_lists(galore_formula, GALORE)),
+    "kl_soap": (lambda: kl_soap(**KL_SOAP), as_lists(kl_soap_formula, KL_SOAP)),
+    "kron": (lambda: kron(**KRON), as_lists(kron_formula, KRON_FORMULA)),
+    "shampoo": (lambda: shampoo(**SHAMPOO), as_lists(shampoo_formula, SHAMPOO)),
     "ftrl": (lambda: ftrl(lr=0.1, l1=0.1, l2=0.01), ftrl_formula),
     "prodigy": (lambda: prodigy(d0=0.1, weight_decay=0.01), prodigy_formula),
     "schedule_free_sgd": (
@@ -238,7 +258,7 @@ MATRIX = (5, 100)
 """The shape of the parameter, where that has to be a matrix; its shorter side is turned."""
 BOUND = 4
 """Units in the last place of the largest magnitude, after 5 steps."""
-BOUNDS = {"soap": 16}
+BOUNDS = {"galore_adamw": 32, "soap": 16}
 """Eigenvectors of what is rounded are turned by more than that."""
 
 

@@ -20,6 +20,9 @@ from functional_optim.algorithms.dadapt_sgd import dadapt_sgd
 from functional_optim.algorithms.dion import dion
 from functional_optim.algorithms.dog import dog, ldog
 from functional_optim.algorithms.ftrl import ftrl
+from functional_optim.algorithms.galore import galore_adamw
+from functional_optim.algorithms.kl_soap import kl_soap
+from functional_optim.algorithms.kron import kron
 from functional_optim.algorithms.lamb import lamb
 from functional_optim.algorithms.laprop import laprop
 from functional_optim.algorithms.lars import lars
@@ -38,6 +41,7 @@ from functional_optim.algorithms.rprop import rprop
 from functional_optim.algorithms.schedule_free import schedule_free_adamw, schedule_free_sgd
 from functional_optim.algorithms.scion import scion
 from functional_optim.algorithms.sgd import sgd, trace
+from functional_optim.algorithms.shampoo import shampoo
 from functional_optim.algorithms.signum import sign_sgd, signum
 from functional_optim.algorithms.soap import soap
 from functional_optim.algorithms.sophia import scale_by_sophia, sophia
@@ -67,6 +71,9 @@ __all__ = [
     "dion",
     "dog",
     "ftrl",
+    "galore_adamw",
+    "kl_soap",
+    "kron",
     "lamb",
     "laprop",
     "lars",
@@ -87,6 +94,7 @@ __all__ = [
     "schedule_free_sgd",
     "scion",
     "sgd",
+    "shampoo",
     "sign_sgd",
     "signum",
     "soap",

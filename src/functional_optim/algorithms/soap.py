@@ -25,7 +25,7 @@ from functional_optim.composition import chain
 from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.links import rebuild
-from functional_optim.core.matrices import require_matrix
+from functional_optim.core.matrices import require_matrix, symmetric_eigen
 from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, addcmul, at_first_step, div, lerp, mul, shift
 from functional_optim.optimizer import Optimizer
@@ -118,16 +118,8 @@ def turned_back(x: Tensor, left: list[Tensor], right: list[Tensor]) -> Tensor:
 
 
 def eigenbasis(factor: Tensor) -> Tensor:
-    """Its eigenvectors, those of large eigenvalues first; a constant for derivatives.
-
-    Where the factor is not finite, those of the identity: there is no other answer, and LAPACK
-    would stop the steps of all other parameters.
-    """
-    known = factor.detach()
-    finite = known.isfinite().flatten(-2).all(-1)[..., None, None]
-    identity = torch.eye(known.size(-1), dtype=known.dtype, device=known.device)
-    vectors: Tensor = torch.linalg.eigh(torch.where(finite, known, identity))[1]
-    return vectors.flip(-1)
+    """Return its eigenvectors, those of large eigenvalues first."""
+    return symmetric_eigen(factor)[1].flip(-1)
 
 
 def refreshed(factor: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
@@ -193,7 +185,7 @@ def soap_step(
 def soap_rule(
     param: Tensor, grad: Tensor, state: SoapState, c: SoapCoefficients
 ) -> tuple[Tensor, SoapState]:
-    wide = widened(grad)
+    wide = widened(grad).contiguous()  # products round by layout
     exp_avg, exp_avg_sq = state.exp_avg, state.exp_avg_sq
     if not torch.jit.is_scripting() and isinstance(c.first, Tensor):
         stepped = soap_step(param, wide, state, c)

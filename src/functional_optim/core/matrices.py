@@ -36,3 +36,16 @@ def norms(x: Tensor) -> Tensor:
     # One by one: a sum of all elements is shared out among threads otherwise than several sums.
     one_by_one = foreach_norm(list(x.unbind(0)))
     return torch.stack(one_by_one).reshape(-1, 1, 1)
+
+
+def symmetric_eigen(factor: Tensor) -> tuple[Tensor, Tensor]:
+    """Return eigenvalues in ascending order and eigenvectors, both constants for derivatives.
+
+    A factor that is not finite is replaced by the identity: there is no other answer, and LAPACK
+    would stop the steps of all other parameters.
+    """
+    known = factor.detach()
+    finite = known.isfinite().flatten(-2).all(-1)[..., None, None]
+    identity = torch.eye(known.size(-1), dtype=known.dtype, device=known.device)
+    values, vectors = torch.linalg.eigh(torch.where(finite, known, identity))
+    return values, vectors

@@ -11,6 +11,7 @@ from functional_optim.testing.case import BETAS, DECAY, EPS, FLAG, LR, Case, Opt
 from functional_optim.testing.cases_adaptive import ADAPTIVE_CASES
 from functional_optim.testing.cases_layerwise import LAYERWISE_CASES
 from functional_optim.testing.cases_muon import MUON_CASES
+from functional_optim.testing.cases_shampoo import SHAMPOO_CASES
 from functional_optim.testing.cases_torch import TORCH_CASES
 
 NAN = float("nan")
@@ -351,6 +352,7 @@ CASES: dict[str, Case] = {
     **MUON_CASES,
     **ADAPTIVE_CASES,
     **TORCH_CASES,
+    **SHAMPOO_CASES,
 }
 """One case per algorithm, by the name of its constructor."""
 
