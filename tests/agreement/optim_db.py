@@ -88,7 +88,7 @@ def _stand_ins() -> Iterator[None]:
     try:
         yield
     finally:
-        for name, module in before.items():
+        for name, own in before.items():
             del sys.modules[name]
-            if module is not None:
-                sys.modules[name] = module
+            if own is not None:
+                sys.modules[name] = own

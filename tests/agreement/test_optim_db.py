@@ -1,6 +1,7 @@
 """Every configuration of PyTorch's own list of optimizers, bit for bit, with missing gradients."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -130,7 +131,7 @@ def test_every_configuration_is_torchs(cls: str) -> None:
         for dtype in dtypes(one):
             on_view = dtype.is_complex and adds_complex_numbers(one)
             params, grads = values(one, dtype)
-            ours = stepped(lambda leaves, o=optimizer: TorchOptimizer(leaves, o), params, grads)
+            ours = stepped(partial(TorchOptimizer, optimizer=optimizer), params, grads)
             pure = updated(optimizer, params, grads)
             if on_view:
                 params, grads = on_real_view(params), list(map(on_real_view, grads))

@@ -107,7 +107,8 @@ def test_sparse_adam_is_torchs_of_sparse_gradients(dtype: torch.dtype) -> None:
         (ROWS, WIDTH),
         check_invariants=True,
     )
-    for hyper in ({}, {"lr": 0.1, "betas": (0.5, 0.7), "eps": 1e-3, "maximize": True}):
+    changed: dict[str, Any] = {"lr": 0.1, "betas": (0.5, 0.7), "eps": 1e-3, "maximize": True}
+    for hyper in ({}, changed):
         start = noise(0, ROWS, WIDTH, dtype=dtype)
         theirs, ours = nn.Parameter(start.clone()), nn.Parameter(start.clone())
         optimizer = sparse_adam(**hyper)
@@ -187,7 +188,7 @@ def test_numbers_follow_torchs_default_dtype() -> None:
     try:
         for make, optimizer in ((torch.optim.NAdam, nadam()), (torch.optim.ASGD, asgd(t0=1))):
             theirs, leaf = (nn.Parameter(noise(0, 5)) for _ in range(2))
-            options = {"t0": 1} if make is torch.optim.ASGD else {}
+            options: dict[str, Any] = {"t0": 1} if make is torch.optim.ASGD else {}
             pair = make([theirs], foreach=False, **options), TorchOptimizer([leaf], optimizer)
             for seed in range(6):
                 for one, param in zip(pair, (theirs, leaf), strict=True):
