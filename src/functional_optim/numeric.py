@@ -9,12 +9,13 @@ With 16-bit floats it is computed in float32 meanwhile where torch's kernels do 
 argument: they round it in ``x + offset`` only.
 """
 
-from typing import Any
+import math
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from functional_optim.core.scalars import concrete
+from functional_optim.core.scalars import carries_derivative, concrete
 
 
 def add(x: Tensor, y: Tensor, alpha: float) -> Tensor:
@@ -136,6 +137,43 @@ def at_first_step(step: float, first: float, later: float) -> float:
     if step == 1.0:
         return first
     return later
+
+
+def above(x: float, bound: float, yes: float, no: float) -> float:
+    """``yes`` when ``x > bound``, else ``no``; each may be a 0-d (or batched) tensor."""
+    if not torch.jit.is_scripting():
+        is_above = x > bound
+        if isinstance(is_above, Tensor):
+            wide = is_above.new_empty((), dtype=torch.float64)
+            return torch.where(is_above, beside(wide, yes), beside(wide, no))
+    if x > bound:
+        return yes
+    return no
+
+
+def root(x: float) -> float:
+    """The square root, rounded correctly, which ``x ** 0.5`` is not always."""
+    if not torch.jit.is_scripting():
+        if isinstance(x, Tensor):
+            return x.sqrt()
+    return math.sqrt(x)
+
+
+def number(x: Tensor) -> float:
+    """The number in a 0-d tensor of a state, in double precision, to be used as a coefficient.
+
+    A 0-d tensor of double precision where a derivative is taken of ``x``, or where torch.func or a
+    compiler hides its number.
+
+    Raises:
+        TypeError: ``x`` stands for a tensor of any shape, of which a kernel is to be compiled.
+    """
+    if not torch.jit.is_scripting():
+        if not isinstance(x, Tensor):
+            raise TypeError("it keeps a number for a whole parameter, and reads it in each step")
+        known = None if carries_derivative(x) else concrete(x)
+        return cast("float", x.to(torch.float64) if known is None else known)
+    return float(x.item())
 
 
 _SHORT = (torch.bfloat16, torch.float16)

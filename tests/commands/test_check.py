@@ -81,7 +81,7 @@ def test_wrong_arguments_exit_with_2(own: Path) -> None:
         (("own:number",), "must return a functional_optim.Optimizer, such as adamw(lr=1e-3)"),
         (("own:broken",), "RuntimeError: no such luck"),
         (("own:OWN",), "'own' has no 'OWN'"),
-        (("torch.optim:ASGD",), "ASGD has no functional counterpart"),
+        (("torch.optim:Optimizer",), "Optimizer has no functional counterpart"),
         (("own:made", "--option", "lr=1"), "is an Optimizer and takes no options, got lr"),
         (("adamw", "--option", "lr"), "must have the form key=value, such as lr=0.1, got 'lr'"),
         (("adamw", "--option", "speed=1"), "speed"),

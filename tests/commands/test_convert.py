@@ -169,7 +169,7 @@ def test_wrong_arguments_exit_with_2_and_change_nothing(own: Path) -> None:
         ((path, "z", *ADAMW, *specs, "--world-size", 2), "z exists and is not an empty folder"),
         ((path, "n", *ADAMW, *specs, "--world-size", 2, "--overwrite"), "--overwrite is for files"),
         ((path, "n", *ADAMW, *specs, "--world-size", 0), "0 is not in the range"),
-        ((path, "n", "--optimizer", "torch.optim:ASGD", *specs), "no functional counterpart"),
+        ((path, "n", "--optimizer", "torch.optim:Optimizer", *specs), "no functional counterpart"),
         ((path, "n", *ADAMW, "--model", "nowhere.json"), "No such file"),
         ((path, "n", *ADAMW, *specs, "--option", "speed=1"), "speed"),
         (("z", "n.pt", "--key", "a"), "--key is for files"),

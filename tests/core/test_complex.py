@@ -20,8 +20,12 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 Z, G = (noise(seed, 4, 3, dtype=torch.complex64) for seed in (0, 1))
 
 
+REAL = ("adafactor", "sparse_adam")
+"""Algorithms that take no complex parameters, as in torch."""
+
+
 @each_value(
-    optimizer=EVERY,
+    optimizer={name: one for name, one in EVERY.items() if name.split()[0] not in REAL},
     layout=LAYOUTS,
     dtype=[torch.complex64, torch.complex128],
     executor=IN_PYTHON,
@@ -42,7 +46,8 @@ def test_a_complex_leaf_is_its_real_view(
     for kept in tensors(state.leaves.stages):
         by_element = (kept.dtype, kept.shape) == (param.dtype, param.shape)
         by_part = kept.dtype == param.real.dtype and kept.shape != real.shape
-        assert by_element or by_part
+        is_number = kept.dtype == torch.float32 and kept.dim() == 0  # in torch's default dtype
+        assert by_element or by_part or is_number
 
 
 def test_complex_and_real_leaves_stand_in_one_tree() -> None:

@@ -89,7 +89,7 @@ def test_rows_that_are_not_stored_keep_their_bits(name: str) -> None:
         assert not torch.equal(result[2], before[2])
 
 
-TAKING = ("sgd", "adagrad", "rowwise_adagrad", "ftrl", "sign_sgd")
+TAKING = ("sgd", "adagrad", "rowwise_adagrad", "ftrl", "sign_sgd", "sparse_adam")
 REFUSING = {
     **{
         name: getattr(algorithms, name)()

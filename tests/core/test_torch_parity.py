@@ -71,6 +71,8 @@ def test_so_it_is_for_every_shape(
     twin: Twin, shape: Callable[[int], Tensor], dtype: torch.dtype
 ) -> None:
     start, *grads = (_in(dtype, twin.taken(shape(seed))) for seed in range(4))
+    if twin.case.oracle is torch.optim.Adafactor and start.numel() == 0:
+        return  # torch's divides by the number of elements
     assert_twins(twin, start, grads, WAYS)
 
 

@@ -68,6 +68,19 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"lr": 0.1, "momentum": 0.0, "eps": 0.5, "ns_steps": 2, "weight_decay": 0.0},
     ],
     "rprop": [{"step_sizes": (0.009, 0.013)}],
+    "nadam": [
+        {"lr": 0.1, "weight_decay": 0.1},
+        {"betas": (0.5, 0.7), "momentum_decay": 0.3, "maximize": True},
+        {"lr": 0.1, "weight_decay": 0.1, "decoupled_weight_decay": True},
+    ],
+    "radam": [
+        {"lr": 0.1, "weight_decay": 0.1},
+        {"betas": (0.5, 0.9), "eps": 0.1, "maximize": True},
+        {"lr": 0.1, "weight_decay": 0.1, "decoupled_weight_decay": True},
+    ],
+    "asgd": [{"lr": 0.1, "weight_decay": 0.1, "t0": 1}, {"lambd": 0.3, "alpha": 0.2, "t0": 0}],
+    "adafactor": [{"lr": 0.1, "weight_decay": 0.1}, {"lr": 0.1, "eps": (0.1, 0.5), "d": 1.5}],
+    "sparse_adam": [{"lr": 0.1}, {"betas": (0.5, 0.7), "eps": 0.1, "maximize": True}],
 }
 TWINS = {
     f"{name} {number}": Twin(CASES[name], hyper)

@@ -19,10 +19,14 @@ CLASSES: tuple[type[torch.optim.Optimizer], ...] = (
     torch.optim.Adamax,
     torch.optim.RMSprop,
     torch.optim.Rprop,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.ASGD,
+    torch.optim.Adafactor,
 )
 """Those that take parameters of any shape."""
 
-REGISTERED = (*CLASSES, torch.optim.Muon)
+REGISTERED = (*CLASSES, torch.optim.Muon, torch.optim.SparseAdam)
 
 Case = tuple[type[torch.optim.Optimizer], dict[str, Any]]
 
@@ -60,6 +64,23 @@ CASES: dict[str, Case] = {
         torch.optim.Rprop,
         {"etas": (0.4, 1.5), "step_sizes": (0.001, 0.05), "maximize": True},
     ),
+    "NAdam": (torch.optim.NAdam, {"lr": 0.1, "momentum_decay": 0.3, "weight_decay": 0.1}),
+    "NAdam decoupled": (
+        torch.optim.NAdam,
+        {"lr": 0.1, "weight_decay": 0.3, "decoupled_weight_decay": True, "maximize": True},
+    ),
+    "RAdam": (torch.optim.RAdam, {"lr": 0.1, "betas": (0.6, 0.9), "weight_decay": 0.1}),
+    "RAdam decoupled": (
+        torch.optim.RAdam,
+        {"lr": 0.1, "weight_decay": 0.3, "decoupled_weight_decay": True, "maximize": True},
+    ),
+    "ASGD": (torch.optim.ASGD, {"lr": 0.1, "t0": 1, "weight_decay": 0.1}),
+    "ASGD maximize": (torch.optim.ASGD, {"lambd": 0.3, "alpha": 0.2, "t0": 0, "maximize": True}),
+    "Adafactor": (torch.optim.Adafactor, {"lr": 0.1, "weight_decay": 0.1}),
+    "Adafactor maximize": (
+        torch.optim.Adafactor,
+        {"lr": 0.1, "eps": (0.1, 0.5), "d": 1.5, "maximize": True},
+    ),
 }
 """Every class with every option that changes its numbers or its state."""
 
@@ -72,6 +93,10 @@ ONE_EACH = [
     "Adamax",
     "RMSprop centered",
     "Rprop",
+    "NAdam",
+    "RAdam",
+    "ASGD",
+    "Adafactor",
 ]
 """One case of each class, where a law looks at no more than that."""
 
@@ -84,6 +109,10 @@ OTHER: dict[str, dict[str, Any]] = {
     "Adamax": {"lr": 0.01, "betas": (0.1, 0.2)},
     "RMSprop": {"lr": 0.01, "alpha": 0.5, "centered": True},
     "Rprop": {"etas": (0.3, 1.7), "step_sizes": (0.01, 0.02)},
+    "NAdam": {"lr": 0.01, "betas": (0.5, 0.6), "momentum_decay": 0.1},
+    "RAdam": {"lr": 0.01, "betas": (0.5, 0.95), "eps": 1e-4},
+    "ASGD": {"lr": 0.01, "lambd": 0.1, "t0": 2},
+    "Adafactor": {"lr": 0.01, "eps": (None, 1e-2), "beta2_decay": -0.5},
 }
 """What differs in a second group, for each class."""
 

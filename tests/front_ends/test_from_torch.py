@@ -4,6 +4,7 @@ That what it makes goes on as the instance does, for all classes and histories, 
 test_runs_go_on.py.
 """
 
+import inspect
 from typing import Any
 
 import pytest
@@ -49,6 +50,8 @@ def test_options_that_choose_an_implementation_do_not_count(name: str) -> None:
     cls, options = CASES[name]
     made: Any = cls
     for more in ({}, {"foreach": True}, {"differentiable": False}):
+        if not more.keys() <= inspect.signature(cls).parameters.keys():
+            continue  # Adafactor has one of them
         optimizer = made(parameters(), **options, **more)
         run(optimizer, 0)
         assert from_torch(optimizer).optimizer == as_functional_optim(cls, **options)
@@ -207,8 +210,6 @@ def with_a_part_of_a_state(params: list[Tensor]) -> Any:
         (with_a_name_twice, "w"),
         (with_a_parameter_twice, "twice|duplicate|also at"),
         (with_a_part_of_a_state, r"0\.bias.*exp_avg"),
-        (torch.optim.NAdam, "NAdam"),
-        (torch.optim.ASGD, "ASGD"),
         (lambda params: TorchOptimizer(params, qhm()), "TorchOptimizer"),
         (Mine, "Mine"),
     ]

@@ -31,6 +31,10 @@ BAD: dict[type, list[dict[str, Any]]] = {
     torch.optim.Adamax: [{"betas": (1.0, 0.9)}, {"eps": -1.0}, {"weight_decay": -1.0}],
     torch.optim.RMSprop: [{"alpha": -0.1}, {"momentum": -0.1}, {"eps": -1.0}],
     torch.optim.Rprop: [{"etas": (1.2, 0.5)}, {"etas": (0.5, 1.0)}, {"etas": (0.0, 1.2)}],
+    torch.optim.NAdam: [{"betas": (1.0, 0.9)}, {"eps": -1.0}, {"momentum_decay": -1.0}],
+    torch.optim.RAdam: [{"betas": (0.9, 1.0)}, {"eps": NAN}, {"weight_decay": -1.0}],
+    torch.optim.ASGD: [{"lambd": NAN}, {"t0": NAN}, {"weight_decay": -1.0}],
+    torch.optim.Adafactor: [{"beta2_decay": 0.1}, {"eps": (-1.0, 0.1)}, {"d": 0.5}],
 }
 LR: list[dict[str, Any]] = [{"lr": -0.1}, {"lr": NAN}, {"lr": float("inf")}]
 

@@ -57,6 +57,8 @@ def test_a_run_of_any_form_does(
 
 def assert_goes_on(made: History, name: str, writer: str, reader: str, through: str) -> None:
     """Beside it, torch's class makes the same steps and is never interrupted."""
+    if is_torchs_own_break(made, name, {writer, reader}):
+        return
     torchs, one = begun("torch", name, made), begun(writer, name, made)
     runs = [torchs, one]
     for seed, without in enumerate(made.steps):
@@ -72,6 +74,18 @@ def assert_goes_on(made: History, name: str, writer: str, reader: str, through: 
         assert_same_tensors(stepped.params, torchs.params)
         assert [p.stride() for p in stepped.params] == [p.stride() for p in torchs.params]
         assert_same_written(stepped.state_dict(), torchs.state_dict())
+
+
+def is_torchs_own_break(made: History, name: str, kinds: set[str]) -> bool:
+    """Return True if torch's class does not go on as if it had not been interrupted.
+
+    Where it loads a number that it keeps in float32, it gives it the dtype of the parameter. And
+    its Adafactor divides by the number of elements.
+    """
+    keeps_numbers = name.startswith(("NAdam", "ASGD")) and made.dtype != torch.float32
+    is_empty = any(0 in shape for shape in made.shapes)
+    loads = not kinds <= {"ours", "flat"}
+    return (keeps_numbers and loads) or (name.startswith("Adafactor") and is_empty)
 
 
 def parts(value: Any) -> list[Any]:

@@ -88,7 +88,14 @@ def require_laws(name: str, number: int) -> None:
     # A complex run has numbers enough for a real one.
     shapes = (*SMALL_SHAPES, (1, 2, 1, 2), WIDE_SHAPE)
     shapes = subject.shapes(shapes)
-    drawn(number, runs(subject.options, (torch.complex64,), large=False, shapes=shapes), all_laws)
+    complex_runs = runs(
+        subject.options,
+        (torch.complex64,),
+        max_steps=subject.max_steps,
+        large=False,
+        shapes=shapes,
+    )
+    drawn(number, complex_runs, all_laws)
 
 
 def require_some_laws(name: str, laws: Sequence[str], number: int) -> None:

@@ -3,6 +3,7 @@
 from functional_optim.algorithms.adabelief import adabelief
 from functional_optim.algorithms.adabound import adabound
 from functional_optim.algorithms.adadelta import adadelta
+from functional_optim.algorithms.adafactor import adafactor
 from functional_optim.algorithms.adagrad import adagrad
 from functional_optim.algorithms.adahessian import adahessian, scale_by_adahessian
 from functional_optim.algorithms.adam import adam, scale_by_adam
@@ -12,6 +13,7 @@ from functional_optim.algorithms.adamw import adamw
 from functional_optim.algorithms.adan import adan
 from functional_optim.algorithms.ademamix import ademamix
 from functional_optim.algorithms.adopt import adopt
+from functional_optim.algorithms.asgd import asgd
 from functional_optim.algorithms.came import came
 from functional_optim.algorithms.dadapt_adam import dadapt_adam
 from functional_optim.algorithms.dadapt_sgd import dadapt_sgd
@@ -26,11 +28,13 @@ from functional_optim.algorithms.laprop import laprop
 from functional_optim.algorithms.lars import lars
 from functional_optim.algorithms.lion import lion, scale_by_lion
 from functional_optim.algorithms.muon import muon
+from functional_optim.algorithms.nadam import nadam
 from functional_optim.algorithms.normuon import normuon
 from functional_optim.algorithms.novograd import novograd
 from functional_optim.algorithms.prodigy import prodigy
 from functional_optim.algorithms.qhadam import qhadam
 from functional_optim.algorithms.qhm import qhm
+from functional_optim.algorithms.radam import radam
 from functional_optim.algorithms.rmsprop import rmsprop, scale_by_rms
 from functional_optim.algorithms.rowwise_adagrad import rowwise_adagrad
 from functional_optim.algorithms.rprop import rprop
@@ -41,6 +45,7 @@ from functional_optim.algorithms.shampoo import shampoo
 from functional_optim.algorithms.signum import sign_sgd, signum
 from functional_optim.algorithms.soap import soap
 from functional_optim.algorithms.sophia import scale_by_sophia, sophia
+from functional_optim.algorithms.sparse_adam import sparse_adam
 from functional_optim.algorithms.stable_adamw import stable_adamw
 from functional_optim.algorithms.yogi import yogi
 from functional_optim.core.constructor import links_constructors
@@ -49,6 +54,7 @@ __all__ = [
     "adabelief",
     "adabound",
     "adadelta",
+    "adafactor",
     "adagrad",
     "adahessian",
     "adam",
@@ -58,6 +64,7 @@ __all__ = [
     "adan",
     "ademamix",
     "adopt",
+    "asgd",
     "came",
     "dadapt_adam",
     "dadapt_sgd",
@@ -73,11 +80,13 @@ __all__ = [
     "ldog",
     "lion",
     "muon",
+    "nadam",
     "normuon",
     "novograd",
     "prodigy",
     "qhadam",
     "qhm",
+    "radam",
     "rmsprop",
     "rowwise_adagrad",
     "rprop",
@@ -90,6 +99,7 @@ __all__ = [
     "signum",
     "soap",
     "sophia",
+    "sparse_adam",
     "stable_adamw",
     "yogi",
 ]

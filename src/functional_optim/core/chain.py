@@ -261,6 +261,22 @@ def require_one_chain(optimizer: Chain, what: str) -> None:
             )
 
 
+def require_one_dense_chain(optimizer: Chain, what: str) -> None:
+    """Make sure that all leaves have one chain, as above, whose stages take dense gradients.
+
+    Raises:
+        TypeError: names what is asked of the optimizer, and the stage that stands against it.
+        RuntimeError: names the stage that takes sparse gradients only.
+    """
+    require_one_chain(optimizer, what)
+    for link in optimizer.links:
+        if not link.stage.dense(link.hyper):
+            raise RuntimeError(
+                f"{what} takes dense gradients, and {link.stage.name} takes sparse ones: use "
+                "update, update_ or TorchOptimizer, or set takes_dense=True"
+            )
+
+
 def require_gradients_alone(optimizer: Chain, what: str) -> None:
     """Make sure that no stage takes inputs beside the gradients.
 

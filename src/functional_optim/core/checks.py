@@ -93,7 +93,7 @@ def sparse_form(stages: Sequence[Stage], hypers: Sequence[Any], grad: Tensor, na
         raise RuntimeError(
             f"the gradient at {name!r} has layout {grad.layout}, which is not taken by {by}; "
             "give grad.to_dense(), or an optimizer that takes COO gradients (sgd, adagrad, "
-            "rowwise_adagrad, ftrl)"
+            "rowwise_adagrad, ftrl, sparse_adam)"
         )
     if "dense" in forms:
         return "dense"
@@ -105,6 +105,21 @@ def sparse_form(stages: Sequence[Stage], hypers: Sequence[Any], grad: Tensor, na
             "dimension, such as nn.Embedding(sparse=True) makes, or grad.to_dense()"
         )
     return "rows"
+
+
+def check_takes_dense(stages: Sequence[Stage], hypers: Sequence[Any], name: str) -> None:
+    """Check that all stages take a dense gradient.
+
+    Raises:
+        RuntimeError (torch's type): names the stage that does not.
+    """
+    for stage, hyper in zip(stages, hypers, strict=True):
+        if not stage.dense(hyper):
+            raise RuntimeError(
+                f"the gradient at {name!r} is dense, and {stage.name} takes sparse ones, such as "
+                "nn.Embedding(sparse=True) makes: give grad.to_sparse(1), step this parameter by "
+                "another optimizer (adam), or set takes_dense=True"
+            )
 
 
 def check_leaf_state(

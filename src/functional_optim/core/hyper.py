@@ -31,6 +31,9 @@ Scalar = float | Tensor | Schedule
 NAME = str | None
 """The annotation of a choice by name: the stage's ``check`` says which names there are."""
 
+OPTIONAL = float | None
+"""The annotation of a number for which None is a choice of its own."""
+
 
 class Inherited(Enum):
     """A mark that stays itself when it is copied or pickled."""
@@ -155,18 +158,13 @@ def _normalise(label: str, kind: Any, value: Any, bound: Interval) -> Any:
         if isinstance(value, bool):
             return value
         raise TypeError(f"{label} must be True or False, got {brief(value)}")
-    if isinstance(kind, UnionType):  # torch.compile compares no generic aliases
-        if value is None or isinstance(value, str):
-            return value
-        raise TypeError(f"{label} must be a name or None, got {brief(value)}")
+    # By class: torch.compile compares no generic aliases.
+    if isinstance(kind, UnionType) and (value is None or str in kind.__args__):
+        return _name_or_none(label, value)
     if value is INHERITED or (callable(value) and not isinstance(value, Tensor)):
         return value
     if kind is int:
-        if isinstance(value, int) and not isinstance(value, bool) and value in bound:
-            return value
-        raise (ValueError if isinstance(value, int) else TypeError)(
-            f"{label} must be a whole number ({bound}), got {brief(value)}"
-        )
+        return _whole_number(label, value, bound)
     if typing.get_origin(kind) is tuple:
         kinds = typing.get_args(kind)
         if not isinstance(value, (tuple, list)) or len(value) != len(kinds):
@@ -176,6 +174,20 @@ def _normalise(label: str, kind: Any, value: Any, bound: Interval) -> Any:
             for index, (one, item) in enumerate(zip(kinds, value, strict=True))
         )
     return _number(label, value, bound)
+
+
+def _name_or_none(label: str, value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    raise TypeError(f"{label} must be a name or None, got {brief(value)}")
+
+
+def _whole_number(label: str, value: Any, bound: Interval) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value in bound:
+        return value
+    raise (ValueError if isinstance(value, int) else TypeError)(
+        f"{label} must be a whole number ({bound}), got {brief(value)}"
+    )
 
 
 def _number(label: str, value: Any, bound: Interval) -> Any:

@@ -98,7 +98,7 @@ def fields_of(
     """
     stages, hypers, sizes = tuple(stages), tuple(hypers), tuple(shape)
     if all(map(is_plain, hypers)) and all(type(size) is int for size in sizes):
-        return _kept_fields(stages, hypers, sizes, dtype)
+        return _kept_fields(stages, hypers, sizes, dtype, torch.get_default_dtype())
     return fields_of_any(stages, hypers, sizes, dtype)
 
 
@@ -113,7 +113,16 @@ def fields_of_any(
     return tuple(tuple(map(_field, getattr(one, "_fields", ()), one)) for one in probe.stages)
 
 
-_kept_fields = remembered(1024)(fields_of_any)
+@remembered(1024)
+def _kept_fields(
+    stages: tuple[Stage, ...],
+    hypers: tuple[Any, ...],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    default: torch.dtype,
+) -> Fields:
+    """The same, kept for each default dtype of torch: a state may have a number of that."""
+    return fields_of_any(stages, hypers, shape, dtype)
 
 
 class FieldsOfTree:

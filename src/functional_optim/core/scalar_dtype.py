@@ -50,12 +50,36 @@ def product_in(x: float, y: float, dtype: str) -> float:
     """
     if dtype == "float64":
         return x * y
-    product = _rounded(x * _rounded(y, 24, 2.0**-126), 24, 2.0**-126)
+    return _rounded_to(x * _rounded(y, 24, 2.0**-126), dtype)
+
+
+def quotient_in(x: float, y: float, dtype: str) -> float:
+    """Return ``x / y`` as torch computes it with ``x`` in a 0-d tensor.
+
+    Args:
+        x: a number of the dtype.
+        y: any number.
+        dtype: as :func:`scalar_dtype` names it.
+
+    Example::
+
+        >>> x = torch.tensor(0.3)
+        >>> quotient_in(x.item(), 1.7, "float32") == (x / 1.7).item()
+        True
+    """
+    if dtype == "float64":
+        return x / y
+    return _rounded_to(x / _rounded(y, 24, 2.0**-126), dtype)
+
+
+def _rounded_to(x: float, dtype: str) -> float:
+    """Round a result in double precision to float32, and to 16 bits after that."""
+    narrow = _rounded(x, 24, 2.0**-126)
     if dtype == "bfloat16":
-        return _rounded(product, 8, 2.0**-126)
+        return _rounded(narrow, 8, 2.0**-126)
     if dtype == "float16":
-        return _rounded(product, 11, 2.0**-14)
-    return product
+        return _rounded(narrow, 11, 2.0**-14)
+    return narrow
 
 
 def _rounded(x: float, bits: int, least: float) -> float:
@@ -74,3 +98,14 @@ def _rounded(x: float, bits: int, least: float) -> float:
         unit = unit + (unit < least) * (least - unit)
     large = 1.5 * 2.0 ** (53 - bits) * unit
     return (large + x) - large
+
+
+def default_scalar_dtype() -> torch.dtype:
+    """Return the dtype in which torch.optim keeps one number for a parameter.
+
+    Example::
+
+        >>> default_scalar_dtype()
+        torch.float32
+    """
+    return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32

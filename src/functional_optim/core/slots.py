@@ -133,7 +133,7 @@ def _slot(name: str, kind: Any, value: Any, *, first: First | None) -> Any:
         return tuple(
             _slot(f"{name}[{index}]", one, item, first=first) for index, (one, item) in parts
         )
-    if kind in (bool, int, NAME):
+    if value is None or kind in (bool, int, NAME):
         return value
     number = concrete(value) if isinstance(value, Tensor) else float(value)
     if number is None:

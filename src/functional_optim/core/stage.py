@@ -27,6 +27,7 @@ from functional_optim.core.stage_defaults import (
     refuse_sparse,
     rows_of_sparse,
     same_coefficients,
+    takes_dense,
 )
 
 __all__ = [
@@ -104,6 +105,7 @@ class Stage:
             does, a product of matrices rounds otherwise. Without it, a DTensor is refused.
         sparse: for given hyper-parameters, what a sparse gradient means: "rows" (only the rows
             it stores change), "dense" (as if it were dense), or "refuse".
+        dense: for given hyper-parameters, whether a dense gradient is taken; RuntimeError, if not.
         shared: a NamedTuple class of numbers that belong to no leaf (an estimated distance, a sum
             of weights, a count of skipped steps); :data:`NoState` where there are none. They are
             kept in ``State.shared``, in double precision.
@@ -148,6 +150,7 @@ class Stage:
     stacked: bool = False
     takes_dtensors: bool = False
     sparse: Callable[[Any], Sparse] = refuse_sparse
+    dense: Callable[[Any], bool] = takes_dense
     shared: Any = NoState
     shared_by: tuple[str, ...] | None = None
     init_shared: Callable[[Any], Any] = no_shared

@@ -35,6 +35,11 @@ def refuse_sparse(hyper: Any) -> Sparse:
     return "refuse"
 
 
+def takes_dense(hyper: Any) -> bool:
+    """A stage that takes a dense gradient."""
+    return True
+
+
 def rows_of_sparse(hyper: Any) -> Sparse:
     """A stage that does nothing where the gradient is zero, so that only stored rows matter."""
     return "rows"

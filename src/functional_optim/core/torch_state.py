@@ -8,7 +8,7 @@ from torch import Tensor
 
 from functional_optim.core.checks import check_leaf_state
 from functional_optim.core.hyper import is_plain
-from functional_optim.core.initial import fields_of, init_leaf
+from functional_optim.core.initial import fields_of, init_leaf, same_fields
 from functional_optim.core.links import gate_names, state_names
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import GateCounts, LeafState, field_tensors
@@ -140,7 +140,9 @@ def from_entries(
         made = _steps_of_uncounted(stages, hypers, param, given, name, step, begins_anew)
         step = made if step is None or int(step) != made else step  # plans know a count by itself
     states = tuple(
-        stage.state(*(_value(field, given) for field in fields)) if stage.stateful else ()
+        stage.state(*(_value(field, given, param.dtype) for field in fields))
+        if stage.stateful
+        else ()
         for stage, fields in zip(stages, layout, strict=True)
     )
     gates = tuple(
@@ -231,8 +233,13 @@ def _depends_on_step(stages: Sequence[Stage], hypers: Sequence[Any]) -> bool:
     return any(one != made[0] for one in made[1:])
 
 
-def _value(field: _Keyed, given: Mapping[str, Tensor]) -> Tensor | list[Tensor]:
+def _value(
+    field: _Keyed, given: Mapping[str, Tensor], param_dtype: torch.dtype
+) -> Tensor | list[Tensor]:
     found = [given[key] for key in field.keys]
+    if field.dtype != param_dtype:
+        # Where torch loads a number that has a dtype of its own, it gives it the parameter's.
+        found = [one.to(field.dtype) if one.dim() == 0 else one for one in found]
     return found if field.optional else found[0]
 
 
@@ -249,4 +256,7 @@ def starts_in_first_step(stages: Sequence[Stage], hypers: Sequence[Any], param: 
     torch makes such state in the first step and takes what it finds for a later one's.
     """
     fields = [field for one in _keyed(stages, hypers, param.shape, param.dtype) for field in one]
-    return all(field.optional for field in fields)
+    if not all(field.optional for field in fields):
+        return False
+    # Fields of which some shapes have others are there in any case.
+    return not fields or same_fields(stages, hypers, ((), (1, 1)), param.dtype)

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from functional_optim.core.chain import require_one_chain
+from functional_optim.core.chain import require_one_dense_chain
 from functional_optim.core.checks import check_writable
 from functional_optim.core.forms import real_view
 from functional_optim.core.local_shards import check_whole
@@ -213,7 +213,7 @@ def export_step(
         Ansel et al., "PyTorch 2: faster machine learning through dynamic Python bytecode
         transformation and graph compilation", ASPLOS 2024.
     """
-    require_one_chain(optimizer, "export_step")
+    require_one_dense_chain(optimizer, "export_step")
     target = _checked(path, package)
     kept = _kept(optimizer, params)
     places = [(at, shape_of(leaf)) for at, leaf in kept.items()]

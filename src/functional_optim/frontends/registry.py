@@ -33,6 +33,11 @@ _REGISTERED: dict[Hashable, Factory] = {
     torch.optim.Rprop: algorithms.rprop,
     torch.optim.Muon: algorithms.muon,
     torch.optim.LBFGS: lbfgs,
+    torch.optim.NAdam: algorithms.nadam,
+    torch.optim.RAdam: algorithms.radam,
+    torch.optim.ASGD: algorithms.asgd,
+    torch.optim.Adafactor: algorithms.adafactor,
+    torch.optim.SparseAdam: algorithms.sparse_adam,
 }
 
 functional_optim_map: Mapping[Hashable, Factory] = MappingProxyType(_REGISTERED)

@@ -15,6 +15,11 @@ DECOUPLED = "decoupled_weight_decay"
 """The name of the stage, and of torch's option, by which weight decays beside the gradient."""
 
 
+COUNTED_IN_PYTHON = frozenset({"sparse_adam"})
+"""Rules whose class of torch keeps its step count as an int, and would compute in float32 with a
+tensor in its place."""
+
+
 def torch_step(step: Tensor) -> Tensor:
     """A step count as torch.optim keeps it: 0-d, on the CPU, in the dtype torch gives scalars."""
     wide = torch.get_default_dtype() == torch.float64 or int(step) > 2**24
@@ -50,7 +55,9 @@ def checkpoint_entries(
             with torch.no_grad():
                 begun = to_entries(stages, hypers, param, init_leaf(stages, hypers, param))
             entries = {**entries, **begun}
-    return {**entries, "step": torch_step(entries["step"])}
+    step = entries["step"]
+    in_python = stages[-1].name in COUNTED_IN_PYTHON
+    return {**entries, "step": int(step) if in_python else torch_step(step)}
 
 
 def with_group_steps(

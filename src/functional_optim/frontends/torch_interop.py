@@ -235,6 +235,8 @@ class _Kept(NamedTuple):
     """In the state of each parameter."""
     counts_in_group: bool
     """In each parameter group."""
+    counts_in_python: bool
+    """In a number of Python's, not in a tensor."""
 
 
 def _what_torch_keeps(cls: Any, named: Mapping[str, Any]) -> _Kept:
@@ -242,12 +244,16 @@ def _what_torch_keeps(cls: Any, named: Mapping[str, Any]) -> _Kept:
     probe.grad = torch.zeros(1, 1)
     taken = inspect.signature(cls).parameters
     instance = cls([probe], **{key: value for key, value in named.items() if key in taken})
+    step = inspect.unwrap(type(instance).step)  # without the hooks that a user has on every step
     with torch.no_grad():
-        inspect.unwrap(type(instance).step)(
-            instance
-        )  # without the hooks that a user has on every step
-    group = instance.param_groups[0]
-    return _Kept(dict(instance.defaults), "step" in instance.state[probe], "step" in group)
+        try:
+            step(instance)
+        except RuntimeError:  # it takes sparse gradients only
+            probe.grad = torch.zeros(1, 1).to_sparse(1)
+            step(instance)
+    group, entries = instance.param_groups[0], instance.state[probe]
+    in_python = isinstance(entries.get("step"), int)
+    return _Kept(dict(instance.defaults), "step" in entries, "step" in group, in_python)
 
 
 def torch_class_of(optimizer: Optimizer) -> type:
@@ -257,6 +263,9 @@ def torch_class_of(optimizer: Optimizer) -> type:
         ValueError: there is none, or several.
     """
     found: list[Any] = [key for key in functional_optim_map if _has_chain(key, optimizer)]
+    if not found and decouples(optimizer.stages):
+        option = {DECOUPLED: True}
+        found = [key for key in functional_optim_map if _has_chain(key, optimizer, **option)]
     found = [key for key in found if key.__module__.startswith("torch.optim")] or found
     if len(found) != 1:
         several = ", ".join(key.__name__ for key in found)
@@ -266,14 +275,20 @@ def torch_class_of(optimizer: Optimizer) -> type:
     return only
 
 
-def _has_chain(key: Any, optimizer: Optimizer) -> bool:
-    """Return True if a class's equivalent, at the class's defaults, has the stages of a chain."""
+def _has_chain(key: Any, optimizer: Optimizer, **options: Any) -> bool:
+    """Return True if the equivalent of a class has the stages of a chain.
+
+    Args:
+        key: of the registry.
+        optimizer: has the chain.
+        options: of the class; others are at their defaults.
+    """
     if not is_optimizer_class(key):
         return False
     try:
-        made = as_functional_optim(key)
+        made = as_functional_optim(key, **options)
         return isinstance(made, Optimizer) and made.stages == optimizer.stages
-    except TypeError:  # an argument without a default
+    except TypeError:  # an argument without a default, or an option that the class lacks
         return False
 
 
@@ -374,4 +389,4 @@ def _torch_entries(
     step = entries.pop("step")
     if not kept.counts_steps:
         return entries if int(step) > 0 else {}
-    return {"step": torch_step(step), **entries}
+    return {"step": int(step) if kept.counts_in_python else torch_step(step), **entries}

@@ -6,7 +6,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from functional_optim.core.chain import require_one_chain
+from functional_optim.core.chain import require_one_dense_chain
 from functional_optim.core.closure_optimizer import ClosureOptimizer
 from functional_optim.core.compiling import uncompiled
 from functional_optim.core.one_at_a_time import StepLock
@@ -104,7 +104,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
     ) -> None:
         optimizer = require_optimizer(optimizer)
         if flat:
-            require_one_chain(optimizer, "TorchOptimizer(flat=True)")
+            require_one_dense_chain(optimizer, "TorchOptimizer(flat=True)")
         self._lock = StepLock()
         self._optimizer = optimizer
         self._composed = ComposedGroups(optimizer) if needs_groups(optimizer) else None

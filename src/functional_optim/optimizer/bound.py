@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from functional_optim.core.capturing import check_not_captured
-from functional_optim.core.chain import Chain, require_one_chain, with_hyper
+from functional_optim.core.chain import Chain, require_one_dense_chain, with_hyper
 from functional_optim.core.checks import check_leaf_state, check_measured, check_writable
 from functional_optim.core.compiling import uncompiled_class
 from functional_optim.core.hyper import copy_tensors
@@ -60,7 +60,7 @@ class BoundOptimizer(BoundCopies):
     """Where the numbers of steps come from; step counts stand there, too."""
 
     def __init__(self, optimizer: Chain, params: Any, state: State | None = None) -> None:
-        require_one_chain(optimizer, "bind")
+        require_one_dense_chain(optimizer, "bind")
         leaves, self._spec, paths = params_of(optimizer, params)
         self._lock = StepLock()
         self._optimizer = optimizer

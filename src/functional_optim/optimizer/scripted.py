@@ -8,7 +8,7 @@ from torch import Tensor
 
 from functional_optim.core.aliasing import apart_from
 from functional_optim.core.capturing import check_not_captured
-from functional_optim.core.chain import Chain, require_one_chain
+from functional_optim.core.chain import Chain, require_one_dense_chain
 from functional_optim.core.checks import (
     check_count,
     check_grad,
@@ -207,7 +207,7 @@ class ScriptedOptimizer:
 @uncompiled
 def build_scripted(optimizer: Chain, params: Any, state: State | None) -> ScriptedOptimizer:
     """Return an optimizer bound to a tree of parameters, as :meth:`Optimizer.script` does."""
-    require_one_chain(optimizer, "script")
+    require_one_dense_chain(optimizer, "script")
     leaves, spec, paths = params_of(optimizer, params)
     with torch.no_grad():
         state = initial_state(optimizer, params) if state is None else state

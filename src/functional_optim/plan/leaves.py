@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from functional_optim.core.checks import sparse_form
+from functional_optim.core.checks import check_takes_dense, sparse_form
 from functional_optim.core.dtensors import is_sharded, local
 from functional_optim.core.forms import DENSE, Form, form_as_gradient, form_of, is_laid_apart
 from functional_optim.core.leaf import Leaf
@@ -17,6 +17,7 @@ from functional_optim.core.local_shards import (
     refuse_executor,
 )
 from functional_optim.core.stage import Stage
+from functional_optim.core.stage_defaults import takes_dense
 from functional_optim.kernels.executor import Executor
 from functional_optim.plan.item import Item, Made
 
@@ -29,9 +30,12 @@ def leaves_of(
     leaves: list[Leaf] = []
     fields = tuple([stage.as_gradient for stage in stages])
     follows = any(fields)
+    wants_sparse = any(stage.dense is not takes_dense for stage in stages)
     for item in items:
         hypers, coefficients, step, scalars = make(item)
         dense = item.grad.layout == torch.strided
+        if dense and wants_sparse:
+            check_takes_dense(stages, item.hypers, item.name)
         form = form_of(
             item.param,
             "no" if dense else sparse_form(stages, item.hypers, item.grad, item.name),

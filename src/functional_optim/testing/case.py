@@ -8,6 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 from functional_optim.optimizer import Optimizer
+from functional_optim.testing.runs import MAX_STEPS
 from functional_optim.testing.subject import Subject, plain_oracle
 
 Options = st.SearchStrategy[dict[str, Any]]
@@ -28,6 +29,8 @@ class Case:
         coarsest: the dtype that it computes in, whatever the parameter's.
         one_chain: whether all leaves have the same stages, which keep nothing together; the laws of
             what is bound, scripted or captured are not for others.
+        takes_complex: whether parameters may be complex.
+        max_steps: most steps of a run that is drawn.
     """
 
     factory: Callable[..., Optimizer]
@@ -38,6 +41,8 @@ class Case:
     matrices: bool = False
     coarsest: torch.dtype | None = None
     one_chain: bool = True
+    takes_complex: bool = True
+    max_steps: int = MAX_STEPS
 
     def subject(self) -> Subject:
         """The case as the laws take it."""
@@ -48,6 +53,8 @@ class Case:
             matrices=self.matrices,
             coarsest=self.coarsest,
             one_chain=self.one_chain,
+            takes_complex=self.takes_complex,
+            max_steps=self.max_steps,
         )
 
 

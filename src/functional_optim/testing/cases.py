@@ -12,6 +12,7 @@ from functional_optim.testing.cases_adaptive import ADAPTIVE_CASES
 from functional_optim.testing.cases_layerwise import LAYERWISE_CASES
 from functional_optim.testing.cases_muon import MUON_CASES
 from functional_optim.testing.cases_shampoo import SHAMPOO_CASES
+from functional_optim.testing.cases_torch import TORCH_CASES
 
 NAN = float("nan")
 
@@ -350,6 +351,7 @@ CASES: dict[str, Case] = {
     **LAYERWISE_CASES,
     **MUON_CASES,
     **ADAPTIVE_CASES,
+    **TORCH_CASES,
     **SHAMPOO_CASES,
 }
 """One case per algorithm, by the name of its constructor."""

@@ -147,8 +147,6 @@ def check_law(
     law = law_named(name, LAWS)
     if not law.concerns(subject):
         return
-    if law.complex_only and subject.matrices:
-        return
     dtypes = subject.dtypes
     if law.complex_only:
         dtypes = (torch.complex64,)
@@ -181,7 +179,12 @@ class _Drawn(NamedTuple):
     def runs(self, *, missing: bool) -> st.SearchStrategy[Run]:
         subject = self.subject
         return runs(
-            subject.options, self.dtypes, missing=missing, device=subject.device, **self.sizes
+            subject.options,
+            self.dtypes,
+            max_steps=subject.max_steps,
+            missing=missing,
+            device=subject.device,
+            **self.sizes,
         )
 
 

@@ -8,7 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
+import torch
+
+from functional_optim.core.initial import init_like
 from functional_optim.core.stage import Rule, Stage, Transform
+from functional_optim.core.state import state_tensors
 from functional_optim.kernels import EXECUTORS, ExecutorName, is_measured
 from functional_optim.optimizer import Optimizer
 from functional_optim.storage import PARAM_STORAGES, STATE_STORAGES, stored
@@ -67,7 +71,19 @@ def why_not(optimizer: Optimizer, storage: str, executor: str) -> str | None:
     whole = [stage.name for stage in stages if stage.kind == "per_matrix"]
     if whole and executor != "reference":
         return f"kernels step runs of elements, and {whole[0]} needs its whole tensor"
+    if executor not in ("reference", "fused") and (keeping := _keeping_numbers(optimizer)):
+        return f"kernels compute numbers before elements, and {keeping[0]} keeps one in its state"
     return "torch's fused kernels step tensors on CUDA only" if executor == "fused" else None
+
+
+def _keeping_numbers(optimizer: Optimizer) -> list[str]:
+    """Return the names of the stages whose state has one number for a whole parameter."""
+    if optimizer.is_composed:
+        return []
+    hypers = [link.hyper for link in optimizer.links]
+    states = init_like(optimizer.stages, hypers, (2, 2), torch.float32).stages
+    kept = zip(optimizer.stages, states, strict=True)
+    return [stage.name for stage, one in kept if any(t.dim() == 0 for t in state_tensors([one]))]
 
 
 def _why_not_stored(optimizer: Optimizer) -> str | None:

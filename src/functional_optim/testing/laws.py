@@ -333,7 +333,8 @@ class Law:
         """Return True if a subject has what the law is about."""
         has_oracle = subject.oracle is not None or not self.needs_oracle
         has_chain = subject.one_chain or not self.one_chain
-        return has_oracle and has_chain and not (self.complex_only and subject.matrices)
+        is_real = subject.matrices or not subject.takes_complex
+        return has_oracle and has_chain and not (self.complex_only and is_real)
 
 
 LAWS: dict[str, Law] = {

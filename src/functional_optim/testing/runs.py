@@ -20,6 +20,8 @@ WIDE_SHAPE = (33, 17)
 """Rows longer than a vector of a processor: it shows how a kernel goes through strides."""
 USUAL_SHAPES: tuple[Shape, ...] = (*SMALL_SHAPES, (1, 2, 1, 2))
 MATRIX_SHAPES: tuple[Shape, ...] = ((1, 1), (2, 2), (3, 1), (2, 3), (0, 3), WIDE_SHAPE)
+MAX_STEPS = 4
+"""Steps of the longest run that is usually drawn."""
 REAL_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 Params = dict[str, Tensor]
@@ -189,7 +191,7 @@ def runs(
     options: st.SearchStrategy[dict[str, Any]],
     dtypes: tuple[torch.dtype, ...] = REAL_DTYPES,
     *,
-    max_steps: int = 4,
+    max_steps: int = MAX_STEPS,
     missing: bool = True,
     large: bool = True,
     shapes: tuple[Shape, ...] = USUAL_SHAPES,

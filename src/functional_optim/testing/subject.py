@@ -1,7 +1,7 @@
 """Subject of the laws: a factory of optimizers, and its oracle."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from functional_optim.optimizer import Optimizer
 from functional_optim.testing.inputs import fed
 from functional_optim.testing.runs import (
     MATRIX_SHAPES,
+    MAX_STEPS,
     REAL_DTYPES,
     USUAL_SHAPES,
     Params,
@@ -47,6 +48,8 @@ class Subject:
             script and export_step ask for.
         device: where parameters and gradients are.
         missing: whether the oracle is also compared with where gradients are missing.
+        takes_complex: whether its parameters may be complex.
+        max_steps: most steps of a run that is drawn.
     """
 
     factory: Callable[..., Optimizer]
@@ -60,6 +63,8 @@ class Subject:
     one_chain: bool = True
     device: str = "cpu"
     missing: bool = True
+    takes_complex: bool = True
+    max_steps: int = MAX_STEPS
 
     def shapes(self, usual: tuple[Shape, ...] = USUAL_SHAPES) -> tuple[Shape, ...]:
         """Return the shapes that the subject takes, of those usually drawn; or small matrices."""
@@ -75,11 +80,44 @@ class Subject:
 
 def plain_oracle(oracle: Oracle | None) -> Oracle | None:
     """Torch's own classes in their for-loop implementation, the one that is bit for bit ours."""
+    if oracle is torch.optim.SparseAdam:
+        return _sparse_adam_of_all_rows
     if not isinstance(oracle, type) or not oracle.__module__.startswith("torch.optim"):
         return oracle
     if "foreach" not in inspect.signature(oracle).parameters:  # it has no other
         return oracle
+    if oracle is torch.optim.Adafactor:
+        return _adafactor_of_elements
     return lambda params, **options: oracle(params, foreach=False, **options)
+
+
+def _adafactor_of_elements(params: Iterable[Tensor], **options: Any) -> torch.optim.Optimizer:
+    """Build torch's Adafactor of parameters that have elements: it divides by their number."""
+    stepped = [one for one in params if one.numel()] or [torch.zeros(1)]
+    return torch.optim.Adafactor(stepped, foreach=False, **options)
+
+
+def _sparse_adam_of_all_rows(params: Iterable[Tensor], **options: Any) -> torch.optim.Optimizer:
+    """Build torch's SparseAdam that takes a dense gradient as one that stores every row."""
+    options.pop("takes_dense", None)
+    optimizer = torch.optim.SparseAdam(params, **options)
+
+    def store_rows(_: Any, args: Any, kwargs: Any) -> None:
+        for param in optimizer.param_groups[0]["params"]:
+            if param.grad is not None:
+                param.grad = _all_rows(param.grad)
+
+    optimizer.register_step_pre_hook(store_rows)
+    return optimizer
+
+
+def _all_rows(grad: Tensor) -> Tensor:
+    """Return a sparse tensor that stores all rows of a dense one."""
+    rows = torch.arange(len(grad))[None] if grad.dim() else torch.zeros(0, 1, dtype=torch.int64)
+    values = grad if grad.dim() else grad.reshape(1)
+    return torch.sparse_coo_tensor(
+        rows, values, grad.shape, is_coalesced=True, check_invariants=True
+    )
 
 
 def run_oracle(oracle: Oracle, run: Run) -> tuple[Params, dict[str, dict[str, Tensor]]]:

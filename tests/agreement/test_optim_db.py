@@ -1,0 +1,157 @@
+"""Every configuration of PyTorch's own list of optimizers, bit for bit, with missing gradients."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from functional_optim import Optimizer, TorchOptimizer, as_functional_optim, functional_optim_map
+
+from ..choices import case
+from ..core.support import same_bits
+from .optim_db import Configuration, configurations
+
+CONFIGURATIONS = configurations()
+LISTED = sorted({one.cls.__name__ for one in CONFIGURATIONS.values()})
+STEPS = 8
+"""The first five of RAdam are those of momentum."""
+
+Params = Sequence[Tensor]
+Grads = Sequence[list[Tensor | None]]
+
+
+def adds_complex_numbers(one: Configuration) -> bool:
+    """Return True if torch multiplies complex numbers, where it takes their real view elsewhere.
+
+    It then rounds otherwise than itself on the real view: all of SGD, the momentum of RMSprop, and
+    each decay that is added to the gradient, except in NAdam, RAdam and ASGD, which take the view
+    before. There, ours is torch's class on the real view.
+    """
+    if one.cls in (torch.optim.NAdam, torch.optim.RAdam, torch.optim.ASGD):
+        return False
+    decouples = one.cls is torch.optim.AdamW or "decoupled_weight_decay" in one.options
+    return (
+        one.cls is torch.optim.SGD
+        or (one.cls is torch.optim.RMSprop and "momentum" in one.options)
+        or ("weight_decay" in one.options and not decouples)
+    )
+
+
+def shapes(one: Configuration) -> list[tuple[int, ...]]:
+    if one.cls is torch.optim.Muon:
+        return [(10, 5), (3, 4)]
+    return [(10, 5), (6,)] if one.takes_sparse_only else [(10, 5), (10,), ()]
+
+
+def values(
+    one: Configuration, dtype: torch.dtype
+) -> tuple[list[Tensor], list[list[Tensor | None]]]:
+    """Return parameters, and their gradients at each step, of which some are missing."""
+    generator = torch.Generator().manual_seed(0)
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+
+    def drawn(shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=wide).to(dtype)
+
+    def gradient(shape: tuple[int, ...]) -> Tensor:
+        if not one.takes_sparse_only:
+            return drawn(shape)
+        rows = torch.randint(0, shape[0], (1, 4), generator=generator)  # some of them twice
+        stored = drawn((4, *shape[1:]))
+        return torch.sparse_coo_tensor(rows, stored, shape, check_invariants=True)
+
+    params = [drawn(shape) for shape in shapes(one)]
+    grads = [
+        [
+            None if (step == 0 and place == 1) or (step == 4 and place == 0) else gradient(shape)
+            for place, shape in enumerate(shapes(one))
+        ]
+        for step in range(STEPS)
+    ]
+    return params, grads
+
+
+def stepped(
+    build: Callable[[list[nn.Parameter]], torch.optim.Optimizer], params: Params, grads: Grads
+) -> list[tuple[Tensor, dict[str, Tensor]]]:
+    """Return each parameter and its state, after the steps of an optimizer."""
+    leaves = [nn.Parameter(param.clone()) for param in params]
+    optimizer = build(leaves)
+    for row in grads:
+        for leaf, grad in zip(leaves, row, strict=True):
+            leaf.grad = None if grad is None else grad.clone()
+        optimizer.step()
+    return [(leaf.detach(), dict(optimizer.state[leaf])) for leaf in leaves]
+
+
+def updated(optimizer: Optimizer, params: Params, grads: Grads) -> list[Tensor]:
+    """Return the parameters after pure updates."""
+    tree, state = list(params), optimizer.init(list(params))
+    for row in grads:
+        tree, state = optimizer.update(tree, row, state)
+    return tree
+
+
+def on_real_view(tensors: Sequence[Any]) -> list[Any]:
+    return [None if one is None else torch.view_as_real(one) for one in tensors]
+
+
+def assert_same(ours: Any, theirs: Any, *, on_view: bool) -> None:
+    """Parameters and state are equal, ours seen as real numbers if torch's were."""
+    for (param, state), (wanted, entries) in zip(ours, theirs, strict=True):
+        assert same_bits(torch.view_as_real(param) if on_view else param, wanted)
+        assert int(state.get("step", 0)) == int(entries.get("step", state.get("step", 0)))
+        for key, value in entries.items():
+            if key != "step" and value is not None:
+                found = state[key]
+                is_seen = on_view and found.is_complex()
+                with case(entry=key):
+                    assert same_bits(torch.view_as_real(found) if is_seen else found, value)
+
+
+def dtypes(one: Configuration) -> list[torch.dtype]:
+    return [torch.float32, torch.float64, *([torch.complex64] if one.takes_complex else [])]
+
+
+def test_the_list_has_every_class_that_has_an_equivalent() -> None:
+    """A failure says that torch has changed its list, or the registry has other classes."""
+    known = {key.__name__ for key in functional_optim_map if isinstance(key, type)}
+    assert set(LISTED) == known - {"LBFGS"}  # whose step needs a closure
+
+
+@pytest.mark.parametrize("cls", LISTED)
+def test_every_configuration_is_torchs(cls: str) -> None:
+    for name, one in CONFIGURATIONS.items():
+        if one.cls.__name__ != cls:
+            continue
+        optimizer = as_functional_optim(one.cls, **one.options)
+        for dtype in dtypes(one):
+            on_view = dtype.is_complex and adds_complex_numbers(one)
+            params, grads = values(one, dtype)
+            ours = stepped(partial(TorchOptimizer, optimizer=optimizer), params, grads)
+            pure = updated(optimizer, params, grads)
+            if on_view:
+                params, grads = on_real_view(params), list(map(on_real_view, grads))
+            theirs = stepped(one.build, params, grads)
+            with case(name=name, dtype=dtype):
+                assert_same(ours, theirs, on_view=on_view)
+                assert all(same_bits(a, b) for a, (b, _) in zip(pure, ours, strict=True))
+
+
+def test_torch_contradicts_itself_where_it_adds_complex_numbers() -> None:
+    """At least once for each class."""
+    adding = [one for one in CONFIGURATIONS.values() if one.takes_complex]
+    adding = list(filter(adds_complex_numbers, adding))
+    differing = set()
+    for one in adding:
+        params, grads = values(one, torch.complex64)
+        found = stepped(one.build, params, grads)
+        viewed = stepped(one.build, on_real_view(params), list(map(on_real_view, grads)))
+        try:
+            assert_same(found, viewed, on_view=True)
+        except AssertionError:
+            differing.add(one.cls)
+    assert differing == {one.cls for one in adding}
