@@ -323,9 +323,9 @@ def parity_table() -> str:
                 f"within {bound} ulp" if distance(name, dtype) <= bound else "differs"
                 for dtype in DTYPES
             ]
-        complex_cell = verdict("complex is its real view", subject)
-        if case.matrices:
-            complex_cell = "real matrices only"
+        complex_cell = "real matrices only" if case.matrices else "real only"
+        if case.takes_complex and not case.matrices:
+            complex_cell = verdict("complex is its real view", subject)
         script_cell = verdict("script is reference", subject)
         rows.append([f"`{name}`", oracle, *cells, complex_cell, script_cell])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
