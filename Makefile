@@ -81,6 +81,13 @@ clean: ## remove the environment and everything that was generated
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# Independent implementations, in the same environment. kron-torch asks for triton and never imports
+# it without a GPU, so that packages are installed without what they depend on, and jax with it.
+$(VENV)/.installed-oracles: $(STAMP)
+	@echo "== installing the implementations that the table of agreement compares with"
+	@$(BIN)/python -m pip install --quiet -c constraints.txt --editable ".[oracles]"
+	@touch $@
+
 # What only the benchmark needs, in the same environment; anew when that is made anew.
 $(VENV)/.installed-bench: $(STAMP)
 	@echo "== installing the peers that the benchmark compares with"

@@ -1,0 +1,21 @@
+"""``make agreement``: measure the differences from other implementations, and write them down."""
+
+import json
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+
+from tests.agreement.measure import measure
+from tests.agreement.page import DATA, unexplained, write
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    results = measure(lambda text: print(text, file=sys.stderr))
+    DATA.parent.mkdir(exist_ok=True)
+    DATA.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    write(results)
+    if found := unexplained(results):
+        sys.exit("\n".join(["These differences have no cause that an experiment shows:", *found]))

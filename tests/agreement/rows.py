@@ -1,0 +1,44 @@
+"""All rows: the tables of this folder, and the ``ROWS`` of every module ``oracle_FAMILY``."""
+
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+from tests.agreement.row import Row
+
+FOLDER = Path(__file__).parent
+
+
+def modules() -> Iterator[ModuleType]:
+    """Yield every module of this folder that compares: ``rows_FAMILY`` and ``oracle_FAMILY``."""
+    for file in sorted([*FOLDER.glob("rows_*.py"), *FOLDER.glob("oracle_*.py")]):
+        yield importlib.import_module(f"tests.agreement.{file.stem}")
+
+
+@functools.cache
+def rows() -> dict[str, Row]:
+    """Return every row, by a name that no other row has.
+
+    Raises:
+        ValueError: two rows have the same name.
+    """
+    found: dict[str, Row] = {}
+    for module in modules():
+        for row in getattr(module, "ROWS", ()):
+            key = f"{row.algorithm} / {row.other}"
+            if key in found:
+                raise ValueError(f"two rows compare {key}")
+            found[key] = row
+    return found
+
+
+def comparisons() -> dict[str, Callable[[], float]]:
+    """Return every function ``compare_NAME`` of the modules ``oracle_FAMILY``, by its NAME."""
+    found: dict[str, Callable[[], float]] = {}
+    for module in modules():
+        for name, one in vars(module).items():
+            if name.startswith("compare_") and one.__module__ == module.__name__:
+                found[name.removeprefix("compare_")] = one
+    return found

@@ -1,0 +1,41 @@
+"""Rows of the algorithms that torch.optim has, too."""
+
+from tests.agreement.row import Cause, Row
+
+BETAS = (0.9, 0.99)
+SINGLE = {"foreach": False}
+KAHAN = {"kahan_sum": False, "foreach": False, "triton": False}
+HEAVYBALL = {"multi_tensor": False, "compile_step": False, "promote": False}
+
+ROWS = [
+    Row("sgd", "torch.optim", "SGD", {"lr": 0.1, "momentum": 0.9}, {"lr": 0.1, "momentum": 0.9, **SINGLE}),
+    Row("sgd", "optax", "sgd", {"lr": 0.1, "momentum": 0.9}, {"learning_rate": 0.1, "momentum": 0.9}),
+    Row("sgd", "optimi", "SGD", {"lr": 0.1, "momentum": 0.9, "dampening": 0.9}, {"lr": 0.1, "momentum": 0.9, "dampening": True, **KAHAN}),
+    Row("sgd", "pytorch_optimizer", "SGDW", {"lr": 0.1, "momentum": 0.9}, {"lr": 0.1, "momentum": 0.9}),
+    Row("sgd", "heavyball", "SGD", {"lr": 0.1, "momentum": 0.9}, {"lr": 0.1, "beta": 0.9, **HEAVYBALL}),
+    Row("adam", "torch.optim", "Adam", {"lr": 0.1, "betas": BETAS}, {"lr": 0.1, "betas": BETAS, **SINGLE}),
+    Row("adam", "optax", "adam", {"lr": 0.1, "betas": BETAS}, {"learning_rate": 0.1, "b1": 0.9, "b2": 0.99}),
+    Row("adam", "optimi", "Adam", {"lr": 0.1, "betas": BETAS}, {"lr": 0.1, "betas": BETAS, "eps": 1e-8, **KAHAN}),
+    Row("adamw", "torch.optim", "AdamW", {"lr": 0.1, "betas": BETAS}, {"lr": 0.1, "betas": BETAS, **SINGLE}),
+    Row("adamw", "optax", "adamw", {"lr": 0.1, "betas": BETAS}, {"learning_rate": 0.1, "b1": 0.9, "b2": 0.99, "weight_decay": 0.01}),
+    Row("adamw", "optimi", "AdamW", {"lr": 0.1, "betas": BETAS}, {"lr": 0.1, "betas": BETAS, "weight_decay": 0.01, "eps": 1e-8, **KAHAN}),
+    Row("adamw", "heavyball", "AdamW", {"lr": 0.1, "betas": BETAS}, {"lr": 0.1, "betas": BETAS, "weight_decay": 0.01, **HEAVYBALL}),
+    Row("adagrad", "torch.optim", "Adagrad", {"lr": 0.1, "eps": 1e-7}, {"lr": 0.1, "eps": 1e-7, **SINGLE}),
+    Row("adagrad", "optax", "adagrad", {"lr": 0.1, "eps": 1e-7}, {"learning_rate": 0.1, "initial_accumulator_value": 0.0, "eps": 1e-7}),
+    Row("adadelta", "torch.optim", "Adadelta", {"lr": 1.0}, {"lr": 1.0, **SINGLE}),
+    Row("adadelta", "optax", "adadelta", {"lr": 1.0}, {"learning_rate": 1.0}),
+    Row("adadelta", "pytorch_optimizer", "AdaDelta", {"lr": 1.0}, {"lr": 1.0}),
+    Row("adamax", "torch.optim", "Adamax", {"lr": 0.1}, {"lr": 0.1, **SINGLE}),
+    Row("adamax", "optax", "adamax", {"lr": 0.1}, {"learning_rate": 0.1}),
+    Row("adamax", "pytorch_optimizer", "AdaMax", {"lr": 0.1}, {"lr": 0.1}),
+    Row("rmsprop", "torch.optim", "RMSprop", {"lr": 0.01}, {"lr": 0.01, **SINGLE}),
+    Row("rmsprop", "optax", "rmsprop", {"lr": 0.01}, {"learning_rate": 0.01, "decay": 0.99}),
+    Row("rmsprop", "heavyball", "RMSprop", {"lr": 0.01, "alpha": 0.99}, {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-8, **HEAVYBALL}),
+    Row("rprop", "torch.optim", "Rprop", {"lr": 0.01}, {"lr": 0.01, **SINGLE}),
+    Row("rprop", "optax", "rprop", {"lr": 0.01}, {"learning_rate": 0.01}),
+    Row("muon", "torch.optim", "Muon", {"lr": 0.1}, {"lr": 0.1}, matrices=True),
+    Row("muon", "optax", "contrib.muon", {"lr": 0.1, "eps": 1e-8}, {"learning_rate": 0.1, "weight_decay": 0.1}, matrices=True),
+    Row("muon", "pytorch_optimizer", "Muon", {"lr": 0.1}, {"lr": 0.1, "weight_decay": 0.1}, matrices=True),
+    Row("muon", "heavyball", "Muon", {"lr": 0.1}, {"lr": 0.1, "betas": (0.95, 0.99), "weight_decay": 0.1, **HEAVYBALL}, matrices=True),
+]
+"""Rows with their options and causes."""
