@@ -23,7 +23,7 @@ LINT = echo "== ruff check" && $(BIN)/ruff check && \
 	echo "== import-linter" && $(BIN)/lint-imports
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench claims check test test-all test-install planted-faults lint docs docs-serve docs-test clean
+.PHONY: help agreement demo bench claims check test test-all test-install planted-faults lint docs docs-serve docs-test clean
 
 help: ## list the targets
 	@echo "make targets:"
@@ -34,6 +34,9 @@ demo: $(STAMP) ## train a small transformer on 2 processes in three ways, and co
 
 bench: $(VENV)/.installed-bench ## time every executor against its peers (ARGS="--quick", ARGS=--help)
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+agreement: $(VENV)/.installed-oracles ## compare each algorithm with other implementations (some minutes)
+	@$(BIN)/python -m tests.agreement
 
 claims: $(STAMP) ## try what papers say of training with few means, in small (ARGS=--write)
 	@$(BIN)/python -m benchmarks.claims $(ARGS)
@@ -81,8 +84,7 @@ clean: ## remove the environment and everything that was generated
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Independent implementations, in the same environment. kron-torch asks for triton and never imports
-# it without a GPU, so that packages are installed without what they depend on, and jax with it.
+# Independent implementations, in the same environment.
 $(VENV)/.installed-oracles: $(STAMP)
 	@echo "== installing the implementations that the table of agreement compares with"
 	@$(BIN)/python -m pip install --quiet -c constraints.txt --editable ".[oracles]"

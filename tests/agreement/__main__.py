@@ -3,7 +3,6 @@
 import json
 import sys
 import warnings
-from pathlib import Path
 
 import torch
 
@@ -13,7 +12,7 @@ from tests.agreement.page import DATA, unexplained, write
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    results = measure(lambda text: print(text, file=sys.stderr))
+    results = measure(lambda text: sys.stderr.write(f"{text}\n"))
     DATA.parent.mkdir(exist_ok=True)
     DATA.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     write(results)

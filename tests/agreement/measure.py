@@ -10,8 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tests.agreement.ours import built, is_known, steps, tensors
 from tests.agreement.problem import DTYPES, STEPS, difference, problem
 from tests.agreement.row import Row
@@ -87,7 +85,7 @@ def _entry(row: Row, theirs: dict[str, Any], key: str) -> dict[str, Any]:
 def _distances(row: Row, theirs: dict[str, Any]) -> Distances:
     found: Distances = {}
     for dtype in DTYPES:
-        given = problem(dtype, matrices=row.matrices)
+        given = problem(dtype, row.shapes)
         other = theirs[str(dtype)]
         if isinstance(other, str):
             found[str(dtype)] = other

@@ -40,6 +40,8 @@ def unexplained(results: dict[str, Any]) -> list[str]:
         coarsest = row.get("coarsest")
         if "cause" in row and not is_rounding(row["without"], coarsest):
             found.append(f"{key}: the experiment leaves {_numbers(row['without'])}")
+        elif all(isinstance(one, str) for one in row["differences"].values()):
+            found.append(f"{key}: it does not run: {_numbers(row['differences'])}")
         elif "cause" not in row and not is_rounding(row["differences"], coarsest):
             found.append(f"{key}: {_numbers(row['differences'])}")
         elif "cause" in row and is_rounding(row["differences"], coarsest):
@@ -97,7 +99,9 @@ def _shown(values: list[float] | str) -> str:
 
 
 def _short(value: float | str) -> str:
-    return value if isinstance(value, str) else "0" if value == 0 else f"{value:.0e}"
+    if isinstance(value, str):
+        return value
+    return "0" if value == 0 else f"{value:.0e}"
 
 
 def _numbers(distances: dict[str, Any]) -> str:

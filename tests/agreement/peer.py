@@ -31,7 +31,9 @@ Found = dict[int, list[Tensor]]
 def of_torch(row: Row, given: Problem) -> Found:
     """Run a torch.optim.Optimizer."""
     params = [torch.nn.Parameter(one.clone()) for one in given.params]
-    optimizer = _build(row)(params, **row.theirs)
+    options = {**row.theirs}
+    group = {"params": params, **options.pop("group", {})}
+    optimizer = _build(row)([group], **options)
     if hasattr(optimizer, "train"):
         optimizer.train()
     found = {}
@@ -79,6 +81,11 @@ def _hessian_of_optax(optax: Any) -> Any:
 
 
 def _build(row: Row) -> Callable[..., Any]:
+    if row.name.startswith("variants."):
+        from tests.agreement import variants
+
+        found: Callable[..., Any] = getattr(variants, row.name.removeprefix("variants."))
+        return found
     package = importlib.import_module(row.package)
     if row.package == "heavyball":
         package.utils.compile_mode = None
@@ -106,7 +113,7 @@ def results(package: str) -> dict[str, dict[str, Any]]:
 def _tried(row: Row, dtype: torch.dtype) -> Any:
     run = of_optax if row.package == "optax" else of_torch
     try:
-        found = run(row, problem(dtype, matrices=row.matrices))
+        found = run(row, problem(dtype, row.shapes))
     except Exception as error:  # noqa: BLE001  whatever another package raises is its result
         return f"{type(error).__name__}: {error}".splitlines()[0]
     return {str(step): [one.tolist() for one in values] for step, values in found.items()}

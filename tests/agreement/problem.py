@@ -9,9 +9,9 @@ from torch import Tensor
 STEPS = (1, 5, 50)
 """Numbers of steps after which parameters are compared."""
 DTYPES = (torch.float64, torch.float32)
-MATRICES = ((6, 5), (4, 10), (8, 8))
-SHAPES = ((9,), *MATRICES)
+SHAPES = {"all": ((9,), (6, 5), (4, 10), (8, 8)), "matrices": ((6, 5), (4, 10), (8, 8))}
 """Shapes of the parameters: a vector, and matrices that are tall, wide and square."""
+SHAPES["square"] = ((8, 8),)
 DECAY = 0.98
 """Factor from one gradient to the next, as gradients shrink while a model trains."""
 
@@ -25,18 +25,19 @@ class Problem(NamedTuple):
     grads: list[Values]
 
 
-def problem(dtype: torch.dtype, *, matrices: bool = False) -> Problem:
+def problem(dtype: torch.dtype, shapes: str = "all") -> Problem:
     """Return the problem in one dtype: the numbers are drawn in float64, then rounded.
 
     Args:
         dtype: of parameters and gradients.
-        matrices: leave out the parameter that is a vector.
+        shapes: a key of SHAPES; numbers of a shape are the same under each key.
     """
     generator = torch.Generator().manual_seed(0)
 
     def drawn() -> Values:
-        values = [torch.randn(one, generator=generator, dtype=torch.float64) for one in SHAPES]
-        return [one for one in values if one.ndim == 2 or not matrices]
+        every = SHAPES["all"]
+        values = [torch.randn(one, generator=generator, dtype=torch.float64) for one in every]
+        return [one for one in values if one.shape in SHAPES[shapes]]
 
     params = drawn()
     grads = [[DECAY**step * one for one in drawn()] for step in range(max(STEPS))]

@@ -17,11 +17,17 @@ class Cause:
         text: one sentence.
         ours: options of ours that the experiment changes.
         theirs: options of the other implementation that the experiment changes.
+        algorithm: another algorithm of ours, which then has no options but those above.
+        variant: a function of ``tests.agreement.variants`` in place of theirs.
+        shapes: other shapes of the parameters: a key of ``SHAPES``.
     """
 
     text: str
     ours: Options = field(default_factory=dict)
     theirs: Options = field(default_factory=dict)
+    algorithm: str | None = None
+    variant: str | None = None
+    shapes: str | None = None
 
 
 @dataclass(frozen=True)
@@ -33,9 +39,10 @@ class Row:
         package: the module of the other implementation.
         name: its class or function, with dots for a module inside the package.
         ours: options of ours.
-        theirs: options of the other implementation.
+        theirs: options of the other implementation; those under ``"group"`` belong to its group of
+            parameters.
         cause: the reason of a difference that is larger than rounding.
-        matrices: whether the parameters are matrices only.
+        shapes: shapes of the parameters: a key of ``SHAPES``.
         inputs: whether both take an estimate of the Hessian's diagonal.
         coarsest: the coarsest dtype that either side computes in, whatever the parameters have.
     """
@@ -46,7 +53,7 @@ class Row:
     ours: Options = field(default_factory=dict)
     theirs: Options = field(default_factory=dict)
     cause: Cause | None = None
-    matrices: bool = False
+    shapes: str = "all"
     inputs: bool = False
     coarsest: str | None = None
 
@@ -63,5 +70,11 @@ class Row:
         """
         if self.cause is None:
             raise ValueError(f"{self.algorithm} and {self.other}: there is no cause to remove")
-        ours, theirs = {**self.ours, **self.cause.ours}, {**self.theirs, **self.cause.theirs}
-        return replace(self, ours=ours, theirs=theirs, cause=None)
+        cause = self.cause
+        changed: Options = {"theirs": {**self.theirs, **cause.theirs}, "cause": None}
+        changed["ours"] = {**self.ours, **cause.ours}
+        if cause.algorithm is not None:
+            changed |= {"algorithm": cause.algorithm, "ours": cause.ours}
+        if cause.variant is not None:
+            changed |= {"name": f"variants.{cause.variant}"}
+        return replace(self, shapes=cause.shapes or self.shapes, **changed)
