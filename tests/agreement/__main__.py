@@ -6,8 +6,8 @@ import warnings
 
 import torch
 
+from docs._pages.differences import DATA, unexplained, write
 from tests.agreement.measure import measure
-from tests.agreement.page import DATA, unexplained, write
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")

@@ -5,7 +5,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).parents[2] / "docs"
+from docs._pages import markdown
+
+DOCS = Path(__file__).parents[1]
 PAGE = DOCS / "agreement.md"
 DATA = DOCS / "_data" / "agreement.json"
 MARKS = re.compile(r"<!-- differences -->\n(.*?)<!-- /differences -->", flags=re.DOTALL)
@@ -55,12 +57,12 @@ def table(results: dict[str, Any], algorithm: str | None = None) -> str:
     head = [*HEAD, f"float64, after {steps} steps", f"float32, after {steps}", "cause"]
     if algorithm is not None:
         head = head[1:]
-    lines = [head, ["---"] * len(head)]
+    lines = []
     for row in results["rows"].values():
         if algorithm in (None, row["algorithm"]):
             cells = [f"`{row['algorithm']}`", f"`{row['other']}`", *_cells(row)]
             lines.append(cells if algorithm is None else cells[1:])
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    return markdown.table(head, lines)
 
 
 def text(results: dict[str, Any]) -> str:
@@ -68,12 +70,10 @@ def text(results: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {one}" for name, one in results["versions"].items())
     parts = [table(results), f"Versions: {versions}.\n"]
     if results["comparisons"]:
-        rows = [["comparison", "largest relative difference"], ["---", "---"]]
-        rows += [[f"`{name}`", _short(one)] for name, one in results["comparisons"].items()]
-        parts.append(
-            "The modules `oracle_*` of tests/agreement compare further options:\n\n"
-            + "".join("| " + " | ".join(line) + " |\n" for line in rows)
-        )
+        rows = [[f"`{name}`", _short(one)] for name, one in results["comparisons"].items()]
+        shown = markdown.table(["comparison", "largest relative difference"], rows)
+        words = "The modules `oracle_FAMILY` of tests/agreement compare further options:"
+        parts.append(f"{words}\n\n{shown}")
     return "\n".join(parts)
 
 
