@@ -48,8 +48,7 @@ def train(optimizer: Optimizer, given: Instance, steps: int) -> Run:
     every = max(1, steps // POINTS)
     run = Run([0], [_score(given, params)])
     for step in range(1, steps + 1):
-        loss = functools.partial(given.loss, step=step)
-        grads, arguments = evaluated(optimizer, loss, params)
+        grads, arguments = evaluated(optimizer, _loss_of(given, step), params)
         params, state = optimizer.update(params, grads, state, **arguments)
         if step % every == 0 or step == steps:
             seen = optimizer.view(params, state) if hasattr(optimizer, "view") else params
@@ -58,6 +57,10 @@ def train(optimizer: Optimizer, given: Instance, steps: int) -> Run:
             if math.isinf(run.last):
                 break
     return run
+
+
+def _loss_of(given: Instance, step: int) -> Callable[[Params], torch.Tensor]:
+    return lambda params: given.loss(params, step)
 
 
 def evaluated(

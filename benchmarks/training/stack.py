@@ -62,14 +62,15 @@ def tuned_muon(rate: float) -> Optimizer:
 
 def stacked(direction: Any, rate: float) -> Optimizer:
     """Return the whole stack around a direction for matrices."""
+    part: dict[str, Callable[..., Any]] = {name: getattr(fo, name) for name in NEEDED}
     matrices = fo.chain(
         direction,
-        fo.cautious_weight_decay(DECAY),
+        part["cautious_weight_decay"](DECAY),
         fo.descend(lr=falling(rate)),
-        fo.constrain_norm(rows=True),
+        part["constrain_norm"](rows=True),
     )
-    parts = fo.partition({"matrices": matrices, "rest": rest()}, label)
-    return fo.chain(parts, fo.tail_ema(TAIL, start=2 * STEPS // 3))
+    both = fo.partition({"matrices": matrices, "rest": rest()}, label)
+    return fo.chain(both, part["tail_ema"](TAIL, start=2 * STEPS // 3))
 
 
 def direction_of(rule: Rule) -> Transform:

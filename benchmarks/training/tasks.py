@@ -49,7 +49,8 @@ def quadratic(seed: int) -> Instance:
     scale = float(start @ hessian @ start)
 
     def loss(params: Params, step: int = 0) -> Tensor:
-        return params["p"] @ hessian @ params["p"] / scale
+        value: Tensor = params["p"] @ hessian @ params["p"] / scale
+        return value
 
     return Instance({"p": start}, loss, lambda params: float(loss(params)))
 
@@ -82,7 +83,8 @@ def matrix(seed: int) -> Instance:
     scale = float(target.square().sum())
 
     def loss(params: Params, step: int = 0) -> Tensor:
-        return (left @ params["w"] @ right - target).square().sum() / scale
+        value: Tensor = (left @ params["w"] @ right - target).square().sum() / scale
+        return value
 
     return Instance({"w": torch.zeros(16, 12)}, loss, lambda params: float(loss(params)))
 

@@ -141,10 +141,6 @@ ADVICE: dict[str, Advice] = {
         "You cannot tune a learning rate; leave `lr` at 1 and add a cosine schedule.",
         "if memory is short (16 bytes of state per parameter; `slice_p` makes it fewer).",
     ),
-    "psgd_kron": Advice(
-        "You want a preconditioner without eigenvectors or roots, and matrices of any shape.",
-        "if a run must not depend on random numbers: it probes with random vectors.",
-    ),
     "kron": Advice(
         "You want a preconditioner without eigenvectors or roots, and matrices of any shape.",
         "if a run must not depend on random numbers: it probes with random vectors.",
@@ -194,7 +190,7 @@ ADVICE: dict[str, Advice] = {
         "Steps are few and expensive, and second-order information pays for itself.",
         "if you can use `soap`: it needs roots of matrices no more, and is easier to tune.",
     ),
-    "signsgd": Advice(
+    "sign_sgd": Advice(
         "Gradients travel over a slow link as one bit an element.",
         "without momentum on noisy gradients: use `signum` or `lion`.",
     ),

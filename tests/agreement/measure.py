@@ -17,6 +17,8 @@ from tests.agreement.rows import comparisons, rows
 
 ROOT = Path(__file__).parents[2]
 DISTRIBUTIONS = {
+    "adopt": "torch-adopt",
+    "dog": "dog-optimizer",
     "adabelief_pytorch": "adabelief-pytorch",
     "adan_pytorch": "adan-pytorch",
     "came_pytorch": "came-pytorch",

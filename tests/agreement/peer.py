@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tests.agreement.problem import DTYPES, STEPS, Problem, problem
 from tests.agreement.row import Row
-from tests.agreement.rows import rows
+from tests.agreement.rows import rows, variant
 
 HESSIAN = -0.75
 """Ratio of the estimate of the Hessian's diagonal to the gradient, as in the laws."""
@@ -82,10 +82,7 @@ def _hessian_of_optax(optax: Any) -> Any:
 
 def _build(row: Row) -> Callable[..., Any]:
     if row.name.startswith("variants."):
-        from tests.agreement import variants
-
-        found: Callable[..., Any] = getattr(variants, row.name.removeprefix("variants."))
-        return found
+        return variant(row.name.removeprefix("variants."))
     package = importlib.import_module(row.package)
     if row.package == "heavyball":
         package.utils.compile_mode = None

@@ -18,7 +18,7 @@ class Cause:
         ours: options of ours that the experiment changes.
         theirs: options of the other implementation that the experiment changes.
         algorithm: another algorithm of ours, which then has no options but those above.
-        variant: a function of ``tests.agreement.variants`` in place of theirs.
+        variant: a function of a module ``variants_FAMILY`` in place of theirs.
         shapes: other shapes of the parameters: a key of ``SHAPES``.
     """
 

@@ -5,6 +5,7 @@ import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from tests.agreement.row import Row
 
@@ -32,6 +33,20 @@ def rows() -> dict[str, Row]:
                 raise ValueError(f"two rows compare {key}")
             found[key] = row
     return found
+
+
+def variant(name: str) -> Callable[..., Any]:
+    """Return a function of the modules ``variants_FAMILY``.
+
+    Raises:
+        LookupError: no module has it.
+    """
+    for file in sorted(FOLDER.glob("variants*.py")):
+        module = importlib.import_module(f"tests.agreement.{file.stem}")
+        if name in vars(module):
+            found: Callable[..., Any] = vars(module)[name]
+            return found
+    raise LookupError(f"no variant is called {name!r}")
 
 
 def comparisons() -> dict[str, Callable[[], float]]:
