@@ -12,7 +12,7 @@ PAGE = DOCS / "agreement.md"
 DATA = DOCS / "_data" / "agreement.json"
 MARKS = re.compile(r"<!-- differences -->\n(.*?)<!-- /differences -->", flags=re.DOTALL)
 
-ROUNDING = {"torch.float64": 1e-10, "torch.float32": 1e-3}
+ROUNDING = {"torch.float64": 1e-10, "torch.float32": 1e-3, "torch.bfloat16": 0.05}
 """Largest difference that counts as rounding, relative to how far a tensor has moved."""
 
 HEAD = ["algorithm", "other implementation"]

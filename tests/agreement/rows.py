@@ -20,18 +20,13 @@ def modules() -> Iterator[ModuleType]:
 
 @functools.cache
 def rows() -> dict[str, Row]:
-    """Return every row, by a name that no other row has.
-
-    Raises:
-        ValueError: two rows have the same name.
-    """
+    """Return every row by a name; a second row of the same pair has a number behind its name."""
     found: dict[str, Row] = {}
     for module in modules():
         for row in getattr(module, "ROWS", ()):
             key = f"{row.algorithm} / {row.other}"
-            if key in found:
-                raise ValueError(f"two rows compare {key}")
-            found[key] = row
+            count = sum(one == key or one.startswith(f"{key} (") for one in found)
+            found[f"{key} ({count + 1})" if count else key] = row
     return found
 
 

@@ -156,5 +156,81 @@ ROWS = [
         {"lr": 0.1, "weight_decay": 0.1, "group": {"use_muon": True}},
         shapes="matrices",
     ),
+    Row("nadam", "torch.optim", "NAdam", {"betas": BETAS}, {"betas": BETAS, **SINGLE}),
+    Row(
+        "nadam",
+        "optax",
+        "nadam",
+        {"lr": 0.01, "betas": BETAS},
+        {"learning_rate": 0.01, "b1": 0.9, "b2": 0.99},
+        coarsest="float32",
+        cause=Cause(
+            "optax keeps the momentum constant, and torch lets it grow to beta1 by "
+            "`momentum_decay`.",
+            ours={"momentum_decay": 1e9},
+        ),
+    ),
+    Row(
+        "nadam",
+        "heavyball",
+        "NAdam",
+        {"lr": 0.01, "betas": BETAS},
+        {"lr": 0.01, "betas": BETAS, **HEAVYBALL},
+        coarsest="float32",
+    ),
+    Row("radam", "torch.optim", "RAdam", {"betas": BETAS}, {"betas": BETAS, **SINGLE}),
+    Row(
+        "radam",
+        "optax",
+        "radam",
+        {"lr": 0.01, "betas": BETAS},
+        {"learning_rate": 0.01, "b1": 0.9, "b2": 0.99},
+        cause=Cause(
+            "optax adds eps behind the bias correction, and torch before it.",
+            ours={"eps": 0.0},
+            theirs={"eps": 0.0},
+        ),
+    ),
+    Row(
+        "radam",
+        "optimi",
+        "RAdam",
+        {"lr": 0.01, "betas": BETAS},
+        {"lr": 0.01, "betas": BETAS, "eps": 1e-8, **KAHAN},
+        cause=Cause(
+            "optimi adds eps behind the bias correction, and torch before it.",
+            ours={"eps": 0.0},
+            theirs={"eps": 0.0},
+        ),
+    ),
+    Row(
+        "radam",
+        "pytorch_optimizer",
+        "RAdam",
+        {"lr": 0.01, "betas": BETAS},
+        {"lr": 0.01, "betas": BETAS},
+        cause=Cause(
+            "pytorch-optimizer makes no step before the variance is known unless "
+            "`degenerated_to_sgd=True`.",
+            theirs={"degenerated_to_sgd": True},
+        ),
+    ),
+    Row("asgd", "torch.optim", "ASGD", {"lr": 0.01, "t0": 5.0}, {"lr": 0.01, "t0": 5.0, **SINGLE}),
+    Row("adafactor", "torch.optim", "Adafactor", {"lr": 0.01}, {"lr": 0.01, **SINGLE}),
+    Row(
+        "adafactor",
+        "optax",
+        "adafactor",
+        {"lr": 0.01},
+        {"learning_rate": 0.01, "min_dim_size_to_factor": 1},
+        coarsest="float32",
+    ),
+    Row(
+        "adafactor",
+        "pytorch_optimizer",
+        "AdaFactor",
+        {"lr": 0.01},
+        {"lr": 0.01, "relative_step": False, "betas": (None, 0.999)},
+    ),
 ]
 """Rows with their options and causes."""
