@@ -21,7 +21,7 @@ before they ran. This is a test that an algorithm descends, and not a ranking: a
 little about a large model.
 
 - Each algorithm has its default options ({options}) and a constant learning rate. The rate is the
-  best of {rates} by the last score with seed {choice}, which is not judged.
+  best of {rates} by the score after half the steps with seed {choice}, which is not judged.
 - Then it runs with the seeds {seeds}. The tables have the number of seeds that pass, the median of
   the last scores, and their spread (largest less smallest).
 - An algorithm for matrices steps the matrices of the transformer's block, and AdamW with rate
