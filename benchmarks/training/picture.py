@@ -103,6 +103,7 @@ def _finish(panel: Axes, task: Task, values: Iterable[float]) -> None:
         panel.set_ylim(low - 0.1, 1.1 * top)
     panel.set_ylabel(task.axis)
     panel.set_xlim(0, task.steps)
+    panel.minorticks_off()
     panel.grid(alpha=0.3)
 
 

@@ -46,7 +46,7 @@ def kron_without_random_vectors(params: Any, **options: Any) -> Any:
     class Still(kron_torch.Kron):  # type: ignore[misc]
         def step(self, closure: Any = None) -> Any:
             drawn = torch.randn_like
-            torch.randn_like = torch.zeros_like
+            torch.randn_like = lambda like: like * 0
             try:
                 return super().step(closure)
             finally:
