@@ -38,10 +38,18 @@ def convergence(*, workers: int, only: Sequence[str], draw_only: bool) -> None:
             click.echo(f"{name}: {_shown(found)}")
             for task, result in found.items():
                 stored.setdefault(task, {})[name] = _entry(result)
-    ordered = {task: dict(sorted(entries.items())) for task, entries in stored.items()}
+            _write(stored)  # what is interrupted keeps what it has
+    draw(_ordered(stored), PICTURES)
+
+
+def _ordered(stored: Stored) -> Stored:
+    return {task: dict(sorted(entries.items())) for task, entries in stored.items()}
+
+
+def _write(stored: Stored) -> None:
     DATA.parent.mkdir(exist_ok=True)
-    DATA.write_text(json.dumps(ordered, separators=(",", ":")) + "\n", encoding="utf-8")
-    draw(ordered, PICTURES)
+    text = json.dumps(_ordered(stored), separators=(",", ":"))
+    DATA.write_text(f"{text}\n", encoding="utf-8")
 
 
 def _results(name: str) -> dict[str, Result]:

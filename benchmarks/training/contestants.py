@@ -21,7 +21,8 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
 
 def names() -> list[str]:
     """Return the names of all algorithms."""
-    return sorted(algorithms.__all__)
+    closures = [name for name in ("lbfgs",) if hasattr(functional_optim, name)]
+    return sorted([*algorithms.__all__, *closures])
 
 
 def takes_matrices_only(name: str) -> bool:
