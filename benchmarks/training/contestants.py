@@ -19,6 +19,10 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
 """Options that differ from the defaults: those without which the algorithm is another one."""
 
 
+SPARSE = ("sparse_adam",)
+"""Algorithms that take sparse gradients only; here, gradients with all rows."""
+
+
 def names() -> list[str]:
     """Return the names of all algorithms."""
     closures = [name for name in ("lbfgs",) if hasattr(functional_optim, name)]

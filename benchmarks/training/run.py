@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.training import contestants
 from benchmarks.training.tasks import TASKS, Instance, Params, Task
@@ -71,9 +72,13 @@ def evaluated(
         return None, {"value_and_grad": functools.partial(value_and_grad, loss)}
     inputs = input_names(optimizer.links)
     if "hessian" in inputs:
-        grads, hessian = hutchinson(loss, params)
+        with sdpa_kernel(SDPBackend.MATH):  # the others cannot be differentiated twice
+            grads, hessian = hutchinson(loss, params)
         return grads, {"extra": {"hessian": hessian}}
-    return value_and_grad(loss, params)[1], {}
+    grads = value_and_grad(loss, params)[1]
+    if any(one.stage.name in contestants.SPARSE for one in optimizer.links):
+        grads = {name: one.to_sparse(1) for name, one in grads.items()}
+    return grads, {}
 
 
 def value_and_grad(

@@ -56,7 +56,8 @@ def measure(tell: Callable[[str], object]) -> dict[str, Any]:
 
 def version(package: str) -> str:
     """Return the version of a package, without what its builder added."""
-    return importlib.metadata.version(DISTRIBUTIONS.get(package, package)).partition("+")[0]
+    name = DISTRIBUTIONS.get(package, package.partition(".")[0])
+    return importlib.metadata.version(name).partition("+")[0]
 
 
 def _results(package: str) -> dict[str, Any]:
