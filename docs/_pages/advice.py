@@ -97,6 +97,10 @@ ADVICE: dict[str, Advice] = {
         "You train a sparse linear model online, and want exact zeros by `l1`.",
         "for deep networks.",
     ),
+    "galore_adamw": Advice(
+        "Memory is short, and matrices are large: AdamW's state has a low rank.",
+        "if 8-bit state fits into memory: `stored(adamw(...), state='int8')` loses less.",
+    ),
     "kl_soap": Advice(
         "You use `soap`, and want factors that fit the gradients' covariance in the KL sense.",
         f"if a step must be cheap; and {MATRICES}.",
@@ -116,6 +120,10 @@ ADVICE: dict[str, Advice] = {
     "lbfgs": Advice(
         "The problem is small, smooth and deterministic: physics-informed networks, fits.",
         "with mini-batches: differences of gradients are then mostly noise.",
+    ),
+    "ldog": Advice(
+        "You fine-tune, cannot tune a learning rate, and layers differ in size.",
+        "for training from scratch without an average of the parameters; the paper needs one.",
     ),
     "lion": Advice(
         "Memory is short: one tensor of state. Batches are large.",

@@ -83,12 +83,12 @@ def _arguments(made: Any) -> Iterator[tuple[str, str]]:
 
 def _defaults(name: str, made: Any) -> str:
     """Return where the defaults are from: a sentence of the file, the torch class, or the paper."""
-    module = inspect.getdoc(inspect.getmodule(made)) or ""
-    text = " ".join(f"{module}\n\n{inspect.getdoc(made)}".split())
-    for sentence in re.split(r"(?<=[.;]) ", text):
-        if re.search(r"\bdefaults\b.*\b(are|from|of)\b", sentence, flags=re.IGNORECASE):
-            found = marked(sentence)
-            return f"{found[0].upper()}{found[1:]}\n"
+    head = inspect.getdoc(inspect.getmodule(made)) or ""
+    for text, pattern in ((head, r"\bdefaults?\b"), (inspect.getdoc(made) or "", r"\bdefaults\b")):
+        for sentence in re.split(r"(?<=[.;]) ", " ".join(text.split())):
+            if re.search(pattern, sentence, flags=re.IGNORECASE):
+                found = marked(sentence).removesuffix(";")
+                return f"{found[0].upper()}{found[1:]}\n"
     case = _case(name)
     if case is not None and case.oracle is not None:
         return f"The defaults are those of `torch.optim.{case.oracle.__name__}`.\n"

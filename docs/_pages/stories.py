@@ -4,7 +4,7 @@ import inspect
 import re
 from typing import Any
 
-_EQUATION = re.compile(r"(with )?[\w{}\-|.]+ = |\d: |after each .+:  ")
+_EQUATION = re.compile(r"(with )?[\w{}\-|.]+ = |\d: |after each .+:  |\w+:  +\w+ = ")
 
 
 def summary(thing: Any) -> str:
