@@ -17,7 +17,7 @@ HEAD = """# Does it train?
 
 `make convergence` trains every algorithm on five small problems. A run passes if its last score is
 at most the threshold of the problem. The threshold is the same for all algorithms. It was set after
-short trials of `adam`, `sgd` and `muon`, and before the others ran. This is a test that an algorithm
+short trials of `adam`, `sgd` and `muon`, before the others ran. This is a test that an algorithm
 descends, and not a ranking: a small problem says little about a large model.
 
 - Each algorithm has its default options ({options}) and a constant learning rate.
