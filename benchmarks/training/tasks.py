@@ -76,7 +76,8 @@ def matrix(seed: int) -> Instance:
         left, right = (
             torch.linalg.qr(torch.randn(size, size, generator=chance))[0] for _ in range(2)
         )
-        return left * torch.logspace(0, -1.5, size) @ right
+        value: Tensor = left * torch.logspace(0, -1.5, size) @ right
+        return value
 
     left, right = conditioned(16), conditioned(12)
     target = left @ torch.randn(16, 12, generator=chance) @ right
