@@ -40,7 +40,7 @@ convergence: $(STAMP) ## train each algorithm on five small problems, three seed
 	@$(BIN)/python -m docs.generate convergence.md
 
 agreement: $(VENV)/.installed-oracles ## compare each algorithm with other implementations (some minutes)
-	@$(BIN)/python -m tests.agreement
+	@$(BIN)/python -m tests.agreement $(ARGS)
 
 claims: $(STAMP) ## try what papers say of training with few means, in small (ARGS=--write)
 	@$(BIN)/python -m benchmarks.claims $(ARGS)

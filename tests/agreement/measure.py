@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +34,23 @@ Distances = dict[str, list[float] | str]
 """Differences after each number of steps by dtype, or the error of the other implementation."""
 
 
-def measure(tell: Callable[[str], object]) -> dict[str, Any]:
-    """Return all results, as they are stored."""
+def measure(
+    tell: Callable[[str], object], before: dict[str, Any], only: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return all results, as they are stored.
+
+    Args:
+        tell: called with what is measured now.
+        before: earlier results, which stay for packages that are not measured.
+        only: packages to measure; all if it is empty.
+    """
     wanted = {key: row for key, row in rows().items() if is_known(row.algorithm)}
-    found: dict[str, Any] = {}
-    versions: dict[str, str] = {}
-    for package in sorted({row.package for row in wanted.values()}):
+    packages = {row.package for row in wanted.values()}
+    measured = sorted(packages & set(only) if only else packages)
+    kept = {key: row.package for key, row in wanted.items() if row.package not in measured}
+    found = {key: one for key, one in before.get("rows", {}).items() if key in kept}
+    versions = {k: v for k, v in before.get("versions", {}).items() if k in kept.values()}
+    for package in measured:
         tell(package)
         theirs = _results(package)
         versions[package] = version(package)
@@ -48,9 +59,9 @@ def measure(tell: Callable[[str], object]) -> dict[str, Any]:
                 found[key] = _entry(row, theirs, key)
     return {
         "steps": list(STEPS),
-        "versions": versions,
+        "versions": dict(sorted(versions.items())),
         "rows": {key: found[key] for key in sorted(found)},
-        "comparisons": _compared(tell),
+        "comparisons": before["comparisons"] if only else _compared(tell),
     }
 
 

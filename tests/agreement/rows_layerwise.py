@@ -7,7 +7,7 @@ from tests.agreement.row import Row
 DECAY = {"lr": 0.01, "weight_decay": 0.1}
 DISTANCE: dict[str, Any] = {"weight_decay": 0.1, "d0": 1e-3}
 ADAPTED = {**DISTANCE, "decouple": True, "use_bias_correction": True}
-MOMENTUM = {"momentum": 0.9, "d0": 1e-3}
+MOMENTUM = {"momentum": 0.9, "d0": 0.1}
 
 ROWS = [
     Row("sign_sgd", "optax", "sign_sgd", {"lr": 0.01}, {"learning_rate": 0.01}),
