@@ -36,20 +36,3 @@ def sophia_with_this_hessian(**options: Any) -> Any:
 def first_count(count: Any, value: int) -> Any:
     """Return a number like a step count."""
     return count * 0 + value
-
-
-def kron_without_random_vectors(params: Any, **options: Any) -> Any:
-    """Return kron-torch's Kron whose random vectors are 0."""
-    import kron_torch
-    import torch
-
-    class Still(kron_torch.Kron):  # type: ignore[misc]
-        def step(self, closure: Any = None) -> Any:
-            drawn = torch.randn_like
-            torch.randn_like = lambda like: like * 0
-            try:
-                return super().step(closure)
-            finally:
-                torch.randn_like = drawn
-
-    return Still(params, **options)
