@@ -23,7 +23,7 @@ LINT = echo "== ruff check" && $(BIN)/ruff check && \
 	echo "== import-linter" && $(BIN)/lint-imports
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench claims check test test-all test-install planted-faults lint docs docs-serve docs-test clean
+.PHONY: help agreement convergence demo bench claims check test test-all test-install planted-faults lint docs docs-serve docs-test clean
 
 help: ## list the targets
 	@echo "make targets:"
@@ -34,6 +34,13 @@ demo: $(STAMP) ## train a small transformer on 2 processes in three ways, and co
 
 bench: $(VENV)/.installed-bench ## time every executor against its peers (ARGS="--quick", ARGS=--help)
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+convergence: $(STAMP) ## train each algorithm on five small problems, three seeds each (ten minutes)
+	@$(BIN)/python -m benchmarks.training $(ARGS)
+	@$(BIN)/python -m docs.generate convergence.md
+
+agreement: $(VENV)/.installed-oracles ## compare each algorithm with other implementations (some minutes)
+	@$(BIN)/python -m tests.agreement $(ARGS)
 
 claims: $(STAMP) ## try what papers say of training with few means, in small (ARGS=--write)
 	@$(BIN)/python -m benchmarks.claims $(ARGS)
@@ -80,6 +87,12 @@ clean: ## remove the environment and everything that was generated
 	rm -rf $(VENV) build dist runs site src/*.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Independent implementations, in the same environment.
+$(VENV)/.installed-oracles: $(STAMP)
+	@echo "== installing the implementations that the table of agreement compares with"
+	@$(BIN)/python -m pip install --quiet -c constraints.txt --editable ".[oracles]"
+	@touch $@
 
 # What only the benchmark needs, in the same environment; anew when that is made anew.
 $(VENV)/.installed-bench: $(STAMP)

@@ -41,7 +41,10 @@ These classes have no equivalent: {absent}.
 def page() -> str:
     """Return the page."""
     names = algorithms.__all__
-    rows = [[f"[`{one}`](#{one})", _summary(one), _bytes(one), _oracle(one)] for one in names]
+    rows = [
+        [f"[`{one}`](algorithms/{one}.md)", _summary(one), _bytes(one), _oracle(one)]
+        for one in names
+    ]
     parts = [HEAD.format(count=len(names))]
     parts.append(table(["algorithm", "what it does", "state", "compared with"], rows))
     parts.append(ABSENT.format(absent=", ".join(f"`{name}`" for name in absent())))

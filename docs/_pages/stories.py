@@ -4,12 +4,12 @@ import inspect
 import re
 from typing import Any
 
-_EQUATION = re.compile(r"(with )?[\w{}\-|.]+ = |\d: |after each .+:  ")
+_EQUATION = re.compile(r"(with )?[\w{}\-|.]+ = |\d: |after each .+:  |\w+:  +\w+ = ")
 
 
 def summary(thing: Any) -> str:
     """Return the first line of a docstring, with Markdown's marks."""
-    return _marked((inspect.getdoc(thing) or "").splitlines()[0])
+    return marked((inspect.getdoc(thing) or "").splitlines()[0])
 
 
 def formula(thing: Any) -> str:
@@ -23,12 +23,23 @@ def formula(thing: Any) -> str:
 
 def reference(thing: Any) -> str:
     """Return the section Reference of a docstring as one line; empty if there is none."""
-    return _marked(" ".join(_section(thing, "Reference:").split()))
+    return marked(" ".join(section(thing, "Reference:").split()))
 
 
 def example(thing: Any) -> str:
     """Return the section Example of a docstring."""
-    return _section(thing, "Example::")
+    return section(thing, "Example::")
+
+
+def body(thing: Any) -> str:
+    """Return the paragraphs of a docstring between its first line and its first section."""
+    paragraphs = re.split(r"\n\s*\n", inspect.getdoc(thing) or "")[1:]
+    found = []
+    for one in paragraphs:
+        if re.match(r"(Args|Returns|Raises|Reference|Example):", one):
+            break
+        found.append(marked(one))
+    return "\n\n".join(found)
 
 
 def call(name: str, thing: Any) -> str:
@@ -38,7 +49,8 @@ def call(name: str, thing: Any) -> str:
     return f"{name}{inspect.Signature(plain)}"
 
 
-def _section(thing: Any, title: str) -> str:
+def section(thing: Any, title: str) -> str:
+    """Return the text of a section of a docstring, such as ``Args:``; empty if there is none."""
     text = inspect.getdoc(thing) or ""
     _, found, rest = text.partition(f"\n{title}\n")
     lines = []
@@ -49,7 +61,7 @@ def _section(thing: Any, title: str) -> str:
     return inspect.cleandoc("\n" + "\n".join(lines)).strip()
 
 
-def _marked(text: str) -> str:
+def marked(text: str) -> str:
     """Write code and names as Markdown does."""
     text = re.sub(r":\w+:`~?([\w.]+)`", lambda found: f"`{found[1].split('.')[-1]}`", text)
     return text.replace("``", "`")

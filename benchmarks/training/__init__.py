@@ -1,0 +1,1 @@
+"""``make convergence``: every algorithm trains on five small problems, pass or fail."""

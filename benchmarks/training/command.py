@@ -1,0 +1,71 @@
+"""``make convergence``: the command."""
+
+import json
+import multiprocessing
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import click
+
+from benchmarks.process import ROOT
+from benchmarks.training import contestants
+from benchmarks.training.picture import draw
+from benchmarks.training.run import Result, results_of
+from benchmarks.training.stack import results_of_stack, stacks
+
+DATA = ROOT / "docs" / "_data" / "convergence.json"
+PICTURES = ROOT / "docs" / "pictures" / "convergence"
+
+Stored = dict[str, dict[str, Any]]
+"""For each problem and algorithm: its learning rate, and the curve of each seed."""
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--workers", default=2, help="Processes, each with one thread.")
+@click.option("--only", multiple=True, help="Names of algorithms; the others keep their results.")
+@click.option("--draw-only", is_flag=True, help="Train nothing: draw what is stored.")
+def convergence(*, workers: int, only: Sequence[str], draw_only: bool) -> None:
+    """Train every algorithm on five small problems, and write pictures and results into docs.
+
+    Then run ``python -m docs.generate convergence.md`` for the page. It takes some minutes.
+    """
+    stored: Stored = json.loads(DATA.read_text("utf-8")) if DATA.exists() else {}
+    wanted = [] if draw_only else list(only) or [*contestants.names(), *stacks()]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        for name, found in zip(wanted, pool.map(_results, wanted), strict=True):
+            click.echo(f"{name}: {_shown(found)}")
+            for task, result in found.items():
+                stored.setdefault(task, {})[name] = _entry(result)
+            _write(stored)  # what is interrupted keeps what it has
+    draw(_ordered(stored), PICTURES)
+
+
+def _ordered(stored: Stored) -> Stored:
+    return {task: dict(sorted(entries.items())) for task, entries in stored.items()}
+
+
+def _write(stored: Stored) -> None:
+    DATA.parent.mkdir(exist_ok=True)
+    text = json.dumps(_ordered(stored), separators=(",", ":"))
+    DATA.write_text(f"{text}\n", encoding="utf-8")
+
+
+def _results(name: str) -> dict[str, Result]:
+    return results_of_stack(name) if name in stacks() else results_of(name)
+
+
+def _entry(result: Result) -> dict[str, Any]:
+    curves = [
+        [[step, float(f"{score:.4g}")] for step, score in zip(*run, strict=True)]
+        for run in result.runs
+    ]
+    return {"rate": result.rate, "curves": curves}
+
+
+def _shown(found: dict[str, Result]) -> str:
+    return "; ".join(
+        f"{task} {' '.join(f'{run.last:.3g}' for run in one.runs)} at {one.rate}"
+        for task, one in found.items()
+    )

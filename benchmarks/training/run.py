@@ -1,0 +1,134 @@
+"""Train: one optimizer on one problem, with one seed."""
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from benchmarks.training import contestants
+from benchmarks.training.tasks import TASKS, Instance, Params, Task
+from functional_optim import Optimizer, hutchinson
+from functional_optim.plan.composed.leaf_inputs import input_names
+
+SEEDS = (0, 1, 2)
+"""Seeds of the runs that are judged."""
+CHOICE = 100
+"""Seed of the runs by which a learning rate is chosen."""
+POINTS = 40
+"""Scores that are taken during a run."""
+
+Build = Callable[[float | None, Params], Optimizer]
+
+
+class Run(NamedTuple):
+    """How a run went: scores after the steps."""
+
+    steps: list[int]
+    scores: list[float]
+
+    @property
+    def last(self) -> float:
+        """The last score; infinity if it is no number."""
+        return self.scores[-1]
+
+
+class Result(NamedTuple):
+    """One algorithm on one problem."""
+
+    rate: float | None
+    runs: list[Run]
+
+
+def train(optimizer: Optimizer, given: Instance, steps: int) -> Run:
+    """Train by the pure function; stop where a score is no number."""
+    params, state = given.params, optimizer.init(given.params)
+    every = max(1, steps // POINTS)
+    run = Run([0], [_score(given, params)])
+    for step in range(1, steps + 1):
+        grads, arguments = evaluated(optimizer, _loss_of(given, step), params)
+        params, state = optimizer.update(params, grads, state, **arguments)
+        if step % every == 0 or step == steps:
+            seen = optimizer.view(params, state) if hasattr(optimizer, "view") else params
+            run.steps.append(step)
+            run.scores.append(_score(given, seen))
+            if math.isinf(run.last):
+                break
+    return run
+
+
+def _loss_of(given: Instance, step: int) -> Callable[[Params], torch.Tensor]:
+    return lambda params: given.loss(params, step)
+
+
+def evaluated(
+    optimizer: Any, loss: Callable[[Params], torch.Tensor], params: Params
+) -> tuple[Params | None, dict[str, Any]]:
+    """Return the gradients, and what else a step of the optimizer takes."""
+    if "value_and_grad" in inspect.signature(optimizer.update).parameters:
+        return None, {"value_and_grad": functools.partial(value_and_grad, loss)}
+    inputs = input_names(optimizer.links)
+    if "hessian" in inputs:
+        with sdpa_kernel(SDPBackend.MATH):  # the others cannot be differentiated twice
+            grads, hessian = hutchinson(loss, params)
+        return grads, {"extra": {"hessian": hessian}}
+    grads = value_and_grad(loss, params)[1]
+    if any(one.stage.name in contestants.SPARSE for one in optimizer.links):
+        grads = {name: one.to_sparse(1) for name, one in grads.items()}
+    return grads, {}
+
+
+def value_and_grad(
+    loss: Callable[[Params], torch.Tensor], params: Params
+) -> tuple[torch.Tensor, Params]:
+    """Return the loss and its gradients."""
+    leaves = {name: one.detach().requires_grad_() for name, one in params.items()}
+    value = loss(leaves)
+    grads = torch.autograd.grad(value, list(leaves.values()))
+    return value.detach(), dict(zip(leaves, grads, strict=True))
+
+
+def _score(given: Instance, params: Params) -> float:
+    with torch.no_grad():
+        score = given.score(params)
+    return score if math.isfinite(score) else math.inf
+
+
+def best_rate(build: Build, task: Task) -> float:
+    """Return the rate with the least score after half the steps, by a seed that is not judged."""
+
+    def last(rate: float) -> float:
+        torch.manual_seed(CHOICE)
+        given = task.build(CHOICE)
+        return train(build(rate, given.params), given, task.steps // 2).last
+
+    return min(task.rates, key=last)
+
+
+def judged(build: Build, task: Task, rate: float | None) -> Result:
+    """Train with each seed."""
+    runs = []
+    for seed in SEEDS:
+        given = task.build(seed)
+        torch.manual_seed(seed)
+        runs.append(train(build(rate, given.params), given, task.steps))
+    return Result(rate, runs)
+
+
+def results_of(name: str) -> dict[str, Result]:
+    """Train one algorithm on all problems that it can take."""
+    torch.set_num_threads(1)
+
+    def build(rate: float | None, params: Params) -> Optimizer:
+        return contestants.build(name, rate, params)
+
+    found = {}
+    for key, task in TASKS.items():
+        shapes = [one.ndim for one in task.build(CHOICE).params.values()]
+        if 2 in shapes or not contestants.takes_matrices_only(name):
+            rate = best_rate(build, task) if contestants.has_rate(name) else None
+            found[key] = judged(build, task, rate)
+    return found
