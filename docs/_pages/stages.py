@@ -1,5 +1,6 @@
 """The pages of transforms, wrappers and schedules."""
 
+from inspect import signature
 from typing import Any
 
 import functional_optim
@@ -125,14 +126,9 @@ def _section(name: str) -> str:
 
 def _needs(name: str) -> str:
     """Return which gradients a transform reads."""
-    given = {
-        "clip_by_global_norm": (1.0,),
-        "clip_by_value": (1.0,),
-        "decoupled_weight_decay": (0.1,),
-        "descend": (0.1,),
-        "weight_decay": (0.1,),
-    }
-    stage = _public(name)(*given.get(name, ())).stage
+    make = _public(name)
+    required = [one for one in signature(make).parameters.values() if one.default is one.empty]
+    stage = make(*(0.1 for _ in required)).stage
     if is_measured(stage):
         return "all tensors"
     if isinstance(stage, Rule):

@@ -16,7 +16,7 @@ def formula(thing: Any) -> str:
     """Return the equations at the head of the file that defines a function."""
     module = inspect.getmodule(thing)
     paragraphs = re.split(r"\n\s*\n", inspect.getdoc(module) or "")
-    found = [one for one in paragraphs[1:] if _EQUATION.match(one.lstrip())]
+    found = [one for one in paragraphs[1:] if one[0] == " " or _EQUATION.match(one)]
     assert found, f"no formula in {module}"
     return "\n\n".join(inspect.cleandoc("\n" + one) for one in found)
 
