@@ -47,6 +47,9 @@ from functional_optim.testing import CASES, INPUT_CASES
 from ..choices import case
 from . import adaptive, layerwise
 
+REAL = ("adafactor", "sparse_adam")
+"""Algorithms that take no complex parameters, as torch's classes."""
+
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

@@ -10,7 +10,7 @@ from functional_optim.kernels import ExecutorName
 from tests.choices import each_value
 
 from .scenarios import as_real
-from .support import EVERY, IN_PYTHON, assert_same, like, noise, step, steps, tensors
+from .support import EVERY, IN_PYTHON, REAL, assert_same, like, noise, step, steps, tensors
 
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "contiguous": lambda t: t,
@@ -18,10 +18,6 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "sliced": lambda t: t[::2, 1:],
 }
 Z, G = (noise(seed, 4, 3, dtype=torch.complex64) for seed in (0, 1))
-
-
-REAL = ("adafactor", "sparse_adam")
-"""Algorithms that take no complex parameters, as in torch."""
 
 
 @each_value(

