@@ -31,9 +31,9 @@ The column *state* is in bytes per parameter, for a float32 matrix of 1024 rows 
 is no part of a chain. [L-BFGS](how-to/lbfgs.md) has a page of its own.
 """
 
-ABSENT = """## What torch.optim has and functional-optim does not
+ABSENT = """## Classes of torch.optim
 
-These classes have no equivalent: {absent}.
+{absent} [L-BFGS](how-to/lbfgs.md), which evaluates the loss itself, has a page of its own.
 [Add an algorithm](how-to/add-an-algorithm.md) shows how to write and register one of your own.
 """
 
@@ -47,7 +47,9 @@ def page() -> str:
     ]
     parts = [HEAD.format(count=len(names))]
     parts.append(table(["algorithm", "what it does", "state", "compared with"], rows))
-    parts.append(ABSENT.format(absent=", ".join(f"`{name}`" for name in absent())))
+    missing = ", ".join(f"`{name}`" for name in absent())
+    said = f"These have no equivalent: {missing}." if missing else "Each has an equivalent here."
+    parts.append(ABSENT.format(absent=said))
     return "\n".join([*parts, *(_section(name) for name in names)])
 
 
