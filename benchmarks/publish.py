@@ -36,7 +36,8 @@ def page(report: Report) -> str:
         pictures.append(f"![Validation loss of training over a slow link]({name})")
     others = (
         "Composed optimizers beside the same steps written by hand: [composed.md](composed.md). "
-        "Muon on many matrices: [matrices.md](matrices.md)."
+        "Muon on many matrices: [matrices.md](matrices.md). New pointwise algorithms beside the "
+        "floor: [pointwise.md](pointwise.md)."
     )
     return details(report, "\n\n".join([others, *pictures]) + "\n")
 
