@@ -13,10 +13,12 @@ REST_RATE = 3e-3
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "lbfgs": {"line_search_fn": "strong_wolfe", "max_iter": 1},
+    "scion": {"unconstrained": True},
     "sgd": {"momentum": 0.9},
     "qhm": {"momentum": 0.9},
 }
-"""Options that differ from the defaults: those without which the algorithm is another one."""
+"""Options that differ from the defaults: those without which the algorithm is another one, or
+solves another problem. The default of Scion bounds the norm of each matrix."""
 
 
 SPARSE = ("sparse_adam",)

@@ -27,11 +27,11 @@ TASK = Task(
     lambda seed: transformer_of(seed, MODEL, 16),
     STEPS,
     2.3,
-    (1e-3, 3e-3, 1e-2, 3e-2),
+    (1e-3, 3e-3, 1e-2, 3e-2, 0.1),
     "held-out loss",
     logarithmic=False,
 )
-REST_RATE = 1e-2
+REST_RATE = 3e-3
 """Peak of AdamW's rate for vectors and embeddings: the best for AdamW alone."""
 DECAY = 0.1
 TAIL = 0.95

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.training import contestants
 from benchmarks.training.run import CHOICE, SEEDS
 from benchmarks.training.tasks import TASKS, Task
 from docs._pages.markdown import table
@@ -54,13 +55,11 @@ def stored() -> dict[str, dict[str, Any]]:
 
 def page() -> str:
     """Return the page."""
-    from benchmarks.training.contestants import OPTIONS, REST_RATE  # noqa: PLC0415
-
     some = next(iter(TASKS.values()))
     options = "; ".join(
         f"`{name}` with " + ", ".join(f"`{key}={value!r}`" for key, value in given.items())
-        for name, given in OPTIONS.items()
-        if name in algorithms.__all__
+        for name, given in contestants.OPTIONS.items()
+        if name in contestants.names()
     )
     parts = [
         HEAD.format(
@@ -68,7 +67,7 @@ def page() -> str:
             rates=", ".join(f"{one:g}" for one in some.rates),
             choice=CHOICE,
             seeds=", ".join(map(str, SEEDS)),
-            rest=REST_RATE,
+            rest=contestants.REST_RATE,
         )
     ]
     for key, task in TASKS.items():
@@ -91,9 +90,10 @@ def _words(task: Task) -> str:
 def _rows(key: str, task: Task) -> list[list[str]]:
     rows = []
     for name, entry in stored().get(key, {}).items():
-        if name in algorithms.__all__:
-            last = scores(entry)
-            rows.append([f"[`{name}`](algorithms/{name}.md)", _passes(last, task), *_spread(entry)])
+        if name in contestants.names():
+            has_page = name in algorithms.__all__
+            shown = f"[`{name}`](algorithms/{name}.md)" if has_page else f"`{name}`"
+            rows.append([shown, _passes(scores(entry), task), *_spread(entry)])
     return rows
 
 
