@@ -75,7 +75,7 @@ def test_an_optimizer_that_refuses_what_is_tried_exits_with_1() -> None:
 
 def test_wrong_arguments_exit_with_2(own: Path) -> None:
     for arguments, message in (
-        (("nothing",), "must be package.module:name or one of adadelta, "),
+        (("nothing",), "must be package.module:name or one of adabelief, "),
         (("own:nothing",), "'own' has no 'nothing'"),
         (("no_such_module:make",), "No module named 'no_such_module'"),
         (("own:number",), "must return a functional_optim.Optimizer, such as adamw(lr=1e-3)"),

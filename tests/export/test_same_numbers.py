@@ -25,13 +25,18 @@ ULPS = 8.0
 
 
 def assert_alike(
-    optimizer: Optimizer, params: Any, path: Path | None = None, **options: Any
+    optimizer: Optimizer,
+    params: Any,
+    path: Path | None = None,
+    *,
+    ulps: float = 0.0,
+    **options: Any,
 ) -> None:
     """What is exported steps as the reference: to the bit, or if it is to be compiled, close."""
     state = optimizer.init(params)
     exported = export_step(optimizer, params, path, **options)
     found = run_in_place(exported, exported.program.module(), params, state)
-    assert_same(found, stepped(optimizer, params, state), ULPS if path else 0.0)
+    assert_same(found, stepped(optimizer, params, state), ULPS if path else ulps)
 
 
 def small(dtype: torch.dtype = torch.float32) -> dict[str, Any]:
@@ -40,13 +45,18 @@ def small(dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     return {"weight": params["weight"], "frozen": None, "scale": params["scale"]}
 
 
+LAST_PLACE = ("asgd", "adafactor")
+"""Their numbers for a whole parameter are tensors, which a program rounds once more."""
+
+
 @pytest.mark.parametrize("name", ONE_CHAIN)
 @examples(1)
 @given(data=st.data())
 def test_every_algorithm_with_any_options(name: str, data: st.DataObject) -> None:
     made = ONE_CHAIN[name]
     dtype = data.draw(st.sampled_from(DTYPES))
-    assert_alike(made.factory(**data.draw(made.options)), small(dtype))
+    ulps = 1.0 if name in LAST_PLACE else 0.0
+    assert_alike(made.factory(**data.draw(made.options)), small(dtype), ulps=ulps)
 
 
 COMPILED = {

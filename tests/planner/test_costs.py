@@ -39,7 +39,10 @@ def state_bytes(optimizer: Optimizer, path: str, tensor: Tensor) -> int:
 
 ALL = {name: getattr(functional_optim, name)() for name in algorithms.__all__}
 EVERY = {
-    name: one for name, one in ALL.items() if all(s.kind == "pointwise" for s in one.stages)
+    name: one
+    for name, one in ALL.items()
+    # Parameters may be complex.
+    if all(s.kind == "pointwise" and not s.dtypes for s in one.stages)
 } | {
     "amsgrad": adam(amsgrad=True),
     "momentum": sgd(0.1, momentum=0.9),

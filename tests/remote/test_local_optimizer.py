@@ -23,8 +23,16 @@ from tests.choices import case, each_value
 from .support import SHAPES, assert_same, gradients, locally, noise, parameters
 
 
+def test_a_class_for_sparse_gradients_is_refused() -> None:
+    """Gradients lie in flat buffers here."""
+    with pytest.raises(RuntimeError, match="sparse_adam takes sparse ones"):
+        local_optimizer(torch.optim.SparseAdam, [torch.ones(4, 2)], lr=0.1)
+
+
 def test_every_class_as_torch_and_its_state_both_ways() -> None:
     for cls in [one.oracle for one in ANY_SHAPE.values() if one.oracle is not None]:
+        if cls is torch.optim.SparseAdam:
+            continue  # it takes sparse gradients only
         with case(cls=cls):
             params, twins = parameters(), parameters()
             local = local_optimizer(cls, params.values(), lr=0.1)

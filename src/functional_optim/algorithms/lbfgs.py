@@ -19,9 +19,9 @@ from functional_optim.algorithms.line_search import Trial, strong_wolfe
 from functional_optim.bounds import ANY, FINITE_NON_NEGATIVE, Interval
 from functional_optim.core.closure_optimizer import (
     ClosureOptimizer,
+    ClosureProblem,
     ClosureRule,
     Point,
-    Problem,
 )
 from functional_optim.core.constructor import constructor_errors
 
@@ -99,7 +99,7 @@ def lbfgs_direction(grad: Tensor, state: LBFGSState, history_size: int) -> LBFGS
 
 
 def lbfgs_step(
-    problem: Problem,
+    problem: ClosureProblem,
     point: Point,
     loss: float,
     grad: Tensor,
@@ -156,7 +156,7 @@ def lbfgs_step(
     return point, state._replace(func_evals=state.func_evals + evaluations)
 
 
-def _trial(problem: Problem, point: Point, d: Tensor, t: Any) -> Trial:
+def _trial(problem: ClosureProblem, point: Point, d: Tensor, t: Any) -> Trial:
     loss, grad = problem.evaluate(problem.move(point, t, d))
     return Trial(t, loss, grad, grad.dot(d))
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from functional_optim.bounds import Interval
 from functional_optim.core.brief import brief
 from functional_optim.core.compiling import uncompiled
-from functional_optim.core.flat_vector import FlatTree, flat_gradient, flat_tree, moved
+from functional_optim.core.flat_vector import FlatVector, flat_gradient, flat_tree, moved
 from functional_optim.core.hyper import build, frozen
 from functional_optim.core.spelling import keywords
 
@@ -26,7 +26,7 @@ ValueAndGrad = Callable[[Any], tuple[Any, Any]]
 """Function from a tree of parameters to the loss and the tree of gradients."""
 
 
-class Problem(NamedTuple):
+class ClosureProblem(NamedTuple):
     """Function that an algorithm minimizes; the algorithm sees its argument as a flat vector."""
 
     evaluate: Callable[[Point], tuple[float, Tensor]]
@@ -234,7 +234,7 @@ class ClosureOptimizer:
             raise AttributeError(text, name=name, obj=self)
 
 
-def _problem(tree: FlatTree, like: Any, function: ValueAndGrad, namespace: str) -> Problem:
+def _problem(tree: FlatVector, like: Any, function: ValueAndGrad, namespace: str) -> ClosureProblem:
     """Return a function of a tree as a function of the values of its parameters."""
 
     def evaluate(point: Point) -> tuple[float, Tensor]:
@@ -242,14 +242,14 @@ def _problem(tree: FlatTree, like: Any, function: ValueAndGrad, namespace: str) 
             made = function(tree.tree_of([one.detach() for one in point], like, namespace))
         return _checked_pair(tree, point, made)
 
-    return Problem(evaluate, moved, _unchanged)
+    return ClosureProblem(evaluate, moved, _unchanged)
 
 
 def _unchanged(point: Point) -> Point:
     return point
 
 
-def _checked_pair(tree: FlatTree, point: Point, made: Any) -> tuple[float, Tensor]:
+def _checked_pair(tree: FlatVector, point: Point, made: Any) -> tuple[float, Tensor]:
     """Return loss and flat gradient of what ``value_and_grad`` returned."""
     if not isinstance(made, (tuple, list)) or len(made) != 2:
         raise TypeError(f"value_and_grad must return (loss, grads), got {brief(made)}")

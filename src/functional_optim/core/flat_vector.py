@@ -14,7 +14,7 @@ from functional_optim.core.dtensors import is_sharded
 from functional_optim.core.tree import flatten, flatten_like, path_name, unflatten
 
 
-class FlatTree(NamedTuple):
+class FlatVector(NamedTuple):
     """Parameters of a tree, and their places in it."""
 
     params: list[Tensor]
@@ -55,7 +55,7 @@ class FlatTree(NamedTuple):
         return found
 
 
-def flat_tree(params: Any, namespace: str) -> FlatTree:
+def flat_tree(params: Any, namespace: str) -> FlatVector:
     """Flatten a tree of parameters and check it.
 
     Args:
@@ -75,7 +75,7 @@ def flat_tree(params: Any, namespace: str) -> FlatTree:
     names = [path_name(paths[at]) for at in positions]
     check_one_device(names, kept)
     sizes = [(name, tuple(param.shape)) for name, param in zip(names, kept, strict=True)]
-    return FlatTree(kept, names, positions, spec, zlib.crc32(repr(sizes).encode()))
+    return FlatVector(kept, names, positions, spec, zlib.crc32(repr(sizes).encode()))
 
 
 def check_one_device(names: Sequence[str], params: Sequence[Tensor]) -> None:

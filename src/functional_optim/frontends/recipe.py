@@ -161,10 +161,14 @@ def _form_of(probe: torch.optim.Optimizer) -> StateDictForm:
     param = probe.param_groups[0]["params"][0]
     eager = bool(probe.state[param])
     param.grad = torch.zeros_like(param)
+    step = inspect.unwrap(type(probe).step)  # without the hooks that a user may have on every step
     try:
         with torch.no_grad():
-            # Without the hooks that a user may have on every step.
-            inspect.unwrap(type(probe).step)(probe)
+            try:
+                step(probe)
+            except RuntimeError:  # it takes sparse gradients only
+                param.grad = param.grad.to_sparse(1)
+                step(probe)
     except NotImplementedError:  # a class that has arguments only, and its equivalent the rest
         return StateDictForm(eager=eager, frozen=eager)
     if "step" in probe.param_groups[0]:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from functional_optim.core.closure_optimizer import (
     ClosureOptimizer,
+    ClosureProblem,
     Point,
-    Problem,
     refuse_closure,
 )
 from functional_optim.core.compiling import uncompiled
@@ -132,7 +132,7 @@ class TorchClosureOptimizer(TorchOptimizer):
             with torch.enable_grad():  # at the values that are there
                 first = closure()
             after, state = own.rule.step(
-                Problem(evaluate, moved, read),
+                ClosureProblem(evaluate, moved, read),
                 read(begun),
                 float(first),
                 _gradient_of(params),
