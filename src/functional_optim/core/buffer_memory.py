@@ -1,5 +1,6 @@
 """Tensors that are parts of one buffer, each with a storage of its own."""
 
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -53,7 +54,11 @@ class BufferMemory:
         assert values is not None, "released"
         assert tensor is not None, "released"
         start = (view.data_ptr() - tensor.data_ptr()) // view.element_size()
-        part = _with_own_storage(as_elements(values, view)[start : start + view.numel()])
+        piece: Any = as_elements(values, view)[start : start + view.numel()]
+        # The storage of the part holds the piece, and so this record. It lives as long as its
+        # memory is in use: else what `buffer_of` says would depend on when garbage is collected.
+        piece.memory = self
+        part = _with_own_storage(piece)
         _MEMORIES[part.device, part.data_ptr()] = self
         return part.as_strided(view.shape, view.stride())
 
