@@ -23,8 +23,8 @@ descends, and not a ranking: a small problem says little about a large model.
 
 - Each algorithm has its default options ({options}) and a constant learning rate.
 - The rate is the best of {rates} by the score after half the steps with seed {choice}. Where a seed
-  fails at that rate, the other rates are tried from {first} outwards, until one is found at which all
-  seeds ({seeds}) pass. So a smaller score is often possible.
+  fails at that rate, the others are tried from {first} outwards, until all seeds ({seeds}) pass
+  at one of them. So a smaller score is often possible.
 - The tables have the number of seeds that pass, the median of the last scores, and their spread
   (largest less smallest).
 - An algorithm for matrices steps the matrices of the transformer's block, and AdamW with rate
