@@ -16,6 +16,8 @@ from functional_optim.plan.composed.leaf_inputs import input_names
 
 SEEDS = (0, 1, 2)
 """Seeds of the runs that are judged."""
+FIRST_RATE = 1e-2
+"""Learning rate that a search tries first; then those that are nearer to it."""
 CHOICE = 100
 """Seed of the runs by which a learning rate is chosen."""
 POINTS = 40
@@ -110,12 +112,32 @@ def best_rate(build: Build, task: Task) -> float:
 
 def judged(build: Build, task: Task, rate: float | None) -> Result:
     """Train with each seed."""
-    runs = []
-    for seed in SEEDS:
-        given = task.build(seed)
-        torch.manual_seed(seed)
-        runs.append(train(build(rate, given.params), given, task.steps))
-    return Result(rate, runs)
+    return Result(rate, [_seeded(build, task, rate, seed) for seed in SEEDS])
+
+
+def _seeded(build: Build, task: Task, rate: float | None, seed: int) -> Run:
+    given = task.build(seed)
+    torch.manual_seed(seed)
+    return train(build(rate, given.params), given, task.steps)
+
+
+def first_passing(build: Build, task: Task) -> Result:
+    """Return the runs of the first learning rate with which all seeds pass.
+
+    If there is none, return those of the rate whose first seed has the least score.
+    """
+    firsts: dict[float, Run] = {}
+    for rate in sorted(task.rates, key=lambda rate: abs(math.log(rate / FIRST_RATE))):
+        runs: list[Run] = []
+        for seed in SEEDS:
+            runs.append(_seeded(build, task, rate, seed))
+            if runs[-1].last > task.threshold:
+                break
+        else:
+            return Result(rate, runs)
+        firsts[rate] = runs[0]
+    best = min(firsts, key=lambda rate: firsts[rate].last)
+    return Result(best, [firsts[best], *(_seeded(build, task, best, one) for one in SEEDS[1:])])
 
 
 def results_of(name: str) -> dict[str, Result]:
@@ -132,3 +154,13 @@ def results_of(name: str) -> dict[str, Result]:
             rate = best_rate(build, task) if contestants.has_rate(name) else None
             found[key] = judged(build, task, rate)
     return found
+
+
+def searched(name: str, key: str) -> Result:
+    """Train one algorithm on one problem at other learning rates, until all seeds pass."""
+    torch.set_num_threads(1)
+
+    def build(rate: float | None, params: Params) -> Optimizer:
+        return contestants.build(name, rate, params)
+
+    return first_passing(build, TASKS[key])
