@@ -41,11 +41,15 @@ def norms(x: Tensor) -> Tensor:
 def symmetric_eigen(factor: Tensor) -> tuple[Tensor, Tensor]:
     """Return eigenvalues in ascending order and eigenvectors, both constants for derivatives.
 
+    Computed in float64 and rounded to the factor's dtype: in float32 LAPACK's eigh fails, or
+    returns NaN, for about one in ten factors of rank far below their size, such as those of the
+    gradients of an embedding.
+
     A factor that is not finite is replaced by the identity: there is no other answer, and LAPACK
     would stop the steps of all other parameters.
     """
-    known = factor.detach()
+    known = factor.detach().to(torch.float64)
     finite = known.isfinite().flatten(-2).all(-1)[..., None, None]
     identity = torch.eye(known.size(-1), dtype=known.dtype, device=known.device)
     values, vectors = torch.linalg.eigh(torch.where(finite, known, identity))
-    return values, vectors
+    return values.to(factor.dtype), vectors.to(factor.dtype)
