@@ -16,7 +16,7 @@ WIDTH = 4.2
 """Inches. A phone shows them as 360 pixels, and a font of 9 points as about 11 pixels."""
 SERIES = 5
 """Most curves in one picture."""
-STYLE = {
+STYLE: Any = {
     "font.size": 9,
     "font.family": "sans-serif",
     "svg.fonttype": "none",
@@ -34,7 +34,7 @@ Stored = Mapping[str, Mapping[str, Mapping[str, Any]]]
 def draw(stored: Stored, folder: Path) -> None:
     """Write one picture for each problem, one for each algorithm, and one for the stacks."""
     folder.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context(STYLE):  # type: ignore[arg-type]
+    with mpl.rc_context(STYLE):
         for key, task in TASKS.items():
             entries = stored.get(key, {})
             names = sorted(name for name in entries if name not in stacks())

@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.training import contestants
 from benchmarks.training.run import CHOICE, FIRST_RATE, SEEDS
+from benchmarks.training.stack import STEPS, TASK
 from benchmarks.training.tasks import TASKS, Task
 from docs._pages.markdown import table
 from functional_optim import algorithms
@@ -101,8 +102,6 @@ def _rows(key: str, task: Task) -> list[list[str]]:
 
 
 def _stack() -> str:
-    from benchmarks.training.stack import STEPS, TASK  # noqa: PLC0415
-
     rows = [[name, *_spread(entry)] for name, entry in stored()["stack"].items()]
     return STACK.format(
         steps=STEPS,
