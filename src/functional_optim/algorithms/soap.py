@@ -255,9 +255,9 @@ def soap(
         real matrices: its ``init`` raises ValueError for a parameter of another number of
         dimensions. Where an eigenvalue is there more than once, such as the 0 of a side that is
         longer than the other, rounding chooses the eigenvectors: steps that are equal but for that,
-        on another machine, part there. A derivative through a step
-        takes the basis for a constant. Where torch.func or a compiler hides the number of the step,
-        each step makes what any step might need. torch has no such class.
+        on another machine, part there. A derivative through a step takes the basis for a constant.
+        Where torch.func or a compiler hides the number of the step, each step makes what any step
+        might need. torch has no such class.
 
     Raises:
         ValueError: a value outside the bounds above.

@@ -29,7 +29,7 @@ class FlatVector(NamedTuple):
     @property
     def numel(self) -> int:
         """The length of the flat vector."""
-        return sum(map(_real_numel, self.params))
+        return sum(map(real_numel, self.params))
 
     def tree_of(self, params: Sequence[Tensor], like: Any, namespace: str) -> Any:
         """Return a tree with other tensors in place of the parameters."""
@@ -121,7 +121,8 @@ def _numbered(node: Any, namespace: str, numbers: Iterator[int]) -> list[int]:
     return [number for part in parts for number in part]
 
 
-def _real_numel(param: Tensor) -> int:
+def real_numel(param: Tensor) -> int:
+    """Return how many elements of the flat vector are of a parameter."""
     return param.numel() * (2 if param.is_complex() else 1)
 
 

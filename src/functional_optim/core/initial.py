@@ -121,7 +121,7 @@ def _kept_fields(
     dtype: torch.dtype,
     default: torch.dtype,
 ) -> Fields:
-    """The same, kept for each default dtype of torch: a state may have a number of that."""
+    """Return the fields, kept for each default dtype of torch: a state may have a number in it."""
     return fields_of_any(stages, hypers, shape, dtype)
 
 

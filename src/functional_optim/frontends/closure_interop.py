@@ -8,7 +8,7 @@ from torch import Tensor
 
 from functional_optim.algorithms.lbfgs import LBFGSState
 from functional_optim.core.closure_optimizer import ClosureOptimizer
-from functional_optim.core.flat_vector import flat_tree
+from functional_optim.core.flat_vector import flat_tree, real_numel
 from functional_optim.frontends.torch_checkpoint import own_copy
 
 _LISTS = ("old_dirs", "old_stps", "ro")
@@ -59,7 +59,7 @@ def state_of_entries(
     values: dict[str, Any] = {name: entries[name] for name in names}
     values.update({name: tuple(values[name]) for name in _LISTS})
     state = fresh._replace(**values)
-    numel = sum(param.numel() * (2 if param.is_complex() else 1) for param in params)
+    numel = sum(map(real_numel, params))
     for vector in (state.d, state.prev_flat_grad, *state.old_dirs, *state.old_stps):
         if vector is None or vector.shape != (numel,):
             raise ValueError(

@@ -33,7 +33,7 @@ class Kinds(NamedTuple):
 
 
 def kinds_of(tensors: Sequence[Tensor]) -> Kinds:
-    """Theirs. No Python runs per tensor."""
+    """Return the shapes, dtypes and devices of tensors. No Python runs per tensor."""
     return Kinds(list(map(SHAPE, tensors)), list(map(DTYPE, tensors)), list(map(DEVICE, tensors)))
 
 
