@@ -13,7 +13,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.algorithms.adam import adam_denominator
+from functional_optim.algorithms.adam import (
+    AdamCoefficients,
+    AdamHyper,
+    adam_coefficients,
+    adam_denominator,
+)
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE
 from functional_optim.composition import chain
 from functional_optim.core.constructor import constructor
@@ -34,24 +39,7 @@ class AdaBeliefState(NamedTuple):
     max_exp_avg_var: list[Tensor]  # [u], of the same shape and dtype; [] without amsgrad
 
 
-class AdaBeliefHyper(NamedTuple):
-    lr: float  # learning rate
-    betas: tuple[float, float]  # decay of m and of s
-    eps: float
-    amsgrad: bool
-
-
-class AdaBeliefCoefficients(NamedTuple):
-    weight_1: float  # 1 - b1
-    beta_2: float
-    weight_2: float  # 1 - b2
-    root: float  # sqrt(1 - b2^t)
-    eps: float
-    step_size: float  # -lr / (1 - b1^t)
-    amsgrad: bool
-
-
-def adabelief_init(param: Tensor, hyper: AdaBeliefHyper) -> AdaBeliefState:
+def adabelief_init(param: Tensor, hyper: AdamHyper) -> AdaBeliefState:
     return AdaBeliefState(
         torch.zeros_like(param),
         torch.zeros_like(param),
@@ -59,21 +47,8 @@ def adabelief_init(param: Tensor, hyper: AdaBeliefHyper) -> AdaBeliefState:
     )
 
 
-def adabelief_coefficients(step: float, hyper: AdaBeliefHyper) -> AdaBeliefCoefficients:
-    beta_1, beta_2 = hyper.betas
-    return AdaBeliefCoefficients(
-        1 - beta_1,
-        beta_2,
-        1 - beta_2,
-        (1 - beta_2**step) ** 0.5,
-        hyper.eps,
-        -(hyper.lr / (1 - beta_1**step)),
-        hyper.amsgrad,
-    )
-
-
 def adabelief_rule(
-    param: Tensor, grad: Tensor, state: AdaBeliefState, c: AdaBeliefCoefficients
+    param: Tensor, grad: Tensor, state: AdaBeliefState, c: AdamCoefficients
 ) -> tuple[Tensor, AdaBeliefState]:
     exp_avg = lerp(state.exp_avg, grad, c.weight_1)
     surprise = grad - exp_avg
@@ -90,11 +65,11 @@ def adabelief_rule(
 
 ADABELIEF = Rule(
     name="adabelief",
-    hyper=AdaBeliefHyper,
+    hyper=AdamHyper,
     state=AdaBeliefState,
     init=adabelief_init,
     state_depends_on=("amsgrad",),
-    coefficients=adabelief_coefficients,
+    coefficients=adam_coefficients,
     rule=adabelief_rule,
     bounds=(("lr", FINITE_NON_NEGATIVE), ("betas", BELOW_ONE), ("eps", NON_NEGATIVE)),
 )

@@ -17,11 +17,12 @@ the authors' program; optax has both, too.
 
 import math
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from functional_optim.algorithms.distance import limited_growth, step_length
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
 from functional_optim.composition import chain
 from functional_optim.core.block_sums import finite_or_zero, sum_in_blocks
@@ -34,10 +35,8 @@ from functional_optim.numeric import (
     addcmul,
     choose,
     is_active,
-    larger,
     mul,
     shift,
-    smaller,
 )
 from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.maximize import maximized
@@ -94,23 +93,15 @@ def dadapt_adam_init_shared(hyper: DadaptAdamHyper) -> DadaptAdamShared:
     return DadaptAdamShared(hyper.d0, 0.0, 0.0, 0.0, hyper.d0)
 
 
-def step_length(hyper: DadaptAdamHyper, d: float, number: float) -> float:
-    """Return l of the step with this number."""
-    beta_1, beta_2 = hyper.betas
-    length = d * hyper.lr
-    if not hyper.use_bias_correction:
-        return length
-    correction: float = ((1 - beta_2**number) ** 0.5) / (1 - beta_1**number)
-    return length * correction
-
-
 def dadapt_adam_coefficients(
     step: float, hyper: DadaptAdamHyper, shared: DadaptAdamShared
 ) -> DadaptAdamCoefficients:
     beta_1, beta_2 = hyper.betas
     is_still = shared.denominator == 0.0
-    length = step_length(hyper, shared.d_used, choose(is_still, shared.k + 1.0, shared.k))
-    next_length = step_length(hyper, shared.d, shared.k + 1.0)
+    number = choose(is_still, shared.k + 1.0, shared.k)
+    corrected = hyper.use_bias_correction
+    length = step_length(shared.d_used, hyper.lr, hyper.betas, corrected, number)
+    next_length = step_length(shared.d, hyper.lr, hyper.betas, corrected, shared.k + 1.0)
     root_2 = beta_2**0.5
     has_decay = is_active(hyper.weight_decay)
     return DadaptAdamCoefficients(
@@ -154,13 +145,6 @@ def dadapt_adam_reduce(
     product, size = sum_in_blocks(partial(products_and_sizes, c), tensors)
     active = 1.0 if c.is_active else 0.0
     return finite_or_zero((c.next_length * product, active * size))
-
-
-def limited_growth(d: Any, estimate: Any, growth_rate: Any) -> Any:
-    """Return the larger of d and an estimate of at most growth_rate * d."""
-    # Infinity times anything that a derivative is taken of would make it NaN.
-    is_free = isinstance(growth_rate, float) and math.isinf(growth_rate)
-    return larger(d, estimate if is_free else smaller(estimate, d * growth_rate))
 
 
 def dadapt_adam_combine(

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.algorithms.dadapt_adam import limited_growth
+from functional_optim.algorithms.distance import limited_growth
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, Interval
 from functional_optim.composition import chain
 from functional_optim.core.block_sums import finite_or_zero, sum_in_blocks

@@ -13,7 +13,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.algorithms.adam import adam_denominator
+from functional_optim.algorithms.adam import (
+    AdamCoefficients,
+    AdamHyper,
+    adam_coefficients,
+    adam_denominator,
+)
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE
 from functional_optim.composition import chain
 from functional_optim.core.constructor import constructor
@@ -36,33 +41,16 @@ class LaPropHyper(NamedTuple):
     eps: float
 
 
-class LaPropCoefficients(NamedTuple):
-    weight_1: float  # 1 - b1
-    beta_2: float
-    weight_2: float  # 1 - b2
-    root: float  # sqrt(1 - b2^t)
-    eps: float
-    step_size: float  # -lr / (1 - b1^t)
-
-
 def laprop_init(param: Tensor, hyper: LaPropHyper) -> LaPropState:
     return LaPropState(torch.zeros_like(param), torch.zeros_like(param))
 
 
-def laprop_coefficients(step: float, hyper: LaPropHyper) -> LaPropCoefficients:
-    beta_1, beta_2 = hyper.betas
-    return LaPropCoefficients(
-        1 - beta_1,
-        beta_2,
-        1 - beta_2,
-        (1 - beta_2**step) ** 0.5,
-        hyper.eps,
-        -(hyper.lr / (1 - beta_1**step)),
-    )
+def laprop_coefficients(step: float, hyper: LaPropHyper) -> AdamCoefficients:
+    return adam_coefficients(step, AdamHyper(hyper.lr, hyper.betas, hyper.eps, False))
 
 
 def laprop_rule(
-    param: Tensor, grad: Tensor, state: LaPropState, c: LaPropCoefficients
+    param: Tensor, grad: Tensor, state: LaPropState, c: AdamCoefficients
 ) -> tuple[Tensor, LaPropState]:
     exp_avg_sq = addcmul(mul(state.exp_avg_sq, c.beta_2), grad, grad, c.weight_2)
     normed = grad / adam_denominator(exp_avg_sq, c.root, c.eps)

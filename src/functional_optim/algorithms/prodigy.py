@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import each
+from functional_optim.algorithms.distance import limited, step_length
 from functional_optim.algorithms.prodigy_records import (
     ProdigyCoefficients,
     ProdigyHyper,
@@ -32,6 +33,7 @@ from functional_optim.algorithms.prodigy_records import (
 )
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, UNIT, Interval
 from functional_optim.composition import chain
+from functional_optim.core.block_sums import SUM_BLOCK
 from functional_optim.core.constructor import constructor
 from functional_optim.core.dtensors import whole
 from functional_optim.core.hyper import Scalar
@@ -46,14 +48,10 @@ from functional_optim.numeric import (
     may_hold,
     mul,
     shift,
-    smaller,
 )
 from functional_optim.optimizer import Optimizer
 from functional_optim.schedules.arithmetic import root_at
 from functional_optim.transforms.maximize import maximized
-
-SUM_BLOCK = 1 << 15
-"""Of how many elements sums are taken at a time: so many numbers of 64 bits stay in a cache."""
 
 
 def prodigy_init(param: Tensor, hyper: ProdigyHyper) -> ProdigyState:
@@ -70,24 +68,16 @@ def prodigy_init_shared(hyper: ProdigyHyper) -> ProdigyShared:
     return ProdigyShared(hyper.d0, hyper.d0, 0.0, 0.0, hyper.d0, 0.0, hyper.d0)
 
 
-def step_length(hyper: ProdigyHyper, d: float, number: float) -> float:
-    """l, of the step of a number."""
-    beta_1, beta_2 = hyper.betas
-    length = d * hyper.lr
-    if not hyper.use_bias_correction:
-        return length
-    correction: float = ((1 - beta_2**number) ** 0.5) / (1 - beta_1**number)
-    return length * correction
-
-
 def prodigy_coefficients(
     step: float, hyper: ProdigyHyper, shared: ProdigyShared
 ) -> ProdigyCoefficients:
     beta_1, beta_2 = hyper.betas
     decay, d0, d, d_next = hyper.weight_decay, hyper.d0, shared.d_used, shared.d
     is_still = shared.d_denom == 0.0
-    length = step_length(hyper, d, choose(is_still, shared.k + 1.0, shared.k))
-    length_next = step_length(hyper, d_next, shared.k + 1.0)
+    number = choose(is_still, shared.k + 1.0, shared.k)
+    corrected = hyper.use_bias_correction
+    length = step_length(d, hyper.lr, hyper.betas, corrected, number)
+    length_next = step_length(d_next, hyper.lr, hyper.betas, corrected, shared.k + 1.0)
     averages, has_decay = is_active(beta_1), is_active(decay)
     return ProdigyCoefficients(
         next_addend=(d_next / d0) * length_next,
@@ -181,10 +171,7 @@ def prodigy_combine(
     d_hat = hyper.d_coef * numerator / choose(is_still, 1.0, size)
     d = choose(shared.d == hyper.d0, larger(shared.d, d_hat), shared.d)
     d_max = larger(shared.d_max, d_hat)
-    rate: Any = hyper.growth_rate
-    # Infinity times anything that a derivative is taken of would make it NaN.
-    is_free = isinstance(rate, float) and math.isinf(rate)
-    d = d_max if is_free else smaller(d_max, d * rate)
+    d = limited(d_max, d, hyper.growth_rate)
     require_bounded(d, hyper.d0)
     moved = ProdigyShared(d, d_max, numerator, size, d_hat, shared.k + 1.0, shared.d)
     rested = shared._replace(d_denom=size, d_used=shared.d)
