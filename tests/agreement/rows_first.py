@@ -95,8 +95,8 @@ ROWS = [
         coarsest="float32",
         cause=Cause(
             "pytorch-optimizer does not decay weights in the first step, decays them behind the "
-            "update, adds eps before the bias correction, and in float32 chooses other eigenvectors "
-            "where a side that is longer than the other has several eigenvalues 0.",
+            "update, adds eps before the bias correction, and in float32 chooses other "
+            "eigenvectors where a side that is longer than the other has several eigenvalues 0.",
             ours={"weight_decay": 0.0, "eps": 0.0},
             theirs={"weight_decay": 0.0, "eps": 0.0},
             shapes="square",
