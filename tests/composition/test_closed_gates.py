@@ -156,7 +156,7 @@ def test_in_every_door_stages_behind_a_closed_gate_do_not_run(name: str) -> None
 def test_skipped_batches_are_counted_in_a_row() -> None:
     """Fault 1: calls in which the gate in front is closed are no steps that were not skipped."""
     optimizer = chain(accumulate(2), apply_if_finite(2), sgd())
-    with pytest.raises(FloatingPointError, match="for the 3th step in a row"):
+    with pytest.raises(FloatingPointError, match="3 steps in a row .* not finite"):
         by_update(optimizer, [NAN] * 6)
 
 

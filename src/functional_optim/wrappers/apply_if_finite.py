@@ -63,9 +63,9 @@ def apply_if_finite_combine(
     in_a_row = shared.skipped_in_a_row + 1.0
     if in_a_row > hyper.max_skips:
         raise FloatingPointError(
-            f"apply_if_finite: {int(not_finite)} elements of the gradients are not finite, for the "
-            f"{int(in_a_row)}th step in a row, and max_skips={hyper.max_skips} may be left out; "
-            "nothing was changed: find out why, or allow more"
+            f"apply_if_finite: {int(in_a_row)} steps in a row have gradients that are not finite "
+            f"({int(not_finite)} elements in this one), and max_skips={hyper.max_skips} may be "
+            "left out; nothing was changed: find out why, or allow more"
         )
     return ApplyIfFiniteShared(not_finite, in_a_row, shared.skipped + 1.0)
 
