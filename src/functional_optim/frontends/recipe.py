@@ -25,6 +25,7 @@ from functional_optim.frontends.torch_arguments import (
     EXECUTION_OPTIONS,
     is_open,
     is_optimizer_class,
+    step_once,
 )
 from functional_optim.frontends.torch_checkpoint import decay_options
 from functional_optim.frontends.torch_composed import GroupPart, divided, needs_groups
@@ -160,15 +161,8 @@ def _form_of(probe: torch.optim.Optimizer) -> StateDictForm:
     """Seen on an instance that makes one step."""
     param = probe.param_groups[0]["params"][0]
     eager = bool(probe.state[param])
-    param.grad = torch.zeros_like(param)
-    step = inspect.unwrap(type(probe).step)  # without the hooks that a user may have on every step
     try:
-        with torch.no_grad():
-            try:
-                step(probe)
-            except RuntimeError:  # it takes sparse gradients only
-                param.grad = param.grad.to_sparse(1)
-                step(probe)
+        step_once(probe, param)
     except NotImplementedError:  # a class that has arguments only, and its equivalent the rest
         return StateDictForm(eager=eager, frozen=eager)
     if "step" in probe.param_groups[0]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 EXECUTION_OPTIONS = ("foreach", "fused", "capturable", "differentiable")
 """Arguments that choose an implementation, not numbers. They are taken and have no effect: here
@@ -20,6 +21,21 @@ def is_open(cls: Callable[..., Any]) -> bool:
     """Return True if a class or function takes ``**kwargs``: its signature does not tell all."""
     kinds = [one.kind for one in inspect.signature(cls).parameters.values()]
     return inspect.Parameter.VAR_KEYWORD in kinds
+
+
+def step_once(probe: torch.optim.Optimizer, param: Tensor) -> None:
+    """Step a throw-away instance by a gradient of zeros, a sparse one if its class takes no other.
+
+    Hooks that a user may have on every step are not called.
+    """
+    step = inspect.unwrap(type(probe).step)
+    param.grad = torch.zeros_like(param)
+    with torch.no_grad():
+        try:
+            step(probe)
+        except RuntimeError:  # it takes sparse gradients only
+            param.grad = param.grad.to_sparse(1)
+            step(probe)
 
 
 def factory_arguments(

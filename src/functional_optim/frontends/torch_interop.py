@@ -29,6 +29,7 @@ from functional_optim.frontends.torch_arguments import (
     EXECUTION_OPTIONS,
     is_open,
     is_optimizer_class,
+    step_once,
 )
 from functional_optim.frontends.torch_checkpoint import DECOUPLED, decouples, torch_step
 from functional_optim.optimizer import Optimizer
@@ -241,16 +242,9 @@ class _Kept(NamedTuple):
 
 def _what_torch_keeps(cls: Any, named: Mapping[str, Any]) -> _Kept:
     probe = torch.zeros(1, 1, requires_grad=True)  # a matrix, for classes that take no others
-    probe.grad = torch.zeros(1, 1)
     taken = inspect.signature(cls).parameters
     instance = cls([probe], **{key: value for key, value in named.items() if key in taken})
-    step = inspect.unwrap(type(instance).step)  # without the hooks that a user has on every step
-    with torch.no_grad():
-        try:
-            step(instance)
-        except RuntimeError:  # it takes sparse gradients only
-            probe.grad = torch.zeros(1, 1).to_sparse(1)
-            step(instance)
+    step_once(instance, probe)
     group, entries = instance.param_groups[0], instance.state[probe]
     in_python = isinstance(entries.get("step"), int)
     return _Kept(dict(instance.defaults), "step" in entries, "step" in group, in_python)

@@ -70,21 +70,6 @@ def arguments(node: fx.Node, namespace: Namespace, skip: int = 0) -> str:
     return ", ".join(parts)
 
 
-def function_name(target: Any) -> str | None:
-    """A public name of a function, for text that is to be read elsewhere; None if it has none."""
-    name = getattr(target, "__name__", "")
-    for path, module in (
-        ("torch", torch),
-        ("torch.special", torch.special),
-        ("torch.linalg", torch.linalg),
-        ("torch.nn.functional", torch.nn.functional),
-        ("operator", operator),
-    ):
-        if getattr(module, name, None) is target:
-            return f"{path}.{name}"
-    return None
-
-
 def statement(node: fx.Node, namespace: Namespace) -> str:
     """A node as an expression.
 
