@@ -4,10 +4,29 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import torch
 from torch import Tensor
 from torch.futures import Future
 
 from sharding.transport.protocol import Work
+
+
+class Queued:
+    """What is queued on the current stream of a device when this is made; nothing on the CPU.
+
+    Args:
+        device: of the stream.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        is_queue = device.type == "cuda"
+        self._event = torch.cuda.current_stream(device).record_event() if is_queue else None
+        self._device = device
+
+    def wait(self) -> None:
+        """Have the current stream, which may be another one by now, wait for it."""
+        if self._event is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._event)
 
 
 class Done:
@@ -15,9 +34,11 @@ class Done:
 
     def __init__(self, flat: Tensor) -> None:
         self._flat = flat
+        self._queued = Queued(flat.device)
 
     def wait(self) -> None:
-        """Nothing to wait for."""
+        """Have the current stream wait for what had written the buffer."""
+        self._queued.wait()
 
     def future(self) -> Future[Tensor]:
         """The buffer; on an accelerator, whoever takes it waits for what is queued there now."""

@@ -16,7 +16,7 @@ from sharding.transport import gather_group, make_transport
 from tests.ddp import compared, models, twins
 from tests.ddp.cases import CASES as HOOKED
 from tests.transport.buffers import CUTS, gradient, same
-from tests.zero_hooks.cases import CASES
+from tests.zero_hooks.cases import CASES, SGD
 from tests.zero_hooks.runs import compare
 
 AVERAGERS: dict[str, Any] = {
@@ -76,6 +76,8 @@ def zero_hook(name: str, kind: str, policy: str, members: Sequence[int] | None) 
         return None
     case = CASES[name]
     made = case._replace(kind=kind, policy=policy, model=partial(on_device, case.model))
+    if name == "mixed dtypes":  # by steps that change with gradients as little as they do
+        made = made._replace(optimizer=SGD)
     return compare(made, group)
 
 
