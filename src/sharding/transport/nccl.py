@@ -17,7 +17,6 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.futures import Future
 
 from sharding.transport.buffers import as_bytes, as_real, check_buffer, divide
 from sharding.transport.peers import GroupRank, named
@@ -84,15 +83,6 @@ class NcclWork:
         """
         if memory is not None and memory.is_cuda:
             memory.record_stream(torch.cuda.current_stream(memory.device))
-
-    def future(self) -> Future[Tensor]:
-        """The buffer; whoever takes it has their stream wait, and no other stream does."""
-        device = self._flat.device
-        future: Future[Tensor] = Future(devices=[device])
-        with torch.cuda.stream(torch.cuda.Stream(device)):
-            self.wait()
-            future.set_result(self._flat)
-        return future
 
 
 class NcclTransport:

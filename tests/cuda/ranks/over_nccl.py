@@ -43,9 +43,7 @@ def sums(cases: Sequence[dict[str, Any]], n: int = 1009) -> dict[str, list[str]]
     return {name: found for name, found in wrong.items() if found}
 
 
-def _sum(
-    transport: Any, gathers: Any, *, n: int, dtype: str, cut: str, average: bool, future: bool
-) -> list[str]:
+def _sum(transport: Any, gathers: Any, *, n: int, dtype: str, cut: str, average: bool) -> list[str]:
     rank, size = transport.rank, transport.size
     kind = getattr(torch, dtype)
     ranges = CUTS[cut](n, size)
@@ -58,7 +56,7 @@ def _sum(
         partial(transport.reduce_scatter, flat, ranges, average=average),
         partial(gathers.all_gather, flat, ranges),
     ):
-        launch().future().wait() if future else launch().wait()
+        launch().wait()
     got = flat.cpu()
     gaps = torch.ones(n, dtype=torch.bool)
     for start, stop in ranges:

@@ -32,7 +32,7 @@ def outcomes_of(function: Any, cases: list[dict[str, Any]], ranks: int) -> list[
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_sums(ranks: int) -> None:
-    cases = pairs(dtype=DTYPES, cut=list(CUTS), average=[False, True], future=[False, True])
+    cases = pairs(dtype=DTYPES, cut=list(CUTS), average=[False, True])
     cases = [one for one in cases if ranks > 1 or one["cut"] != "first owns nothing"]
     for _, seen in outcomes_of(over_nccl.sums, [{"cases": cases}], ranks):
         assert seen == [{}] * ranks
