@@ -35,20 +35,23 @@ class FlatRanges(Tensor):
         ranges: by the index of their first element, tensors of one dimension. Memory is shared.
         dtype: of the elements.
         device: of the elements.
+        origin: whose ranges these are, to be compared when they are loaded.
 
     Attributes:
         ranges: as given.
+        origin: as given.
         loaded: what was read in place of the ranges; None before that.
 
     Example::
 
-        >>> ranges = FlatRanges((2, 3), {4: torch.tensor([5.0, 6.0])}, torch.float32, "cpu")
+        >>> ranges = FlatRanges((2, 3), {4: torch.tensor([5.0, 6.0])}, torch.float32, "cpu", "")
         >>> ranges.shape, ranges.elements(4, 6)
         (torch.Size([2, 3]), tensor([5., 6.]))
     """
 
     ranges: dict[int, Tensor]
     loaded: dict[int, Tensor] | None
+    origin: str
 
     @staticmethod
     def __new__(
@@ -57,6 +60,7 @@ class FlatRanges(Tensor):
         ranges: Mapping[int, Tensor],
         dtype: torch.dtype,
         device: torch.device | str,
+        origin: str,
     ) -> "FlatRanges":
         """Make a tensor without memory of its own."""
         made: FlatRanges = wrapper_tensor(cls, torch.Size(shape), dtype=dtype, device=device)
@@ -68,8 +72,10 @@ class FlatRanges(Tensor):
         ranges: Mapping[int, Tensor],
         dtype: torch.dtype,
         device: torch.device | str,
+        origin: str,
     ) -> None:
         self.ranges = dict(ranges)
+        self.origin = origin
         self.loaded = None
 
     def elements(self, start: int, stop: int) -> Tensor:
@@ -142,7 +148,7 @@ class FlatRanges(Tensor):
         self, ranges: Mapping[int, Tensor], shape: Sequence[int], options: Mapping[str, Any]
     ) -> "FlatRanges":
         dtype, device = options.get("dtype") or self.dtype, options.get("device") or self.device
-        return FlatRanges(shape, ranges, dtype, device)
+        return FlatRanges(shape, ranges, dtype, device, self.origin)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse to be pickled, as by ``torch.save``.
@@ -156,12 +162,38 @@ class FlatRanges(Tensor):
         return f"{type(self).__name__}({self._told()})"
 
 
+def elements_of(tensor: Tensor, start: int, stop: int) -> Tensor:
+    """Return elements [start, stop) of a tensor in one dimension, whole or in part as it may be.
+
+    Raises:
+        ValueError: this process does not have all of them.
+    """
+    if isinstance(tensor, FlatRanges):
+        return tensor.elements(start, stop)
+    return tensor.detach().reshape(-1)[start:stop]
+
+
+def whole_of(value: Any) -> Any:
+    """Return a value; of ranges that are all elements of a tensor, that tensor.
+
+    Raises:
+        ValueError: this process does not have all elements.
+    """
+    if isinstance(value, FlatRanges):
+        return value.elements(0, value.numel()).view(value.shape)
+    return value
+
+
 class OnOtherRanks(dict[str, Any]):
     """Empty entry of a parameter whose state this process has no part of.
 
-    Raises:
-        RuntimeError: by ``torch.save``, as for :class:`FlatRanges`.
+    Args:
+        origin: as for :class:`FlatRanges`.
     """
+
+    def __init__(self, origin: str) -> None:
+        super().__init__()
+        self.origin = origin
 
     def __deepcopy__(self, memo: Any) -> "OnOtherRanks":
         return self
@@ -179,11 +211,12 @@ class OnOtherRanks(dict[str, Any]):
 
 
 def _reduced(one: FlatRanges) -> tuple[Any, ...]:
-    return FlatRanges, (tuple(one.shape), one._current, one.dtype, one.device)  # noqa: SLF001
+    ranges = one._current  # noqa: SLF001  of the class above
+    return FlatRanges, (tuple(one.shape), ranges, one.dtype, one.device, one.origin)
 
 
 def _reduced_entry(one: OnOtherRanks) -> tuple[Any, ...]:
-    return OnOtherRanks, ()
+    return OnOtherRanks, (one.origin,)
 
 
 # A process that writes checkpoints for this one is sent the parts of this one, and may have them.

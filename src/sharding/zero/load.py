@@ -12,10 +12,8 @@ from functional_optim.frontends.checkpoint_names import matched_by_name
 from functional_optim.frontends.torch_arguments import EXECUTION_OPTIONS
 from functional_optim.frontends.torch_checkpoint import DECOUPLED
 from functional_optim.frontends.torch_groups import neutral_flags, options_of
-from sharding.checkpoint.flat_ranges import FlatRanges, OnOtherRanks
-from sharding.transport.peers import GroupRank, named
+from sharding.checkpoint.flat_ranges import elements_of, whole_of
 from sharding.zero.convert import (
-    Span,
     Target,
     Targets,
     gets_digits,
@@ -29,6 +27,7 @@ from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards
 from sharding.zero.optim import ShardOptimizer
 from sharding.zero.parts import OptimizerParts
+from sharding.zero.sharded_state import check_origin, has_parts
 
 Entries = Mapping[str, Any]
 
@@ -46,6 +45,7 @@ def load(parts: OptimizerParts, state_dict: Mapping[str, Any]) -> None:
     groups = _new_groups(parts, state_dict)
     check_numbers(parts, state_dict["param_groups"])
     states = _states_by_path(parts, state_dict)
+    check_origin(parts, states)
     if parts.shards is None:
         _load_foreign(parts, states)
     else:
@@ -184,7 +184,7 @@ def _load_shards(
         shards.check_options(number, group)
     targets = Targets(shards, groups)
     read = [
-        (shard, _read_part(parts, targets.of(shard), shard, states.get(shard.path), steps))
+        (shard, _read_part(targets.of(shard), shard, states.get(shard.path) or {}, steps))
         for shard in shards.every()
         if shard.state is not None or states.get(shard.path)
     ]
@@ -209,20 +209,13 @@ def _trained(parts: OptimizerParts, states: Mapping[str, Entries]) -> list[str]:
 
     Of a state dict of which each rank has a part, these are the parameters that are trained now.
     """
-    return [
-        path
-        for path, entries in states.items()
-        if parts.params[path].requires_grad
-        or (entries and not any(isinstance(one, FlatRanges) for one in entries.values()))
-    ]
+    if has_parts(states):
+        return [path for path in states if parts.params[path].requires_grad]
+    return [path for path, entries in states.items() if entries]
 
 
 def _read_part(
-    parts: OptimizerParts,
-    target: Target,
-    shard: LocalShard,
-    entries: Entries | None,
-    steps: Sequence[Any],
+    target: Target, shard: LocalShard, entries: Entries, steps: Sequence[Any]
 ) -> LeafState:
     """A shard's part of a parameter's entries, in whatever storage, as it is kept here.
 
@@ -231,13 +224,8 @@ def _read_part(
     Raises:
         ValueError: they do not fit.
     """
-    if isinstance(entries, OnOtherRanks):
-        raise ValueError(
-            f"{_named(parts)} owns elements of {shard.path!r}, whose state is on other ranks in "
-            f"this state dict. {_AGAIN}"
-        )
     numel = shard.param.numel()
-    given = {key: value for key, value in (entries or {}).items() if value is not None}
+    given = {key: value for key, value in entries.items() if value is not None}
     spans = spans_of(target, list(given), numel, shard.start, shard.stop)
     wanted = spans_of(target, list(given), numel, 0, numel)
     for name, (_, length) in wanted.items():
@@ -248,41 +236,10 @@ def _read_part(
             got = f"{value.numel()} elements" if isinstance(value, Tensor) else repr(value)
             raise ValueError(f"the state {name} of {shard.path!r} has {got}, wanted are {length}")
         if not shard.whole:
-            given[name] = _elements(parts, shard, name, value, spans[name])
-    for name, value in given.items():
-        if isinstance(value, FlatRanges):
-            flat = _elements(parts, shard, name, value, (0, value.numel()))
-            given[name] = flat.view(value.shape)
+            given[name] = elements_of(value, *spans[name])
+    given = {name: whole_of(value) for name, value in given.items()}
     part = plain_part(target, given, spans, shard.start, shard.stop) if given else {}
     return state_of(target, shard.tensor, part, shard.path, steps[shard.group])
-
-
-_AGAIN = (
-    "It was made by an optimizer with another plan, or by another rank: save it with "
-    "torch.distributed.checkpoint, and load it into get_optimizer_state_dict() of this optimizer"
-)
-
-
-def _named(parts: OptimizerParts) -> str:
-    return named(parts.process_group, [GroupRank(parts.rank)])
-
-
-def _elements(
-    parts: OptimizerParts, shard: LocalShard, name: str, value: Tensor, span: Span
-) -> Tensor:
-    """Return elements of a state tensor in one dimension, whole or in part as it may be.
-
-    Raises:
-        ValueError: this rank was not given all of them.
-    """
-    if not isinstance(value, FlatRanges):
-        return value.detach().reshape(-1)[slice(*span)]
-    try:
-        return value.elements(*span)
-    except ValueError as error:
-        raise ValueError(
-            f"{_named(parts)} lacks elements of {name} of {shard.path!r}: {error}. {_AGAIN}"
-        ) from error
 
 
 def _load_foreign(parts: OptimizerParts, states: Mapping[str, Entries]) -> None:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from functional_optim.storage.plain import decoded, parts_of
 from sharding.checkpoint.flat_ranges import FlatRanges, OnOtherRanks
+from sharding.transport.peers import GroupRank, named
 from sharding.zero.convert import Target, Targets, with_class_step
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.params import indices_of
@@ -27,17 +28,17 @@ def sharded_states(parts: OptimizerParts) -> dict[int, dict[str, Any]]:
         RuntimeError: a class of which nothing is known.
     """
     numbers, shards = indices_of(parts.groups), parts.known_shards
-    targets = Targets(shards, parts.groups)
+    targets, origin = Targets(shards, parts.groups), _origin(parts)
     found: dict[int, dict[str, Any]] = {}
     for shard, entries in parts.with_state():
         own = found.setdefault(numbers[id(shard.param)], {})
         for name, (shape, start), value in _plain(parts, shard, entries, targets.of(shard)):
             ranges = {**own[name].ranges} if name in own else {}
             ranges[start] = value.detach().reshape(-1)
-            own[name] = FlatRanges(shape, ranges, value.dtype, value.device)
+            own[name] = FlatRanges(shape, ranges, value.dtype, value.device, origin)
     for param in parts.params.values():
         if param.requires_grad:
-            found.setdefault(numbers[id(param)], OnOtherRanks())
+            found.setdefault(numbers[id(param)], OnOtherRanks(origin))
     return dict(sorted(found.items()))
 
 
@@ -55,6 +56,41 @@ def _plain(
     rest = {name: value for name, value in entries.items() if name != "step"}
     for name, value in with_class_step(rest, entries, parts.schema).items():
         yield name, places[name], value
+
+
+def _origin(parts: OptimizerParts) -> str:
+    """Return whose part this rank's is: equal only for the same rank of an equal plan."""
+    return f"rank {parts.rank} of plan {parts.plan.digest[:16]}"
+
+
+def has_parts(states: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Return True if a rank has only a part of these states, which are by path."""
+    return any(True for _ in _origins(states))
+
+
+def check_origin(parts: OptimizerParts, states: Mapping[str, Mapping[str, Any]]) -> None:
+    """Make sure that parts of states are of this rank. All ranks find out alike, and by themselves.
+
+    Raises:
+        ValueError: they are of another plan or another rank; names the first parameter.
+    """
+    own = _origin(parts)
+    for path, origin in _origins(states):
+        if origin != own or parts.shards is None:
+            rank = named(parts.process_group, [GroupRank(parts.rank)])
+            raise ValueError(
+                f"{rank} was given a part of the state of {path!r} that {origin} has, and this is "
+                f"{own}: save it with torch.distributed.checkpoint, and load it into what "
+                "get_optimizer_state_dict() or state_dict() of this optimizer returns"
+            )
+
+
+def _origins(states: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield the path and the origin of every part."""
+    for path, entries in states.items():
+        for one in (entries, *entries.values()):
+            if isinstance(one, (FlatRanges, OnOtherRanks)):
+                yield path, one.origin
 
 
 def sharded_groups(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
