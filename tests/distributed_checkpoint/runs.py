@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
@@ -18,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from functional_optim import TorchOptimizer, adamw
 from sharding import ZeroRedundancyOptimizer
 from sharding.checkpoint.flat_ranges import FlatRanges
 from tests.zero_local.compare import same
@@ -81,6 +83,13 @@ def by_torch(seed: int, lr: float) -> tuple[nn.Module, Any]:
     return model, torch.optim.AdamW(model.parameters(), lr=lr, foreach=False)
 
 
+def by_ours(seed: int, lr: float) -> tuple[nn.Module, Any]:
+    """It has state for frozen parameters too, which torch's classes do not save."""
+    model = net(seed)
+    trained = [param for param in model.parameters() if param.requires_grad]
+    return model, TorchOptimizer(trained, adamw(lr=lr))
+
+
 def by_fsdp2(seed: int, lr: float) -> tuple[nn.Module, Any]:
     model = net(seed)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -88,8 +97,8 @@ def by_fsdp2(seed: int, lr: float) -> tuple[nn.Module, Any]:
     return model, torch.optim.AdamW(model.parameters(), lr=lr, foreach=False)
 
 
-KINDS = {"ZeRO": by_zero, "torch.optim": by_torch, "FSDP2": by_fsdp2}
-RANKS = {"ZeRO": (3, 2), "torch.optim": (1, 1), "FSDP2": (2, 3)}
+KINDS = {"ZeRO": by_zero, "torch.optim": by_torch, "TorchOptimizer": by_ours, "FSDP2": by_fsdp2}
+RANKS = {"ZeRO": (3, 2), "torch.optim": (1, 1), "TorchOptimizer": (1, 1), "FSDP2": (2, 3)}
 """How many ranks save, and how many load."""
 
 
@@ -103,17 +112,21 @@ def never_stopped(steps: int) -> tuple[dict[str, Tensor], dict[str, dict[str, Te
 
 
 def save(model: nn.Module, optimizer: Any, folder: str, group: Any = None) -> None:
-    state = {"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, optimizer)}
+    state = {
+        "model": get_model_state_dict(model),
+        "optim": get_optimizer_state_dict(model, optimizer),
+    }
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         dcp.save(state, checkpoint_id=folder, process_group=group)
 
 
-def load(
-    model: nn.Module, optimizer: Any, folder: str, group: Any = None, **options: Any
-) -> None:
+def load(model: nn.Module, optimizer: Any, folder: str, group: Any = None, **options: Any) -> None:
     """As torch's tutorial does it."""
-    state = {"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, optimizer)}
+    state = {
+        "model": get_model_state_dict(model),
+        "optim": get_optimizer_state_dict(model, optimizer),
+    }
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         dcp.load(state, checkpoint_id=folder, process_group=group, **options)
@@ -127,10 +140,16 @@ def saves(kind: str, folder: str) -> None:
     save(model, optimizer, folder)
 
 
-def goes_on(kind: str, folder: str) -> None:
-    """A new run, of other weights and another rate, loads; it is then the one that was saved."""
+def goes_on(kind: str, folder: str, *, partial: bool = False) -> None:
+    """A new run, of other weights and another rate, loads; it is then the one that was saved.
+
+    Args:
+        kind: of the optimizer.
+        folder: of the checkpoint.
+        partial: whether the checkpoint lacks options.
+    """
     model, optimizer = KINDS[kind](1, 7 * LR)
-    load(model, optimizer, folder)
+    load(model, optimizer, folder, planner=DefaultLoadPlanner(allow_partial_load=partial))
     assert optimizer.param_groups[0]["lr"] == LR
     check(model, optimizer, BEFORE)
     train(model, optimizer, range(BEFORE, BEFORE + AFTER))

@@ -38,7 +38,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def on_three(base: Path) -> Outcomes:
     jobs = {
-        name: Job(laws.saves, {"name": name, "policy": CASES[name][0], "folder": folder_of(base, name)})
+        name: Job(
+            laws.saves, {"name": name, "policy": CASES[name][0], "folder": folder_of(base, name)}
+        )
         for name in CASES
     }
     once = {one.__name__: Job(one, {"folder": folder_of(base, one.__name__)}) for one in ONCE}
@@ -90,7 +92,11 @@ def test_subgroups_whose_ranks_are_others(on_four: Outcomes) -> None:
 
 
 def test_each_rank_offers_its_own_ranges(on_three: Outcomes) -> None:
-    found = [tuple(one) for outcome in on_three["every_range_is_offered_once"] for one in outcome.result()]
+    found = [
+        tuple(one)
+        for outcome in on_three["every_range_is_offered_once"]
+        for one in outcome.result()
+    ]
     assert len(set(found)) == len(found) > 3
 
 

@@ -9,8 +9,18 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save, torch_s
 from tests.ranks import Job, run_ranks
 from tests.zero_local.compare import same
 
-from .runs import BEFORE, KINDS, RANKS, by_torch, folder_of, goes_on, never_stopped, passes_on, saves
-from .runs import train
+from .runs import (
+    BEFORE,
+    KINDS,
+    RANKS,
+    by_torch,
+    folder_of,
+    goes_on,
+    never_stopped,
+    passes_on,
+    saves,
+    train,
+)
 
 SECONDS = 90
 
@@ -34,7 +44,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.mark.parametrize("target", KINDS)
 @pytest.mark.parametrize("source", KINDS)
 def test_from_one_to_another(saved: dict[str, str], source: str, target: str) -> None:
-    on_ranks(RANKS[target][1], goes_on, kind=target, folder=saved[source])
+    partial = source == "TorchOptimizer" != target  # a chain has fewer options than a class
+    on_ranks(RANKS[target][1], goes_on, kind=target, folder=saved[source], partial=partial)
 
 
 def test_from_one_to_the_next_through_all(tmp_path: Path) -> None:

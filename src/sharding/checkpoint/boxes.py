@@ -1,4 +1,4 @@
-"""Boxes: the contiguous blocks of a tensor that ``torch.distributed.checkpoint`` saves and loads."""
+"""Boxes: blocks of a tensor that ``torch.distributed.checkpoint`` saves and loads."""
 
 import math
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor
@@ -55,15 +55,15 @@ class FlatRanges(Tensor):
 
     @staticmethod
     def __new__(
-        cls,
+        cls: type[Self],
         shape: Sequence[int],
         ranges: Mapping[int, Tensor],
         dtype: torch.dtype,
         device: torch.device | str,
         origin: str,
-    ) -> "FlatRanges":
+    ) -> Self:
         """Make a tensor without memory of its own."""
-        made: FlatRanges = wrapper_tensor(cls, torch.Size(shape), dtype=dtype, device=device)
+        made: Self = wrapper_tensor(cls, torch.Size(shape), dtype=dtype, device=device)
         return made
 
     def __init__(
@@ -84,44 +84,46 @@ class FlatRanges(Tensor):
         Raises:
             ValueError: this process does not have all of them.
         """
-        for first, value in self._current.items():
+        for first, value in self.current.items():
             if first <= start and stop <= first + value.numel():
                 return value[start - first : stop - first]
-        raise ValueError(f"wanted are elements [{start}, {stop}), {self._told()}")
+        raise ValueError(f"wanted are elements [{start}, {stop}), {self.describe()}")
 
     @property
-    def _current(self) -> dict[int, Tensor]:
+    def current(self) -> dict[int, Tensor]:
+        """Return what was loaded, if anything was, else the ranges."""
         return self.ranges if self.loaded is None else self.loaded
 
     def _boxes(self) -> Iterator[tuple[Box, Tensor]]:
         """Yield boxes of all ranges, and their elements."""
-        for first, value in self._current.items():
+        for first, value in self.current.items():
             for box in boxes_of(self.shape, first, first + value.numel()):
                 yield box, value[box.start - first : box.stop - first].view(box.sizes)
 
-    def _told(self) -> str:
+    def describe(self) -> str:
+        """Return, for errors, which elements there are."""
         kept = [f"[{start}, {start + one.numel()})" for start, one in self.ranges.items()]
         return f"of a tensor of shape {tuple(self.shape)} this process has {', '.join(kept)}"
 
     # ------------------------------------------------- the protocol of torch.distributed.checkpoint
 
-    def __create_write_items__(self, fqn: str, object: Any) -> list[Any]:  # noqa: A002, PLW3201
+    def __create_write_items__(self, fqn: str, object: Any) -> list[Any]:  # noqa: A002
         from sharding.checkpoint.items import write_items  # noqa: PLC0415  slow to import
 
         return list(write_items(fqn, self.shape, self._boxes()))
 
-    def __create_chunk_list__(self) -> list[Any]:  # noqa: PLW3201
+    def __create_chunk_list__(self) -> list[Any]:
         from sharding.checkpoint.items import chunk_of  # noqa: PLC0415  slow to import
 
         # Only a load asks for chunks. What the checkpoint lacks, and is let lack, stays as it is.
         self.loaded = {start: one.clone() for start, one in self.ranges.items()}
         return [chunk_of(box) for box, _ in self._boxes()]
 
-    def __get_tensor_shard__(self, index: Any) -> Tensor:  # noqa: PLW3201
+    def __get_tensor_shard__(self, index: Any) -> Tensor:
         for box, value in self._boxes():
             if box.offsets == index.offset:
                 return value
-        raise ValueError(f"{index.fqn} has no box at {tuple(index.offset)}: {self._told()}")
+        raise ValueError(f"{index.fqn} has no box at {tuple(index.offset)}: {self.describe()}")
 
     # -------------------------------------------------------------------------------------- copies
 
@@ -137,18 +139,13 @@ class FlatRanges(Tensor):
         options = kwargs or {}
         one = args[0]
         if isinstance(one, FlatRanges) and func in _COPIES:
-            copied = {at: func(value, **options) for at, value in one._current.items()}
-            return one._like(copied, one.shape, options)
+            copied = {at: func(value, **options) for at, value in one.current.items()}
+            return _like(one, copied, one.shape, options)
         if isinstance(one, FlatRanges) and func is torch.ops.aten.new_empty.default:
-            return one._like({}, args[1], options)  # async_save gives it the copied attributes
-        given = next(value for value in args if isinstance(value, FlatRanges))
-        raise TypeError(f"{func} cannot be computed: {given._told()}; {_WAY_OUT}")
-
-    def _like(
-        self, ranges: Mapping[int, Tensor], shape: Sequence[int], options: Mapping[str, Any]
-    ) -> "FlatRanges":
-        dtype, device = options.get("dtype") or self.dtype, options.get("device") or self.device
-        return FlatRanges(shape, ranges, dtype, device, self.origin)
+            return _like(one, {}, args[1], options)  # async_save gives it the copied attributes
+        lists = [value if isinstance(value, (list, tuple)) else [value] for value in args]
+        told = [x.describe() for given in lists for x in given if isinstance(x, FlatRanges)]
+        raise TypeError(f"{func} cannot be computed: {' '.join(told[:1])}; {_WAY_OUT}")
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuse to be pickled, as by ``torch.save``.
@@ -156,10 +153,20 @@ class FlatRanges(Tensor):
         Raises:
             RuntimeError: always.
         """
-        raise RuntimeError(f"a part of a state dict cannot be pickled: {self._told()}; {_WAY_OUT}")
+        raise RuntimeError(
+            f"a part of a state dict cannot be pickled: {self.describe()}; {_WAY_OUT}"
+        )
 
-    def __repr__(self, **_: Any) -> str:
-        return f"{type(self).__name__}({self._told()})"
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"{type(self).__name__}({self.describe()})"
+
+
+def _like(
+    one: FlatRanges, ranges: Mapping[int, Tensor], shape: Sequence[int], options: Mapping[str, Any]
+) -> FlatRanges:
+    """Return other ranges of the same origin, with the options of a tensor's constructor."""
+    dtype, device = options.get("dtype") or one.dtype, options.get("device") or one.device
+    return FlatRanges(shape, ranges, dtype, device, one.origin)
 
 
 def elements_of(tensor: Tensor, start: int, stop: int) -> Tensor:
@@ -211,8 +218,7 @@ class OnOtherRanks(dict[str, Any]):
 
 
 def _reduced(one: FlatRanges) -> tuple[Any, ...]:
-    ranges = one._current  # noqa: SLF001  of the class above
-    return FlatRanges, (tuple(one.shape), ranges, one.dtype, one.device, one.origin)
+    return FlatRanges, (tuple(one.shape), one.current, one.dtype, one.device, one.origin)
 
 
 def _reduced_entry(one: OnOtherRanks) -> tuple[Any, ...]:

@@ -183,13 +183,9 @@ class Checkpointed(SteppedByRanges):
 def with_states(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
     """Put what was collected, or this rank's part, into a state dict, before any other hook."""
     assert isinstance(optimizer, Checkpointed)
-    collected_here, parts = optimizer._collected, optimizer._parts  # noqa: SLF001
-    state: dict[Any, Any] = {}
-    if collected_here is None:
-        state.update(sharded_states(parts))
-    else:
-        assert collected_here.states is not None
-        state.update(collected_here.states)
+    found, parts = optimizer._collected, optimizer._parts  # noqa: SLF001
+    whole = None if found is None else found.states
+    state: dict[Any, Any] = sharded_states(parts) if whole is None else dict(whole)
     groups = []
     for number, group in enumerate(state_dict["param_groups"]):
         groups.append({**group, **parts.schema_of(number).options})
@@ -197,7 +193,6 @@ def with_states(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) ->
             for key in group["params"]:  # frozen: as TorchOptimizer writes it
                 state.setdefault(key, {})
     state_dict["state"] = state
-    if collected_here is None:
-        state_dict["param_groups"] = sharded_groups(groups)
-    else:
-        state_dict["param_groups"] = with_group_steps(collected_here.states, groups)
+    state_dict["param_groups"] = (
+        sharded_groups(groups) if whole is None else with_group_steps(whole, groups)
+    )

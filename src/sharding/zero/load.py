@@ -205,13 +205,16 @@ def _load_shards(
 
 
 def _trained(parts: OptimizerParts, states: Mapping[str, Entries]) -> list[str]:
-    """Return the paths of parameters that have a state, the same ones on all ranks.
+    """Return the paths of parameters that have a state, or may have one: the same on all ranks.
 
-    Of a state dict of which each rank has a part, these are the parameters that are trained now.
+    Of a part of a state dict, a rank sees only entries of its own; so it goes by what is trained.
     """
-    if has_parts(states):
-        return [path for path in states if parts.params[path].requires_grad]
-    return [path for path, entries in states.items() if entries]
+    whole = not has_parts(states)
+    return [
+        path
+        for path, entries in states.items()
+        if parts.params[path].requires_grad or (whole and entries)
+    ]
 
 
 def _read_part(

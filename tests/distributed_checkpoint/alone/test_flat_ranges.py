@@ -99,6 +99,7 @@ def test_all_else_is_refused(tmp_path: Path) -> None:
     for function in (
         lambda: ranges().add(1),
         lambda: torch.equal(ranges(), ranges()),
+        lambda: torch.stack([ranges()]),
         lambda: torch.zeros(2, 3).copy_(ranges()),
         lambda: torch.save({"state": ranges()}, tmp_path / "part"),
         lambda: torch.save({"state": elsewhere}, tmp_path / "part"),
