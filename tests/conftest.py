@@ -42,6 +42,8 @@ TIERS = {
     "ddp": "ranks",
     "demo": "docs",
     "docs": "docs",
+    "distributed_checkpoint": "ranks",
+    "distributed_checkpoint/alone": "unit",
     "dtensor": "ranks",
     "dtensor/alone": "unit",
     "ecosystem": "docs",

@@ -4,7 +4,7 @@ import ast
 import importlib.util
 import operator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -174,6 +174,36 @@ def memories(names: Any) -> None:
         taken = [torch.empty(1).untyped_storage() for _ in range(100)]  # of the freed object
         assert number == names.memory_of(first[1:].untyped_storage())
         assert number not in {names.memory_of(one) for one in (other.untyped_storage(), *taken)}
+
+
+class Wrapped(Tensor):
+    """A tensor that keeps its elements itself."""
+
+    called: ClassVar[list[Any]] = []
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        cls.called.append(function)
+        return args[0]
+
+
+@row(
+    (Tensor, "_make_wrapper_subclass"),
+    refuses=lambda names: names.wrapper_tensor(Wrapped, (2,), dtype=torch.int8, device="cpu"),
+)
+def wrappers(names: Any) -> None:
+    made = names.wrapper_tensor(Wrapped, (2, 3), dtype=torch.int8, device="meta")
+    assert type(made) is Wrapped and made.data_ptr() == 0
+    assert [made.shape, made.dtype, made.device.type] == [(2, 3), torch.int8, "meta"]
+
+
+@row(("torch.ops.aten", "_to_copy"))
+def copies_to(names: Any) -> None:
+    made = names.wrapper_tensor(Wrapped, (2,), dtype=torch.int8, device="cpu")
+    made.to(torch.int16)
+    assert names.to_copy is Wrapped.called[-1]
 
 
 SPARSE = torch.sparse_coo_tensor([[2, 0, 2]], [1.0, 2.0, 3.0], (4,), check_invariants=True)

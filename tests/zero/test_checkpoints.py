@@ -132,3 +132,20 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
         assert group.rank() or difference(zero.state_dict(), before) == []
 
     world.run(unchanged)
+
+
+def test_a_rate_that_a_scheduler_has_set_is_collected() -> None:
+    """It was taken from the optimizer of the shard, which hears of it with the next step."""
+
+    def law(group: LocalGroup) -> None:
+        _, zero = tower("adam", group)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(zero, 0.5)
+        give(zero, 0)
+        zero.step()
+        scheduler.step()
+        rates = [one["lr"] for one in zero.param_groups]
+        zero.consolidate_state_dict(to=0)
+        assert [one["lr"] for one in zero.param_groups] == rates == [0.005, 0.015]
+        assert group.rank() or [one["lr"] for one in zero.state_dict()["param_groups"]] == rates
+
+    LocalWorld(2).run(law)

@@ -78,8 +78,10 @@ from functional_optim._torch.tensors import (
     is_view,
     may_be_view,
     memory_of,
+    to_copy,
     values_of,
     version_of,
+    wrapper_tensor,
 )
 
 __all__ = [
@@ -139,9 +141,11 @@ __all__ = [
     "step_without_global_hooks",
     "tangent_of",
     "timeout_of",
+    "to_copy",
     "values_of",
     "version_of",
     "vmap_levels",
     "why_missing",
     "with_own_step_hooks",
+    "wrapper_tensor",
 ]

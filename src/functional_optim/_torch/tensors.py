@@ -84,3 +84,14 @@ except ImportError:
 TensorGuards: Any = _TensorGuards
 """What torch.compile guards its inputs with: shapes, strides, dtypes of many tensors in one call.
 Without it: None, and three times the time in Python."""
+
+_NO_WRAPPERS: Any = Missing(
+    "torch.Tensor._make_wrapper_subclass",
+    "a tensor of which each rank has a part cannot be made",
+    "call consolidate_state_dict() before state_dict()",
+)
+wrapper_tensor: Callable[..., Any] = getattr(Tensor, "_make_wrapper_subclass", None) or _NO_WRAPPERS
+"""``wrapper_tensor(cls, shape, dtype=, device=)``: a tensor of a class that keeps its elements."""
+
+to_copy: Any = getattr(torch.ops.aten, "_to_copy", torch.ops.aten.clone).default
+"""The operator by which ``Tensor.to`` moves a tensor. Without it: another that copies."""

@@ -11,16 +11,17 @@ from functional_optim.core.brief import brief
 from functional_optim.frontends.torch_checkpoint import with_group_steps
 from sharding.shard_plan import ShardPlan
 from sharding.zero.checkpoint import load, save
+from sharding.zero.local import copy_options
 from sharding.zero.parts import OptimizerParts
 from sharding.zero.ranges import SteppedByRanges
 from sharding.zero.shard_state import ShardState
-from sharding.zero.state_dict import States
+from sharding.zero.sharded_state import sharded_groups, sharded_states
+from sharding.zero.state_dict import Collected, collected
 
 
 class Checkpointed(SteppedByRanges):
     """The part of :class:`~sharding.ZeroRedundancyOptimizer` that saves and loads."""
 
-    _consolidated: States | None
     _built: bool
     _shard_state: tuple[ShardPlan, ShardState] | None = None
 
@@ -81,6 +82,42 @@ class Checkpointed(SteppedByRanges):
             self.process_group,
             self.join_device,
         )
+
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """Collect the state of all ranks on one, on its CPU, for :meth:`state_dict`. Collective.
+
+        It travels in chunks, as plain tensors: no rank but the target holds more than its share
+        and a chunk. The next step lets go of it.
+
+        Args:
+            to: the target, by its rank in the process group.
+
+        Raises:
+            RuntimeError: another rank could not; names it, and says why.
+            TransportError: a rank died, or did not come; names it.
+            TypeError: state of a class of one's own that is neither tensor nor plain value.
+            ValueError: a rank that there is not.
+        """
+        copy_options(self.param_groups, self.optim.param_groups)
+        self._collected = None
+        self._collected = Collected(to, collected(self._parts, to))
+
+    def _check_state_is_here(self) -> None:
+        """Raise unless :meth:`state_dict` has something to return."""
+        found = self._collected
+        if found is not None and found.states is None:
+            raise RuntimeError(
+                f"the state of all ranks was collected on rank {found.to} of the process group, "
+                f"and this is rank {self.rank}: call state_dict() there, or call "
+                f"consolidate_state_dict(to={self.rank}) on all ranks. After the next step, "
+                "state_dict() has this rank's part"
+            )
+        if found is None and self._shards is None:
+            raise RuntimeError(
+                f"nothing is known of the state of {type(self.optim).__name__}, so a rank cannot "
+                "tell what it has of the state of all ranks: call consolidate_state_dict("
+                f"to={self.rank}) on all ranks first"
+            )
 
     def save(self, path: str | PathLike[str]) -> None:
         """Save the state, each rank its own part, to a folder that all ranks see. Collective.
@@ -144,16 +181,18 @@ class Checkpointed(SteppedByRanges):
 
 
 def with_states(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-    """Put what was collected into a state dict, before any hook of the caller looks."""
+    """Put what was collected, or this rank's part, into a state dict, before any other hook."""
     assert isinstance(optimizer, Checkpointed)
-    collected_here = optimizer._consolidated  # noqa: SLF001
-    assert collected_here is not None
-    state_dict["state"] = dict(collected_here)
-    parts = optimizer._parts  # noqa: SLF001
+    found, parts = optimizer._collected, optimizer._parts  # noqa: SLF001
+    whole = None if found is None else found.states
+    state: dict[Any, Any] = sharded_states(parts) if whole is None else dict(whole)
     groups = []
     for number, group in enumerate(state_dict["param_groups"]):
         groups.append({**group, **parts.schema_of(number).options})
         if parts.shards is not None and not parts.shards.recipes.of(number).optimizer.links:
             for key in group["params"]:  # frozen: as TorchOptimizer writes it
-                state_dict["state"].setdefault(key, {})
-    state_dict["param_groups"] = with_group_steps(collected_here, groups)
+                state.setdefault(key, {})
+    state_dict["state"] = state
+    state_dict["param_groups"] = (
+        sharded_groups(groups) if whole is None else with_group_steps(whole, groups)
+    )

@@ -195,5 +195,19 @@ def as_class_writes(
         return {}
     # torch would take a buffer of zeros for one of a later step.
     left_out = {"step", *(fields if begins and starts_late else ())}
-    rest = {key: value for key, value in entries.items() if key not in left_out}
-    return {"step": torch_step(entries["step"]), **rest} if schema.counts_steps else rest
+    return with_class_step(
+        {key: value for key, value in entries.items() if key not in left_out}, entries, schema
+    )
+
+
+def with_class_step(
+    rest: Mapping[str, Tensor], entries: Mapping[str, Tensor], schema: StateDictForm
+) -> dict[str, Tensor]:
+    """Return entries with the step count as the class writes it, or without one.
+
+    Args:
+        rest: the entries except for "step".
+        entries: that have "step".
+        schema: of the class.
+    """
+    return {"step": torch_step(entries["step"]), **rest} if schema.counts_steps else dict(rest)

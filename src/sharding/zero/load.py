@@ -12,6 +12,7 @@ from functional_optim.frontends.checkpoint_names import matched_by_name
 from functional_optim.frontends.torch_arguments import EXECUTION_OPTIONS
 from functional_optim.frontends.torch_checkpoint import DECOUPLED
 from functional_optim.frontends.torch_groups import neutral_flags, options_of
+from sharding.checkpoint.flat_ranges import elements_of, whole_of
 from sharding.zero.convert import (
     Target,
     Targets,
@@ -26,6 +27,7 @@ from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards
 from sharding.zero.optim import ShardOptimizer
 from sharding.zero.parts import OptimizerParts
+from sharding.zero.sharded_state import check_origin, has_parts
 
 Entries = Mapping[str, Any]
 
@@ -43,11 +45,12 @@ def load(parts: OptimizerParts, state_dict: Mapping[str, Any]) -> None:
     groups = _new_groups(parts, state_dict)
     check_numbers(parts, state_dict["param_groups"])
     states = _states_by_path(parts, state_dict)
+    check_origin(parts, states)
     if parts.shards is None:
         _load_foreign(parts, states)
     else:
         steps = [group.get("step") for group in state_dict["param_groups"]]
-        trained = [path for path, entries in states.items() if entries]
+        trained = _trained(parts, states)
         with numbers_taken(parts, groups, trained):
             _load_shards(parts, parts.shards, groups, states, steps)
     for group, new in zip(parts.groups, groups, strict=True):
@@ -201,6 +204,19 @@ def _load_shards(
     parts.optim.show(shard for shard in shards.every() if shard.state is not None)
 
 
+def _trained(parts: OptimizerParts, states: Mapping[str, Entries]) -> list[str]:
+    """Return the paths of parameters that have a state, or may have one: the same on all ranks.
+
+    Of a part of a state dict, a rank sees only entries of its own; so it goes by what is trained.
+    """
+    whole = not has_parts(states)
+    return [
+        path
+        for path, entries in states.items()
+        if parts.params[path].requires_grad or (whole and entries)
+    ]
+
+
 def _read_part(
     target: Target, shard: LocalShard, entries: Entries, steps: Sequence[Any]
 ) -> LeafState:
@@ -223,7 +239,8 @@ def _read_part(
             got = f"{value.numel()} elements" if isinstance(value, Tensor) else repr(value)
             raise ValueError(f"the state {name} of {shard.path!r} has {got}, wanted are {length}")
         if not shard.whole:
-            given[name] = value.detach().reshape(-1)[slice(*spans[name])]
+            given[name] = elements_of(value, *spans[name])
+    given = {name: whole_of(value) for name, value in given.items()}
     part = plain_part(target, given, spans, shard.start, shard.stop) if given else {}
     return state_of(target, shard.tensor, part, shard.path, steps[shard.group])
 

@@ -37,7 +37,6 @@ from sharding.zero.parameter_memory import ParameterMemory
 from sharding.zero.params import checked_group, checked_params, named_params
 from sharding.zero.planning import agreed, extended, named_policy, planned
 from sharding.zero.recipe import recipe_of
-from sharding.zero.state_dict import States, collected
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +161,7 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
             else shard_optimizer(self._shards, self.param_groups, self._local_groups(), self._total)
         )
         copy_options(self.optim.param_groups, self.param_groups)
-        self._consolidated: States | None = None
+        self._collected = None
         self.register_state_dict_post_hook(with_states, prepend=True)
         self._built = True
 
@@ -232,6 +231,7 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
         given = {} if closure is None else {"closure": lambda: self._after(closure)}
         loss = step_without_global_hooks(self.optim, **given, **kwargs)
         copy_options(self.optim.param_groups, self.param_groups)
+        self._collected = None
         self.gather()
         return loss
 
@@ -326,39 +326,25 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
 
     # ---------------------------------------------------------------------------- state dicts
 
-    def consolidate_state_dict(self, to: int = 0) -> None:
-        """Collect the state of all ranks on one, on its CPU, for :meth:`state_dict`. Collective.
-
-        It travels in chunks, as plain tensors: no rank but the target holds more than its share
-        and a chunk.
-
-        Args:
-            to: the target, by its rank in the process group.
-
-        Raises:
-            RuntimeError: another rank could not; names it, and says why.
-            TransportError: a rank died, or did not come; names it.
-            TypeError: state of a class of one's own that is neither tensor nor plain value.
-            ValueError: a rank that there is not.
-        """
-        copy_options(self.param_groups, self.optim.param_groups)
-        self._consolidated = None
-        self._consolidated = collected(self._parts, to)
-
     def state_dict(self) -> dict[str, Any]:
-        """The state that was collected here last, as the plain optimizer would write it.
+        """State as the plain optimizer would write it: all of it, or what this rank has of it.
 
-        State in other storages is decoded to float32; what was kept of the parameter stays under
-        its name (``master``, ``compensation``), which torch.optim takes along and does not use.
+        After :meth:`consolidate_state_dict`, and until the next step, the rank that was its target
+        has the state of all ranks. Other ranks raise. State in other storages is decoded to
+        float32; what was kept of the parameter stays under its name (``master``,
+        ``compensation``), which torch.optim takes along and does not use.
+
+        Otherwise each rank has its part: ranges of elements, which
+        ``torch.distributed.checkpoint`` saves, and loads with any number of ranks and into other
+        optimizers; ``get_optimizer_state_dict(model, zero)`` puts names in place of numbers. Such
+        a part cannot be pickled, so ``torch.save`` does not write it by mistake. Nothing is read
+        into the optimizer before :meth:`load_state_dict`.
 
         Raises:
-            RuntimeError: none was collected on this rank.
+            RuntimeError: the state was collected on another rank; or a class of which nothing is
+                known, before anything was collected.
         """
-        if self._consolidated is None:
-            raise RuntimeError(
-                "the state of all ranks is not on this one: call consolidate_state_dict("
-                f"to={self.rank}) on all ranks first, or save(folder) in place of this call"
-            )
+        self._check_state_is_here()
         return super().state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -366,10 +352,12 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
 
         ``state_dict`` is left as it is, and shares no memory with the optimizer afterwards. It
         may be of any storage, as for :meth:`load`: load the module's parameters first. Where the
-        parameters of both have names, they are matched by name, and else by position.
+        parameters of both have names, they are matched by name, and else by position. It may be
+        one that ``torch.distributed.checkpoint`` has loaded, of which every rank has a part.
 
         Raises:
-            ValueError: other groups or names, or a state that does not fit; nothing is changed.
+            ValueError: other groups or names, a state that does not fit, or a part of a state dict
+                that lacks elements of this rank's; nothing is changed.
         """
         given: Any = state_dict
         before, after = load_state_dict_hooks(self)

@@ -26,6 +26,7 @@ from sharding.zero.local import copy_options
 from sharding.zero.local_shards import Gradients, LocalShards
 from sharding.zero.optim import ShardOptimizer, given_of
 from sharding.zero.parameter_memory import ParameterMemory
+from sharding.zero.state_dict import Collected
 from sharding.zero.viewed import viewed_params
 
 MOST_GATHERS = 16
@@ -45,6 +46,7 @@ class SteppedByRanges(AveragedParams):
     _messages: dict[tuple[tuple[str, ...], int], Coalescing]
     _transports: Transports
     _opt_called: bool
+    _collected: Collected | None
 
     hook_unscales: bool = False
     """Whether the communication hook divides gradients by the scale of a GradScaler."""
@@ -133,6 +135,7 @@ class SteppedByRanges(AveragedParams):
             >>> dist.destroy_process_group()
         """
         asked = self._own.requests(gradients)
+        self._collected = None
         if self._composed is None:
             self._find_memory(gradients)
             self._own.step(asked, self.param_groups, measured)

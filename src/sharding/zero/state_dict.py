@@ -1,7 +1,7 @@
 """The state of all ranks as one torch.optim state dict, collected on one rank."""
 
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,15 @@ from sharding.zero.tables import names_by_path
 
 States = dict[int, dict[Any, Any]]
 """By the number of a parameter, its entries, as torch.optim has them."""
+
+
+class Collected(NamedTuple):
+    """State of all ranks since the last step."""
+
+    to: int
+    """The rank that has it."""
+    states: States | None
+    """The state, on that rank."""
 
 
 def collected(parts: OptimizerParts, to: int) -> States | None:

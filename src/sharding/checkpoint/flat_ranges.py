@@ -1,0 +1,230 @@
+"""Tensor of which one process has some elements, as ``torch.distributed.checkpoint`` takes it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NoReturn, Self
+
+import torch
+from torch import Tensor
+
+from functional_optim._torch import to_copy, wrapper_tensor
+from sharding.checkpoint.boxes import Box, boxes_of
+
+_COPIES = frozenset({torch.ops.aten.clone.default, torch.ops.aten.detach.default, to_copy})
+"""Operators that are applied to each range."""
+_WAY_OUT = (
+    "save and load it with torch.distributed.checkpoint, or call consolidate_state_dict() on all "
+    "ranks before state_dict() for whole tensors"
+)
+
+
+class FlatRanges(Tensor):
+    """Tensor of which this process has ranges of elements, counted in row-major order.
+
+    ``torch.distributed.checkpoint`` saves and loads these elements as it does those of a DTensor:
+    the class answers the protocol of ``torch.distributed._checkpointable``. Other processes have
+    the other elements; an element that several processes have is written by one of them. It can
+    be copied, detached and moved to another device, as ``async_save`` does. All other operators
+    are refused, and so is pickling, because the other elements would be missing from the result.
+
+    Loading writes to new memory, never to the ranges that were given. So a checkpoint that cannot
+    be read to its end has changed nothing.
+
+    Args:
+        shape: of the whole tensor.
+        ranges: by the index of their first element, tensors of one dimension. Memory is shared.
+        dtype: of the elements.
+        device: of the elements.
+        origin: whose ranges these are, to be compared when they are loaded.
+
+    Attributes:
+        ranges: as given.
+        origin: as given.
+        loaded: what was read in place of the ranges; None before that.
+
+    Example::
+
+        >>> ranges = FlatRanges((2, 3), {4: torch.tensor([5.0, 6.0])}, torch.float32, "cpu", "")
+        >>> ranges.shape, ranges.elements(4, 6)
+        (torch.Size([2, 3]), tensor([5., 6.]))
+    """
+
+    ranges: dict[int, Tensor]
+    loaded: dict[int, Tensor] | None
+    origin: str
+
+    @staticmethod
+    def __new__(
+        cls: type[Self],
+        shape: Sequence[int],
+        ranges: Mapping[int, Tensor],
+        dtype: torch.dtype,
+        device: torch.device | str,
+        origin: str,
+    ) -> Self:
+        """Make a tensor without memory of its own."""
+        made: Self = wrapper_tensor(cls, torch.Size(shape), dtype=dtype, device=device)
+        return made
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        ranges: Mapping[int, Tensor],
+        dtype: torch.dtype,
+        device: torch.device | str,
+        origin: str,
+    ) -> None:
+        self.ranges = dict(ranges)
+        self.origin = origin
+        self.loaded = None
+
+    def elements(self, start: int, stop: int) -> Tensor:
+        """Return elements [start, stop) in one dimension: those that were loaded, if any were.
+
+        Raises:
+            ValueError: this process does not have all of them.
+        """
+        for first, value in self.current.items():
+            if first <= start and stop <= first + value.numel():
+                return value[start - first : stop - first]
+        raise ValueError(f"wanted are elements [{start}, {stop}), {self.describe()}")
+
+    @property
+    def current(self) -> dict[int, Tensor]:
+        """Return what was loaded, if anything was, else the ranges."""
+        return self.ranges if self.loaded is None else self.loaded
+
+    def _boxes(self) -> Iterator[tuple[Box, Tensor]]:
+        """Yield boxes of all ranges, and their elements."""
+        for first, value in self.current.items():
+            for box in boxes_of(self.shape, first, first + value.numel()):
+                yield box, value[box.start - first : box.stop - first].view(box.sizes)
+
+    def describe(self) -> str:
+        """Return, for errors, which elements there are."""
+        kept = [f"[{start}, {start + one.numel()})" for start, one in self.ranges.items()]
+        return f"of a tensor of shape {tuple(self.shape)} this process has {', '.join(kept)}"
+
+    # ------------------------------------------------- the protocol of torch.distributed.checkpoint
+
+    def __create_write_items__(self, fqn: str, object: Any) -> list[Any]:  # noqa: A002
+        from sharding.checkpoint.items import write_items  # noqa: PLC0415  slow to import
+
+        return list(write_items(fqn, self.shape, self._boxes()))
+
+    def __create_chunk_list__(self) -> list[Any]:
+        from sharding.checkpoint.items import chunk_of  # noqa: PLC0415  slow to import
+
+        # Only a load asks for chunks. What the checkpoint lacks, and is let lack, stays as it is.
+        self.loaded = {start: one.clone() for start, one in self.ranges.items()}
+        return [chunk_of(box) for box, _ in self._boxes()]
+
+    def __get_tensor_shard__(self, index: Any) -> Tensor:
+        for box, value in self._boxes():
+            if box.offsets == index.offset:
+                return value
+        raise ValueError(f"{index.fqn} has no box at {tuple(index.offset)}: {self.describe()}")
+
+    # -------------------------------------------------------------------------------------- copies
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Copy each range, or refuse.
+
+        Raises:
+            TypeError: an operator that needs the other elements.
+        """
+        options = kwargs or {}
+        one = args[0]
+        if isinstance(one, FlatRanges) and func in _COPIES:
+            copied = {at: func(value, **options) for at, value in one.current.items()}
+            return _like(one, copied, one.shape, options)
+        if isinstance(one, FlatRanges) and func is torch.ops.aten.new_empty.default:
+            return _like(one, {}, args[1], options)  # async_save gives it the copied attributes
+        lists = [value if isinstance(value, (list, tuple)) else [value] for value in args]
+        told = [x.describe() for given in lists for x in given if isinstance(x, FlatRanges)]
+        raise TypeError(f"{func} cannot be computed: {' '.join(told[:1])}; {_WAY_OUT}")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse to be pickled, as by ``torch.save``.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(
+            f"a part of a state dict cannot be pickled: {self.describe()}; {_WAY_OUT}"
+        )
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"{type(self).__name__}({self.describe()})"
+
+
+def _like(
+    one: FlatRanges, ranges: Mapping[int, Tensor], shape: Sequence[int], options: Mapping[str, Any]
+) -> FlatRanges:
+    """Return other ranges of the same origin, with the options of a tensor's constructor."""
+    dtype, device = options.get("dtype") or one.dtype, options.get("device") or one.device
+    return FlatRanges(shape, ranges, dtype, device, one.origin)
+
+
+def elements_of(tensor: Tensor, start: int, stop: int) -> Tensor:
+    """Return elements [start, stop) of a tensor in one dimension, whole or in part as it may be.
+
+    Raises:
+        ValueError: this process does not have all of them.
+    """
+    if isinstance(tensor, FlatRanges):
+        return tensor.elements(start, stop)
+    return tensor.detach().reshape(-1)[start:stop]
+
+
+def whole_of(value: Any) -> Any:
+    """Return a value; of ranges that are all elements of a tensor, that tensor.
+
+    Raises:
+        ValueError: this process does not have all elements.
+    """
+    if isinstance(value, FlatRanges):
+        return value.elements(0, value.numel()).view(value.shape)
+    return value
+
+
+class OnOtherRanks(dict[str, Any]):
+    """Empty entry of a parameter whose state this process has no part of.
+
+    Args:
+        origin: as for :class:`FlatRanges`.
+    """
+
+    def __init__(self, origin: str) -> None:
+        super().__init__()
+        self.origin = origin
+
+    def __deepcopy__(self, memo: Any) -> "OnOtherRanks":
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse to be pickled, as by ``torch.save``.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(
+            "a part of a state dict cannot be pickled: the state of a parameter is on other ranks; "
+            f"{_WAY_OUT}"
+        )
+
+
+def _reduced(one: FlatRanges) -> tuple[Any, ...]:
+    return FlatRanges, (tuple(one.shape), one.current, one.dtype, one.device, one.origin)
+
+
+def _reduced_entry(one: OnOtherRanks) -> tuple[Any, ...]:
+    return OnOtherRanks, (one.origin,)
+
+
+# A process that writes checkpoints for this one is sent the parts of this one, and may have them.
+ForkingPickler.register(FlatRanges, _reduced)
+ForkingPickler.register(OnOtherRanks, _reduced_entry)

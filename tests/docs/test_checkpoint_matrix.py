@@ -1,0 +1,38 @@
+"""Each cell of the matrix of checkpoints names a test that there is."""
+
+import ast
+import re
+from itertools import product
+from pathlib import Path
+
+from tests.choices import case
+from tests.distributed_checkpoint.runs import KINDS
+
+from .pages import DOCS
+
+ROOT = DOCS.parent
+PAGE = DOCS / "how-to" / "checkpoints-between-everything.md"
+HOME = "tests/distributed_checkpoint/test_matrix.py"
+CELL = re.compile(r"`(?:(tests/[\w/]+\.py)::)?(test_\w+)(\[[^`]+\])?`")
+
+
+def functions_of(file: Path) -> set[str]:
+    """Return the names of the functions of a module."""
+    tree = ast.parse(file.read_text("utf-8"))
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_each_cell_is_a_test() -> None:
+    rows = [line for line in PAGE.read_text("utf-8").splitlines() if line.startswith("| ")][2:]
+    assert len(rows) == len(KINDS) + 2
+    pairs = []
+    for row in rows:
+        for cell in row.strip("| ").split(" | ")[1:]:
+            with case(row=row, cell=cell):
+                found = CELL.fullmatch(cell.strip())
+                if found is None:
+                    assert cell.strip() in ("torch's own", "by way of ZeRO", "|", "")
+                    continue
+                assert found[2] in functions_of(ROOT / (found[1] or HOME))
+                pairs += [found[3]] if found[3] else []
+    assert pairs == [f"[{source}-{target}]" for source, target in product(KINDS, KINDS)]
