@@ -46,6 +46,24 @@ def can_step_shards(stages: Sequence[Stage]) -> bool:
     return all(stage.kind == "pointwise" for stage in stages) and block_size_of(stages) == 1
 
 
+def can_step_rows(stages: Sequence[Stage], hypers: Sequence[Any]) -> bool:
+    """Return True if stages step some indices of dimension 0 without the rest of the tensor.
+
+    Beside pointwise stages, a rule over stacked matrices does so: each matrix is stepped alone.
+
+    Args:
+        stages: of the chain.
+        hypers: its hyper-parameters.
+    """
+    if block_size_of(stages) != 1:
+        return False
+    return all(
+        stage.kind == "pointwise"
+        or (stage.batch_axes != "" and getattr(hyper, stage.batch_axes) > 0)
+        for stage, hyper in zip(stages, hypers, strict=True)
+    )
+
+
 def check_takes_dtensor(stages: Sequence[Stage], param: Tensor, name: str) -> None:
     """Make sure that a chain steps a parameter that may be a DTensor.
 
@@ -64,16 +82,18 @@ def check_takes_dtensor(stages: Sequence[Stage], param: Tensor, name: str) -> No
         raise ValueError(
             f"the parameter at {name!r} is a DTensor ({_placed(param)}), of which this rank holds "
             f"a part, and {blocks.name} works in blocks of {blocks.granularity} elements, which a "
-            "shard may cut: keep the state by float32 or bfloat16, or give to_local() of "
-            "parameters and gradients where blocks of a shard will do"
+            "shard may cut: step it by sharding.MatrixOwnerOptimizer, which gathers it on one "
+            "rank, keep the state by float32 or bfloat16, or give to_local() of parameters and "
+            "gradients where blocks of a shard will do"
         )
     whole = [one for one in stages if one.kind != "pointwise" and not one.takes_dtensors]
     if whole:
         raise ValueError(
             f"the parameter at {name!r} is a DTensor ({_placed(param)}), of which this rank holds "
-            f"a part, and {whole[0].name} needs the whole tensor: keep this parameter out of "
-            "fully_shard (ignored_params), step it by another optimizer (see partition), or, for a "
-            "stage of your own that torch's operators compute over DTensors, declare "
+            f"a part, and {whole[0].name} needs the whole tensor: step it by "
+            "sharding.MatrixOwnerOptimizer, which gathers it on one rank, keep this parameter out "
+            "of fully_shard (ignored_params), step it by another optimizer (see partition), or, "
+            "for a stage of your own that torch's operators compute over DTensors, declare "
             "takes_dtensors=True"
         )
 
