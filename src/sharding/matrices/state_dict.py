@@ -1,0 +1,83 @@
+"""State dicts of one rank of a MatrixOwnerOptimizer: its own, and what it takes of a whole one."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from functional_optim.core.dtensors import local
+from functional_optim.frontends.checkpoint_names import matched_by_name
+from functional_optim.frontends.torch_groups import params_of_groups
+from sharding.matrices.owners import Owners
+from sharding.matrices.shard_group import is_cut
+
+SHARD = "shard"
+"""The key under which a state dict says whose it is."""
+
+
+def shard_entry(owners: Owners) -> dict[str, Any]:
+    """Return what a state dict says of the rank that wrote it."""
+    shards = owners.shards
+    return {"rank": int(shards.rank), "ranks": shards.size, "owned": owners.owned()}
+
+
+def check_saved_here(entry: Any, owners: Owners) -> None:
+    """Make sure that a state dict was written by this rank of as many.
+
+    Raises:
+        ValueError: it was not.
+    """
+    here = shard_entry(owners)
+    if entry != here:
+        raise ValueError(
+            f"this state dict is of {_text(entry)}, and this is {_text(here)}; each rank loads "
+            "what the same rank of as many saved, with the same matrices, policy and cost, or the "
+            "whole state of one process"
+        )
+
+
+def _text(entry: Any) -> str:
+    if not isinstance(entry, Mapping):
+        return repr(entry)
+    owned = entry.get("owned") or []
+    return f"rank {entry.get('rank')} of {entry.get('ranks')}, which owns {len(owned)} matrices"
+
+
+def local_state(
+    state_dict: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], owners: Owners
+) -> dict[str, Any]:
+    """Return what of the whole state of one process belongs to this rank.
+
+    State of a matrix is taken by its owner, and of other parameters by all that step a part of
+    them: entries that have as many rows as the parameter are cut as that is.
+
+    Args:
+        state_dict: of a TorchOptimizer, or of a class of torch.optim, in one process.
+        groups: the parameter groups of the optimizer.
+        owners: of the parameters.
+    """
+    keys = params_of_groups(matched_by_name(state_dict["param_groups"], groups))
+    params, states = params_of_groups(groups), {}
+    if len(keys) != len(params):
+        return dict(state_dict)  # torch says what is wrong with it
+    for key, param in zip(keys, params, strict=True):
+        entries = state_dict["state"].get(key)
+        one = owners.stand_ins.by_param.get(id(param))
+        if entries is None or one is None:
+            continue
+        if one.is_matrix or not is_cut(param):
+            states[key] = entries
+            continue
+        start, stop = owners.shards.rows(param.shape[0])[owners.shards.rank]
+        states[key] = {
+            name: _rows(value, param, start, stop) if isinstance(value, Tensor) else value
+            for name, value in entries.items()
+        }
+    return {**state_dict, "state": states}
+
+
+def _rows(value: Tensor, param: Tensor, start: int, stop: int) -> Tensor:
+    own = local(value)
+    if own is value and value.dim() > 0 and value.shape[0] == param.shape[0]:
+        return value[start:stop]
+    return own
