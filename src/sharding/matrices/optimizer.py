@@ -20,7 +20,7 @@ from sharding.matrices.agreement import Attempt, check_same_gradients, has_faile
 from sharding.matrices.exchange import Matrix, copy_pairs
 from sharding.matrices.owners import Owners
 from sharding.matrices.shard_group import find_shard_group
-from sharding.matrices.stand_ins import StandInStates
+from sharding.matrices.stand_ins import StandIns, StandInStates
 from sharding.matrices.state_dict import SHARD, check_saved_here, local_state, shard_entry
 from sharding.matrices.totals import all_totals
 from sharding.problem import Policy
@@ -39,12 +39,13 @@ class MatrixOwnerOptimizer(TorchOptimizer):
                      P, S = rule(P, G, S)
         on rank r:   P_r = rows_r(P)
 
-    One all_to_all gathers all matrices, and one brings all rows back. Results are those of one process with the whole tensors, bit for bit on the CPU. Pointwise
-    chains, and rules over stacked matrices ``[E, m, n]`` (``muon(batch_axes=1)``), step the rows
-    of each rank without communication. Each total over all gradients (``clip_by_global_norm``,
-    ``apply_if_finite``) is one all_reduce more. What pointwise parameters add to a total is summed
-    over ranks, so that the total may differ from that of one process in the last bit of a float64;
-    it is the same on all ranks. State is kept by the owner alone.
+    One all_to_all gathers all matrices, and one brings all rows back. Results are those of one
+    process with the whole tensors, bit for bit on the CPU. Pointwise chains, and rules over stacked
+    matrices ``[E, m, n]`` (``muon(batch_axes=1)``), step the rows of each rank without
+    communication. Each total over all gradients (``clip_by_global_norm``, ``apply_if_finite``)
+    takes one all_reduce more. What the rows of pointwise parameters add to a total is summed over
+    ranks: the total is the same on all ranks, and may differ from that of one process in the last
+    bit of a float64. State is kept by the owner alone.
 
     The constructor, :meth:`step` and :meth:`add_param_group` are collective over the ranks that
     share a copy of the parameters: with a mesh of replicas and shards, those along the sharded
@@ -103,9 +104,10 @@ class MatrixOwnerOptimizer(TorchOptimizer):
     ) -> None:
         require_gradients_alone(require_optimizer(optimizer), "MatrixOwnerOptimizer")
         self._owners: Owners | None = None
+        self._stand_ins = StandIns()
         super().__init__(params, optimizer)
         shards = find_shard_group(named_params(self.param_groups))
-        self._owners = Owners(shards, policy, cost, self._optimizer_of)
+        self._owners = Owners(shards, self._stand_ins, policy, cost, self._optimizer_of)
         self._find_owners()
 
     @property
@@ -134,14 +136,15 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         if self._owners is None:  # the constructor sees all parameters together
             super().add_param_group(param_group)
             return
-        given = param_group.get("params") if isinstance(param_group, dict) else None
+        group: Any = param_group
+        given = group.get("params") if isinstance(group, dict) else None
         if isinstance(given, Iterable) and not isinstance(given, (Tensor, set)):
             every = list(given)
             param_group = {**param_group, "params": every}
-            pairs = [
+            named = [
                 one if isinstance(one, tuple) else (str(k), one) for k, one in enumerate(every)
             ]
-            find_shard_group({name: one for name, one in pairs}, self._owners.shards)
+            find_shard_group(dict(named), self._owners.shards)
         super().add_param_group(param_group)
         self._find_owners()
 
@@ -166,15 +169,14 @@ class MatrixOwnerOptimizer(TorchOptimizer):
             super()._complete_state(number)
 
     def _tensors(self, number: int) -> list[Tensor]:
-        return self._of_ranks.stand_ins.tensors(self.param_groups[number]["params"])
+        return self._stand_ins.tensors(self.param_groups[number]["params"])
 
     def _stepped_groups(self) -> list[dict[str, Any]]:
-        stand_ins = self._of_ranks.stand_ins
-        return [stand_ins.stepped(group) for group in self.param_groups]
+        return list(map(self._stand_ins.stepped, self.param_groups))
 
     @property
     def _states(self) -> MutableMapping[Tensor, dict[str, Any]]:
-        return StandInStates(self.state, self._of_ranks.stand_ins)
+        return StandInStates(self.state, self._stand_ins)
 
     # ------------------------------------------------------------------------------- stepping
 
@@ -183,7 +185,7 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         check_extra(self._optimizer.links, extra)  # none is taken
         owners, attempt, parts = self._of_ranks, Attempt(), self._composed
         assert parts is not None, "of every optimizer here"
-        owners.stand_ins.refresh()
+        self._stand_ins.refresh()
         grads = attempt.make(self._local_gradients) or {}
         mask = {path: path in grads for path in owners.params}
         self._gather(attempt, grads, mask)
@@ -198,8 +200,8 @@ class MatrixOwnerOptimizer(TorchOptimizer):
             return found[0]
 
         totals = all_totals(owners, self._optimizer, addends, attempt)
-        arguments = (groups, self._states, self._leaf_state, gradients, {}, totals)
-        attempt.make(parts.step, *arguments)
+        states, state_of = self._states, self._leaf_state
+        attempt.make(parts.step, groups, states, state_of, gradients, {}, totals)
         if attempt.error is None:
             parts.show(self.param_groups)
         self._scatter(attempt, mask)
@@ -220,7 +222,7 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         owners = self._of_ranks
         found = {id(one.whole): one.grad for one in owners.exchange.matrices if mask[one.path]}
         for path, grad in grads.items():
-            one = owners.stand_ins.by_param.get(id(owners.params[path]))
+            one = self._stand_ins.by_param.get(id(owners.params[path]))
             if one is not None and not one.is_matrix:
                 found[id(one.tensor)] = grad
         return found
@@ -261,12 +263,15 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         stepped = params_of_groups(self._stepped_groups())
         views = dict(zip(map(id, stepped), super()._viewed(), strict=True))
         _, rows = owners.exchange.scatter(Attempt().header(), lambda one: views[id(one.whole)])
-        found = []
         for path, param in owners.params.items():
-            one = owners.stand_ins.by_param.get(id(param))
-            own = local(param.detach()) if one is None else views.get(id(one.tensor))
-            found.append(from_local_part(rows.get(path, own), param))
-        return found
+            one = self._stand_ins.by_param.get(id(param))
+            if one is not None and not one.is_matrix:
+                rows[path] = views[id(one.tensor)]
+        paths = {id(param): path for path, param in owners.params.items()}
+        every = params_of_groups(self.param_groups)
+        # What no rank steps here is what it is: frozen, or rows that this rank has none of.
+        found = [rows.get(paths[id(one)], local(one.detach())) for one in every]
+        return list(map(from_local_part, found, every))
 
     # ---------------------------------------------------------------------------- state dicts
 

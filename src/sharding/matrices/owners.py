@@ -31,6 +31,7 @@ class Owners:
 
     Args:
         shards: the ranks that share a copy of the parameters.
+        stand_ins: to which those of this rank are added.
         policy: decides who owns what.
         cost: what is levelled; None for :class:`~sharding.matrices.cost.StepCost`.
         optimizer_of: gives the optimizer of the parameter group of a number.
@@ -39,16 +40,16 @@ class Owners:
     def __init__(
         self,
         shards: ShardGroup,
+        stand_ins: StandIns,
         policy: str | Policy,
         cost: Cost | None,
         optimizer_of: Callable[[int], Optimizer],
     ) -> None:
-        self.shards = shards
+        self.shards, self.stand_ins = shards, stand_ins
         self._policy = named_policy(policy)
         self._cost = StepCost(lambda spec: optimizer_of(spec.group)) if cost is None else cost
         self.plan: ShardPlan | None = None
         """Of all sharded parameters that are stepped as a whole."""
-        self.stand_ins = StandIns()
         self.params: dict[str, Tensor] = {}
         """Every parameter, by path, in the order of the parameter groups."""
         self.groups: list[int] = []
