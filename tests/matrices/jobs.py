@@ -351,15 +351,6 @@ def refused() -> None:
         check_unchanged()
     pair.backward(1)
     if rank == last:
-        param = pair.model.get_parameter(BIAS)
-        grad, param.grad = param.grad, None
-        vars(param)["grad_of_a_user"] = grad
-        param.requires_grad_(False)
-        param.requires_grad_(True)
-    said = raised(pair.ours.step)
-    assert f"{BIAS!r} has no gradient" in said
-    pair.backward(1)
-    if rank == last:
         pair.ours.param_groups[0]["lr"] = -1.0
     said = raised(pair.ours.step)
     assert "lr must be" in said if rank == last else f"group rank {last} (global" in said
@@ -369,6 +360,41 @@ def refused() -> None:
     pair.ours.step()
     pair.theirs.step()
     pair.check()
+
+
+def failing_owner() -> None:
+    """What an owner fails by is raised there; the other ranks name it, and none of them waits."""
+    for name in ("muon", "lamb", "clipped"):
+        with case(optimizer=name):
+            pair = Pair(OPTIMIZERS[name](), world())
+            pair.step(0)
+            pair.backward(1)
+            place = next(spec.path for spec in pair.ours.plan.specs)
+            (ranks, _, _), *_ = pair.ours.plan.owners(place)
+            if dist.get_rank() == ranks[0]:
+                entries = pair.ours.state[pair.model.get_parameter(place)]
+                entries[next(key for key in entries if key != "step")] = torch.ones(1)
+            said = raised(pair.ours.step)
+            owns = dist.get_rank() == ranks[0]
+            assert place in said if owns else f"group rank {ranks[0]} (global" in said
+
+
+def not_finite() -> None:
+    """All ranks leave a step out if one shard of a gradient holds NaN."""
+    pair = Pair(OPTIMIZERS["finite, clipped"](), world())
+    for step in range(4):
+        pair.backward(step)
+        if step == 1:
+            for model in (pair.model, pair.twin):
+                grad = model.get_parameter(MATRIX).grad
+                if not isinstance(grad, DTensor):
+                    grad[:1] = float("nan")
+                elif dist.get_rank() == 0:
+                    grad.to_local()[:1] = float("nan")
+        pair.ours.step()
+        pair.theirs.step()
+        pair.check()
+    assert pair.ours.shared == pair.theirs.shared
 
 
 def refused_meshes() -> None:
@@ -400,10 +426,10 @@ def refused_meshes() -> None:
     assert "none of 1 parameters is a sharded DTensor" in said and "fully_shard" in said
     said = raised(MatrixOwnerOptimizer, [("w", on_rows)], muon(lr=LR), policy="elements")
     assert "ValueError" in said
-    uneven = normal(8 + dist.get_rank(), 4, seed=1)
-    other = DTensor.from_local(uneven[:2], flat, [Shard(0)], shape=(9, 4), stride=(4, 1))
-    said = make(w=nn.Parameter(other)) if dist.get_rank() == 0 else ""
-    assert not said or "rows 0 to 3 are expected" in said
+    part = normal(2 if dist.get_rank() else 1, 4, seed=1)
+    other = DTensor.from_local(part, flat, [Shard(0)], shape=(8, 4), stride=(4, 1))
+    said = make(w=nn.Parameter(other))
+    assert "group rank 0" in said and "rows 0 to 2 are expected" in said
 
 
 def beside_plain() -> None:

@@ -27,6 +27,8 @@ def worlds() -> dict[int, Outcomes]:
         "of another rank": Job(jobs.of_another_rank),
         "evaluated": Job(jobs.evaluated),
         "refused": Job(jobs.refused),
+        "failing owner": Job(jobs.failing_owner),
+        "not finite": Job(jobs.not_finite),
         "beside plain": Job(jobs.beside_plain),
         "moved": Job(jobs.moved),
     }
@@ -38,6 +40,8 @@ def worlds() -> dict[int, Outcomes]:
         "subgroup": Job(jobs.on_subgroup, {"names": ["muon", "clipped"]}),
         "saved": Job(jobs.saved, {"names": ["finite, clipped"]}),
         "refused": Job(jobs.refused),
+        "failing owner": Job(jobs.failing_owner),
+        "not finite": Job(jobs.not_finite),
         "meshes": Job(jobs.refused_meshes),
         "beside plain": Job(jobs.beside_plain),
         "collectives": Job(jobs.collectives),
@@ -60,7 +64,7 @@ def check_well(worlds: dict[int, Outcomes], *names: str) -> None:
 
 
 def test_owners_step_as_one_process(worlds: dict[int, Outcomes]) -> None:
-    check_well(worlds, "as one", "bfloat16", "beside plain")
+    check_well(worlds, "as one", "bfloat16", "not finite", "beside plain")
 
 
 def test_two_collectives_for_all_matrices(worlds: dict[int, Outcomes]) -> None:
@@ -98,4 +102,4 @@ def test_averages_are_evaluated(worlds: dict[int, Outcomes]) -> None:
 
 
 def test_errors_name_parameters_and_ranks(worlds: dict[int, Outcomes]) -> None:
-    check_well(worlds, "refused", "meshes")
+    check_well(worlds, "refused", "failing owner", "meshes")

@@ -61,9 +61,6 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         cost: what the policy levels over ranks; by default the share of the time of a step plus the
             share of the memory of parameter, gradient and state.
 
-    Attributes:
-        plan: the owner of each matrix; the same on all ranks, which is checked.
-
     Raises:
         TypeError: ``optimizer`` is no Optimizer, or takes inputs beside gradients; else as for
             :class:`~functional_optim.TorchOptimizer`.
@@ -112,7 +109,10 @@ class MatrixOwnerOptimizer(TorchOptimizer):
 
     @property
     def plan(self) -> ShardPlan:
-        """The owner of each matrix: of the sharded parameters that are stepped as a whole."""
+        """The owner of each matrix: of each sharded parameter that is stepped as a whole.
+
+        It is the same on all ranks, which the constructor checks.
+        """
         found = self._of_ranks.plan
         assert found is not None, "made by the constructor"
         return found
@@ -186,10 +186,11 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         owners, attempt, parts = self._of_ranks, Attempt(), self._composed
         assert parts is not None, "of every optimizer here"
         self._stand_ins.refresh()
+        groups = attempt.make(self._groups) or []  # options are checked before anything moves
         grads = attempt.make(self._local_gradients) or {}
         mask = {path: path in grads for path in owners.params}
-        self._gather(attempt, grads, mask)
-        groups = attempt.make(self._groups) or []
+        if self._gather(attempt, grads, mask):
+            groups = self._groups()
         given = self._gradients_of_stand_ins(grads, mask)
 
         def gradients(params: list[Tensor]) -> list[Tensor | None]:
@@ -229,20 +230,25 @@ class MatrixOwnerOptimizer(TorchOptimizer):
 
     def _gather(
         self, attempt: Attempt, grads: Mapping[str, Tensor], mask: Mapping[str, bool]
-    ) -> None:
-        """Gather matrices and their gradients, which all ranks have of the same parameters."""
+    ) -> bool:
+        """Gather matrices and their gradients, which all ranks have of the same parameters.
+
+        Returns:
+            True if matrices are stepped from now on that had no gradient before.
+        """
         owners = self._of_ranks
         if not self.plan.specs:
-            return
+            return False
         present = list(mask.values())
         headers = owners.exchange.gather(attempt.header(present), grads)
-        attempt.raise_failures(owners.shards, has_failed(headers), "read its gradients")
+        attempt.raise_failures(owners.shards, has_failed(headers), "begin a step")
         check_same_gradients(owners.shards, headers, list(mask), present)
         late = owners.late(mask)
         if late:
             owners.own(late)
             self._complete_all()
             owners.exchange.gather(attempt.header(present), grads)
+        return bool(late)
 
     def _scatter(self, attempt: Attempt, mask: Mapping[str, bool]) -> None:
         """Bring the rows of matrices that may have changed back to the ranks that hold them."""

@@ -13,7 +13,7 @@ from sharding.cost import Cost
 from sharding.matrices.agreement import Attempt
 from sharding.matrices.cost import StepCost
 from sharding.matrices.exchange import Matrix, RowExchange
-from sharding.matrices.shard_group import ShardGroup, is_cut
+from sharding.matrices.shard_group import ShardGroup, check_rows, is_cut
 from sharding.matrices.stand_ins import StandIn, StandIns, empty_like_whole
 from sharding.planning import plan as make_plan
 from sharding.problem import Policy
@@ -81,7 +81,12 @@ class Owners:
         }
         specs = [_spec(path, one, numbers[id(one)]) for path, one in matrices.items()]
         group = self.shards.group
-        self.plan = agreed(group, device_of(group), lambda: self._planned(specs))
+
+        def planned() -> ShardPlan:
+            check_rows(self.shards, new)
+            return self._planned(specs)
+
+        self.plan = agreed(group, device_of(group), planned)
         for path, one in new.items():
             if path not in matrices and kinds[numbers[id(one)]][0]:
                 self._step_local(one)

@@ -70,7 +70,6 @@ def find_shard_group(params: Mapping[str, Tensor], known: ShardGroup | None = No
                 f"{placed(like)}; all sharded parameters of a MatrixOwnerOptimizer have one mesh "
                 "and one placement: make an optimizer for each mesh"
             )
-        _check_rows(param, name)
     if known is not None:
         return known
     if like is None:
@@ -94,15 +93,20 @@ def _check_placements(param: "DTensor", name: str) -> None:
         )
 
 
-def _check_rows(param: "DTensor", name: str) -> None:
-    place = next(k for k, one in enumerate(param.placements) if one.is_shard())
-    group = param.device_mesh.get_group(place)
-    own = ShardGroup(group, GroupRank(group.rank()), group.size(), param)
-    start, stop = own.rows(param.shape[0])[own.rank]
-    found = tuple(local(param.detach()).shape)
-    if found != (stop - start, *param.shape[1:]):
-        raise ValueError(
-            f"group rank {own.rank} holds a part of shape {found} of the parameter at {name!r}, "
-            f"whose shape is {tuple(param.shape)}, and rows {start} to {stop} are expected; "
-            "construct the optimizer after fully_shard"
-        )
+def check_rows(shards: ShardGroup, params: Mapping[str, Tensor]) -> None:
+    """Make sure that this rank holds the rows of sharded parameters that are expected of it.
+
+    Raises:
+        ValueError: names the first parameter of which it holds others.
+    """
+    for name, param in params.items():
+        if not is_cut(param):
+            continue
+        start, stop = shards.rows(param.shape[0])[shards.rank]
+        found = tuple(local(param.detach()).shape)
+        if found != (stop - start, *param.shape[1:]):
+            raise ValueError(
+                f"this rank holds a part of shape {found} of the parameter at {name!r}, whose "
+                f"shape is {tuple(param.shape)}, and rows {start} to {stop} are expected of group "
+                f"rank {shards.rank}; shard it by fully_shard or distribute_tensor"
+            )
