@@ -7,11 +7,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from functional_optim import TorchOptimizer, adamw, chain, clip_by_global_norm, ema, muon, sgd
 from sharding import MatrixOwnerOptimizer
+from sharding.matrices.state_dict import SHARD
 from tests.choices import case
 from tests.tensors import normal
 
@@ -296,17 +298,22 @@ def _from_one_process(name: str, whole_state: dict[str, Any]) -> None:
 
 
 def of_another_rank() -> None:
-    """State of another rank is refused, and nothing is changed; nor is it copied or pickled."""
+    """State of another rank is refused, and so is what would save one rank's for all."""
     import copy
 
     pair = Pair(OPTIMIZERS["muon"](), world())
     pair.step(0)
     found = pair.ours.state_dict()
-    assert found["shard"]["owned"] == pair.ours._owners.owned()
+    entry = found["state"][SHARD]
+    assert entry["owned"] == pair.ours._owners.owned()
     rank, size = dist.get_rank(), dist.get_world_size()
     for wrong in ({"rank": (rank + 1) % size}, {"ranks": size + 1}, {"owned": ["x"]}):
-        other = {**found, "shard": {**found["shard"], **wrong}}
+        other = {**found, "state": {**found["state"], SHARD: {**entry, **wrong}}}
         assert "each rank loads what the same rank" in raised(pair.ours.load_state_dict, other)
+    with Collectives() as seen:
+        said = raised(get_optimizer_state_dict, pair.model, pair.ours)
+    assert "KeyError" in said and "torch.distributed.checkpoint cannot read" in said
+    assert seen.names == []
     assert "cannot be copied or pickled" in raised(copy.deepcopy, pair.ours)
     pair.step(1)
     pair.check()

@@ -109,9 +109,19 @@ class RowExchange:
 
     def __init__(self, shards: ShardGroup, matrices: Sequence[Matrix]) -> None:
         self._shards, self.matrices = shards, matrices
-        self._by_owner = [
-            [one for one in matrices if one.owner == rank] for rank in range(shards.size)
-        ]
+        ranks, rank = range(shards.size), shards.rank
+        self._by_owner = [[one for one in matrices if one.owner == k] for k in ranks]
+        mine = self._by_owner[rank]
+        self._gathered = (
+            [_twice(own, rank) for own in self._by_owner],
+            [_twice(mine, k) for k in ranks],
+        )
+        """The forms of what is sent to each rank, and of what each sends, to gather matrices."""
+        self._scattered = (
+            [[one.form_at(k) for one in mine] for k in ranks],
+            [[one.form_at(rank) for one in own] for own in self._by_owner],
+        )
+        """The same to bring rows back."""
         self._device = local(shards.example.detach()).device
 
     def gather(self, header: bytes, grads: Mapping[str, Tensor]) -> list[bytes]:
@@ -130,16 +140,13 @@ class RowExchange:
         Raises:
             TransportError: another rank died, or did not come.
         """
-        rank = self._shards.rank
-        sent = Parcels([_twice(own, rank) for own in self._by_owner], self._device)
+        sent, found = (Parcels(forms, self._device) for forms in self._gathered)
         rows: list[Tensor | None] = []
         for one in (one for own in self._by_owner for one in own):
             rows += [local(one.param.detach()), grads.get(one.path)]
         sent.write(header, rows)
-        mine = self._by_owner[rank]
-        found = Parcels([_twice(mine, k) for k in range(self._shards.size)], self._device)
         self._exchange(found, sent, "gather matrices")
-        pairs = []
+        mine, pairs = self._by_owner[self._shards.rank], []
         for sender, views in enumerate(found.tensors):
             both = [whole for one in mine for whole in (one.whole, one.grad)]
             for one, whole, view in zip(_each_twice(mine), both, views, strict=True):
@@ -163,13 +170,10 @@ class RowExchange:
         Raises:
             TransportError: another rank died, or did not come.
         """
-        rank, size = self._shards.rank, self._shards.size
-        mine = self._by_owner[rank]
-        values = [(one, value_of(one)) for one in mine]
-        sent = Parcels([[one.form_at(k) for one in mine] for k in range(size)], self._device)
+        values = [(one, value_of(one)) for one in self._by_owner[self._shards.rank]]
+        sent, found = (Parcels(forms, self._device) for forms in self._scattered)
+        size = self._shards.size
         sent.write(header, [one.rows_of(v, k) for k in range(size) for one, v in values])
-        forms = [[one.form_at(rank) for one in own] for own in self._by_owner]
-        found = Parcels(forms, self._device)
         self._exchange(found, sent, "scatter matrices")
         rows = {
             one.path: view

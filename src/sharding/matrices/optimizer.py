@@ -153,6 +153,8 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         numbers = group_numbers(self.param_groups)
         self._of_ranks.extend(params, numbers, self._chain_of)
         self._complete_all()
+        states: Any = self.state
+        states[SHARD] = shard_entry(self._of_ranks)
 
     def _chain_of(self, number: int) -> tuple[Any, Any]:
         stages = self._optimizer_of(number).stages
@@ -281,16 +283,12 @@ class MatrixOwnerOptimizer(TorchOptimizer):
 
     # ---------------------------------------------------------------------------- state dicts
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of what this rank owns and of its rows of the rest, in torch's form.
-
-        Each rank saves its own, and loads it on as many ranks. ``torch.distributed.checkpoint``'s
-        ``get_optimizer_state_dict`` is refused: the state of a matrix is no DTensor.
-        """
-        return {**super().state_dict(), SHARD: shard_entry(self._of_ranks)}
-
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what :meth:`state_dict` returned on this rank, or the whole state of one process.
+        """Load what ``state_dict()`` returned on this rank, or the whole state of one process.
+
+        ``state_dict()`` has the state of the matrices that this rank owns, and of its rows of other
+        parameters. Each rank saves its own, and loads it on as many ranks.
+        ``torch.distributed.checkpoint``'s ``get_optimizer_state_dict`` is refused with a KeyError.
 
         Whole state is that of a :class:`~functional_optim.TorchOptimizer`, or of the equivalent
         class of torch.optim, over the same parameters: each rank takes its part.
@@ -299,8 +297,9 @@ class MatrixOwnerOptimizer(TorchOptimizer):
             ValueError: the state of another rank, or of another number of ranks; else as for
                 :class:`~functional_optim.TorchOptimizer`. Nothing is changed.
         """
-        if SHARD in state_dict:
-            check_saved_here(state_dict[SHARD], self._of_ranks)
+        if SHARD in state_dict["state"]:
+            states: Any = self.state
+            check_saved_here(state_dict["state"][SHARD], states[SHARD])
         else:
             state_dict = local_state(state_dict, self.param_groups, self._of_ranks)
         super().load_state_dict(state_dict)

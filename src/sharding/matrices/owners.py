@@ -144,6 +144,11 @@ class Owners:
         """Return the matrices that have a gradient for the first time, and had been frozen."""
         return [path for path in self._idle if mask[path]]
 
+    def matrices(self) -> set[str]:
+        """Return the paths of all matrices."""
+        assert self.plan is not None, "made before"
+        return {spec.path for spec in self.plan.specs}
+
     def owned(self) -> list[str]:
         """Return the paths of the matrices that this rank owns."""
         assert self.plan is not None, "made before"

@@ -11,8 +11,12 @@ from functional_optim.frontends.torch_groups import params_of_groups
 from sharding.matrices.owners import Owners
 from sharding.matrices.shard_group import is_cut
 
-SHARD = "shard"
-"""The key under which a state dict says whose it is."""
+SHARD = "state of one rank, which torch.distributed.checkpoint cannot read"
+"""The key of ``state`` that says whose it is.
+
+torch's helpers for checkpoints take each key for a parameter, and raise a KeyError with this text.
+Otherwise they would save one rank's rows as the whole state of a parameter.
+"""
 
 
 def shard_entry(owners: Owners) -> dict[str, Any]:
@@ -21,13 +25,16 @@ def shard_entry(owners: Owners) -> dict[str, Any]:
     return {"rank": int(shards.rank), "ranks": shards.size, "owned": owners.owned()}
 
 
-def check_saved_here(entry: Any, owners: Owners) -> None:
+def check_saved_here(entry: Any, here: Mapping[str, Any]) -> None:
     """Make sure that a state dict was written by this rank of as many.
 
+    Args:
+        entry: of the state dict.
+        here: that of this rank.
+
     Raises:
-        ValueError: it was not.
+        ValueError: they differ.
     """
-    here = shard_entry(owners)
     if entry != here:
         raise ValueError(
             f"this state dict is of {_text(entry)}, and this is {_text(here)}; each rank loads "
@@ -57,22 +64,25 @@ def local_state(
         owners: of the parameters.
     """
     keys = params_of_groups(matched_by_name(state_dict["param_groups"], groups))
-    params, states = params_of_groups(groups), {}
+    params = params_of_groups(groups)
+    states: dict[Any, Any] = {SHARD: shard_entry(owners)}
     if len(keys) != len(params):
         return dict(state_dict)  # torch says what is wrong with it
+    paths = {id(param): path for path, param in owners.params.items()}
+    matrices, owned = owners.matrices(), {*owners.owned()}
     for key, param in zip(keys, params, strict=True):
-        entries = state_dict["state"].get(key)
-        one = owners.stand_ins.by_param.get(id(param))
-        if entries is None or one is None:
+        entries, path = state_dict["state"].get(key), paths[id(param)]
+        if entries is None or (path in matrices and path not in owned):
             continue
-        if one.is_matrix or not is_cut(param):
+        if path in owned or not is_cut(param):
             states[key] = entries
             continue
         start, stop = owners.shards.rows(param.shape[0])[owners.shards.rank]
-        states[key] = {
-            name: _rows(value, param, start, stop) if isinstance(value, Tensor) else value
-            for name, value in entries.items()
-        }
+        if start < stop:
+            states[key] = {
+                name: _rows(value, param, start, stop) if isinstance(value, Tensor) else value
+                for name, value in entries.items()
+            }
     return {**state_dict, "state": states}
 
 
