@@ -24,6 +24,7 @@ def worlds() -> dict[int, Outcomes]:
         "scheduled": Job(jobs.scheduled),
         "added group": Job(jobs.added_group),
         "saved": Job(jobs.saved, {"names": ["muon", "accumulated", "averaged", "8 bits", "soap"]}),
+        "from DTensors": Job(jobs.from_dtensors),
         "of another rank": Job(jobs.of_another_rank),
         "evaluated": Job(jobs.evaluated),
         "refused": Job(jobs.refused),
@@ -94,7 +95,7 @@ def test_a_subgroup_whose_ranks_are_others(worlds: dict[int, Outcomes]) -> None:
 
 
 def test_saved_and_loaded(worlds: dict[int, Outcomes]) -> None:
-    check_well(worlds, "saved", "of another rank")
+    check_well(worlds, "saved", "from DTensors", "of another rank")
 
 
 def test_averages_are_evaluated(worlds: dict[int, Outcomes]) -> None:

@@ -1,11 +1,12 @@
 """State dicts of one rank of a MatrixOwnerOptimizer: its own, and what it takes of a whole one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from functional_optim.core.dtensors import local
+from functional_optim.core.dtensors import local, whole
 from functional_optim.frontends.checkpoint_names import matched_by_name
 from functional_optim.frontends.torch_groups import params_of_groups
 from sharding.matrices.owners import Owners
@@ -53,10 +54,11 @@ def _text(entry: Any) -> str:
 def local_state(
     state_dict: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], owners: Owners
 ) -> dict[str, Any]:
-    """Return what of the whole state of one process belongs to this rank.
+    """Return what of the state of whole parameters belongs to this rank.
 
     State of a matrix is taken by its owner, and of other parameters by all that step a part of
-    them: entries that have as many rows as the parameter are cut as that is.
+    them: entries that have as many rows as the parameter are cut as that is. Entries may be
+    DTensors.
 
     Args:
         state_dict: of a TorchOptimizer, or of a class of torch.optim, in one process.
@@ -72,18 +74,23 @@ def local_state(
     matrices, owned = owners.matrices(), {*owners.owned()}
     for key, param in zip(keys, params, strict=True):
         entries, path = state_dict["state"].get(key), paths[id(param)]
-        if entries is None or (path in matrices and path not in owned):
+        if entries is None:
             continue
-        if path in owned or not is_cut(param):
-            states[key] = entries
+        if path in matrices or not is_cut(param):
+            found = map_tensors(whole, entries)  # on all ranks: of a DTensor, a collective
+            if path not in matrices or path in owned:
+                states[key] = found
             continue
         start, stop = owners.shards.rows(param.shape[0])[owners.shards.rank]
         if start < stop:
-            states[key] = {
-                name: _rows(value, param, start, stop) if isinstance(value, Tensor) else value
-                for name, value in entries.items()
-            }
+            states[key] = map_tensors(partial(_rows, param=param, start=start, stop=stop), entries)
     return {**state_dict, "state": states}
+
+
+def map_tensors(change: Callable[[Tensor], Tensor], entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Return entries with other tensors in the place of theirs."""
+    pairs = entries.items()
+    return {name: change(one) if isinstance(one, Tensor) else one for name, one in pairs}
 
 
 def _rows(value: Tensor, param: Tensor, start: int, stop: int) -> Tensor:
