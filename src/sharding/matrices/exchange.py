@@ -26,7 +26,7 @@ Form = tuple[tuple[int, ...], torch.dtype]
 
 
 @dataclass(frozen=True, eq=False)
-class Matrix:
+class OwnedMatrix:
     """A sharded parameter that is stepped as a whole, by its owner."""
 
     path: str
@@ -107,7 +107,7 @@ class RowExchange:
         matrices: the same on all ranks, in the same order; each with memory at its owner.
     """
 
-    def __init__(self, shards: ShardGroup, matrices: Sequence[Matrix]) -> None:
+    def __init__(self, shards: ShardGroup, matrices: Sequence[OwnedMatrix]) -> None:
         self._shards, self.matrices = shards, matrices
         ranks, rank = range(shards.size), shards.rank
         self._by_owner = [[one for one in matrices if one.owner == k] for k in ranks]
@@ -156,7 +156,7 @@ class RowExchange:
         return found.read_headers()
 
     def scatter(
-        self, header: bytes, value_of: Callable[[Matrix], Tensor]
+        self, header: bytes, value_of: Callable[[OwnedMatrix], Tensor]
     ) -> tuple[list[bytes], dict[str, Tensor]]:
         """Return the local rows of what owners have of each matrix, and the headers of all ranks.
 
@@ -200,10 +200,10 @@ def copy_pairs(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         foreach_copy_([into for into, _ in pairs], [value for _, value in pairs])
 
 
-def _each_twice(matrices: Sequence[Matrix]) -> list[Matrix]:
+def _each_twice(matrices: Sequence[OwnedMatrix]) -> list[OwnedMatrix]:
     return [one for one in matrices for _ in range(2)]
 
 
-def _twice(matrices: Sequence[Matrix], rank: int) -> list[Form]:
+def _twice(matrices: Sequence[OwnedMatrix], rank: int) -> list[Form]:
     """The forms of the rows of a rank, of each parameter and its gradient."""
     return [one.form_at(rank) for one in _each_twice(matrices)]

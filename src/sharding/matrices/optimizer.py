@@ -17,7 +17,7 @@ from functional_optim.optimizer import Optimizer
 from functional_optim.plan.composed.one_step import check_extra
 from sharding.cost import Cost
 from sharding.matrices.agreement import Attempt, check_same_gradients, has_failed
-from sharding.matrices.exchange import Matrix, copy_pairs
+from sharding.matrices.exchange import OwnedMatrix, copy_pairs
 from sharding.matrices.owners import Owners
 from sharding.matrices.shard_group import find_shard_group
 from sharding.matrices.stand_ins import StandIns, StandInStates
@@ -71,6 +71,7 @@ class MatrixOwnerOptimizer(TorchOptimizer):
 
     Example::
 
+        >>> import torch
         >>> import torch.distributed as dist
         >>> from torch.distributed.fsdp import fully_shard
         >>> from functional_optim import muon
@@ -311,6 +312,6 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         )
 
 
-def _whole(matrix: Matrix) -> Tensor:
+def _whole(matrix: OwnedMatrix) -> Tensor:
     assert matrix.whole is not None, "asked at its owner"
     return matrix.whole

@@ -12,7 +12,7 @@ from functional_optim.optimizer import Optimizer
 from sharding.cost import Cost
 from sharding.matrices.agreement import Attempt
 from sharding.matrices.cost import StepCost
-from sharding.matrices.exchange import Matrix, RowExchange
+from sharding.matrices.exchange import OwnedMatrix, RowExchange
 from sharding.matrices.shard_group import ShardGroup, check_rows, is_cut
 from sharding.matrices.stand_ins import StandIn, StandIns, empty_like_whole
 from sharding.planning import plan as make_plan
@@ -125,10 +125,12 @@ class Owners:
             assert self.plan is not None, "made before"
             assert is_cut(param), "only sharded ones are planned"
             (owners, _, _), *_ = self.plan.owners(path)
-            matrix = Matrix(path, param, owners[0], self.shards.rows(param.shape[0]))
+            matrix = OwnedMatrix(path, param, owners[0], self.shards.rows(param.shape[0]))
             if owners[0] == self.shards.rank:
                 whole = empty_like_whole(param)
-                matrix = Matrix(path, param, owners[0], matrix.rows, whole, empty_like_whole(param))
+                matrix = OwnedMatrix(
+                    path, param, owners[0], matrix.rows, whole, empty_like_whole(param)
+                )
                 self.stand_ins.add(StandIn(param, whole, True, True))
             new.append(matrix)
         if new:
