@@ -98,6 +98,11 @@ def shard(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return model
 
 
+def shard_as_one(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """FSDP2, all layers together: parameters may be tied across layers."""
+    return fully_shard(model, mesh=mesh)
+
+
 def whole(tensor: Tensor) -> Tensor:
     found = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return found.detach()
@@ -110,6 +115,8 @@ class Pair:
         optimizer: of both.
         mesh: over which the model is sharded.
         make: the model.
+        prepare: is called with both.
+        wrap: shards one of them.
     """
 
     def __init__(
@@ -118,12 +125,12 @@ class Pair:
         mesh: DeviceMesh,
         make: Callable[[], nn.Module] = plain,
         prepare: Callable[[nn.Module], object] = lambda model: None,
-        **options: Any,
+        wrap: Callable[[nn.Module, DeviceMesh], nn.Module] = shard,
     ) -> None:
-        self.model, self.twin = shard(make(), mesh), make()
+        self.model, self.twin = wrap(make(), mesh), make()
         for one in (self.model, self.twin):
             prepare(one)
-        self.ours = MatrixOwnerOptimizer(self.model.named_parameters(), optimizer, **options)
+        self.ours = MatrixOwnerOptimizer(self.model.named_parameters(), optimizer)
         self.theirs = TorchOptimizer(self.twin.named_parameters(), optimizer)
 
     def backward(self, step: int, missing: tuple[str, ...] = ()) -> None:
@@ -163,6 +170,14 @@ class Pair:
                 if not is_matrix and other.dim():
                     other = other[start:stop]
                 assert torch.equal(value, other), (name, key)
+
+
+def raised(call: Any, *args: Any, **kwargs: Any) -> str:
+    try:
+        call(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001
+        return f"{type(error).__name__}: {error}"
+    raise AssertionError("nothing was raised")
 
 
 class Collectives(TorchDispatchMode):

@@ -5,7 +5,7 @@ import pytest
 from tests.choices import case
 from tests.ranks import Job, Outcomes, run_ranks
 
-from . import jobs
+from . import jobs, refusals
 from .models import OPTIMIZERS
 
 NAMES = [*OPTIMIZERS]
@@ -25,10 +25,10 @@ def worlds() -> dict[int, Outcomes]:
         "added group": Job(jobs.added_group),
         "saved": Job(jobs.saved, {"names": ["muon", "accumulated", "averaged", "8 bits", "soap"]}),
         "from DTensors": Job(jobs.from_dtensors),
-        "of another rank": Job(jobs.of_another_rank),
+        "of another rank": Job(refusals.of_another_rank),
         "evaluated": Job(jobs.evaluated),
-        "refused": Job(jobs.refused),
-        "failing owner": Job(jobs.failing_owner),
+        "refused": Job(refusals.refused),
+        "failing owner": Job(refusals.failing_owner),
         "not finite": Job(jobs.not_finite),
         "beside plain": Job(jobs.beside_plain),
         "moved": Job(jobs.moved),
@@ -40,10 +40,10 @@ def worlds() -> dict[int, Outcomes]:
         "replicas": Job(jobs.on_replicas, {"names": ["muon", "clipped", "accumulated"]}),
         "subgroup": Job(jobs.on_subgroup, {"names": ["muon", "clipped"]}),
         "saved": Job(jobs.saved, {"names": ["finite, clipped"]}),
-        "refused": Job(jobs.refused),
-        "failing owner": Job(jobs.failing_owner),
+        "refused": Job(refusals.refused),
+        "failing owner": Job(refusals.failing_owner),
         "not finite": Job(jobs.not_finite),
-        "meshes": Job(jobs.refused_meshes),
+        "meshes": Job(refusals.refused_meshes),
         "beside plain": Job(jobs.beside_plain),
         "collectives": Job(jobs.collectives),
     }

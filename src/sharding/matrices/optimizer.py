@@ -146,8 +146,14 @@ class MatrixOwnerOptimizer(TorchOptimizer):
                 one if isinstance(one, tuple) else (str(k), one) for k, one in enumerate(every)
             ]
             find_shard_group(dict(named), self._owners.shards)
-        super().add_param_group(param_group)
-        self._find_owners()
+        before, parts = len(self.param_groups), self._composed
+        try:
+            super().add_param_group(param_group)
+            self._find_owners()
+        except BaseException:  # an interrupt, too
+            assert parts is not None, "of every optimizer here"
+            del self.param_groups[before:], parts.parts[before:], parts.names[before:]
+            raise
 
     def _find_owners(self) -> None:
         params = named_params(self.param_groups)
