@@ -60,6 +60,7 @@ TIERS = {
     "hooks_compiled": "compile",
     "laws": "unit",
     "laws/compiled": "compile",
+    "matrices": "ranks",
     "native": "compile",
     "notebooks": "docs",
     "packaging": "docs",

@@ -22,7 +22,7 @@ from functional_optim import (
 from functional_optim.storage import mapped_state
 from hooks import apply_optimizer_in_backward, step_hook, zero_step_hook
 from hooks.in_backward import get_in_backward_optimizers
-from sharding import ZeroRedundancyOptimizer
+from sharding import MatrixOwnerOptimizer, ZeroRedundancyOptimizer
 
 STEPS = 2
 INPUTS = torch.tensor([[0.5, -1.0, 2.0], [1.0, 0.25, -0.5]])
@@ -228,14 +228,16 @@ def _workers(kind: Kind) -> Values:
         optimizer.close()
 
 
-def _fully_sharded(kind: Kind) -> Values:
+def _fully_sharded(
+    kind: Kind, front_end: Callable[..., torch.optim.Optimizer] = TorchOptimizer
+) -> Values:
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415  it takes a while to import
     from torch.distributed.tensor import DTensor, Shard, distribute_tensor  # noqa: PLC0415
 
     mesh = dist.init_device_mesh("cpu", (1,))
     module = model()
     fully_shard(module, mesh=mesh)
-    optimizer = TorchOptimizer(module.named_parameters(), kind.build())
+    optimizer: Any = front_end(module.named_parameters(), kind.build())
 
     def whole() -> Values:
         found = values_of(module)
@@ -250,6 +252,10 @@ def _fully_sharded(kind: Kind) -> Values:
         loss_of(module).backward()
         optimizer.step(**extra)
     return whole()
+
+
+def _owned_matrices(kind: Kind) -> Values:
+    return _fully_sharded(kind, MatrixOwnerOptimizer)
 
 
 ALONE = (
@@ -271,6 +277,7 @@ ON_RANKS = (
     Door("in backward", "apply_optimizer_in_backward(optimizer, ...)", _in_backward),
     Door("workers", "DistributedOptimizer.over_threads(...)", _workers),
     Door("FSDP2", "TorchOptimizer on the parameters of fully_shard", _fully_sharded),
+    Door("FSDP2, owners", "MatrixOwnerOptimizer on the same parameters", _owned_matrices),
 )
 """Ways that step during backward, or that several ranks or workers share."""
 

@@ -6,6 +6,7 @@ folder first: give your file another name.
 
 from sharding.cost import ByteCost, ComputeCost, ElementCost, Weights
 from sharding.footprint import Weight
+from sharding.matrices.optimizer import MatrixOwnerOptimizer
 from sharding.ownership import OwnedRange, Owner
 from sharding.pieces import Pieces
 from sharding.plan_diff import PlanDiff
@@ -36,6 +37,7 @@ __all__ = [
     "ByteCost",
     "ComputeCost",
     "ElementCost",
+    "MatrixOwnerOptimizer",
     "OwnedRange",
     "Owner",
     "ParameterSpec",

@@ -252,7 +252,12 @@ SAID = {
     "blocks, held": ("'0.weight' is a DTensor", "blocks of 256 elements"),
     "blocks, unnamed": ("'params[0]' is a DTensor", "blocks of 256 elements"),
     "soap": ("'0.weight' is a DTensor", "soap needs the whole tensor", "partition"),
-    "muon": ("'0.weight' is a DTensor", "muon needs the whole tensor", "ignored_params"),
+    "muon": (
+        "'0.weight' is a DTensor",
+        "muon needs the whole tensor",
+        "sharding.MatrixOwnerOptimizer",
+        "ignored_params",
+    ),
     "muon, held": ("'0.weight' is a DTensor", "muon needs the whole tensor"),
     "a user's": ("'0.bias' is a DTensor", "whole needs the whole", "takes_dtensors=True"),
     "plain": ("gradient at '4.bias' is a plain tensor", "DTensor"),

@@ -209,5 +209,6 @@ MUON_OPTIONS = Rule(
     check=muon_options_check,
     kind="per_matrix",
     stacked=True,
+    batch_axes="batch_axes",
     as_gradient=("momentum_buffer",),
 )

@@ -32,7 +32,7 @@ def check_whole(params: Mapping[str, Tensor], what: str) -> None:
     for name, param in params.items():
         if is_sharded(param):
             raise ValueError(
-                f"the parameter at {name!r} is a DTensor ({_placed(param)}), of which this rank "
+                f"the parameter at {name!r} is a DTensor ({placed(param)}), of which this rank "
                 f"holds a part, and {what} takes plain tensors only; step it by update_, bind or "
                 "TorchOptimizer, or give to_local() of parameters and gradients"
             )
@@ -44,6 +44,24 @@ def can_step_shards(stages: Sequence[Stage]) -> bool:
     A stage that needs totals does so too: every total is reduced over all ranks first.
     """
     return all(stage.kind == "pointwise" for stage in stages) and block_size_of(stages) == 1
+
+
+def can_step_rows(stages: Sequence[Stage], hypers: Sequence[Any]) -> bool:
+    """Return True if stages step some indices of dimension 0 without the rest of the tensor.
+
+    Beside pointwise stages, a rule over stacked matrices does so: each matrix is stepped alone.
+
+    Args:
+        stages: of the chain.
+        hypers: its hyper-parameters.
+    """
+    if block_size_of(stages) != 1:
+        return False
+    return all(
+        stage.kind == "pointwise"
+        or (stage.batch_axes != "" and getattr(hyper, stage.batch_axes) > 0)
+        for stage, hyper in zip(stages, hypers, strict=True)
+    )
 
 
 def check_takes_dtensor(stages: Sequence[Stage], param: Tensor, name: str) -> None:
@@ -62,18 +80,20 @@ def check_takes_dtensor(stages: Sequence[Stage], param: Tensor, name: str) -> No
     blocks = next((stage for stage in stages if stage.granularity > 1), None)
     if blocks is not None:
         raise ValueError(
-            f"the parameter at {name!r} is a DTensor ({_placed(param)}), of which this rank holds "
+            f"the parameter at {name!r} is a DTensor ({placed(param)}), of which this rank holds "
             f"a part, and {blocks.name} works in blocks of {blocks.granularity} elements, which a "
-            "shard may cut: keep the state by float32 or bfloat16, or give to_local() of "
-            "parameters and gradients where blocks of a shard will do"
+            "shard may cut: step it by sharding.MatrixOwnerOptimizer, which gathers it on one "
+            "rank, keep the state by float32 or bfloat16, or give to_local() of parameters and "
+            "gradients where blocks of a shard will do"
         )
     whole = [one for one in stages if one.kind != "pointwise" and not one.takes_dtensors]
     if whole:
         raise ValueError(
-            f"the parameter at {name!r} is a DTensor ({_placed(param)}), of which this rank holds "
-            f"a part, and {whole[0].name} needs the whole tensor: keep this parameter out of "
-            "fully_shard (ignored_params), step it by another optimizer (see partition), or, for a "
-            "stage of your own that torch's operators compute over DTensors, declare "
+            f"the parameter at {name!r} is a DTensor ({placed(param)}), of which this rank holds "
+            f"a part, and {whole[0].name} needs the whole tensor: step it by "
+            "sharding.MatrixOwnerOptimizer, which gathers it on one rank, keep this parameter out "
+            "of fully_shard (ignored_params), step it by another optimizer (see partition), or, "
+            "for a stage of your own that torch's operators compute over DTensors, declare "
             "takes_dtensors=True"
         )
 
@@ -107,7 +127,7 @@ def check_placements(tensor: "DTensor", what: str) -> None:
         known = one.is_shard() or one.is_replicate() or one.is_partial() or is_strided_shard(one)
         if not known:
             raise ValueError(
-                f"the {what} is a DTensor ({_placed(tensor)}), and how parts placed by {one!r} "
+                f"the {what} is a DTensor ({placed(tensor)}), and how parts placed by {one!r} "
                 "make up a tensor is not known here: redistribute() it to Shard or Replicate"
             )
 
@@ -137,17 +157,17 @@ def check_same_places(param: "DTensor", other: Tensor, what: str) -> None:
     """
     if not is_sharded(other):
         raise ValueError(
-            f"the {what} is a plain tensor, and its parameter a DTensor ({_placed(param)}): give "
+            f"the {what} is a plain tensor, and its parameter a DTensor ({placed(param)}): give "
             "a DTensor of the same mesh and placements, as backward does"
         )
     if any(one.is_partial() for one in other.placements):
         raise ValueError(
-            f"the {what} is a DTensor of {_placed(other)}, whose parts are not summed yet: "
+            f"the {what} is a DTensor of {placed(other)}, whose parts are not summed yet: "
             "redistribute() it to the placements of its parameter"
         )
     if other.device_mesh != param.device_mesh or other.placements != param.placements:
         raise ValueError(
-            f"the {what} is a DTensor of {_placed(other)}, and its parameter of {_placed(param)}: "
+            f"the {what} is a DTensor of {placed(other)}, and its parameter of {placed(param)}: "
             "redistribute() it to the parameter's mesh and placements"
         )
 
@@ -209,5 +229,6 @@ class RankSums:
         return total
 
 
-def _placed(tensor: "DTensor") -> str:
+def placed(tensor: "DTensor") -> str:
+    """Return the mesh and the placements of a DTensor, for errors."""
     return f"mesh {tuple(tensor.device_mesh.shape)}, {', '.join(map(repr, tensor.placements))}"

@@ -103,6 +103,8 @@ class Stage:
         takes_dtensors: of a per_matrix stage: whether it also computes with DTensors, by torch's
             operators over all ranks, what it computes with whole tensors: a norm of the tensor
             does, a product of matrices rounds otherwise. Without it, a DTensor is refused.
+        batch_axes: of a per_matrix stage: the hyper-parameter that counts the leading axes over
+            which matrices are stacked, each stepped alone; "" where there are none.
         sparse: for given hyper-parameters, what a sparse gradient means: "rows" (only the rows
             it stores change), "dense" (as if it were dense), or "refuse".
         dense: for given hyper-parameters, whether a dense gradient is taken; RuntimeError, if not.
@@ -149,6 +151,7 @@ class Stage:
     state_device: str | None = None
     stacked: bool = False
     takes_dtensors: bool = False
+    batch_axes: str = ""
     sparse: Callable[[Any], Sparse] = refuse_sparse
     dense: Callable[[Any], bool] = takes_dense
     shared: Any = NoState

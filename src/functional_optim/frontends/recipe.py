@@ -15,6 +15,7 @@ from functional_optim.core.hyper import are_unchanged
 from functional_optim.core.links import with_values
 from functional_optim.core.stage import Stage
 from functional_optim.core.unmet import Unmet
+from functional_optim.frontends.group_parts import GroupPart, divided, needs_groups
 from functional_optim.frontends.registry import (
     as_functional_optim,
     factory_of,
@@ -28,7 +29,6 @@ from functional_optim.frontends.torch_arguments import (
     step_once,
 )
 from functional_optim.frontends.torch_checkpoint import decay_options
-from functional_optim.frontends.torch_composed import GroupPart, divided, needs_groups
 from functional_optim.frontends.torch_schedule import refuse_schedulers
 from functional_optim.kernels import EXECUTORS, check_executor
 from functional_optim.optimizer import Optimizer

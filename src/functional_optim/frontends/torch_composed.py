@@ -7,7 +7,7 @@ here, and shown in every group.
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import is_, itemgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,13 +15,13 @@ from torch import Tensor
 from functional_optim.core.initial import none_made
 from functional_optim.core.links import Links
 from functional_optim.core.local_shards import check_takes_dtensor
-from functional_optim.core.overrides import LeafChain, shape_of
+from functional_optim.core.overrides import LeafChain
 from functional_optim.core.state import LeafState, Shared, state_tensors
 from functional_optim.core.unbroken import unbroken
 from functional_optim.core.unmet import Unmet
 from functional_optim.frontends.composed_steps import GroupSteps
+from functional_optim.frontends.group_parts import CheckParam, GroupPart, divided
 from functional_optim.frontends.torch_flat import Entries, Group
-from functional_optim.frontends.torch_groups import FROZEN_OPTIONS, own_options, require_options
 from functional_optim.frontends.torch_inputs import of_parameters
 from functional_optim.frontends.torch_plans import HYPERS
 from functional_optim.kernels import EXECUTORS, Executor, in_place
@@ -55,74 +55,17 @@ CALLS = "shared_step"
 """Under which a group of a checkpoint has the number of calls."""
 
 
-class GroupPart(NamedTuple):
-    """A parameter group that has one chain."""
-
-    group: dict[str, Any]
-    """As torch's class takes it."""
-    optimizer: Optimizer
-    """Of this chain alone, with the names that hyper-parameters have in the group."""
-    places: tuple[int, ...]
-    """Of its stages among all links."""
-
-
-def needs_groups(optimizer: Optimizer) -> bool:
-    """Return True if parameters may be divided into groups, or numbers are kept for all of them."""
-    return optimizer.is_composed or bool(optimizer.overrides)
-
-
-def divided(
-    optimizer: Optimizer, group: Mapping[str, Any], first: int, unmet: Unmet
-) -> list[GroupPart]:
-    """A parameter group as groups that have one chain each, in the order of their first parameters.
-
-    Args:
-        optimizer: whose chains they are.
-        group: its "params" are parameters, or pairs of a name and a parameter.
-        first: how many parameters there are in the groups before: the path of one without a name is
-            its number.
-        unmet: is shown every parameter.
-
-    Raises:
-        TypeError: an option that the optimizer does not have.
-        ValueError: a parameter on which no rule acts.
-    """
-    found: dict[Any, tuple[LeafChain, list[Any]]] = {}
-    for place, one in enumerate(group["params"], first):
-        name, param = one if isinstance(one, tuple) else (place, one)
-        unmet.see((name,), param)
-        chain = optimizer.chain_at((name,), shape_of(param))
-        check_takes_dtensor(chain.stages, param, str(name))
-        key = (chain.places, tuple(map(_compared, chain.hypers)))
-        found.setdefault(key, (chain, []))[1].append(one)
-    parts = [_part(optimizer, group, chain, params) for chain, params in found.values()]
-    names = {name for part in parts for name in part.optimizer.hyper}
-    names.update(*(FROZEN_OPTIONS for part in parts if not part.places))
-    # Of other parameters too: groups are often written alike.
-    require_options(group, names.union(*(link.hyper._fields for link in optimizer.links)))
-    return parts
-
-
-def _part(
-    optimizer: Optimizer, group: Mapping[str, Any], chain: LeafChain, params: list[Any]
-) -> GroupPart:
-    own = optimizer.of_chain(chain)
-    options = own.hyper if own.links else FROZEN_OPTIONS
-    made = {**options, **group, "params": params}
-    own_options(made)
-    return GroupPart(made, own, chain.places)
-
-
 class ComposedGroups:
     """The chains of a torch.optim front-end's groups, and the numbers that belong to no leaf.
 
     Args:
-        optimizer: that is composed, or has overrides.
+        optimizer: any, as a rule one that is composed or has overrides.
+        check: refuses a parameter that the front-end cannot step.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.optimizer = optimizer
-        """The whole."""
+    def __init__(self, optimizer: Optimizer, check: CheckParam = check_takes_dtensor) -> None:
+        self.optimizer, self._check = optimizer, check
+        """The whole, and what refuses parameters of it."""
         self.parts: list[tuple[Optimizer, tuple[int, ...]]] = []
         """Of each parameter group, its own optimizer and the places of its links."""
         self.names: list[tuple[str, ...]] = []
@@ -160,7 +103,7 @@ class ComposedGroups:
         Raises:
             ValueError: a parameter on which no rule acts.
         """
-        found = divided(self.optimizer, group, self._count, self.unmet)
+        found = divided(self.optimizer, group, self._count, self.unmet, self._check)
         self._count += len(group["params"])
         return found
 
@@ -369,11 +312,6 @@ class ComposedGroups:
 def _key(name: str, field: str) -> str:
     """Under which a group has a shared number: never the name of a hyper-parameter."""
     return f"{name}.shared.{field}"
-
-
-def _compared(hyper: Any) -> Any:
-    """Hyper-parameters to be compared: tensors by identity."""
-    return tuple(id(value) if isinstance(value, Tensor) else value for value in hyper)
 
 
 def viewed_params(

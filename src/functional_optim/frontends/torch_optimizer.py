@@ -1,6 +1,6 @@
 """The local front-end: a torch.optim.Optimizer whose mathematics is any chain."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -10,18 +10,16 @@ from functional_optim.core.chain import require_one_dense_chain
 from functional_optim.core.closure_optimizer import ClosureOptimizer
 from functional_optim.core.compiling import uncompiled
 from functional_optim.core.one_at_a_time import StepLock
-from functional_optim.core.stage import Link
 from functional_optim.core.state import LeafState
 from functional_optim.frontends.averaged_params import AveragedParams
-from functional_optim.frontends.checkpoint_names import matched_by_name
+from functional_optim.frontends.group_parts import needs_groups
 from functional_optim.frontends.torch_checkpoint import own_copy
-from functional_optim.frontends.torch_composed import ComposedGroups, needs_groups, viewed_params
+from functional_optim.frontends.torch_composed import ComposedGroups, viewed_params
 from functional_optim.frontends.torch_entries import (
+    States,
     complete_state,
     keep_form,
     leaf_state,
-    require_same_decay,
-    write_checkpoint,
 )
 from functional_optim.frontends.torch_explain import explain_groups
 from functional_optim.frontends.torch_flat import FlatGroups, Group
@@ -30,13 +28,17 @@ from functional_optim.frontends.torch_groups import (
     check_given,
     check_group,
     links_of,
-    loaded_groups,
     own_options,
     require_optimizer,
 )
 from functional_optim.frontends.torch_plans import TorchPlans
 from functional_optim.frontends.torch_replaced import complete_replaced
 from functional_optim.frontends.torch_schedule import guarded
+from functional_optim.frontends.torch_state_dict import (
+    complete_loaded,
+    note_loaded,
+    write_as_torch_does,
+)
 from functional_optim.optimizer import Optimizer
 from functional_optim.optimizer.bound import BoundOptimizer
 from functional_optim.plan.composed.one_step import check_extra
@@ -107,7 +109,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
             require_one_dense_chain(optimizer, "TorchOptimizer(flat=True)")
         self._lock = StepLock()
         self._optimizer = optimizer
-        self._composed = ComposedGroups(optimizer) if needs_groups(optimizer) else None
+        self._composed = self._composed_groups(optimizer)
         self._names = tuple(optimizer.hyper)
         self._options: dict[int, GroupOptions] = {}
         self._loaded: dict[str, Any] = {}
@@ -120,6 +122,25 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         if flat:
             self._flat = FlatGroups(optimizer)
             self._flat.bind(self._groups(), self.state)
+
+    @staticmethod
+    def _composed_groups(optimizer: Optimizer) -> ComposedGroups | None:
+        """Return the groups of an optimizer that needs any, with a chain each."""
+        return ComposedGroups(optimizer) if needs_groups(optimizer) else None
+
+    def _tensors(self, number: int) -> list[Tensor]:
+        """Return the tensor that stands for each parameter of a group."""
+        params: list[Tensor] = self.param_groups[number]["params"]
+        return params
+
+    def _stepped_groups(self) -> Sequence[dict[str, Any]]:
+        """Return the parameter groups, with the tensors that this process steps."""
+        return self.param_groups
+
+    @property
+    def _states(self) -> States:
+        """State by the tensor that is stepped."""
+        return self.state
 
     @property
     def chain(self) -> Optimizer:
@@ -244,7 +265,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         before = (self.state, self.param_groups)
         numbers = {} if self._composed is None else self._composed.numbers()
         # After the caller's hooks, which may put another dict in its place.
-        handle = self.register_load_state_dict_pre_hook(_noted)
+        handle = self.register_load_state_dict_pre_hook(note_loaded)
         try:
             super().load_state_dict(own_copy(state_dict))
         except Exception:
@@ -285,8 +306,8 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         Both are done before any hook of the caller looks.
         """
         self.register_state_dict_pre_hook(complete_replaced)
-        self.register_state_dict_post_hook(_written_as_torch_does, prepend=True)
-        self.register_load_state_dict_post_hook(_completed, prepend=True)
+        self.register_state_dict_post_hook(write_as_torch_does, prepend=True)
+        self.register_load_state_dict_post_hook(complete_loaded, prepend=True)
 
     def _bound(self) -> BoundOptimizer | None:
         """Return the bound optimizer of flat parameters."""
@@ -295,7 +316,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
     def _groups(self) -> list[Group]:
         """The parameter groups as they are now."""
         made = []
-        for index, group in enumerate(self.param_groups):
+        for index, group in enumerate(self._stepped_groups()):
             options = self._options.get(index) or self._options_of(index)
             names = group.get("param_names")
             made.append(Group(options.hypers(group), group["params"], names, index))
@@ -326,7 +347,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         """Step groups that differ in their stages, or share numbers."""
         if loss is not None and any("loss" in link.stage.extra for link in parts.optimizer.links):
             extra = {"loss": loss.detach() if isinstance(loss, Tensor) else loss, **extra}
-        parts.step(self._groups(), self.state, self._leaf_state, grads_of, extra)
+        parts.step(self._groups(), self._states, self._leaf_state, grads_of, extra)
         if parts.keeps_numbers:
             parts.show(self.param_groups)
 
@@ -335,22 +356,24 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
     ) -> LeafState:
         """The state of a parameter, which stands in its dict: see :func:`leaf_state`."""
         stages = self._optimizer_of(group.number).stages
-        return leaf_state(stages, group.hypers, param, self.state, name, begins=begins)
+        return leaf_state(stages, group.hypers, param, self._states, name, begins=begins)
 
     def _complete_state(self, number: int) -> None:
         """State for every parameter of a group."""
         own, names = self._optimizer_of(number), self._names_of(number)
-        group = self.param_groups[number] = guarded(self.param_groups[number], names)
+        self.param_groups[number] = guarded(self.param_groups[number], names)
+        group = self._stepped_groups()[number]
         hypers = tuple(link.hyper for link in links_of(own, names, group))
-        complete_state(own.stages, hypers, group, self.state)
+        complete_state(own.stages, hypers, group, self._states)
 
     def _load_group(self, number: int) -> None:
         """The state of a group as it was loaded, in its own form, and complete."""
         group, own = self.param_groups[number], self._optimizer_of(number)
         hypers = tuple(link.hyper for link in links_of(own, self._names_of(number), group))
+        group = {**group, "params": self._tensors(number)}
         kept = self._loaded["param_groups"][number]["params"]
         loaded = [self._loaded["state"].get(key, {}) for key in kept]
-        keep_form(own.stages, hypers, group, loaded, self.state)
+        keep_form(own.stages, hypers, group, loaded, self._states)
         self._complete_state(number)
 
     def _names_of(self, number: int) -> tuple[str, ...]:
@@ -367,34 +390,3 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
             own = self._optimizer_of(index)
             self._options[index] = GroupOptions(own, self._names_of(index))
         return self._options[index]
-
-
-def _written_as_torch_does(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-    """A checkpoint in torch's form."""
-    assert isinstance(optimizer, TorchOptimizer)
-    chains = [
-        tuple(map(Link, own.stages, optimizer._hypers(number, group)))  # noqa: SLF001  as above
-        for number, group in enumerate(optimizer.param_groups)
-        for own in [optimizer._optimizer_of(number)]  # noqa: SLF001  as above
-    ]
-    write_checkpoint(chains, optimizer.param_groups, state_dict)
-
-
-def _completed(optimizer: torch.optim.Optimizer) -> None:
-    """State for every parameter of a loaded optimizer."""
-    assert isinstance(optimizer, TorchOptimizer)
-    parts = optimizer._composed  # noqa: SLF001  of the class above
-    if parts is not None:
-        parts.take_numbers(optimizer.param_groups)
-    for number, group in enumerate(optimizer.param_groups):
-        require_same_decay(optimizer._optimizer_of(number).stages, group)  # noqa: SLF001  as above
-        optimizer._load_group(number)  # noqa: SLF001  of the class above
-
-
-def _noted(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Keep what is loaded, as the caller's hooks have left it."""
-    assert isinstance(optimizer, TorchOptimizer)
-    groups = matched_by_name(state_dict["param_groups"], optimizer.param_groups)
-    groups = loaded_groups(groups, optimizer.param_groups)
-    optimizer._loaded = {**state_dict, "param_groups": groups}  # noqa: SLF001  of the class above
-    return optimizer._loaded  # noqa: SLF001  as above

@@ -6,9 +6,10 @@ from typing import Any
 from functional_optim.core.chain import require_gradients_alone
 from functional_optim.core.stage import Stage
 from functional_optim.core.unmet import Unmet
+from functional_optim.frontends.group_parts import GroupPart
 from functional_optim.frontends.local_optimizer import Foreign
 from functional_optim.frontends.recipe import Chains, ComposedRecipe, GroupChain, Recipe
-from functional_optim.frontends.torch_composed import ComposedGroups, GroupPart
+from functional_optim.frontends.torch_composed import ComposedGroups
 from functional_optim.frontends.torch_groups import neutral_flags, options_of, require_options
 from functional_optim.frontends.torch_schedule import guarded
 from functional_optim.plan.composed.shared_numbers import common_hyper

@@ -6,8 +6,8 @@ from typing import Any
 from functional_optim.core.global_step import has_global_schedule
 from functional_optim.core.links import keeps_shared
 from functional_optim.core.unmet import Unmet
+from functional_optim.frontends.group_parts import GroupPart
 from functional_optim.frontends.recipe import ComposedRecipe, Recipe
-from functional_optim.frontends.torch_composed import GroupPart
 from functional_optim.frontends.torch_groups import require_options
 from functional_optim.kernels import is_measured
 from functional_optim.optimizer import Optimizer

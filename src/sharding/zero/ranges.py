@@ -196,7 +196,8 @@ class SteppedByRanges(AveragedParams):
         if vector.dim() > 1:
             return torch.stack(list(map(self.summed, vector.unbind())))
         divides = self._own.recipes.divides
-        return group_by_group(vector, self.plan) if divides else in_order(vector)
+        groups = [spec.group for spec in self.plan.specs]
+        return group_by_group(vector, groups) if divides else in_order(vector)
 
     def gather_ranges(self, paths: Iterable[str] | None = None) -> GatherWork:
         """Launch the gather of these parameters (by default all that are trained). Collective.

@@ -1,0 +1,84 @@
+"""Parameter groups divided into groups that have one chain each."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from functional_optim.core.local_shards import check_takes_dtensor
+from functional_optim.core.overrides import LeafChain, shape_of
+from functional_optim.core.stage import Stage
+from functional_optim.core.unmet import Unmet
+from functional_optim.frontends.torch_groups import FROZEN_OPTIONS, own_options, require_options
+from functional_optim.optimizer import Optimizer
+
+CheckParam = Callable[[Sequence[Stage], Tensor, str], None]
+"""Refuses a parameter, by the stages of its chain and its name: ValueError."""
+
+
+class GroupPart(NamedTuple):
+    """A parameter group that has one chain."""
+
+    group: dict[str, Any]
+    """As torch's class takes it."""
+    optimizer: Optimizer
+    """Of this chain alone, with the names that hyper-parameters have in the group."""
+    places: tuple[int, ...]
+    """Of its stages among all links."""
+
+
+def needs_groups(optimizer: Optimizer) -> bool:
+    """Return True if parameters may be divided into groups, or numbers are kept for all of them."""
+    return optimizer.is_composed or bool(optimizer.overrides)
+
+
+def divided(
+    optimizer: Optimizer,
+    group: Mapping[str, Any],
+    first: int,
+    unmet: Unmet,
+    check: CheckParam = check_takes_dtensor,
+) -> list[GroupPart]:
+    """A parameter group as groups that have one chain each, in the order of their first parameters.
+
+    Args:
+        optimizer: whose chains they are.
+        group: its "params" are parameters, or pairs of a name and a parameter.
+        first: how many parameters there are in the groups before: the path of one without a name is
+            its number.
+        unmet: is shown every parameter.
+        check: refuses a parameter that the front-end cannot step.
+
+    Raises:
+        TypeError: an option that the optimizer does not have.
+        ValueError: a parameter on which no rule acts, or that is refused.
+    """
+    found: dict[Any, tuple[LeafChain, list[Any]]] = {}
+    for place, one in enumerate(group["params"], first):
+        name, param = one if isinstance(one, tuple) else (place, one)
+        unmet.see((name,), param)
+        chain = optimizer.chain_at((name,), shape_of(param))
+        check(chain.stages, param, str(name))
+        key = (chain.places, tuple(map(_compared, chain.hypers)))
+        found.setdefault(key, (chain, []))[1].append(one)
+    parts = [_part(optimizer, group, chain, params) for chain, params in found.values()]
+    names = {name for part in parts for name in part.optimizer.hyper}
+    names.update(*(FROZEN_OPTIONS for part in parts if not part.places))
+    # Of other parameters too: groups are often written alike.
+    require_options(group, names.union(*(link.hyper._fields for link in optimizer.links)))
+    return parts
+
+
+def _part(
+    optimizer: Optimizer, group: Mapping[str, Any], chain: LeafChain, params: list[Any]
+) -> GroupPart:
+    own = optimizer.of_chain(chain)
+    options = own.hyper if own.links else FROZEN_OPTIONS
+    made = {**options, **group, "params": params}
+    own_options(made)
+    return GroupPart(made, own, chain.places)
+
+
+def _compared(hyper: Any) -> Any:
+    """Hyper-parameters to be compared: tensors by identity."""
+    return tuple(id(value) if isinstance(value, Tensor) else value for value in hyper)

@@ -1,0 +1,1 @@
+"""Rules for whole matrices under FSDP2: each sharded matrix is stepped by one rank."""

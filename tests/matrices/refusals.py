@@ -1,0 +1,132 @@
+"""What the ranks are refused: errors name parameters and ranks, and change nothing."""
+
+import copy
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from functional_optim import muon
+from sharding import MatrixOwnerOptimizer
+from sharding.matrices.state_dict import SHARD
+from tests.choices import case
+from tests.tensors import normal
+
+from .models import (
+    LR,
+    OPTIMIZERS,
+    Collectives,
+    Pair,
+    raised,
+    whole,
+    world,
+)
+
+MATRIX, BIAS = "2.weight", "2.bias"
+
+
+def of_another_rank() -> None:
+    """State of another rank is refused, and so is what would save one rank's for all."""
+    pair = Pair(OPTIMIZERS["muon"](), world())
+    pair.step(0)
+    found = pair.ours.state_dict()
+    entry = found["state"][SHARD]
+    assert entry["owned"] == pair.ours._owners.owned()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for wrong in ({"rank": (rank + 1) % size}, {"ranks": size + 1}, {"owned": ["x"]}):
+        other = {**found, "state": {**found["state"], SHARD: {**entry, **wrong}}}
+        assert "each rank loads what the same rank" in raised(pair.ours.load_state_dict, other)
+    with Collectives() as seen:
+        said = raised(get_optimizer_state_dict, pair.model, pair.ours)
+    assert "KeyError" in said and "torch.distributed.checkpoint cannot read" in said
+    assert seen.names == []
+    assert "cannot be copied or pickled" in raised(copy.deepcopy, pair.ours)
+    pair.step(1)
+    pair.check()
+
+
+def refused() -> None:
+    """Errors name the parameter and the rank, come on every rank, and change nothing."""
+    pair = Pair(OPTIMIZERS["clipped"](), world())
+    pair.step(0)
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    before = [whole(one).clone() for one in pair.model.parameters()]
+
+    def check_unchanged() -> None:
+        for old, now in zip(before, pair.model.parameters(), strict=True):
+            assert torch.equal(old, whole(now))
+        for param in pair.model.parameters():
+            assert int(pair.ours.state.get(param, {}).get("step", 1)) == 1
+
+    for name in (MATRIX, BIAS):
+        pair.backward(1)
+        if rank == last:
+            pair.model.get_parameter(name).grad = None
+        said = raised(pair.ours.step)
+        assert f"ValueError: the parameter at {name!r} has no gradient on group rank {last}" in said
+        check_unchanged()
+    pair.backward(1)
+    if rank == last:
+        pair.ours.param_groups[0]["lr"] = -1.0
+    said = raised(pair.ours.step)
+    assert "lr must be" in said if rank == last else f"group rank {last} (global" in said
+    check_unchanged()
+    if rank == last:
+        pair.ours.param_groups[0]["lr"] = LR
+    pair.ours.step()
+    pair.theirs.step()
+    pair.check()
+
+
+def failing_owner() -> None:
+    """What an owner fails by is raised there; the other ranks name it, and none of them waits."""
+    for name in ("muon", "lamb", "clipped"):
+        with case(optimizer=name):
+            pair = Pair(OPTIMIZERS[name](), world())
+            pair.step(0)
+            pair.backward(1)
+            place = next(spec.path for spec in pair.ours.plan.specs)
+            (ranks, _, _), *_ = pair.ours.plan.owners(place)
+            if dist.get_rank() == ranks[0]:
+                entries = pair.ours.state[pair.model.get_parameter(place)]
+                entries[next(key for key in entries if key != "step")] = torch.ones(1)
+            said = raised(pair.ours.step)
+            owns = dist.get_rank() == ranks[0]
+            assert place in said if owns else f"group rank {ranks[0]} (global" in said
+
+
+def refused_meshes() -> None:
+    """Tensor parallelism and other meshes are refused by name before anything is changed."""
+    size = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("dp", "tp"))
+    flat = world()
+    on_rows = nn.Parameter(distribute_tensor(normal(8, 4, seed=1), flat, [Shard(0)]))
+    on_columns = nn.Parameter(distribute_tensor(normal(8, 4, seed=1), flat, [Shard(1)]))
+    both = nn.Parameter(distribute_tensor(normal(8, 4, seed=1), mesh, [Shard(0), Shard(1)]))
+    elsewhere = nn.Parameter(distribute_tensor(normal(8, 4, seed=1), mesh["dp"], [Shard(0)]))
+    layer = nn.Linear(4, 8, bias=False)
+    layer.weight = nn.Parameter(distribute_tensor(layer.weight.detach(), mesh["tp"], [Shard(0)]))
+    fully_shard(layer, mesh=mesh["dp"])
+
+    def make(**params: nn.Parameter) -> str:
+        return raised(MatrixOwnerOptimizer, params.items(), muon(lr=LR))
+
+    taken = "takes Shard(0) along one dimension of a mesh"
+    for wrong in (on_columns, both, layer.weight):
+        said = make(good=on_rows, wrong=wrong)
+        assert "ValueError: the parameter at 'wrong' is sharded over mesh" in said
+        assert taken in said and "tensor parallelism" in said
+    said = make(good=on_rows, other=elsewhere)
+    assert "'other' is sharded over mesh" in said and "'good' over mesh" in said
+    said = make(alone=nn.Parameter(normal(4, 4, seed=1)))
+    assert "none of 1 parameters is a sharded DTensor" in said and "fully_shard" in said
+    said = raised(MatrixOwnerOptimizer, [("w", on_rows)], muon(lr=LR), policy="elements")
+    assert "ValueError" in said
+    part = normal(2 if dist.get_rank() else 1, 4, seed=1)
+    other = DTensor.from_local(part, flat, [Shard(0)], shape=(8, 4), stride=(4, 1))
+    said = make(w=nn.Parameter(other))
+    assert "group rank 0" in said and "rows 0 to 2 are expected" in said

@@ -1,0 +1,106 @@
+"""Rules for whole matrices over FSDP2's shards, on real processes."""
+
+import pytest
+
+from tests.choices import case
+from tests.ranks import Job, Outcomes, run_ranks
+
+from . import jobs, refusals
+from .models import OPTIMIZERS
+
+NAMES = [*OPTIMIZERS]
+
+
+@pytest.fixture(scope="module")
+def worlds() -> dict[int, Outcomes]:
+    """By the number of ranks."""
+    of_two = {
+        "as one": Job(jobs.as_one_process, {"names": NAMES}),
+        "bfloat16": Job(jobs.as_one_process, {"names": ["muon", "clipped"], "dtype": "bfloat16"}),
+        "collectives": Job(jobs.collectives),
+        "experts": Job(jobs.experts),
+        "experts alone": Job(jobs.experts_alone),
+        "frozen and tied": Job(jobs.frozen_and_tied),
+        "scheduled": Job(jobs.scheduled),
+        "added group": Job(jobs.added_group),
+        "saved": Job(jobs.saved, {"names": ["muon", "accumulated", "averaged", "8 bits", "soap"]}),
+        "from DTensors": Job(jobs.from_dtensors),
+        "of another rank": Job(refusals.of_another_rank),
+        "evaluated": Job(jobs.evaluated),
+        "refused": Job(refusals.refused),
+        "failing owner": Job(refusals.failing_owner),
+        "not finite": Job(jobs.not_finite),
+        "beside plain": Job(jobs.beside_plain),
+        "moved": Job(jobs.moved),
+    }
+    of_four = {
+        "as one": Job(jobs.as_one_process, {"names": NAMES[::3]}),
+        "experts": Job(jobs.experts),
+        "frozen and tied": Job(jobs.frozen_and_tied),
+        "replicas": Job(jobs.on_replicas, {"names": ["muon", "clipped", "accumulated"]}),
+        "subgroup": Job(jobs.on_subgroup, {"names": ["muon", "clipped"]}),
+        "saved": Job(jobs.saved, {"names": ["finite, clipped"]}),
+        "refused": Job(refusals.refused),
+        "failing owner": Job(refusals.failing_owner),
+        "not finite": Job(jobs.not_finite),
+        "meshes": Job(refusals.refused_meshes),
+        "beside plain": Job(jobs.beside_plain),
+        "collectives": Job(jobs.collectives),
+    }
+    return {
+        2: run_ranks(of_two, ranks=2, seconds=300),
+        4: run_ranks(of_four, ranks=4, seconds=300),
+    }
+
+
+def check_well(worlds: dict[int, Outcomes], *names: str) -> None:
+    ran = 0
+    for ranks, outcomes in worlds.items():
+        for name in names:
+            for outcome in outcomes.get(name, ()):
+                with case(job=name, ranks=ranks):
+                    outcome.result()
+                    ran += 1
+    assert ran >= 2 * len(names)
+
+
+def test_owners_step_as_one_process(worlds: dict[int, Outcomes]) -> None:
+    check_well(worlds, "as one", "bfloat16", "not finite", "beside plain")
+
+
+def test_two_collectives_for_all_matrices(worlds: dict[int, Outcomes]) -> None:
+    check_well(worlds, "collectives")
+
+
+def test_stacks_of_experts_are_stepped_where_they_are(worlds: dict[int, Outcomes]) -> None:
+    check_well(worlds, "experts", "experts alone")
+
+
+def test_frozen_tied_and_replaced_parameters(worlds: dict[int, Outcomes]) -> None:
+    check_well(worlds, "frozen and tied", "moved")
+
+
+def test_groups_and_schedulers(worlds: dict[int, Outcomes]) -> None:
+    check_well(worlds, "scheduled", "added group")
+
+
+def test_owners_are_in_the_sharded_dimension(worlds: dict[int, Outcomes]) -> None:
+    check_well(worlds, "replicas")
+    owned = [outcome.result() for outcome in worlds[4]["replicas"]]
+    assert owned[:2] == owned[2:] and owned[0] != owned[1]
+
+
+def test_a_subgroup_whose_ranks_are_others(worlds: dict[int, Outcomes]) -> None:
+    assert [one.result() for one in worlds[4]["subgroup"]] == [None, 0, None, 1]
+
+
+def test_saved_and_loaded(worlds: dict[int, Outcomes]) -> None:
+    check_well(worlds, "saved", "from DTensors", "of another rank")
+
+
+def test_averages_are_evaluated(worlds: dict[int, Outcomes]) -> None:
+    check_well(worlds, "evaluated")
+
+
+def test_errors_name_parameters_and_ranks(worlds: dict[int, Outcomes]) -> None:
+    check_well(worlds, "refused", "failing owner", "meshes")
