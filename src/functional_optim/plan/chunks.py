@@ -42,16 +42,13 @@ def chunks_of(
         groups: for each, whose hyper-parameters it has.
         counted: whether steps of them are counted.
     """
-    if executor.in_chunks(stages) is not None:
-        for item in {id(item.hypers): item for item in items if item.hypers}.values():
-            note_rounding(stages, leaf_at_first_step(stages, item))
-    by_chunks = executor.in_chunks(stages)
+    by_chunks = stepper_of(stages, executor, items)
     if by_chunks is None:
         return []
     marks: dict[Any, tuple[int, ...]] = {}
     leaves, places = [], {}
     for place, (item, group) in enumerate(zip(items, groups, strict=True)):
-        if all(map(_may_lie_in_table, [*state_of(item), item.grad])):
+        if all(map(may_lie_in_table, [*state_of(item), item.grad])):
             # One object for all leaves of a group at one step, as their coefficients are.
             mark = marks.setdefault((group, int(item.state.step)), (group,))
             leaves.append(Leaf(item.param, item.grad, item.state.stages, mark, item.name))
@@ -81,7 +78,16 @@ def chunks_of(
     return found
 
 
-def _may_lie_in_table(tensor: Tensor) -> bool:
+def stepper_of(stages: Sequence[Stage], executor: Executor, items: Sequence[Item]) -> Chunks | None:
+    """Return what steps some leaves in chunks; None if each is stepped as it is."""
+    if executor.in_chunks(stages) is not None:
+        for item in {id(item.hypers): item for item in items if item.hypers}.values():
+            note_rounding(stages, leaf_at_first_step(stages, item))
+    return executor.in_chunks(stages)
+
+
+def may_lie_in_table(tensor: Tensor) -> bool:
+    """Return True if a kernel may be given a pointer to a tensor."""
     plain = type(tensor) in PLAIN and tensor.layout == torch.strided
     plain = plain and (tensor.is_cpu or tensor.is_cuda)
     return plain and not tensor.is_complex() and not tensor.is_inference()
