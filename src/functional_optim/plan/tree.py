@@ -10,7 +10,7 @@ from torch import Tensor
 from functional_optim.core.chain import Chain
 from functional_optim.core.hyper import all_plain
 from functional_optim.core.initial import StateFields
-from functional_optim.core.leaf import PLAIN
+from functional_optim.core.leaf import PLAIN, Leaf
 from functional_optim.core.overrides import LeafChain
 from functional_optim.core.state import State
 from functional_optim.core.tree import Path, flatten
@@ -32,6 +32,11 @@ class Tree(NamedTuple):
     params: list[Any]
     grads: list[Any]
     states: list[Any]
+
+    def leaf(self, position: int, coefficients: tuple[Any, ...]) -> Leaf:
+        """Return a leaf as stages see it."""
+        param, grad, state = (one[position] for one in self[1:])
+        return Leaf(param, grad, state.stages, coefficients, "")
 
 
 def tree_of(

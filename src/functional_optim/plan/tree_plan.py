@@ -1,14 +1,15 @@
-"""Plans of the tree doors ``update_`` and ``update``.
+"""Plans of the tree doors ``update_`` and ``update``, which hold no tensors.
 
-A plan stores what a step calls for leaves with certain layouts: chains, tables, bound kernels. It
-holds no tensor. Each step lists its tensors, and one native call checks their layouts and returns
-their pointers, which are an argument of the kernels. ``update`` runs the same plan on copies.
+A plan stores what a step calls for leaves with certain layouts: chains, tables, bound kernels. Each
+step lists its tensors, and one native call checks their layouts and returns their pointers, which
+are an argument of the kernels. ``update`` runs the same plan on copies.
 
 Plans need the native loops. Without them, and for leaves that no kernel can step where they are,
 steps go through :mod:`functional_optim.plan.engine`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, chain, compress
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from functional_optim._torch import (
     is_transforming,
 )
 from functional_optim.core.chain import Chain
-from functional_optim.core.hyper import is_plain
+from functional_optim.core.hyper import all_plain, is_plain
 from functional_optim.core.leaf import Leaf, is_measured
 from functional_optim.core.overrides import paths_of
 from functional_optim.core.stage import Stage
@@ -31,15 +32,18 @@ from functional_optim.core.state import State
 from functional_optim.kernels import Chunks, executor_for
 from functional_optim.kernels.chunks import Table, aliased_places, as_chunk, joined, tensors_of
 from functional_optim.kernels.kernel import BindScalars, Call
-from functional_optim.kernels.totals import total_of
 from functional_optim.native import LOOPS, Loops
 from functional_optim.plan.chunks import may_lie_in_table, state_of, stepper_of
 from functional_optim.plan.counts import is_count
-from functional_optim.plan.item import Item, coefficients_at
+from functional_optim.plan.item import Item, Made, coefficients_at
+from functional_optim.plan.totals import Totals
 from functional_optim.plan.tree import Chains, Tree, tree_of
 
 Given = tuple[Any, Any, State]
-"""Parameters, gradients and state, as a step is given them."""
+"""Parameters, gradients and state of a step."""
+
+Numbers = list[tuple[tuple[Any, ...], float]]
+"""For each chunk of a plan, its hyper-parameters and the number of its step."""
 
 PLANS = 16
 """Largest number of plans that are kept, for all trees."""
@@ -58,87 +62,56 @@ class _Listed(NamedTuple):
     loops: Loops
 
 
-class _Numbers(NamedTuple):
-    """Hyper-parameters and step of the leaves of a chunk."""
-
-    hypers: tuple[Any, ...]
-    is_plain: bool
-    step: float
-
-
+@dataclass
 class _Chunk:
-    """Leaves that one call of a kernel steps.
+    """Leaves that one call of a kernel steps. A tensor is known by its position among all."""
 
-    Args:
-        executor: that binds kernels to them.
-        chain: the number of their chain.
-        positions: of the leaves in the tree.
-        rows: for each leaf, the positions of its tensors: parameter, gradient, state.
-        steps: for each leaf, the position of its step count.
-        lengths: for each leaf, its number of elements.
-        start: the slot of the first pointer; None if the kernel takes lists.
-    """
-
-    def __init__(
-        self,
-        executor: Chunks,
-        chain: int,
-        positions: Sequence[int],
-        rows: Sequence[Sequence[int]],
-        steps: list[int],
-        lengths: Sequence[int],
-        start: int | None,
-    ) -> None:
-        self.executor, self.chain, self.positions, self.steps = executor, chain, positions, steps
-        self._columns = list(zip(*rows, strict=True)) if start is None else []
-        size = sum(map(len, rows))
-        self._slots = None if start is None else slice(8 * start, 8 * (start + size))
-        self._table = Table.of(lengths, ())
-        self._longest = positions[max(range(len(lengths)), key=lengths.__getitem__)]
-        self._bound: BindScalars | None = None
-        self._entries: dict[Any, Any] = {}
+    executor: Chunks
+    chain: int
+    """The number of the chain that the leaves share."""
+    steps: list[int]
+    """The step count of each leaf."""
+    longest: int
+    """The position of the longest leaf in the tree."""
+    columns: list[tuple[int, ...]]
+    """All parameters, all gradients, and so on, if the kernel takes lists; else empty."""
+    pointers: slice
+    """The bytes of the pointers to all tensors, leaf by leaf."""
+    table: Table
+    """The lengths of the leaves."""
+    bound: BindScalars | None = None
+    """The kernel, bound to the last choices among the coefficients."""
 
     def call(
         self,
         stages: Sequence[Stage],
         listed: _Listed,
-        made: tuple[tuple[Any, ...], tuple[Any, ...], float],
+        made: Made,
         pointers: bytes,
         totals: Sequence[Tensor],
     ) -> Call | None:
-        """Bind the step; None if no kernel makes it.
-
-        Args:
-            stages: of the chain.
-            listed: the tensors of the step.
-            made: hyper-parameters, coefficients and the number of the step.
-            pointers: of all tensors that have a slot.
-            totals: the sum of each measured stage.
-        """
-        if self._slots is None:
+        """Bind a step; None if no kernel makes it."""
+        if self.columns:
             like = self._like(listed.tree, made)
             if like is None:
                 return None
             self.executor.require(stages, [like])
-            columns = [[listed.tensors[k] for k in column] for column in self._columns]
+            columns = [[listed.tensors[k] for k in column] for column in self.columns]
             return self.executor.bind_lists(stages, like, columns, totals)
-        elements, leaves, lengths, *_ = self._table
-        table = Table(elements, leaves, lengths, pointers[self._slots])
-        bound = self._bound
-        call = None if bound is None else bound(made[1], table, totals)
-        if call is None:  # no kernel was bound yet, or other choices are among the coefficients
+        table = Table(*self.table[:3], pointers[self.pointers])
+        bound = self.bound
+        call = None if bound is None else bound(made.coefficients, table, totals)
+        if call is None:
             like = self._like(listed.tree, made)
-            bound = None if like is None else self.executor.bind_table(stages, like, elements)
-            call = None if bound is None else bound(made[1], table, totals)
-            self._bound = bound
+            bound = like and self.executor.bind_table(stages, like, table.elements)
+            call = None if bound is None else bound(made.coefficients, table, totals)
+            self.bound = bound
         return call
 
-    def _like(self, tree: Tree, made: tuple[Any, Any, float]) -> Leaf | None:
-        """Return the longest leaf, which has everything that a kernel is bound to."""
-        k, (hypers, coefficients, step) = self._longest, made
-        states = tree.states[k].stages
-        leaf = Leaf(tree.params[k], tree.grads[k], states, coefficients, "", hypers, step)
-        return as_chunk(leaf._replace(entries=self._entries))
+    def _like(self, tree: Tree, made: Made) -> Leaf | None:
+        """Return the longest leaf as a chunk, which stands for all of them."""
+        leaf = tree.leaf(self.longest, made.coefficients)
+        return as_chunk(leaf._replace(hypers=made.hypers, step=made.step))
 
 
 class _Plan:
@@ -146,33 +119,66 @@ class _Plan:
 
     Args:
         optimizer: that made such a step.
-        listed: its tensors.
-        chains: of the leaves that are stepped.
-        chunks: of these leaves; none where no kernel steps them.
-        layout: of all tensors.
-        written: for each tensor, whether the step writes to it.
-        steps: the positions of the step counts.
+        executor: that binds kernels.
+        listed: the tensors of the step.
+        items: the leaves that it stepped.
+        positions: of the items in the tree.
+        groups: the items that one call steps; none if no kernel steps all items.
     """
 
     def __init__(
         self,
         optimizer: Chain,
+        executor: Chunks,
         listed: _Listed,
-        chains: Chains,
-        chunks: Sequence[_Chunk],
-        layout: Any,
-        written: list[bool],
-        steps: list[int],
+        items: Sequence[Item],
+        positions: Sequence[int],
+        groups: Sequence[list[int]],
     ) -> None:
-        self._spec, self._form = listed.tree.spec, listed.form
-        self._chains, self._chunks = chains, chunks
-        self._layout, self._written, self._steps = layout, written, steps
-        counted = set(steps)
-        self._changed = [one and k not in counted for k, one in enumerate(written)]
-        self._measured = sum(map(is_measured, optimizer.stages))
+        tree, paths = listed.tree, paths_of(listed.tree.spec)
+        self._spec, self._form = tree.spec, listed.form
+        params = [item.param for item in items]
+        marks = [id(item.hypers) for item in items]
+        self._chains = Chains(optimizer, marks, [paths[k] for k in positions], params)
+        every, size = (*tree.params, *tree.grads, *tree.states), len(tree.params)
+        walks = map(listed.loops.walk, every)
+        starts = list(accumulate([len(one[0]) if one else 0 for one in walks], initial=0))
+        self._steps = [starts[2 * size + k] for k in positions]
+        rows = [
+            [starts[k], starts[size + k], *range(step + 1, starts[2 * size + k + 1])]
+            for k, step in zip(positions, self._steps, strict=True)
+        ]
+        changed = {k for param, _, *state in rows for k in (param, *state)}
+        self._changed = [k in changed for k in range(starts[-1])]
+        self._written = [k in changed.union(self._steps) for k in range(starts[-1])]
+        """For each tensor, whether it is changed by a kernel, and whether it is changed at all."""
+        order = list(chain.from_iterable(rows[k] for own in groups for k in own))
+        slots = [-1] * starts[-1]
+        for slot, k in enumerate(order):
+            slots[k] = slot
+        self.layout = listed.loops.lay_out(listed.tensors, self._written, slots)
+        self._chunks = []
+        end = 0
+        for own in groups:
+            start, end = end, end + 8 * sum(len(rows[k]) for k in own)
+            sizes = [params[k].numel() for k in own]
+            by_table = executor.joins and params[own[0]].is_cpu
+            self._chunks.append(
+                _Chunk(
+                    executor,
+                    self._chains.numbers[own[0]],
+                    [self._steps[k] for k in own],
+                    positions[own[sizes.index(max(sizes))]],
+                    [] if by_table else list(zip(*[rows[k] for k in own], strict=True)),
+                    slice(start, end),
+                    Table.of(sizes, ()),
+                )
+            )
+        members = [[positions[k] for k in own] for own in groups]
+        self._totals = Totals(optimizer.stages, members, tree.params)
 
-    def numbers(self, optimizer: Chain, listed: _Listed) -> list[_Numbers] | None:
-        """Return the numbers of each chunk; None if the plan is for another step."""
+    def numbers(self, optimizer: Chain, listed: _Listed) -> Numbers | None:
+        """Return the numbers of a step; None if the plan is for another step."""
         spec = listed.tree.spec
         if self._form != listed.form or (self._spec is not spec and self._spec != spec):
             return None
@@ -184,108 +190,69 @@ class _Plan:
             made = listed.loops.common([listed.tensors[k] for k in chunk.steps])
             if made is None or made is False:
                 return None
-            hypers = chains[chunk.chain].hypers
-            numbers.append(_Numbers(hypers, all(map(is_plain, hypers)), made + 1.0))
+            numbers.append((chains[chunk.chain].hypers, made + 1.0))
         return numbers
-
-    def has_layout_of(self, listed: _Listed) -> bool:
-        """Return True if tensors have the layouts of the plan."""
-        return listed.loops.hold(self._layout, listed.tensors, False)
 
     def step_(
         self,
         stages: Sequence[Stage],
         listed: _Listed,
-        numbers: Sequence[_Numbers],
-        measured: Sequence[Tensor],
+        numbers: Numbers,
+        measured: Sequence[Tensor] = (),
     ) -> bool:
         """Step in place; return False, with nothing changed, if the plan cannot."""
-        loops, tensors = listed.loops, listed.tensors
-        pointers = loops.locate(self._layout, tensors)
-        calls = (
-            None if pointers is None else self._bind(stages, listed, numbers, measured, pointers)
-        )
-        if calls is None:
+        tree, tensors, _, loops = listed
+        pointers = loops.locate(self.layout, tensors)
+        if pointers is None:
+            return False
+        made = [
+            Made(*coefficients_at(stages, hypers, step, plain=all(map(is_plain, hypers))), step)
+            for hypers, step in numbers
+        ]
+        totals = measured
+        if len(measured) < self._totals.count:
+            coefficients = [one.coefficients for one in made]
+            grads = [one for one in tree.grads if one is not None]
+            executor = self._chunks[0].executor
+            totals = self._totals.of(executor, coefficients, grads, measured, tree.leaf)
+        calls = [
+            chunk.call(stages, listed, one, pointers, totals)
+            for chunk, one in zip(self._chunks, made, strict=True)
+        ]
+        bound = [call for call in calls if call is not None]
+        if len(bound) < len(calls):
             return False
         loops.bump(list(compress(tensors, self._changed)))
-        for call in calls:
+        for call in bound:
             call()
         loops.advance_each([tensors[k] for k in self._steps])
         return True
 
     def step(
-        self, stages: Sequence[Stage], listed: _Listed, numbers: Sequence[_Numbers], shared: Any
-    ) -> tuple[Any, State] | None:
-        """Return new parameters and state; None if the plan cannot make the step."""
-        loops, tree = listed.loops, listed.tree
-        with torch.no_grad():
-            copies = iter(foreach_clone(list(compress(listed.tensors, self._written))))
-            after = [
-                next(copies) if is_written else one
-                for one, is_written in zip(listed.tensors, self._written, strict=True)
-            ]
-            pointers = loops.locate(self._layout, after)
-            on_copies = listed._replace(tensors=after)
-            calls = (
-                None if pointers is None else self._bind(stages, on_copies, numbers, (), pointers)
-            )
-            if calls is None:
-                return None
-            for call in calls:
-                call()
-            loops.advance_each([after[k] for k in self._steps])
-        params, _, states = loops.rebuild([tree.params, tree.grads, tree.states], after)
-        return tree.spec.unflatten(params), State(tree.spec.unflatten(states), shared)
-
-    def _bind(
-        self,
-        stages: Sequence[Stage],
-        listed: _Listed,
-        numbers: Sequence[_Numbers],
-        measured: Sequence[Tensor],
-        pointers: bytes,
-    ) -> list[Call] | None:
-        """Bind the calls of all chunks; None if no kernel makes one of them."""
-        made = [
-            (*coefficients_at(stages, hypers, step, plain=plain), step)
-            for hypers, plain, step in numbers
-        ]
-        totals = measured
-        if len(measured) < self._measured:
-            totals = self._totals(stages, listed.tree, [one[1] for one in made], measured)
-        calls = []
-        for chunk, one in zip(self._chunks, made, strict=True):
-            call = chunk.call(stages, listed, one, pointers, totals)
-            if call is None:
-                return None
-            calls.append(call)
-        return calls
-
-    def _totals(
-        self,
-        stages: Sequence[Stage],
-        tree: Tree,
-        coefficients: Sequence[tuple[Any, ...]],
-        measured: Sequence[Tensor],
-    ) -> Sequence[Tensor]:
-        """Return the sums of all measured stages."""
-        with torch.no_grad():
-            if self._measured == 1 and is_measured(stages[0]):
-                return [total_of(stages[0], [one for one in tree.grads if one is not None])]
-            numbered = {
-                k: own
-                for chunk, own in zip(self._chunks, coefficients, strict=True)
-                for k in chunk.positions
-            }
-            leaves = [
-                Leaf(tree.params[k], tree.grads[k], tree.states[k].stages, numbered[k], "")
-                for k in sorted(numbered)
-            ]
-            return self._chunks[0].executor.totals(stages, leaves, measured)
+        self, stages: Sequence[Stage], listed: _Listed, numbers: Numbers
+    ) -> tuple[Any, Any] | None:
+        """Return new parameters and leaf states; None if the plan cannot."""
+        tree = listed.tree
+        copies = iter(foreach_clone(list(compress(listed.tensors, self._written))))
+        pairs = zip(listed.tensors, self._written, strict=True)
+        after = [next(copies) if is_written else one for one, is_written in pairs]
+        params, grads, states = listed.loops.rebuild([tree.params, tree.grads, tree.states], after)
+        tree = Tree(tree.spec, params, grads, states)
+        if not self.step_(stages, listed._replace(tree=tree, tensors=after), numbers):
+            return None
+        return tree.spec.unflatten(params), tree.spec.unflatten(states)
 
 
 _PLANS: list[_Plan] = []
-"""The last one is the first."""
+"""All plans, the latest first."""
+
+
+def _plans_for(optimizer: Chain, listed: _Listed) -> Iterator[tuple[_Plan, Numbers]]:
+    """Yield the plans that fit a step but perhaps for the layouts."""
+    for plan in tuple(_PLANS):  # another thread may add one
+        numbers = plan.numbers(optimizer, listed)
+        if numbers is not None:
+            yield plan, numbers
 
 
 def step_(optimizer: Chain, given: Given, measured: Sequence[Tensor]) -> bool:
@@ -297,20 +264,19 @@ def step_(optimizer: Chain, given: Given, measured: Sequence[Tensor]) -> bool:
         measured: totals that are known.
 
     Returns:
-        False if there is no plan for the step; then nothing was changed.
+        False if no plan makes the step; then nothing was changed.
     """
     listed = _listed(optimizer, given, LOOPS.loaded, in_place=True) if _PLANS else None
     if listed is None:
         return False
-    for plan in tuple(_PLANS):  # another thread may add one
-        numbers = plan.numbers(optimizer, listed)
+    for plan, numbers in _plans_for(optimizer, listed):
         if numbers and plan.step_(optimizer.stages, listed, numbers, measured):
             return True
     return False
 
 
 def step(optimizer: Chain, given: Given) -> tuple[Any, State] | None:
-    """Return parameters and state after a pure step of a tree by its plan; None if it has none.
+    """Return parameters and state after a pure step of a tree; None if no plan makes it.
 
     Args:
         optimizer: with the hyper-parameters of this step.
@@ -319,22 +285,23 @@ def step(optimizer: Chain, given: Given) -> tuple[Any, State] | None:
     listed = _listed(optimizer, given, LOOPS.loaded, in_place=False) if _PLANS else None
     if listed is None:
         return None
-    for plan in tuple(_PLANS):
-        numbers = plan.numbers(optimizer, listed)
-        # A number that is not plain may carry a derivative.
-        if numbers and all(one.is_plain for one in numbers) and plan.has_layout_of(listed):
-            return plan.step(optimizer.stages, listed, numbers, given[2].shared)
+    for plan, numbers in _plans_for(optimizer, listed):
+        is_fixed = all_plain([hypers for hypers, _ in numbers])  # else there may be a derivative
+        if numbers and is_fixed and listed.loops.hold(plan.layout, listed.tensors, False):
+            with torch.no_grad():
+                made = plan.step(optimizer.stages, listed, numbers)
+            return made and (made[0], State(made[1], given[2].shared))
     return None
 
 
 def _listed(
     optimizer: Chain, given: Given, loops: Loops | None, *, in_place: bool
 ) -> _Listed | None:
-    """List the tensors of a step; None where plans do not apply."""
+    """List the tensors of a step; None where no plan may make it."""
     if loops is None or is_transforming() or torch.compiler.is_compiling():
         return None
     if not in_place and (
-        is_forward_mode() or has_dispatch_mode() or torch.is_inference_mode_enabled()
+        has_dispatch_mode() or is_forward_mode() or torch.is_inference_mode_enabled()
     ):
         return None
     tree = tree_of(optimizer.namespace, *given, in_place=in_place)
@@ -360,7 +327,7 @@ def learn(
         optimizer: that made the step.
         given: parameters, gradients and state.
         items: that were stepped: all with a gradient.
-        positions: of the items among the leaves of the tree.
+        positions: of the items in the tree.
         in_place: True if the step was made in place.
     """
     if not items or is_transforming() or torch.compiler.is_compiling():
@@ -370,107 +337,50 @@ def learn(
     if executor is None or not all(is_count(item.state.step) for item in items):
         return
     # A tree of few tensors is worth a compiler once it has made many steps.
-    made = int(items[0].state.step)
-    listed = _listed(
-        optimizer,
-        given,
-        LOOPS.get(made * sum(len(state_of(item)) for item in items)),
-        in_place=in_place,
-    )
+    tensors = sum(len(state_of(item)) for item in items) * int(items[0].state.step)
+    listed = _listed(optimizer, given, LOOPS.get(tensors), in_place=in_place)
     if listed is None or any(
-        one.numbers(optimizer, listed) is not None and one.has_layout_of(listed) for one in _PLANS
+        listed.loops.hold(plan.layout, listed.tensors, False)
+        for plan, _ in _plans_for(optimizer, listed)
     ):
         return
     with torch.no_grad():
-        plan = _plan_of(optimizer, executor, listed, items, positions)
-    if plan is not None:
-        _PLANS.insert(0, plan)
-        del _PLANS[PLANS:]
-
-
-def _plan_of(
-    optimizer: Chain,
-    executor: Chunks,
-    listed: _Listed,
-    items: Sequence[Item],
-    positions: Sequence[int],
-) -> _Plan | None:
-    """Plan steps of such leaves; None if another tree like this one may be planned."""
-    tree, walk, paths = listed.tree, listed.loops.walk, paths_of(listed.tree.spec)
-    every, size = (*tree.params, *tree.grads, *tree.states), len(tree.params)
-    starts = list(accumulate([len(walk(one)[0]) for one in every], initial=0))
-    of_states = starts[2 * size :]
-    rows = [
-        [starts[k], starts[size + k], *range(of_states[k] + 1, of_states[k + 1])] for k in positions
-    ]
-    steps = [of_states[k] for k in positions]
-    marks = [id(item.hypers) for item in items]
-    chains = Chains(optimizer, marks, [paths[k] for k in positions], [item.param for item in items])
-    groups = _groups(optimizer.stages, executor, items, chains.numbers)
-    if groups is None:
-        return None
-    written, slots = [False] * len(listed.tensors), [-1] * len(listed.tensors)
-    for (param, _, *state), count in zip(rows, steps, strict=True):
-        for k in (param, *state, count):
-            written[k] = True
-    chunks, start = [], 0
-    for by_lists, own in groups:
-        own_rows = [rows[k] for k in own]
-        for slot, k in enumerate(chain.from_iterable(() if by_lists else own_rows), start):
-            slots[k] = slot
-        chunks.append(
-            _Chunk(
-                executor,
-                chains.numbers[own[0]],
-                [positions[k] for k in own],
-                own_rows,
-                [steps[k] for k in own],
-                [items[k].param.numel() for k in own],
-                None if by_lists else start,
-            )
-        )
-        start += 0 if by_lists else sum(map(len, own_rows))
-    layout = listed.loops.lay_out(listed.tensors, written, slots)
-    return (
-        None if layout is None else _Plan(optimizer, listed, chains, chunks, layout, written, steps)
-    )
+        groups = _groups(stages, executor, items)
+        if groups is not None:
+            plan = _Plan(optimizer, executor, listed, items, positions, groups)
+            if plan.layout is not None:
+                _PLANS.insert(0, plan)
+                del _PLANS[PLANS:]
 
 
 def _groups(
-    stages: Sequence[Stage], executor: Chunks, items: Sequence[Item], chains: Sequence[int]
-) -> list[tuple[bool, list[int]]] | None:
-    """Return the leaves that one call steps, and whether it takes lists.
+    stages: Sequence[Stage], executor: Chunks, items: Sequence[Item]
+) -> list[list[int]] | None:
+    """Return the leaves that one call steps; none if a leaf has no kernel.
 
-    Returns:
-        An empty list if no kernel steps one of the leaves; None if leaves share memory.
+    None in place of the list if leaves share memory: others of the same layouts may not.
     """
     if not all(may_lie_in_table(one) for item in items for one in (*state_of(item), item.grad)):
         return []
-    marks: dict[Any, tuple[int, ...]] = {}  # one object for all leaves of a chain at one step
-    leaves = [
-        Leaf(
-            item.param,
-            item.grad,
-            item.state.stages,
-            marks.setdefault((number, int(item.state.step)), (number,)),
-            item.name,
-        )
-        for item, number in zip(items, chains, strict=True)
-    ]
+    marks: dict[Any, tuple[int]] = {}  # one object for all leaves of a chain at one step
+    leaves: list[Leaf] = []
     left: list[Leaf] = []
+    for param, grad, state, hypers, name in items:
+        mark = marks.setdefault((id(hypers), int(state.step)), (len(marks),))
+        leaves.append(Leaf(param, grad, state.stages, mark, name))
     order = {id(leaf): k for k, leaf in enumerate(leaves)}
     found = []
     for alike in joined(stages, leaves, left):
-        like = alike[0][1]
-        by_lists = not (executor.joins and like.param.is_cpu)
-        if by_lists and not (executor.takes_lists(like) and all(map(_is_uniform, alike))):
+        like = alike[0][0]
+        by_table = executor.joins and like.param.is_cpu
+        if not by_table and not (executor.takes_lists(like) and all(map(_is_uniform, alike))):
             return []
-        found.append((by_lists, [order[id(leaf)] for leaf, _ in alike]))
+        found.append([order[id(leaf)] for leaf, _ in alike])
     if left:
         return None if aliased_places(leaves) else []
-    # A leaf without elements is counted only, unless a stage behind another one measures it.
-    is_whole = sum(len(own) for _, own in found) == len(leaves)
-    return found if is_whole or not any(map(is_measured, stages[1:])) else []
+    # A leaf without elements is only counted, unless a stage behind another one measures it.
+    is_whole = sum(map(len, found)) == len(leaves)
+    return found if is_whole or not any(map(is_measured, stages)) else []
 
 
 def _is_uniform(pair: tuple[Leaf, Leaf]) -> bool:
