@@ -136,13 +136,14 @@ class Optimizer(Chain):
         """
         optimizer = with_hyper(self, hyper) if hyper else self
         given = params, grads, state
-        is_plain = not (self.is_composed or measured or extra)
-        made = tree_plan.step(optimizer, given) if is_plain else None
+        is_traced = torch.compiler.is_compiling()
+        has_plans = not (is_traced or self.is_composed or measured or extra)
+        made = tree_plan.step(optimizer, given) if has_plans else None
         if made is not None:
             return made
         if self.is_composed or extra:
             step = self._update_composed
-            if torch.compiler.is_compiling() and has_gates(self.links):
+            if is_traced and has_gates(self.links):
                 step = self._gates_are_not_traced
             return step(optimizer, params, grads, state, measured, extra or {})
         if measured:
@@ -150,7 +151,7 @@ class Optimizer(Chain):
         leaves, spec, states, items, positions = items_of(optimizer, params, grads, state)
         executor = executor_for(self.executor, [item.param for item in items], self.stages)
         results = engine.update(self.stages, executor, items, measured)
-        if is_plain:
+        if has_plans:
             tree_plan.learn(optimizer, given, items, positions, in_place=False)
         for position, (param, leaf_state) in zip(positions, results, strict=True):
             leaves[position] = param

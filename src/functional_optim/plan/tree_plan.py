@@ -298,7 +298,7 @@ def _listed(
     optimizer: Chain, given: Given, loops: Loops | None, *, in_place: bool
 ) -> _Listed | None:
     """List the tensors of a step; None where no plan may make it."""
-    if loops is None or is_transforming() or torch.compiler.is_compiling():
+    if loops is None or is_transforming():
         return None
     if not in_place and (
         has_dispatch_mode() or is_forward_mode() or torch.is_inference_mode_enabled()
@@ -330,7 +330,7 @@ def learn(
         positions: of the items in the tree.
         in_place: True if the step was made in place.
     """
-    if not items or is_transforming() or torch.compiler.is_compiling():
+    if not items or is_transforming():
         return
     stages, params = optimizer.stages, [item.param for item in items]
     executor = stepper_of(stages, executor_for(optimizer.executor, params, stages), items)
