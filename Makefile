@@ -23,7 +23,7 @@ LINT = echo "== ruff check" && $(BIN)/ruff check && \
 	echo "== import-linter" && $(BIN)/lint-imports
 
 .DEFAULT_GOAL := help
-.PHONY: help agreement convergence demo bench claims check test test-all test-install planted-faults lint docs docs-serve docs-test clean
+.PHONY: help agreement convergence demo bench gpu claims check test test-all test-install planted-faults lint docs docs-serve docs-test clean
 
 help: ## list the targets
 	@echo "make targets:"
@@ -34,6 +34,9 @@ demo: $(STAMP) ## train a small transformer on 2 processes in three ways, and co
 
 bench: $(VENV)/.installed-bench ## time every executor against its peers (ARGS="--quick", ARGS=--help)
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+gpu: $(STAMP) ## on a CUDA device: all tests that need one, and times, into docs/gpu.md (eight minutes)
+	@$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 convergence: $(STAMP) ## train each algorithm on five small problems, three seeds each (ten minutes)
 	@$(BIN)/python -m benchmarks.training $(ARGS)

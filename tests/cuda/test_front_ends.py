@@ -62,12 +62,19 @@ def close(got: Any, want: Any, ulps: float) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_is_torchs(name: str, executor: ExecutorName, flat: bool) -> None:
     made, options = CASES[name]
-    theirs = made(parameters(), foreach=False, **options)
+    # torch's Adafactor divides by the number of elements, and fails where there are none.
+    start, other = (
+        [one for one in parameters() if one.numel() or made is not torch.optim.Adafactor]
+        for _ in range(2)
+    )
+    theirs = made(start, foreach=False, **options)
     chain_of = as_functional_optim(made, **options).using(executor=executor)
-    ours = TorchOptimizer(parameters(), chain_of, flat=flat)
+    ours = TorchOptimizer(other, chain_of, flat=flat)
     with torch.no_grad():
         want, got = run(theirs, 0, 1, 2, 3), run(ours, 0, 1, 2, 3)
-    close(got, want, 256.0 if executor == "auto" else 0.0)
+    # Adafactor's norms: a sum's last bit depends on where in memory a parameter begins.
+    summed = flat and made is torch.optim.Adafactor
+    close(got, want, 256.0 if executor == "auto" else 4.0 if summed else 0.0)
 
 
 def test_many_parameters_are_stepped_by_lists(monkeypatch: pytest.MonkeyPatch) -> None:

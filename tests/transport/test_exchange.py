@@ -15,7 +15,7 @@ from .buffers import CUTS, DTYPES
 
 SUMS = pairs(dtype=DTYPES, cut=list(CUTS), average=[False, True])
 EVERYWHERE: dict[str, dict[str, Any]] = {"sums": {"cases": SUMS}, "layouts": {}, "other_dtypes": {}}
-NETWORK: dict[str, dict[str, Any]] = {"futures": {}, "any_order": {}}
+NETWORK: dict[str, dict[str, Any]] = {"more_than_under_way": {}, "any_order": {}}
 OF_TWO: dict[str, dict[str, Any]] = {"beside_ddp": {}}
 OF_FOUR: dict[str, dict[str, Any]] = {"subgroup": {"ranks": [1, 3]}, "mesh": {}}
 
@@ -70,8 +70,8 @@ def test_on_every_rank(runs: Runs) -> None:
                 assert all(bool(one["operations"]) == which["memory"] for one in seen)
 
 
-def test_futures(runs: Runs) -> None:
-    for which, seen in of(runs, "futures"):
+def test_more_than_under_way(runs: Runs) -> None:
+    for which, seen in of(runs, "more_than_under_way"):
         for one in seen:
             with case(**which):
                 assert one["found"]["right"] and one["found"]["again"]

@@ -63,7 +63,7 @@ def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
                 assert "group rank 1 (global rank 1)" in lost
                 assert "go on from the last checkpoint" in seen["error"]
                 assert seen["cause"] in ("RuntimeError", "DistBackendError")
-                assert all(seen["error"] in text for text in seen["futures"])
+                assert all(seen["error"] in text for text in seen["texts"])
 
 
 def test_who_knows_of_a_death_sends_the_others_what_is_theirs(outcomes: Outcomes) -> None:

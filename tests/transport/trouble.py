@@ -93,7 +93,7 @@ def absent(never: int) -> dict[str, Any]:
 def killed(victim: int, folder: str) -> None:
     """One rank dies; the others say so (in files of this folder), and end.
 
-    Through a future, as a DDP hook would.
+    However often it is asked.
     """
     started = {operation: Launch(operation, LONG, done=1) for operation in OPERATIONS}
     meet("begun")
@@ -104,17 +104,17 @@ def killed(victim: int, folder: str) -> None:
     for operation, one in started.items():
         # A piece that is gathered may have to pass through others: who is told ends, for the rest.
         meet(operation, [other for other in range(dist.get_world_size()) if other != victim])
-        futures: list[str] = []
+        texts: list[str] = []
 
-        def wait(one: Launch = one, futures: list[str] = futures) -> None:
+        def wait(one: Launch = one, texts: list[str] = texts) -> None:
             work = one.launch()
             try:
-                work.future().wait()
+                work.wait()
             except RuntimeError as error:
-                futures.append(str(error))
+                texts.append(str(error))
             work.wait()
 
-        seen[operation] = {**one.error(wait), "futures": futures}
+        seen[operation] = {**one.error(wait), "texts": texts}
     Path(folder, str(rank)).write_text(json.dumps(seen))
     os._exit(0)
 

@@ -3,7 +3,7 @@
 import functools
 import weakref
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
@@ -320,19 +320,40 @@ class TestBucketsAreRemembered:
 def test_more_coalesced_messages_than_are_under_way() -> None:
     """More small parameters than a message holds, and more messages than are under way at once."""
     count = 3 * coalescing.MOST // 50_000
-    params = {f"p{number}": nn.Parameter(torch.full((50_000,), 1.0)) for number in range(count)}
-    specs = specs_of_groups(params, [{"params": list(params.values())}], ["pointwise"])
-    shares = plan(specs, 1)
+
+    def gathered(group: Any) -> list[list[float]]:
+        params = {
+            f"p{number}": nn.Parameter(torch.full((50_000,), float(group.rank())))
+            for number in range(count)
+        }
+        specs = specs_of_groups(params, [{"params": list(params.values())}], ["pointwise"])
+        shares = plan(specs, 2)
+        memory = ParameterMemory(params, shares, in_buffers=False)
+        messages = messages_of(memory, shares, params)
+        assert len(messages.coalesced) > 2 and not messages.direct
+        assert all(one.length <= coalescing.MOST for one in messages.coalesced)
+        transport = Recorded(group)
+        before = [param._version for param in params.values()]
+        transports = {torch.device("cpu"): transport}
+        GatherWork(memory, messages, list(params), transports, in_flight=1).wait()
+        assert len(transport.flats) == len(messages.coalesced)
+        assert all(p._version > b for p, b in zip(params.values(), before, strict=True))
+        owners = [shares.owners(path)[0].ranks[0] for path in params]
+        return [
+            [float(owner), *param[[0, -1]].tolist()]
+            for owner, param in zip(owners, params.values(), strict=True)
+        ]
+
+    for found in LocalWorld(2).run(gathered):
+        assert all(owner == first == last for owner, first, last in found)
+        assert {owner for owner, *_ in found} == {0.0, 1.0}
+
+
+def test_alone_nothing_travels() -> None:
+    params = {"w": nn.Parameter(torch.ones(100_000)), "b": nn.Parameter(torch.ones(3))}
+    shares = plan(specs_of_groups(params, [{"params": list(params.values())}], ["pointwise"]), 1)
     memory = ParameterMemory(params, shares, in_buffers=False)
-    messages = messages_of(memory, shares, params)
-    assert len(messages.coalesced) > 2 and not messages.direct
-    assert all(one.length <= coalescing.MOST for one in messages.coalesced)
-    (group,) = LocalWorld(1).groups
-    transport = Recorded(group)
-    before = [param._version for param in params.values()]
-    GatherWork(memory, messages, list(params), {torch.device("cpu"): transport}).wait()
-    assert len(transport.flats) == len(messages.coalesced)
-    assert all(p._version > b for p, b in zip(params.values(), before, strict=True))
+    assert messages_of(memory, shares, params) == coalescing.Coalescing((), ())
 
 
 def test_views_make_one_message_for_each_buffer() -> None:

@@ -133,7 +133,8 @@ def scale_(gradients: Iterable[Tensor | None], factor: float) -> None:
     with torch.no_grad():
         for grads in alike(gradients):
             # A tensor: torch would round a number to the 16 bits of such gradients first.
-            foreach_mul_(grads, torch.tensor(factor, dtype=torch.float64, device=grads[0].device))
+            # A device fills it in by itself; a copy of a number from the host would be waited for.
+            foreach_mul_(grads, torch.full((), factor, dtype=torch.float64, device=grads[0].device))
 
 
 def alike(gradients: Iterable[Tensor | None]) -> list[list[Tensor]]:

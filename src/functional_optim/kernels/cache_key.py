@@ -69,7 +69,8 @@ def key_of(
         on_device: whether coefficients that are 0-d tensors are taken for numbers.
 
     Raises:
-        UntraceableError: a coefficient that is a tensor, with a derivative if ``on_device``.
+        UntraceableError: a coefficient that is a tensor, with a derivative if ``on_device``; or a
+            state that is kept on another device than the parameter.
     """
     known: _Known | None = None if chunk.entries is None else chunk.entries.get("key")
     if known is not None and known.states is chunk.states and known.free.hold():
@@ -78,6 +79,10 @@ def key_of(
         if numbers is not None:
             return known.key, numbers, [chunk.param, chunk.grad, *known.kept]
     shape, numbers, tensors = signature(stages, chunk, on_device=on_device)
+    devices = {tensor.device for tensor in tensors}
+    if len(devices) > 1:
+        names = ", ".join(sorted(map(str, devices)))
+        raise UntraceableError(f"its tensors lie on several devices ({names})")
     dtypes = tuple(tensor.dtype for tensor in tensors)
     key = CacheKey(shape, tuple(map(type, chunk.coefficients)), dtypes)
     if chunk.entries is not None:

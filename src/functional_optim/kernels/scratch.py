@@ -1,4 +1,8 @@
-"""Scratch: memory that a thread uses again in every step."""
+"""Scratch: memory of the CPU that a thread uses again in every step.
+
+On an accelerator nothing is kept: a thread may step in several streams, and what one of them still
+reads another would write to. torch's allocator there knows the streams, and costs little.
+"""
 
 import threading
 from collections.abc import Callable
@@ -34,7 +38,7 @@ _SCRATCH = _Scratch()
 
 
 def scratch(name: Any, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of so many elements, whatever they are; in the same memory for the same name.
+    """A tensor of so many elements, whatever they are; on the CPU, in the same memory for a name.
 
     Args:
         name: says who asks, and for which of its pieces: what lies there is wanted until it asks
@@ -49,7 +53,7 @@ def scratch(name: Any, count: int, dtype: torch.dtype, device: torch.device) -> 
         # An inference tensor could not be written to outside of that mode.
         with torch.inference_mode(mode=False):
             found = torch.empty(count, dtype=dtype, device=device)
-        if count * dtype.itemsize <= KEPT_BYTES:
+        if device.type == "cpu" and count * dtype.itemsize <= KEPT_BYTES:
             _SCRATCH.pieces[key] = found
             _SCRATCH.views.clear()  # they would keep the memory that was there before
         else:

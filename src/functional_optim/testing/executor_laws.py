@@ -233,16 +233,19 @@ def _require_spanned(
             assert torch.equal(leaf, several[0]), f"{executor}: {path} differs"
             continue
         wide = several.double()
+        unknown = wide.isnan()  # a rule that takes a root may have none a few units away
         # A sum that cancels keeps the errors of what it was made of.
-        sizes = [wide.abs(), olds[place].double().abs().to(leaf.device)]
+        sizes = [wide.nan_to_num(0.0).abs(), olds[place].double().abs().to(leaf.device)]
         largest = max((float(size.max()) for size in sizes if size.numel()), default=0.0)
         room = 1.0  # of the codes of a quantised state
         if leaf.dtype.is_floating_point:
             eps = torch.finfo(leaf.dtype if coarsest is None else coarsest).eps
             room = ULPS * eps * largest + torch.finfo(leaf.dtype).tiny
         value = leaf.double()
-        fine = (value >= wide.amin(0) - room) & (value <= wide.amax(0) + room)
-        fine |= value.isnan() & wide.isnan().any(0)
+        least = wide.masked_fill(unknown, float("inf")).amin(0)
+        greatest = wide.masked_fill(unknown, float("-inf")).amax(0)
+        fine = (value >= least - room) & (value <= greatest + room)
+        fine |= value.isnan() & unknown.any(0)
         if not bool(fine.all()):
             where = int((~fine).reshape(-1).nonzero()[0])
             name = ".".join(str(key) for key in path)

@@ -113,7 +113,8 @@ def _sparse_adam_of_all_rows(params: Iterable[Tensor], **options: Any) -> torch.
 
 def _all_rows(grad: Tensor) -> Tensor:
     """Return a sparse tensor that stores all rows of a dense one."""
-    rows = torch.arange(len(grad))[None] if grad.dim() else torch.zeros(0, 1, dtype=torch.int64)
+    first = torch.zeros(0, 1, dtype=torch.int64, device=grad.device)  # the one row of a scalar
+    rows = torch.arange(len(grad), device=grad.device)[None] if grad.dim() else first
     values = grad if grad.dim() else grad.reshape(1)
     return torch.sparse_coo_tensor(
         rows, values, grad.shape, is_coalesced=True, check_invariants=True

@@ -14,6 +14,7 @@ from hooks.averaging.compression import Compression
 from sharding.transport import Range, Transport, Work, make_transport
 from sharding.transport.groups import device_of, sub_group
 from sharding.transport.peers import GroupRank, named, ranks_of
+from sharding.transport.works import Queued
 from sharding.zero.collective import exchanged
 
 DIGEST_BYTES = 8
@@ -80,6 +81,7 @@ class RankMeans:
         self._group = sub_group(group, ranks_of(group)) if background else group
         self._worker = ThreadPoolExecutor(1, "functional_optim averaging") if background else None
         self._transports: dict[torch.device, Transport] = {}
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._bucket_bytes = bucket_bytes
 
     @property
@@ -122,7 +124,27 @@ class RankMeans:
 
     def _begun(self, views: list[Tensor], job: Callable[[], object]) -> PendingMean:
         """A mean that a job brings: when it is waited for, or from now on in the background."""
-        return PendingMean(views, job if self._worker is None else self._worker.submit(job).result)
+        if self._worker is None:
+            return PendingMean(views, job)
+        device = next((one.device for one in views if one.is_cuda), torch.device("cpu"))
+        begun = self._worker.submit(partial(self._in_stream, job, device, Queued(device)))
+        return PendingMean(views, lambda: begun.result().wait())
+
+    def _in_stream(self, job: Callable[[], object], device: torch.device, given: Queued) -> Queued:
+        """Do a job; on an accelerator in a stream of its own, after what it was given is there.
+
+        Returns:
+            What it has queued, for the streams of those that take the mean.
+        """
+        if device.type != "cuda":
+            job()
+            return Queued(device)
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        with torch.cuda.stream(self._streams[device]):
+            given.wait()
+            job()
+            return Queued(device)
 
     def _transport(self, device: torch.device) -> Transport:
         if device not in self._transports:

@@ -173,6 +173,8 @@ class Overlap:
         bucket: ZeroBucket,
         used: Future[list[bool]] | None,
         communicated: Callable[[], object],
+        *,
+        ready: bool = True,
     ) -> Future[Tensor]:
         """The future that the hook returns.
 
@@ -180,6 +182,7 @@ class Overlap:
             bucket: as entered.
             used: the answer to come.
             communicated: returns when this rank's gradients are reduced, in the bucket.
+            ready: whether, on an accelerator, it does so without waiting on the host.
         """
         joining = self._joining()
         without_data = joining and current_graph_task_id() < 0
@@ -187,6 +190,7 @@ class Overlap:
         return self._queue.put(
             lambda: self._follow(bucket, used, communicated, joining, without_data),
             bucket.buffer.device,
+            ready=ready,
         )
 
     def _mark_changed(self, bucket: ZeroBucket) -> None:

@@ -221,6 +221,11 @@ def _made(
             communicated = overlap.driver.communicate(inner, state, bucket)
             if in_order:
                 communicated.wait()
-        return overlap.after(entered, used, lambda: settle(entered.buffer, communicated.wait()))
+        return overlap.after(
+            entered,
+            used,
+            lambda: settle(entered.buffer, communicated.wait()),
+            ready=communicated.done(),
+        )
 
     return ZeroHook(name, overlap, call)

@@ -1,4 +1,4 @@
-"""A work queue: one thread that does what follows each bucket's communication, in order."""
+"""A work queue: what follows each bucket's communication, one job after the other."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,30 +13,41 @@ from torch.futures import Future
 class WorkQueue:
     """Jobs, done one after the other in the order in which they were handed in.
 
-    Whatever the timing: so collectives that jobs launch leave in the same order on all ranks. On an
-    accelerator, too: all jobs run in one stream, so that a job finds what those before it have
-    written. torch gives each callback of a future a stream of its own, which waits for no other
-    callback's.
+    Whatever the timing: so collectives that jobs launch leave in the same order on all ranks.
+
+    On the CPU a job waits for messages, so a thread does it. On an accelerator its stream waits,
+    and whoever hands it in does it at once: then one thread launches all collectives of a rank, of
+    all process groups, in one order, which NCCL asks for. All jobs run in one stream, so that a job
+    finds what those before it have written; torch gives each callback of a future a stream of its
+    own, which waits for no other callback's.
     """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "zero-hook")
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._last: Future[Tensor] | None = None
+        """The last job that was given to the thread."""
 
-    def put(self, job: Callable[[], Tensor], device: torch.device) -> Future[Tensor]:
+    def put(
+        self, job: Callable[[], Tensor], device: torch.device, *, ready: bool = True
+    ) -> Future[Tensor]:
         """A future of what the job returns, or of the error that it raises.
 
         Args:
-            job: called in the thread; on an accelerator, in a stream that comes after all that is
-                queued at that moment.
+            job: on an accelerator, called in a stream that comes after all that is queued now.
             device: of the tensor that it returns.
+            ready: whether the job waits for nothing that the caller has yet to do.
         """
         started: Future[None] = Future(devices=[device] if device.type != "cpu" else [])
         # A callback, and not set_exception: DDP reads a future's value in C++, and would take an
         # exception that was set for the value.
         in_order = job if device.type != "cuda" else self._in_stream(job, device)
         done = started.then(lambda _: in_order())
-        self._thread.submit(started.set_result, None)
+        if device.type == "cuda" and ready and (self._last is None or self._last.done()):
+            started.set_result(None)
+        else:
+            self._last = done
+            self._thread.submit(started.set_result, None)
         return done
 
     def _in_stream(self, job: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:

@@ -45,7 +45,8 @@ def make_transport(
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         >>> transport = make_transport()
         >>> flat = torch.tensor([1.0, 2.0, 3.0])
-        >>> transport.all_gather(flat, [(0, 3)]).future().wait()
+        >>> transport.all_gather(flat, [(0, 3)]).wait()
+        >>> flat
         tensor([1., 2., 3.])
         >>> dist.destroy_process_group()
     """

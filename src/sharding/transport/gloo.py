@@ -10,7 +10,6 @@ an all_gather together send exactly an all-reduce's bytes.
 import itertools
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import torch.distributed as dist
@@ -35,9 +34,8 @@ class GlooTransport:
     """Parts from rank to rank, on CPU tensors; see :class:`~sharding.transport.Transport`.
 
     Messages move by themselves, in gloo's threads. The sums are made in ``wait()``, by the thread
-    that calls it; for an operation whose ``future()`` was asked for, in one worker thread of the
-    transport. A rank keeps, for each reduce_scatter under way, scratch for what it receives: the
-    size of its own range times the number of other ranks. It is reused.
+    that calls it. A rank keeps, for each reduce_scatter under way, scratch for what it receives:
+    the size of its own range times the number of other ranks. It is reused.
 
     All ranks of a group must make their transports over it in the same order. ``bytes_sent`` counts
     a gathered part where it comes from, though over more than two ranks others pass it on.
@@ -77,7 +75,6 @@ class GlooTransport:
         self._gathering: deque[Launched] = deque()
         self._abandoned: list[list[PartMessage]] = []
         """Of operations that failed as they were launched; gloo must not lose what it writes to."""
-        self._worker = ThreadPoolExecutor(1, "transport")
         self.reduces = MessageTags(group)
         """Of the reduce_scatters."""
         self._gathers = itertools.count()
@@ -117,7 +114,7 @@ class GlooTransport:
             add_in_rank_order(own, self.rank, received, divisor)
             self.scratch.give(buffer)
 
-        work = Launched(flat, finish, self._worker)
+        work = Launched(finish)
         self._reducing.append(work)
         return work
 
@@ -161,7 +158,7 @@ class GlooTransport:
             if start < stop
         ]
         self._count(_part(raw, cuts[self.rank]), self.size - 1)
-        work = Launched(flat, partial(receive, what, self.group, messages), self._worker)
+        work = Launched(partial(receive, what, self.group, messages))
         self._gathering.append(work)  # gloo must not lose the memory that it writes to
         return work
 

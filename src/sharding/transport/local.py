@@ -11,7 +11,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -207,7 +206,6 @@ class LocalTransport:
         self.size: int = group.size()
         self.bytes_sent = 0
         self._channel = group.channel()
-        self._worker = ThreadPoolExecutor(1, "transport")
 
     def reduce_scatter(
         self, flat: Tensor, ranges: Sequence[Range], *, average: bool = False
@@ -225,7 +223,7 @@ class LocalTransport:
             others = [one.clone() for one in others]  # which the sum uses as scratch
             add_in_rank_order(sent[self.rank].place, self.rank, others, divisor)
 
-        return self._work(meeting, flat, sent.values(), take)
+        return self._work(meeting, sent.values(), take)
 
     def all_gather(self, flat: Tensor, ranges: Sequence[Range]) -> Work:
         """Hand ranges to all: see :meth:`sharding.transport.Transport.all_gather`."""
@@ -241,7 +239,7 @@ class LocalTransport:
                 if rank != self.rank:
                     place.copy_(given[rank].kept)
 
-        return self._work(meeting, flat, [own], take)
+        return self._work(meeting, [own], take)
 
     def _launched(self, what: str, flat: Tensor, ranges: Sequence[Range], sent: Any) -> Meeting:
         shown = f"{what} of {flat.numel()} x {flat.dtype}, ranges {[tuple(one) for one in ranges]}"
@@ -250,7 +248,6 @@ class LocalTransport:
     def _work(
         self,
         meeting: Meeting,
-        flat: Tensor,
         sent: Iterable[_Sent],
         take: Callable[[Mapping[int, Any]], None],
     ) -> Work:
@@ -266,7 +263,7 @@ class LocalTransport:
             with torch.no_grad():
                 take(given)
 
-        return Launched(flat, finish, self._worker)
+        return Launched(finish)
 
     def _count(self, parts: Iterable[Tensor]) -> None:
         self.bytes_sent += sum(part.numel() * part.element_size() for part in parts)

@@ -13,7 +13,6 @@ from typing import Protocol
 
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.futures import Future
 
 Range = tuple[int, int]
 """The elements ``[start, stop)`` of a flat buffer; empty where both are equal."""
@@ -33,13 +32,6 @@ class Work(Protocol):
 
         Raises:
             TransportError: another rank died or did not come within the group's timeout.
-        """
-
-    def future(self) -> Future[Tensor]:
-        """A future of the buffer, as a DDP communication hook returns it.
-
-        Where the operation fails, ``future().wait()`` raises a RuntimeError with the text that
-        :meth:`wait` would raise, and so does the backward pass of a DDP module that was given it.
         """
 
 

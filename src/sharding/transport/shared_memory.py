@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.futures import Future
 
 from sharding.transport.buffers import as_bytes, as_real, check_buffer, divisor_of
 from sharding.transport.gloo import GlooTransport
@@ -21,7 +20,6 @@ from sharding.transport.messages import Direction, MessageTags, launched, receiv
 from sharding.transport.protocol import Range, TransportError, Work
 from sharding.transport.ring_channel import RingChannel, made_together
 from sharding.transport.taking import Copies, Sum, Taking
-from sharding.transport.works import future_of
 
 SMALLEST = 1 << 16
 """Bytes of an operation from which it goes through shared memory."""
@@ -121,7 +119,7 @@ class SharedMemoryTransport:
             _Notice(Direction.FROM, rank, _length(ranges[self.rank])) for rank in self._others
         ]
         taking = Sum(channel.readers, _chunks(own, channel.chunk), self.rank, divisor, last)
-        return self._launched("reduce_scatter", self._reducing, channel, flat, notices, taking)
+        return self._launched("reduce_scatter", self._reducing, channel, notices, taking)
 
     def all_gather(self, flat: Tensor, ranges: Sequence[Range]) -> Work:
         """Hand ranges to all: see :meth:`sharding.transport.Transport.all_gather`."""
@@ -137,7 +135,7 @@ class SharedMemoryTransport:
         notices += [_Notice(Direction.FROM, rank, _length(ranges[rank])) for rank in others]
         targets = {rank: _chunks(raw[slice(*cuts[rank])], channel.chunk) for rank in others}
         taking = Copies(channel.readers, targets, last)
-        return self._launched("all_gather", self._gathering, channel, flat, notices, taking)
+        return self._launched("all_gather", self._gathering, channel, notices, taking)
 
     def _channel(
         self, operations: _Operations, flat: Tensor, cuts: Sequence[Range]
@@ -156,7 +154,6 @@ class SharedMemoryTransport:
         name: str,
         operations: _Operations,
         channel: RingChannel,
-        flat: Tensor,
         notices: Sequence[_Notice],
         taking: Taking,
     ) -> Work:
@@ -178,17 +175,14 @@ class SharedMemoryTransport:
             _check(what, notices, words)
             channel.finish(what, taking, messages)
 
-        return _Job(flat, operations.worker, run)
+        return _Job(operations.worker, run)
 
 
 class _Job:
     """An operation that a thread of the transport does, after those that were launched before."""
 
-    def __init__(self, flat: Tensor, worker: ThreadPoolExecutor, run: Callable[[], None]) -> None:
-        self._flat = flat
-        self._worker = worker
+    def __init__(self, worker: ThreadPoolExecutor, run: Callable[[], None]) -> None:
         self._job = worker.submit(run)
-        self._future: Future[Tensor] | None = None
 
     def wait(self) -> None:
         """Return when it is done.
@@ -197,12 +191,6 @@ class _Job:
             TransportError: names the ranks that did not come.
         """
         self._job.result()
-
-    def future(self) -> Future[Tensor]:
-        """The buffer, when it is done."""
-        if self._future is None:
-            self._future = future_of(self, self._flat, self._worker)
-        return self._future
 
 
 def _chunks(part: Tensor, nbytes: int) -> Sequence[Tensor]:

@@ -50,6 +50,8 @@ class Coalesced(NamedTuple):
     places: tuple[slice, ...]
     """Which of the views each rank owns."""
     ranges: tuple[Range, ...]
+    lengths: tuple[int, ...]
+    """How many elements each view has."""
 
     @property
     def device(self) -> torch.device:
@@ -64,8 +66,8 @@ class Coalesced(NamedTuple):
     def staging(self) -> tuple[Tensor, list[Tensor]]:
         """A buffer for all of them, and the place in it of each."""
         buffer = self.views[0].detach().new_empty(self.length)
-        parts = buffer.split([view.numel() for view in self.views])
-        return buffer, [part.view(view.shape) for part, view in zip(parts, self.views, strict=True)]
+        pieces = zip(buffer.split(list(self.lengths)), self.views, strict=True)
+        return buffer, [one if view.dim() == 1 else one.view(view.shape) for one, view in pieces]
 
 
 class Coalescing(NamedTuple):
@@ -83,8 +85,10 @@ def planned(
     Args:
         flats: tensors of one dimension, and what travels of each.
         small: tensors that are coalesced however long they are.
-        size: of the group.
+        size: of the group; what one rank alone owns does not travel.
     """
+    if size == 1:
+        return Coalescing((), ())
     direct: list[Direct] = []
     alike: dict[tuple[torch.dtype, torch.device], list[Owned]] = {}
     left = list(small)
@@ -154,7 +158,8 @@ def _coalesced(parts: Sequence[Owned], size: int) -> Coalesced:
         end += sum(view.numel() for view in views[first:])
         places.append(slice(first, len(views)))
         ranges.append((start, end))
-    return Coalesced(tuple(views), tuple(places), tuple(ranges))
+    lengths = tuple(view.numel() for view in views)
+    return Coalesced(tuple(views), tuple(places), tuple(ranges), lengths)
 
 
 def copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:

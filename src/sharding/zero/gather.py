@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sharding.shard_plan import ShardPlan
 from sharding.transport import Transport, Work
+from sharding.transport.works import Queued
 from sharding.zero import coalescing
 from sharding.zero.coalescing import Coalesced, Coalescing, Owned, OwnedSpan, copy
 from sharding.zero.parameter_memory import ParameterMemory
@@ -84,7 +85,7 @@ class GatherWork:
         self._in_flight = len(self._left) if in_flight is None else in_flight
         self._under_way: list[tuple[Coalesced, list[Tensor], Work]] = []
         self._lock = threading.Lock()
-        self._done = False
+        self._done: list[Queued] | None = None
         self._launch()
 
     def _launch(self) -> None:
@@ -99,11 +100,15 @@ class GatherWork:
     def wait(self) -> None:
         """Return when every parameter is whole. Any thread may call it, any number of times.
 
+        On an accelerator: when that is queued before whatever the caller's stream does next.
+
         Raises:
             TransportError: names the ranks that did not come.
         """
         with self._lock:
-            if self._done:
+            if self._done is not None:
+                for queued in self._done:  # the first waiter's copies, in the first waiter's stream
+                    queued.wait()
                 return
             while self._under_way:
                 one, parts, work = self._under_way[0]
@@ -117,4 +122,4 @@ class GatherWork:
                 work.wait()
             self._works = []
             self._memory.mark_changed(self._paths)
-            self._done = True
+            self._done = list(map(Queued, self._transports))

@@ -65,6 +65,7 @@ class GroupPlan:
             steps = self._plan.prepared(gradients, [chain.hypers], measured)
             if steps is not None:
                 return steps.make
+        self._check(gradients)  # a plan that takes them has seen to it
         executor, items = EXECUTORS[chain.executor], self._given(gradients)
         make = engine.prepared(chain.stages, executor, items, measured)
 
@@ -79,6 +80,7 @@ class GroupPlan:
     ) -> dict[str, Tensor]:
         """By path, what shards add to the next total that the chain needs."""
         assert self._chain is not None
+        self._check(gradients)
         by_path: dict[str, list[Item]] = {}
         for item in self._given(gradients):
             by_path.setdefault(item.name, []).append(item)
@@ -87,6 +89,15 @@ class GroupPlan:
             path: reduction.measure(stages, executor, items, measured)
             for path, items in by_path.items()
         }
+
+    def _check(self, gradients: Sequence[Tensor]) -> None:
+        """Gradients that belong to the shards.
+
+        Raises:
+            TypeError, ValueError: one does not fit.
+        """
+        for one, grad in zip(self._shards, gradients, strict=True):
+            check_grad(one.tensor, grad, one.path)
 
     def _given(self, gradients: Sequence[Tensor]) -> list[Item]:
         """The leaves with these gradients, and the hyper-parameters of now."""
@@ -114,6 +125,19 @@ def gradient_of(one: LocalShard, given: Any) -> Tensor:
     grad = _as_shard(one, given) if isinstance(given, Tensor) else given
     check_grad(one.tensor, grad, one.path)
     return grad.detach() if grad.requires_grad else grad
+
+
+def own_gradient_of(one: LocalShard) -> Tensor | None:
+    """The same of the parameter's ``.grad``, which torch has seen to fit; None without one.
+
+    Raises:
+        RuntimeError: a sparse one, for a part.
+    """
+    grad = one.param.grad
+    if grad is None:
+        return None
+    own = grad if one.whole else _as_shard(one, grad)
+    return own.detach() if own.requires_grad else own
 
 
 def _as_shard(one: LocalShard, grad: Tensor) -> Tensor:

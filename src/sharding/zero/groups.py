@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 
 import torch
 import torch.distributed as dist
@@ -35,7 +36,7 @@ class Transports(dict[torch.device, Transport]):
 
 
 def vector_of(addends: Mapping[str, Tensor], plan: ShardPlan) -> Tensor:
-    """Return one float64 number for each parameter of a plan, on the CPU."""
+    """Return one float64 number for each parameter of a plan; see :func:`vector_at`."""
     return vector_at(addends, {path: plan.index_of(path) for path in addends}, len(plan.specs))
 
 
@@ -48,15 +49,26 @@ def vectors_of(addends: Mapping[str, Tensor], plan: ShardPlan, numbers: int) -> 
 
 
 def vector_at(addends: Mapping[str, Tensor], places: Mapping[str, int], count: int) -> Tensor:
-    """So many float64 numbers, on the CPU: those that have a place, and zeros."""
-    vector = torch.zeros(count, dtype=torch.float64, device="cpu")
+    """So many float64 numbers: those that have a place, and zeros.
+
+    On the device of the addends where they have one, so that the host need not wait for them; on
+    the CPU where they have several, or there are none.
+    """
     by_device: dict[torch.device, list[str]] = {}
     for path, addend in addends.items():
         by_device.setdefault(addend.device, []).append(path)
+    device = next(iter(by_device)) if len(by_device) == 1 else torch.device("cpu")
+    vector = torch.zeros(count, dtype=torch.float64, device=device)
     for paths in by_device.values():  # one journey for each device, not for each number
-        values = torch.stack([addends[path].to(torch.float64) for path in paths]).cpu()
-        vector[[places[path] for path in paths]] = values
+        values = torch.stack([addends[path].to(torch.float64) for path in paths])
+        vector[_indices(tuple(places[path] for path in paths), device)] = values.to(device)
     return vector
+
+
+@lru_cache(maxsize=512)
+def _indices(places: tuple[int, ...], device: torch.device) -> Tensor:
+    """Places as a tensor; a device is sent them once, which the host has to wait for."""
+    return torch.tensor(places, device=device)
 
 
 def reduced(

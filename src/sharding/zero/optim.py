@@ -1,5 +1,6 @@
 """``.optim``: a torch-like optimizer over one rank's shards, and what it is given gradients by."""
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from functional_optim._torch import with_own_step_hooks
 from functional_optim.core.checks import check_count
 from functional_optim.core.compiling import uncompiled
 from sharding.zero.composed import ComposedShards, Given, Totals, gradients_of
-from sharding.zero.group_plan import gradient_of
+from sharding.zero.group_plan import gradient_of, own_gradient_of
 from sharding.zero.groups import vector_at
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards, ShardStep
@@ -81,11 +82,9 @@ class ShardOptimizer(torch.optim.Optimizer):
             totals = self.composed.measured(self.param_groups, self.state, given, self._totals)
             self.step_by(given, totals)
             return loss
-        asked = [
-            ShardStep(one, gradient_of(one, one.param.grad))
-            for one in self._shards.every()
-            if one.param.grad is not None
-        ]
+        every = self._shards.every()
+        own = ((one, own_gradient_of(one)) for one in every)
+        asked = [ShardStep(one, grad) for one, grad in own if grad is not None]
         measured: list[Tensor] = []
         for _ in range(self._shards.measured_stages):
             addends = self._shards.measures(asked, self.param_groups, measured)
@@ -148,8 +147,10 @@ class ShardOptimizer(torch.optim.Optimizer):
             if one.shown is None:
                 continue
             found, shown = self.state[one.tensor], one.shown
-            if found.keys() == shown.keys() and all(found[key] is shown[key] for key in shown):
-                continue
+            if found.keys() == shown.keys():
+                same = map(operator.is_, map(found.__getitem__, shown), shown.values())
+                if all(same):
+                    continue
             chain = self._shards.chain_of(one, self.param_groups)
             read.append((one, chain, one.read(chain, found)))
         for one, chain, state in read:

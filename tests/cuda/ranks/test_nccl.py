@@ -32,7 +32,7 @@ def outcomes_of(function: Any, cases: list[dict[str, Any]], ranks: int) -> list[
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_sums(ranks: int) -> None:
-    cases = pairs(dtype=DTYPES, cut=list(CUTS), average=[False, True], future=[False, True])
+    cases = pairs(dtype=DTYPES, cut=list(CUTS), average=[False, True])
     cases = [one for one in cases if ranks > 1 or one["cut"] != "first owns nothing"]
     for _, seen in outcomes_of(over_nccl.sums, [{"cases": cases}], ranks):
         assert seen == [{}] * ranks
@@ -75,7 +75,9 @@ def test_zero_hooks_are_one_process() -> None:
             assert all(rank["finite"] and rank["moved"] for rank in seen)
             # Where a sum has one order, and no total over all gradients is taken in another.
             exact = len(seen) == 2 and one["name"] in EXACT
-            if any(max(r["apart"]) > (0.0 if exact else 1e-4) for r in seen):
+            # NCCL rounds a sum in bfloat16 each time that it adds a rank's.
+            room = 0.0 if exact else 2.0**-7 if one["name"] == "mixed dtypes" else 1e-4
+            if any(max(r["apart"]) > room for r in seen):
                 wrong.append((one, [(r["apart"], r["losses"]) for r in seen]))
             assert len({rank["digest"] for rank in seen}) == 1
     assert not wrong, "\n".join(map(str, wrong))

@@ -1,0 +1,159 @@
+"""Steps on a CUDA device beside torch's own, and beside what its memory allows."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from benchmarks.ratios import Spread, spread
+from benchmarks.timing import Step, take_turns
+from benchmarks.workloads import GPT2, WORKLOADS
+from functional_optim import TorchOptimizer, adamw, muon, qhm
+from functional_optim.algorithms import sgd
+
+Params = list[Parameter]
+Make = Callable[[Params], torch.optim.Optimizer]
+
+
+class Race(NamedTuple):
+    """Optimizers that step the same shapes; the first is the one that others are divided by."""
+
+    name: str
+    shapes: list[tuple[int, ...]]
+    by: Mapping[str, Make]
+    passes: int
+    """How often a step has to read or write a number of each element."""
+
+
+class Result(NamedTuple):
+    """A contestant's time, in milliseconds, and as a multiple of the first one's."""
+
+    race: str
+    contestant: str
+    milliseconds: float
+    ratio: Spread
+    of_copy: float
+    """Multiple of the time in which memory could be read and written so often."""
+
+
+def _gpt2() -> list[tuple[int, ...]]:
+    return list(WORKLOADS[GPT2].shapes["full"]())
+
+
+def _matrices() -> list[tuple[int, ...]]:
+    square: tuple[int, ...] = (768, 768)
+    return [square] * 24 + [(3072, 768)] * 6 + [(768, 3072)] * 6
+
+
+RACES = (
+    Race(
+        "AdamW, GPT-2 small",
+        _gpt2(),
+        {
+            "torch fused": lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True),
+            "torch foreach": lambda p: torch.optim.AdamW(p, lr=1e-3, foreach=True),
+            "TorchOptimizer": lambda p: TorchOptimizer(p, adamw(lr=1e-3)),
+            "TorchOptimizer, executor fused": lambda p: TorchOptimizer(
+                p, adamw(lr=1e-3).using(executor="fused")
+            ),
+            "TorchOptimizer, flat": lambda p: TorchOptimizer(p, adamw(lr=1e-3), flat=True),
+        },
+        passes=7,
+    ),
+    Race(
+        "SGD with momentum, GPT-2 small",
+        _gpt2(),
+        {
+            "torch fused": lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9, fused=True),
+            "torch foreach": lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9, foreach=True),
+            "TorchOptimizer": lambda p: TorchOptimizer(p, sgd(lr=1e-3, momentum=0.9)),
+            "QHM, TorchOptimizer": lambda p: TorchOptimizer(p, qhm(lr=1e-3)),
+        },
+        passes=5,
+    ),
+    Race(
+        "AdamW, 1,000 tensors of 1,000",
+        [(1000,)] * 1000,
+        {
+            "torch fused": lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True),
+            "torch foreach": lambda p: torch.optim.AdamW(p, lr=1e-3, foreach=True),
+            "TorchOptimizer": lambda p: TorchOptimizer(p, adamw(lr=1e-3)),
+            "TorchOptimizer, flat": lambda p: TorchOptimizer(p, adamw(lr=1e-3), flat=True),
+        },
+        passes=7,
+    ),
+    Race(
+        "Muon, 36 matrices of six layers",
+        _matrices(),
+        {
+            "torch.optim.Muon": lambda p: torch.optim.Muon(p, lr=1e-3),
+            "TorchOptimizer": lambda p: TorchOptimizer(p, muon(lr=1e-3)),
+        },
+        passes=5,
+    ),
+)
+
+
+def params_of(shapes: list[tuple[int, ...]]) -> Params:
+    """Parameters with gradients, the same in every call."""
+    draws = torch.Generator("cuda").manual_seed(0)
+
+    def normal(shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, generator=draws, device="cuda")
+
+    made = [Parameter(normal(shape)) for shape in shapes]
+    for one in made:
+        one.grad = normal(tuple(one.shape))
+    return made
+
+
+def copy_bandwidth() -> float:
+    """Bytes per second, those read and those written, of a large copy on the device."""
+    source = torch.randn(1 << 28, device="cuda")
+    target = torch.empty_like(source)
+    found = take_turns(
+        {"copy": lambda: target.copy_(source)},
+        rounds=5,
+        turn_seconds=0.05,
+        wait=torch.cuda.synchronize,
+        tell=_nothing,
+    )
+    return 2 * source.numel() * source.element_size() / min(found["copy"])
+
+
+def run(races: tuple[Race, ...] = RACES, rounds: int = 7) -> tuple[float, list[Result]]:
+    """Every race, and the bandwidth of a copy."""
+    bandwidth, results = copy_bandwidth(), []
+    for race in races:
+        steps: dict[str, Step] = {}
+        for name, make in race.by.items():
+            optimizer: Any = make(params_of(race.shapes))
+            for _ in range(3):
+                optimizer.step()
+            steps[name] = optimizer.step
+        torch.cuda.synchronize()
+        seconds = take_turns(
+            steps, rounds=rounds, turn_seconds=0.05, wait=torch.cuda.synchronize, tell=_nothing
+        )
+        elements = sum(torch.Size(shape).numel() for shape in race.shapes)
+        least = elements * 4 * race.passes / bandwidth
+        first = next(iter(steps))
+        results += [
+            Result(
+                race.name,
+                name,
+                1e3 * sorted(found)[len(found) // 2],
+                spread(found, seconds[first]),
+                sorted(found)[len(found) // 2] / least,
+            )
+            for name, found in seconds.items()
+        ]
+        del steps, seconds
+        torch.cuda.empty_cache()
+    return bandwidth, results
+
+
+def _nothing(_: int) -> None:
+    """Tell nobody."""

@@ -1,0 +1,85 @@
+"""The page about a GPU: what is read from a run of pytest, and what is written."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import gpu, gpu_steps
+from benchmarks.gpu_steps import Result
+from benchmarks.ratios import Spread
+
+TESTS = """
+import pytest
+
+def test_passes():
+    pass
+
+def test_fails():
+    assert 1 == 2, "one | two"
+
+def test_skips():
+    pytest.skip("no reason")
+"""
+
+
+@pytest.fixture
+def cases(tmp_path: Path) -> list[gpu.Case]:
+    (tmp_path / "test_it.py").write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"]
+    subprocess.run([*command, "--junitxml=it.xml"], cwd=tmp_path, check=False, capture_output=True)
+    return gpu.cases_in(tmp_path / "it.xml")
+
+
+def test_outcomes_are_read(cases: list[gpu.Case]) -> None:
+    found = {case.name: case.outcome for case in cases}
+    assert found == {"test_passes": "passed", "test_fails": "failed", "test_skips": "skipped"}
+
+
+def test_a_run_takes_the_place_of_the_last(cases: list[gpu.Case], tmp_path: Path) -> None:
+    page = tmp_path / "gpu.md"
+    page.write_text(f"# Above\n\n{gpu.BEGIN}old\n{gpu.END}\nbelow\n")
+    times = [Result("race", "ours", 1.5, Spread(0.5, 0.4, 0.6), 2.0)]
+    text = gpu.results_text(["- device: some"], {"one process": (cases, 3.0)}, 2e12, times)
+    for _ in range(2):
+        gpu.write(text, page)
+    written = page.read_text()
+    assert written.startswith("# Above\n\n") and written.endswith("below\n")
+    assert "old" not in written and written.count("- device: some") == 1
+    assert "| one process | 1 | 1 | 1 | 3 s |" in written
+    assert "test_fails`: AssertionError: one | two" in written
+    assert "| race: ours | 1.500 ms | 0.50 (0.40 to 0.60) | 2.00 |" in written
+
+
+def test_a_page_without_marks_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "gpu.md").write_text("nothing\n")
+    with pytest.raises(ValueError, match="needs the lines"):
+        gpu.write("text", tmp_path / "gpu.md")
+    assert (tmp_path / "gpu.md").read_text() == "nothing\n"
+
+
+def test_the_page_has_its_marks() -> None:
+    text = gpu.PAGE.read_text()
+    assert text.count(gpu.BEGIN) == text.count(gpu.END) == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_device_nothing_is_run() -> None:
+    before = gpu.PAGE.read_text()
+    command = [sys.executable, "-m", "benchmarks.gpu"]
+    done = subprocess.run(command, cwd=gpu.ROOT, check=True, capture_output=True, text=True)
+    assert "no CUDA device" in done.stdout
+    assert gpu.PAGE.read_text() == before
+
+
+def test_the_paths_of_suites_are_there() -> None:
+    for paths in gpu.SUITES.values():
+        for one in paths:
+            assert (gpu.ROOT / one.removeprefix("--ignore=")).exists(), one
+
+
+def test_first_contestants_are_torchs() -> None:
+    for race in gpu_steps.RACES:
+        assert next(iter(race.by)).startswith("torch"), race.name
