@@ -49,7 +49,9 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     made: list[int] = []
     before = tree_plan._Plan.__init__
 
-    def noted(self: Any, optimizer: Any, executor: Any, listed: Any, items: Any, *rest: Any) -> None:
+    def noted(
+        self: Any, optimizer: Any, executor: Any, listed: Any, items: Any, *rest: Any
+    ) -> None:
         made.append(len(items))
         before(self, optimizer, executor, listed, items, *rest)
 
