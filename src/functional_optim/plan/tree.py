@@ -115,8 +115,8 @@ class Chains:
         members: dict[Any, list[int]] = {}
         for k, mark in enumerate(marks):
             members.setdefault(mark, []).append(k)
-        order = list(members)
-        self.numbers = list(map(order.index, marks))
+        order = {mark: number for number, mark in enumerate(members)}
+        self.numbers = [order[mark] for mark in marks]
         """For each leaf, the number of its chain."""
         self._firsts = [(paths[k], tuple(params[k].shape)) for k, *_ in members.values()]
         self._key, chains = _key_of(optimizer), self._chains_by(optimizer)

@@ -9,6 +9,7 @@ steps go through :mod:`functional_optim.plan.engine`.
 """
 
 from collections.abc import Iterator, Sequence
+from ctypes import c_void_p, sizeof
 from dataclasses import dataclass
 from itertools import accumulate, chain, compress
 from operator import attrgetter
@@ -35,7 +36,7 @@ from functional_optim.kernels.kernel import BindScalars, Call
 from functional_optim.native import LOOPS, Loops
 from functional_optim.plan.chunks import may_lie_in_table, state_of, stepper_of
 from functional_optim.plan.counts import is_count
-from functional_optim.plan.item import Item, Made, coefficients_at
+from functional_optim.plan.item import Item, Made, coefficients_at, next_step
 from functional_optim.plan.totals import Totals
 from functional_optim.plan.tree import Chains, Tree, tree_of
 
@@ -47,6 +48,9 @@ Numbers = list[tuple[tuple[Any, ...], float]]
 
 PLANS = 16
 """Largest number of plans that are kept, for all trees."""
+
+POINTER_SIZE = sizeof(c_void_p)
+"""Bytes of a pointer."""
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
@@ -149,18 +153,18 @@ class _Plan:
             for k, step in zip(positions, self._steps, strict=True)
         ]
         changed = {k for param, _, *state in rows for k in (param, *state)}
+        counted = set(self._steps)
         self._changed = [k in changed for k in range(starts[-1])]
-        self._written = [k in changed.union(self._steps) for k in range(starts[-1])]
-        """For each tensor, whether it is changed by a kernel, and whether it is changed at all."""
-        order = list(chain.from_iterable(rows[k] for own in groups for k in own))
+        self._written = [k in changed or k in counted for k in range(starts[-1])]
+        """For each tensor, whether a kernel writes to it, and whether the step does."""
         slots = [-1] * starts[-1]
-        for slot, k in enumerate(order):
+        for slot, k in enumerate(chain.from_iterable(rows[k] for own in groups for k in own)):
             slots[k] = slot
         self.layout = listed.loops.lay_out(listed.tensors, self._written, slots)
-        self._chunks = []
+        self._chunks: list[_Chunk] = []
         end = 0
         for own in groups:
-            start, end = end, end + 8 * sum(len(rows[k]) for k in own)
+            start, end = end, end + POINTER_SIZE * sum(len(rows[k]) for k in own)
             sizes = [params[k].numel() for k in own]
             by_table = executor.joins and params[own[0]].is_cpu
             self._chunks.append(
@@ -332,13 +336,16 @@ def learn(
     """
     if not items or is_transforming():
         return
+    step = next_step(items[0].state.step)
+    # A tree of few leaves is worth a compiler once it has made many steps.
+    loops = None if isinstance(step, Tensor) else LOOPS.get(len(items) * int(step))
+    if loops is None:
+        return
     stages, params = optimizer.stages, [item.param for item in items]
     executor = stepper_of(stages, executor_for(optimizer.executor, params, stages), items)
     if executor is None or not all(is_count(item.state.step) for item in items):
         return
-    # A tree of few tensors is worth a compiler once it has made many steps.
-    tensors = sum(len(state_of(item)) for item in items) * int(items[0].state.step)
-    listed = _listed(optimizer, given, LOOPS.get(tensors), in_place=in_place)
+    listed = _listed(optimizer, given, loops, in_place=in_place)
     if listed is None or any(
         listed.loops.hold(plan.layout, listed.tensors, False)
         for plan, _ in _plans_for(optimizer, listed)
