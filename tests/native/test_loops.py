@@ -193,6 +193,7 @@ def test_what_may_not_be_stepped_by_pointers_is_not_located() -> None:
     memory = torch.zeros(40)
     ours = [memory[:6], memory[6:12], memory[12:18]]
     layout = loops().lay_out(ours, [True, True, False], [0, 1, 2])
+    assert loops().locate(layout, ours) is not None
     given = torch.zeros(6, requires_grad=True)
     with torch.inference_mode():
         made = torch.zeros(6)

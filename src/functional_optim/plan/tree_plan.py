@@ -334,7 +334,7 @@ def learn(
         positions: of the items in the tree.
         in_place: True if the step was made in place.
     """
-    if not items or is_transforming():
+    if not items:
         return
     step = next_step(items[0].state.step)
     # A tree of few leaves is worth a compiler once it has made many steps.
