@@ -135,25 +135,17 @@ class Pair(NamedTuple):
     second: Any
 
 
-def test_a_tree_is_walked_and_rebuilt() -> None:
+def test_a_tree_is_walked_as_python_walks_it() -> None:
     one, two, three = (torch.full((k,), float(k)) for k in (1, 2, 3))
     tree = [(one, None), Pair([two], []), {}.get("nothing"), Pair((), Parameter(three))]
     tensors, form = walked = loops().walk(tree) or ([], [])
     assert [one.shape[0] for one in tensors] == [1, 2, 3]
-    python = plan_tree.walk(tree)
+    python = plan_tree._walk(tree)
     assert python is not None
     assert python[1] == form and all(a is b for a, b in zip(*(walked[0], python[0]), strict=True))
-    others = [torch.zeros(k) for k in (4, 5, 6)]
-    made = loops().rebuild(tree, others)
-    assert type(made[1]) is Pair and made[0][1] is None and made[2] is None
-    again = loops().walk(made)
-    assert again is not None and again[1] == form
-    assert all(a is b for a, b in zip(again[0], others, strict=True))
-    with pytest.raises(ValueError, match="fewer tensors"):
-        loops().rebuild(tree, others[:2])
     for other in (1.0, "", {}, torch.zeros(2).as_subclass(Own)):
         assert loops().walk([one, (other,)]) is None
-        assert plan_tree.walk([one, (other,)]) is None
+        assert plan_tree._walk([one, (other,)]) is None
     ring: list[Any] = []
     ring.append(ring)
     assert loops().walk(ring) is None
@@ -175,7 +167,7 @@ def test_forms_differ_where_trees_do() -> None:
     forms = [(loops().walk(tree) or ([], []))[1] for tree in trees]
     for place, form in enumerate(forms):
         assert forms.index(form) == place
-        assert form == (plan_tree.walk(trees[place]) or ([], []))[1]
+        assert form == (plan_tree._walk(trees[place]) or ([], []))[1]
 
 
 def test_pointers_are_given_by_slot() -> None:
@@ -233,7 +225,6 @@ def test_wrong_arguments_are_errors() -> None:
         lambda: loops().hold(there),  # type: ignore[call-arg]
         lambda: loops().addresses(there, ()),  # type: ignore[call-arg]
         lambda: loops().addresses(there, (), there),  # type: ignore[arg-type]
-        lambda: loops().rebuild([]),  # type: ignore[call-arg]
         lambda: loops().lay_out([], [], ()),  # type: ignore[arg-type]
         lambda: loops().lay_out([torch.zeros(1)], [True], []),
         lambda: loops().lay_out([torch.zeros(1)], [True], [""]),  # type: ignore[list-item]

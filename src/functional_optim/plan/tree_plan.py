@@ -13,8 +13,9 @@ from ctypes import c_void_p, sizeof
 from dataclasses import dataclass
 from itertools import accumulate, chain, compress
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
+import optree
 import torch
 from torch import Tensor
 
@@ -38,10 +39,7 @@ from functional_optim.plan.chunks import may_lie_in_table, state_of, stepper_of
 from functional_optim.plan.counts import is_count
 from functional_optim.plan.item import Item, Made, coefficients_at, next_step
 from functional_optim.plan.totals import Totals
-from functional_optim.plan.tree import Chains, Tree, tree_of
-
-Given = tuple[Any, Any, State]
-"""Parameters, gradients and state of a step."""
+from functional_optim.plan.tree import Chains, Given, Tree, tree_of
 
 Numbers = list[tuple[tuple[Any, ...], float]]
 """For each chunk of a plan, its hyper-parameters and the number of its step."""
@@ -55,20 +53,9 @@ POINTER_SIZE = sizeof(c_void_p)
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
 
-class _Listed(NamedTuple):
-    """Tensors of a step."""
-
-    tree: Tree
-    tensors: list[Tensor]
-    """All parameters, all gradients, then the state leaf by leaf."""
-    form: list[Any]
-    """Everything but the tensors: classes, lengths, and which gradients are missing."""
-    loops: Loops
-
-
 @dataclass
 class _Chunk:
-    """Leaves that one call of a kernel steps. A tensor is known by its position among all."""
+    """Leaves that one call of a kernel steps. Tensors are known by their positions in the list."""
 
     executor: Chunks
     chain: int
@@ -86,27 +73,27 @@ class _Chunk:
     bound: BindScalars | None = None
     """The kernel, bound to the last choices among the coefficients."""
 
-    def call(
+    def bind(
         self,
         stages: Sequence[Stage],
-        listed: _Listed,
+        tree: Tree,
         made: Made,
         pointers: bytes,
         totals: Sequence[Tensor],
     ) -> Call | None:
         """Bind a step; None if no kernel makes it."""
         if self.columns:
-            like = self._like(listed.tree, made)
+            like = self._like(tree, made)
             if like is None:
                 return None
             self.executor.require(stages, [like])
-            columns = [[listed.tensors[k] for k in column] for column in self.columns]
+            columns = [[tree.tensors[k] for k in column] for column in self.columns]
             return self.executor.bind_lists(stages, like, columns, totals)
         table = Table(*self.table[:3], pointers[self.pointers])
         bound = self.bound
         call = None if bound is None else bound(made.coefficients, table, totals)
         if call is None:
-            like = self._like(listed.tree, made)
+            like = self._like(tree, made)
             bound = like and self.executor.bind_table(stages, like, table.elements)
             call = None if bound is None else bound(made.coefficients, table, totals)
             self.bound = bound
@@ -124,89 +111,93 @@ class _Plan:
     Args:
         optimizer: that made such a step.
         executor: that binds kernels.
-        listed: the tensors of the step.
-        items: the leaves that it stepped.
+        tree: that was stepped.
+        items: the leaves that were stepped.
         positions: of the items in the tree.
         groups: the items that one call steps; none if no kernel steps all items.
+        loops: that look at tensors.
     """
 
     def __init__(
         self,
         optimizer: Chain,
         executor: Chunks,
-        listed: _Listed,
+        tree: Tree,
         items: Sequence[Item],
         positions: Sequence[int],
         groups: Sequence[list[int]],
+        loops: Loops,
     ) -> None:
-        tree, paths = listed.tree, paths_of(listed.tree.spec)
-        self._spec, self._form = tree.spec, listed.form
-        params = [item.param for item in items]
+        paths, params = paths_of(tree.spec), [item.param for item in items]
         marks = [id(item.hypers) for item in items]
+        self._spec, self._form, self._loops = tree.spec, tree.form, loops
         self._chains = Chains(optimizer, marks, [paths[k] for k in positions], params)
-        every, size = (*tree.params, *tree.grads, *tree.states), len(tree.params)
-        walks = map(listed.loops.walk, every)
+        walks = map(loops.walk, (*tree.params, *tree.states, *tree.grads))
         starts = list(accumulate([len(one[0]) if one else 0 for one in walks], initial=0))
-        self._steps = [starts[2 * size + k] for k in positions]
+        size = len(tree.params)
+        of_states, of_grads = starts[size : 2 * size + 1], starts[2 * size :]
+        states: Any = tree.states
+        self._states = optree.tree_structure(states), of_states[0], of_states[-1]
+        self._steps = [of_states[k] for k in positions]
         rows = [
-            [starts[k], starts[size + k], *range(step + 1, starts[2 * size + k + 1])]
-            for k, step in zip(positions, self._steps, strict=True)
+            [starts[k], of_grads[k], *range(of_states[k] + 1, of_states[k + 1])] for k in positions
         ]
-        changed = {k for param, _, *state in rows for k in (param, *state)}
-        counted = set(self._steps)
+        changed, counted = {k for row in rows for k in (row[0], *row[2:])}, set(self._steps)
         self._changed = [k in changed for k in range(starts[-1])]
         self._written = [k in changed or k in counted for k in range(starts[-1])]
         """For each tensor, whether a kernel writes to it, and whether the step does."""
         slots = [-1] * starts[-1]
         for slot, k in enumerate(chain.from_iterable(rows[k] for own in groups for k in own)):
             slots[k] = slot
-        self.layout = listed.loops.lay_out(listed.tensors, self._written, slots)
+        self.layout = loops.lay_out(tree.tensors, self._written, slots)
         self._chunks: list[_Chunk] = []
         end = 0
         for own in groups:
             start, end = end, end + POINTER_SIZE * sum(len(rows[k]) for k in own)
-            sizes = [params[k].numel() for k in own]
+            lengths = [params[k].numel() for k in own]
             by_table = executor.joins and params[own[0]].is_cpu
             self._chunks.append(
                 _Chunk(
                     executor,
                     self._chains.numbers[own[0]],
                     [self._steps[k] for k in own],
-                    positions[own[sizes.index(max(sizes))]],
+                    positions[own[lengths.index(max(lengths))]],
                     [] if by_table else list(zip(*[rows[k] for k in own], strict=True)),
                     slice(start, end),
-                    Table.of(sizes, ()),
+                    Table.of(lengths, ()),
                 )
             )
         members = [[positions[k] for k in own] for own in groups]
         self._totals = Totals(optimizer.stages, members, tree.params)
 
-    def numbers(self, optimizer: Chain, listed: _Listed) -> Numbers | None:
+    def numbers(self, optimizer: Chain, tree: Tree) -> Numbers | None:
         """Return the numbers of a step; None if the plan is for another step."""
-        spec = listed.tree.spec
-        if self._form != listed.form or (self._spec is not spec and self._spec != spec):
+        if self._form != tree.form or (self._spec is not tree.spec and self._spec != tree.spec):
             return None
         chains = self._chains.of(optimizer)
         if chains is None:
             return None
         numbers = []
         for chunk in self._chunks:  # as a rule one
-            made = listed.loops.common([listed.tensors[k] for k in chunk.steps])
+            made = self._loops.common([tree.tensors[k] for k in chunk.steps])
             if made is None or made is False:
                 return None
             numbers.append((chains[chunk.chain].hypers, made + 1.0))
         return numbers
 
+    def has_layout_of(self, tree: Tree) -> bool:
+        """Return True if all tensors have the layouts of the plan."""
+        return self._loops.hold(self.layout, tree.tensors, False)
+
     def step_(
         self,
         stages: Sequence[Stage],
-        listed: _Listed,
+        tree: Tree,
         numbers: Numbers,
         measured: Sequence[Tensor] = (),
     ) -> bool:
         """Step in place; return False, with nothing changed, if the plan cannot."""
-        tree, tensors, _, loops = listed
-        pointers = loops.locate(self.layout, tensors)
+        pointers = self._loops.locate(self.layout, tree.tensors)
         if pointers is None:
             return False
         made = [
@@ -219,30 +210,29 @@ class _Plan:
             grads = [one for one in tree.grads if one is not None]
             executor = self._chunks[0].executor
             totals = self._totals.of(executor, coefficients, grads, measured, tree.leaf)
-        calls = [
-            chunk.call(stages, listed, one, pointers, totals)
-            for chunk, one in zip(self._chunks, made, strict=True)
-        ]
-        bound = [call for call in calls if call is not None]
-        if len(bound) < len(calls):
-            return False
-        loops.bump(list(compress(tensors, self._changed)))
-        for call in bound:
+        calls = []
+        for chunk, one in zip(self._chunks, made, strict=True):
+            call = chunk.bind(stages, tree, one, pointers, totals)
+            if call is None:
+                return False
+            calls.append(call)
+        self._loops.bump(list(compress(tree.tensors, self._changed)))
+        for call in calls:
             call()
-        loops.advance_each([tensors[k] for k in self._steps])
+        self._loops.advance_each([tree.tensors[k] for k in self._steps])
         return True
 
-    def step(
-        self, stages: Sequence[Stage], listed: _Listed, numbers: Numbers
-    ) -> tuple[Any, Any] | None:
+    def step(self, stages: Sequence[Stage], tree: Tree, numbers: Numbers) -> tuple[Any, Any] | None:
         """Return new parameters and leaf states; None if the plan cannot."""
-        tree = listed.tree
-        copies = iter(foreach_clone(list(compress(listed.tensors, self._written))))
-        pairs = zip(listed.tensors, self._written, strict=True)
+        copies = iter(foreach_clone(list(compress(tree.tensors, self._written))))
+        pairs = zip(tree.tensors, self._written, strict=True)
         after = [next(copies) if is_written else one for one, is_written in pairs]
-        params, grads, states = listed.loops.rebuild([tree.params, tree.grads, tree.states], after)
-        tree = Tree(tree.spec, params, grads, states)
-        if not self.step_(stages, listed._replace(tree=tree, tensors=after), numbers):
+        spec, start, stop = self._states
+        left = iter(after)
+        params = [None if one is None else next(left) for one in tree.params]
+        states: Any = spec.unflatten(after[start:stop])
+        on_copies = tree._replace(params=params, states=states, tensors=after)
+        if not self.step_(stages, on_copies, numbers):
             return None
         return tree.spec.unflatten(params), tree.spec.unflatten(states)
 
@@ -251,12 +241,13 @@ _PLANS: list[_Plan] = []
 """All plans, the latest first."""
 
 
-def _plans_for(optimizer: Chain, listed: _Listed) -> Iterator[tuple[_Plan, Numbers]]:
+def _plans_for(optimizer: Chain, tree: Tree | None) -> Iterator[tuple[_Plan, Tree, Numbers]]:
     """Yield the plans that fit a step but perhaps for the layouts."""
-    for plan in tuple(_PLANS):  # another thread may add one
-        numbers = plan.numbers(optimizer, listed)
-        if numbers is not None:
-            yield plan, numbers
+    if tree is not None:
+        for plan in tuple(_PLANS):  # another thread may add one
+            numbers = plan.numbers(optimizer, tree)
+            if numbers is not None:
+                yield plan, tree, numbers
 
 
 def step_(optimizer: Chain, given: Given, measured: Sequence[Tensor]) -> bool:
@@ -270,11 +261,9 @@ def step_(optimizer: Chain, given: Given, measured: Sequence[Tensor]) -> bool:
     Returns:
         False if no plan makes the step; then nothing was changed.
     """
-    listed = _listed(optimizer, given, LOOPS.loaded, in_place=True) if _PLANS else None
-    if listed is None:
-        return False
-    for plan, numbers in _plans_for(optimizer, listed):
-        if numbers and plan.step_(optimizer.stages, listed, numbers, measured):
+    listed = _listed(optimizer, given, in_place=True) if _PLANS else None
+    for plan, tree, numbers in _plans_for(optimizer, listed):
+        if numbers and plan.step_(optimizer.stages, tree, numbers, measured):
             return True
     return False
 
@@ -286,35 +275,28 @@ def step(optimizer: Chain, given: Given) -> tuple[Any, State] | None:
         optimizer: with the hyper-parameters of this step.
         given: parameters, gradients and state.
     """
-    listed = _listed(optimizer, given, LOOPS.loaded, in_place=False) if _PLANS else None
-    if listed is None:
-        return None
-    for plan, numbers in _plans_for(optimizer, listed):
+    listed = _listed(optimizer, given, in_place=False) if _PLANS else None
+    for plan, tree, numbers in _plans_for(optimizer, listed):
         is_fixed = all_plain([hypers for hypers, _ in numbers])  # else there may be a derivative
-        if numbers and is_fixed and listed.loops.hold(plan.layout, listed.tensors, False):
+        if numbers and is_fixed and plan.has_layout_of(tree):
             with torch.no_grad():
-                made = plan.step(optimizer.stages, listed, numbers)
+                made = plan.step(optimizer.stages, tree, numbers)
             return made and (made[0], State(made[1], given[2].shared))
     return None
 
 
-def _listed(
-    optimizer: Chain, given: Given, loops: Loops | None, *, in_place: bool
-) -> _Listed | None:
+def _listed(optimizer: Chain, given: Given, *, in_place: bool) -> Tree | None:
     """List the tensors of a step; None where no plan may make it."""
-    if loops is None or is_transforming():
+    if LOOPS.loaded is None or is_transforming():
         return None
-    if not in_place and (
-        has_dispatch_mode() or is_forward_mode() or torch.is_inference_mode_enabled()
-    ):
+    if in_place:
+        return tree_of(optimizer, given, in_place=True)
+    if has_dispatch_mode() or is_forward_mode() or torch.is_inference_mode_enabled():
         return None
-    tree = tree_of(optimizer.namespace, *given, in_place=in_place)
-    found = None if tree is None else loops.walk([tree.params, tree.grads, tree.states])
-    if tree is None or found is None:
-        return None
-    if not in_place and torch.is_grad_enabled() and any(map(_REQUIRES_GRAD, found[0])):
-        return None
-    return _Listed(tree, *found, loops)
+    tree = tree_of(optimizer, given, in_place=False)
+    if tree is None or not torch.is_grad_enabled():
+        return tree
+    return None if any(map(_REQUIRES_GRAD, tree.tensors)) else tree
 
 
 def learn(
@@ -345,16 +327,13 @@ def learn(
     executor = stepper_of(stages, executor_for(optimizer.executor, params, stages), items)
     if executor is None or not all(is_count(item.state.step) for item in items):
         return
-    listed = _listed(optimizer, given, loops, in_place=in_place)
-    if listed is None or any(
-        listed.loops.hold(plan.layout, listed.tensors, False)
-        for plan, _ in _plans_for(optimizer, listed)
-    ):
+    tree = _listed(optimizer, given, in_place=in_place)
+    if tree is None or any(one.has_layout_of(tree) for one, *_ in _plans_for(optimizer, tree)):
         return
     with torch.no_grad():
         groups = _groups(stages, executor, items)
         if groups is not None:
-            plan = _Plan(optimizer, executor, listed, items, positions, groups)
+            plan = _Plan(optimizer, executor, tree, items, positions, groups, loops)
             if plan.layout is not None:
                 _PLANS.insert(0, plan)
                 del _PLANS[PLANS:]
@@ -385,7 +364,7 @@ def _groups(
         found.append([order[id(leaf)] for leaf, _ in alike])
     if left:
         return None if aliased_places(leaves) else []
-    # A leaf without elements is only counted, unless a stage behind another one measures it.
+    # A leaf without elements is only counted, unless a stage measures it.
     is_whole = sum(map(len, found)) == len(leaves)
     return found if is_whole or not any(map(is_measured, stages)) else []
 
