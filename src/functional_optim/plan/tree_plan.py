@@ -32,8 +32,11 @@ from functional_optim.core.overrides import paths_of
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import State
 from functional_optim.kernels import Chunks, executor_for
-from functional_optim.kernels.chunks import Table, aliased_places, as_chunk, joined, tensors_of
+from functional_optim.kernels.chunk_executor import ChunkExecutor
+from functional_optim.kernels.chunks import Table, aliased_places, as_chunk, joined
+from functional_optim.kernels.foreach import ForeachKernel
 from functional_optim.kernels.kernel import BindScalars, Call
+from functional_optim.kernels.packs import LARGE
 from functional_optim.native import LOOPS, Loops
 from functional_optim.plan.chunks import may_lie_in_table, state_of, stepper_of
 from functional_optim.plan.counts import is_count
@@ -47,10 +50,11 @@ Numbers = list[tuple[tuple[Any, ...], float]]
 PLANS = 16
 """Largest number of plans that are kept, for all trees."""
 
-POINTER_SIZE = sizeof(c_void_p)
-"""Bytes of a pointer."""
-
 _REQUIRES_GRAD = attrgetter("requires_grad")
+
+
+_LISTS = ChunkExecutor(listing=ForeachKernel(on_cpu=True))
+"""Steps leaves on the CPU for which there is no loop, such as those of 16-bit floats."""
 
 
 @dataclass
@@ -65,13 +69,17 @@ class _Chunk:
     longest: int
     """The position of the longest leaf in the tree."""
     columns: list[tuple[int, ...]]
-    """All parameters, all gradients, and so on, if the kernel takes lists; else empty."""
+    """All parameters, all gradients, and so on, of the leaves that are stepped as lists."""
+    alone: list[int]
+    """The positions in the tree of all others, which are stepped one by one."""
     pointers: slice
     """The bytes of the pointers to all tensors, leaf by leaf."""
-    table: Table
-    """The lengths of the leaves."""
+    table: Table | None
+    """The lengths of the leaves, if a kernel may take pointers: then it is asked first."""
     bound: BindScalars | None = None
-    """The kernel, bound to the last choices among the coefficients."""
+    """The kernel that takes pointers, bound to the last choices among the coefficients."""
+    retry: float = 0.0
+    """The step from which a kernel that took no pointers is asked again."""
 
     def bind(
         self,
@@ -80,29 +88,38 @@ class _Chunk:
         made: Made,
         pointers: bytes,
         totals: Sequence[Tensor],
-    ) -> Call | None:
-        """Bind a step; None if no kernel makes it."""
-        if self.columns:
-            like = self._like(tree, made)
-            if like is None:
-                return None
-            self.executor.require(stages, [like])
-            columns = [[tree.tensors[k] for k in column] for column in self.columns]
-            return self.executor.bind_lists(stages, like, columns, totals)
-        table = Table(*self.table[:3], pointers[self.pointers])
+    ) -> list[Call]:
+        """Bind a step; an empty list if no kernel makes it."""
         bound = self.bound
-        call = None if bound is None else bound(made.coefficients, table, totals)
-        if call is None:
-            like = self._like(tree, made)
-            bound = like and self.executor.bind_table(stages, like, table.elements)
+        if self.table is not None:
+            table = Table(*self.table[:3], pointers[self.pointers])
             call = None if bound is None else bound(made.coefficients, table, totals)
-            self.bound = bound
-        return call
+            if call is None and (bound is not None or made.step >= self.retry):
+                like = _chunk_at(self.longest, tree, made)
+                bound = like and self.executor.bind_table(stages, like, table.elements)
+                call = None if bound is None else bound(made.coefficients, table, totals)
+                self.bound, self.retry = bound, 2.0 * float(made.step)
+            if call is not None:
+                return [call]
+        every = [_chunk_at(k, tree, made) for k in (self.longest, *self.alone)]
+        leaves = [one for one in every if one is not None]
+        if len(leaves) < len(every):
+            return []
+        like, *alone = leaves
+        self.executor.require(stages, [like])
+        calls = [self.executor.bind_chunk(stages, one, totals) for one in alone]
+        if self.columns:
+            columns = [[tree.tensors[k] for k in column] for column in self.columns]
+            lists = self.executor if self.table is None else _LISTS
+            call = lists.bind_lists(stages, like, columns, totals)
+            return [] if call is None else [*calls, call]
+        return calls
 
-    def _like(self, tree: Tree, made: Made) -> Leaf | None:
-        """Return the longest leaf as a chunk, which stands for all of them."""
-        leaf = tree.leaf(self.longest, made.coefficients)
-        return as_chunk(leaf._replace(hypers=made.hypers, step=made.step))
+
+def _chunk_at(position: int, tree: Tree, made: Made) -> Leaf | None:
+    """Return a leaf as a chunk."""
+    leaf = tree.leaf(position, made.coefficients)
+    return as_chunk(leaf._replace(hypers=made.hypers, step=made.step))
 
 
 class _Plan:
@@ -153,18 +170,21 @@ class _Plan:
         self._chunks: list[_Chunk] = []
         end = 0
         for own in groups:
-            start, end = end, end + POINTER_SIZE * sum(len(rows[k]) for k in own)
+            start, end = end, end + sizeof(c_void_p) * sum(len(rows[k]) for k in own)
             lengths = [params[k].numel() for k in own]
             by_table = executor.joins and params[own[0]].is_cpu
+            is_alone = [by_table and not _may_be_listed(items[k]) for k in own]
+            listed = [rows[k] for k, one in zip(own, is_alone, strict=True) if not one]
             self._chunks.append(
                 _Chunk(
                     executor,
                     self._chains.numbers[own[0]],
                     [self._steps[k] for k in own],
                     positions[own[lengths.index(max(lengths))]],
-                    [] if by_table else list(zip(*[rows[k] for k in own], strict=True)),
+                    list(zip(*listed, strict=True)),
+                    [positions[k] for k in compress(own, is_alone)],
                     slice(start, end),
-                    Table.of(lengths, ()),
+                    Table.of(lengths, ()) if by_table else None,
                 )
             )
         members = [[positions[k] for k in own] for own in groups]
@@ -210,12 +230,12 @@ class _Plan:
             grads = [one for one in tree.grads if one is not None]
             executor = self._chunks[0].executor
             totals = self._totals.of(executor, coefficients, grads, measured, tree.leaf)
-        calls = []
+        calls: list[Call] = []
         for chunk, one in zip(self._chunks, made, strict=True):
-            call = chunk.bind(stages, tree, one, pointers, totals)
-            if call is None:
+            bound = chunk.bind(stages, tree, one, pointers, totals)
+            if not bound:
                 return False
-            calls.append(call)
+            calls += bound
         self._loops.bump(list(compress(tree.tensors, self._changed)))
         for call in calls:
             call()
@@ -344,7 +364,7 @@ def _groups(
 ) -> list[list[int]] | None:
     """Return the leaves that one call steps; none if a leaf has no kernel.
 
-    None in place of the list if leaves share memory: others of the same layouts may not.
+    None if leaves share memory, since others of the same layouts may not.
     """
     if not all(may_lie_in_table(one) for item in items for one in (*state_of(item), item.grad)):
         return []
@@ -357,11 +377,12 @@ def _groups(
     order = {id(leaf): k for k, leaf in enumerate(leaves)}
     found = []
     for alike in joined(stages, leaves, left):
-        like = alike[0][0]
+        like, own = alike[0][0], [order[id(leaf)] for leaf, _ in alike]
         by_table = executor.joins and like.param.is_cpu
-        if not by_table and not (executor.takes_lists(like) and all(map(_is_uniform, alike))):
+        by_lists = executor.takes_lists(like) and all(_is_uniform(items[k]) for k in own)
+        if not (by_table or by_lists):
             return []
-        found.append([order[id(leaf)] for leaf, _ in alike])
+        found.append(own)
     if left:
         return None if aliased_places(leaves) else []
     # A leaf without elements is only counted, unless a stage measures it.
@@ -369,6 +390,11 @@ def _groups(
     return found if is_whole or not any(map(is_measured, stages)) else []
 
 
-def _is_uniform(pair: tuple[Leaf, Leaf]) -> bool:
+def _is_uniform(item: Item) -> bool:
     """Return True if all tensors of a leaf have one shape and layout."""
-    return len({(one.shape, one.stride()) for one in tensors_of(pair[0])}) == 1
+    return len({(one.shape, one.stride()) for one in (*state_of(item), item.grad)}) == 1
+
+
+def _may_be_listed(item: Item) -> bool:
+    """Return True if a leaf is small, so that lists save more than passes over memory cost."""
+    return item.param.numel() < LARGE and _is_uniform(item)

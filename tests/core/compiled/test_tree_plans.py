@@ -426,6 +426,35 @@ def test_lists_are_planned_where_a_kernel_takes_no_pointers(
     assert [one() for one in arrays] == [None] * len(arrays)
 
 
+@each(name=CHAINS, most=[1, 12, 1 << 16])
+def test_leaves_without_a_loop_are_planned(
+    name: str, most: int, monkeypatch: pytest.MonkeyPatch, one_by_one: list[int]
+) -> None:
+    """Those of 16-bit floats, and small ones before a loop is compiled: large ones one by one."""
+    monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1 << 40)
+    monkeypatch.setattr(tree_plan, "LARGE", most)
+    optimizer = CHAINS[name]
+    reference = optimizer.using(executor="reference")
+    for dtype in (torch.bfloat16, torch.float32):
+        tree_plan._PLANS.clear()
+
+        def cast(given: Any, dtype: torch.dtype = dtype) -> Any:
+            return optree.tree_map(lambda one: one.to(dtype), given)
+
+        params, want = cast(tree()), cast(tree())
+        state, after = optimizer.init(params), reference.init(want)
+        for k in range(5):
+            made = optimizer.update(params, cast(grads(k)), state)
+            optimizer.update_(params, cast(grads(k)), state)
+            want, after = reference.update(want, cast(grads(k)), after)
+            with case(step=k, dtype=dtype):
+                assert_same([params, state], [want, after])
+                assert_same(list(made), [want, after])
+            if k == 2:
+                one_by_one.clear()
+        assert one_by_one == []
+
+
 def test_trees_that_share_memory_are_not_stepped_by_the_plan_of_others() -> None:
     """Two parameters that overlap, a gradient within a state, a step count for two leaves."""
 
