@@ -70,8 +70,6 @@ class ChunkExecutor(Executor):
         stand_ins: as for every executor.
     """
 
-    steps_copies = True
-
     def __init__(
         self,
         *kernels: Kernel,

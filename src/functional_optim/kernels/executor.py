@@ -100,8 +100,6 @@ class Executor(ABC):
 
     exact: bool = False
     """Whether its steps on the CPU are bit for bit the reference's."""
-    steps_copies: bool = False
-    """Whether its pure step of leaves is the one in place, on copies of them."""
     takes_dtensors: bool = False
     """True if it computes with DTensors as they are, for chains that need whole tensors. Of any
     other chain, every executor is given the shards of this rank."""

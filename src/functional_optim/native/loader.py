@@ -64,10 +64,6 @@ class Loops(Protocol):
         """
         ...
 
-    def rebuild(self, tree: Any, tensors: list[Any], /) -> Any:
-        """Return the tree with these tensors in place of its own, in the order of ``walk``."""
-        ...
-
     def lay_out(self, tensors: list[Any], written: list[bool], slots: list[int], /) -> Any | None:
         """Record layouts for :meth:`locate`, which a guard takes too; None as for ``remember``.
 

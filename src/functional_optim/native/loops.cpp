@@ -302,8 +302,6 @@ PyMethodDef methods[] = {
     {"common", common, METH_O, nullptr},
     {"copy", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(copy)), METH_FASTCALL, nullptr},
     {"walk", walk, METH_O, nullptr},
-    {"rebuild", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(rebuild)), METH_FASTCALL,
-     nullptr},
     {"lay_out", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(lay_out)), METH_FASTCALL,
      nullptr},
     {"locate", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(locate)), METH_FASTCALL, nullptr},

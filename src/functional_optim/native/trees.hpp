@@ -1,4 +1,4 @@
-// Trees of tensors: listed, rebuilt from other tensors, and located in memory.
+// Trees of tensors: listed, and located in memory.
 
 #pragma once
 
@@ -33,41 +33,6 @@ bool walk_into(PyObject* one, PyObject* tensors, PyObject* form) {
   }
   Py_LeaveRecursiveCall();
   return fits;
-}
-
-// Return the tree with the tensors from position `next` of a list in place of its own.
-PyObject* rebuild_from(PyObject* one, PyObject* tensors, Py_ssize_t& next) {
-  if (THPVariable_CheckExact(one)) {
-    if (next >= PyList_GET_SIZE(tensors)) {
-      PyErr_SetString(PyExc_ValueError, "rebuild() got fewer tensors than the tree has");
-      return nullptr;
-    }
-    return Py_NewRef(PyList_GET_ITEM(tensors, next++));
-  }
-  const bool is_tuple = PyTuple_Check(one);
-  if (!is_tuple && !PyList_CheckExact(one)) {
-    return Py_NewRef(one);
-  }
-  const Py_ssize_t count = PySequence_Fast_GET_SIZE(one);
-  PyObject* made = is_tuple ? PyTuple_New(count) : PyList_New(count);
-  for (Py_ssize_t i = 0; made != nullptr && i < count; ++i) {
-    PyObject* item = rebuild_from(PySequence_Fast_GET_ITEM(one, i), tensors, next);
-    if (item == nullptr) {
-      Py_CLEAR(made);
-    } else if (is_tuple) {
-      PyTuple_SET_ITEM(made, i, item);
-    } else {
-      PyList_SET_ITEM(made, i, item);
-    }
-  }
-  if (made == nullptr || !is_tuple || PyTuple_CheckExact(one)) {
-    return made;
-  }
-  PyObject* args = PyTuple_Pack(1, made);  // a NamedTuple is a tuple of another class
-  Py_DECREF(made);
-  PyObject* own = args == nullptr ? nullptr : PyTuple_Type.tp_new(Py_TYPE(one), args, nullptr);
-  Py_XDECREF(args);
-  return own;
 }
 
 // Return true if a step may write to a tensor: autograd did not compute it, and counts its versions.
@@ -131,16 +96,6 @@ PyObject* walk(PyObject*, PyObject* tree) {
     Py_RETURN_NONE;
   }
   return found;
-}
-
-// rebuild(tree, tensors) -> the tree with these tensors in place of its own, in the order of walk()
-PyObject* rebuild(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 2 || !PyList_CheckExact(args[1])) {
-    PyErr_SetString(PyExc_TypeError, "rebuild() takes a tree and a list of tensors");
-    return nullptr;
-  }
-  Py_ssize_t next = 0;
-  return rebuild_from(args[0], args[1], next);
 }
 
 // lay_out(tensors, written, slots) -> layout; None where one of them is no plain dense tensor

@@ -182,9 +182,9 @@ class Optimizer(Chain):
     ) -> None:
         """Make the step of :meth:`update` in the tensors of ``params`` and ``state``.
 
-        Gradients are not changed, and no memory that was allocated outlives the call: how a tree
-        is stepped is found out once and kept as long as all its tensors are there. It runs without
-        autograd, is not traced, and detaches what :meth:`init` computed from the parameters.
+        Gradients are not changed, and no memory that was allocated outlives the call: what is kept
+        for the next step holds no tensor of the tree. It runs without autograd, is not traced, and
+        detaches what :meth:`init` computed from the parameters.
         A gradient may be another parameter: it is read before that is written. Arguments and errors
         as for :meth:`update`; all are raised before anything is written. Ctrl-C waits for the step:
         all leaves are stepped and counted then, or none. Several threads must not step the same

@@ -238,7 +238,7 @@ class StepPlan:
 
     def holds(self) -> bool:
         """Return True if leaves are what they were."""
-        if not self.has_common_counts():
+        if not self._has_common_counts():
             return False
         return not self._tensors or self._guard.hold(self._tensors)
 
@@ -247,16 +247,8 @@ class StepPlan:
         there = self._guard.hold(self._tensors) if self._tensors else True
         return there and (not self._others or self._others_hold())
 
-    @property
-    def has_chunks(self) -> bool:
-        """Return True if a kernel steps any of the leaves where they lie."""
-        return bool(self._chunks)
-
-    def has_common_counts(self) -> bool:
-        """Return True if the leaves of each chunk have equal step counts; part of :meth:`holds`.
-
-        For who has seen that all tensors are where they were.
-        """
+    def _has_common_counts(self) -> bool:
+        """Return True if the leaves of each chunk have equal step counts."""
         for chunk in self._chunks:
             made = chunk.counts.common()
             if made is None or not (made or self._may_begin):

@@ -14,6 +14,10 @@ from functional_optim.core.leaf import PLAIN, Leaf
 from functional_optim.core.overrides import LeafChain
 from functional_optim.core.state import State
 from functional_optim.core.tree import Path, flatten
+from functional_optim.native import LOOPS
+
+Given = tuple[Any, Any, State]
+"""Parameters, gradients and state of a step."""
 
 _LEAVES = PLAIN | {type(None)}
 
@@ -26,59 +30,65 @@ _KINDS = 64
 
 
 class Tree(NamedTuple):
-    """Arguments of a step, each as a list with an entry for each leaf."""
+    """Arguments of a step, each as a list with an entry for each leaf, and all of their tensors."""
 
     spec: optree.PyTreeSpec
     params: list[Any]
     grads: list[Any]
     states: list[Any]
+    tensors: list[Tensor]
+    """All parameters, then the state leaf by leaf, then gradients or shared state."""
+    form: list[Any]
+    """Everything but the tensors: classes, lengths, and what is None."""
 
     def leaf(self, position: int, coefficients: tuple[Any, ...]) -> Leaf:
         """Return a leaf as stages see it."""
-        param, grad, state = (one[position] for one in self[1:])
-        return Leaf(param, grad, state.stages, coefficients, "")
+        states = self.states[position].stages
+        return Leaf(self.params[position], self.grads[position], states, coefficients, "")
 
 
 def tree_of(
-    namespace: str, params: Any, grads: Any, state: Any, *, in_place: bool = False
+    optimizer: Chain, given: Given, *, in_place: bool, has_gradients: bool = True
 ) -> Tree | None:
-    """Flatten the arguments of a step; return None if a tree does not fit the parameters.
+    """List the arguments of a step; None if they do not fit, or hold anything but plain tensors.
 
     Args:
-        namespace: of optree.
-        params: a tree of parameters.
-        grads: the same tree with gradients.
-        state: of an optimizer.
+        optimizer: that steps them.
+        given: parameters, gradients and state.
         in_place: True if no tree is built from the structure: a dict and an OrderedDict with the
             same keys are then the same structure.
+        has_gradients: False to list the tensors of the shared state in place of the gradients.
     """
+    params, grads, state = given
     if not isinstance(state, State):
         return None
-    leaves, spec = (_flatten_again if in_place else flatten)(params, namespace)
+    leaves, spec = (_flatten_again if in_place else flatten)(params, optimizer.namespace)
     try:
-        return Tree(spec, leaves, spec.flatten_up_to(grads), spec.flatten_up_to(state.leaves))
+        every, states = spec.flatten_up_to(grads), spec.flatten_up_to(state.leaves)
     except (TypeError, ValueError):  # the checks of a step without a plan name the difference
         return None
+    walk = _walk if LOOPS.loaded is None else LOOPS.loaded.walk
+    found = walk([leaves, states, every if has_gradients else state.shared])
+    return None if found is None else Tree(spec, leaves, every, states, *found)
 
 
 def _flatten_again(params: Any, namespace: str) -> tuple[list[Any], optree.PyTreeSpec]:
     """Flatten parameters, perhaps by the structure of an earlier tree."""
     size = len(params) if isinstance(params, (dict, list, tuple)) else 0
     key = namespace, type(params), size
-    known = _SPECS.get(key)
-    if known is not None:
+    if key in _SPECS:
         with suppress(ValueError):
-            leaves: list[Any] = known.flatten_up_to(params)
+            leaves: list[Any] = _SPECS[key].flatten_up_to(params)
             if _LEAVES.issuperset(map(type, leaves)):
-                return leaves, known
+                return leaves, _SPECS[key]
     if len(_SPECS) >= _KINDS:
         _SPECS.clear()
     leaves, _SPECS[key] = flatten(params, namespace)
     return leaves, _SPECS[key]
 
 
-def walk(tree: Any) -> tuple[list[Tensor], list[Any]] | None:
-    """Return the tensors of a tree and its form, as the native ``walk`` does."""
+def _walk(tree: Any) -> tuple[list[Tensor], list[Any]] | None:
+    """Return what the native ``walk`` does."""
     tensors: list[Tensor] = []
     form: list[Any] = []
     left = [tree]
@@ -115,8 +125,8 @@ class Chains:
         members: dict[Any, list[int]] = {}
         for k, mark in enumerate(marks):
             members.setdefault(mark, []).append(k)
-        order = list(members)
-        self.numbers = list(map(order.index, marks))
+        order = {mark: number for number, mark in enumerate(members)}
+        self.numbers = [order[mark] for mark in marks]
         """For each leaf, the number of its chain."""
         self._firsts = [(paths[k], tuple(params[k].shape)) for k, *_ in members.values()]
         self._key, chains = _key_of(optimizer), self._chains_by(optimizer)

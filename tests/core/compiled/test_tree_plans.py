@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -22,8 +23,10 @@ from functional_optim import (
     rmsprop,
     sgd,
 )
+from functional_optim.kernels.foreach import ForeachKernel
 from functional_optim.plan import engine, tree_plan
 from tests.choices import case, each
+from tests.laws.support import TABLE
 from tests.tensors import assert_same, normal, watched
 
 PACKAGE = str(Path(functional_optim.__file__).parent)
@@ -364,3 +367,168 @@ def test_a_planned_step_makes_as_many_calls_for_many_tensors_as_for_few(
             sys.setprofile(None)
             counted.append(len(calls))
     assert counted[:2] == counted[2:]
+
+
+POINTWISE = [
+    name
+    for name, one in TABLE.items()
+    if one.one_chain and all(stage.kind == "pointwise" for stage in one.factory().stages)
+]
+
+
+@pytest.mark.parametrize("name", POINTWISE)
+def test_every_pointwise_chain_is_planned_bit_for_bit(name: str) -> None:
+    """Other dtypes, layouts and sizes in one tree, in place and purely."""
+    optimizer = TABLE[name].factory()
+    reference = optimizer.using(executor="reference")
+
+    def mixed(seed: int) -> list[torch.Tensor]:
+        return [
+            normal(7, 5, seed=seed).t(),
+            normal(seed=seed + 1),
+            normal(0, seed=seed + 2),
+            normal(33, seed=seed + 3).to(torch.bfloat16),
+        ]
+
+    params, want = mixed(0), mixed(0)
+    state, after = optimizer.init(params), reference.init(want)
+    for step in range(5):
+        given = mixed(10 * step + 10)
+        with torch.no_grad():
+            made = optimizer.update(params, given, state)
+            optimizer.update_(params, given, state)
+            want, after = reference.update(want, given, after)
+        with case(step=step):
+            assert_same([params, state], [want, after])
+            assert_same(list(made), [want, after])
+
+
+@each(name=CHAINS)
+def test_lists_are_planned_where_a_kernel_takes_no_pointers(
+    name: str, monkeypatch: pytest.MonkeyPatch, one_by_one: list[int]
+) -> None:
+    """As on CUDA; here by the same functions of torch."""
+    monkeypatch.setattr(ForeachKernel, "is_for", lambda self, like: True)
+    optimizer = CHAINS[name].using(executor="eager")
+    reference = optimizer.using(executor="reference")
+    tree_plan._PLANS.clear()
+    arrays: list[Any] = []
+    params, want = watched(tree(), arrays), tree()
+    state, after = optimizer.init(params), reference.init(want)
+    for k in range(4):
+        optimizer.update_(params, grads(k), state)
+        want, after = reference.update(want, grads(k), after)
+        one_by_one.clear()
+    assert_same([params, state], [want, after])
+    optimizer.update_(params, grads(4), state)
+    assert one_by_one == []
+    del params
+    assert [one() for one in arrays] == [None] * len(arrays)
+
+
+@each(name=CHAINS, most=[1, 12, 1 << 16])
+def test_leaves_without_a_loop_are_planned(
+    name: str, most: int, monkeypatch: pytest.MonkeyPatch, one_by_one: list[int]
+) -> None:
+    """Those of 16-bit floats, and small ones before a loop is compiled: large ones one by one."""
+    monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1 << 40)
+    monkeypatch.setattr(tree_plan, "LARGE", most)
+    optimizer = CHAINS[name]
+    reference = optimizer.using(executor="reference")
+    for dtype in (torch.bfloat16, torch.float32):
+        tree_plan._PLANS.clear()
+
+        def cast(given: Any, dtype: torch.dtype = dtype) -> Any:
+            return optree.tree_map(lambda one: one.to(dtype), given)
+
+        params, want = cast(tree()), cast(tree())
+        state, after = optimizer.init(params), reference.init(want)
+        for k in range(5):
+            made = optimizer.update(params, cast(grads(k)), state)
+            optimizer.update_(params, cast(grads(k)), state)
+            want, after = reference.update(want, cast(grads(k)), after)
+            with case(step=k, dtype=dtype):
+                assert_same([params, state], [want, after])
+                assert_same(list(made), [want, after])
+            if k == 2:
+                one_by_one.clear()
+        assert one_by_one == []
+
+
+def test_trees_that_share_memory_are_not_stepped_by_the_plan_of_others() -> None:
+    """Two parameters that overlap, a gradient within a state, a step count for two leaves."""
+
+    def overlapping(memory: torch.Tensor, state: Any) -> tuple[Any, Any, Any]:
+        return [memory[:6], memory[3:9]], [memory[20:26], memory[30:36]], state
+
+    def within_state(memory: torch.Tensor, state: Any) -> tuple[Any, Any, Any]:
+        return [memory[:6], memory[6:12]], [state.leaves[1].stages[-1][0], memory[30:36]], state
+
+    def counted_together(memory: torch.Tensor, state: Any) -> tuple[Any, Any, Any]:
+        leaves = [state.leaves[0], state.leaves[1]._replace(step=state.leaves[0].step)]
+        return (
+            [memory[:6], memory[6:12]],
+            [memory[20:26], memory[30:36]],
+            state._replace(leaves=leaves),
+        )
+
+    optimizer = adamw(0.1)
+    for build in (overlapping, within_state, counted_together):
+        found = []
+        for is_known in (False, True):
+            tree_plan._PLANS.clear()
+            apart = [normal(6), normal(6, seed=1)]
+            known = optimizer.init(apart)
+            for _ in range(3 * is_known):
+                optimizer.update_(apart, [normal(6), normal(6)], known)
+            memory = normal(40, seed=2)
+            given = build(memory, optimizer.init([memory[:6], memory[6:12]]))
+            for _ in range(3):
+                optimizer.update_(*given)
+            found.append([memory, given[2]])
+        with case(build=build.__name__):
+            assert_same(*found)
+
+
+def test_inference_tensors_are_stepped_as_ever() -> None:
+    """In and outside of inference mode, while a plan for such layouts is known."""
+    optimizer = CHAINS["adamw"]
+    params = tree()
+    state = optimizer.init(params)
+    for k in range(3):
+        optimizer.update_(params, grads(k), state)
+    with torch.inference_mode():
+        inside = optree.tree_map(torch.clone, [params, grads(3), state])
+        made = optimizer.update(*inside)
+        optimizer.update_(*inside)
+    want = optimizer.using(executor="reference").update(params, grads(3), state)
+    assert_same(list(made), list(want))
+    assert_same([inside[0], inside[2]], list(want))
+    again = optimizer.update(inside[0], grads(4), inside[2])
+    assert_same(list(again), list(optimizer.update(*want[:1], grads(4), want[1])))
+    assert not any(one.is_inference() for one in optree.tree_leaves(list(again)))
+
+
+def test_threads_share_a_plan() -> None:
+    optimizer = CHAINS["clipped"]
+    found: dict[int, Any] = {}
+
+    def train(number: int, optimizer: Optimizer = optimizer) -> Any:
+        params = tree()
+        state = optimizer.init(params)
+        for k in range(60):
+            optimizer.update_(params, grads(k % 7 + number), state, lr=0.1 / (1 + k + number))
+        return params, state
+
+    def run(number: int) -> None:
+        found[number] = train(number)
+
+    train(0)
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    for number in range(4):
+        want = train(number, optimizer.using(executor="reference"))
+        assert_same(list(found[number]), list(want))

@@ -7,7 +7,7 @@ tensors on the same memory, and are dropped as soon as one of the given tensors 
 
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 
 import torch
@@ -18,18 +18,17 @@ from functional_optim.core.checks import check_grad
 from functional_optim.core.forms import map_state
 from functional_optim.core.leaf import PLAIN
 from functional_optim.core.overrides import paths_of
-from functional_optim.core.state import GateCounts, LeafState, State
+from functional_optim.core.state import GateCounts, LeafState
 from functional_optim.core.unbroken import unbroken
 from functional_optim.kernels import EXECUTORS, in_place
 from functional_optim.kernels.errors import NotPointwiseError
-from functional_optim.native import LOOPS
 from functional_optim.plan.composed.addends import is_simple
 from functional_optim.plan.composed.decider import Decider
 from functional_optim.plan.composed.leaf_inputs import of_tree
 from functional_optim.plan.composed.step_leaves import StepLeaf, StepLeaves
 from functional_optim.plan.composed.steps import ComposedSteps
 from functional_optim.plan.guard import MemoryGuard
-from functional_optim.plan.tree import Chains, Tree, tree_of, walk
+from functional_optim.plan.tree import Chains, Given, Tree, tree_of
 
 PLANS = 8
 """Largest number of plans of one tree: for different optimizers and states."""
@@ -38,32 +37,23 @@ _IS_LEAF = attrgetter("is_leaf")
 _GRADIENTS = PLAIN | {type(None)}
 
 
-class _Listed(NamedTuple):
-    """Tree of a step, its tensors, and the form of everything else."""
-
-    tree: Tree
-    tensors: list[Tensor]
-    """All parameters, then all tensors of the state."""
-    form: list[Any]
-
-
 class ComposedTree:
     """Plans for the steps of a tree.
 
     Args:
         optimizer: that steps it.
-        listed: what was given.
+        tree: what was given.
         leaves: all of it that are no None.
     """
 
-    def __init__(self, optimizer: Chain, listed: _Listed, leaves: Sequence[StepLeaf]) -> None:
-        self._spec, self._form = listed.tree.spec, listed.form
+    def __init__(self, optimizer: Chain, tree: Tree, leaves: Sequence[StepLeaf]) -> None:
+        self._spec, self._form = tree.spec, tree.form
         paths = paths_of(self._spec)
         params = [leaf.param for leaf in leaves]
         marks = [id(leaf.chain) for leaf in leaves]
         self._chains = Chains(optimizer, marks, [paths[k.position] for k in leaves], params)
         self._now = self._chains.of(optimizer) or []
-        self._guard = MemoryGuard(listed.tensors)
+        self._guard = MemoryGuard(tree.tensors)
         with torch.no_grad():
             self._leaves = [
                 leaf._replace(param=leaf.param.detach(), state=_on_the_same_memory(leaf.state))
@@ -75,11 +65,11 @@ class ComposedTree:
         self._frozen = [k for k, leaf in enumerate(leaves) if not leaf.chain.stages]
         self._is_of_use = True
 
-    def is_for(self, optimizer: Chain, listed: _Listed) -> bool:
+    def is_for(self, optimizer: Chain, tree: Tree) -> bool:
         """Return True if it is a step of these leaves, where they were, by the same stages."""
-        if self._spec != listed.tree.spec or self._form != listed.form:
+        if self._spec != tree.spec or self._form != tree.form:
             return False
-        chains = self._chains.of(optimizer) if self._guard.hold(listed.tensors) else None
+        chains = self._chains.of(optimizer) if self._guard.hold(tree.tensors) else None
         self._now = self._now if chains is None else chains
         return chains is not None
 
@@ -139,9 +129,9 @@ class _Known:
         self.plans: list[ComposedTree] = []
         self._watched: list[Any] = []
 
-    def find(self, optimizer: Chain, listed: _Listed) -> ComposedTree | None:
+    def find(self, optimizer: Chain, tree: Tree) -> ComposedTree | None:
         """Return the plan of a step."""
-        return next((one for one in self.plans if one.is_for(optimizer, listed)), None)
+        return next((one for one in self.plans if one.is_for(optimizer, tree)), None)
 
     def keep(self, planned: ComposedTree, tensors: Sequence[Tensor]) -> None:
         """Keep a plan until one of the tensors goes."""
@@ -161,7 +151,7 @@ KNOWN: dict[int, _Known] = {}
 
 def make(
     optimizer: Chain,
-    given: tuple[Any, Any, State],
+    given: Given,
     measured: Sequence[Tensor],
     extra: Mapping[str, Any],
 ) -> bool:
@@ -176,17 +166,15 @@ def make(
     Returns:
         False if the tree has no plan for the step; then nothing was changed.
     """
-    listed = _listed(optimizer, given) if KNOWN else None
-    known = None if listed is None else KNOWN.get(id(listed.tensors[0]))
-    planned = None if listed is None or known is None else known.find(optimizer, listed)
-    if listed is None or planned is None:
+    tree = _listed(optimizer, given) if KNOWN else None
+    known = None if tree is None else KNOWN.get(id(tree.tensors[0]))
+    planned = None if tree is None or known is None else known.find(optimizer, tree)
+    if tree is None or planned is None:
         return False
-    return planned.make(optimizer, listed.tree, given[2].shared, measured, extra)
+    return planned.make(optimizer, tree, given[2].shared, measured, extra)
 
 
-def learn(
-    optimizer: Chain, given: tuple[Any, Any, State], leaves: StepLeaves, decided: Decider
-) -> None:
+def learn(optimizer: Chain, given: Given, leaves: StepLeaves, decided: Decider) -> None:
     """Plan the steps after this one, if the tree was stepped before.
 
     Args:
@@ -195,39 +183,30 @@ def learn(
         leaves: of the step.
         decided: what it did.
     """
-    listed = _listed(optimizer, given)
-    if listed is None:
+    tree = _listed(optimizer, given)
+    if tree is None:
         return
-    first = listed.tensors[0]
+    first = tree.tensors[0]
     known = KNOWN.get(id(first))
     if known is None or known.first() is not first:
         KNOWN[id(first)] = _Known(first)
-        return
-    if not is_simple(listed.tensors):
-        return
-    planned = known.find(optimizer, listed)
-    if planned is None:
-        planned = ComposedTree(optimizer, listed, leaves.leaves)
-        known.keep(planned, listed.tensors)
-    planned.learn(leaves, decided)
+    elif is_simple(tree.tensors):
+        planned = known.find(optimizer, tree)
+        if planned is None:
+            planned = ComposedTree(optimizer, tree, leaves.leaves)
+            known.keep(planned, tree.tensors)
+        planned.learn(leaves, decided)
 
 
-def _listed(optimizer: Chain, given: tuple[Any, Any, State]) -> _Listed | None:
-    """List the tensors of a step; None where no plan is for them, or one was computed."""
-    tree = tree_of(optimizer.namespace, *given, in_place=True)
-    if tree is None:
+def _listed(optimizer: Chain, given: Given) -> Tree | None:
+    """List parameters and state; None where no plan is for them, or autograd computed one."""
+    tree = tree_of(optimizer, given, in_place=True, has_gradients=False)
+    if tree is None or not all(map(_IS_LEAF, tree.tensors)):
         return None
     kinds = set(map(type, tree.grads))
-    if not kinds <= _GRADIENTS or kinds == {type(None)}:
-        return None
     pairs = zip(tree.params, tree.grads, strict=True)
-    if [None for param, grad in pairs if param is None and grad is not None]:
-        return None
-    loops = LOOPS.loaded
-    found = (walk if loops is None else loops.walk)([tree.params, tree.states, given[2].shared])
-    if found is None or not all(map(_IS_LEAF, found[0])):
-        return None
-    return _Listed(tree, *found)
+    has_stray = [None for param, grad in pairs if param is None and grad is not None]
+    return None if has_stray or kinds == {type(None)} or not kinds <= _GRADIENTS else tree
 
 
 def _on_the_same_memory(state: LeafState) -> LeafState:
