@@ -91,15 +91,15 @@ def _whole_leaves(
     """The chunks of a chain that needs whole tensors; a chunk of it is leaves, as they are."""
     leaves, places = [], []
     for place, item in enumerate(items):
-        leaf = Leaf(item.param, item.grad, item.state.stages, (), item.name)
-        if all(map(_is_whole, tensors_of(leaf))):
-            leaves.append(leaf)
+        if all(map(may_lie_in_table, [*state_of(item), item.grad])):
+            leaves.append(Leaf(item.param, item.grad, item.state.stages, (), item.name))
             places.append(place)
     aliased = aliased_places(leaves)
     found: dict[Any, list[int]] = {}
     for number, (place, leaf) in enumerate(zip(places, leaves, strict=True)):
-        if number not in aliased:
-            dtypes = tuple(one.dtype for one in tensors_of(leaf))
+        tensors = tensors_of(leaf)
+        if number not in aliased and all(map(_is_whole, tensors)):
+            dtypes = tuple(one.dtype for one in tensors)
             step = int(items[place].state.step)
             found.setdefault((groups[place], step, dtypes), []).append(place)
     return [
@@ -109,7 +109,7 @@ def _whole_leaves(
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    plain = may_lie_in_table(tensor) and tensor.is_cpu and tensor.is_contiguous()
+    plain = tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj()
     return plain and not tensor.is_neg() and not is_functorch_wrapped_tensor(tensor)
 
 
