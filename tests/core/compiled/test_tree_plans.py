@@ -296,12 +296,19 @@ def test_what_has_changed_between_steps_is_seen(name: str, change: Any) -> None:
 
 
 def test_an_option_that_asks_for_other_state_is_refused_as_ever() -> None:
-    params = tree()
-    state = sgd(0.1).init(params)
-    for k in range(4):
-        sgd(0.1).update_(params, grads(k), state)
-    with pytest.raises(ValueError, match="momentum_buffer is missing"):
-        sgd(0.1).update_(params, grads(4), state, momentum=0.9)
+    for momentum, other, match in (
+        (0.0, 0.9, "momentum_buffer is missing"),
+        (0.9, 0.0, "momentum_buffer"),
+    ):
+        optimizer, params = sgd(0.1, momentum=momentum), tree()
+        state = optimizer.init(params)
+        for k in range(4):
+            optimizer.update_(params, grads(k), state)
+        before = optree.tree_map(torch.clone, [params, state])
+        for step in (optimizer.update_, optimizer.update):
+            with pytest.raises(ValueError, match=match):
+                step(params, grads(4), state, momentum=other)
+        assert_same([params, state], before)
 
 
 def test_leaves_that_are_each_others_gradients_are_read_before_any_is_stepped() -> None:
