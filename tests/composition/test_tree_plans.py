@@ -21,7 +21,7 @@ from functional_optim import (
     sgd,
 )
 from functional_optim.kernels.errors import NotPointwiseError
-from functional_optim.plan import StepPlan, engine, tree_plans
+from functional_optim.plan import StepPlan, engine
 from functional_optim.plan.composed import trees as composed_trees
 from functional_optim.plan.composed.decider import Decider
 
@@ -112,7 +112,7 @@ def test_python_is_called_as_often_for_many_leaves_as_for_few() -> None:
 
 
 def trees_known() -> int:
-    return len(composed_trees.KNOWN) + len(tree_plans.KNOWN)
+    return len(composed_trees.KNOWN)
 
 
 @pytest.mark.parametrize("name", COMPOSED)
@@ -132,7 +132,7 @@ def test_no_plan_and_no_step_holds_what_was_given(name: str) -> None:
                 optimizer.update_(params, grads, state)
                 del grads
                 assert [one() for one in gradients] == [None] * len(gradients)
-            assert trees_known() == known + 1
+            assert trees_known() == known + optimizer.is_composed
             del state
             assert [one() for one in states] == [None] * len(states)
             states.clear()
@@ -144,6 +144,30 @@ def test_no_plan_and_no_step_holds_what_was_given(name: str) -> None:
         assert trees_known() == known
     finally:
         gc.enable()
+
+
+def test_plans_may_be_dropped_while_another_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the garbage collector may have it, which takes another state of the same parameters."""
+    optimizer, params = COMPOSED["parts"](), params_of()
+    state, other = optimizer.init(params), [optimizer.init(params)]
+    for own in (*other, state):
+        for step in range(4):
+            optimizer.update_(params, grads_at(step), own)
+    composed_trees.KNOWN[id(optree.tree_leaves(params)[0])].plans.pop()  # that of the first state
+    before = composed_trees.ComposedTree.__init__
+
+    def init(self: Any, *given: Any) -> None:
+        other.clear()
+        before(self, *given)
+
+    monkeypatch.setattr(composed_trees.ComposedTree, "__init__", init)
+    del own
+    want, after = optree.tree_map(torch.clone, (params, state))
+    for step in range(5, 8):
+        optimizer.update_(params, grads_at(step), state)
+        want, after = optimizer.update(want, grads_at(step), after)
+    assert not other
+    assert_same([params, state], [want, after])
 
 
 def moved(params: Tree, state: Any) -> None:

@@ -3,7 +3,7 @@
 import itertools
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import Parameter
 
+from functional_optim.plan import tree as plan_tree
 from functional_optim.plan.flat.buffer import difference
 from functional_optim.plan.flat.layout import FlatLayout
 
@@ -129,6 +130,89 @@ def test_what_has_no_version_is_an_error() -> None:
             loops().bump([*torch.zeros(count, 1), None])
 
 
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+def test_a_tree_is_walked_as_python_walks_it() -> None:
+    one, two, three = (torch.full((k,), float(k)) for k in (1, 2, 3))
+    tree = [(one, None), Pair([two], []), {}.get("nothing"), Pair((), Parameter(three))]
+    tensors, form = walked = loops().walk(tree) or ([], [])
+    assert [one.shape[0] for one in tensors] == [1, 2, 3]
+    python = plan_tree._walk(tree)
+    assert python is not None
+    assert python[1] == form and all(a is b for a, b in zip(*(walked[0], python[0]), strict=True))
+    for other in (1.0, "", {}, torch.zeros(2).as_subclass(Own)):
+        assert loops().walk([one, (other,)]) is None
+        assert plan_tree._walk([one, (other,)]) is None
+    ring: list[Any] = []
+    ring.append(ring)
+    assert loops().walk(ring) is None
+
+
+def test_forms_differ_where_trees_do() -> None:
+    one = torch.zeros(1)
+    trees: list[Any] = [
+        [one, one],
+        [one, None],
+        [[one], one],
+        [(one,), one],
+        [[one, one]],
+        [Pair(one, one)],
+        [(one, one)],
+        [Pair(one, [one])],
+        [Pair([one], one)],
+    ]
+    forms = [(loops().walk(tree) or ([], []))[1] for tree in trees]
+    for place, form in enumerate(forms):
+        assert forms.index(form) == place
+        assert form == (plan_tree._walk(trees[place]) or ([], []))[1]
+
+
+def test_pointers_are_given_by_slot() -> None:
+    memory = flat()
+    ours = [memory[:6].view(2, 3), memory[6:12].view(2, 3).t(), memory[12], memory[13:13]]
+    layout = loops().lay_out(ours, [True, False, True, True], [2, 0, -1, 1])
+    found = loops().locate(layout, ours)
+    assert found is not None
+    pointers = [one.data_ptr() for one in ours]
+    assert list(memoryview(found).cast("N")) == [pointers[1], 0, pointers[0]]
+    assert loops().hold(layout, ours, False)
+
+
+def test_what_may_not_be_stepped_by_pointers_is_not_located() -> None:
+    memory = torch.zeros(40)
+    ours = [memory[:6], memory[6:12], memory[12:18]]
+    layout = loops().lay_out(ours, [True, True, False], [0, 1, 2])
+    assert loops().locate(layout, ours) is not None
+    given = torch.zeros(6, requires_grad=True)
+    with torch.inference_mode():
+        made = torch.zeros(6)
+    read, written = {"grad": given * 2, "inference": made}, {"leaf": given}
+    wrong = {
+        "read by another": [ours[0], ours[1], memory[11:17]],
+        "written twice": [ours[0], memory[5:11], ours[2]],
+        "one tensor": [ours[0], ours[0], ours[2]],
+        "shape": [ours[0], ours[1], memory[12:17]],
+        "number": ours[:2],
+        "computed": [ours[0], given * 2, ours[2]],
+        "inference": [ours[0], made, ours[2]],
+        **{what: [ours[0], CHANGES[what](ours[1]), ours[2]] for what in ("dtype", "negative")},
+    }
+    for what, tensors in wrong.items():
+        for _ in range(2):
+            with case(what=what):
+                assert loops().locate(layout, tensors) is None
+        assert loops().locate(layout, ours) is not None
+    for what, one in read.items():
+        with case(what=what):
+            assert loops().locate(layout, [ours[0], ours[1], one]) is not None
+    for what, one in written.items():
+        with case(what=what):
+            assert loops().locate(layout, [ours[0], one, ours[2]]) is not None
+
+
 def test_wrong_arguments_are_errors() -> None:
     there = loops().remember([])
     calls: list[Callable[[], Any]] = [
@@ -141,12 +225,18 @@ def test_wrong_arguments_are_errors() -> None:
         lambda: loops().hold(there),  # type: ignore[call-arg]
         lambda: loops().addresses(there, ()),  # type: ignore[call-arg]
         lambda: loops().addresses(there, (), there),  # type: ignore[arg-type]
+        lambda: loops().lay_out([], [], ()),  # type: ignore[arg-type]
+        lambda: loops().lay_out([torch.zeros(1)], [True], []),
+        lambda: loops().lay_out([torch.zeros(1)], [True], [""]),  # type: ignore[list-item]
+        lambda: loops().locate(there, ()),  # type: ignore[arg-type]
     ]
     for call in calls:
         with pytest.raises(TypeError):
             call()
     with pytest.raises(ValueError, match="PyCapsule"):
         loops().hold("places", [], True)
+    with pytest.raises(ValueError, match="PyCapsule"):
+        loops().locate("layout", [])
 
 
 @st.composite

@@ -20,6 +20,7 @@ from functional_optim.core.capturing import check_not_captured
 from functional_optim.core.forms import map_state
 from functional_optim.core.leaf import PLAIN, Leaf, Scalars, Stepped, is_measured, on_device
 from functional_optim.core.stage import Stage, block_size_of
+from functional_optim.kernels.bound_leaves import BoundLeaves
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.chunks import (
     Table,
@@ -28,9 +29,10 @@ from functional_optim.kernels.chunks import (
     why_not_pointwise,
     with_tensors,
 )
-from functional_optim.kernels.executor import Chunks, Executor
+from functional_optim.kernels.executor import Chunks, Executor, Wholes
 from functional_optim.kernels.free_variables import free_variables
 from functional_optim.kernels.kernel import (
+    BindParts,
     BindScalars,
     Call,
     JoiningKernel,
@@ -68,8 +70,6 @@ class ChunkExecutor(Executor):
         stand_ins: as for every executor.
     """
 
-    steps_copies = True
-
     def __init__(
         self,
         *kernels: Kernel,
@@ -92,6 +92,13 @@ class ChunkExecutor(Executor):
 
     def in_chunks(self, stages: Sequence[Stage]) -> Chunks | None:
         return None if why_not_pointwise(stages) else self
+
+    def in_wholes(self, stages: Sequence[Stage]) -> Wholes | None:
+        return self if self._stacks is not None and why_not_pointwise(stages) else None
+
+    def bind_leaves(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> BindParts:
+        assert self._stacks is not None, "asked by in_wholes"
+        return BoundLeaves(self._stacks, stages, leaves).parts
 
     def taking(self, scalars: Scalars) -> Executor | None:
         return self if scalars is Scalars.HOST or self._takes_device_scalars else None

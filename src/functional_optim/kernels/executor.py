@@ -9,7 +9,7 @@ from torch import Tensor
 
 from functional_optim.core.leaf import Leaf, Scalars, Stepped
 from functional_optim.core.stage import Stage
-from functional_optim.kernels.kernel import BindScalars, Call
+from functional_optim.kernels.kernel import BindParts, BindScalars, Call
 
 
 class Chunks(Protocol):
@@ -79,6 +79,14 @@ class Chunks(Protocol):
         ...
 
 
+class Wholes(Chunks, Protocol):
+    """Interface for stepping leaves of chains that need their whole tensors, in place."""
+
+    def bind_leaves(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> BindParts:
+        """Bind the steps of plain contiguous leaves of the CPU, which share no memory."""
+        ...
+
+
 class Executor(ABC):
     """A way of mapping the stages of a chain over leaves.
 
@@ -92,8 +100,6 @@ class Executor(ABC):
 
     exact: bool = False
     """Whether its steps on the CPU are bit for bit the reference's."""
-    steps_copies: bool = False
-    """Whether its pure step of leaves is the one in place, on copies of them."""
     takes_dtensors: bool = False
     """True if it computes with DTensors as they are, for chains that need whole tensors. Of any
     other chain, every executor is given the shards of this rank."""
@@ -125,6 +131,10 @@ class Executor(ABC):
 
     def in_chunks(self, stages: Sequence[Stage]) -> Chunks | None:
         """Return the stepper of chunks of a chain; None if leaves are stepped one by one."""
+        return None
+
+    def in_wholes(self, stages: Sequence[Stage]) -> Wholes | None:
+        """Return the stepper of whole leaves of a chain; None if each step looks at them anew."""
         return None
 
     def taking(self, scalars: Scalars) -> "Executor | None":

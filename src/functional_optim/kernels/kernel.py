@@ -33,6 +33,17 @@ None where other choices stand among the coefficients than those that were bound
 """
 
 
+Part = tuple[Sequence[int], Call]
+"""The positions of leaves that are stepped by one call, and the call."""
+
+BindParts = Callable[[Leaf, Sequence[Tensor], Sequence[Tensor]], list[Part] | None]
+"""``bind_parts(like, gradients, totals)`` gives the calls of a step of whole leaves.
+
+``like`` is one of the leaves, with entries of its own and the numbers of the step; gradients are
+laid out as the leaves. None where a leaf has to be stepped another way.
+"""
+
+
 class KernelError(ValueError):
     """A chain that the executor asked for cannot run; the text says why, and what can."""
 

@@ -7,7 +7,7 @@ for bit. Random numbers show whether it does, for each kind of stack: see :data:
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,20 +52,38 @@ class _Evidence:
         self._trials = 0
         self._differs = False
 
+    def is_open(self, stack: Sequence[Leaf]) -> bool:
+        """Return True if another trial may change what is known."""
+        return not self._differs and self._trials < self._wanted(stack)
+
+    @staticmethod
+    def _wanted(stack: Sequence[Leaf]) -> int:
+        return max(2, -(-EVIDENCE // (len(stack) * stack[0].param.numel())))
+
     def suffices(
         self, one_by_one: WholeLeaves, stages: Sequence[Stage], stack: Sequence[Leaf]
     ) -> bool:
         """Make one trial if some are missing, and return True if all had the reference's bits."""
-        wanted = max(2, -(-EVIDENCE // (len(stack) * stack[0].param.numel())))
-        if not self._differs and self._trials < wanted:
+        if self.is_open(stack):
             is_equal = _is_equal(one_by_one, stages, stack, self._trials)
             self._differs = is_equal is False
             self._trials += is_equal is not None
-        return not self._differs and self._trials >= wanted
+        return not self._differs and not self.is_open(stack)
 
 
 _EVIDENCE: Cache[_Evidence] = Cache()
 """The evidence for each kind of stack."""
+
+
+class Stacks(NamedTuple):
+    """How leaves are stepped, by their positions."""
+
+    together: Sequence[Sequence[int]]
+    """Those that are stepped together."""
+    alone: Sequence[int]
+    """Those that are stepped one by one."""
+    settled: bool
+    """Whether the same leaves will be stepped in the same way from now on."""
 
 
 class StackedExecutor:
@@ -87,27 +105,43 @@ class StackedExecutor:
             leaves: with gradients.
             totals: the sum of each measured stage.
         """
-        left: list[Leaf] = []
-        for group in _groups(stages, leaves, left):
-            for stack in _stacks(group):
-                if len(stack) > 1 and self._is_trusted(stages, stack):
-                    _step_stack(self._one_by_one, stages, stack, totals)
-                else:
-                    left += stack
-        if left:
-            self._one_by_one.update_(stages, left, totals)
+        found = self.stacks_of(stages, leaves)
+        for places in found.together:
+            stack = [leaves[place] for place in places]
+            step_stack(self._one_by_one, stages, stack, totals)
+        if found.alone:
+            self._one_by_one.update_(stages, [leaves[place] for place in found.alone], totals)
 
-    def _is_trusted(self, stages: Sequence[Stage], stack: Sequence[Leaf]) -> bool:
-        """Return True if a stack of this kind has the reference's bits."""
+    def stacks_of(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> Stacks:
+        """Find out which leaves are stepped together; where evidence is missing, gather some.
+
+        Args:
+            stages: of the chain.
+            leaves: with gradients and the numbers of a step.
+        """
+        alone: list[int] = []
+        together, settled = [], True
+        for group in _groups(stages, leaves, alone):
+            for places in _stacks(leaves[group[0]].param, group):
+                stack = [leaves[place] for place in places]
+                evidence = self._evidence(stages, stack) if len(stack) > 1 else None
+                if evidence is not None and evidence.suffices(self._one_by_one, stages, stack):
+                    together.append(places)
+                else:
+                    alone += places
+                    settled &= evidence is None or not evidence.is_open(stack)
+        return Stacks(together, alone, settled)
+
+    def _evidence(self, stages: Sequence[Stage], stack: Sequence[Leaf]) -> _Evidence | None:
+        """Return what is known of stacks of this kind; None if they are never trusted."""
         if stack[0].param.numel() < SMALLEST:
-            return False
+            return None
         try:
             static, _, _ = signature(stages, stack[0])
         except UntraceableError:
-            return False
+            return None
         key = (tuple(stages), static, len(stack), torch.get_num_threads(), _kind(stack[0]))
-        evidence = _EVIDENCE.get_or_make(key, _Evidence)
-        return evidence.suffices(self._one_by_one, stages, stack)
+        return _EVIDENCE.get_or_make(key, _Evidence)
 
 
 def why_not_stacked(stages: Sequence[Stage]) -> str | None:
@@ -121,21 +155,21 @@ def why_not_stacked(stages: Sequence[Stage]) -> str | None:
 
 
 def _groups(
-    stages: Sequence[Stage], leaves: Sequence[Leaf], left: list[Leaf]
-) -> Iterator[list[Leaf]]:
-    """Leaves that may be stepped together; the others go to ``left``."""
+    stages: Sequence[Stage], leaves: Sequence[Leaf], alone: list[int]
+) -> Iterator[list[int]]:
+    """Leaves that may be stepped together, by position; the others go to ``alone``."""
     if why_not_stacked(stages) is not None:
-        left += leaves
+        alone += range(len(leaves))
         return
     count = Counter([leaf.param.shape for leaf in leaves])
     aliased = aliased_places(leaves) if len(count) < len(leaves) else set()
-    found: dict[Any, list[Leaf]] = {}
+    found: dict[Any, list[int]] = {}
     for place, leaf in enumerate(leaves):
         several = count[leaf.param.shape] > 1
         if several and place not in aliased and leaf.param.numel() and _stacks_well(stages, leaf):
-            found.setdefault((id(leaf.coefficients), _kind(leaf)), []).append(leaf)
+            found.setdefault((id(leaf.coefficients), _kind(leaf)), []).append(place)
         else:
-            left.append(leaf)
+            alone.append(place)
     yield from found.values()
 
 
@@ -156,9 +190,8 @@ def _kind(leaf: Leaf) -> tuple[Any, ...]:
     return tuple((one.shape, one.dtype, one.device) for one in tensors_of(leaf))
 
 
-def _stacks(group: Sequence[Leaf]) -> Iterator[Sequence[Leaf]]:
+def _stacks(like: Tensor, group: Sequence[int]) -> Iterator[Sequence[int]]:
     """A group in stacks of a power of two each, so that there are few kinds of stacks."""
-    like = group[0].param
     most = max(1, (STACK if like.is_cpu else STACK_ON_DEVICES) // like.numel())
     start = 0
     while start < len(group):
@@ -167,7 +200,7 @@ def _stacks(group: Sequence[Leaf]) -> Iterator[Sequence[Leaf]]:
         start += count
 
 
-def _step_stack(
+def step_stack(
     one_by_one: WholeLeaves,
     stages: Sequence[Stage],
     stack: Sequence[Leaf],
@@ -175,14 +208,14 @@ def _step_stack(
 ) -> None:
     """Step leaves of one kind together, and write what becomes of each."""
     columns = list(zip(*map(tensors_of, stack), strict=True))
-    whole = [_stacked(place, column) for place, column in enumerate(columns)]
+    whole = [stacked(place, column) for place, column in enumerate(columns)]
     one_by_one.update_(stages, [with_tensors(stack[0], whole)], totals)
     for place, (targets, values) in enumerate(zip(columns, whole, strict=True)):
         if place != 1:  # the gradient is only read
             foreach_copy_(list(targets), list(values.unbind(0)))
 
 
-def _stacked(place: int, column: Sequence[Tensor]) -> Tensor:
+def stacked(place: int, column: Sequence[Tensor]) -> Tensor:
     """Stack a tensor of each leaf in scratch."""
     one = column[0]
     piece = scratch(("stack", place), len(column) * one.numel(), one.dtype, one.device)
@@ -200,7 +233,7 @@ def _is_equal(
     together, alone = _drawn(stack, seed), _drawn(stack, seed)
     start = alone[0].param.clone()
     totals = [torch.ones((), dtype=torch.float64, device="cpu") for _ in stages]
-    _step_stack(one_by_one, stages, together, totals)
+    step_stack(one_by_one, stages, together, totals)
     one_by_one.update_(stages, alone, totals)
     pairs = zip(together, alone, strict=True)
     if not all(all(map(same_bits, tensors_of(a), tensors_of(b))) for a, b in pairs):

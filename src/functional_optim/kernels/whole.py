@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, eq=False)
-class _Known:
+class Known:
     """A program, and what gives it its scalar arguments."""
 
     program: Program
@@ -39,8 +39,13 @@ class _Known:
         """Return the memory of the program's temporaries."""
         return [_laid(i, one) for i, one in enumerate(self.program.scratch)]
 
+    def arguments(self, numbers: Numbers, totals: Sequence[Tensor]) -> tuple[Any, ...]:
+        """Return what the program is given beside the tensors of a leaf, in this thread."""
+        scalars = self.compute_scalars(numbers, totals)
+        return (*scalars, *views_of_scratch(self, self.memory))
 
-_Programs = Cache["_Known | str"]
+
+_Programs = Cache["Known | str"]
 """Programs by the layouts of tensors; of which there is none, why."""
 
 _PROGRAMS: Cache[_Programs] = Cache()
@@ -71,15 +76,25 @@ class WholeLeaves:
                 seen = leaf.coefficients
                 found, numbers = _programs_for(stages, leaf)
             tensors = tensors_of(leaf)
-            known: _Known | str = "its numbers or its tensors are no plain ones"
-            if found is not None and _are_plain(tensors):
-                layouts = tuple([(one.shape, one.dtype) for one in tensors])
-                known = found.get_or_make(layouts, lambda one=leaf: _written(stages, one))  # type: ignore[misc]  # called at once
+            known = _known(found, stages, leaf, tensors)
             if isinstance(known, str):
                 self._reference.update_(stages, [leaf], totals)
             else:
-                memory = views_of_scratch(known, known.memory)
-                known.program.step(*tensors, *known.compute_scalars(numbers, totals), *memory)
+                known.program.step(*tensors, *known.arguments(numbers, totals))
+
+
+def program_of(stages: Sequence[Stage], leaf: Leaf) -> Known | str:
+    """Return the program that steps a leaf as a whole; or the reason why there is none."""
+    return _known(_programs_for(stages, leaf)[0], stages, leaf, tensors_of(leaf))
+
+
+def _known(
+    found: _Programs | None, stages: Sequence[Stage], leaf: Leaf, tensors: Sequence[Tensor]
+) -> Known | str:
+    if found is None or not _are_plain(tensors):
+        return "its numbers or its tensors are no plain ones"
+    layouts = tuple([(one.shape, one.dtype) for one in tensors])
+    return found.get_or_make(layouts, lambda: _written(stages, leaf))
 
 
 def _programs_for(stages: Sequence[Stage], leaf: Leaf) -> tuple[_Programs | None, Numbers]:
@@ -93,11 +108,11 @@ def _programs_for(stages: Sequence[Stage], leaf: Leaf) -> tuple[_Programs | None
     return _PROGRAMS.get_or_make((tuple(stages), shape), Cache), numbers
 
 
-def _written(stages: Sequence[Stage], leaf: Leaf) -> _Known | str:
+def _written(stages: Sequence[Stage], leaf: Leaf) -> Known | str:
     try:
         shape, numbers, _ = signature(stages, leaf)
         trace, validated = shaped_trace(stages, leaf, shape, numbers)
-        return _Known(whole_program(trace, validated), trace.compute_scalars)
+        return Known(whole_program(trace, validated), trace.compute_scalars)
     except UntraceableError as error:
         return str(error)
 

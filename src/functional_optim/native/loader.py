@@ -57,6 +57,31 @@ class Loops(Protocol):
         """Copy tensors to the places; False, with nothing written, where Python has to."""
         ...
 
+    def walk(self, tree: Any, /) -> tuple[list[Any], list[Any]] | None:
+        """Return the tensors of a tree, and its form: the class and length of each container.
+
+        None if the tree holds anything but plain tensors, None, tuples and lists.
+        """
+        ...
+
+    def lay_out(self, tensors: list[Any], written: list[bool], slots: list[int], /) -> Any | None:
+        """Record layouts for :meth:`locate`, which a guard takes too; None as for ``remember``.
+
+        Args:
+            tensors: that a step reads or writes.
+            written: for each, whether the step writes to it.
+            slots: for each, the position of its pointer in the table, or -1.
+        """
+        ...
+
+    def locate(self, layout: Any, tensors: list[Any], /) -> bytes | None:
+        """Return the pointers of tensors.
+
+        None if a layout changed, a written tensor is an inference tensor or computed by autograd,
+        or it shares memory with another tensor. Memory is compared only if an address changed.
+        """
+        ...
+
     def addresses(self, places: Any, tensors: list[Any], taken: Any, /) -> bytes | None:
         """Return pointers to tensors; None if a layout changed, or memory overlaps ``closed``."""
         ...

@@ -11,6 +11,7 @@
 
 #include "places.hpp"
 #include "sources.hpp"
+#include "trees.hpp"
 
 namespace {
 
@@ -20,36 +21,8 @@ PyObject* remember(PyObject*, PyObject* list) {
     PyErr_SetString(PyExc_TypeError, "remember() takes a list of tensors");
     return nullptr;
   }
-  std::unique_ptr<Places> places;
-  try {
-    places = std::make_unique<Places>();
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
-      const at::TensorImpl* impl = plain(PyList_GET_ITEM(list, i));
-      if (impl == nullptr || impl->layout() != c10::kStrided ||
-          impl->has_symbolic_sizes_strides()) {
-        Py_RETURN_NONE;
-      }
-      const auto sizes = impl->sizes();
-      const auto strides = impl->strides();
-      places->traits.push_back(
-          {keys_of(impl),
-           impl->dtype(),
-           impl->device(),
-           places->dims.size(),
-           sizes.size(),
-           address_of(impl),
-           static_cast<size_t>(impl->numel()) * impl->itemsize(),
-           impl->unsafe_storage().nbytes()});
-      places->dims.insert(places->dims.end(), sizes.begin(), sizes.end());
-      places->dims.insert(places->dims.end(), strides.begin(), strides.end());
-      const auto* base = static_cast<const char*>(impl->unsafe_storage().data());
-      places->spans.push_back({base, base + places->traits.back().storage});
-      places->on_cpu = places->on_cpu && impl->is_cpu();
-      places->dense = places->dense && (impl->is_cpu() || impl->is_cuda()) &&
-          impl->is_non_overlapping_and_dense_or_false();
-    }
-    join(places->spans);
-  } catch (const std::exception&) {
+  auto places = std::make_unique<Places>();
+  if (!remember_in(list, *places)) {
     Py_RETURN_NONE;
   }
   return PyCapsule_New(places.release(), kName, destroy);
@@ -328,6 +301,10 @@ PyMethodDef methods[] = {
     {"advance_each", advance_each, METH_O, nullptr},
     {"common", common, METH_O, nullptr},
     {"copy", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(copy)), METH_FASTCALL, nullptr},
+    {"walk", walk, METH_O, nullptr},
+    {"lay_out", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(lay_out)), METH_FASTCALL,
+     nullptr},
+    {"locate", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(locate)), METH_FASTCALL, nullptr},
     {"addresses", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(addresses)), METH_FASTCALL,
      nullptr},
     {nullptr, nullptr, 0, nullptr}};

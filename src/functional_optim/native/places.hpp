@@ -37,6 +37,12 @@ struct Places {
   std::vector<int64_t> dims;
   bool dense = true;  // in memory that has addresses
   bool on_cpu = true;  // so that, if dense, copying one is copying its bytes
+  // Of a layout (see trees.hpp), for each tensor:
+  std::vector<char> written;      // whether a step writes to it
+  std::vector<Py_ssize_t> slots;  // the position of its pointer in the table, or -1
+  Py_ssize_t pointers = 0;        // in the table
+  std::vector<const char*> last;  // the addresses at which the tensors were last found to be disjoint
+  std::vector<Span> closed;       // the memory of those that are written, in order
 };
 
 uint64_t keys_of(const at::TensorImpl* impl) {

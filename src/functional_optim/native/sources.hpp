@@ -59,6 +59,41 @@ bool among(const std::vector<Span>& spans, const Copy& copy) {
   return after != spans.begin() && copy.from < std::prev(after)->end;
 }
 
+// Record what tensors are like and where they are; false if one is no plain dense tensor.
+bool remember_in(PyObject* list, Places& places) {
+  try {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
+      const at::TensorImpl* impl = plain(PyList_GET_ITEM(list, i));
+      if (impl == nullptr || impl->layout() != c10::kStrided ||
+          impl->has_symbolic_sizes_strides()) {
+        return false;
+      }
+      const auto sizes = impl->sizes();
+      const auto strides = impl->strides();
+      places.traits.push_back(
+          {keys_of(impl),
+           impl->dtype(),
+           impl->device(),
+           places.dims.size(),
+           sizes.size(),
+           address_of(impl),
+           static_cast<size_t>(impl->numel()) * impl->itemsize(),
+           impl->unsafe_storage().nbytes()});
+      places.dims.insert(places.dims.end(), sizes.begin(), sizes.end());
+      places.dims.insert(places.dims.end(), strides.begin(), strides.end());
+      const auto* base = static_cast<const char*>(impl->unsafe_storage().data());
+      places.spans.push_back({base, base + places.traits.back().storage});
+      places.on_cpu = places.on_cpu && impl->is_cpu();
+      places.dense = places.dense && (impl->is_cpu() || impl->is_cuda()) &&
+          impl->is_non_overlapping_and_dense_or_false();
+    }
+    join(places.spans);
+  } catch (const std::exception&) {
+    return false;
+  }
+  return true;
+}
+
 // The places of as many dense tensors as there are in the list, on the CPU if that is asked; null
 // with an error, or without one where Python has to do it.
 const Places* places_for(PyObject* capsule, PyObject* list, bool on_cpu) {

@@ -14,12 +14,12 @@ from functional_optim.core.links import has_gates
 from functional_optim.core.state import State
 from functional_optim.core.tree import flatten, unflatten
 from functional_optim.core.unbroken import unbroken
-from functional_optim.kernels import check_executor, executor_for, in_place, is_measured
+from functional_optim.kernels import check_executor, executor_for, in_place
 from functional_optim.optimizer.bound import BoundOptimizer
 from functional_optim.optimizer.capturable import CapturableOptimizer
 from functional_optim.optimizer.explain import explain
 from functional_optim.optimizer.scripted import ScriptedOptimizer, build_scripted
-from functional_optim.plan import engine, pure_copies, pure_plans, reduction, tree_plans
+from functional_optim.plan import engine, reduction, tree_plan
 from functional_optim.plan.composed import one_step
 from functional_optim.plan.composed import trees as composed_trees
 from functional_optim.plan.composed.decider import Decider
@@ -136,12 +136,14 @@ class Optimizer(Chain):
         """
         optimizer = with_hyper(self, hyper) if hyper else self
         given = params, grads, state
-        made = None if measured or extra else self._update_by_plans(optimizer, given)
+        is_traced = torch.compiler.is_compiling()
+        has_plans = not (is_traced or self.is_composed or measured or extra)
+        made = tree_plan.step(optimizer, given) if has_plans else None
         if made is not None:
             return made
         if self.is_composed or extra:
             step = self._update_composed
-            if torch.compiler.is_compiling() and has_gates(self.links):
+            if is_traced and has_gates(self.links):
                 step = self._gates_are_not_traced
             return step(optimizer, params, grads, state, measured, extra or {})
         if measured:
@@ -149,22 +151,13 @@ class Optimizer(Chain):
         leaves, spec, states, items, positions = items_of(optimizer, params, grads, state)
         executor = executor_for(self.executor, [item.param for item in items], self.stages)
         results = engine.update(self.stages, executor, items, measured)
-        pure_plans.learn(optimizer, given, items, positions)
+        if has_plans:
+            tree_plan.learn(optimizer, given, items, positions, in_place=False)
         for position, (param, leaf_state) in zip(positions, results, strict=True):
             leaves[position] = param
             states[position] = leaf_state
         after, kept = unflatten(spec, params, self.namespace, leaves, states)
         return after, State(kept, state.shared)
-
-    def _update_by_plans(
-        self, optimizer: "Optimizer", given: tuple[Any, Any, State]
-    ) -> tuple[Any, State] | None:
-        """The pure step by what is known of trees like this one; None where nothing is."""
-        if torch.compiler.is_compiling():
-            return None
-        if not (self.is_composed or any(map(is_measured, self.stages))):
-            return pure_plans.make(optimizer, given)
-        return pure_copies.make(optimizer, given, optimizer.update_)
 
     def _update_composed(self, optimizer: Chain, *given: Any) -> tuple[Any, State]:
         """The pure step of an optimizer whose steps are decided as a whole."""
@@ -189,9 +182,9 @@ class Optimizer(Chain):
     ) -> None:
         """Make the step of :meth:`update` in the tensors of ``params`` and ``state``.
 
-        Gradients are not changed, and no memory that was allocated outlives the call: how a tree
-        is stepped is found out once and kept as long as all its tensors are there. It runs without
-        autograd, is not traced, and detaches what :meth:`init` computed from the parameters.
+        Gradients are not changed, and no memory that was allocated outlives the call: what is kept
+        for the next step holds no tensor of the tree. It runs without autograd, is not traced, and
+        detaches what :meth:`init` computed from the parameters.
         A gradient may be another parameter: it is read before that is written. Arguments and errors
         as for :meth:`update`; all are raised before anything is written. Ctrl-C waits for the step:
         all leaves are stepped and counted then, or none. Several threads must not step the same
@@ -209,14 +202,14 @@ class Optimizer(Chain):
         self, optimizer: "Optimizer", given: tuple[Any, Any, State], measured: Sequence[Tensor]
     ) -> None:
         """A step in place of leaves that have one chain: by a plan, or else one is made of it."""
-        if tree_plans.make(optimizer, given, measured):
+        if tree_plan.step_(optimizer, given, measured):
             return
         leaves, spec, _, items, positions = items_of(optimizer, *given)
         check_in_place(leaves, spec, items)
         executor = executor_for(self.executor, [item.param for item in items], self.stages)
         engine.update_(self.stages, executor, items, measured)
         forget_history(item.state for item in items)
-        tree_plans.learn(optimizer, given, items, positions)
+        tree_plan.learn(optimizer, given, items, positions, in_place=True)
 
     def _update_composed_(
         self,

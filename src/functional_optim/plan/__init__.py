@@ -21,8 +21,8 @@ To read, in this order:
     Step counts that are advanced as one; sums that measured stages need.
 ``guard``, ``gradients``, ``gradient_memory``
     What a guard looks at: tensors that lie where they lay, and gradients wherever they are.
-``tree_plans``, ``pure_plans``, with ``items``, ``flat_tree``, ``known_trees``, ``leaf_group``
-    How ``update_`` and ``update`` find the plan of a tree again, without holding the tree.
+``tree_plan``, with ``items``, ``tree``
+    Plans of ``update_`` and ``update``, which hold no tensor: pointers are an argument of a step.
 ``composed/``
     The same for optimizers whose leaves differ in their stages, or that keep shared numbers.
 ``flat/``

@@ -6,18 +6,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim._torch import is_functorch_wrapped_tensor
 from functional_optim.core.leaf import PLAIN
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import state_tensors
 from functional_optim.kernels import Chunks, Executor, Leaf
-from functional_optim.kernels.chunks import Table, joined, tensors_of
+from functional_optim.kernels.chunks import Table, aliased_places, joined, tensors_of
+from functional_optim.kernels.executor import Wholes
 from functional_optim.kernels.rounding import note_rounding
 from functional_optim.plan.chunk import Chunk, Way
 from functional_optim.plan.counts import Counts
 from functional_optim.plan.gradients import GradientAddresses
 from functional_optim.plan.guard import DTYPE, SHAPE
 from functional_optim.plan.item import Item, leaf_at_first_step
-from functional_optim.plan.ways import ByLists, ByPacks, ByTable
+from functional_optim.plan.ways import ByLists, ByPacks, ByTable, ByWholes
 
 
 def state_of(item: Item) -> list[Tensor]:
@@ -42,16 +44,14 @@ def chunks_of(
         groups: for each, whose hyper-parameters it has.
         counted: whether steps of them are counted.
     """
-    if executor.in_chunks(stages) is not None:
-        for item in {id(item.hypers): item for item in items if item.hypers}.values():
-            note_rounding(stages, leaf_at_first_step(stages, item))
-    by_chunks = executor.in_chunks(stages)
+    by_chunks = stepper_of(stages, executor, items)
     if by_chunks is None:
-        return []
+        wholes = executor.in_wholes(stages)
+        return [] if wholes is None else _whole_leaves(stages, wholes, items, groups, counted)
     marks: dict[Any, tuple[int, ...]] = {}
     leaves, places = [], {}
     for place, (item, group) in enumerate(zip(items, groups, strict=True)):
-        if all(map(_may_lie_in_table, [*state_of(item), item.grad])):
+        if all(map(may_lie_in_table, [*state_of(item), item.grad])):
             # One object for all leaves of a group at one step, as their coefficients are.
             mark = marks.setdefault((group, int(item.state.step)), (group,))
             leaves.append(Leaf(item.param, item.grad, item.state.stages, mark, item.name))
@@ -81,7 +81,80 @@ def chunks_of(
     return found
 
 
-def _may_lie_in_table(tensor: Tensor) -> bool:
+def _whole_leaves(
+    stages: Sequence[Stage],
+    wholes: Wholes,
+    items: Sequence[Item],
+    groups: Sequence[int],
+    counted: bool,
+) -> list[Chunk]:
+    """The chunks of a chain that needs whole tensors; a chunk of it is leaves, as they are."""
+    leaves, places = [], []
+    for place, item in enumerate(items):
+        if all(map(may_lie_in_table, [*state_of(item), item.grad])):
+            leaves.append(Leaf(item.param, item.grad, item.state.stages, (), item.name))
+            places.append(place)
+    aliased = aliased_places(leaves)
+    found: dict[Any, list[int]] = {}
+    for number, (place, leaf) in enumerate(zip(places, leaves, strict=True)):
+        tensors = tensors_of(leaf)
+        if number not in aliased and all(map(_is_whole, tensors)):
+            dtypes = tuple(one.dtype for one in tensors)
+            step = int(items[place].state.step)
+            found.setdefault((groups[place], step, dtypes), []).append(place)
+    return [
+        _whole_chunk(stages, wholes, items, members, key[0], counted)
+        for key, members in found.items()
+    ]
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    plain = tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj()
+    return plain and not tensor.is_neg() and not is_functorch_wrapped_tensor(tensor)
+
+
+def _whole_chunk(
+    stages: Sequence[Stage],
+    wholes: Wholes,
+    items: Sequence[Item],
+    members: list[int],
+    group: int,
+    counted: bool,
+) -> Chunk:
+    own = [items[place]._replace(grad=items[place].param) for place in members]
+    leaves = [Leaf(one.param, one.param, one.state.stages, (), one.name) for one in own]
+    kinds = {(one.param.shape, one.param.dtype): one for one in leaves}
+    written = [one for item in items for one in state_of(item)]
+
+    def counts(places: Sequence[int]) -> Counts:
+        return Counts([own[k].state.step for k in places])
+
+    way = ByWholes(
+        wholes.bind_leaves(stages, leaves), list(kinds.values()), counts if counted else None
+    )
+    return Chunk(
+        stages,
+        wholes,
+        members,
+        members == list(range(len(items))),
+        group,
+        Counts([item.state.step for item in own]),
+        leaves[0]._replace(entries={}),
+        GradientAddresses([item.param for item in own], written),
+        (way,),
+    )
+
+
+def stepper_of(stages: Sequence[Stage], executor: Executor, items: Sequence[Item]) -> Chunks | None:
+    """Return what steps some leaves in chunks; None if each is stepped as it is."""
+    if executor.in_chunks(stages) is not None or executor.in_wholes(stages) is not None:
+        for item in {id(item.hypers): item for item in items if item.hypers}.values():
+            note_rounding(stages, leaf_at_first_step(stages, item))
+    return executor.in_chunks(stages)
+
+
+def may_lie_in_table(tensor: Tensor) -> bool:
+    """Return True if a kernel may be given a pointer to a tensor."""
     plain = type(tensor) in PLAIN and tensor.layout == torch.strided
     plain = plain and (tensor.is_cpu or tensor.is_cuda)
     return plain and not tensor.is_complex() and not tensor.is_inference()

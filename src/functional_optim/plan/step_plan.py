@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.checks import check_grad
+from functional_optim.core.forms import map_state, real_view
 from functional_optim.core.stage import Stage
-from functional_optim.kernels import Executor
+from functional_optim.kernels import Executor, Leaf
 from functional_optim.kernels.kernel import Call
 from functional_optim.plan import engine
 from functional_optim.plan.chunk import Chunk, Numbers
@@ -98,7 +99,9 @@ class StepPlan:
         self._chunks = chunks
         # In the gradient's place stands what is there anyway.
         self._items = [item._replace(grad=item.param) for item in items]
-        self._totals = Totals(stages, self._items, chunks)
+        params = [item.param for item in items]
+        self._totals = Totals(stages, [chunk.members for chunk in chunks], params)
+        self._has_complex = any(one.is_complex() for one in params)
         self._groups = list(groups)
         known = {place for chunk in self._chunks for place in chunk.members}
         self._others = [place for place in range(len(items)) if place not in known]
@@ -173,7 +176,7 @@ class StepPlan:
                 leaves = self._leaves(range(len(self._items)), gradients, hypers, numbers)
                 totals = engine.totals(self._stages, self._executor, *leaves, measured)
             else:
-                totals = self._totals.of(gradients, measured)
+                totals = self._sums(gradients, measured)
         calls: list[tuple[Chunk, Call]] = []
         for chunk in taken:
             for way in chunk.ways + chunk.otherwise if one_by_one else chunk.ways:
@@ -193,6 +196,20 @@ class StepPlan:
             )
         written = self._written if calls else ()
         return Steps(first, calls, written, self._counted, (gradients, totals))
+
+    def _sums(self, gradients: list[Tensor], measured: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return all totals, where every leaf is in a chunk."""
+        seen = list(map(real_view, gradients)) if self._has_complex else gradients
+
+        def leaf(k: int, coefficients: tuple[Any, ...]) -> Leaf:
+            """Return a leaf as stages see it."""
+            param, states = self._items[k].param, self._items[k].state.stages
+            if param.is_complex():
+                param, states = real_view(param), tuple(map(_real, states))
+            return Leaf(param, seen[k], states, coefficients, self._items[k].name)
+
+        own = [chunk.coefficients for chunk in self._chunks]
+        return self._totals.of(self._chunks[0].executor, own, seen, measured, leaf)
 
     def _leaves(
         self,
@@ -221,7 +238,7 @@ class StepPlan:
 
     def holds(self) -> bool:
         """Return True if leaves are what they were."""
-        if not self.has_common_counts():
+        if not self._has_common_counts():
             return False
         return not self._tensors or self._guard.hold(self._tensors)
 
@@ -230,16 +247,8 @@ class StepPlan:
         there = self._guard.hold(self._tensors) if self._tensors else True
         return there and (not self._others or self._others_hold())
 
-    @property
-    def has_chunks(self) -> bool:
-        """Return True if a kernel steps any of the leaves where they lie."""
-        return bool(self._chunks)
-
-    def has_common_counts(self) -> bool:
-        """Return True if the leaves of each chunk have equal step counts; part of :meth:`holds`.
-
-        For who has seen that all tensors are where they were.
-        """
+    def _has_common_counts(self) -> bool:
+        """Return True if the leaves of each chunk have equal step counts."""
         for chunk in self._chunks:
             made = chunk.counts.common()
             if made is None or not (made or self._may_begin):
@@ -250,6 +259,10 @@ class StepPlan:
     def _others_hold(self) -> bool:
         started = self._may_begin or all(int(self._items[k].state.step) for k in self._others)
         return started and self._apart.hold()
+
+
+def _real(state: Any) -> Any:
+    return map_state(real_view, state)
 
 
 def _made(numbers: Numbers, groups: Mapping[int, int], item: Item) -> Made:

@@ -1,75 +1,67 @@
 """The totals that a planned step needs over all of its leaves."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from functional_optim.core.forms import map_state, real_view
 from functional_optim.core.stage import Stage
-from functional_optim.kernels import HandedOn, Leaf, is_measured, total_of
-from functional_optim.plan.chunk import Chunk
-from functional_optim.plan.item import Item
+from functional_optim.kernels import Chunks, HandedOn, Leaf, is_measured, total_of
 
 
 class Totals:
-    """Takes the totals of the measured stages of a chain.
+    """Takes the totals of the measured stages of a chain. It holds no tensor.
 
     Args:
         stages: of the chain.
-        items: the leaves of the plan.
-        chunks: of them.
+        members: for each chunk, the positions of its leaves.
+        params: all parameters, by position.
     """
 
     def __init__(
-        self, stages: Sequence[Stage], items: Sequence[Item], chunks: Sequence[Chunk]
+        self, stages: Sequence[Stage], members: Sequence[Sequence[int]], params: Sequence[Any]
     ) -> None:
-        self._stages, self._items, self._chunks = stages, items, chunks
-        self._measured = [place for place, one in enumerate(stages) if is_measured(one)]
-        self.count = len(self._measured)
+        self._stages, self._members = stages, members
+        measured = [place for place, one in enumerate(stages) if is_measured(one)]
+        self.count = len(measured)
         """How many there are."""
-        kinds: dict[Any, tuple[Chunk, int]] = {}
-        for number, chunk in enumerate(chunks if self._measured else ()):
-            for k in chunk.members:
-                param = items[k].param
-                kinds.setdefault((number, param.shape, param.dtype), (chunk, k))
-        self._kinds = list(kinds.values())
+        self._first = measured[0] if measured else 0
+        kinds: dict[Any, int] = {}
+        for number, own in enumerate(members if measured else ()):
+            for k in own:
+                kinds.setdefault((number, params[k].shape, params[k].dtype), k)
+        self._kinds = [(number, k) for (number, *_), k in kinds.items()]
         """A leaf of each kind in each chunk."""
-        self._has_complex = any(one.param.is_complex() for one in items)
-        self._handed_on = HandedOn(stages[: self._measured[0]] if self._measured else ())
+        self._handed_on = HandedOn(stages[: self._first])
 
-    def of(self, gradients: list[Tensor], measured: Sequence[Tensor]) -> Sequence[Tensor]:
+    def of(
+        self,
+        executor: Chunks,
+        coefficients: Sequence[tuple[Any, ...]],
+        gradients: list[Tensor],
+        measured: Sequence[Tensor],
+        leaf: Callable[[int, tuple[Any, ...]], Leaf],
+    ) -> Sequence[Tensor]:
         """All of them, where every leaf is in a chunk.
 
         Args:
-            gradients: one for each leaf.
-            measured: those that are known.
+            executor: of the chunks.
+            coefficients: for each chunk, those of this step.
+            gradients: of all leaves, in their order.
+            measured: the totals that are known.
+            leaf: gives the leaf at a position, with coefficients, as stages see it.
         """
         with torch.no_grad():
-            if self._has_complex:
-                gradients = list(map(real_view, gradients))
-            first = self._measured[0]
-            now = [chunk.coefficients[:first] for chunk in self._chunks]
-            if now != self._handed_on.asked:
-                pairs = [(self._items[k], gradients[k], one) for one, k in self._kinds]
-                leaves = [_leaf(item, grad, one.coefficients) for item, grad, one in pairs]
-                self._handed_on.look(now, leaves)
-            if self.count == 1 and not measured and self._handed_on.gradients:
-                return [total_of(self._stages[first], gradients)]
-            coefficients: dict[int, tuple[Any, ...]] = {}
-            for chunk in self._chunks:
-                coefficients.update(dict.fromkeys(chunk.members, chunk.coefficients))
-            leaves = [
-                _leaf(item, gradients[k], coefficients[k]) for k, item in enumerate(self._items)
-            ]
-            return self._chunks[0].executor.totals(self._stages, leaves, measured)
-
-
-def _leaf(item: Item, gradient: Tensor, coefficients: tuple[Any, ...]) -> Leaf:
-    """A leaf as stages see it."""
-    param, states = item.param, item.state.stages
-    if param.is_complex():
-        param, gradient = real_view(param), real_view(gradient)
-        states = tuple(map_state(real_view, one) for one in states)
-    return Leaf(param, gradient, states, coefficients, item.name)
+            now = [one[: self._first] for one in coefficients]
+            handed_on = self._handed_on
+            if now != handed_on.asked:
+                handed_on = HandedOn(self._stages[: self._first])  # other threads may use the last
+                handed_on.look(now, [leaf(k, coefficients[number]) for number, k in self._kinds])
+                self._handed_on = handed_on
+            if self.count == 1 and not measured and handed_on.gradients:
+                return [total_of(self._stages[self._first], gradients)]
+            pairs = zip(self._members, coefficients, strict=True)
+            numbered = {k: one for own, one in pairs for k in own}
+            leaves = [leaf(k, numbered[k]) for k in sorted(numbered)]
+            return executor.totals(self._stages, leaves, measured)

@@ -12,7 +12,7 @@ from torch import Tensor
 from functional_optim.core.unbroken import unbroken
 from functional_optim.kernels import Leaf
 from functional_optim.kernels.chunks import Table
-from functional_optim.kernels.kernel import BindScalars, Call
+from functional_optim.kernels.kernel import BindParts, BindScalars, Call
 from functional_optim.kernels.packs import Pack, dense_packs
 from functional_optim.plan.chunk import Chunk
 from functional_optim.plan.counts import Counts
@@ -133,6 +133,44 @@ class ByPacks:
         bind = executor.bind_chunk
         steps = [partial(pack.step, bind, stages, own, totals) for pack in packs]
         return partial(unbroken, _in_turn, steps, count)
+
+
+class ByWholes:
+    """A call for each stack of leaves, and each leaf alone, of a chain that needs whole tensors.
+
+    Args:
+        bind: the steps of the leaves.
+        kinds: one of them for each shape.
+        counts: gives the step counts of leaves, for a step that is broken off between them; None
+            where this does not count.
+    """
+
+    def __init__(
+        self,
+        bind: BindParts,
+        kinds: Sequence[Leaf],
+        counts: Callable[[Sequence[int]], Counts] | None,
+    ) -> None:
+        self._bind, self._kinds, self._counts = bind, kinds, counts
+
+    def call(self, chunk: Chunk, gradients: list[Tensor], totals: Sequence[Tensor]) -> Call | None:
+        """Bind the step; None if a leaf has no program.
+
+        Raises:
+            RuntimeError: a rule refuses a shape or dtype.
+        """
+        chunk.require(list(map(chunk.numbered, self._kinds)))
+        like = chunk.numbered(chunk.like)
+        with torch.no_grad():
+            parts = self._bind(like, chunk.own(gradients), totals)
+        if parts is None:
+            return None
+
+        def count(k: int) -> None:
+            if self._counts is not None:
+                self._counts(parts[k][0]).advance()
+
+        return partial(unbroken, _in_turn, [step for _, step in parts], count)
 
 
 def _leaf(item: Item) -> Leaf:

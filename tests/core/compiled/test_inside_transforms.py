@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import Optimizer, adamw, chain, clip_by_global_norm, lion, schedule_free_adamw
-from functional_optim.plan import pure_copies, pure_plans
+from functional_optim.plan import tree_plan
 from tests.composition.trees import COMPOSED, grads_at, params_of
 from tests.tensors import assert_same
 
@@ -41,8 +41,7 @@ def _beside(step: Callable[[], object]) -> Callable[[Tensor], Tensor]:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pure_copies, "_KEPT", [])
-    monkeypatch.setattr(pure_plans, "_KEPT", [])
+    monkeypatch.setattr(tree_plan, "_PLANS", [])
 
 
 @pytest.mark.parametrize("transform", INSIDE)

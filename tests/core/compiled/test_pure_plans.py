@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from functional_optim import Optimizer, adagrad, adamw, rmsprop, sgd
-from functional_optim.plan import engine, pure_plans
+from functional_optim.plan import engine, tree_plan
 from tests.choices import case, each, pairs
 from tests.tensors import assert_same, normal, watched
 
@@ -62,7 +62,7 @@ def test_a_tangent_goes_through_a_step_that_was_planned() -> None:
 @pytest.fixture(autouse=True)
 def _every_step_is_worth_a_kernel(with_loops: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1)
-    pure_plans._KEPT.clear()
+    monkeypatch.setattr(tree_plan, "_PLANS", [])
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_plans_hold_no_tensor(name: str) -> None:
     try:
         for k in range(4):
             made = optimizer.update(params, grads(k), state)
-        assert pure_plans._KEPT
+        assert tree_plan._PLANS
         del params, state, made
         assert [one() for one in arrays] == [None] * len(arrays)
     finally:
@@ -204,13 +204,13 @@ def test_what_is_unlike_the_example_is_stepped_as_ever(name: str, change: Any) -
 
 def test_a_tree_that_no_kernel_steps_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
-    before = pure_plans.chunks_of
+    before = tree_plan._groups
 
-    def noted(stages: Any, executor: Any, items: Any, groups: Any) -> Any:
+    def noted(stages: Any, executor: Any, items: Any) -> Any:
         looked.append(len(items))
-        return before(stages, executor, items, groups)
+        return before(stages, executor, items)
 
-    monkeypatch.setattr(pure_plans, "chunks_of", noted)
+    monkeypatch.setattr(tree_plan, "_groups", noted)
     optimizer = adamw(0.1).using(executor="auto")
     gaps = {"a": normal(40, 2)[:, 0], "b": normal(5)}  # a column does not lie densely
     params, state = gaps, optimizer.init(gaps)

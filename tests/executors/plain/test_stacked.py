@@ -1,6 +1,7 @@
 """Matrices of one shape stepped together, with the reference's bits."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,7 +19,7 @@ from functional_optim import (
     weight_decay,
 )
 from functional_optim.core.stage import Link
-from functional_optim.kernels import EXECUTORS, ChunkExecutor, stacked
+from functional_optim.kernels import EXECUTORS, ChunkExecutor, bound_leaves, stacked
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.stacked import StackedExecutor, why_not_stacked
 from functional_optim.testing.compare import require_same
@@ -59,13 +60,18 @@ def steps(
 def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the stacks that are stepped."""
     found: list[int] = []
-    plain = stacked._step_stack
+    plain, bound = stacked.step_stack, bound_leaves._Together.step
 
     def counted(steps: Any, stages: Any, stack: Any, totals: Any) -> None:
         found.append(len(stack))
         plain(steps, stages, stack, totals)
 
-    monkeypatch.setattr(stacked, "_step_stack", counted)
+    def counted_bound(stack: Any, gradients: Any, rest: Any) -> None:
+        found.append(len(stack.places))
+        bound(stack, gradients, rest)
+
+    monkeypatch.setattr(stacked, "step_stack", counted)
+    monkeypatch.setattr(bound_leaves._Together, "step", counted_bound)
     return found
 
 
@@ -79,7 +85,8 @@ def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stacks are trusted without a trial."""
-    monkeypatch.setattr(StackedExecutor, "_is_trusted", lambda *_: True)
+    trusted = SimpleNamespace(suffices=lambda *_: True)
+    monkeypatch.setattr(StackedExecutor, "_evidence", lambda *_: trusted)
 
 
 @pytest.mark.usefixtures("trusting")
