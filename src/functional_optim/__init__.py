@@ -115,16 +115,16 @@ from functional_optim.algorithms.sgd import trace
 from functional_optim.algorithms.sophia import scale_by_sophia
 from functional_optim.bounds import Interval
 from functional_optim.composition import chain, freeze, masked, partition
+from functional_optim.core import selectors as _selectors
 from functional_optim.core import stage as _stage
 from functional_optim.core import state as _state
-from functional_optim.core import where as _where
 from functional_optim.core.closure_optimizer import ClosureOptimizer
 from functional_optim.core.gate import Gate
 from functional_optim.core.leaf_input import LeafInput
+from functional_optim.core.selectors import if_any, labels, matching, with_shape
 from functional_optim.core.stage import Link, NoState, Rule, Transform
 from functional_optim.core.state import GateCounts, LeafState, Shared, State
 from functional_optim.core.tree import leaf_paths
-from functional_optim.core.where import if_any, labels, matching, with_shape
 from functional_optim.curvature import hutchinson
 from functional_optim.export import export_step
 from functional_optim.frontends import torch_closure as _torch_closure  # noqa: F401  registered
@@ -189,9 +189,14 @@ from functional_optim.wrappers import (
 
 __version__ = _installed_version()
 
-# Pickles of the first versions name these modules as they were.
+# Pickles of earlier versions name these modules as they were.
 sys.modules.update(
-    {f"{__name__}.{one.__name__.rpartition('.')[2]}": one for one in (_stage, _state, _where)}
+    {
+        f"{__name__}.stage": _stage,
+        f"{__name__}.state": _state,
+        f"{__name__}.where": _selectors,
+        f"{__name__}.core.where": _selectors,
+    }
 )
 
 __all__ = [

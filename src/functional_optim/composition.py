@@ -14,8 +14,8 @@ from functional_optim.core.brief import brief
 from functional_optim.core.closure_optimizer import refuse_closure
 from functional_optim.core.links import FREEZE, join, moved, no_part, order, under
 from functional_optim.core.overrides import Override
+from functional_optim.core.selectors import HasLabel, Shape, Where, both, check_where
 from functional_optim.core.stage import Link, NoState, Rule, rows_of_sparse
-from functional_optim.core.where import HasLabel, Shape, Where, both, check_where
 from functional_optim.optimizer import Optimizer
 
 

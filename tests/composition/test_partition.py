@@ -23,7 +23,7 @@ from functional_optim import (
     weight_decay,
     with_shape,
 )
-from functional_optim.core.where import Selector
+from functional_optim.core.selectors import Selector
 
 from ..choices import case
 from ..tensors import assert_same

@@ -16,7 +16,7 @@ MOVED = {
     b"functional_optim.core.stage\n": b"functional_optim.stage\n",
     b"functional_optim.core.stage_defaults\n": b"functional_optim.stage\n",
     b"functional_optim.core.gate\n": b"functional_optim.stage\n",
-    b"functional_optim.core.where\n": b"functional_optim.where\n",
+    b"functional_optim.core.selectors\n": b"functional_optim.where\n",
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from functional_optim import export_step, if_any, sgd
-from functional_optim.core.unmet import check_used
+from functional_optim.core.unmatched_selectors import check_used
 from functional_optim.optimizer.pointwise import require_pointwise
 from tests.choices import each_value
 

@@ -1,11 +1,19 @@
-"""Tensors that are parts of one buffer, each with a storage of its own."""
+"""Tensors that are parts of one buffer, each with a storage of its own; memory for buffers."""
 
+import mmap
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack, to_dlpack
+
+LEAST_BYTES = 1 << 20
+"""From here on: a smaller tensor shares its pages with others."""
+
+_LEAD = 64
+"""Bytes of the first page that are left out: there, the large tensors of torch begin. Two that are
+read together are read faster if they begin alike."""
 
 
 class BufferMemory:
@@ -92,3 +100,22 @@ def buffer_of(tensor: Tensor) -> Tensor | None:
 
 _MEMORIES: WeakValueDictionary[tuple[torch.device, int], BufferMemory] = WeakValueDictionary()
 """By the device and the address of the first element of each part."""
+
+
+def lazy_zeros(like: Tensor) -> Tensor:
+    """Zeros like a flat tensor, on the CPU of pages that the system gives as they are written to.
+
+    ``torch.zeros`` writes its zeros. A buffer that is there in case that it is used would take as
+    much memory as one in use.
+
+    Args:
+        like: 1-D and contiguous.
+    """
+    size = like.numel() * like.element_size()
+    if not like.is_cpu or size < LEAST_BYTES or not hasattr(mmap, "MAP_ANONYMOUS"):
+        return torch.zeros_like(like)
+    try:
+        pages = mmap.mmap(-1, size + _LEAD, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:  # too many for the system: torch says so as it always does
+        return torch.zeros_like(like)
+    return torch.frombuffer(pages, dtype=like.dtype, offset=_LEAD, count=like.numel())

@@ -10,9 +10,9 @@ from functional_optim.core.global_step import has_global_schedule
 from functional_optim.core.hyper import copy_tensors, frozen
 from functional_optim.core.links import Links, apply, changes_of, is_composed, values, with_values
 from functional_optim.core.overrides import LeafChain, Override, chain_at, chains_of
+from functional_optim.core.selectors import Listed, Shape, Where, applies, check_where, if_any
 from functional_optim.core.stage import Link, Stage
 from functional_optim.core.tree import Path, flatten
-from functional_optim.core.where import Listed, Shape, Where, applies, check_where, if_any
 
 _Chain = TypeVar("_Chain", bound="Chain")
 

@@ -9,9 +9,9 @@ from functional_optim.core.brief import named
 from functional_optim.core.hyper import INHERITED
 from functional_optim.core.links import FREEZE, Change, Links, addresses, leads, under
 from functional_optim.core.overrides import Override
+from functional_optim.core.selectors import HasLabel, Labels, Where, layers_of
 from functional_optim.core.spelling import keywords, spell_link, spell_optimizer
 from functional_optim.core.stage import Link
-from functional_optim.core.where import HasLabel, Labels, Where, layers_of
 
 _LONGEST = 6
 """The most links that a public constructor builds."""

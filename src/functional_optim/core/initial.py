@@ -12,10 +12,10 @@ from functional_optim.core.aliasing import GivenMemory, copy_of
 from functional_optim.core.calling import started
 from functional_optim.core.compiling import remembered
 from functional_optim.core.dtensors import is_sharded
-from functional_optim.core.forms import map_state, real_view
 from functional_optim.core.hyper import are_unchanged, is_plain
 from functional_optim.core.stage import Stage
-from functional_optim.core.state import GateCounts, LeafState, field_tensors
+from functional_optim.core.state import GateCounts, LeafState, field_tensors, map_state
+from functional_optim.core.views import real_view
 from functional_optim.core.without_memory import WithoutMemory
 
 

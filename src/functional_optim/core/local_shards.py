@@ -12,8 +12,8 @@ from torch import Tensor
 
 from functional_optim._torch import is_strided_shard
 from functional_optim.core.dtensors import is_sharded, local, placed_as, sum_over_ranks
-from functional_optim.core.forms import map_state
 from functional_optim.core.stage import Stage, block_size_of
+from functional_optim.core.state import map_state
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

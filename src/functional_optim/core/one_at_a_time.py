@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from torch.compiler import is_compiling
 
-from functional_optim.core.unbroken import unbroken
+from functional_optim.core.interrupts import defer_interrupts
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _Result = TypeVar("_Result")
@@ -30,11 +30,11 @@ class StepLock:
             yield
 
     def alone(self, call: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
-        """A call in no two threads at a time, and unbroken by interrupts once it has begun."""
+        """A call in no two threads at a time, with interrupts deferred once it has begun."""
         if is_compiling():
             return call(*args, **kwargs)
         with self._held:
-            return unbroken(call, *args, **kwargs)
+            return defer_interrupts(call, *args, **kwargs)
 
 
 def one_at_a_time(method: _Method) -> _Method:

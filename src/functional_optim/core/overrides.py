@@ -8,9 +8,9 @@ from torch import Tensor
 
 from functional_optim.core.compiling import remembered
 from functional_optim.core.links import FREEZE, Change, Links, apply, reads_gradient
+from functional_optim.core.selectors import Shape, Where, applies
 from functional_optim.core.stage import Stage
 from functional_optim.core.tree import Path, path_name
-from functional_optim.core.where import Shape, Where, applies
 
 Override = tuple[Where, tuple[Change, ...]]
 

@@ -17,8 +17,8 @@ from functional_optim.core.hyper import NAME, Schedule, field_types, mapped, sho
 from functional_optim.core.links import Links, addresses
 from functional_optim.core.overrides import Override
 from functional_optim.core.scalars import concrete
+from functional_optim.core.selectors import Shape, applies
 from functional_optim.core.tree import Path
-from functional_optim.core.where import Shape, applies
 
 
 class Slot(NamedTuple):

@@ -4,7 +4,7 @@ A bucket, a shard or a checkpoint entry is then a slice of that tree, and a leaf
 or move to another rank without touching the others.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -68,3 +68,17 @@ def state_tensors(states: Iterable[Any]) -> list[Tensor]:
 _SAVED = (GateCounts, LeafState, Shared, State)
 _BEFORE = [(kind, f"functional_optim.state.{kind.__name__}") for kind in _SAVED]
 torch.serialization.add_safe_globals([*_SAVED, *_BEFORE])
+
+
+def map_state(function: Callable[..., Tensor], *states: Any) -> Any:
+    """Apply to every tensor of one stage's State (and of more States of the same kind)."""
+    first = states[0]
+    if first == ():
+        return first
+    fields: list[Any] = []
+    for values in zip(*states, strict=True):
+        if isinstance(values[0], list):
+            fields.append([function(*items) for items in zip(*values, strict=True)])
+        else:
+            fields.append(function(*values))
+    return type(first)(*fields)

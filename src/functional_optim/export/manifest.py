@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import fake_tensor_mode
-from functional_optim.core.forms import map_state, real_view
 from functional_optim.core.initial import init_leaf
 from functional_optim.core.links import stage_labels
 from functional_optim.core.slots import Slotted, filled
 from functional_optim.core.stage import Stage
-from functional_optim.core.state import state_tensors
+from functional_optim.core.state import map_state, state_tensors
+from functional_optim.core.views import real_view
 
 LISTS = ("params", "grads", "states", "steps", "hyper")
 """The arguments of a program, each a list of tensors."""

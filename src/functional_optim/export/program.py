@@ -16,11 +16,10 @@ from torch import Tensor
 
 from functional_optim._torch import is_higher_order, is_mutable
 from functional_optim.core.aliasing import laid_as
-from functional_optim.core.forms import map_state
 from functional_optim.core.leaf import Leaf, require_kept
 from functional_optim.core.slots import Slotted
 from functional_optim.core.stage import Rule, Stage, Transform
-from functional_optim.core.state import state_tensors
+from functional_optim.core.state import map_state, state_tensors
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.lowering import Lowered
 from functional_optim.kernels.reference import ReferenceExecutor

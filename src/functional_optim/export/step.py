@@ -11,15 +11,15 @@ from torch import Tensor
 
 from functional_optim.core.chain import require_one_dense_chain
 from functional_optim.core.checks import check_writable
-from functional_optim.core.forms import real_view
 from functional_optim.core.local_shards import check_whole
 from functional_optim.core.overrides import shape_of
+from functional_optim.core.selectors import applies
 from functional_optim.core.slots import Slotted, all_slots, choices, slotted
 from functional_optim.core.spelling import format_stage
 from functional_optim.core.state import State, state_tensors
 from functional_optim.core.tree import Path as TreePath
 from functional_optim.core.tree import flatten, flatten_like, leaf_states, path_name
-from functional_optim.core.where import applies
+from functional_optim.core.views import real_view
 from functional_optim.export.manifest import (
     LISTS,
     Entry,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import version_of
-from functional_optim.core.unbroken import unbroken
+from functional_optim.core.interrupts import defer_interrupts
 
 Views = dict[str, Tensor] | list[Tensor]
 """By name, or in the order of the parameter groups where parameters have no names."""
@@ -97,7 +97,7 @@ class AveragedParams:
                 yield
                 changed = versions != list(map(version_of, params))
             finally:
-                unbroken(_write, params, before)
+                defer_interrupts(_write, params, before)
                 self._is_averaged = False
         if changed:
             raise RuntimeError(

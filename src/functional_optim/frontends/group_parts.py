@@ -8,7 +8,7 @@ from torch import Tensor
 from functional_optim.core.local_shards import check_takes_dtensor
 from functional_optim.core.overrides import LeafChain, shape_of
 from functional_optim.core.stage import Stage
-from functional_optim.core.unmet import Unmet
+from functional_optim.core.unmatched_selectors import UnmatchedSelectors
 from functional_optim.frontends.torch_groups import FROZEN_OPTIONS, own_options, require_options
 from functional_optim.optimizer import Optimizer
 
@@ -36,7 +36,7 @@ def divided(
     optimizer: Optimizer,
     group: Mapping[str, Any],
     first: int,
-    unmet: Unmet,
+    unmet: UnmatchedSelectors,
     check: CheckParam = check_takes_dtensor,
 ) -> list[GroupPart]:
     """A parameter group as groups that have one chain each, in the order of their first parameters.

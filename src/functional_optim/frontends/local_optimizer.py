@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from functional_optim.core.brief import brief
-from functional_optim.core.group_values import GroupValues
 from functional_optim.core.hyper import copy_tensors
+from functional_optim.core.known_options import KnownOptions
 from functional_optim.core.links import values
 from functional_optim.core.one_at_a_time import StepLock, one_at_a_time
 from functional_optim.core.stage import Link
@@ -254,7 +254,7 @@ class FunctionalOptimizer:
             chain,
         )
         self._taken: dict[int, GroupChain] = {}
-        self._known = GroupValues(beside=NOT_OPTIONS)
+        self._known = KnownOptions(beside=NOT_OPTIONS)
         self.param_groups: list[dict[str, Any]] = [
             guarded({**_parameters_of(inner), **one}, recipe.defaults)
             for inner, one in zip(self._inner.param_groups, options, strict=True)

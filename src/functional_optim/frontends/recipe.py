@@ -14,7 +14,7 @@ from functional_optim.core.expression import AUTO
 from functional_optim.core.hyper import are_unchanged
 from functional_optim.core.links import with_values
 from functional_optim.core.stage import Stage
-from functional_optim.core.unmet import Unmet
+from functional_optim.core.unmatched_selectors import UnmatchedSelectors
 from functional_optim.frontends.group_parts import GroupPart, divided, needs_groups
 from functional_optim.frontends.registry import (
     as_functional_optim,
@@ -112,7 +112,7 @@ class ComposedRecipe:
         return ComposedRecipe(listed(self.optimizer, shapes), self._executor)
 
     def parts(
-        self, group: Mapping[str, Any], first: int, unmet: Unmet
+        self, group: Mapping[str, Any], first: int, unmet: UnmatchedSelectors
     ) -> list[tuple[GroupPart, Recipe]]:
         """A parameter group as groups that have one chain each, each with its recipe.
 

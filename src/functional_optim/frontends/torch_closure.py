@@ -15,8 +15,8 @@ from functional_optim.core.closure_optimizer import (
 from functional_optim.core.compiling import uncompiled
 from functional_optim.core.flat_vector import check_one_device, flat_gradient, moved
 from functional_optim.core.hyper import are_unchanged, copy_tensors
+from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.one_at_a_time import StepLock
-from functional_optim.core.unbroken import unbroken
 from functional_optim.frontends import torch_optimizer
 from functional_optim.frontends.closure_interop import state_of_entries, torch_entries
 from functional_optim.frontends.torch_checkpoint import own_copy
@@ -140,7 +140,7 @@ class TorchClosureOptimizer(TorchOptimizer):
                 own.values,
             )
         except BaseException:
-            unbroken(_write, params, begun)
+            defer_interrupts(_write, params, begun)
             raise
         self._lock.alone(self._finish, params, after, state)
         return first

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.initial import none_made
+from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.links import Links
 from functional_optim.core.local_shards import check_takes_dtensor
 from functional_optim.core.overrides import LeafChain
 from functional_optim.core.state import LeafState, Shared, state_tensors
-from functional_optim.core.unbroken import unbroken
-from functional_optim.core.unmet import Unmet
+from functional_optim.core.unmatched_selectors import UnmatchedSelectors
 from functional_optim.frontends.composed_steps import GroupSteps
 from functional_optim.frontends.group_parts import CheckParam, GroupPart, divided
 from functional_optim.frontends.torch_flat import Entries, Group
@@ -70,7 +70,7 @@ class ComposedGroups:
         """Of each parameter group, its own optimizer and the places of its links."""
         self.names: list[tuple[str, ...]] = []
         """Of each parameter group, those of its hyper-parameters."""
-        self.unmet = Unmet(optimizer.links, optimizer.overrides)
+        self.unmet = UnmatchedSelectors(optimizer.links, optimizer.overrides)
         self.masks = MASKS
         """For how many sets of missing gradients steps are kept."""
         self.shared: Any = initial_shared(optimizer.links)
@@ -137,7 +137,7 @@ class ComposedGroups:
             given = of_parameters(links, every, params, extra) if extra else extra
             step = known.steps.prepared(links, chains, grads, self.shared, measured, given)
             if step is not None:
-                unbroken(known.steps.make, step, self.shared)
+                defer_interrupts(known.steps.make, step, self.shared)
                 return
         leaves = self.leaves(groups, state_of, gradients)
         extra = of_parameters(links, every, [k.param for k in leaves.leaves], extra)

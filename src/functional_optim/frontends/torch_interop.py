@@ -11,14 +11,13 @@ from torch import Tensor
 from functional_optim.core.chain import require_one_chain
 from functional_optim.core.checks import check_leaf_state
 from functional_optim.core.closure_optimizer import ClosureOptimizer
-from functional_optim.core.forms import map_state
 from functional_optim.core.hyper import frozen
 from functional_optim.core.links import values as links_values
+from functional_optim.core.selectors import if_any
 from functional_optim.core.stage import Link
-from functional_optim.core.state import LeafState, State
+from functional_optim.core.state import LeafState, State, map_state
 from functional_optim.core.torch_state import from_entries, to_entries
 from functional_optim.core.tree import Path, flatten, leaf_states, path_name
-from functional_optim.core.where import if_any
 from functional_optim.frontends.closure_interop import closure_from_torch, closure_state_dict
 from functional_optim.frontends.registry import (
     as_functional_optim,

@@ -17,9 +17,9 @@ from functional_optim._torch import (
 )
 from functional_optim.core.aliasing import copy_of
 from functional_optim.core.capturing import check_not_captured
-from functional_optim.core.forms import map_state
 from functional_optim.core.leaf import PLAIN, Leaf, Scalars, Stepped, is_measured, on_device
 from functional_optim.core.stage import Stage, block_size_of
+from functional_optim.core.state import map_state
 from functional_optim.kernels.bound_leaves import BoundLeaves
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.chunks import (

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from functional_optim.core.forms import map_state
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage, block_size_of
+from functional_optim.core.state import map_state
 
 POINTER = ctypes.c_void_p
 

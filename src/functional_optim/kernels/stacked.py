@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import foreach_copy_
-from functional_optim.core.forms import map_state
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage
-from functional_optim.core.state import state_tensors
+from functional_optim.core.state import map_state, state_tensors
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.chunks import NOTED, aliased_places, tensors_of, with_tensors
 from functional_optim.kernels.errors import UntraceableError

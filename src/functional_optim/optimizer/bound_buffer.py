@@ -15,11 +15,10 @@ from torch import Tensor
 
 from functional_optim._torch import version_of
 from functional_optim.core.brief import and_more
-from functional_optim.core.forms import map_state
 from functional_optim.core.initial import init_leaf, same_fields
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage, block_size_of
-from functional_optim.core.state import LeafState
+from functional_optim.core.state import LeafState, map_state
 from functional_optim.kernels.chunks import part, tensors_of, with_tensors
 from functional_optim.plan.flat.layout import FlatBuffer, Segment
 from functional_optim.plan.guard import NativeGuard

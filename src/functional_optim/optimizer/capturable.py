@@ -16,14 +16,14 @@ from functional_optim.core.capturing import is_capturing
 from functional_optim.core.chain import Chain, with_hyper
 from functional_optim.core.checks import check_grad
 from functional_optim.core.compiling import uncompiled_class
-from functional_optim.core.forms import map_state, real_view
 from functional_optim.core.hyper import mapped
 from functional_optim.core.local_shards import check_whole
 from functional_optim.core.one_at_a_time import one_at_a_time
 from functional_optim.core.overrides import paths_of, shape_of
 from functional_optim.core.slots import Slotted, slotted
 from functional_optim.core.stage import Stage, block_size_of
-from functional_optim.core.state import LeafState, State
+from functional_optim.core.state import LeafState, State, map_state
+from functional_optim.core.views import real_view
 from functional_optim.kernels import Leaf, Scalars, is_measured
 from functional_optim.kernels.chunks import tensors_of, why_not_flat, with_tensors
 from functional_optim.kernels.on_device import require_unlooked

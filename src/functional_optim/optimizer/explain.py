@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.chain import Chain, require_one_chain
-from functional_optim.core.forms import map_state, real_view
 from functional_optim.core.global_step import at_global_step
 from functional_optim.core.hyper import numbers, resolve
 from functional_optim.core.initial import init_leaf
 from functional_optim.core.stage import Stage, block_size_of, in_full_blocks
+from functional_optim.core.state import map_state
 from functional_optim.core.tree import flatten
+from functional_optim.core.views import real_view
 from functional_optim.kernels import EXECUTORS, Leaf
 from functional_optim.kernels.packs import LARGE, PACK
 from functional_optim.kernels.rounding import note_rounding

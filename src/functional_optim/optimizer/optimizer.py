@@ -10,10 +10,10 @@ from torch import Tensor
 from functional_optim.core.chain import Chain, with_hyper
 from functional_optim.core.checks import check_measured, forget_history
 from functional_optim.core.compiling import uncompiled
+from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.links import has_gates
 from functional_optim.core.state import State
 from functional_optim.core.tree import flatten, unflatten
-from functional_optim.core.unbroken import unbroken
 from functional_optim.kernels import check_executor, executor_for, in_place
 from functional_optim.optimizer.bound import BoundOptimizer
 from functional_optim.optimizer.capturable import CapturableOptimizer
@@ -196,7 +196,7 @@ class Optimizer(Chain):
             return
         if measured:
             check_measured(self.stages, measured)
-        unbroken(self._update_plain_, optimizer, (params, grads, state), measured)
+        defer_interrupts(self._update_plain_, optimizer, (params, grads, state), measured)
 
     def _update_plain_(
         self, optimizer: "Optimizer", given: tuple[Any, Any, State], measured: Sequence[Tensor]

@@ -18,7 +18,6 @@ from functional_optim.core.checks import (
     forget_history,
 )
 from functional_optim.core.compiling import uncompiled, uncompiled_class
-from functional_optim.core.forms import is_laid_apart, map_state, real_view
 from functional_optim.core.hyper import is_plain
 from functional_optim.core.leaf import is_measured
 from functional_optim.core.links import Links, with_values
@@ -26,8 +25,9 @@ from functional_optim.core.local_shards import check_whole
 from functional_optim.core.one_at_a_time import StepLock, one_at_a_time
 from functional_optim.core.overrides import hypers_of
 from functional_optim.core.stage import Link
-from functional_optim.core.state import LeafState, State, state_tensors
+from functional_optim.core.state import LeafState, State, map_state, state_tensors
 from functional_optim.core.tree import leaf_states, path_name
+from functional_optim.core.views import is_laid_apart, real_view
 from functional_optim.kernels import ReferenceExecutor
 from functional_optim.optimizer.torchscript import compile_program, run_unfused
 from functional_optim.plan import engine

@@ -16,12 +16,12 @@ from functional_optim.core.aliasing import GivenMemory, apart_from, laid_as
 from functional_optim.core.capturing import check_not_captured
 from functional_optim.core.compiling import uncompiled
 from functional_optim.core.dtensors import is_sharded, placed_as
-from functional_optim.core.forms import Form, map_state
+from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.leaf import Leaf, Stepped, is_measured, require_kept, require_room
 from functional_optim.core.local_shards import like
 from functional_optim.core.stage import Stage
-from functional_optim.core.state import LeafState, state_tensors
-from functional_optim.core.unbroken import unbroken
+from functional_optim.core.state import LeafState, map_state, state_tensors
+from functional_optim.core.views import Form
 from functional_optim.kernels.executor import Executor
 from functional_optim.kernels.reference import write
 from functional_optim.plan.item import Item, Made, on_host
@@ -58,7 +58,7 @@ def update(
         return given.apart(laid_as(placed_as(new, old), old))
 
     results = []
-    stepped = unbroken(executor.update, stages, entered, measured)
+    stepped = defer_interrupts(executor.update, stages, entered, measured)
     for item, form, leaf, seen, one in zip(items, forms, leaves, entered, stepped, strict=True):
         require_kept(seen, one)
         param, states = form.leave(leaf, one)
@@ -98,7 +98,7 @@ def update_(
     """
     # All of it: where an interrupt meets the end of a with statement, what was switched off there
     # stays off.
-    unbroken(_updated, stages, executor, items, measured, make)
+    defer_interrupts(_updated, stages, executor, items, measured, make)
 
 
 def _updated(
@@ -134,8 +134,8 @@ def prepared(
     """
     with torch.no_grad():
         measured = complete(stages, executor, items, measured, make)
-    entered = unbroken(_entered, stages, executor, items, make, measured)
-    return partial(unbroken, entered.write, stages, executor, measured, counts)
+    entered = defer_interrupts(_entered, stages, executor, items, make, measured)
+    return partial(defer_interrupts, entered.write, stages, executor, measured, counts)
 
 
 def totals(

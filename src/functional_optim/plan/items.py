@@ -19,7 +19,7 @@ from functional_optim.core.local_shards import check_takes_dtensor
 from functional_optim.core.overrides import chains_of, paths_of
 from functional_optim.core.state import State
 from functional_optim.core.tree import Path, flatten, flatten_like, leaf_states, path_name
-from functional_optim.core.unmet import check_used
+from functional_optim.core.unmatched_selectors import check_used
 from functional_optim.plan.composed.shared_numbers import initial_shared
 from functional_optim.plan.item import Item
 

@@ -6,7 +6,6 @@ import torch
 
 from functional_optim.core.checks import check_takes_dense, sparse_form
 from functional_optim.core.dtensors import is_sharded, local
-from functional_optim.core.forms import DENSE, Form, form_as_gradient, form_of, is_laid_apart
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.local_shards import (
     can_step_shards,
@@ -18,6 +17,7 @@ from functional_optim.core.local_shards import (
 )
 from functional_optim.core.stage import Stage
 from functional_optim.core.stage_defaults import takes_dense
+from functional_optim.core.views import DENSE, Form, form_as_gradient, form_of, is_laid_apart
 from functional_optim.kernels.executor import Executor
 from functional_optim.plan.item import Item, Made
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.checks import check_grad
-from functional_optim.core.forms import map_state, real_view
 from functional_optim.core.stage import Stage
+from functional_optim.core.state import map_state
+from functional_optim.core.views import real_view
 from functional_optim.kernels import Executor, Leaf
 from functional_optim.kernels.kernel import Call
 from functional_optim.plan import engine

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from functional_optim.core.unbroken import unbroken
+from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.kernels import Leaf
 from functional_optim.kernels.chunks import Table
 from functional_optim.kernels.kernel import BindParts, BindScalars, Call
@@ -132,7 +132,7 @@ class ByPacks:
 
         bind = executor.bind_chunk
         steps = [partial(pack.step, bind, stages, own, totals) for pack in packs]
-        return partial(unbroken, _in_turn, steps, count)
+        return partial(defer_interrupts, _in_turn, steps, count)
 
 
 class ByWholes:
@@ -170,7 +170,7 @@ class ByWholes:
             if self._counts is not None:
                 self._counts(parts[k][0]).advance()
 
-        return partial(unbroken, _in_turn, [step for _, step in parts], count)
+        return partial(defer_interrupts, _in_turn, [step for _, step in parts], count)
 
 
 def _leaf(item: Item) -> Leaf:

@@ -5,7 +5,7 @@ from typing import Any
 
 from functional_optim.core.chain import require_gradients_alone
 from functional_optim.core.stage import Stage
-from functional_optim.core.unmet import Unmet
+from functional_optim.core.unmatched_selectors import UnmatchedSelectors
 from functional_optim.frontends.group_parts import GroupPart
 from functional_optim.frontends.local_optimizer import Foreign
 from functional_optim.frontends.recipe import Chains, ComposedRecipe, GroupChain, Recipe
@@ -115,7 +115,7 @@ class Arranged:
         optimizer, self._stages = recipe.optimizer, recipe.optimizer.stages
         require_gradients_alone(optimizer, "DistributedOptimizer")
         self._beside = ("step", *ComposedGroups(optimizer).numbers())
-        unmet = Unmet(optimizer.links, optimizer.overrides)
+        unmet = UnmatchedSelectors(optimizer.links, optimizer.overrides)
         unmet.are_numbered = not all(group.named for group in self.groups)
         groups, first = self.groups, 0
         self.groups = []

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from functional_optim.core.group_values import GroupValues
+from functional_optim.core.known_options import KnownOptions
 from functional_optim.frontends.torch_groups import NOT_OPTIONS, options_of
 
 
@@ -51,7 +51,7 @@ class AcknowledgedOptions:
     def __init__(self, numbers: Mapping[str, Sequence[int]]) -> None:
         self._numbers = numbers
         self._version = 0
-        self._known = GroupValues(beside=NOT_OPTIONS)
+        self._known = KnownOptions(beside=NOT_OPTIONS)
         self._current: dict[str, Numbered] = {}
         self._acknowledged = dict.fromkeys(numbers, 0)
 

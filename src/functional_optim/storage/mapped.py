@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.chain import require_one_chain
-from functional_optim.core.forms import map_state
 from functional_optim.core.initial import init_leaf
-from functional_optim.core.state import LeafState, State, field_tensors, state_tensors
+from functional_optim.core.state import LeafState, State, field_tensors, map_state, state_tensors
 from functional_optim.core.tree import path_name
 from functional_optim.optimizer import Optimizer
 from functional_optim.plan.items import params_of

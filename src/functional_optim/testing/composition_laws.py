@@ -10,8 +10,8 @@ from torch import Tensor
 
 from functional_optim.composition import chain, freeze, masked, partition
 from functional_optim.core.hyper import is_plain
+from functional_optim.core.selectors import if_any
 from functional_optim.core.state import LeafState, Shared, State
-from functional_optim.core.where import if_any
 from functional_optim.kernels import needs_total
 from functional_optim.numeric import add, mul
 from functional_optim.optimizer import Optimizer

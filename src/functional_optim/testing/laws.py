@@ -13,9 +13,9 @@ import optree
 import torch
 from torch import Tensor
 
-from functional_optim.core.forms import real_view
 from functional_optim.core.stage import block_size_of
 from functional_optim.core.state import State
+from functional_optim.core.views import real_view
 from functional_optim.kernels import needs_total
 from functional_optim.optimizer import Optimizer
 from functional_optim.testing.compare import (

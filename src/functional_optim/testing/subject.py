@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from functional_optim.core.chain import tolerant
-from functional_optim.core.forms import map_state, real_view
-from functional_optim.core.state import LeafState, State
+from functional_optim.core.state import LeafState, State, map_state
 from functional_optim.core.torch_state import to_entries
+from functional_optim.core.views import real_view
 from functional_optim.optimizer import Optimizer
 from functional_optim.testing.inputs import fed
 from functional_optim.testing.runs import (

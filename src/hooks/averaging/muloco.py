@@ -2,7 +2,7 @@
 
 from functional_optim import Optimizer, adamw, labels, muon, partition, with_shape
 from functional_optim.core.hyper import Scalar
-from functional_optim.core.where import Where
+from functional_optim.core.selectors import Where
 
 
 def muloco_inner(

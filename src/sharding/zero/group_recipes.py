@@ -5,7 +5,7 @@ from typing import Any
 
 from functional_optim.core.global_step import has_global_schedule
 from functional_optim.core.links import keeps_shared
-from functional_optim.core.unmet import Unmet
+from functional_optim.core.unmatched_selectors import UnmatchedSelectors
 from functional_optim.frontends.group_parts import GroupPart
 from functional_optim.frontends.recipe import ComposedRecipe, Recipe
 from functional_optim.frontends.torch_groups import require_options
@@ -27,7 +27,9 @@ class GroupRecipes:
         self._sizes: list[int] = []
         self.parts: list[tuple[Optimizer, tuple[int, ...]]] = []
         """Where groups are divided, the optimizer of each, and the places of its links."""
-        self.unmet = Unmet(whole.optimizer.links, whole.optimizer.overrides if self.divides else ())
+        self.unmet = UnmatchedSelectors(
+            whole.optimizer.links, whole.optimizer.overrides if self.divides else ()
+        )
 
     @property
     def divides(self) -> bool:

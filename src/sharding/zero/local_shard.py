@@ -7,10 +7,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from functional_optim.core.forms import map_state
 from functional_optim.core.initial import Fields, fields_of, init_leaf
 from functional_optim.core.stage import Stage, block_size_of, in_full_blocks
-from functional_optim.core.state import LeafState
+from functional_optim.core.state import LeafState, map_state
 from functional_optim.core.torch_state import from_entries, to_entries
 from functional_optim.frontends.recipe import GroupChain
 from functional_optim.optimizer.bound_buffer import copy_states, keeps_flat_state

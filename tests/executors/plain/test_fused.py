@@ -27,9 +27,9 @@ from functional_optim import (
     sgd,
     weight_decay,
 )
-from functional_optim.core.forms import map_state
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Link, Stage
+from functional_optim.core.state import map_state
 from functional_optim.kernels import fused
 from functional_optim.kernels.fused import ULPS, FusedKernel
 from functional_optim.kernels.reference import ReferenceExecutor

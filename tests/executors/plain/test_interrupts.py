@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import functional_optim
 from functional_optim import Optimizer, TorchOptimizer, adamw, chain, clip_by_global_norm, sgd
-from functional_optim.core.unbroken import unbroken
+from functional_optim.core.interrupts import defer_interrupts
 
 from ...choices import case, pairs
 from ..support import Tree, assert_same, noise, same_bits, tensors
@@ -202,7 +202,7 @@ def test_a_second_interrupt_breaks_in() -> None:
 
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        unbroken(hangs)
+        defer_interrupts(hangs)
     assert lines == ["held back"]
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -214,15 +214,15 @@ def test_handlers_of_the_caller_stay_and_are_called() -> None:
         own = signal.getsignal(signal.SIGINT)
 
         def outer() -> str:
-            unbroken(interrupt)
+            defer_interrupts(interrupt)
             assert called == []
             return "done"
 
-        assert unbroken(outer) == "done"
+        assert defer_interrupts(outer) == "done"
         assert called == [signal.SIGINT]
         assert signal.getsignal(signal.SIGINT) is own
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        assert unbroken(lambda: signal.getsignal(signal.SIGINT)) == signal.SIG_IGN
+        assert defer_interrupts(lambda: signal.getsignal(signal.SIGINT)) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -230,7 +230,7 @@ def test_handlers_of_the_caller_stay_and_are_called() -> None:
 def test_an_error_is_raised_as_it_is_and_handlers_are_put_back() -> None:
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(ZeroDivisionError):
-        unbroken(lambda: 1 // 0)
+        defer_interrupts(lambda: 1 // 0)
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -238,7 +238,7 @@ def test_in_other_threads_it_is_the_plain_call() -> None:
     found: list[Any] = []
     before = signal.getsignal(signal.SIGINT)
     thread = threading.Thread(
-        target=lambda: found.append(unbroken(lambda: signal.getsignal(signal.SIGINT)))
+        target=lambda: found.append(defer_interrupts(lambda: signal.getsignal(signal.SIGINT)))
     )
     thread.start()
     thread.join()

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from functional_optim import Optimizer, adamw, chain, clip_by_global_norm, qhm
-from functional_optim.core.forms import map_state
-from functional_optim.core.state import LeafState, State
+from functional_optim.core.state import LeafState, State, map_state
 from functional_optim.kernels import chunks
 from functional_optim.testing.runs import laid_out
 

@@ -23,12 +23,12 @@ from functional_optim.core.checks import (
     check_param,
     forget_history,
 )
-from functional_optim.core.forms import map_state
 from functional_optim.core.hyper import resolve
 from functional_optim.core.initial import FieldsOf, FieldsOfTree, fields_of
+from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import chains_of, paths_of
-from functional_optim.core.state import GateCounts, LeafState, Shared, State
+from functional_optim.core.state import GateCounts, LeafState, Shared, State, map_state
 from functional_optim.core.tree import (
     flatten,
     flatten_like,
@@ -36,7 +36,6 @@ from functional_optim.core.tree import (
     path_name,
     unflatten,
 )
-from functional_optim.core.unbroken import unbroken
 from functional_optim.kernels import Executor
 from functional_optim.numeric import larger
 from functional_optim.plan import engine
@@ -193,7 +192,7 @@ def _shared_after(shared: Any, decided: Decider) -> Any:
 
 
 def update_(executor: Executor, decided: Decider, shared: Any) -> None:
-    """Make a step that was decided, in place, unbroken by interrupts.
+    """Make a step that was decided, in place, with interrupts deferred.
 
     Args:
         executor: that steps the leaves.
@@ -203,7 +202,7 @@ def update_(executor: Executor, decided: Decider, shared: Any) -> None:
     Raises:
         RuntimeError, KernelError: as of :func:`engine.prepared`; nothing was changed.
     """
-    unbroken(_written, executor, decided, shared)
+    defer_interrupts(_written, executor, decided, shared)
 
 
 def _written(executor: Executor, decided: Decider, shared: Any) -> None:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from functional_optim.core.leaf import is_measured, needs_total
 from functional_optim.core.links import Links
+from functional_optim.core.selectors import implies
 from functional_optim.core.stage import Stage
-from functional_optim.core.where import implies
 
 _MOST = 16
 """How many ways on are kept at a point: late leaves may be others each time."""

@@ -15,11 +15,10 @@ from torch import Tensor
 
 from functional_optim.core.chain import Chain
 from functional_optim.core.checks import check_grad
-from functional_optim.core.forms import map_state
+from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.leaf import PLAIN
 from functional_optim.core.overrides import paths_of
-from functional_optim.core.state import GateCounts, LeafState
-from functional_optim.core.unbroken import unbroken
+from functional_optim.core.state import GateCounts, LeafState, map_state
 from functional_optim.kernels import EXECUTORS, in_place
 from functional_optim.kernels.errors import NotPointwiseError
 from functional_optim.plan.composed.addends import is_simple
@@ -111,7 +110,7 @@ class ComposedTree:
             return False
         if step is None:
             return False
-        unbroken(self._steps.make, step, shared)
+        defer_interrupts(self._steps.make, step, shared)
         return True
 
     def learn(self, leaves: StepLeaves, decided: Decider) -> None:

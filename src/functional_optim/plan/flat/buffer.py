@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.buffer_memory import BufferMemory
-from functional_optim.core.forms import real_view
+from functional_optim.core.views import real_view
 
 
 @dataclass(frozen=True, slots=True)

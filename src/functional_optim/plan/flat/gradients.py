@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import DisableTorchFunction, foreach_copy_
+from functional_optim.core.buffer_memory import lazy_zeros
 from functional_optim.core.checks import check_grad
 from functional_optim.core.leaf import PLAIN
-from functional_optim.core.untouched import untouched_zeros
 from functional_optim.native import LOOPS
 from functional_optim.plan.flat.buffer import FlatBuffer, difference
 from functional_optim.plan.guard import MemoryGuard, kinds_of
@@ -41,7 +41,7 @@ class FlatGradients:
         self.given = given
         self.names = [segment.name for buffer in buffers for segment in buffer.segments]
         with torch.inference_mode(mode=False), torch.no_grad():
-            self.buffers = [untouched_zeros(buffer.data) for buffer in buffers]
+            self.buffers = [lazy_zeros(buffer.data) for buffer in buffers]
             views = [
                 view
                 for buffer, flat in zip(buffers, self.buffers, strict=True)

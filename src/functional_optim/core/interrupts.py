@@ -43,7 +43,7 @@ class _Held:
 _HELD = _Held()
 
 
-def unbroken(call: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
+def defer_interrupts(call: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
     """A call, with an interrupt (Ctrl-C) that comes meanwhile held back until it is done.
 
     A second one breaks in, so that what hangs can be ended. Where no function handles interrupts,

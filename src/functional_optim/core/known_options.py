@@ -8,7 +8,7 @@ from typing import Any
 from functional_optim.core.hyper import is_fixed
 
 
-class GroupValues:
+class KnownOptions:
     """Values of parameter groups when they were last read.
 
     Only values that cannot change inside are known again by identity: while a group has another
@@ -17,7 +17,7 @@ class GroupValues:
     Example::
 
         >>> groups = [{"lr": 0.1, "params": []}]
-        >>> known = GroupValues(beside=("params",))
+        >>> known = KnownOptions(beside=("params",))
         >>> known.hold(groups)
         False
         >>> known.learn(groups)

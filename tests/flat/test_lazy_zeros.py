@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from functional_optim.core.untouched import LEAST_BYTES, untouched_zeros
+from functional_optim.core.buffer_memory import LEAST_BYTES, lazy_zeros
 
 from ..choices import case, pairs
 
@@ -17,7 +17,7 @@ def test_they_are_zeros_like_any() -> None:
     ):
         with case(**chosen):
             like = torch.ones(chosen["size"], dtype=chosen["dtype"])
-            made = untouched_zeros(like)
+            made = lazy_zeros(like)
             assert made.dtype == like.dtype and made.shape == like.shape
             assert not made.any()
             assert made.data_ptr() % 16 == 0
@@ -27,9 +27,9 @@ def test_they_are_zeros_like_any() -> None:
 
 def test_elsewhere_they_are_torchs() -> None:
     like = torch.empty(LEAST_BYTES, device="meta")
-    assert untouched_zeros(like).device == like.device
+    assert lazy_zeros(like).device == like.device
 
 
 def test_where_there_are_no_such_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(sys.modules["mmap"], "MAP_ANONYMOUS")
-    assert torch.equal(untouched_zeros(torch.ones(LEAST_BYTES)), torch.zeros(LEAST_BYTES))
+    assert torch.equal(lazy_zeros(torch.ones(LEAST_BYTES)), torch.zeros(LEAST_BYTES))

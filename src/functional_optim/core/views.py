@@ -1,4 +1,4 @@
-"""The forms in which a leaf reaches a rule, and the way back.
+"""The view of a leaf that reaches a rule, and the way back.
 
 Rules see real, dense tensors. A complex leaf is seen as its real view; a sparse gradient, where
 every stage allows it, as the rows it stores, with the same rows of the parameter and its state.
@@ -14,20 +14,7 @@ from torch import Tensor
 
 from functional_optim.core.compiling import remembered
 from functional_optim.core.leaf import Leaf, Stepped
-
-
-def map_state(function: Callable[..., Tensor], *states: Any) -> Any:
-    """Apply to every tensor of one stage's State (and of more States of the same kind)."""
-    first = states[0]
-    if first == ():
-        return first
-    fields: list[Any] = []
-    for values in zip(*states, strict=True):
-        if isinstance(values[0], list):
-            fields.append([function(*items) for items in zip(*values, strict=True)])
-        else:
-            fields.append(function(*values))
-    return type(first)(*fields)
+from functional_optim.core.state import map_state
 
 
 def real_view(tensor: Tensor) -> Tensor:

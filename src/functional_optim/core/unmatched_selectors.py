@@ -7,14 +7,14 @@ from functional_optim.core.brief import some
 from functional_optim.core.hyper import shown
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import Override, shape_of
+from functional_optim.core.selectors import IfAny, applies, by_path, names, written
 from functional_optim.core.tree import Path, path_name
-from functional_optim.core.where import IfAny, applies, by_path, names, written
 
 _SHOWN = 8
 """How many paths an error names."""
 
 
-class Unmet:
+class UnmatchedSelectors:
     """Selectors that match no leaf seen so far.
 
     An override is to be meant for some leaf, and so is what a mask, a label or what is frozen says
@@ -83,9 +83,9 @@ def check_used(
     A tensor that stands alone has no path: a rule is tried on it, whichever leaves it is for.
 
     Raises:
-        ValueError: as of :meth:`Unmet.check`.
+        ValueError: as of :meth:`UnmatchedSelectors.check`.
     """
-    unmet = Unmet(links if any(paths) else (), overrides)
+    unmet = UnmatchedSelectors(links if any(paths) else (), overrides)
     for path, leaf in zip(paths, leaves, strict=True):
         unmet.see(path, leaf)
     unmet.check()
