@@ -10,7 +10,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         print(  # noqa: T201  what prints better is missing
             f"functional-optim: the command line needs {error.name}, which is not installed; "
-            'run: pip install "functional-optim[cli]"',
+            'run: pip install ".[cli]" in a clone',
             file=sys.stderr,
         )
         sys.exit(2)

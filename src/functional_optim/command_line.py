@@ -43,7 +43,7 @@ def load(entry: EntryPoint) -> click.Command:
         command = entry.load()
     except ModuleNotFoundError as error:
         needed = f"needs {error.name}, which is not installed"
-        text = f'{needed}; run: pip install "functional-optim[cli]"'
+        text = f'{needed}; run: pip install ".[cli]" in a clone'
         return _reporting(entry.name, f"({needed})", text, error)
     if not isinstance(command, click.Command):
         raise TypeError(

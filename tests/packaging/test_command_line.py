@@ -74,7 +74,7 @@ def test_without_click_it_says_what_to_install(
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert "needs click" in said
-    assert 'pip install "functional-optim[cli]"' in said
+    assert 'pip install ".[cli]" in a clone' in said
 
 
 def test_without_rich_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_without_rich_the_command_says_what_to_install(monkeypatch: pytest.Monke
     result = CliRunner().invoke(cli, ["demo"])
     assert result.exit_code == 2
     assert "'demo' needs rich" in result.output
-    assert 'pip install "functional-optim[cli]"' in result.output
+    assert 'pip install ".[cli]" in a clone' in result.output
 
 
 def test_an_entry_point_that_is_no_command_is_an_error() -> None:

@@ -128,7 +128,7 @@ def _require_hypothesis() -> None:
     except ModuleNotFoundError as error:
         raise click.UsageError(
             f"check needs {error.name}, which is not installed; "
-            'run: pip install "functional-optim[cli]"'
+            'run: pip install ".[cli]" in a clone'
         ) from error
 
 
