@@ -107,7 +107,7 @@ def _walk(tree: Any) -> tuple[list[Tensor], list[Any]] | None:
     return tensors, form
 
 
-class Chains:
+class TreeChains:
     """Chains of the leaves of a tree, by any optimizer with the same stages and selectors.
 
     Hyper-parameters may differ, as long as they need the state that is there.

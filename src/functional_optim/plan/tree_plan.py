@@ -42,7 +42,7 @@ from functional_optim.plan.chunks import may_lie_in_table, state_of, stepper_of
 from functional_optim.plan.counts import is_count
 from functional_optim.plan.item import Item, Made, coefficients_at, next_step
 from functional_optim.plan.totals import Totals
-from functional_optim.plan.tree import Chains, Given, Tree, tree_of
+from functional_optim.plan.tree import Given, Tree, TreeChains, tree_of
 
 Numbers = list[tuple[tuple[Any, ...], float]]
 """For each chunk of a plan, its hyper-parameters and the number of its step."""
@@ -148,7 +148,7 @@ class _Plan:
         paths, params = paths_of(tree.spec), [item.param for item in items]
         marks = [id(item.hypers) for item in items]
         self._spec, self._form, self._loops = tree.spec, tree.form, loops
-        self._chains = Chains(optimizer, marks, [paths[k] for k in positions], params)
+        self._chains = TreeChains(optimizer, marks, [paths[k] for k in positions], params)
         walks = map(loops.walk, (*tree.params, *tree.states, *tree.grads))
         starts = list(accumulate([len(one[0]) if one else 0 for one in walks], initial=0))
         size = len(tree.params)

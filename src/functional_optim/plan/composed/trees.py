@@ -27,7 +27,7 @@ from functional_optim.plan.composed.leaf_inputs import of_tree
 from functional_optim.plan.composed.step_leaves import StepLeaf, StepLeaves
 from functional_optim.plan.composed.steps import ComposedSteps
 from functional_optim.plan.guard import MemoryGuard
-from functional_optim.plan.tree import Chains, Given, Tree, tree_of
+from functional_optim.plan.tree import Given, Tree, TreeChains, tree_of
 
 PLANS = 8
 """Largest number of plans of one tree: for different optimizers and states."""
@@ -50,7 +50,7 @@ class ComposedTree:
         paths = paths_of(self._spec)
         params = [leaf.param for leaf in leaves]
         marks = [id(leaf.chain) for leaf in leaves]
-        self._chains = Chains(optimizer, marks, [paths[k.position] for k in leaves], params)
+        self._chains = TreeChains(optimizer, marks, [paths[k.position] for k in leaves], params)
         self._now = self._chains.of(optimizer) or []
         self._guard = MemoryGuard(tree.tensors)
         with torch.no_grad():
