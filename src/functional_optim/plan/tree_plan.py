@@ -98,7 +98,7 @@ class _Chunk:
                 like = _chunk_at(self.longest, tree, made)
                 bound = like and self.executor.bind_table(stages, like, table.elements)
                 call = None if bound is None else bound(made.coefficients, table, totals)
-                self.bound, self.retry = bound, 2.0 * float(made.step)
+                self.bound, self.retry = bound, 1.25 * float(made.step)
             if call is not None:
                 return [call]
         every = [_chunk_at(k, tree, made) for k in (self.longest, *self.alone)]
