@@ -97,7 +97,7 @@ def numbers(what: str) -> list[int]:
 
 def test_counts_are_those_of_the_code_and_the_tables() -> None:
     names = ({*transforms.__all__, *DIRECTIONS}, algorithms.__all__, schedules.__all__)
-    assert numbers("number") == [len(names[1]), len(names[0]), len(names[2])]
+    assert numbers("contents") == [len(names[1]), len(names[0]), len(names[2])]
     table = rows("agreement", "parity")
     equal = [row for row in table if "| torch.optim." in row]
     assert all(row.count("bit for bit") >= 4 for row in equal)

@@ -1,33 +1,17 @@
 """Transports, hooks, ZeRO and averagers over NCCL, on several real processes."""
 
-from typing import Any
-
 import pytest
 import torch
 
 from tests.choices import case, pairs
-from tests.ranks import Job, run_ranks
 from tests.transport.buffers import CUTS, DTYPES
 from tests.zero_hooks.runs import KINDS
 
 from . import over_nccl
+from .outcomes import EXACT, outcomes_of
 
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
-
-SECONDS = 60.0
-
-
-def outcomes_of(function: Any, cases: list[dict[str, Any]], ranks: int) -> list[Any]:
-    """Each case, and what was seen on the ranks that took part."""
-    jobs = {str(one): Job(function, one, SECONDS) for one in cases}
-    found = run_ranks(jobs, ranks=ranks, seconds=2 * SECONDS, fresh=True)
-    seen = []
-    for one in cases:
-        with case(**one):
-            results = [outcome.result() for outcome in found[str(one)]]
-        seen.append((one, [result for result in results if result is not None]))
-    return seen
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -61,9 +45,6 @@ ZERO = pairs(
     policy=("greedy", "elements"),
     members=(None, (1, 3)),
 )
-
-
-EXACT = ("tower", "unused", "mixed dtypes")
 
 
 def test_zero_hooks_are_one_process() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from . import sharded
-from .test_nccl import outcomes_of
+from .outcomes import outcomes_of
 
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)

@@ -8,7 +8,7 @@ import torch
 from tests.choices import case
 
 from . import streams
-from .test_nccl import EXACT, outcomes_of
+from .outcomes import EXACT, outcomes_of
 
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
