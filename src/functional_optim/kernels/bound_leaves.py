@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim._torch import foreach_copy_
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage
 from functional_optim.kernels.cache_key import CacheKey, key_of
@@ -19,7 +18,12 @@ from functional_optim.kernels.chunks import tensors_of, with_tensors
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.kernel import Part
 from functional_optim.kernels.signature import Numbers
-from functional_optim.kernels.stacked import StackedExecutor, stacked
+from functional_optim.kernels.stacked import (
+    StackedExecutor,
+    columns_of,
+    stacks_of,
+    step_columns,
+)
 from functional_optim.kernels.whole import Known, program_of
 
 
@@ -37,18 +41,17 @@ class _Together(NamedTuple):
 
     places: Sequence[int]
     known: Known
-    columns: list[list[Tensor]]
-    """All parameters, and all of each tensor of the state."""
+    params: list[Tensor]
+    states: list[list[Tensor]]
+    """All of each tensor of the state."""
 
     def step(self, gradients: list[Tensor], rest: Sequence[Tensor]) -> None:
-        """Bring them together, step, and bring the results back."""
-        param, *states = self.columns
-        written = [stacked(0, param)]
-        grad = stacked(1, gradients)
-        written += [stacked(place, column) for place, column in enumerate(states, 2)]
-        self.known.program.step(written[0], grad, *written[1:], *rest)
-        for targets, values in zip(self.columns, written, strict=True):
-            foreach_copy_(targets, list(values.unbind(0)))
+        """Step them by these gradients and the further arguments of the program."""
+
+        def step(whole: list[Tensor]) -> None:
+            self.known.program.step(*whole, *rest)
+
+        step_columns([self.params, gradients, *self.states], step)
 
 
 class BoundLeaves:
@@ -57,15 +60,19 @@ class BoundLeaves:
     Args:
         executor: knows which leaves may be stepped together.
         stages: of the chain.
-        leaves: none of which shares memory with another. Their gradients are not kept.
+        leaves: that share no memory. Their gradients are not kept.
     """
 
     def __init__(
         self, executor: StackedExecutor, stages: Sequence[Stage], leaves: Sequence[Leaf]
     ) -> None:
         self._executor, self._stages = executor, stages
-        self._leaves = [one._replace(param=one.param.detach(), entries=None) for one in leaves]
-        self._leaves = [one._replace(grad=one.param) for one in self._leaves]
+        params = [one.param.detach() for one in leaves]
+        # In the gradient's place stands what is there anyway.
+        self._leaves = [
+            one._replace(param=param, grad=param, entries=None)
+            for one, param in zip(leaves, params, strict=True)
+        ]
         self._key: CacheKey | None = None
         self._threads = 0
         self._settled = False
@@ -110,12 +117,11 @@ class BoundLeaves:
             alone.append(_Alone(place, known, param, states))
         together: list[_Together] = []
         for places in found.together:
-            columns = [list(one) for one in zip(*[tensors_of(leaves[k]) for k in places])]  # noqa: B905  of one kind
-            whole = [stacked(place, column) for place, column in enumerate(columns)]
-            known = program_of(self._stages, with_tensors(leaves[places[0]], whole))
+            columns = columns_of([leaves[k] for k in places])
+            known = program_of(self._stages, with_tensors(leaves[places[0]], stacks_of(columns)))
             if isinstance(known, str):
                 return False
-            together.append(_Together(places, known, [columns[0], *columns[2:]]))
+            together.append(_Together(places, known, columns[0], columns[2:]))
         self._alone, self._together, self._settled = alone, together, found.settled
         return True
 

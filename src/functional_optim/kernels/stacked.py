@@ -6,7 +6,7 @@ for bit. Random numbers show whether it does, for each kind of stack: see :data:
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -75,7 +75,7 @@ _EVIDENCE: Cache[_Evidence] = Cache()
 
 
 class Stacks(NamedTuple):
-    """How leaves are stepped, by their positions."""
+    """Division of leaves into stacks, by their positions."""
 
     together: Sequence[Sequence[int]]
     """Those that are stepped together."""
@@ -206,15 +206,38 @@ def step_stack(
     totals: Sequence[Tensor],
 ) -> None:
     """Step leaves of one kind together, and write what becomes of each."""
-    columns = list(zip(*map(tensors_of, stack), strict=True))
-    whole = [stacked(place, column) for place, column in enumerate(columns)]
-    one_by_one.update_(stages, [with_tensors(stack[0], whole)], totals)
+
+    def step(whole: list[Tensor]) -> None:
+        one_by_one.update_(stages, [with_tensors(stack[0], whole)], totals)
+
+    step_columns(columns_of(stack), step)
+
+
+def columns_of(stack: Sequence[Leaf]) -> list[list[Tensor]]:
+    """Return all parameters, all gradients, and all of each tensor of the state."""
+    return [list(column) for column in zip(*map(tensors_of, stack), strict=True)]
+
+
+def step_columns(columns: Sequence[list[Tensor]], step: Callable[[list[Tensor]], object]) -> None:
+    """Bring leaves together, step them as one, and bring the results back.
+
+    Args:
+        columns: as of :func:`columns_of`.
+        step: writes to the tensors that hold all leaves, a tensor for each column.
+    """
+    whole = stacks_of(columns)
+    step(whole)
     for place, (targets, values) in enumerate(zip(columns, whole, strict=True)):
         if place != 1:  # the gradient is only read
-            foreach_copy_(list(targets), list(values.unbind(0)))
+            foreach_copy_(targets, list(values.unbind(0)))
 
 
-def stacked(place: int, column: Sequence[Tensor]) -> Tensor:
+def stacks_of(columns: Sequence[list[Tensor]]) -> list[Tensor]:
+    """Stack each column in scratch."""
+    return [_stacked(place, column) for place, column in enumerate(columns)]
+
+
+def _stacked(place: int, column: Sequence[Tensor]) -> Tensor:
     """Stack a tensor of each leaf in scratch."""
     one = column[0]
     piece = scratch(("stack", place), len(column) * one.numel(), one.dtype, one.device)

@@ -11,7 +11,7 @@ from functional_optim.core.leaf import PLAIN
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import state_tensors
 from functional_optim.kernels import Chunks, Executor, Leaf
-from functional_optim.kernels.chunks import Table, aliased_places, joined, tensors_of
+from functional_optim.kernels.chunks import Table, aliased_places, joined, pack_key, tensors_of
 from functional_optim.kernels.executor import Wholes
 from functional_optim.kernels.rounding import note_rounding
 from functional_optim.plan.chunk import Chunk, Way
@@ -48,14 +48,8 @@ def chunks_of(
     if by_chunks is None:
         wholes = executor.in_wholes(stages)
         return [] if wholes is None else _whole_leaves(stages, wholes, items, groups, counted)
-    marks: dict[Any, tuple[int, ...]] = {}
-    leaves, places = [], {}
-    for place, (item, group) in enumerate(zip(items, groups, strict=True)):
-        if all(map(may_lie_in_table, [*state_of(item), item.grad])):
-            # One object for all leaves of a group at one step, as their coefficients are.
-            mark = marks.setdefault((group, int(item.state.step)), (group,))
-            leaves.append(Leaf(item.param, item.grad, item.state.stages, mark, item.name))
-            places[id(item.param)] = place
+    kept, leaves = _plain_leaves(items, groups)
+    places = {id(leaf.param): place for place, leaf in zip(kept, leaves, strict=True)}
     written = [one for item in items for one in state_of(item)]
     found = []
     for alike in joined(stages, leaves, []):
@@ -89,23 +83,32 @@ def _whole_leaves(
     counted: bool,
 ) -> list[Chunk]:
     """The chunks of a chain that needs whole tensors; a chunk of it is leaves, as they are."""
-    leaves, places = [], []
-    for place, item in enumerate(items):
-        if all(map(may_lie_in_table, [*state_of(item), item.grad])):
-            leaves.append(Leaf(item.param, item.grad, item.state.stages, (), item.name))
-            places.append(place)
+    places, leaves = _plain_leaves(items, groups)
     aliased = aliased_places(leaves)
     found: dict[Any, list[int]] = {}
     for number, (place, leaf) in enumerate(zip(places, leaves, strict=True)):
-        tensors = tensors_of(leaf)
-        if number not in aliased and all(map(_is_whole, tensors)):
-            dtypes = tuple(one.dtype for one in tensors)
-            step = int(items[place].state.step)
-            found.setdefault((groups[place], step, dtypes), []).append(place)
+        if number not in aliased and all(map(_is_whole, tensors_of(leaf))):
+            found.setdefault(pack_key(leaf), []).append(place)
     return [
-        _whole_chunk(stages, wholes, items, members, key[0], counted)
-        for key, members in found.items()
+        _whole_chunk(stages, wholes, items, members, groups[members[0]], counted)
+        for members in found.values()
     ]
+
+
+def _plain_leaves(items: Sequence[Item], groups: Sequence[int]) -> tuple[list[int], list[Leaf]]:
+    """Return the leaves that kernels may look into, and where they stand among the items.
+
+    In the place of coefficients is one object for all leaves of a group at one step, which holds
+    the number of the group.
+    """
+    marks: dict[Any, tuple[int, ...]] = {}
+    leaves, places = [], []
+    for place, (item, group) in enumerate(zip(items, groups, strict=True)):
+        if all(map(may_lie_in_table, [*state_of(item), item.grad])):
+            mark = marks.setdefault((group, int(item.state.step)), (group,))
+            leaves.append(Leaf(item.param, item.grad, item.state.stages, mark, item.name))
+            places.append(place)
+    return places, leaves
 
 
 def _is_whole(tensor: Tensor) -> bool:

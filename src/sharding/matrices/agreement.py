@@ -1,4 +1,4 @@
-"""What ranks tell each other with the rows: if a step may go on, and which gradients there are."""
+"""Agreement of ranks before rows move: if a step may go on, and which gradients there are."""
 
 import hashlib
 from collections.abc import Callable, Sequence

@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from functional_optim._torch import foreach_copy_
 from functional_optim.core.dtensors import local
 from sharding.matrices.shard_group import Rows, ShardGroup
 from sharding.transport.protocol import TransportError
+from sharding.zero.coalescing import copy
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -196,8 +196,7 @@ class RowExchange:
 
 def copy_pairs(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
     """Copy the second tensor of each pair into the first."""
-    if pairs:
-        foreach_copy_([into for into, _ in pairs], [value for _, value in pairs])
+    copy([into for into, _ in pairs], [value for _, value in pairs])
 
 
 def _each_twice(matrices: Sequence[OwnedMatrix]) -> list[OwnedMatrix]:

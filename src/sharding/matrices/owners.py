@@ -1,4 +1,4 @@
-"""Who steps what: owners of sharded matrices, and stand-ins for all that this rank steps."""
+"""Owners of sharded matrices, and stand-ins for all that this rank steps."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Queued:
-    """What is queued on the current stream of a device when this is made; nothing on the CPU.
+    """Mark on the current stream of a device, for other streams to wait for; nothing on the CPU.
 
     Args:
         device: of the stream.
@@ -20,7 +20,7 @@ class Queued:
         self._device = device
 
     def wait(self) -> None:
-        """Have the current stream, which may be another one by now, wait for it."""
+        """Have the current stream wait for all that was queued when the mark was made."""
         if self._event is not None:
             torch.cuda.current_stream(self._device).wait_event(self._event)
 

@@ -128,7 +128,7 @@ def gradient_of(one: LocalShard, given: Any) -> Tensor:
 
 
 def own_gradient_of(one: LocalShard) -> Tensor | None:
-    """The same of the parameter's ``.grad``, which torch has seen to fit; None without one.
+    """Return the parameter's ``.grad``, which torch has seen to fit, as the shard lies; or None.
 
     Raises:
         RuntimeError: a sparse one, for a part.
