@@ -14,7 +14,7 @@ from functional_optim.frontends.torch_composed import NO_STATE
 from functional_optim.frontends.torch_flat import Group
 from functional_optim.frontends.torch_schedule import guarded
 from functional_optim.kernels import EXECUTORS
-from functional_optim.plan import StepPlan, engine
+from functional_optim.plan import PlannedLeaves, engine
 from functional_optim.plan.composed.one_step import checked_leaf
 from functional_optim.plan.composed.shared_numbers import check_shared
 from functional_optim.plan.composed.step_leaves import StepLeaf
@@ -41,7 +41,7 @@ class NamedGroups(TorchOptimizer):
     ) -> None:
         self._by_name = dict(params)
         self._given = {} if state is None else _checked(self._by_name, optimizer, state)
-        self._buckets: dict[tuple[str, ...], StepPlan] = {}
+        self._buckets: dict[tuple[str, ...], PlannedLeaves] = {}
         super().__init__(list(params.items()), optimizer)
         self._given = {}
         self._group_of = {
@@ -92,7 +92,7 @@ class NamedGroups(TorchOptimizer):
         engine.update_(stages, executor, items)
         if plan is None and len(self._buckets) >= PLANS:
             self._buckets.clear()
-        self._buckets[key] = StepPlan(stages, executor, items, numbers)
+        self._buckets[key] = PlannedLeaves(stages, executor, items, numbers)
 
     def state_dict(self) -> dict[str, Any]:
         """As :class:`TorchOptimizer`, with the numbers of now that belong to no parameter."""

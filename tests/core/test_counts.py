@@ -2,20 +2,29 @@
 
 import torch
 
-from functional_optim.plan.counts import Counts, beside, is_count
+from functional_optim.native import LOOPS
+from functional_optim.plan.python_loops import PYTHON_LOOPS
+from functional_optim.plan.step_counts import beside, is_count
 
 
 def test_counts_are_read_and_advanced_together_wherever_they_lie() -> None:
+    LOOPS.wait(None)
     apart = [torch.tensor(k) for k in (3, 3, 3)]
     together = beside(apart)
-    turned = together[::-1]
-    for steps in (apart, together, turned, together[1:]):
-        counts = Counts(steps)
-        assert counts.common() == int(steps[0])
-        counts.advance()
-        assert len({int(one) for one in steps}) == 1
-    assert [int(one) for one in together] == [5, 6, 6]
-    assert Counts(together).common() is None
+    whole = torch.full((4,), 3)
+    for loops in filter(None, (LOOPS.loaded, PYTHON_LOOPS)):
+        for steps in (apart, together, together[::-1], together[1:], [whole], [whole[1:3], whole[:1]]):
+            before = loops.common(steps)
+            assert before == int(steps[0].reshape(-1)[0])
+            loops.advance_each(steps)
+            assert loops.common(steps) == before + 1
+            whole.fill_(3)
+            for one in together:
+                one.fill_(3)
+        parted = [torch.tensor([3, 3]), torch.tensor([3, 4])]
+        assert loops.common(parted) is None
+        for odd in (torch.tensor(3.0), torch.tensor([3, 3]).expand(2, 2), torch.ones(4)[::2]):
+            assert loops.common([torch.tensor(3), odd]) is False
 
 
 def test_what_is_a_count() -> None:

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import LeafState, Optimizer
 from functional_optim.kernels import ChunkExecutor, ReferenceExecutor
-from functional_optim.plan import StepPlan
+from functional_optim.plan import PlannedLeaves
 from hooks import OptimizerState
 from hooks.step_hook import hook_of
 
@@ -190,7 +190,7 @@ def executor_calls() -> Iterator[list[int]]:
     with (
         mock.patch.object(ChunkExecutor, "update_", _noting(ChunkExecutor.update_, calls)),
         mock.patch.object(ReferenceExecutor, "update_", _noting(ReferenceExecutor.update_, calls)),
-        mock.patch.object(StepPlan, "make", _noting_plans(StepPlan.make, calls)),
+        mock.patch.object(PlannedLeaves, "make", _noting_plans(PlannedLeaves.make, calls)),
     ):
         yield calls
 

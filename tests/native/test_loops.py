@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import Parameter
 
-from functional_optim.plan import tree as plan_tree
+from functional_optim.plan.python_loops import PYTHON_LOOPS
 from functional_optim.plan.flat.buffer import difference
 from functional_optim.plan.flat.layout import FlatLayout
 
@@ -140,12 +140,12 @@ def test_a_tree_is_walked_as_python_walks_it() -> None:
     tree = [(one, None), Pair([two], []), {}.get("nothing"), Pair((), Parameter(three))]
     tensors, form = walked = loops().walk(tree) or ([], [])
     assert [one.shape[0] for one in tensors] == [1, 2, 3]
-    python = plan_tree._walk(tree)
+    python = PYTHON_LOOPS.walk(tree)
     assert python is not None
     assert python[1] == form and all(a is b for a, b in zip(*(walked[0], python[0]), strict=True))
     for other in (1.0, "", {}, torch.zeros(2).as_subclass(Own)):
         assert loops().walk([one, (other,)]) is None
-        assert plan_tree._walk([one, (other,)]) is None
+        assert PYTHON_LOOPS.walk([one, (other,)]) is None
     ring: list[Any] = []
     ring.append(ring)
     assert loops().walk(ring) is None
@@ -167,7 +167,7 @@ def test_forms_differ_where_trees_do() -> None:
     forms = [(loops().walk(tree) or ([], []))[1] for tree in trees]
     for place, form in enumerate(forms):
         assert forms.index(form) == place
-        assert form == (plan_tree._walk(trees[place]) or ([], []))[1]
+        assert form == (PYTHON_LOOPS.walk(trees[place]) or ([], []))[1]
 
 
 def test_pointers_are_given_by_slot() -> None:

@@ -5,9 +5,8 @@ from operator import is_
 
 from functional_optim.core.overrides import LeafChain
 from functional_optim.core.state import state_tensors
+from functional_optim.frontends.group_plans import HYPERS, GroupTensors
 from functional_optim.frontends.torch_flat import Entries, Group
-from functional_optim.frontends.torch_plans import HYPERS
-from functional_optim.frontends.torch_taken import TakenGroups
 from functional_optim.kernels import Executor
 from functional_optim.optimizer import Optimizer
 from functional_optim.plan.composed.addends import is_simple
@@ -27,7 +26,7 @@ class GroupSteps:
         steps: of their parameters.
     """
 
-    def __init__(self, taken: TakenGroups, parts: Parts, steps: ComposedSteps) -> None:
+    def __init__(self, taken: GroupTensors, parts: Parts, steps: ComposedSteps) -> None:
         self.taken, self.steps = taken, steps
         self._parts = parts
         self._chains: list[LeafChain] = []
@@ -53,7 +52,7 @@ class GroupSteps:
             masks: for how many sets of missing gradients steps are kept.
         """
         stages = [parts[group.number][0].stages for group in groups]
-        taken = TakenGroups(groups, states, stages.__getitem__)
+        taken = GroupTensors(groups, states, stages.__getitem__)
         held = []
         for leaf in leaves:
             held += [leaf.state.step, *state_tensors(leaf.state.stages)]

@@ -21,9 +21,9 @@ from functional_optim.core.state import LeafState, Shared, state_tensors
 from functional_optim.core.unmatched_selectors import UnmatchedSelectors
 from functional_optim.frontends.composed_steps import GroupSteps
 from functional_optim.frontends.group_parts import CheckParam, GroupPart, divided
+from functional_optim.frontends.group_plans import HYPERS
 from functional_optim.frontends.torch_flat import Entries, Group
 from functional_optim.frontends.torch_inputs import of_parameters
-from functional_optim.frontends.torch_plans import HYPERS
 from functional_optim.kernels import EXECUTORS, Executor, in_place
 from functional_optim.optimizer import Optimizer
 from functional_optim.plan.composed import one_step

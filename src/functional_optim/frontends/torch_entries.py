@@ -19,7 +19,7 @@ from functional_optim.frontends.torch_checkpoint import (
     with_group_steps,
 )
 from functional_optim.frontends.torch_groups import FROZEN_OPTIONS
-from functional_optim.plan.counts import beside, is_count
+from functional_optim.plan.step_counts import beside, is_count
 from functional_optim.storage.plain import extras_in, from_any_storage, plain_stages
 
 States = MutableMapping[Tensor, dict[str, Any]]

@@ -11,6 +11,7 @@ from functional_optim.core.closure_optimizer import ClosureOptimizer
 from functional_optim.core.compiling import uncompiled
 from functional_optim.core.one_at_a_time import StepLock
 from functional_optim.core.state import LeafState
+from functional_optim.frontends.group_plans import GroupPlans
 from functional_optim.frontends.averaged_params import AveragedParams
 from functional_optim.frontends.group_parts import needs_groups
 from functional_optim.frontends.torch_checkpoint import own_copy
@@ -31,7 +32,6 @@ from functional_optim.frontends.torch_groups import (
     own_options,
     require_optimizer,
 )
-from functional_optim.frontends.torch_plans import TorchPlans
 from functional_optim.frontends.torch_replaced import complete_replaced
 from functional_optim.frontends.torch_schedule import guarded
 from functional_optim.frontends.torch_state_dict import (
@@ -113,7 +113,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         self._names = tuple(optimizer.hyper)
         self._options: dict[int, GroupOptions] = {}
         self._loaded: dict[str, Any] = {}
-        self._plans = TorchPlans(optimizer.stages)
+        self._plans = GroupPlans(optimizer.stages)
         self._flat: FlatGroups | None = None
         super().__init__(params, optimizer.hyper if self._composed is None else {})
         self._translate_checkpoints()
@@ -276,7 +276,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         finally:
             handle.remove()
             self._loaded = {}
-            self._plans = TorchPlans(self._optimizer.stages)  # they keep what was there before
+            self._plans = GroupPlans(self._optimizer.stages)  # they keep what was there before
             if self._composed is not None:
                 self._composed.forget()
         if self._flat is not None:
@@ -290,7 +290,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
             "_names": self._names,
             "_options": {},
             "_loaded": {},
-            "_plans": TorchPlans(self._optimizer.stages),
+            "_plans": GroupPlans(self._optimizer.stages),
             "_flat": None if self._flat is None else FlatGroups(self._optimizer),
         }
 

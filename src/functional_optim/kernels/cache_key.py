@@ -7,6 +7,7 @@ Python that were written for this answer fetch them, and see whether it still ho
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage
+from functional_optim.kernels.chunks import tensors_of
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.expressions import Namespace
 from functional_optim.kernels.free_variables import FreeVariables, free_variables
@@ -29,6 +31,7 @@ Reader = Callable[[tuple[Any, ...]], "list[float] | None"]
 """The numbers of the coefficients; None where anything else about them is not as expected."""
 
 _Found = TypeVar("_Found")
+_DTYPE = attrgetter("dtype")
 
 
 class CacheKey(NamedTuple):
@@ -47,10 +50,6 @@ class _Known(NamedTuple):
 
     key: CacheKey
     fetch: Reader
-    states: tuple[Any, ...]
-    """As the chunk has them: the same memory as long as it is the same object."""
-    kept: list[Tensor]
-    """The tensors in them."""
     free: FreeVariables
     """Free variables of the functions of the stages."""
 
@@ -61,7 +60,7 @@ def key_of(
     """The key of a chunk's program, the numbers of this step, and the chunk's tensors.
 
     For a chunk that keeps entries, the first is the same object at each step, unless something has
-    changed. Parameter and gradient are taken from the chunk each time: entries may outlive them.
+    changed. Entries hold no tensor: the tensors are those of the chunk each time.
 
     Args:
         stages: of the chain.
@@ -73,11 +72,12 @@ def key_of(
             state that is kept on another device than the parameter.
     """
     known: _Known | None = None if chunk.entries is None else chunk.entries.get("key")
-    if known is not None and known.states is chunk.states and known.free.hold():
-        same = (chunk.param.dtype, chunk.grad.dtype) == known.key.dtypes[:2]
+    if known is not None and known.free.hold():
+        tensors = tensors_of(chunk)
+        same = tuple(map(_DTYPE, tensors)) == known.key.dtypes
         numbers = known.fetch(chunk.coefficients) if same else None
         if numbers is not None:
-            return known.key, numbers, [chunk.param, chunk.grad, *known.kept]
+            return known.key, numbers, tensors
     shape, numbers, tensors = signature(stages, chunk, on_device=on_device)
     devices = {tensor.device for tensor in tensors}
     if len(devices) > 1:
@@ -87,7 +87,7 @@ def key_of(
     key = CacheKey(shape, tuple(map(type, chunk.coefficients)), dtypes)
     if chunk.entries is not None:
         fetch = reader(key.classes, shape.static)
-        chunk.entries["key"] = _Known(key, fetch, chunk.states, tensors[2:], free_variables(stages))
+        chunk.entries["key"] = _Known(key, fetch, free_variables(stages))
     return key, numbers, tensors
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, compress
 from types import MappingProxyType
 from typing import Any
 
@@ -20,10 +20,12 @@ from functional_optim.core.capturing import check_not_captured
 from functional_optim.core.leaf import PLAIN, Leaf, Scalars, Stepped, is_measured, on_device
 from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.core.state import map_state
+from functional_optim.kernels import packs
 from functional_optim.kernels.bound_leaves import BoundLeaves
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.chunks import (
     Table,
+    as_chunk,
     joined,
     tensors_of,
     why_not_pointwise,
@@ -38,10 +40,9 @@ from functional_optim.kernels.kernel import (
     JoiningKernel,
     Kernel,
     KernelError,
-    KernelStep,
     ListingKernel,
 )
-from functional_optim.kernels.packs import packs_of
+from functional_optim.kernels.foreach import ForeachKernel
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.rounding import note_rounding
 from functional_optim.kernels.shares import is_rounded_by_place, lengths
@@ -51,6 +52,9 @@ from functional_optim.kernels.validate import require_pointwise_stages
 
 PIECE = 1 << 20
 """Elements that are done at a time where a step, or a sum, cannot be done in place."""
+
+_NARROW = ForeachKernel(on_cpu=True)
+"""Steps small leaves of 16-bit floats on the CPU, for which there is no loop."""
 
 _TESTED: Cache[None] = Cache()
 """Chains that are pointwise, by their stages and dtypes."""
@@ -81,7 +85,9 @@ class ChunkExecutor(Executor):
         stand_ins: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.kernels = kernels
-        self._joining, self._listing = joining, listing
+        self._joining = joining
+        narrow = () if strict else (_NARROW,)
+        self._listings = (*((listing,) if listing is not None else ()), *narrow)
         self.strict = strict
         self._stacks = stacks
         self._takes_device_scalars = on_device
@@ -96,9 +102,9 @@ class ChunkExecutor(Executor):
     def in_wholes(self, stages: Sequence[Stage]) -> Wholes | None:
         return self if self._stacks is not None and why_not_pointwise(stages) else None
 
-    def bind_leaves(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> BindParts:
+    def bind_leaves(self, stages: Sequence[Stage]) -> BindParts:
         assert self._stacks is not None, "asked by in_wholes"
-        return BoundLeaves(self._stacks, stages, leaves).parts
+        return BoundLeaves(self._stacks, stages).parts
 
     def taking(self, scalars: Scalars) -> Executor | None:
         return self if scalars is Scalars.HOST or self._takes_device_scalars else None
@@ -143,11 +149,11 @@ class ChunkExecutor(Executor):
                 return
             totals = self.totals(stages, leaves, measured)
             others: list[Leaf] = []
-            left = self._step_joined(stages, leaves, totals)
-            fresh, grads = on_device(leaves), [leaf.grad for leaf in left]
-            for pack in packs_of(stages, left, others, exact=self.exact):
-                pack.step(self.bind_chunk, stages, grads, totals, fresh=fresh)
-                pack.mark_changed()
+            calls: list[Call] = []
+            for group in joined(stages, leaves, others):
+                calls += self._bind_group(stages, group, totals)
+            for call in calls:
+                call()
             if others:
                 self._leaves.update_(stages, others, totals)
 
@@ -160,45 +166,44 @@ class ChunkExecutor(Executor):
         else:
             self._stacks.update_(stages, leaves, self.totals(stages, leaves, measured))
 
-    def _step_joined(
-        self, stages: Sequence[Stage], leaves: Sequence[Leaf], totals: Sequence[Tensor]
-    ) -> Sequence[Leaf]:
-        """Step where they lie all leaves that can be; those that are left."""
-        if self._joining is None:
-            return leaves
-        left: list[Leaf] = []
-        for group in joined(stages, leaves, left):
-            views = [view for _, view in group]
-            table = Table.of_tensors(list(map(tensors_of, views)))
-            # Of a single element, what it has per block looks like what it has per element.
-            like = max(views, key=lambda view: view.param.numel())
-            if self.step_table(stages, like, table, totals):
-                for view in views:
-                    _mark_changed(view)
-            else:
-                left += [leaf for leaf, _ in group]
-        return left
-
-    def step_table(
-        self, stages: Sequence[Stage], like: Leaf, table: Table, totals: Sequence[Tensor]
-    ) -> bool:
-        """Step many leaves in one call, each where it lies.
+    def _bind_group(
+        self, stages: Sequence[Stage], group: Sequence[tuple[Leaf, Leaf]], totals: Sequence[Tensor]
+    ) -> list[Call]:
+        """Bind a step of leaves that share coefficients and dtypes, and lie in one order each.
 
         Args:
             stages: of the chain, all pointwise.
-            like: has their coefficients and dtypes.
-            table: where they are.
+            group: the leaves, each with its chunk.
             totals: the sum of each measured stage.
-
-        Returns:
-            Whether that was done; if not, nothing was changed.
         """
-        bind_scalars = self.bind_table(stages, like, table.elements)
-        call = None if bind_scalars is None else bind_scalars(like.coefficients, table, totals)
-        if call is None:
+        views = [view for _, view in group]
+        # Of a single element, what it has per block looks like what it has per element.
+        like = max(views, key=lambda view: view.param.numel())
+        mark: list[Call] = [partial(_mark_changed, view) for view in views]
+        if self._joining is not None:
+            table = Table.of_tensors(list(map(tensors_of, views)))
+            bound = self.bind_table(stages, like, table.elements)
+            call = None if bound is None else bound(like.coefficients, table, totals)
+            if call is not None:
+                return [call, *mark]
+        rows = [tensors_of(leaf) for leaf, _ in group]
+        is_listed = [self.may_list(stages, row) for row in rows]
+        calls = [
+            self.bind_chunk(stages, view, totals)
+            for view, one in zip(views, is_listed, strict=True)
+            if not one
+        ]
+        if any(is_listed):
+            columns = list(map(list, zip(*compress(rows, is_listed), strict=True)))
+            calls.append(self.bind_lists(stages, like, columns, totals))
+        return calls + mark
+
+    def may_list(self, stages: Sequence[Stage], tensors: Sequence[Tensor]) -> bool:
+        """Return True if a leaf with these tensors, parameter first, is stepped in a list."""
+        param = tensors[0]
+        if block_size_of(stages) > 1 or (param.is_cpu and param.numel() >= packs.LARGE):
             return False
-        call()
-        return True
+        return len({(one.shape, one.stride()) for one in tensors}) == 1
 
     def bind_table(self, stages: Sequence[Stage], like: Leaf, elements: int) -> BindScalars | None:
         """Bind such steps, for leaves with so many elements in all."""
@@ -207,22 +212,32 @@ class ChunkExecutor(Executor):
             return None
         return joining.bind_table(stages, like, elements)
 
-    def takes_lists(self, like: Leaf) -> bool:
-        return self._listing is not None and self._listing.is_for(like)
-
     def bind_lists(
         self,
         stages: Sequence[Stage],
         like: Leaf,
         columns: Sequence[list[Tensor]],
         totals: Sequence[Tensor],
-    ) -> Call | None:
-        if self._listing is None:
-            return None
+    ) -> Call:
         if like.param.is_cuda and like.scalars is Scalars.HOST:
             check_not_captured([like.param])
-        run = self._listing.bind_lists(stages, like, columns)
-        return None if isinstance(run, str) else partial(_without_grad, run, totals)
+        for listing in self._listings:
+            if listing.is_for(like):
+                run = listing.bind_lists(stages, like, columns)
+                if not isinstance(run, str):
+                    return partial(run, totals)
+        if self.exact and like.param.dtype.itemsize <= 2:
+            rows = zip(*columns, strict=True)
+            chunks = [as_chunk(with_tensors(like, row)) for row in rows]
+            calls = [
+                self.bind_chunk(stages, one._replace(entries=None), totals)
+                for one in chunks
+                if one is not None
+            ]
+            return partial(_make_all, calls)
+        if like.entries is None or "packs" not in like.entries:
+            self.validate(stages, like, totals)
+        return packs.bind_packs(self.bind_chunk, stages, like, columns, totals)
 
     def totals(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
@@ -290,12 +305,15 @@ class ChunkExecutor(Executor):
         return "; ".join(["reference", *dict.fromkeys(reasons)])
 
     def _by_lists(self, stages: Sequence[Stage], chunk: Leaf) -> list[str]:
-        """Return the explanation of separate leaves on an accelerator."""
-        listing = self._listing
-        if listing is None or not chunk.param.is_cuda or not listing.is_for(chunk):
+        """Return the explanation of small leaves that no loop steps."""
+        if chunk.param.is_cpu and self.joins:
             return []
-        run = listing.bind_lists(stages, chunk, [[one] for one in tensors_of(chunk)])
-        return [] if isinstance(run, str) else [f"tensors that lie apart by {listing.called}"]
+        for listing in self._listings:
+            if listing.is_for(chunk):
+                run = listing.bind_lists(stages, chunk, [[one] for one in tensors_of(chunk)])
+                if not isinstance(run, str):
+                    return [f"tensors that lie apart by {listing.called}"]
+        return []
 
     def _asked(self, chunk: Leaf) -> list[Kernel]:
         """The kernels that are for a chunk."""
@@ -327,9 +345,9 @@ def _why_not(kernel: Kernel, stages: Sequence[Stage], chunk: Leaf) -> str | None
     return kernel.supports(stages, chunk)
 
 
-def _without_grad(run: KernelStep, totals: Sequence[Tensor]) -> None:
-    with torch.no_grad():
-        run(totals)
+def _make_all(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call()
 
 
 def _are_plain(leaves: Sequence[Leaf]) -> bool:

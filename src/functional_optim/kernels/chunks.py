@@ -121,7 +121,7 @@ def flat_view(tensor: Tensor, like: Tensor) -> Tensor | None:
         return None
     if tensor.is_contiguous() and like.is_contiguous():
         return tensor.detach().view(-1)
-    if _strides(tensor) != _strides(like) or not _is_dense(tensor):
+    if _strides(tensor) != _strides(like) or not is_dense(tensor):
         return None
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 
@@ -141,7 +141,8 @@ def are_disjoint(tensors: Sequence[Tensor]) -> bool:
     return True
 
 
-def _is_dense(tensor: Tensor) -> bool:
+def is_dense(tensor: Tensor) -> bool:
+    """Return True if a tensor fills its memory, each element at an address of its own."""
     extent = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:

@@ -31,8 +31,8 @@ class Chunks(Protocol):
         """Bind the steps of a table of chunks, one call each; None if no kernel makes them."""
         ...
 
-    def takes_lists(self, like: Leaf) -> bool:
-        """Return True if leaves like this one may be given as lists of tensors."""
+    def may_list(self, stages: Sequence[Stage], tensors: Sequence[Tensor]) -> bool:
+        """Return True if a leaf with these tensors, parameter first, is stepped in a list."""
         ...
 
     def bind_lists(
@@ -41,8 +41,8 @@ class Chunks(Protocol):
         like: Leaf,
         columns: Sequence[list[Tensor]],
         totals: Sequence[Tensor],
-    ) -> Call | None:
-        """Bind a step of leaves given as lists of tensors, in one call; None if no kernel makes it.
+    ) -> Call:
+        """Bind a step of leaves given as lists of tensors, in as few calls as can be.
 
         Args:
             stages: of the chain.
@@ -82,7 +82,7 @@ class Chunks(Protocol):
 class Wholes(Chunks, Protocol):
     """Interface for stepping leaves of chains that need their whole tensors, in place."""
 
-    def bind_leaves(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> BindParts:
+    def bind_leaves(self, stages: Sequence[Stage]) -> BindParts:
         """Bind the steps of plain contiguous leaves of the CPU, which share no memory."""
         ...
 

@@ -19,6 +19,7 @@ from functional_optim.kernels.cache_key import CacheKey, entry, key_of
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.kernel import KernelStep
 from functional_optim.kernels.list_program import ListProgram, list_program
+from functional_optim.kernels.packs import runs_of
 from functional_optim.kernels.signature import Numbers
 from functional_optim.kernels.trace import trace
 
@@ -32,7 +33,9 @@ class ForeachKernel:
     """A chain by torch's functions of lists, with the reference's bits.
 
     Args:
-        on_cpu: whether it is for the CPU too, where torch goes through a list one by one.
+        on_cpu: whether it is for floats of 16 bits on the CPU, and for nothing else. torch goes
+            through a list there one by one, which costs less than calls from Python do; wider
+            floats are packed (``packs``), which costs less still.
     """
 
     called = "foreach"
@@ -41,7 +44,9 @@ class ForeachKernel:
         self._on_cpu = on_cpu
 
     def is_for(self, like: Leaf) -> bool:
-        return like.scalars is Scalars.HOST and (self._on_cpu or not like.param.is_cpu)
+        if like.scalars is not Scalars.HOST or like.param.is_cpu is not self._on_cpu:
+            return False
+        return not self._on_cpu or like.param.dtype.itemsize <= 2
 
     def bind_lists(
         self, stages: Sequence[Stage], like: Leaf, columns: Sequence[list[Tensor]]
@@ -57,7 +62,7 @@ class ForeachKernel:
         except UntraceableError as error:
             return str(error)
         program, compute_scalars = found
-        slabs = _slabs_of(like, columns[0])
+        slabs = runs_of(list(map(Tensor.numel, columns[0])), SLAB)
 
         def run(totals: Sequence[Tensor]) -> None:
             scalar_args = compute_scalars(numbers, totals)
@@ -85,23 +90,3 @@ def _program(
 
     want = (stages, key.classes, key.shape, key.dtypes, device.type)
     return _PROGRAMS.get_or_make(want, make), traced.compute_scalars
-
-
-def _slabs_of(like: Leaf, params: list[Tensor]) -> Sequence[tuple[int, int]]:
-    """Return where lists are cut; kept for leaves that come again."""
-    entries = {} if like.entries is None else like.entries
-    known = entries.get("slabs")
-    if known is None or known[0] is not params:
-        known = entries["slabs"] = params, _cut(list(map(Tensor.numel, params)))
-    found: Sequence[tuple[int, int]] = known[1]
-    return found
-
-
-def _cut(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    found, start, count = [], 0, 0
-    for place, length in enumerate(lengths):
-        if count and count + length > SLAB:
-            found.append((start, place))
-            start, count = place, 0
-        count += length
-    return [*found, (start, len(lengths))]

@@ -146,18 +146,21 @@ PyObject* advance(PyObject*, PyObject* object) {
   Py_RETURN_TRUE;
 }
 
-// The whole number that a tensor of no dimension holds; null where it is no such tensor.
-int64_t* number_of(PyObject* object) {
+// The whole numbers that a contiguous tensor holds; null where it is no such tensor.
+int64_t* numbers_of(PyObject* object) {
   const at::TensorImpl* impl = plain(object);
   if (impl == nullptr || impl->dtype() != caffe2::TypeMeta::Make<int64_t>() || !impl->is_cpu() ||
-      impl->layout() != c10::kStrided || impl->has_symbolic_sizes_strides() || impl->dim() != 0) {
+      impl->layout() != c10::kStrided || impl->has_symbolic_sizes_strides() ||
+      !impl->is_contiguous() || impl->numel() == 0) {
     return nullptr;
   }
   return static_cast<int64_t*>(const_cast<at::TensorImpl*>(impl)->mutable_data());
 }
 
+int64_t count_of(PyObject* object) { return plain(object)->numel(); }
+
 // common(counts) -> the whole number that all of these tensors hold, None where they differ; False
-// where one of them is no plain tensor of one such number
+// where one of them is no plain contiguous tensor of such numbers
 PyObject* common(PyObject*, PyObject* list) {
   if (!PyList_CheckExact(list) || PyList_GET_SIZE(list) == 0) {
     PyErr_SetString(PyExc_TypeError, "common() takes a list of tensors");
@@ -167,12 +170,14 @@ PyObject* common(PyObject*, PyObject* list) {
     bool same = true;
     int64_t first = 0;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
-      const int64_t* number = number_of(PyList_GET_ITEM(list, i));
-      if (number == nullptr) {
+      const int64_t* numbers = numbers_of(PyList_GET_ITEM(list, i));
+      if (numbers == nullptr) {
         Py_RETURN_FALSE;
       }
-      first = i == 0 ? *number : first;
-      same = same && *number == first;
+      first = i == 0 ? *numbers : first;
+      for (int64_t k = 0; same && k < count_of(PyList_GET_ITEM(list, i)); ++k) {
+        same = numbers[k] == first;
+      }
     }
     if (same) {
       return PyLong_FromLongLong(first);
@@ -183,7 +188,7 @@ PyObject* common(PyObject*, PyObject* list) {
   Py_RETURN_NONE;
 }
 
-// advance_each(counts) -> whether one was added to the whole number that each of these tensors holds;
+// advance_each(counts) -> whether one was added to each whole number that each of these tensors holds;
 // if not, to none
 PyObject* advance_each(PyObject*, PyObject* list) {
   if (!PyList_CheckExact(list)) {
@@ -193,14 +198,17 @@ PyObject* advance_each(PyObject*, PyObject* list) {
   const Py_ssize_t length = PyList_GET_SIZE(list);
   try {
     for (Py_ssize_t i = 0; i < length; ++i) {
-      if (number_of(PyList_GET_ITEM(list, i)) == nullptr) {
+      if (numbers_of(PyList_GET_ITEM(list, i)) == nullptr) {
         Py_RETURN_FALSE;
       }
     }
     for (Py_ssize_t i = 0; i < length; ++i) {
       PyObject* object = PyList_GET_ITEM(list, i);
       THPVariable_Unpack(object).unsafeGetTensorImpl()->bump_version();
-      ++*number_of(object);
+      int64_t* numbers = numbers_of(object);
+      for (int64_t k = 0; k < count_of(object); ++k) {
+        ++numbers[k];
+      }
     }
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());

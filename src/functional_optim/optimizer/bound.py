@@ -23,15 +23,12 @@ from functional_optim.optimizer.bound_buffer import BoundBuffer, copy_states
 from functional_optim.optimizer.bound_copies import BoundCopies
 from functional_optim.optimizer.bound_explain import Explainer, why_alone
 from functional_optim.optimizer.bound_gradients import BoundGradients
-from functional_optim.optimizer.bound_plans import BoundParams, BoundPlan, Present, plan_of
+from functional_optim.optimizer.bound_plans import BoundParams, BoundPlans, Present
 from functional_optim.optimizer.bound_states import make_states
 from functional_optim.plan.flat.layout import FlatLayout
 from functional_optim.plan.guard import grads_of
 from functional_optim.plan.item import coefficients_at
 from functional_optim.plan.items import params_of
-
-PLANS = 8
-"""For how many sets of missing gradients plans are kept."""
 
 
 @uncompiled_class
@@ -120,7 +117,7 @@ class BoundOptimizer(BoundCopies):
         self._firsts = [groups.index(group) for group in range(len(numbers))]
         self._group_hypers = self._of_groups(self._hypers)
         self._flat = self._flat_buffers()
-        self._plans: dict[Any, BoundPlan] = {}
+        self._plans = BoundPlans(self._bound, self._flat)
         self._reads: bool | None = None  # found out when it is asked
 
     def _flat_buffers(self) -> list[BoundBuffer]:
@@ -265,36 +262,14 @@ class BoundOptimizer(BoundCopies):
         Gradients are read where they lie, or from the flat buffers, to which they are copied then;
         what is in no flat buffer, and what these do not take, is stepped leaf by leaf.
         """
+        self._check()
         every: Sequence[Any] = self._gradients if given is None else given
         present = None if given is None else _present(given)
-        if given is not None and self._flat and self._are_read():
-            planned = self._planned(present, flat=False)
-            gradients = planned.gradients(every)
-            if planned.plan.run(gradients, hypers, measured, one_by_one=False):
-                return
-        flat = bool(self._flat)
-        planned = self._planned(present, flat=flat)
-        if given is not None and flat and not self._own.gather(given):
-            planned = self._planned(present, flat=False)
-        planned.plan.run(planned.gradients(every), hypers, measured)
-
-    def _planned(self, present: Present, *, flat: bool) -> BoundPlan:
-        """A plan that holds: one from before, or another.
-
-        Raises:
-            RuntimeError: a parameter or buffer that someone has moved, resized or re-pointed.
-        """
-        key = None if present is None else bytes(present), flat
-        planned = self._plans.get(key)
-        if planned is None or not planned.plan.holds():
-            self._check()
-            made = plan_of(self._bound, present, self._flat if flat else ())
-            if len(self._plans) >= PLANS:
-                self._plans.clear()
-            planned = self._plans[key] = made
-            held = made.plan.holds()
-            assert held, "it was made of what is there"
-        return planned
+        is_read = given is not None and bool(self._flat) and self._are_read()
+        if is_read and self._plans.step_read(every, present, hypers, measured):
+            return
+        flat = bool(self._flat) and (given is None or self._own.gather(given))
+        self._plans.step(every, present, hypers, measured, flat=flat)
 
     def _check(self) -> None:
         """Parameters and buffers are where they were."""
@@ -307,7 +282,8 @@ class BoundOptimizer(BoundCopies):
         if self._reads is None:
             long = all(one.buffer.numel >= bound_plans.LEAST for one in self._buffers)
             on_cpu = all(one.buffer.data.is_cpu for one in self._buffers)
-            may = long and on_cpu and not self._others and not self._measured
+            is_real = not any(map(Tensor.is_complex, self._params))
+            may = long and on_cpu and is_real and not self._others and not self._measured
             self._reads = may and self._explainer().is_joined()
         return self._reads
 

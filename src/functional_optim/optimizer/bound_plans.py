@@ -1,28 +1,33 @@
-"""The plans of a bound optimizer: of runs of its flat buffers, or of leaves where they lie."""
+"""The plans of a bound optimizer: of runs of its flat buffers, or of leaves where they are."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from functional_optim.core.checks import check_grad
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState
-from functional_optim.kernels import Chunks, Executor
-from functional_optim.kernels.chunks import Table, tensors_of
+from functional_optim.kernels import Executor
 from functional_optim.optimizer.bound_buffer import BoundBuffer
-from functional_optim.plan import Chunk, Counts, GradientAddresses, Memory, StepPlan
-from functional_optim.plan.chunk import Way
+from functional_optim.plan import PlannedLeaves, engine
 from functional_optim.plan.flat.layout import FlatLayout
+from functional_optim.plan.guard import mark_changed
 from functional_optim.plan.item import Item
-from functional_optim.plan.ways import ByPacks, ByRuns, ByTable
+from functional_optim.plan.step_plan import Steps
 
 LEAST = 1 << 14
 """Elements of a buffer from which separate gradients are read where they lie: fewer are copied in
 less time."""
 
+PLANS = 8
+"""For how many sets of missing gradients plans are kept."""
+
 Present = Sequence[bool] | None
 """Whether each parameter has a gradient; None where all have one."""
+
+Hypers = Sequence[tuple[Any, ...]]
+"""The hyper-parameters of each group of parameters."""
 
 
 class BoundParams(NamedTuple):
@@ -46,143 +51,160 @@ class BoundParams(NamedTuple):
         return Item(param, param, self.states[place], (), self.names[place])
 
     def run(self, buffer: BoundBuffer, run: slice) -> Item:
-        """Neighbours in a buffer as one leaf, with the step count of the first."""
+        """Neighbours in a buffer as one leaf, with the step counts of all."""
         chunk = buffer.chunk(run)
-        state = LeafState(buffer.count(run.start), chunk.states)
+        state = LeafState(buffer.counts[run], chunk.states)
         return Item(chunk.param, chunk.grad, state, (), chunk.name)
 
-    def memory(self) -> Memory:
-        """Return the tensors that steps check."""
-        written = [*self.layout.params, *(one for each in self.buffers for one in each.written)]
-        return Memory([*written, *self.layout.gradient_buffers()], len(written))
+    def check(self, gradients: Sequence[Any], present: Present) -> None:
+        """Make sure that gradients belong to their parameters.
+
+        Raises:
+            TypeError, ValueError: one does not.
+        """
+        for k, (param, name) in enumerate(zip(self.params, self.names, strict=True)):
+            if present is None or present[k]:
+                check_grad(param, gradients[k], name)
 
 
-class BoundPlan(NamedTuple):
-    """A plan, and the gradients that it takes."""
-
-    plan: StepPlan
-    gradients: Callable[[Sequence[Any]], list[Any]]
-    """Those of its leaves, of the gradients of all parameters."""
-
-
-def plan_of(bound: BoundParams, present: Present, flat: Sequence[BoundBuffer]) -> BoundPlan:
-    """The plan of a step.
+class _BoundPlan:
+    """Leaves that are stepped, with their plan, and the gradients that it takes.
 
     Args:
         bound: what was bound.
         present: which parameters have a gradient.
         flat: buffers in which neighbours are stepped as one, by the gradients there. Each other
-            parameter is a leaf, whose gradient is read wherever it lies.
+            parameter is a leaf.
+        gradients: of all parameters, such as are to come.
     """
-    items: list[Item] = []
-    groups: list[int] = []
-    chunks: list[Chunk] = []
-    by_chunks = bound.executor.in_chunks(bound.stages)
-    for buffer in flat:
-        assert by_chunks is not None, "only chunks are stepped as one"
-        group = bound.groups[buffer.segments[0].index]
-        for together in _by_count(buffer, buffer.runs(present)):
-            members = range(len(items), len(items) + len(together))
-            chunks.append(_of_runs(bound, by_chunks, buffer, together, members, group))
-            items += [bound.run(buffer, run) for run in together]
-            groups += [group] * len(together)
-    fixed = [item.grad for item in items]
-    places: list[int] = []
-    for buffer in (one for one in bound.buffers if one not in flat):
-        group = bound.groups[buffer.segments[0].index]
-        alone = [slice(k, k + 1) for k in range(len(buffer.segments))]
-        kept = [one for one in alone if _is_in(present, buffer.segments[one.start].index)]
-        for together in _by_count(buffer, kept):
-            members = range(len(items), len(items) + len(together))
-            own = [one.start for one in together]
-            if by_chunks is not None and by_chunks.joins and buffer.whole.param.is_cpu:
-                chunks.append(_of_rows(bound, by_chunks, buffer, own, members, group))
-            indices = [buffer.segments[k].index for k in own]
-            items += map(bound.item, indices)
-            groups += [group] * len(indices)
-            places += indices
-    rest = {one.index for buffer in bound.buffers for one in buffer.segments}
-    others = [i for i in range(len(bound.params)) if i not in rest and _is_in(present, i)]
-    items += map(bound.item, others)
-    groups += [bound.groups[i] for i in others]
-    places += others
-    for chunk in chunks:
-        chunk.is_all = len(chunk.members) == len(items)
-    plan = StepPlan(
-        bound.stages, bound.executor, items, groups, chunks=chunks, memory=bound.memory()
-    )
-    in_order = not fixed and places == list(range(len(bound.params)))
 
-    def gradients(every: Sequence[Any]) -> list[Any]:
-        if in_order and isinstance(every, list):
-            return every
-        return [*fixed, *map(every.__getitem__, places)]
+    def __init__(
+        self,
+        bound: BoundParams,
+        present: Present,
+        flat: Sequence[BoundBuffer],
+        gradients: Sequence[Any],
+    ) -> None:
+        items: list[Item] = []
+        groups: list[int] = []
+        for buffer in flat:
+            runs = buffer.runs(present)
+            items += [bound.run(buffer, run) for run in runs]
+            groups += [bound.groups[buffer.segments[0].index]] * len(runs)
+        self._fixed = [item.grad for item in items]
+        known = {one.index for buffer in flat for one in buffer.segments}
+        every = range(len(bound.params))
+        self._places = [k for k in every if k not in known and (present is None or present[k])]
+        items += [bound.item(k)._replace(grad=gradients[k]) for k in self._places]
+        groups += [bound.groups[k] for k in self._places]
+        self._in_order = not self._fixed and self._places == list(every)
+        self._leaves = PlannedLeaves(bound.stages, bound.executor, items, groups, may_begin=True)
 
-    return BoundPlan(plan, gradients)
+    def prepared(
+        self, gradients: Sequence[Any], hypers: Hypers, measured: Sequence[Tensor]
+    ) -> Steps | None:
+        """Check and bind a step by the gradients of all parameters."""
+        return self._leaves.prepared(self._own(gradients), hypers, measured)
+
+    def takes(self, gradients: Sequence[Any]) -> bool:
+        """Return True if the plan steps leaves with such gradients."""
+        return self._leaves.takes(self._own(gradients))
+
+    def _own(self, gradients: Sequence[Any]) -> Sequence[Any]:
+        if self._in_order:
+            return gradients
+        return [*self._fixed, *map(gradients.__getitem__, self._places)]
 
 
-def _is_in(present: Present, place: int) -> bool:
-    return present is None or present[place]
+class BoundPlans:
+    """Makes the steps of bound parameters by plans.
 
+    Args:
+        bound: what was bound.
+        flat: buffers in which neighbours may be stepped as one.
+    """
 
-def _by_count(buffer: BoundBuffer, runs: Sequence[slice]) -> list[list[slice]]:
-    """Runs that are at the same step."""
-    made = buffer.made()
-    found: dict[int, list[slice]] = {}
-    for run in runs:
-        found.setdefault(made[run.start], []).append(run)
-    return list(found.values())
+    def __init__(self, bound: BoundParams, flat: Sequence[BoundBuffer]) -> None:
+        self._bound, self._flat = bound, flat
+        self._plans: dict[Any, _BoundPlan] = {}
+        written = [one for buffer in bound.buffers for one in buffer.written]
+        self._written = [*bound.layout.params, *written]
 
+    def step_read(
+        self,
+        gradients: Sequence[Any],
+        present: Present,
+        hypers: Hypers,
+        measured: Sequence[Tensor],
+    ) -> bool:
+        """Step by separate gradients, read where they are.
 
-def _places(runs: Sequence[slice]) -> list[int]:
-    return [k for run in runs for k in range(run.start, run.stop)]
+        Returns:
+            False, with nothing changed, if a gradient is laid out otherwise than its parameter.
+        """
+        key = "read", None if present is None else bytes(present)
+        plan = self._plans.get(key)
+        if plan is not None and not plan.takes(gradients):
+            return False
+        steps = None if plan is None else plan.prepared(gradients, hypers, measured)
+        if steps is None:
+            plan = _BoundPlan(self._bound, present, (), self._bound.views)
+            self._keep(key, plan)
+            steps = plan.prepared(gradients, hypers, measured)
+        return self._make(steps)
 
+    def step(
+        self,
+        gradients: Sequence[Any],
+        present: Present,
+        hypers: Hypers,
+        measured: Sequence[Tensor],
+        *,
+        flat: bool,
+    ) -> None:
+        """Step by gradients in the flat buffers, or leaf by leaf.
 
-def _of_runs(
-    bound: BoundParams,
-    by_chunks: Chunks,
-    buffer: BoundBuffer,
-    runs: Sequence[slice],
-    members: Sequence[int],
-    group: int,
-) -> Chunk:
-    """Runs of a buffer as a chunk."""
-    leaves = [buffer.chunk(run)._replace(entries={}) for run in runs]
-    like = max(leaves, key=lambda leaf: leaf.param.numel())
-    counts = Counts.within(buffer.counts, _places(runs))
-    parts = [partial(Counts.within, buffer.counts, _places([run])) for run in runs]
-    ways: tuple[Way, ...] = (ByRuns(leaves, parts),)
-    if by_chunks.joins and like.param.is_cpu:
-        ways = (ByTable(Table.of_tensors(list(map(tensors_of, leaves)))), *ways)
-    return Chunk(bound.stages, by_chunks, members, False, group, counts, like, None, ways)
+        Args:
+            gradients: of all parameters, or None.
+            present: which parameters have a gradient.
+            hypers: of each group.
+            measured: totals that are known.
+            flat: whether the gradients of flat buffers are there.
+        """
+        key = flat, None if present is None else bytes(present)
+        plan = self._plans.get(key)
+        steps = None if plan is None else plan.prepared(gradients, hypers, measured)
+        if steps is None:
+            self._bound.check(gradients, present)
+            plan = _BoundPlan(self._bound, present, self._flat if flat else (), gradients)
+            self._keep(key, plan)
+            steps = plan.prepared(gradients, hypers, measured)
+        if not self._make(steps):
+            self._step_alone(gradients, present, hypers, measured)
 
+    def _keep(self, key: Any, plan: _BoundPlan) -> None:
+        if len(self._plans) >= PLANS:
+            self._plans.clear()
+        self._plans[key] = plan
 
-def _of_rows(
-    bound: BoundParams,
-    by_chunks: Chunks,
-    buffer: BoundBuffer,
-    own: Sequence[int],
-    members: Sequence[int],
-    group: int,
-) -> Chunk:
-    """Segments of a buffer as leaves of a chunk, which a kernel may step together."""
-    table = Table.of(
-        [buffer.segments[k].numel for k in own], [one for k in own for one in buffer.row(k)]
-    )
-    like = [bound.views[buffer.segments[k].index] for k in own]
-    items = [bound.item(buffer.segments[k].index) for k in own]
-    # A complex leaf lies there as twice as many real elements, and in a pack as what it is.
-    is_real = not any(item.param.is_complex() for item in items)
-    written = [one for each in bound.buffers for one in each.written]
-    return Chunk(
-        bound.stages,
-        by_chunks,
-        members,
-        False,
-        group,
-        Counts.within(buffer.counts, own),
-        buffer.whole._replace(entries={}),
-        GradientAddresses([one for one in like if one is not None], written),
-        (ByTable(table),),
-        (ByPacks(items, counted=True),) if is_real else (),
-    )
+    def _make(self, steps: Steps | None) -> bool:
+        if steps is not None:
+            mark_changed(self._written)
+            steps.make()
+        return steps is not None
+
+    def _step_alone(
+        self,
+        gradients: Sequence[Any],
+        present: Present,
+        hypers: Hypers,
+        measured: Sequence[Tensor],
+    ) -> None:
+        """Step leaves that are laid out as no plan takes them."""
+        bound = self._bound
+        items = [
+            bound.item(k)._replace(grad=gradients[k], hypers=hypers[bound.groups[k]])
+            for k in range(len(bound.params))
+            if present is None or present[k]
+        ]
+        engine.update_(bound.stages, bound.executor, items, measured)

@@ -224,7 +224,7 @@ class CapturableOptimizer(BoundOptimizer):
         for buffer, run in ((buffer, run) for buffer, own in runs for run in own):
             item = self._bound.run(buffer, run)
             # A copy: all counts of the run are advanced together, afterwards.
-            state = item.state._replace(step=item.state.step.clone())
+            state = item.state._replace(step=item.state.step[0].clone())
             hypers_of_run = self._hypers[buffer.segments[run.start].index]
             items.append(item._replace(state=state, hypers=hypers_of_run))
         in_runs = {one.index for buffer in flat for one in buffer.segments}

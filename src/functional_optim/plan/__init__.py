@@ -1,9 +1,8 @@
 """A step is planned once and made many times.
 
-A *plan* (:class:`StepPlan`) holds all that a step of certain leaves does not change: where their
-tensors lie, which of them are stepped by one call of a kernel (a *chunk*), and the *guard* that
-sees whether all of that still holds. What is new at each step, the numbers and the gradients, is
-handed to it. A plan that does not hold changes nothing, and another one is made.
+A *plan* (:class:`StepPlan`) stores what a step of leaves with certain layouts calls: tables of
+lengths, bound kernels, positions in a list of tensors. It holds no tensor: the list is handed over
+at each step. A step that a plan does not make changes nothing, and another plan is made.
 
 To read, in this order:
 
@@ -11,18 +10,16 @@ To read, in this order:
     One step without a plan: an ``Item`` is a leaf with its gradient; its coefficients are made, the
     executor steps it, it is counted.
 ``step_plan``
-    The plan. ``holds()`` asks the guard, ``prepared(gradients, hypers)`` refuses all that can be
-    refused, and what it returns is made by ``make()``.
-``chunk``, ``chunks``, ``ways``
-    Its parts: leaves that are stepped together, with the numbers of their next step; which leaves
-    those are; and the ways in which they are, of which the first that takes them makes the step.
-    Where a kernel takes no leaves that lie apart, they are brought together (``kernels.packs``).
-``counts``, ``totals``
-    Step counts that are advanced as one; sums that measured stages need.
-``guard``, ``gradients``, ``gradient_memory``
-    What a guard looks at: tensors that lie where they lay, and gradients wherever they are.
+    The plan. ``prepared(tensors, hypers)`` refuses all that can be refused, and what it returns is
+    made by ``make()``. ``PlannedLeaves`` are leaves that a caller keeps, with their plan.
+``chunks``, ``totals``
+    Leaves that are stepped together, and how kernels are bound to them; sums that measured stages
+    need.
+``python_loops``, ``guard``, ``step_counts``
+    Layouts, addresses and step counts of tensors, looked at without the native loops; layouts of
+    tensors that somebody else holds.
 ``tree_plan``, with ``items``, ``tree``
-    Plans of ``update_`` and ``update``, which hold no tensor: pointers are an argument of a step.
+    Plans of ``update_`` and ``update``.
 ``composed/``
     The same for optimizers whose leaves differ in their stages, or that keep shared numbers.
 ``flat/``
@@ -31,9 +28,6 @@ To read, in this order:
     Numbers that stand on a device, or are fed to an exported program, in place of Python's.
 """
 
-from functional_optim.plan.chunk import Chunk
-from functional_optim.plan.counts import Counts
-from functional_optim.plan.gradients import GradientAddresses
-from functional_optim.plan.step_plan import Memory, StepPlan
+from functional_optim.plan.step_plan import PlannedLeaves, StepPlan
 
-__all__ = ["Chunk", "Counts", "GradientAddresses", "Memory", "StepPlan"]
+__all__ = ["PlannedLeaves", "StepPlan"]

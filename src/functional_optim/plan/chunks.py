@@ -1,25 +1,95 @@
-"""The chunks of leaves that lie anywhere: which of them can be stepped together."""
+"""Chunks of a plan: leaves that are stepped together, known by positions in a list of tensors."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import compress
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from functional_optim._torch import is_functorch_wrapped_tensor
+from functional_optim.core.hyper import is_plain
 from functional_optim.core.leaf import PLAIN
 from functional_optim.core.stage import Stage
-from functional_optim.core.state import state_tensors
+from functional_optim.core.state import LeafState, map_state, state_tensors
 from functional_optim.kernels import Chunks, Executor, Leaf
-from functional_optim.kernels.chunks import Table, aliased_places, joined, pack_key, tensors_of
+from functional_optim.kernels.chunks import (
+    Table,
+    aliased_places,
+    counts_without_elements,
+    joined,
+    pack_key,
+    tensors_of,
+    with_tensors,
+)
 from functional_optim.kernels.executor import Wholes
-from functional_optim.kernels.rounding import note_rounding
-from functional_optim.plan.chunk import Chunk, Way
-from functional_optim.plan.counts import Counts
-from functional_optim.plan.gradients import GradientAddresses
-from functional_optim.plan.guard import DTYPE, SHAPE
-from functional_optim.plan.item import Item, leaf_at_first_step
-from functional_optim.plan.ways import ByLists, ByPacks, ByTable, ByWholes
+from functional_optim.kernels.kernel import BindScalars, Call, Part
+from functional_optim.plan.item import Item, Made, coefficients_at
+
+
+class Row(NamedTuple):
+    """Positions of a leaf's tensors in the list of a step."""
+
+    param: int
+    grad: int
+    states: tuple[Any, ...]
+    """One State per stage, with positions in the place of tensors."""
+    step: int
+    """The step count: a tensor of one whole number, or of several that are equal."""
+    name: str
+    """The leaf's name, for errors."""
+
+    @property
+    def written(self) -> list[int]:
+        """Positions of what a kernel writes to: the parameter and its state."""
+        positions: Any = state_tensors(self.states)
+        return [self.param, *positions]
+
+    @property
+    def all(self) -> list[int]:
+        """Positions of parameter, gradient and state."""
+        param, *states = self.written
+        return [param, self.grad, *states]
+
+    def leaf(self, tensors: Sequence[Tensor], made: Made) -> Leaf:
+        """Return the leaf of a step, as stages see it."""
+        states = tuple([map_state(tensors.__getitem__, one) for one in self.states])
+        param, grad = tensors[self.param], tensors[self.grad]
+        return Leaf(param, grad, states, made.coefficients, self.name, made.hypers, made.step)
+
+    def item(self, tensors: Sequence[Tensor], hypers: tuple[Any, ...]) -> Item:
+        """Return the leaf of a step, as the engine takes it."""
+        states = tuple([map_state(tensors.__getitem__, one) for one in self.states])
+        state = LeafState(tensors[self.step], states)
+        return Item(tensors[self.param], tensors[self.grad], state, hypers, self.name)
+
+
+def rows_of(
+    items: Sequence[Item], tensors: Sequence[Tensor], grads: Iterable[int]
+) -> list[Row] | None:
+    """Return the positions of leaves' tensors in a list; None if the list lacks one.
+
+    Args:
+        items: the leaves.
+        tensors: parameters, gradients, state and step counts.
+        grads: positions of the gradients. They are not looked for: two leaves that have one
+            gradient now may have two at the next step.
+    """
+    places = {id(one): k for k, one in enumerate(tensors)}
+
+    def place(tensor: Tensor) -> Any:
+        return places[id(tensor)]
+
+    rows = []
+    try:
+        for (param, _, state, _, name), grad in zip(items, grads, strict=True):
+            states = tuple([map_state(place, one) for one in state.stages])
+            rows.append(Row(place(param), grad, states, place(state.step), name))
+    except KeyError:
+        return None
+    return rows
 
 
 def state_of(item: Item) -> list[Tensor]:
@@ -27,88 +97,299 @@ def state_of(item: Item) -> list[Tensor]:
     return [item.param, *state_tensors(item.state.stages)]
 
 
+class Chunk:
+    """Leaves that have hyper-parameters, step count, dtypes and device in common.
+
+    Args:
+        stages: of the chain.
+        executor: that binds kernels.
+        members: the indices of the leaves among those of the plan.
+        rows: of all leaves of the plan.
+        group: whose hyper-parameters the leaves have.
+        leaves: their tensors are not kept.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        executor: Chunks,
+        members: Sequence[int],
+        rows: Sequence[Row],
+        group: int,
+        leaves: Sequence[Leaf],
+    ) -> None:
+        self.members, self.group, self.executor = members, group, executor
+        self._stages = stages
+        self._rows = [rows[k] for k in members]
+        self.steps = [row.step for row in self._rows]
+        """The positions of the step counts."""
+        few = [one.new_empty(1) for one in tensors_of(leaves[0])]
+        self._like = with_tensors(leaves[0], few)._replace(entries={})
+        """A leaf of one element, which has what the leaves have in common."""
+        self._plain: tuple[Any, ...] | None = None
+        self._required: tuple[Any, ...] | None = None
+
+    def made(self, hypers: tuple[Any, ...], step: float) -> Made:
+        """Return the numbers of the step with this number."""
+        plain = hypers is self._plain or all(map(is_plain, hypers))
+        # A tensor or a schedule is not kept alive.
+        self._plain = hypers if plain else None
+        return Made(*coefficients_at(self._stages, hypers, step, plain=plain), step)
+
+    def _like_at(self, made: Made) -> Leaf:
+        """Return a leaf of one element, with the numbers of a step."""
+        param, grad, states, _, name, _, _, entries, _ = self._like
+        return Leaf(
+            param, grad, states, made.coefficients, name, made.hypers, made.step, entries
+        )
+
+    def bind(
+        self, tensors: list[Tensor], made: Made, pointers: bytes, totals: Sequence[Tensor]
+    ) -> Sequence[Part] | None:
+        """Bind a step: calls, each with the leaves that it steps; None if a leaf has no kernel.
+
+        Args:
+            tensors: of the step.
+            made: its numbers.
+            pointers: of all tensors of all chunks.
+            totals: the sum of each measured stage.
+
+        Raises:
+            KernelError, NotPointwiseError: the executor asked for does not step the leaves.
+            RuntimeError: a rule refuses a shape or dtype.
+        """
+        raise NotImplementedError
+
+    def _require(self, leaves: Sequence[Leaf]) -> None:
+        """Make sure that the executor takes leaves: once for the same hyper-parameters."""
+        hypers = leaves[0].hypers
+        if hypers is not self._required:
+            self.executor.require(self._stages, leaves)
+            self._required = hypers if hypers is self._plain else None
+
+
+class PointwiseChunk(Chunk):
+    """Leaves of a chain that works on each element, or on each block of elements, alone.
+
+    Args:
+        stages, executor, members, rows, group, leaves: as for :class:`Chunk`.
+        pointers: the bytes of the pointers to all tensors, leaf by leaf.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        executor: Chunks,
+        members: Sequence[int],
+        rows: Sequence[Row],
+        group: int,
+        leaves: Sequence[Leaf],
+        pointers: slice,
+    ) -> None:
+        lengths = [one.param.numel() for one in leaves]
+        super().__init__(stages, executor, members, rows, group, leaves)
+        self._pointers = pointers
+        by_table = executor.joins and leaves[0].param.is_cpu
+        self._table = Table.of(lengths, ()) if by_table else None
+        """The lengths of the leaves, if a kernel may take pointers: then it is asked first."""
+        listed = [executor.may_list(stages, tensors_of(one)) for one in leaves]
+        self._longest = self._rows[lengths.index(max(lengths))]
+        own = [row.all for row in compress(self._rows, listed)]
+        self._columns = [itemgetter(*one, one[0]) for one in zip(*own, strict=True)]
+        """Give all parameters, all gradients, and so on, of the leaves that are stepped as lists;
+        the first one twice, so that of one leaf there is a list, too."""
+        self._listed = list(compress(members, listed))
+        self._alone: list[tuple[int, Row, dict[Any, Any]]] = [
+            (k, row, {})
+            for k, row, one in zip(members, self._rows, listed, strict=True)
+            if not one
+        ]
+        """All others, which are stepped one by one, and what kernels keep of each."""
+        self._bound: tuple[BindScalars | None, BindScalars | None] = None, None
+        """The kernel that takes pointers, bound to the last choices among the coefficients; and to
+        those before, which may come again: a batch begins, and goes on."""
+        self._retry = 0.0
+        """The step from which a kernel that took no pointers is asked again."""
+
+    def bind(
+        self, tensors: list[Tensor], made: Made, pointers: bytes, totals: Sequence[Tensor]
+    ) -> Sequence[Part] | None:
+        if self._table is not None:
+            table = Table(*self._table[:3], pointers[self._pointers])
+            last, other = self._bound
+            call = None if last is None else last(made.coefficients, table, totals)
+            if call is None and other is not None:
+                last, other = self._bound = other, last
+                call = last(made.coefficients, table, totals)
+            if call is None and (last is not None or made.step >= self._retry):
+                like = self._chunk(self._longest, tensors, made, None)
+                bound = self.executor.bind_table(self._stages, like, table.elements)
+                call = None if bound is None else bound(made.coefficients, table, totals)
+                if bound is not None:
+                    self._bound = bound, last
+                elif not isinstance(made.step, Tensor):
+                    self._retry = 1.25 * made.step
+            if call is not None:
+                return [(self.members, call)]
+        return self._parts(tensors, made, totals)
+
+    def _parts(
+        self, tensors: list[Tensor], made: Made, totals: Sequence[Tensor]
+    ) -> Sequence[Part]:
+        """Bind a step without a table."""
+        like = self._like_at(made)
+        with torch.no_grad():
+            self._require([like])
+            parts: list[Part] = []
+            for k, row, entries in self._alone:
+                one = self._chunk(row, tensors, made, entries)
+                parts.append(((k,), self.executor.bind_chunk(self._stages, one, totals)))
+            if self._columns:
+                columns = [list(column(tensors)[:-1]) for column in self._columns]
+                call = self.executor.bind_lists(self._stages, like, columns, totals)
+                parts.append((self._listed, call))
+            if len(parts) > 1:  # they are made where the gradient mode is off
+                return parts
+            return [(members, partial(_call, call)) for members, call in parts]
+
+    @staticmethod
+    def _chunk(
+        row: Row, tensors: Sequence[Tensor], made: Made, entries: dict[Any, Any] | None
+    ) -> Leaf:
+        """Return a leaf as a chunk of memory; the layouts of its tensors are known."""
+        leaf = row.leaf(tensors, made)
+        return with_tensors(leaf, list(map(_flat, tensors_of(leaf))))._replace(entries=entries)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor.detach().as_strided((tensor.numel(),), (1,))
+
+
+class WholeChunk(Chunk):
+    """Leaves of a chain that needs whole tensors: stacks of one shape, and leaves alone.
+
+    Args:
+        stages, executor, members, rows, group: as for :class:`Chunk`.
+        leaves: plain contiguous tensors of the CPU. They are not kept.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        executor: Wholes,
+        members: Sequence[int],
+        rows: Sequence[Row],
+        group: int,
+        leaves: Sequence[Leaf],
+    ) -> None:
+        super().__init__(stages, executor, members, rows, group, leaves)
+        kinds = {
+            (one.param.shape, one.param.dtype): row
+            for one, row in zip(leaves, self._rows, strict=True)
+        }
+        self._kinds = list(kinds.values())
+        """A leaf of each shape."""
+        self._takers: list[Any] = [itemgetter(*row.all) for row in self._rows]
+        self._bind = executor.bind_leaves(stages)
+
+    def bind(
+        self, tensors: list[Tensor], made: Made, pointers: bytes, totals: Sequence[Tensor]
+    ) -> Sequence[Part] | None:
+        if made.hypers is not self._required:
+            self._require([row.leaf(tensors, made) for row in self._kinds])
+        like = self._like_at(made)
+        with torch.no_grad():
+            parts = self._bind(self._takers, tensors, like, totals)
+        if parts is None:
+            return None
+        index = self.members.__getitem__
+        if len(parts) == 1:
+            parts = [(places, partial(_call, call)) for places, call in parts]
+        return [(list(map(index, places)), call) for places, call in parts]
+
+
+
+
+def _call(call: Call) -> None:
+    with torch.no_grad():
+        call()
+
+
 def chunks_of(
     stages: Sequence[Stage],
     executor: Executor,
     items: Sequence[Item],
     groups: Sequence[int],
-    *,
-    counted: bool = True,
-) -> list[Chunk]:
-    """The chunks of some leaves; a leaf that must be stepped alone is in none.
+    rows: Sequence[Row],
+) -> tuple[list[Chunk], list[int]]:
+    """Return the chunks of some leaves, and the leaves that must be stepped alone.
+
+    A leaf without elements that is only counted is in neither.
 
     Args:
         stages: of the chain.
         executor: that steps the leaves.
-        items: the leaves. Their gradients are not kept.
+        items: the leaves. Their tensors are not kept.
         groups: for each, whose hyper-parameters it has.
-        counted: whether steps of them are counted.
+        rows: for each, the positions of its tensors.
     """
-    by_chunks = stepper_of(stages, executor, items)
-    if by_chunks is None:
-        wholes = executor.in_wholes(stages)
-        return [] if wholes is None else _whole_leaves(stages, wholes, items, groups, counted)
-    kept, leaves = _plain_leaves(items, groups)
-    places = {id(leaf.param): place for place, leaf in zip(kept, leaves, strict=True)}
-    written = [one for item in items for one in state_of(item)]
-    found = []
-    for alike in joined(stages, leaves, []):
-        members = [places[id(leaf.param)] for leaf, _ in alike]
-        own = [items[place]._replace(grad=items[place].param) for place in members]
-        longest = max((view for _, view in alike), key=lambda view: view.param.numel())
-        # In the gradient's place stands what looks like it: none is kept alive.
-        like = longest._replace(grad=longest.param, entries={})
-        found.append(
-            Chunk(
-                stages,
-                by_chunks,
-                members,
-                members == list(range(len(items))),
-                longest.coefficients[0],
-                Counts([item.state.step for item in own]),
-                like,
-                GradientAddresses([item.param for item in own], written),
-                tuple(_ways(by_chunks, longest, own, [view for _, view in alike])),
-                (ByPacks(own, counted=counted),),
-            )
-        )
-    return found
-
-
-def _whole_leaves(
-    stages: Sequence[Stage],
-    wholes: Wholes,
-    items: Sequence[Item],
-    groups: Sequence[int],
-    counted: bool,
-) -> list[Chunk]:
-    """The chunks of a chain that needs whole tensors; a chunk of it is leaves, as they are."""
-    places, leaves = _plain_leaves(items, groups)
-    aliased = aliased_places(leaves)
-    found: dict[Any, list[int]] = {}
-    for number, (place, leaf) in enumerate(zip(places, leaves, strict=True)):
-        if number not in aliased and all(map(_is_whole, tensors_of(leaf))):
-            found.setdefault(pack_key(leaf), []).append(place)
-    return [
-        _whole_chunk(stages, wholes, items, members, groups[members[0]], counted)
-        for members in found.values()
-    ]
-
-
-def _plain_leaves(items: Sequence[Item], groups: Sequence[int]) -> tuple[list[int], list[Leaf]]:
-    """Return the leaves that kernels may look into, and where they stand among the items.
-
-    In the place of coefficients is one object for all leaves of a group at one step, which holds
-    the number of the group.
-    """
-    marks: dict[Any, tuple[int, ...]] = {}
-    leaves, places = [], []
-    for place, (item, group) in enumerate(zip(items, groups, strict=True)):
+    by_chunks, wholes = executor.in_chunks(stages), executor.in_wholes(stages)
+    marks: dict[Any, tuple[int, ...]] = {}  # one object for all leaves of a group at one step
+    leaves: list[Leaf] = []
+    places: dict[int, int] = {}
+    others: list[int] = []
+    for k, (item, group) in enumerate(zip(items, groups, strict=True)):
         if all(map(may_lie_in_table, [*state_of(item), item.grad])):
-            mark = marks.setdefault((group, int(item.state.step)), (group,))
-            leaves.append(Leaf(item.param, item.grad, item.state.stages, mark, item.name))
-            places.append(place)
-    return places, leaves
+            mark = marks.setdefault((group, _step_of(item)), (group,))
+            leaf = Leaf(item.param, item.grad, item.state.stages, mark, item.name)
+            places[id(leaf)] = k
+            leaves.append(leaf)
+        else:
+            others.append(k)
+    if by_chunks is None and wholes is None:
+        return [], list(range(len(items)))
+    chunks: list[Chunk] = []
+    if by_chunks is None:
+        assert wholes is not None, "else all leaves are stepped alone"
+        alike = _whole_leaves(leaves)
+        for own in alike:
+            members = [places[id(leaf)] for leaf in own]
+            group = own[0].coefficients[0]
+            chunks.append(WholeChunk(stages, wholes, members, rows, group, own))
+    else:
+        end, size = 0, torch.iinfo(torch.int64).bits // 8
+        for pairs in joined(stages, leaves, []):
+            own = [leaf for leaf, _ in pairs]
+            members = [places[id(leaf)] for leaf in own]
+            start, end = end, end + size * sum(len(rows[k].all) for k in members)
+            group, pointers = own[0].coefficients[0], slice(start, end)
+            chunks.append(
+                PointwiseChunk(stages, by_chunks, members, rows, group, own, pointers)
+            )
+    known = {k for chunk in chunks for k in chunk.members} | set(others)
+    left = [k for k in places.values() if k not in known]
+    if by_chunks is not None:
+        left = [k for k in left if not _is_only_counted(items[k])]
+    return chunks, sorted(others + left)
+
+
+def _is_only_counted(item: Item) -> bool:
+    leaf = Leaf(item.param, item.grad, item.state.stages, (), item.name)
+    return not item.param.numel() and not counts_without_elements(leaf)
+
+
+def _step_of(item: Item) -> int:
+    return int(item.state.step.reshape(-1)[0])
+
+
+def _whole_leaves(leaves: Sequence[Leaf]) -> list[list[Leaf]]:
+    """Return leaves that kernels step as wholes, those with coefficients and dtypes in common."""
+    aliased = aliased_places(leaves)
+    found: dict[Any, list[Leaf]] = {}
+    for number, leaf in enumerate(leaves):
+        if number not in aliased and all(map(_is_whole, tensors_of(leaf))):
+            found.setdefault(pack_key(leaf), []).append(leaf)
+    return list(found.values())
 
 
 def _is_whole(tensor: Tensor) -> bool:
@@ -116,92 +397,8 @@ def _is_whole(tensor: Tensor) -> bool:
     return plain and not tensor.is_neg() and not is_functorch_wrapped_tensor(tensor)
 
 
-def _whole_chunk(
-    stages: Sequence[Stage],
-    wholes: Wholes,
-    items: Sequence[Item],
-    members: list[int],
-    group: int,
-    counted: bool,
-) -> Chunk:
-    own = [items[place]._replace(grad=items[place].param) for place in members]
-    leaves = [Leaf(one.param, one.param, one.state.stages, (), one.name) for one in own]
-    kinds = {(one.param.shape, one.param.dtype): one for one in leaves}
-    written = [one for item in items for one in state_of(item)]
-
-    def counts(places: Sequence[int]) -> Counts:
-        return Counts([own[k].state.step for k in places])
-
-    way = ByWholes(
-        wholes.bind_leaves(stages, leaves), list(kinds.values()), counts if counted else None
-    )
-    return Chunk(
-        stages,
-        wholes,
-        members,
-        members == list(range(len(items))),
-        group,
-        Counts([item.state.step for item in own]),
-        leaves[0]._replace(entries={}),
-        GradientAddresses([item.param for item in own], written),
-        (way,),
-    )
-
-
-def stepper_of(stages: Sequence[Stage], executor: Executor, items: Sequence[Item]) -> Chunks | None:
-    """Return what steps some leaves in chunks; None if each is stepped as it is."""
-    if executor.in_chunks(stages) is not None or executor.in_wholes(stages) is not None:
-        for item in {id(item.hypers): item for item in items if item.hypers}.values():
-            note_rounding(stages, leaf_at_first_step(stages, item))
-    return executor.in_chunks(stages)
-
-
 def may_lie_in_table(tensor: Tensor) -> bool:
     """Return True if a kernel may be given a pointer to a tensor."""
     plain = type(tensor) in PLAIN and tensor.layout == torch.strided
     plain = plain and (tensor.is_cpu or tensor.is_cuda)
     return plain and not tensor.is_complex() and not tensor.is_inference()
-
-
-def _ways(
-    executor: Chunks, like: Leaf, items: Sequence[Item], views: Sequence[Leaf]
-) -> Iterator[Way]:
-    """Return the ways of stepping leaves where they are."""
-    if executor.joins:
-        yield ByTable(Table.of_tensors(list(map(tensors_of, views))))
-    columns = _columns(executor, like, items)
-    if columns:
-        yield ByLists(columns)
-
-
-def _columns(executor: Chunks, like: Leaf, items: Sequence[Item]) -> Sequence[list[Tensor]]:
-    """The leaves of a chunk as lists; none where the executor takes no such, or leaves do not fit.
-
-    A gradient has the layout of its parameter, so all tensors of a leaf have to have that.
-    """
-    if not executor.takes_lists(like):
-        return ()
-    rows = [state_of(item) for item in items]
-    for param, *states in rows:
-        if any((one.shape, one.stride()) != (param.shape, param.stride()) for one in states):
-            return ()
-    return [list(column) for column in zip(*rows, strict=True)]
-
-
-class ShapeGuard:
-    """Guard: tensors still have their shapes and dtypes.
-
-    Args:
-        tensors: to be looked at.
-    """
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._tensors = list(tensors)
-        self._shapes, self._dtypes = self._now()
-
-    def hold(self) -> bool:
-        """Return True if they have."""
-        return (self._shapes, self._dtypes) == self._now()
-
-    def _now(self) -> tuple[list[torch.Size], list[torch.dtype]]:
-        return list(map(SHAPE, self._tensors)), list(map(DTYPE, self._tensors))

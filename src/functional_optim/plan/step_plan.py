@@ -1,84 +1,307 @@
-"""StepPlan: what a step of certain leaves does, found out once."""
+"""StepPlan: a step of leaves with certain layouts. It holds no tensor.
+
+A plan stores what a step calls: tables of lengths, bound kernels, and positions in a list of
+tensors. The list is handed over at each step. One call checks the layouts of all tensors and returns
+their pointers, which are an argument of the kernels.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain, compress
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from functional_optim.core.checks import check_grad
+from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.stage import Stage
-from functional_optim.core.state import map_state
-from functional_optim.core.views import real_view
+from functional_optim.core.state import state_tensors
 from functional_optim.kernels import Executor, Leaf
-from functional_optim.kernels.kernel import Call
+from functional_optim.kernels.kernel import Call, Part
+from functional_optim.native import LOOPS
 from functional_optim.plan import engine
-from functional_optim.plan.chunk import Chunk, Numbers
-from functional_optim.plan.chunks import ShapeGuard, chunks_of, state_of
-from functional_optim.plan.guard import MemoryGuard, mark_changed
+from functional_optim.plan.chunks import Row, chunks_of, rows_of
+from functional_optim.plan.guard import kinds_of
 from functional_optim.plan.item import Item, Made
+from functional_optim.plan.python_loops import PYTHON_LOOPS, loops_for
 from functional_optim.plan.totals import Totals
 
-
-class Memory(NamedTuple):
-    """Tensors that are looked at in place of the leaves, which are parts of them."""
-
-    tensors: list[Tensor]
-    written: int
-    """How many of them, from the first on, a step writes to."""
-
-    @classmethod
-    def of(cls, items: Sequence[Item]) -> "Memory":
-        """The tensors of the leaves themselves."""
-        tensors = [one for item in items for one in state_of(item)]
-        return cls(tensors, len(tensors))
+Numbers = Sequence[Made]
+"""The numbers of each group, where the step counts do not decide them."""
 
 
 class Steps(NamedTuple):
-    """A step of a plan that nothing refuses any more."""
+    """A step that was checked and bound."""
 
+    loops: Any
     first: Call | None
-    """Steps leaves that no kernel takes where they lie."""
-    calls: Sequence[tuple[Chunk, Call]]
-    """Steps each of the others."""
-    written: Sequence[Tensor]
-    """What kernels write to, unseen by autograd."""
-    counted: bool
-    """Whether the steps of the leaves are counted."""
-    read: Sequence[Sequence[Tensor]]
-    """Gradients and totals. Calls have the addresses alone, so the tensors must live until then."""
+    """Steps leaves that no kernel takes where they are."""
+    parts: Sequence[Part]
+    """Step the others."""
+    tensors: list[Tensor]
+    """The tensors of the step. Calls have their addresses alone, so the tensors must live."""
+    changed: list[Tensor]
+    """Tensors that kernels write to, unseen by autograd."""
+    counted: list[Tensor]
+    """Step counts to be advanced; none if the caller counts."""
+    steps: Sequence[int]
+    """The position of each leaf's step count."""
+    totals: Sequence[Tensor]
 
     def make(self) -> None:
-        """Make it."""
-        if self.written:
-            mark_changed(self.written)
+        """Make the step."""
+        if self.changed:
+            self.loops.bump(self.changed)
         if self.first is not None:
             self.first()
-        for chunk, call in self.calls:
-            call()
-            if self.counted:
-                chunk.counts.advance()
+        if len(self.parts) == 1:
+            self.parts[0][1]()
+        elif self.parts:
+            defer_interrupts(self._in_turn)
+        if self.counted:
+            self.loops.advance_each(self.counted)
+
+    def _in_turn(self) -> None:
+        """Make all parts; where one is broken off, those before it are counted."""
+        done = 0
+        try:
+            with torch.no_grad():
+                for _, call in self.parts:
+                    call()
+                    done += 1
+        except BaseException:
+            stepped = chain.from_iterable(members for members, _ in self.parts[:done])
+            if done and self.counted:
+                self.loops.advance_each([self.tensors[self.steps[k]] for k in stepped])
+            raise
 
 
 class StepPlan:
-    """A step of certain leaves: as few calls of a kernel as can be, and other leaves one by one.
-
-    It is made of leaves that were checked. At each step it looks at what may have changed since:
-    where tensors lie and what they are like, the step counts, the gradients, and the choices among
-    the hyper-parameters. Numbers may be new at each step.
+    """A step of leaves with certain layouts.
 
     Args:
         stages: of the chain.
-        executor: that steps them.
-        items: the leaves. Their gradients are not kept.
+        executor: that steps the leaves.
+        items: the leaves, checked. Their tensors are not kept.
         groups: for each, the number of the group whose hyper-parameters it has.
-        chunks: of these leaves; found out if they are not given.
-        memory: what the leaves are parts of, where their state is made once and for all; without
-            it, a leaf before its first step is none of a plan, since its state may be made anew.
-        counted: whether this counts the steps of the leaves. Where a leaf is a part of something
-            that has made a step once all of its parts have, whoever knows that counts.
-        may_begin: whether leaves may be before their first step; so they may with a memory.
+        rows: for each, the positions of its tensors in the list of a step.
+        tensors: the list of such a step.
+        counted: whether a step advances the step counts.
+        may_begin: whether leaves may be before their first step; else their state may be made anew
+            then, and the plan makes no such step.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        executor: Executor,
+        items: Sequence[Item],
+        groups: Sequence[int],
+        rows: Sequence[Row],
+        tensors: list[Tensor],
+        *,
+        counted: bool = True,
+        may_begin: bool = False,
+    ) -> None:
+        self._stages, self._executor = stages, executor
+        self._groups, self._rows = list(groups), rows
+        self._steps_of = [row.step for row in rows]
+        self._may_begin, self._counts = may_begin, counted
+        with torch.no_grad():
+            self._chunks, self.others = chunks_of(stages, executor, items, groups, rows)
+        """The leaves in chunks, and the indices of those that are stepped alone."""
+        others = set(self.others)
+        members = [chunk.members for chunk in self._chunks]
+        self._totals = Totals(stages, members, [item.param for item in items])
+        together = [row for k, row in enumerate(rows) if k not in others]
+        self._counted = [row.step for row in together] if counted else []
+        self._stepped = sorted(row.grad for row in rows)
+        changed = {k for own in members for index in own for k in rows[index].written}
+        self._is_changed = [k in changed for k in range(len(tensors))]
+        counts = {row.step for row in together}
+        written = changed | counts | {k for row in rows for k in row.written}
+        self.written = [k in written for k in range(len(tensors))]
+        """For each tensor, whether the step writes to it."""
+        apart = {rows[k].grad for k in self.others}
+        self._located = [k not in apart for k in range(len(tensors))]
+        """For each tensor, whether its layout is fixed: not those of gradients of leaves that are
+        stepped alone."""
+        self._some_apart = bool(apart)
+        self._kinds = kinds_of([tensors[k] for k in self._alone()])
+        slots = [-1] * len(tensors)
+        for slot, k in enumerate(k for own in members for index in own for k in rows[index].all):
+            slots[k] = slot
+        self._slots = slots
+        loops = loops_for(len(tensors))
+        self._laid: tuple[Any, Any] = loops, self._lay_out(loops, tensors)
+        self._steps = 0
+
+    def _alone(self) -> list[int]:
+        """Return the positions of what is written of leaves that are stepped alone."""
+        return [k for index in self.others for k in self._rows[index].written]
+
+    def _lay_out(self, loops: Any, tensors: list[Tensor]) -> Any:
+        """Record the layouts of tensors; None if a kernel cannot step such."""
+        each = (tensors, self.written, self._slots)
+        return loops.lay_out(*(list(compress(one, self._located)) for one in each))
+
+    def takes(self, tensors: list[Tensor]) -> bool:
+        """Return True if the tensors have the layouts of the plan, and share no memory."""
+        return self._locate(tensors) is not None
+
+    def is_for(self, tensors: list[Tensor]) -> bool:
+        """Return True if the tensors have the layouts of the plan, wherever they are.
+
+        So do the step counts: those of leaves that are stepped together are equal.
+        """
+        loops, layout = self._laid
+        for chunk in self._chunks:
+            count = loops.common([tensors[k] for k in chunk.steps])
+            if count is None or count is False:
+                return False
+        fixed = list(compress(tensors, self._located))
+        return layout is not None and loops.hold(layout, fixed, False)
+
+    def _locate(self, tensors: list[Tensor]) -> bytes | None:
+        loops, layout = self._laid
+        if layout is None:
+            return None
+        fixed = list(compress(tensors, self._located)) if self._some_apart else tensors
+        pointers: bytes | None = loops.locate(layout, fixed)
+        if loops is PYTHON_LOOPS and pointers is not None:
+            # A plan of few leaves is worth a compiler once it has made many steps.
+            self._steps += 1
+            native = LOOPS.get(len(self._rows) * self._steps)
+            layout = None if native is None else self._lay_out(native, tensors)
+            if layout is not None:
+                self._laid = native, layout
+        return pointers
+
+    def prepared(
+        self,
+        tensors: list[Tensor],
+        hypers: Sequence[tuple[Any, ...]],
+        measured: Sequence[Tensor] = (),
+        *,
+        numbers: Numbers | None = None,
+    ) -> Steps | None:
+        """Check and bind a step; None, with nothing changed, if the plan does not make it.
+
+        Args:
+            tensors: the list of this step.
+            hypers: of each group, checked.
+            measured: the totals of measured stages, where other processes have a part in them.
+            numbers: of each group, in the place of ``hypers`` and step counts.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: a gradient that does not fit.
+            KernelError, NotPointwiseError: the executor does not step the leaves.
+        """
+        loops = self._laid[0]
+        every: list[Made] = []
+        for chunk in self._chunks:  # as a rule one
+            if numbers is not None:
+                every.append(numbers[chunk.group])
+                continue
+            count = loops.common(list(map(tensors.__getitem__, chunk.steps)))
+            if count is None or count is False or not (count or self._may_begin):
+                return None
+            every.append(chunk.made(hypers[chunk.group], count + 1.0))
+        pointers = self._locate(tensors)
+        if pointers is None or (self.others and not self._others_hold(tensors, numbers)):
+            return None
+        totals = measured
+        if len(measured) < self._totals.count:
+            totals = self._totals_of(tensors, hypers, every, measured, numbers)
+        parts: list[Part] = []
+        others = self.others
+        for chunk, made in zip(self._chunks, every, strict=True):
+            bound = chunk.bind(tensors, made, pointers, totals)
+            if bound is None:
+                others = [*others, *chunk.members]
+            else:
+                parts += bound
+        first = None
+        if others:
+            items, make = self._items(sorted(others), tensors, hypers, numbers)
+            first = engine.prepared(
+                self._stages, self._executor, items, totals, make, counts=self._counts
+            )
+        changed = list(compress(tensors, self._is_changed)) if parts else []
+        counted = list(map(tensors.__getitem__, self._counted))
+        if len(others) > len(self.others):  # the engine counts them
+            alone = {self._rows[k].step for k in others}
+            counted = [tensors[k] for k in self._counted if k not in alone]
+        return Steps(loops, first, parts, tensors, changed, counted, self._steps_of, totals)
+
+    def _others_hold(self, tensors: Sequence[Tensor], numbers: Numbers | None) -> bool:
+        """Return True if leaves that are stepped alone are such as they were."""
+        if kinds_of([tensors[k] for k in self._alone()]) != self._kinds:
+            return False
+        if numbers is not None or self._may_begin:
+            return True
+        return all(int(tensors[self._rows[k].step]) for k in self.others)
+
+    def _totals_of(
+        self,
+        tensors: list[Tensor],
+        hypers: Sequence[tuple[Any, ...]],
+        every: Sequence[Made],
+        measured: Sequence[Tensor],
+        numbers: Numbers | None,
+    ) -> Sequence[Tensor]:
+        """Return the totals of measured stages: those that are known, and those to be taken."""
+        if not self._chunks:
+            return measured
+        if self.others:
+            items, make = self._items(range(len(self._rows)), tensors, hypers, numbers)
+            return engine.totals(self._stages, self._executor, items, make, measured)
+        own = [made.coefficients for made in every]
+        grads = list(map(tensors.__getitem__, self._stepped))
+        executor = self._chunks[0].executor
+
+        def leaf(k: int, coefficients: tuple[Any, ...]) -> Leaf:
+            return self._rows[k].leaf(tensors, Made((), coefficients, 0.0))
+
+        return self._totals.of(executor, own, grads, measured, leaf)
+
+    def _items(
+        self,
+        indices: Sequence[int],
+        tensors: Sequence[Tensor],
+        hypers: Sequence[tuple[Any, ...]],
+        numbers: Numbers | None,
+    ) -> tuple[list[Item], Callable[[Item], Made] | None]:
+        """Return leaves as the engine takes them, and what gives their numbers.
+
+        Raises:
+            TypeError, ValueError: a gradient that does not fit.
+        """
+        if numbers is not None:
+            hypers = [made.hypers for made in numbers]
+        items = [self._rows[k].item(tensors, hypers[self._groups[k]]) for k in indices]
+        for item in items:
+            check_grad(item.param, item.grad, item.name)
+        if numbers is None:
+            return items, None
+        groups = {
+            id(item.state.step): self._groups[k] for k, item in zip(indices, items, strict=True)
+        }
+        return items, partial(_made, numbers, groups)
+
+
+def _made(numbers: Numbers, groups: Mapping[int, int], item: Item) -> Made:
+    """The numbers of an item, by the group of its step count."""
+    return numbers[groups[id(item.state.step)]]
+
+
+class PlannedLeaves:
+    """Leaves that a caller keeps, and the plan of their step.
+
+    Args:
+        stages, executor, items, groups, counted, may_begin: as for :class:`StepPlan`. The tensors
+            of the leaves are kept, but for the gradients.
     """
 
     def __init__(
@@ -88,184 +311,42 @@ class StepPlan:
         items: Sequence[Item],
         groups: Sequence[int],
         *,
-        chunks: Sequence[Chunk] | None = None,
-        memory: Memory | None = None,
         counted: bool = True,
         may_begin: bool = False,
     ) -> None:
-        self._stages, self._executor, self._counted = stages, executor, counted
-        if chunks is None:
-            with torch.no_grad():
-                chunks = chunks_of(stages, executor, items, groups, counted=counted)
-        self._chunks = chunks
-        # In the gradient's place stands what is there anyway.
-        self._items = [item._replace(grad=item.param) for item in items]
-        params = [item.param for item in items]
-        self._totals = Totals(stages, [chunk.members for chunk in chunks], params)
-        self._has_complex = any(one.is_complex() for one in params)
-        self._groups = list(groups)
-        known = {place for chunk in self._chunks for place in chunk.members}
-        self._others = [place for place in range(len(items)) if place not in known]
-        self._apart = ShapeGuard([one for k in self._others for one in state_of(items[k])])
-        self._may_begin = may_begin or memory is not None
-        memory = memory or Memory.of([items[k] for k in sorted(known)])
-        self._tensors, self._written = memory.tensors, memory.tensors[: memory.written]
-        self._guard = MemoryGuard(self._tensors)
+        self._tensors = [
+            tensor
+            for param, _, state, _, _ in items
+            for tensor in (param, *state_tensors(state.stages), state.step)
+        ]
+        grads = [item.grad for item in items]
+        start, every = len(self._tensors), [*self._tensors, *grads]
+        rows = rows_of(items, every, range(start, start + len(items)))
+        assert rows is not None, "all tensors are in the list"
+        self.plan = StepPlan(
+            stages, executor, items, groups, rows, every, counted=counted, may_begin=may_begin
+        )
 
-    def make(
+    def prepared(
         self,
-        gradients: list[Tensor],
-        hypers: Sequence[tuple[Any, ...]],
-        measured: Sequence[Tensor] = (),
-    ) -> bool:
-        """The step, if the plan holds: :meth:`holds` and :meth:`run`."""
-        return self.holds() and self.run(gradients, hypers, measured)
-
-    def run(
-        self,
-        gradients: list[Tensor],
+        gradients: Sequence[Tensor],
         hypers: Sequence[tuple[Any, ...]],
         measured: Sequence[Tensor] = (),
         *,
-        one_by_one: bool = True,
-    ) -> bool:
-        """The step of a plan that was just seen to hold.
+        numbers: Numbers | None = None,
+    ) -> Steps | None:
+        """Check and bind a step by these gradients: see :meth:`StepPlan.prepared`."""
+        tensors = [*self._tensors, *gradients]
+        return self.plan.prepared(tensors, hypers, measured, numbers=numbers)
 
-        Args:
-            gradients: one for each leaf.
-            hypers: of each group, checked.
-            measured: the totals of measured stages, where other processes have a part in them.
-            one_by_one: whether leaves that no chunk takes are stepped one by one.
+    def takes(self, gradients: Sequence[Tensor]) -> bool:
+        """Return True if the plan steps leaves with such gradients."""
+        return self.plan.takes([*self._tensors, *gradients])
 
-        Returns:
-            Whether it was made; otherwise nothing was changed.
-
-        Raises:
-            TypeError, ValueError, RuntimeError: a gradient that does not fit; nothing was changed.
-        """
-        steps = self.prepared(gradients, hypers, measured, one_by_one=one_by_one)
+    def make(self, gradients: Sequence[Tensor], hypers: Sequence[tuple[Any, ...]]) -> bool:
+        """Make a step by these gradients; return False, with nothing changed, if it cannot."""
+        steps = self.prepared(gradients, hypers)
         if steps is None:
             return False
         steps.make()
         return True
-
-    def prepared(
-        self,
-        gradients: list[Tensor],
-        hypers: Sequence[tuple[Any, ...]],
-        measured: Sequence[Tensor] = (),
-        *,
-        one_by_one: bool = True,
-        numbers: Numbers | None = None,
-    ) -> "Steps | None":
-        """Check and bind a step that :meth:`run` would make; None if it would make none.
-
-        Args:
-            gradients, hypers, measured, one_by_one: as for :meth:`run`, and so are the errors.
-            numbers: what the leaves of each group are stepped by, in the place of ``hypers`` and of
-                their step counts.
-        """
-        taken, others = [], self._others
-        for chunk in self._chunks:  # as a rule one
-            if chunk.take(gradients, hypers, numbers):
-                taken.append(chunk)
-            else:
-                others = [*others, *chunk.members]
-        totals = measured
-        if taken and len(measured) < self._totals.count:
-            if others:
-                leaves = self._leaves(range(len(self._items)), gradients, hypers, numbers)
-                totals = engine.totals(self._stages, self._executor, *leaves, measured)
-            else:
-                totals = self._sums(gradients, measured)
-        calls: list[tuple[Chunk, Call]] = []
-        for chunk in taken:
-            for way in chunk.ways + chunk.otherwise if one_by_one else chunk.ways:
-                call = way.call(chunk, gradients, totals)
-                if call is not None:
-                    calls.append((chunk, call))
-                    break
-            else:
-                others = [*others, *chunk.members]
-        first = None
-        if others:
-            if not one_by_one:
-                return None
-            items, make = self._leaves(sorted(others), gradients, hypers, numbers)
-            first = engine.prepared(
-                self._stages, self._executor, items, totals, make, counts=self._counted
-            )
-        written = self._written if calls else ()
-        return Steps(first, calls, written, self._counted, (gradients, totals))
-
-    def _sums(self, gradients: list[Tensor], measured: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Return all totals, where every leaf is in a chunk."""
-        seen = list(map(real_view, gradients)) if self._has_complex else gradients
-
-        def leaf(k: int, coefficients: tuple[Any, ...]) -> Leaf:
-            """Return a leaf as stages see it."""
-            param, states = self._items[k].param, self._items[k].state.stages
-            if param.is_complex():
-                param, states = real_view(param), tuple(map(_real, states))
-            return Leaf(param, seen[k], states, coefficients, self._items[k].name)
-
-        own = [chunk.coefficients for chunk in self._chunks]
-        return self._totals.of(self._chunks[0].executor, own, seen, measured, leaf)
-
-    def _leaves(
-        self,
-        places: Sequence[int],
-        gradients: list[Tensor],
-        hypers: Sequence[tuple[Any, ...]],
-        numbers: Numbers | None,
-    ) -> tuple[list[Item], Callable[[Item], Made] | None]:
-        """Leaves with their gradients as the engine takes them, and what gives their numbers.
-
-        Raises:
-            TypeError, ValueError: a gradient that does not fit.
-        """
-        if numbers is not None:
-            hypers = [made.hypers for made in numbers]
-        items = [
-            self._items[k]._replace(grad=gradients[k], hypers=hypers[self._groups[k]])
-            for k in places
-        ]
-        for item in items:
-            check_grad(item.param, item.grad, item.name)
-        if numbers is None:
-            return items, None
-        groups = {id(self._items[k].state.step): self._groups[k] for k in places}
-        return items, partial(_made, numbers, groups)
-
-    def holds(self) -> bool:
-        """Return True if leaves are what they were."""
-        if not self._has_common_counts():
-            return False
-        return not self._tensors or self._guard.hold(self._tensors)
-
-    def holds_but_for_counts(self) -> bool:
-        """Return True if the plan holds, for a caller that has read the step counts."""
-        there = self._guard.hold(self._tensors) if self._tensors else True
-        return there and (not self._others or self._others_hold())
-
-    def _has_common_counts(self) -> bool:
-        """Return True if the leaves of each chunk have equal step counts."""
-        for chunk in self._chunks:
-            made = chunk.counts.common()
-            if made is None or not (made or self._may_begin):
-                return False
-            chunk.made = made
-        return not self._others or self._others_hold()
-
-    def _others_hold(self) -> bool:
-        started = self._may_begin or all(int(self._items[k].state.step) for k in self._others)
-        return started and self._apart.hold()
-
-
-def _real(state: Any) -> Any:
-    return map_state(real_view, state)
-
-
-def _made(numbers: Numbers, groups: Mapping[int, int], item: Item) -> Made:
-    """The numbers of an item, by the group of its step count."""
-    return numbers[groups[id(item.state.step)]]

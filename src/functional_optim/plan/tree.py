@@ -15,6 +15,7 @@ from functional_optim.core.overrides import LeafChain
 from functional_optim.core.state import State
 from functional_optim.core.tree import Path, flatten
 from functional_optim.native import LOOPS
+from functional_optim.plan.python_loops import PYTHON_LOOPS
 
 Given = tuple[Any, Any, State]
 """Parameters, gradients and state of a step."""
@@ -67,8 +68,7 @@ def tree_of(
         every, states = spec.flatten_up_to(grads), spec.flatten_up_to(state.leaves)
     except (TypeError, ValueError):  # the checks of a step without a plan name the difference
         return None
-    walk = _walk if LOOPS.loaded is None else LOOPS.loaded.walk
-    found = walk([leaves, states, every if has_gradients else state.shared])
+    found = (LOOPS.loaded or PYTHON_LOOPS).walk([leaves, states, every if has_gradients else state.shared])
     return None if found is None else Tree(spec, leaves, every, states, *found)
 
 
@@ -85,26 +85,6 @@ def _flatten_again(params: Any, namespace: str) -> tuple[list[Any], optree.PyTre
         _SPECS.clear()
     leaves, _SPECS[key] = flatten(params, namespace)
     return leaves, _SPECS[key]
-
-
-def _walk(tree: Any) -> tuple[list[Tensor], list[Any]] | None:
-    """Return what the native ``walk`` does."""
-    tensors: list[Tensor] = []
-    form: list[Any] = []
-    left = [tree]
-    while left:
-        one = left.pop()
-        if type(one) in PLAIN:
-            tensors.append(one)
-            form.append(True)
-        elif isinstance(one, tuple) or type(one) is list:
-            form += [len(one), type(one)]
-            left += reversed(one)
-        elif one is None:
-            form.append(None)
-        else:
-            return None
-    return tensors, form
 
 
 class TreeChains:

@@ -10,7 +10,7 @@ from functional_optim.core.checks import check_grad
 from functional_optim.core.initial import Fields
 from functional_optim.frontends.recipe import GroupChain
 from functional_optim.kernels import EXECUTORS
-from functional_optim.plan import StepPlan, engine, reduction
+from functional_optim.plan import PlannedLeaves, engine, reduction
 from functional_optim.plan.item import Item
 from sharding.zero.local_shard import LocalShard
 
@@ -32,7 +32,7 @@ class GroupPlan:
         self._chain: GroupChain | None = None
         self._fields: list[Fields] = []
         self._items: list[Item] = []
-        self._plan: StepPlan | None = None
+        self._plan: PlannedLeaves | None = None
 
     def fit(self, chain: GroupChain) -> None:
         """Step by this chain from now on.
@@ -61,7 +61,7 @@ class GroupPlan:
         """
         chain = self._chain
         assert chain is not None
-        if self._plan is not None and self._plan.holds():
+        if self._plan is not None:
             steps = self._plan.prepared(gradients, [chain.hypers], measured)
             if steps is not None:
                 return steps.make
@@ -71,7 +71,7 @@ class GroupPlan:
 
         def step() -> None:
             make()
-            self._plan = StepPlan(chain.stages, executor, items, [0] * len(items))
+            self._plan = PlannedLeaves(chain.stages, executor, items, [0] * len(items))
 
         return step
 

@@ -204,13 +204,13 @@ def test_what_is_unlike_the_example_is_stepped_as_ever(name: str, change: Any) -
 
 def test_a_tree_that_no_kernel_steps_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
-    before = tree_plan._groups
+    before = tree_plan.TreePlan.__init__
 
-    def noted(stages: Any, executor: Any, items: Any) -> Any:
+    def noted(self: Any, optimizer: Any, executor: Any, tree: Any, items: Any, *more: Any) -> None:
         looked.append(len(items))
-        return before(stages, executor, items)
+        before(self, optimizer, executor, tree, items, *more)
 
-    monkeypatch.setattr(tree_plan, "_groups", noted)
+    monkeypatch.setattr(tree_plan.TreePlan, "__init__", noted)
     optimizer = adamw(0.1).using(executor="auto")
     gaps = {"a": normal(40, 2)[:, 0], "b": normal(5)}  # a column does not lie densely
     params, state = gaps, optimizer.init(gaps)

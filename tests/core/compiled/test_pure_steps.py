@@ -76,7 +76,7 @@ def test_a_steady_step_plans_nothing_and_steps_no_leaf_alone(
 ) -> None:
     monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1)
     seen = noted_calls(
-        monkeypatch, ((tree_plan._Plan, "__init__"), (engine, "prepared"), (engine, "update"))
+        monkeypatch, ((tree_plan.TreePlan, "__init__"), (engine, "prepared"), (engine, "update"))
     )
     optimizer, params = by_auto("clipped"), params_of()
     state = optimizer.init(params)

@@ -23,6 +23,7 @@ from functional_optim import (
     rmsprop,
     sgd,
 )
+from functional_optim.kernels import packs
 from functional_optim.kernels.foreach import ForeachKernel
 from functional_optim.plan import engine, tree_plan
 from tests.choices import case, each
@@ -50,7 +51,7 @@ def _every_step_is_worth_a_kernel(with_loops: None, monkeypatch: pytest.MonkeyPa
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many leaves each plan has that is made."""
     made: list[int] = []
-    before = tree_plan._Plan.__init__
+    before = tree_plan.TreePlan.__init__
 
     def noted(
         self: Any, optimizer: Any, executor: Any, listed: Any, items: Any, *rest: Any
@@ -58,7 +59,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         made.append(len(items))
         before(self, optimizer, executor, listed, items, *rest)
 
-    monkeypatch.setattr(tree_plan._Plan, "__init__", noted)
+    monkeypatch.setattr(tree_plan.TreePlan, "__init__", noted)
     return made
 
 
@@ -439,7 +440,7 @@ def test_leaves_without_a_loop_are_planned(
 ) -> None:
     """Those of 16-bit floats, and small ones before a loop is compiled: large ones one by one."""
     monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1 << 40)
-    monkeypatch.setattr(tree_plan, "LARGE", most)
+    monkeypatch.setattr(packs, "LARGE", most)
     optimizer = CHAINS[name]
     reference = optimizer.using(executor="reference")
     for dtype in (torch.bfloat16, torch.float32):

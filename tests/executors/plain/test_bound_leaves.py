@@ -156,13 +156,13 @@ def test_stacks_are_bound_once_they_are_trusted(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(stacked, "_EVIDENCE", Cache())
     monkeypatch.setattr(stacked, "EVIDENCE", 4 * 4 * 32 * 32)
     sizes: list[int] = []
-    step = bound_leaves._Together.step
+    step = bound_leaves._step_together
 
-    def noted(stack: Any, gradients: Any, rest: Any) -> None:
-        sizes.append(len(stack.places))
-        step(stack, gradients, rest)
+    def noted(known: Any, columns: Any, rest: Any) -> None:
+        sizes.append(len(columns[0]))
+        step(known, columns, rest)
 
-    monkeypatch.setattr(bound_leaves._Together, "step", noted)
+    monkeypatch.setattr(bound_leaves, "_step_together", noted)
     params = [Parameter(noise(k, 32, 32)) for k in range(5)]
     optimizer = TorchOptimizer(params, muon(lr=0.1))
     found = []

@@ -3,10 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-from functional_optim.plan.composed.step_leaves import GateNumbers, StepLeaf
-from functional_optim.plan.counts import Counts
+from torch import Tensor
 
-_Class = tuple[Counts, tuple[tuple[Counts, Counts], ...]]
+from functional_optim._torch import foreach_add_
+from functional_optim.plan.composed.step_leaves import GateNumbers, StepLeaf
+from functional_optim.plan.python_loops import loops_for
+
+_Counts = list[Tensor]
+_Class = tuple[_Counts, tuple[tuple[_Counts, _Counts], ...]]
 """Of leaves that have counted the same: their steps; at each gate the runs, and those held."""
 
 
@@ -42,11 +46,12 @@ class Counted:
             turn: a number of this step, to be kept.
         """
         found: list[tuple[float, GateNumbers]] = []
+        common = loops_for(len(self.groups)).common
         for steps, gates in self._classes:
-            made, begun = steps.common(), False
+            made, begun = common(steps), False
             at_gates = []
             for runs, held in gates:
-                pair = runs.common(), held.common()
+                pair = common(runs), common(held)
                 if pair[0] is None or pair[1] is None:
                     return False
                 begun = begun or pair[0] > 0
@@ -63,17 +68,20 @@ class Counted:
         Args:
             gates: the number of each, and whether it lets the leaves through.
         """
+        loops = loops_for(len(self.groups))
         for (_, counts), (_, before) in zip(self._classes, self.now, strict=True):
             for k, passed in gates:
                 runs, held = counts[k]
-                runs.advance()
                 by = -before[k][1] if passed else 1
-                if by:
-                    held.advance(by)
+                loops.advance_each(runs)
+                if by == 1:
+                    loops.advance_each(held)
+                elif by:
+                    foreach_add_(held, by)
 
 
 def _class(leaves: Sequence[StepLeaf]) -> _Class:
     states = [leaf.state for leaf in leaves]
     columns = zip(*(state.gates for state in states), strict=True)
-    gates = [(Counts([g.runs for g in k]), Counts([g.held for g in k])) for k in columns]
-    return Counts([state.step for state in states]), tuple(gates)
+    gates = [([g.runs for g in k], [g.held for g in k]) for k in columns]
+    return [state.step for state in states], tuple(gates)

@@ -1,6 +1,6 @@
 """The steps of an optimizer of optimizers over leaves that stay the same tensors.
 
-What was decided of a step is made by kept StepPlans. A plan is kept by what decides what a run
+What was decided of a step is made by kept plans. A plan is kept by what decides what a run
 does: its stages, its leaves, whether they are late, and what they are given beside gradients. The
 numbers of a step come from who has decided it.
 
@@ -28,7 +28,7 @@ from functional_optim.plan.composed.outline import End, LeafPart, Outline, Stage
 from functional_optim.plan.composed.shared_numbers import Written
 from functional_optim.plan.composed.step_leaves import StepLeaf, StepLeaves, storages_written
 from functional_optim.plan.guard import LayoutGuard
-from functional_optim.plan.step_plan import StepPlan, Steps
+from functional_optim.plan.step_plan import PlannedLeaves, Steps
 
 MASKS = 8
 """For how many sets of missing gradients steps are kept, unless told otherwise."""
@@ -54,13 +54,13 @@ class Prepared(NamedTuple):
 class _Planned(NamedTuple):
     """A run that is planned."""
 
-    plan: StepPlan
+    leaves: PlannedLeaves
     counted: Counted
     places: list[Tensor]
     """Where it has what its leaves are given beside their gradients."""
 
-    def prepared(self, run: StageRun, decided: Decider) -> Callable[[], object]:
-        """Bind the run; all errors are raised now."""
+    def prepared(self, run: StageRun, decided: Decider) -> Callable[[], object] | None:
+        """Bind the run, all errors are raised now; None if the plan does not make it."""
         part, made = run.part, []
         if self.places and decided.inputs is not None:
             foreach_copy_(self.places, decided.inputs.of(part))
@@ -68,8 +68,9 @@ class _Planned(NamedTuple):
             made.append(decided.numbers(part, *one))  # noqa: PERF401
         grads: list[Any] = list(map(decided.grads.__getitem__, part.members))
         totals = decided.totals_of(part) if part.totals else ()
-        steps = self.plan.prepared(grads, (), totals, numbers=made)
-        assert steps is not None
+        steps = self.leaves.prepared(grads, (), totals, numbers=made)
+        if steps is None:
+            return None
         return partial(_make, steps, self.counted, run.gates) if run.gates else steps.make
 
 
@@ -187,7 +188,10 @@ class ComposedSteps:
             return None
         runs = []
         for one, run in zip(plans, decided.end.runs, strict=True):
-            runs.append(one.prepared(run, decided))
+            bound = one.prepared(run, decided)
+            if bound is None:
+                return None
+            runs.append(bound)
         return Prepared(runs, decided.shared, decided.opened)
 
     def addends(
@@ -245,8 +249,6 @@ class ComposedSteps:
             counted = one.counted
             if counted.turn != self._turn and not counted.read(self._turn):
                 return None
-            if not one.plan.holds_but_for_counts():
-                return None
         return plans
 
     def make(self, prepared: Prepared, shared: Any) -> None:
@@ -288,14 +290,15 @@ class ComposedSteps:
         key, part = _key(run, names), run.part
         counted = self._count(part.members)
         before = self._runs.get(key)
-        if before is not None and before.counted is counted and before.plan.holds_but_for_counts():
+        grads: list[Any] = list(map(decided.grads.__getitem__, part.members))
+        if before is not None and before.counted is counted and before.leaves.takes(grads):
             return
         items = [decided.item(part, self._leaves[k], k) for k in part.members]
         items = copied(part.stages, items)
-        plan = StepPlan(
+        leaves = PlannedLeaves(
             part.stages, self._executor, items, counted.groups, counted=run.is_step, may_begin=True
         )
-        self._runs[key] = _Planned(plan, counted, places_of(part.stages, items))
+        self._runs[key] = _Planned(leaves, counted, places_of(part.stages, items))
 
     def _count(self, members: tuple[int, ...]) -> Counted:
         """Return the counts of leaves that were stepped."""

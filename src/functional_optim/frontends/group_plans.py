@@ -1,0 +1,248 @@
+"""Plans of the steps of torch-like parameter groups, and of what these hold."""
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from operator import attrgetter, is_
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from functional_optim.core.checks import check_grad
+from functional_optim.core.initial import StateFields
+from functional_optim.core.leaf import PLAIN
+from functional_optim.core.stage import Stage
+from functional_optim.core.state import LeafState
+from functional_optim.frontends.torch_flat import Entries, Group
+from functional_optim.kernels import EXECUTORS, Executor, in_place
+from functional_optim.plan import StepPlan, engine
+from functional_optim.plan.chunks import rows_of
+from functional_optim.plan.composed.steps import mask_of
+from functional_optim.plan.guard import grads_of
+from functional_optim.plan.item import Item
+from functional_optim.plan.step_plan import Steps
+
+PLANS = 8
+"""Largest number of plans that are kept: for different missing gradients, layouts and counts."""
+
+HYPERS = attrgetter("hypers")
+"""Of a group, or a chain; no frame for each step."""
+
+_PARAMS = attrgetter("params")
+
+
+class _Listed(NamedTuple):
+    """What a step of parameter groups is made of."""
+
+    sizes: list[int]
+    """The number of parameters of each group."""
+    mask: bytes | None
+    """Which gradients are present; None if all are."""
+    keys: list[str]
+    """The keys of all entries of state."""
+    tensors: list[Any]
+    """All parameters, all entries, and the gradients that are present."""
+    grads: int
+    """The number of these gradients."""
+
+    @classmethod
+    def of(cls, groups: Sequence[Group], state: Entries) -> "_Listed":
+        """List what groups hold now."""
+        lists = list(map(_PARAMS, groups))
+        params = list(chain.from_iterable(lists))
+        grads = grads_of(params)
+        mask = mask_of(grads)
+        given = grads if mask is None else [one for one in grads if one is not None]
+        dicts = dicts_of(state, params)
+        values = chain.from_iterable(map(dict.values, dicts))
+        tensors = [*params, *values, *given]
+        return cls(
+            list(map(len, lists)), mask, list(chain.from_iterable(dicts)), tensors, len(given)
+        )
+
+
+class _GroupPlan:
+    """The plan of a step of groups.
+
+    Args:
+        stages: of the chain.
+        groups: that were stepped.
+        listed: what the step was made of.
+        plan: of the step.
+    """
+
+    def __init__(
+        self, stages: Sequence[Stage], groups: Sequence[Group], listed: _Listed, plan: StepPlan
+    ) -> None:
+        self._form = listed[:3]
+        self._fields = [StateFields(stages, one.hypers, one.kinds()) for one in groups]
+        self._hypers = list(map(HYPERS, groups))
+        """Those for which the state was checked."""
+        self._plan = plan
+
+    def prepared(self, listed: _Listed, hypers: list[tuple[Any, ...]]) -> Steps | None:
+        """Check and bind a step; None, with nothing changed, if the plan does not make it."""
+        if listed[:3] != self._form:
+            return None
+        if not all(map(is_, hypers, self._hypers)):
+            for k, own in enumerate(hypers):
+                if own is not self._hypers[k] and not self._fields[k].hold(own):
+                    return None
+            self._hypers = hypers
+        return self._plan.prepared(listed.tensors, hypers)
+
+
+class GroupPlans:
+    """Plans of the steps of a torch.optim front-end.
+
+    Args:
+        stages: of the chain.
+    """
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        self._stages = stages
+        self._plans: list[_GroupPlan] = []  # the latest first
+
+    def prepared(
+        self,
+        groups: Sequence[Group],
+        state: Entries,
+        state_of: Callable[[Group, Tensor, str], LeafState],
+        executor: str,
+    ) -> Callable[[], object]:
+        """Return the call that steps every parameter that has a gradient.
+
+        Args:
+            groups: as they are now.
+            state: torch's dicts.
+            state_of: gives the state of a parameter, which is written to.
+            executor: the name of the chain's.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: a gradient or a state that does not fit; no
+                parameter was changed.
+        """
+        if self._plans:
+            listed, hypers = _Listed.of(groups, state), list(map(HYPERS, groups))
+            for plan in self._plans:
+                steps = plan.prepared(listed, hypers)
+                if steps is not None:
+                    return steps.make
+        items, numbers = items_of(groups, state_of)
+        found = EXECUTORS[in_place(executor, [item.param for item in items], self._stages)]
+        make = engine.prepared(self._stages, found, items)
+
+        def step() -> None:
+            make()
+            self._learn(groups, state, found, items, numbers)
+
+        return step
+
+    def _learn(
+        self,
+        groups: Sequence[Group],
+        state: Entries,
+        executor: Executor,
+        items: Sequence[Item],
+        numbers: Sequence[int],
+    ) -> None:
+        """Plan the steps after one that was made of all items with a gradient."""
+        listed = _Listed.of(groups, state)
+        if listed.grads != len(items) or not PLAIN.issuperset(map(type, listed.tensors)):
+            return
+        start = len(listed.tensors) - listed.grads
+        rows = rows_of(items, listed.tensors, range(start, len(listed.tensors)))
+        if rows is None:
+            return  # made of what is in the dicts, as of a sparse state: made anew each time
+        plan = StepPlan(self._stages, executor, items, numbers, rows, listed.tensors)
+        if plan.takes(listed.tensors):
+            self._plans.insert(0, _GroupPlan(self._stages, groups, listed, plan))
+            del self._plans[PLANS:]
+
+
+def items_of(
+    groups: Sequence[Group], state_of: Callable[[Group, Tensor, str], LeafState]
+) -> tuple[list[Item], list[int]]:
+    """Return the parameters that have a gradient, each once, and the position of their groups.
+
+    Args:
+        groups: as they are now.
+        state_of: gives the state of a parameter, which is written to.
+
+    Raises:
+        TypeError, ValueError: a gradient that does not fit its parameter.
+    """
+    items: list[Item] = []
+    numbers: list[int] = []
+    seen: set[int] = set()
+    for number, group in enumerate(groups):
+        for param, name in group.every():
+            grad = param.grad
+            if grad is None or id(param) in seen:
+                continue
+            seen.add(id(param))
+            check_grad(param, grad, name)
+            items.append(Item(param, grad, state_of(group, param, name), group.hypers, name))
+            numbers.append(number)
+    return items, numbers
+
+
+class GroupTensors:
+    """Parameters and entries of state that groups hold.
+
+    Args:
+        groups: as they are now.
+        state: torch's dicts.
+        stages_of: gives the stages of a group by its place among these.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        state: Entries,
+        stages_of: Callable[[int], Sequence[Stage]],
+    ) -> None:
+        self._sizes = [len(group.params) for group in groups]
+        self._given = [param for group in groups for param in group.params]
+        self.params = list({id(param): param for param in self._given}.values())
+        """Each once."""
+        self._entries = _values_of(state, self.params)
+        self._hypers = list(map(HYPERS, groups))
+        self._fields = [
+            StateFields(stages_of(number), group.hypers, group.kinds())
+            for number, group in enumerate(groups)
+        ]
+
+    def holds(self, groups: Sequence[Group], state: Entries) -> bool:
+        """Return True if groups have these parameters, and these the same entries of state."""
+        lists = list(map(_PARAMS, groups))
+        if list(map(len, lists)) != self._sizes:
+            return False
+        if not all(map(is_, chain.from_iterable(lists), self._given)):
+            return False
+        entries = _values_of(state, self.params)
+        if len(entries) != len(self._entries) or not all(map(is_, entries, self._entries)):
+            return False
+        hypers = list(map(HYPERS, groups))
+        if not all(map(is_, hypers, self._hypers)):
+            for k, own in enumerate(hypers):
+                if own is not self._hypers[k] and not self._fields[k].hold(own):
+                    return False
+            self._hypers = hypers
+        return True
+
+    def has(self, tensors: Sequence[Tensor]) -> bool:
+        """Return True if all of these tensors are entries, so that they stay from step to step."""
+        held = {id(value) for value in self._entries}
+        return all(id(one) in held for one in tensors)
+
+
+def _values_of(state: Entries, params: Sequence[Tensor]) -> list[Any]:
+    """Return all that the dicts of these parameters hold, one after the other."""
+    return list(chain.from_iterable(map(dict.values, dicts_of(state, params))))
+
+
+def dicts_of(state: Entries, params: Sequence[Tensor]) -> Any:
+    """Return the dict of each parameter."""
+    if len(state) == len(params) and all(map(is_, state, params)):
+        return state.values()  # a tensor's hash is Python's, one call for each
+    return [state.get(param, {}) for param in params]

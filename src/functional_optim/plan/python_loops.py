@@ -1,0 +1,159 @@
+"""The loops over tensors of :mod:`functional_optim.native`, in Python: slower, and always there."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from ctypes import c_void_p
+from itertools import chain, compress
+from operator import add, attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim._torch import DisableTorchFunction, foreach_add_
+from functional_optim.core.leaf import PLAIN
+from functional_optim.kernels.chunks import is_dense
+from functional_optim.native import LOOPS
+from functional_optim.plan.guard import LayoutGuard
+
+_IS_LEAF = attrgetter("is_leaf")
+_BYTES = attrgetter("nbytes")
+_DTYPE = attrgetter("dtype")
+
+
+class _Layout:
+    """Layouts of tensors, and where they were found last to share no memory that is written."""
+
+    def __init__(
+        self, tensors: Sequence[Tensor], written: Sequence[bool], slots: Sequence[int]
+    ) -> None:
+        self.alike = LayoutGuard(tensors)
+        self.sizes = list(map(_BYTES, tensors))
+        self.changed = list(written)
+        pairs = list(zip(written, self.sizes, strict=True))
+        self.written = [one and size > 0 for one, size in pairs]
+        self.read = [not one and size > 0 for one, size in pairs]
+        by_slot = {slot: k for k, slot in enumerate(slots) if slot >= 0}
+        self.order = [by_slot[slot] for slot in range(len(by_slot))]
+        """The positions of the tensors whose pointers are wanted, in the order of the table."""
+        self.last: list[int] = []
+
+    def are_disjoint(self, starts: list[int]) -> bool:
+        """Return True if no tensor that is written shares memory with another."""
+        spans = list(zip(starts, map(add, starts, self.sizes), strict=True))
+        closed = sorted(compress(spans, self.written))
+        reach = 0
+        for begin, end in closed:
+            if begin < reach:
+                return False
+            reach = end
+        begins = [begin for begin, _ in closed]
+        for begin, end in compress(spans, self.read):
+            last = bisect_left(begins, end) - 1  # of those that begin before its end
+            if last >= 0 and closed[last][1] > begin:
+                return False
+        return True
+
+
+class PythonLoops:
+    """The functions that plans need of :class:`~functional_optim.native.Loops`."""
+
+    @staticmethod
+    def walk(tree: Any) -> tuple[list[Tensor], list[Any]] | None:
+        """Return the tensors of a tree and its form, as the native function does."""
+        tensors: list[Tensor] = []
+        form: list[Any] = []
+        left = [tree]
+        while left:
+            one = left.pop()
+            if type(one) in PLAIN:
+                tensors.append(one)
+                form.append(True)
+            elif isinstance(one, tuple) or type(one) is list:
+                form += [len(one), type(one)]
+                left += reversed(one)
+            elif one is None:
+                form.append(None)
+            else:
+                return None
+        return tensors, form
+
+    @staticmethod
+    def lay_out(tensors: list[Any], written: list[bool], slots: list[int]) -> _Layout | None:
+        """Record layouts for :meth:`locate`; None if a tensor is no plain dense one."""
+        if not PLAIN.issuperset(map(type, tensors)):
+            return None
+        for one in tensors:
+            has_memory = one.layout == torch.strided and (one.is_cpu or one.is_cuda)
+            if not has_memory or not is_dense(one):
+                return None
+        return _Layout(tensors, written, slots)
+
+    @staticmethod
+    def hold(layout: _Layout, tensors: list[Any], where: bool) -> bool:
+        """Return True if tensors have the layouts; ``where`` is False."""
+        assert not where, "a layout has no addresses"
+        if not PLAIN.issuperset(map(type, tensors)) or len(tensors) != len(layout.sizes):
+            return False
+        # A mode such as that of torch.set_default_device would run Python at every call.
+        with DisableTorchFunction():
+            try:
+                return layout.alike(tensors)
+            except RuntimeError:  # a sparse tensor
+                return False
+
+    def locate(self, layout: _Layout, tensors: list[Any]) -> bytes | None:
+        """Return the pointers of tensors, as the native function does."""
+        if not self.hold(layout, tensors, False):
+            return None
+        with DisableTorchFunction():
+            written = list(compress(tensors, layout.changed))
+            if not all(map(_IS_LEAF, written)) or any(map(Tensor.is_inference, written)):
+                return None
+            starts = list(map(Tensor.data_ptr, tensors))
+        if starts != layout.last:
+            if not layout.are_disjoint(starts):
+                return None
+            layout.last = starts
+        pointers = list(map(starts.__getitem__, layout.order))
+        return bytes((c_void_p * len(pointers))(*pointers))
+
+    @staticmethod
+    def common(counts: list[Any]) -> int | bool | None:
+        """Return the whole number that all tensors hold; None where they differ.
+
+        False where one is no plain tensor of whole numbers.
+        """
+        if not PLAIN.issuperset(map(type, counts)) or {*map(_DTYPE, counts)} != {torch.int64}:
+            return False
+        if not all(map(Tensor.is_contiguous, counts)):
+            return False
+        found: list[Any] = list(map(Tensor.tolist, counts))
+        if list in map(type, found):
+            found = list(chain.from_iterable([k] if isinstance(k, int) else k for k in found))
+        first: int = found[0]
+        return first if found.count(first) == len(found) else None
+
+    @staticmethod
+    def advance_each(counts: list[Any]) -> bool:
+        """Add one to each whole number in each tensor."""
+        with torch.no_grad():
+            foreach_add_(counts, 1)
+        return True
+
+    @staticmethod
+    def bump(tensors: list[Any]) -> None:
+        """Tell autograd that tensors were written to."""
+        torch.autograd.graph.increment_version(tensors)
+
+
+PYTHON_LOOPS = PythonLoops()
+
+
+def loops_for(count: int) -> Any:
+    """Return the native loops if they are there, and those in Python if not.
+
+    Args:
+        count: how many tensors they are wanted for; from some number on a compiler is started.
+    """
+    return LOOPS.loaded or LOOPS.get(count) or PYTHON_LOOPS
