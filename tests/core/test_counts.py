@@ -13,7 +13,14 @@ def test_counts_are_read_and_advanced_together_wherever_they_lie() -> None:
     together = beside(apart)
     whole = torch.full((4,), 3)
     for loops in filter(None, (LOOPS.loaded, PYTHON_LOOPS)):
-        for steps in (apart, together, together[::-1], together[1:], [whole], [whole[1:3], whole[:1]]):
+        for steps in (
+            apart,
+            together,
+            together[::-1],
+            together[1:],
+            [whole],
+            [whole[1:3], whole[:1]],
+        ):
             before = loops.common(steps)
             assert before == int(steps[0].reshape(-1)[0])
             loops.advance_each(steps)

@@ -11,7 +11,7 @@ import functional_optim
 from functional_optim.kernels import EXECUTORS, ChunkExecutor, packs
 from functional_optim.kernels.blocked import BLOCK_VARIABLE
 from functional_optim.kernels.inductor import InductorKernel
-from functional_optim.optimizer import bound, bound_plans
+from functional_optim.optimizer import bound_plans
 from functional_optim.plan.flat.layout import FlatLayout
 
 HOME = str(Path(functional_optim.__file__).parent)
@@ -62,13 +62,13 @@ def gathers(few_are_enough: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Which parameters had gradients, for each plan of a bound step that is made."""
     made: list[Any] = []
-    plan_of = bound.plan_of
+    before = bound_plans._BoundPlan.__init__
 
-    def noted(what: Any, present: Any, *more: Any) -> Any:
+    def noted(self: Any, what: Any, present: Any, *more: Any) -> None:
         made.append(present)
-        return plan_of(what, present, *more)
+        before(self, what, present, *more)
 
-    monkeypatch.setattr(bound, "plan_of", noted)
+    monkeypatch.setattr(bound_plans._BoundPlan, "__init__", noted)
     return made
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import Parameter
 
-from functional_optim.plan.python_loops import PYTHON_LOOPS
 from functional_optim.plan.flat.buffer import difference
 from functional_optim.plan.flat.layout import FlatLayout
+from functional_optim.plan.python_loops import PYTHON_LOOPS
 
 from ..choices import case, examples
 from .support import MANY, loops

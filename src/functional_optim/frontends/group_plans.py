@@ -9,7 +9,6 @@ from torch import Tensor
 
 from functional_optim.core.checks import check_grad
 from functional_optim.core.initial import StateFields
-from functional_optim.core.leaf import PLAIN
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState
 from functional_optim.frontends.torch_flat import Entries, Group
@@ -23,6 +22,9 @@ from functional_optim.plan.step_plan import Steps
 
 PLANS = 8
 """Largest number of plans that are kept: for different missing gradients, layouts and counts."""
+
+TRIES = 3
+"""How often a step of the same form is planned before it is left to the engine."""
 
 HYPERS = attrgetter("hypers")
 """Of a group, or a chain; no frame for each step."""
@@ -101,6 +103,8 @@ class GroupPlans:
     def __init__(self, stages: Sequence[Stage]) -> None:
         self._stages = stages
         self._plans: list[_GroupPlan] = []  # the latest first
+        self._failed: list[Any] = []
+        """Steps that no plan made, such as those of parameters that share memory."""
 
     def prepared(
         self,
@@ -147,7 +151,7 @@ class GroupPlans:
     ) -> None:
         """Plan the steps after one that was made of all items with a gradient."""
         listed = _Listed.of(groups, state)
-        if listed.grads != len(items) or not PLAIN.issuperset(map(type, listed.tensors)):
+        if listed.grads != len(items) or self._failed.count(listed[:3]) >= TRIES:
             return
         start = len(listed.tensors) - listed.grads
         rows = rows_of(items, listed.tensors, range(start, len(listed.tensors)))
@@ -157,6 +161,8 @@ class GroupPlans:
         if plan.takes(listed.tensors):
             self._plans.insert(0, _GroupPlan(self._stages, groups, listed, plan))
             del self._plans[PLANS:]
+        else:
+            self._failed = [*self._failed[-PLANS:], listed[:3]]
 
 
 def items_of(

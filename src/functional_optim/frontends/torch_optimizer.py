@@ -11,9 +11,9 @@ from functional_optim.core.closure_optimizer import ClosureOptimizer
 from functional_optim.core.compiling import uncompiled
 from functional_optim.core.one_at_a_time import StepLock
 from functional_optim.core.state import LeafState
-from functional_optim.frontends.group_plans import GroupPlans
 from functional_optim.frontends.averaged_params import AveragedParams
 from functional_optim.frontends.group_parts import needs_groups
+from functional_optim.frontends.group_plans import GroupPlans
 from functional_optim.frontends.torch_checkpoint import own_copy
 from functional_optim.frontends.torch_composed import ComposedGroups, viewed_params
 from functional_optim.frontends.torch_entries import (

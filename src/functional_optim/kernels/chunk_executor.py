@@ -32,6 +32,7 @@ from functional_optim.kernels.chunks import (
     with_tensors,
 )
 from functional_optim.kernels.executor import Chunks, Executor, Wholes
+from functional_optim.kernels.foreach import ForeachKernel
 from functional_optim.kernels.free_variables import free_variables
 from functional_optim.kernels.kernel import (
     BindParts,
@@ -42,7 +43,6 @@ from functional_optim.kernels.kernel import (
     KernelError,
     ListingKernel,
 )
-from functional_optim.kernels.foreach import ForeachKernel
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.rounding import note_rounding
 from functional_optim.kernels.shares import is_rounded_by_place, lengths
@@ -53,8 +53,8 @@ from functional_optim.kernels.validate import require_pointwise_stages
 PIECE = 1 << 20
 """Elements that are done at a time where a step, or a sum, cannot be done in place."""
 
-_NARROW = ForeachKernel(on_cpu=True)
-"""Steps small leaves of 16-bit floats on the CPU, for which there is no loop."""
+_NARROW = ForeachKernel(on_cpu=True, dtypes={torch.bfloat16, torch.float16})
+"""Steps small leaves of 16-bit floats, for which there is no loop: they cannot be packed."""
 
 _TESTED: Cache[None] = Cache()
 """Chains that are pointwise, by their stages and dtypes."""

@@ -162,7 +162,7 @@ def aliased_places(leaves: Sequence[Leaf]) -> set[int]:
         for k, tensor in enumerate(tensors_of(leaf)):
             start = tensor.data_ptr()
             if start:
-                spans.append((start, start + _extent(tensor), index, k != 1))
+                spans.append((start, start + extent_of(tensor), index, k != 1))
     spans.sort()
     found: set[int] = set()
     last = last_written = (0, 0)  # (end, whose) of all spans so far, and of those that are written
@@ -176,7 +176,7 @@ def aliased_places(leaves: Sequence[Leaf]) -> set[int]:
     return found
 
 
-def _extent(tensor: Tensor) -> int:
+def extent_of(tensor: Tensor) -> int:
     """The bytes from the first element of a tensor to its last."""
     if tensor.is_contiguous():
         return tensor.numel() * tensor.element_size()

@@ -6,7 +6,7 @@ bits, which is tried out; any other one leaf by leaf. So the step has the refere
 compiler, and takes about as many launches as the rule has operations.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -33,20 +33,22 @@ class ForeachKernel:
     """A chain by torch's functions of lists, with the reference's bits.
 
     Args:
-        on_cpu: whether it is for floats of 16 bits on the CPU, and for nothing else. torch goes
-            through a list there one by one, which costs less than calls from Python do; wider
-            floats are packed (``packs``), which costs less still.
+        on_cpu: whether it is for the CPU too. torch goes through a list there one by one, which
+            costs less than calls from Python do.
+        dtypes: of parameters that it is for; None for all.
     """
 
     called = "foreach"
 
-    def __init__(self, *, on_cpu: bool = False) -> None:
-        self._on_cpu = on_cpu
+    def __init__(
+        self, *, on_cpu: bool = False, dtypes: Collection[torch.dtype] | None = None
+    ) -> None:
+        self._on_cpu, self._dtypes = on_cpu, dtypes
 
     def is_for(self, like: Leaf) -> bool:
-        if like.scalars is not Scalars.HOST or like.param.is_cpu is not self._on_cpu:
+        if like.scalars is not Scalars.HOST or (like.param.is_cpu and not self._on_cpu):
             return False
-        return not self._on_cpu or like.param.dtype.itemsize <= 2
+        return self._dtypes is None or like.param.dtype in self._dtypes
 
     def bind_lists(
         self, stages: Sequence[Stage], like: Leaf, columns: Sequence[list[Tensor]]

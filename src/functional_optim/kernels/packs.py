@@ -86,7 +86,7 @@ def _step_runs(
     for run in runs:
         own = [column[run.own] for column in columns]
         if len(own[0]) == 1:
-            leaf = as_chunk(with_tensors(like, [one for one, in own]))
+            leaf = as_chunk(with_tensors(like, [one for (one,) in own]))
             assert leaf is not None, "it fills its memory"
             bind(stages, leaf._replace(entries=run.entries), totals)()
             continue

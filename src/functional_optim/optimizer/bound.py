@@ -26,7 +26,7 @@ from functional_optim.optimizer.bound_gradients import BoundGradients
 from functional_optim.optimizer.bound_plans import BoundParams, BoundPlans, Present
 from functional_optim.optimizer.bound_states import make_states
 from functional_optim.plan.flat.layout import FlatLayout
-from functional_optim.plan.guard import grads_of
+from functional_optim.plan.guard import MemoryGuard, grads_of
 from functional_optim.plan.item import coefficients_at
 from functional_optim.plan.items import params_of
 
@@ -118,6 +118,10 @@ class BoundOptimizer(BoundCopies):
         self._group_hypers = self._of_groups(self._hypers)
         self._flat = self._flat_buffers()
         self._plans = BoundPlans(self._bound, self._flat)
+        written = [one for buffer in self._buffers for one in buffer.written]
+        self._guarded = [*self._layout.params, *written, *self._layout.gradient_buffers()]
+        """Parameters and buffers, which have to stay where they are."""
+        self._guard = MemoryGuard(self._guarded)
         self._reads: bool | None = None  # found out when it is asked
 
     def _flat_buffers(self) -> list[BoundBuffer]:
@@ -262,7 +266,9 @@ class BoundOptimizer(BoundCopies):
         Gradients are read where they lie, or from the flat buffers, to which they are copied then;
         what is in no flat buffer, and what these do not take, is stepped leaf by leaf.
         """
-        self._check()
+        if not self._guard.hold(self._guarded):
+            self._check()
+            self._guard = MemoryGuard(self._guarded)
         every: Sequence[Any] = self._gradients if given is None else given
         present = None if given is None else _present(given)
         is_read = given is not None and bool(self._flat) and self._are_read()

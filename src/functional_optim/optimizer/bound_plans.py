@@ -180,7 +180,10 @@ class BoundPlans:
             self._keep(key, plan)
             steps = plan.prepared(gradients, hypers, measured)
         if not self._make(steps):
-            self._step_alone(gradients, present, hypers, measured)
+            flat_ones = [one.index for buffer in self._flat for one in buffer.segments]
+            own = {k: self._bound.views[k] for k in flat_ones if flat}
+            every = [own.get(k, one) for k, one in enumerate(gradients)]
+            self._step_alone(every, present, hypers, measured)
 
     def _keep(self, key: Any, plan: _BoundPlan) -> None:
         if len(self._plans) >= PLANS:

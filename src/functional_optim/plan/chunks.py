@@ -139,9 +139,7 @@ class Chunk:
     def _like_at(self, made: Made) -> Leaf:
         """Return a leaf of one element, with the numbers of a step."""
         param, grad, states, _, name, _, _, entries, _ = self._like
-        return Leaf(
-            param, grad, states, made.coefficients, name, made.hypers, made.step, entries
-        )
+        return Leaf(param, grad, states, made.coefficients, name, made.hypers, made.step, entries)
 
     def bind(
         self, tensors: list[Tensor], made: Made, pointers: bytes, totals: Sequence[Tensor]
@@ -161,11 +159,10 @@ class Chunk:
         raise NotImplementedError
 
     def _require(self, leaves: Sequence[Leaf]) -> None:
-        """Make sure that the executor takes leaves: once for the same hyper-parameters."""
+        """Make sure that the executor takes leaves with these hyper-parameters."""
         hypers = leaves[0].hypers
-        if hypers is not self._required:
-            self.executor.require(self._stages, leaves)
-            self._required = hypers if hypers is self._plain else None
+        self.executor.require(self._stages, leaves)
+        self._required = hypers if hypers is self._plain else None
 
 
 class PointwiseChunk(Chunk):
@@ -193,18 +190,21 @@ class PointwiseChunk(Chunk):
         self._table = Table.of(lengths, ()) if by_table else None
         """The lengths of the leaves, if a kernel may take pointers: then it is asked first."""
         listed = [executor.may_list(stages, tensors_of(one)) for one in leaves]
-        self._longest = self._rows[lengths.index(max(lengths))]
+        if sum(listed) == 1:
+            listed = [False] * len(leaves)
+        longest = lengths.index(max(lengths))
+        self._longest = _ChunkTaker(self._rows[longest], leaves[longest])
         own = [row.all for row in compress(self._rows, listed)]
         self._columns = [itemgetter(*one, one[0]) for one in zip(*own, strict=True)]
         """Give all parameters, all gradients, and so on, of the leaves that are stepped as lists;
         the first one twice, so that of one leaf there is a list, too."""
         self._listed = list(compress(members, listed))
-        self._alone: list[tuple[int, Row, dict[Any, Any]]] = [
-            (k, row, {})
-            for k, row, one in zip(members, self._rows, listed, strict=True)
+        self._alone = [
+            (k, _ChunkTaker(row, leaf))
+            for k, row, leaf, one in zip(members, self._rows, leaves, listed, strict=True)
             if not one
         ]
-        """All others, which are stepped one by one, and what kernels keep of each."""
+        """All others, which are stepped one by one."""
         self._bound: tuple[BindScalars | None, BindScalars | None] = None, None
         """The kernel that takes pointers, bound to the last choices among the coefficients; and to
         those before, which may come again: a batch begins, and goes on."""
@@ -222,7 +222,7 @@ class PointwiseChunk(Chunk):
                 last, other = self._bound = other, last
                 call = last(made.coefficients, table, totals)
             if call is None and (last is not None or made.step >= self._retry):
-                like = self._chunk(self._longest, tensors, made, None)
+                like = self._longest.chunk(tensors, made, None)
                 bound = self.executor.bind_table(self._stages, like, table.elements)
                 call = None if bound is None else bound(made.coefficients, table, totals)
                 if bound is not None:
@@ -233,35 +233,71 @@ class PointwiseChunk(Chunk):
                 return [(self.members, call)]
         return self._parts(tensors, made, totals)
 
-    def _parts(
-        self, tensors: list[Tensor], made: Made, totals: Sequence[Tensor]
-    ) -> Sequence[Part]:
+    def _parts(self, tensors: list[Tensor], made: Made, totals: Sequence[Tensor]) -> Sequence[Part]:
         """Bind a step without a table."""
-        like = self._like_at(made)
         with torch.no_grad():
-            self._require([like])
+            if made.hypers is not self._required:
+                self._require([self._like_at(made)])
             parts: list[Part] = []
-            for k, row, entries in self._alone:
-                one = self._chunk(row, tensors, made, entries)
+            for k, taker in self._alone:
+                one = taker.chunk(tensors, made, taker.entries)
                 parts.append(((k,), self.executor.bind_chunk(self._stages, one, totals)))
             if self._columns:
                 columns = [list(column(tensors)[:-1]) for column in self._columns]
+                like = self._like_at(made)
                 call = self.executor.bind_lists(self._stages, like, columns, totals)
                 parts.append((self._listed, call))
             if len(parts) > 1:  # they are made where the gradient mode is off
                 return parts
             return [(members, partial(_call, call)) for members, call in parts]
 
-    @staticmethod
-    def _chunk(
-        row: Row, tensors: Sequence[Tensor], made: Made, entries: dict[Any, Any] | None
-    ) -> Leaf:
-        """Return a leaf as a chunk of memory; the layouts of its tensors are known."""
-        leaf = row.leaf(tensors, made)
-        return with_tensors(leaf, list(map(_flat, tensors_of(leaf))))._replace(entries=entries)
+
+class _ChunkTaker:
+    """Takes the tensors of a leaf out of a list, as a chunk of memory.
+
+    Args:
+        row: of the leaf.
+        leaf: one with its layouts.
+    """
+
+    def __init__(self, row: Row, leaf: Leaf) -> None:
+        tensors = tensors_of(leaf)
+        self._take = itemgetter(*row.all)
+        self._is_flat = all(one.dim() == 1 for one in tensors)
+        self._name = row.name
+        self._kinds: list[tuple[Any, int, int]] | None = []
+        """The class of each stage's state, and where its tensors are; None if it has lists."""
+        start = 0
+        for state in leaf.states:
+            if any(isinstance(one, list) for one in state):
+                self._kinds = None
+                break
+            self._kinds.append((getattr(type(state), "_make", tuple), start, start + len(state)))
+            start += len(state)
+        self._row = row
+        self.entries: dict[Any, Any] = {}
+        """What kernels keep of the leaf."""
+
+    def chunk(self, tensors: Sequence[Tensor], made: Made, entries: dict[Any, Any] | None) -> Leaf:
+        """Return the leaf of a step as a chunk of memory."""
+        if self._kinds is None:
+            leaf = self._row.leaf(tensors, made)
+            flat = list(map(_flat, tensors_of(leaf)))
+            return with_tensors(leaf, flat)._replace(entries=entries)
+        param, grad, *rest = self._take(tensors)
+        if not self._is_flat:
+            param, grad, *rest = map(_flat, (param, grad, *rest))
+        states = []
+        for kind, start, stop in self._kinds:
+            states.append(kind(rest[start:stop]))
+        own = tuple(states)
+        return Leaf(
+            param, grad, own, made.coefficients, self._name, made.hypers, made.step, entries
+        )
 
 
 def _flat(tensor: Tensor) -> Tensor:
+    """Return a view of a tensor that fills its memory, in one dimension."""
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
@@ -306,8 +342,6 @@ class WholeChunk(Chunk):
         if len(parts) == 1:
             parts = [(places, partial(_call, call)) for places, call in parts]
         return [(list(map(index, places)), call) for places, call in parts]
-
-
 
 
 def _call(call: Call) -> None:
@@ -363,9 +397,7 @@ def chunks_of(
             members = [places[id(leaf)] for leaf in own]
             start, end = end, end + size * sum(len(rows[k].all) for k in members)
             group, pointers = own[0].coefficients[0], slice(start, end)
-            chunks.append(
-                PointwiseChunk(stages, by_chunks, members, rows, group, own, pointers)
-            )
+            chunks.append(PointwiseChunk(stages, by_chunks, members, rows, group, own, pointers))
     known = {k for chunk in chunks for k in chunk.members} | set(others)
     left = [k for k in places.values() if k not in known]
     if by_chunks is not None:

@@ -15,9 +15,11 @@ from torch import Tensor
 
 from functional_optim.core.checks import check_grad
 from functional_optim.core.interrupts import defer_interrupts
+from functional_optim.core.leaf import PLAIN
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import state_tensors
 from functional_optim.kernels import Executor, Leaf
+from functional_optim.kernels.chunks import extent_of, is_dense
 from functional_optim.kernels.kernel import Call, Part
 from functional_optim.native import LOOPS
 from functional_optim.plan import engine
@@ -123,12 +125,15 @@ class StepPlan:
         written = changed | counts | {k for row in rows for k in row.written}
         self.written = [k in written for k in range(len(tensors))]
         """For each tensor, whether the step writes to it."""
-        apart = {rows[k].grad for k in self.others}
-        self._located = [k not in apart for k in range(len(tensors))]
-        """For each tensor, whether its layout is fixed: not those of gradients of leaves that are
-        stepped alone."""
-        self._some_apart = bool(apart)
-        self._kinds = kinds_of([tensors[k] for k in self._alone()])
+        alone = [k for index in self.others for k in rows[index].written]
+        self._loose = [k for k in alone if not _is_dense(tensors[k])]
+        """Those written of leaves that are stepped alone which do not fill their memory."""
+        used = {k for row in together for k in row.all} | written
+        self._located = sorted(used - set(self._loose))
+        """The positions of the tensors whose layouts are fixed."""
+        self._is_all = self._located == list(range(len(tensors)))
+        self._alone = alone
+        self._kinds = kinds_of([tensors[k] for k in alone])
         slots = [-1] * len(tensors)
         for slot, k in enumerate(k for own in members for index in own for k in rows[index].all):
             slots[k] = slot
@@ -137,14 +142,14 @@ class StepPlan:
         self._laid: tuple[Any, Any] = loops, self._lay_out(loops, tensors)
         self._steps = 0
 
-    def _alone(self) -> list[int]:
-        """Return the positions of what is written of leaves that are stepped alone."""
-        return [k for index in self.others for k in self._rows[index].written]
+    def _fixed(self, tensors: list[Any]) -> list[Any]:
+        """Return those of a list whose layouts are fixed."""
+        return tensors if self._is_all else list(map(tensors.__getitem__, self._located))
 
     def _lay_out(self, loops: Any, tensors: list[Tensor]) -> Any:
         """Record the layouts of tensors; None if a kernel cannot step such."""
-        each = (tensors, self.written, self._slots)
-        return loops.lay_out(*(list(compress(one, self._located)) for one in each))
+        each = self._fixed(tensors), self._fixed(self.written), self._fixed(self._slots)
+        return loops.lay_out(*each)
 
     def takes(self, tensors: list[Tensor]) -> bool:
         """Return True if the tensors have the layouts of the plan, and share no memory."""
@@ -160,14 +165,13 @@ class StepPlan:
             count = loops.common([tensors[k] for k in chunk.steps])
             if count is None or count is False:
                 return False
-        fixed = list(compress(tensors, self._located))
-        return layout is not None and loops.hold(layout, fixed, False)
+        return layout is not None and loops.hold(layout, self._fixed(tensors), False)
 
     def _locate(self, tensors: list[Tensor]) -> bytes | None:
         loops, layout = self._laid
         if layout is None:
             return None
-        fixed = list(compress(tensors, self._located)) if self._some_apart else tensors
+        fixed = tensors if self._is_all else self._fixed(tensors)
         pointers: bytes | None = loops.locate(layout, fixed)
         if loops is PYTHON_LOOPS and pointers is not None:
             # A plan of few leaves is worth a compiler once it has made many steps.
@@ -235,9 +239,12 @@ class StepPlan:
             counted = [tensors[k] for k in self._counted if k not in alone]
         return Steps(loops, first, parts, tensors, changed, counted, self._steps_of, totals)
 
-    def _others_hold(self, tensors: Sequence[Tensor], numbers: Numbers | None) -> bool:
+    def _others_hold(self, tensors: list[Tensor], numbers: Numbers | None) -> bool:
         """Return True if leaves that are stepped alone are such as they were."""
-        if kinds_of([tensors[k] for k in self._alone()]) != self._kinds:
+        if kinds_of([tensors[k] for k in self._alone]) != self._kinds:
+            return False
+        loose = [tensors[k] for k in self._loose if type(tensors[k]) in PLAIN]
+        if loose and not _are_apart(loose, self._fixed(tensors)):
             return False
         if numbers is not None or self._may_begin:
             return True
@@ -289,6 +296,22 @@ class StepPlan:
             id(item.state.step): self._groups[k] for k, item in zip(indices, items, strict=True)
         }
         return items, partial(_made, numbers, groups)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Return True if loops can tell where a tensor is."""
+    return type(tensor) in PLAIN and tensor.layout == torch.strided and is_dense(tensor)
+
+
+def _are_apart(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Return True if none of some strided tensors shares memory with any of the others."""
+    spans = [(one.data_ptr(), one.data_ptr() + extent_of(one)) for one in some if one.numel()]
+    for other in others:
+        start = other.data_ptr()
+        end = start + other.nbytes
+        if any(start < stop and begin < end for begin, stop in spans):
+            return False
+    return True
 
 
 def _made(numbers: Numbers, groups: Mapping[int, int], item: Item) -> Made:

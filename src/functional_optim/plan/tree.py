@@ -68,7 +68,9 @@ def tree_of(
         every, states = spec.flatten_up_to(grads), spec.flatten_up_to(state.leaves)
     except (TypeError, ValueError):  # the checks of a step without a plan name the difference
         return None
-    found = (LOOPS.loaded or PYTHON_LOOPS).walk([leaves, states, every if has_gradients else state.shared])
+    found = (LOOPS.loaded or PYTHON_LOOPS).walk(
+        [leaves, states, every if has_gradients else state.shared]
+    )
     return None if found is None else Tree(spec, leaves, every, states, *found)
 
 

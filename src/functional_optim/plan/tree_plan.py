@@ -68,6 +68,7 @@ class TreePlan:
         start = sum(one is not None for one in tree.params)
         end = len(tree.tensors) - len(items)  # gradients are last
         self._states = structure, start, end
+        self._missing = [k for k, one in enumerate(tree.grads) if one is None]
         rows = rows_of(items, tree.tensors, range(end, len(tree.tensors)))
         assert rows is not None, "all tensors are in the list"
         self._plan = StepPlan(
@@ -119,6 +120,8 @@ class TreePlan:
         left = iter(after)
         params = [None if one is None else next(left) for one in tree.params]
         states: Any = structure.unflatten(after[start:end])
+        for k in self._missing:  # such a leaf is the same object
+            states[k] = tree.states[k]
         return tree.spec.unflatten(params), tree.spec.unflatten(states)
 
 
