@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from functional_optim import Optimizer, adamw, sgd, stored
 from functional_optim.core.initial import init_leaf
 from functional_optim.core.state import state_tensors
-from functional_optim.plan import StepPlan
+from functional_optim.plan import PlannedLeaves
 from sharding import ZeroRedundancyOptimizer
 from sharding.zero import local_shard
 from tests.choices import each
@@ -37,15 +37,15 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many ranges each plan has that is made."""
     monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1)
     made: list[int] = []
-    before = StepPlan.__init__
+    before = PlannedLeaves.__init__
 
     def noted(
-        self: StepPlan, stages: Any, executor: Any, items: Any, *more: Any, **other: Any
+        self: PlannedLeaves, stages: Any, executor: Any, items: Any, *more: Any, **other: Any
     ) -> None:
         made.append(len(items))
         before(self, stages, executor, items, *more, **other)
 
-    monkeypatch.setattr(StepPlan, "__init__", noted)
+    monkeypatch.setattr(PlannedLeaves, "__init__", noted)
     return made
 
 

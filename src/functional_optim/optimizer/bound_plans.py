@@ -104,15 +104,15 @@ class _BoundPlan:
         self, gradients: Sequence[Any], hypers: Hypers, measured: Sequence[Tensor]
     ) -> Steps | None:
         """Check and bind a step by the gradients of all parameters."""
-        return self._leaves.prepared(self._own(gradients), hypers, measured)
+        own = gradients if self._in_order else self._own(gradients)
+        return self._leaves.prepared(own, hypers, measured)
 
     def takes(self, gradients: Sequence[Any]) -> bool:
         """Return True if the plan steps leaves with such gradients."""
-        return self._leaves.takes(self._own(gradients))
+        return self._leaves.takes(gradients if self._in_order else self._own(gradients))
 
     def _own(self, gradients: Sequence[Any]) -> Sequence[Any]:
-        if self._in_order:
-            return gradients
+        """Return the gradients of the leaves."""
         return [*self._fixed, *map(gradients.__getitem__, self._places)]
 
 

@@ -249,7 +249,8 @@ class PointwiseChunk(Chunk):
                 parts.append((self._listed, call))
             if len(parts) > 1:  # they are made where the gradient mode is off
                 return parts
-            return [(members, partial(_call, call)) for members, call in parts]
+            members, call = parts[0]
+            return [(members, partial(_call, call))]
 
 
 class _ChunkTaker:

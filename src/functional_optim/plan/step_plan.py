@@ -1,8 +1,8 @@
 """StepPlan: a step of leaves with certain layouts. It holds no tensor.
 
 A plan stores what a step calls: tables of lengths, bound kernels, and positions in a list of
-tensors. The list is handed over at each step. One call checks the layouts of all tensors and returns
-their pointers, which are an argument of the kernels.
+tensors. The list is handed over at each step. One call checks the layouts of all tensors and
+returns their pointers, which are an argument of the kernels.
 """
 
 from collections.abc import Callable, Mapping, Sequence
