@@ -1,5 +1,6 @@
 """Step counts of leaves that step together."""
 
+import pytest
 import torch
 
 from functional_optim.native import LOOPS
@@ -7,12 +8,12 @@ from functional_optim.plan.python_loops import PYTHON_LOOPS
 from functional_optim.plan.step_counts import beside, is_count
 
 
+@pytest.mark.usefixtures("with_loops")
 def test_counts_are_read_and_advanced_together_wherever_they_lie() -> None:
-    LOOPS.wait(None)
     apart = [torch.tensor(k) for k in (3, 3, 3)]
     together = beside(apart)
     whole = torch.full((4,), 3)
-    for loops in filter(None, (LOOPS.loaded, PYTHON_LOOPS)):
+    for loops in (LOOPS.loaded, PYTHON_LOOPS):
         for steps in (
             apart,
             together,
@@ -21,6 +22,7 @@ def test_counts_are_read_and_advanced_together_wherever_they_lie() -> None:
             [whole],
             [whole[1:3], whole[:1]],
         ):
+            assert loops is not None
             before = loops.common(steps)
             assert before == int(steps[0].reshape(-1)[0])
             loops.advance_each(steps)

@@ -91,7 +91,7 @@ def test_parameters_of_every_kind_and_the_first_step_captured() -> None:
 def test_memory_that_other_optimizers_use_again_is_not_captured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Leaves that no view makes a chunk are gathered: into scratch, where nothing is captured."""
+    """Small leaves that lie apart are packed: into scratch, where nothing is captured."""
 
     def used(*_: Any) -> Any:
         raise AssertionError("scratch of the thread")
@@ -102,8 +102,10 @@ def test_memory_that_other_optimizers_use_again_is_not_captured(
     optimizer = chain(clip_by_global_norm(1.0), adamw(0.1)).using(executor="compiled")
     bound = optimizer.bind(params, capturable=True)
     recorded(bound, grads)
+    apart = {"a": noise(1, 6), "b": noise(2, 4)}
+    blocked = optimizer.using(executor="blocked")
     with pytest.raises(AssertionError, match="scratch of the thread"):
-        optimizer.update_(params, grads, optimizer.init(params))
+        blocked.update_(apart, apart, blocked.init(apart))
 
 
 def test_numbers_in_tensors_of_a_tuple_are_not_compiled_elsewhere() -> None:

@@ -223,8 +223,6 @@ def test_wrong_arguments_are_errors() -> None:
         lambda: loops().bump(()),  # type: ignore[arg-type]
         lambda: loops().bump([1]),
         lambda: loops().hold(there),  # type: ignore[call-arg]
-        lambda: loops().addresses(there, ()),  # type: ignore[call-arg]
-        lambda: loops().addresses(there, (), there),  # type: ignore[arg-type]
         lambda: loops().lay_out([], [], ()),  # type: ignore[arg-type]
         lambda: loops().lay_out([torch.zeros(1)], [True], []),
         lambda: loops().lay_out([torch.zeros(1)], [True], [""]),  # type: ignore[list-item]
@@ -285,25 +283,27 @@ def addresses_in(found: bytes | None) -> list[int] | None:
 @given(grads=sources())
 def test_where_they_lie(grads: list[Tensor]) -> None:
     places = views(flat())
-    there, taken = loops().remember(places), loops().remember([torch.zeros(1)])
+    there = loops().lay_out(places, [False] * len(places), list(range(len(places))))
     good = all(
         not grad.is_neg() and difference(grad, place) in {None, MOVED}
         for grad, place in zip(grads, places, strict=True)
     )
     want = [grad.data_ptr() if grad.numel() else 0 for grad in grads] if good else None
-    assert addresses_in(loops().addresses(there, grads, taken)) == want
+    assert addresses_in(loops().locate(there, grads)) == want
 
 
-def test_sources_in_memory_that_is_taken_have_no_addresses() -> None:
-    target, written = flat(), torch.zeros(24)
-    there, taken = loops().remember(views(target)), loops().remember([written[:2]])
+def test_sources_in_memory_that_is_written_are_not_located() -> None:
+    written = torch.zeros(24)
     grads = views(torch.full((24,), 2.0))
-    assert loops().addresses(there, grads, taken) is not None
-    assert loops().addresses(there, [*grads[:4], target[17:23]], taken) is not None
-    assert loops().addresses(there, [*grads[:4], written[17:23]], taken) is None
-    assert loops().addresses(there, grads[:4], taken) is None
+    every = [*grads, written[:2]]
+    count = len(grads)
+    there = loops().lay_out(every, [False] * count + [True], list(range(count + 1)))
+    assert loops().locate(there, every) is not None
+    assert loops().locate(there, [*grads[:4], flat()[17:23], written[:2]]) is not None
+    assert loops().locate(there, [*grads[:4], written[1:7], written[:2]]) is None
+    assert loops().locate(there, every[:4]) is None
     with pytest.raises(ValueError, match="PyCapsule"):
-        loops().addresses(there, grads, "taken")
+        loops().locate("taken", every)
 
 
 def test_places_with_gaps_are_left_to_python() -> None:

@@ -14,10 +14,10 @@ from functional_optim.core.state import LeafState
 from functional_optim.frontends.torch_flat import Entries, Group
 from functional_optim.kernels import EXECUTORS, Executor, in_place
 from functional_optim.plan import StepPlan, engine
-from functional_optim.plan.chunks import rows_of
 from functional_optim.plan.composed.steps import mask_of
 from functional_optim.plan.guard import grads_of
 from functional_optim.plan.item import Item
+from functional_optim.plan.rows import rows_of
 from functional_optim.plan.step_plan import Steps
 
 PLANS = 8

@@ -25,7 +25,6 @@ from functional_optim.kernels.bound_leaves import BoundLeaves
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.chunks import (
     Table,
-    as_chunk,
     joined,
     tensors_of,
     why_not_pointwise,
@@ -227,14 +226,7 @@ class ChunkExecutor(Executor):
                 if not isinstance(run, str):
                     return partial(run, totals)
         if self.exact and like.param.dtype.itemsize <= 2:
-            rows = zip(*columns, strict=True)
-            chunks = [as_chunk(with_tensors(like, row)) for row in rows]
-            calls = [
-                self.bind_chunk(stages, one._replace(entries=None), totals)
-                for one in chunks
-                if one is not None
-            ]
-            return partial(_make_all, calls)
+            return packs.bind_each(self.bind_chunk, stages, like, columns, totals)
         if like.entries is None or "packs" not in like.entries:
             self.validate(stages, like, totals)
         return packs.bind_packs(self.bind_chunk, stages, like, columns, totals)
@@ -299,14 +291,15 @@ class ChunkExecutor(Executor):
         for kernel in self._asked(chunk):
             reason = kernel.supports(stages, chunk)
             if reason is None:
-                by = [kernel.explain(stages, chunk), *self._by_lists(stages, chunk), *reasons]
+                lists = [] if kernel is self._joining else self._by_lists(stages, chunk)
+                by = [kernel.explain(stages, chunk), *lists, *reasons]
                 return "; ".join(by)
             reasons.append(reason)
         return "; ".join(["reference", *dict.fromkeys(reasons)])
 
     def _by_lists(self, stages: Sequence[Stage], chunk: Leaf) -> list[str]:
         """Return the explanation of small leaves that no loop steps."""
-        if chunk.param.is_cpu and self.joins:
+        if chunk.param.is_cpu and chunk.param.numel() >= packs.LARGE:
             return []
         for listing in self._listings:
             if listing.is_for(chunk):
@@ -343,11 +336,6 @@ def _why_not(kernel: Kernel, stages: Sequence[Stage], chunk: Leaf) -> str | None
     if not kernel.is_for(chunk):
         return f"its kernels step no tensors on {chunk.param.device.type}"
     return kernel.supports(stages, chunk)
-
-
-def _make_all(calls: Sequence[Call]) -> None:
-    for call in calls:
-        call()
 
 
 def _are_plain(leaves: Sequence[Leaf]) -> bool:

@@ -75,6 +75,24 @@ def bind_packs(
     return partial(_step_runs, bind, stages, like, columns, totals, runs)
 
 
+def bind_each(
+    bind: BindChunk,
+    stages: Sequence[Stage],
+    like: Leaf,
+    columns: Sequence[list[Tensor]],
+    totals: Sequence[Tensor],
+) -> Call:
+    """Bind a step of leaves given as lists of tensors, one by one: see :func:`bind_packs`."""
+    chunks = [as_chunk(with_tensors(like, row)) for row in zip(*columns, strict=True)]
+    calls = [bind(stages, one._replace(entries=None), totals) for one in chunks if one is not None]
+
+    def step() -> None:
+        for call in calls:
+            call()
+
+    return step
+
+
 def _step_runs(
     bind: BindChunk,
     stages: Sequence[Stage],

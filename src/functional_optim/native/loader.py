@@ -41,12 +41,8 @@ class Loops(Protocol):
         """The gradient of each, or None; None in place of the list where Python has to ask."""
         ...
 
-    def advance(self, counts: Any, /) -> bool:
-        """Add one to each whole number; False, with nothing done, where Python has to."""
-        ...
-
     def advance_each(self, counts: list[Any], /) -> bool:
-        """Add one to the whole number in each tensor; False, with nothing done, where it cannot."""
+        """Add one to each whole number in each tensor; False, with nothing done, if it cannot."""
         ...
 
     def common(self, counts: list[Any], /) -> Any:
@@ -80,10 +76,6 @@ class Loops(Protocol):
         None if a layout changed, a written tensor is an inference tensor or computed by autograd,
         or it shares memory with another tensor. Memory is compared only if an address changed.
         """
-        ...
-
-    def addresses(self, places: Any, tensors: list[Any], taken: Any, /) -> bytes | None:
-        """Return pointers to tensors; None if a layout changed, or memory overlaps ``closed``."""
         ...
 
 

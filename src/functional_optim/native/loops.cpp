@@ -125,27 +125,6 @@ PyObject* grads(PyObject*, PyObject* list) {
   return found;
 }
 
-// advance(counts) -> whether one was added to each of these whole numbers
-PyObject* advance(PyObject*, PyObject* object) {
-  const at::TensorImpl* impl = plain(object);
-  if (impl == nullptr || impl->dtype() != caffe2::TypeMeta::Make<int64_t>() || !impl->is_cpu() ||
-      impl->layout() != c10::kStrided || impl->has_symbolic_sizes_strides() ||
-      !impl->is_contiguous()) {
-    Py_RETURN_FALSE;
-  }
-  try {
-    const_cast<at::TensorImpl*>(impl)->bump_version();
-    auto* counts = static_cast<int64_t*>(const_cast<at::TensorImpl*>(impl)->mutable_data());
-    for (int64_t i = 0; i < impl->numel(); ++i) {
-      ++counts[i];
-    }
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-    return nullptr;
-  }
-  Py_RETURN_TRUE;
-}
-
 // The whole numbers that a contiguous tensor holds; null where it is no such tensor.
 int64_t* numbers_of(PyObject* object) {
   const at::TensorImpl* impl = plain(object);
@@ -265,47 +244,11 @@ PyObject* copy(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Py_RETURN_TRUE;
 }
 
-// addresses(places, tensors, taken) -> bytes: where the elements of each tensor lie, as pointers; None
-// where they are not like those that are remembered, or lie in the memory of others, `taken`
-PyObject* addresses(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 3 || !PyList_CheckExact(args[1])) {
-    PyErr_SetString(PyExc_TypeError, "addresses() takes places, a list of tensors, and places");
-    return nullptr;
-  }
-  PyObject* list = args[1];
-  const Places* taken = places_in(args[2]);
-  const Places* places = taken == nullptr ? nullptr : places_for(args[0], list, false);
-  if (places == nullptr) {
-    return PyErr_Occurred() != nullptr ? nullptr : Py_NewRef(Py_None);
-  }
-  const Py_ssize_t length = PyList_GET_SIZE(list);
-  PyObject* found = PyBytes_FromStringAndSize(nullptr, length * sizeof(char*));
-  if (found == nullptr) {
-    return nullptr;
-  }
-  const char** at = reinterpret_cast<const char**>(PyBytes_AS_STRING(found));
-  try {
-    Py_ssize_t i = 0;
-    for (Copy one; i < length && find_source(list, i, length, *places, one) &&
-         !among(taken->spans, one); ++i) {
-      at[i] = one.from;
-    }
-    if (i == length) {
-      return found;
-    }
-  } catch (const std::exception&) {
-    // as below
-  }
-  Py_DECREF(found);
-  Py_RETURN_NONE;
-}
-
 PyMethodDef methods[] = {
     {"remember", remember, METH_O, nullptr},
     {"hold", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(hold)), METH_FASTCALL, nullptr},
     {"bump", bump, METH_O, nullptr},
     {"grads", grads, METH_O, nullptr},
-    {"advance", advance, METH_O, nullptr},
     {"advance_each", advance_each, METH_O, nullptr},
     {"common", common, METH_O, nullptr},
     {"copy", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(copy)), METH_FASTCALL, nullptr},
@@ -313,8 +256,6 @@ PyMethodDef methods[] = {
     {"lay_out", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(lay_out)), METH_FASTCALL,
      nullptr},
     {"locate", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(locate)), METH_FASTCALL, nullptr},
-    {"addresses", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(addresses)), METH_FASTCALL,
-     nullptr},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module = {

@@ -288,8 +288,7 @@ class BoundOptimizer(BoundCopies):
         if self._reads is None:
             long = all(one.buffer.numel >= bound_plans.LEAST for one in self._buffers)
             on_cpu = all(one.buffer.data.is_cpu for one in self._buffers)
-            is_real = not any(map(Tensor.is_complex, self._params))
-            may = long and on_cpu and is_real and not self._others and not self._measured
+            may = long and on_cpu and not self._others and not self._measured
             self._reads = may and self._explainer().is_joined()
         return self._reads
 

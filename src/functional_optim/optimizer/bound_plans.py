@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from functional_optim.core.checks import check_grad
 from functional_optim.core.stage import Stage
-from functional_optim.core.state import LeafState
+from functional_optim.core.state import LeafState, map_state
+from functional_optim.core.views import real_view
 from functional_optim.kernels import Executor
 from functional_optim.optimizer.bound_buffer import BoundBuffer
 from functional_optim.plan import PlannedLeaves, engine
@@ -76,6 +78,7 @@ class _BoundPlan:
         flat: buffers in which neighbours are stepped as one, by the gradients there. Each other
             parameter is a leaf.
         gradients: of all parameters, such as are to come.
+        as_real: whether complex parameters are stepped as twice as many real elements.
     """
 
     def __init__(
@@ -84,6 +87,8 @@ class _BoundPlan:
         present: Present,
         flat: Sequence[BoundBuffer],
         gradients: Sequence[Any],
+        *,
+        as_real: bool = False,
     ) -> None:
         items: list[Item] = []
         groups: list[int] = []
@@ -95,9 +100,13 @@ class _BoundPlan:
         known = {one.index for buffer in flat for one in buffer.segments}
         every = range(len(bound.params))
         self._places = [k for k in every if k not in known and (present is None or present[k])]
-        items += [bound.item(k)._replace(grad=gradients[k]) for k in self._places]
+        self._as_real = as_real and any(bound.params[k].is_complex() for k in self._places)
+        for k in self._places:
+            item = bound.item(k)._replace(grad=gradients[k])
+            items.append(_real_item(item) if self._as_real else item)
         groups += [bound.groups[k] for k in self._places]
-        self._in_order = not self._fixed and self._places == list(every)
+        in_order = not self._fixed and self._places == list(every)
+        self._in_order = in_order and not self._as_real
         self._leaves = PlannedLeaves(bound.stages, bound.executor, items, groups, may_begin=True)
 
     def prepared(
@@ -113,7 +122,23 @@ class _BoundPlan:
 
     def _own(self, gradients: Sequence[Any]) -> Sequence[Any]:
         """Return the gradients of the leaves."""
-        return [*self._fixed, *map(gradients.__getitem__, self._places)]
+        own = list(map(gradients.__getitem__, self._places))
+        if self._as_real:
+            own = list(map(_real_or_same, own))
+        return [*self._fixed, *own]
+
+
+def _real_item(item: Item) -> Item:
+    """Return a leaf with real views of all of its tensors."""
+    param, grad = real_view(item.param.detach()), real_view(item.grad)
+    states = tuple(map_state(real_view, one) for one in item.state.stages)
+    return item._replace(param=param, grad=grad, state=LeafState(item.state.step, states))
+
+
+def _real_or_same(grad: Any) -> Any:
+    """Return a real view of a complex gradient that has one."""
+    has_view = isinstance(grad, Tensor) and grad.layout == torch.strided and not grad.is_conj()
+    return real_view(grad) if has_view else grad
 
 
 class BoundPlans:
@@ -148,10 +173,14 @@ class BoundPlans:
             return False
         steps = None if plan is None else plan.prepared(gradients, hypers, measured)
         if steps is None:
-            plan = _BoundPlan(self._bound, present, (), self._bound.views)
+            plan = _BoundPlan(self._bound, present, (), self._bound.views, as_real=True)
             self._keep(key, plan)
             steps = plan.prepared(gradients, hypers, measured)
-        return self._make(steps)
+        if steps is None:
+            return False
+        mark_changed(self._written)
+        steps.make()
+        return True
 
     def step(
         self,
@@ -179,7 +208,10 @@ class BoundPlans:
             plan = _BoundPlan(self._bound, present, self._flat if flat else (), gradients)
             self._keep(key, plan)
             steps = plan.prepared(gradients, hypers, measured)
-        if not self._make(steps):
+        if steps is not None:
+            mark_changed(self._written)
+            steps.make()
+        else:
             flat_ones = [one.index for buffer in self._flat for one in buffer.segments]
             own = {k: self._bound.views[k] for k in flat_ones if flat}
             every = [own.get(k, one) for k, one in enumerate(gradients)]
@@ -189,12 +221,6 @@ class BoundPlans:
         if len(self._plans) >= PLANS:
             self._plans.clear()
         self._plans[key] = plan
-
-    def _make(self, steps: Steps | None) -> bool:
-        if steps is not None:
-            mark_changed(self._written)
-            steps.make()
-        return steps is not None
 
     def _step_alone(
         self,

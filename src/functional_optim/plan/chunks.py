@@ -1,10 +1,10 @@
 """Chunks of a plan: leaves that are stepped together, known by positions in a list of tensors."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import compress
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from functional_optim._torch import is_functorch_wrapped_tensor
 from functional_optim.core.hyper import is_plain
 from functional_optim.core.leaf import PLAIN
 from functional_optim.core.stage import Stage
-from functional_optim.core.state import LeafState, map_state, state_tensors
+from functional_optim.core.state import state_tensors
 from functional_optim.kernels import Chunks, Executor, Leaf
 from functional_optim.kernels.chunks import (
     Table,
@@ -27,69 +27,7 @@ from functional_optim.kernels.chunks import (
 from functional_optim.kernels.executor import Wholes
 from functional_optim.kernels.kernel import BindScalars, Call, Part
 from functional_optim.plan.item import Item, Made, coefficients_at
-
-
-class Row(NamedTuple):
-    """Positions of a leaf's tensors in the list of a step."""
-
-    param: int
-    grad: int
-    states: tuple[Any, ...]
-    """One State per stage, with positions in the place of tensors."""
-    step: int
-    """The step count: a tensor of one whole number, or of several that are equal."""
-    name: str
-    """The leaf's name, for errors."""
-
-    @property
-    def written(self) -> list[int]:
-        """Positions of what a kernel writes to: the parameter and its state."""
-        positions: Any = state_tensors(self.states)
-        return [self.param, *positions]
-
-    @property
-    def all(self) -> list[int]:
-        """Positions of parameter, gradient and state."""
-        param, *states = self.written
-        return [param, self.grad, *states]
-
-    def leaf(self, tensors: Sequence[Tensor], made: Made) -> Leaf:
-        """Return the leaf of a step, as stages see it."""
-        states = tuple([map_state(tensors.__getitem__, one) for one in self.states])
-        param, grad = tensors[self.param], tensors[self.grad]
-        return Leaf(param, grad, states, made.coefficients, self.name, made.hypers, made.step)
-
-    def item(self, tensors: Sequence[Tensor], hypers: tuple[Any, ...]) -> Item:
-        """Return the leaf of a step, as the engine takes it."""
-        states = tuple([map_state(tensors.__getitem__, one) for one in self.states])
-        state = LeafState(tensors[self.step], states)
-        return Item(tensors[self.param], tensors[self.grad], state, hypers, self.name)
-
-
-def rows_of(
-    items: Sequence[Item], tensors: Sequence[Tensor], grads: Iterable[int]
-) -> list[Row] | None:
-    """Return the positions of leaves' tensors in a list; None if the list lacks one.
-
-    Args:
-        items: the leaves.
-        tensors: parameters, gradients, state and step counts.
-        grads: positions of the gradients. They are not looked for: two leaves that have one
-            gradient now may have two at the next step.
-    """
-    places = {id(one): k for k, one in enumerate(tensors)}
-
-    def place(tensor: Tensor) -> Any:
-        return places[id(tensor)]
-
-    rows = []
-    try:
-        for (param, _, state, _, name), grad in zip(items, grads, strict=True):
-            states = tuple([map_state(place, one) for one in state.stages])
-            rows.append(Row(place(param), grad, states, place(state.step), name))
-    except KeyError:
-        return None
-    return rows
+from functional_optim.plan.rows import Row
 
 
 def state_of(item: Item) -> list[Tensor]:
@@ -266,25 +204,19 @@ class _ChunkTaker:
         self._take = itemgetter(*row.all)
         self._is_flat = all(one.dim() == 1 for one in tensors)
         self._name = row.name
-        self._kinds: list[tuple[Any, int, int]] | None = []
-        """The class of each stage's state, and where its tensors are; None if it has lists."""
-        start = 0
-        for state in leaf.states:
-            if any(isinstance(one, list) for one in state):
-                self._kinds = None
-                break
-            self._kinds.append((getattr(type(state), "_make", tuple), start, start + len(state)))
-            start += len(state)
-        self._row = row
+        self._kinds = [
+            (
+                getattr(type(state), "_make", tuple),
+                [len(one) if isinstance(one, list) else None for one in state],
+            )
+            for state in leaf.states
+        ]
+        """The class of each stage's state, and for each field the length of a list, or None."""
         self.entries: dict[Any, Any] = {}
         """What kernels keep of the leaf."""
 
     def chunk(self, tensors: Sequence[Tensor], made: Made, entries: dict[Any, Any] | None) -> Leaf:
         """Return the leaf of a step as a chunk of memory."""
-        if self._kinds is None:
-            leaf = self._row.leaf(tensors, made)
-            flat = list(map(_flat, tensors_of(leaf)))
-            return with_tensors(leaf, flat)._replace(entries=entries)
         param, grad, *rest = self._take(tensors)
         if not self._is_flat:
             param, grad, *rest = map(_flat, (param, grad, *rest))

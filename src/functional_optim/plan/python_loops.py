@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 from ctypes import c_void_p
-from itertools import chain, compress
+from itertools import compress
 from operator import add, attrgetter
 from typing import Any
 
@@ -110,7 +110,10 @@ class PythonLoops:
             written = list(compress(tensors, layout.changed))
             if not all(map(_IS_LEAF, written)) or any(map(Tensor.is_inference, written)):
                 return None
-            starts = list(map(Tensor.data_ptr, tensors))
+            try:
+                starts = list(map(Tensor.data_ptr, tensors))
+            except RuntimeError:  # one without memory of its own
+                return None
         if starts != layout.last:
             if not layout.are_disjoint(starts):
                 return None
@@ -128,10 +131,10 @@ class PythonLoops:
             return False
         if not all(map(Tensor.is_contiguous, counts)):
             return False
-        found: list[Any] = list(map(Tensor.tolist, counts))
-        if list in map(type, found):
-            found = list(chain.from_iterable([k] if isinstance(k, int) else k for k in found))
-        first: int = found[0]
+        found: list[int] = []
+        for one in map(Tensor.tolist, counts):
+            found += one if isinstance(one, list) else (one,)
+        first = found[0]
         return first if found.count(first) == len(found) else None
 
     @staticmethod

@@ -23,10 +23,11 @@ from functional_optim.kernels.chunks import extent_of, is_dense
 from functional_optim.kernels.kernel import Call, Part
 from functional_optim.native import LOOPS
 from functional_optim.plan import engine
-from functional_optim.plan.chunks import Row, chunks_of, rows_of
+from functional_optim.plan.chunks import chunks_of
 from functional_optim.plan.guard import kinds_of
 from functional_optim.plan.item import Item, Made
 from functional_optim.plan.python_loops import PYTHON_LOOPS, loops_for
+from functional_optim.plan.rows import Row, rows_of
 from functional_optim.plan.totals import Totals
 
 Numbers = Sequence[Made]

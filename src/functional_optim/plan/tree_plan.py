@@ -25,8 +25,8 @@ from functional_optim.core.hyper import all_plain
 from functional_optim.core.overrides import paths_of
 from functional_optim.core.state import State
 from functional_optim.kernels import Executor, executor_for
-from functional_optim.plan.chunks import rows_of
 from functional_optim.plan.item import Item, next_step
+from functional_optim.plan.rows import rows_of
 from functional_optim.plan.step_counts import is_count
 from functional_optim.plan.step_plan import StepPlan
 from functional_optim.plan.tree import Given, Tree, TreeChains, tree_of

@@ -245,6 +245,23 @@ def test_another_learning_rate_adds_few_calls(name: str) -> None:
     assert max(counted[1:]) <= counted[0] + 40
 
 
+@pytest.mark.parametrize("executor", ["auto", "blocked"])
+def test_one_gradient_of_two_parameters_is_two_at_the_next_step(executor: ExecutorName) -> None:
+    optimizer = adamw(0.1).using(executor=executor)
+    params = [torch.nn.Parameter(noise(seed, 40)) for seed in range(2)]
+    tree = [one.detach().clone() for one in params]
+    state, ours = optimizer.init(tree), TorchOptimizer(params, optimizer)
+    for seed in range(4):
+        first = noise(10 + seed, 40)
+        grads = [first, first if seed < 2 else noise(20 + seed, 40)]
+        for param, grad in zip(params, grads, strict=True):
+            param.grad = grad
+        ours.step()
+        tree, state = optimizer.using(executor="reference").update(tree, grads, state)
+    for param, one in zip(params, tree, strict=True):
+        assert torch.equal(param, one)
+
+
 def _mixed(dtype: torch.dtype) -> list[torch.nn.Parameter]:
     """Side by side, apart, with strides of their own, without a dimension or an element; large."""
     memory = noise(1, 96).to(dtype)

@@ -1,0 +1,73 @@
+"""Rows: the positions of a leaf's tensors in the list of a step."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from functional_optim.core.state import LeafState, map_state, state_tensors
+from functional_optim.kernels import Leaf
+from functional_optim.plan.item import Item, Made
+
+
+class Row(NamedTuple):
+    """Positions of a leaf's tensors in the list of a step."""
+
+    param: int
+    grad: int
+    states: tuple[Any, ...]
+    """One State per stage, with positions in the place of tensors."""
+    step: int
+    """The step count: a tensor of one whole number, or of several that are equal."""
+    name: str
+    """The leaf's name, for errors."""
+
+    @property
+    def written(self) -> list[int]:
+        """Positions of what a kernel writes to: the parameter and its state."""
+        positions: Any = state_tensors(self.states)
+        return [self.param, *positions]
+
+    @property
+    def all(self) -> list[int]:
+        """Positions of parameter, gradient and state."""
+        param, *states = self.written
+        return [param, self.grad, *states]
+
+    def leaf(self, tensors: Sequence[Tensor], made: Made) -> Leaf:
+        """Return the leaf of a step, as stages see it."""
+        states = tuple([map_state(tensors.__getitem__, one) for one in self.states])
+        param, grad = tensors[self.param], tensors[self.grad]
+        return Leaf(param, grad, states, made.coefficients, self.name, made.hypers, made.step)
+
+    def item(self, tensors: Sequence[Tensor], hypers: tuple[Any, ...]) -> Item:
+        """Return the leaf of a step, as the engine takes it."""
+        states = tuple([map_state(tensors.__getitem__, one) for one in self.states])
+        state = LeafState(tensors[self.step], states)
+        return Item(tensors[self.param], tensors[self.grad], state, hypers, self.name)
+
+
+def rows_of(
+    items: Sequence[Item], tensors: Sequence[Tensor], grads: Iterable[int]
+) -> list[Row] | None:
+    """Return the positions of leaves' tensors in a list; None if the list lacks one.
+
+    Args:
+        items: the leaves.
+        tensors: parameters, gradients, state and step counts.
+        grads: positions of the gradients. They are not looked for: two leaves that have one
+            gradient now may have two at the next step.
+    """
+    places = {id(one): k for k, one in enumerate(tensors)}
+
+    def place(tensor: Tensor) -> Any:
+        return places[id(tensor)]
+
+    rows = []
+    try:
+        for item, grad in zip(items, grads, strict=True):
+            states = tuple([map_state(place, one) for one in item.state.stages])
+            rows.append(Row(place(item.param), grad, states, place(item.state.step), item.name))
+    except KeyError:
+        return None
+    return rows
