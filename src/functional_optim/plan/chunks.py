@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import compress
+from itertools import compress, islice
 from operator import itemgetter
 from typing import Any
 
@@ -220,9 +220,13 @@ class _ChunkTaker:
         param, grad, *rest = self._take(tensors)
         if not self._is_flat:
             param, grad, *rest = map(_flat, (param, grad, *rest))
-        states = []
-        for kind, start, stop in self._kinds:
-            states.append(kind(rest[start:stop]))
+        states: list[Any] = []
+        left = iter(rest)
+        for kind, fields in self._kinds:
+            values: list[Any] = []
+            for length in fields:  # a comprehension is a call
+                values.append(next(left) if length is None else list(islice(left, length)))
+            states.append(kind(values))
         own = tuple(states)
         return Leaf(
             param, grad, own, made.coefficients, self._name, made.hypers, made.step, entries

@@ -132,8 +132,9 @@ class PythonLoops:
         if not all(map(Tensor.is_contiguous, counts)):
             return False
         found: list[int] = []
-        for one in map(Tensor.tolist, counts):
-            found += one if isinstance(one, list) else (one,)
+        for one in counts:
+            numbers: Any = one.tolist()
+            found += numbers if isinstance(numbers, list) else (numbers,)
         first = found[0]
         return first if found.count(first) == len(found) else None
 
