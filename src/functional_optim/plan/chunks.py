@@ -225,7 +225,8 @@ class _ChunkTaker:
         for kind, fields in self._kinds:
             values: list[Any] = []
             for length in fields:  # a comprehension is a call
-                values.append(next(left) if length is None else list(islice(left, length)))
+                one = next(left) if length is None else list(islice(left, length))
+                values.append(one)
             states.append(kind(values))
         own = tuple(states)
         return Leaf(
