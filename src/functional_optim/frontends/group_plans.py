@@ -17,7 +17,7 @@ from functional_optim.plan import StepPlan, engine
 from functional_optim.plan.composed.steps import mask_of
 from functional_optim.plan.guard import grads_of
 from functional_optim.plan.item import Item
-from functional_optim.plan.rows import rows_of
+from functional_optim.plan.leaf_positions import rows_of
 from functional_optim.plan.step_plan import Steps
 
 PLANS = 8

@@ -12,7 +12,7 @@ To read, in this order:
 ``step_plan``
     The plan. ``prepared(tensors, hypers)`` refuses all that can be refused, and what it returns is
     made by ``make()``. ``PlannedLeaves`` are leaves that a caller keeps, with their plan.
-``chunks``, ``totals``
+``chunks``, ``leaf_positions``, ``totals``
     Leaves that are stepped together, and how kernels are bound to them; sums that measured stages
     need.
 ``python_loops``, ``guard``, ``step_counts``

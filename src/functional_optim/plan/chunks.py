@@ -27,7 +27,7 @@ from functional_optim.kernels.chunks import (
 from functional_optim.kernels.executor import Wholes
 from functional_optim.kernels.kernel import BindScalars, Call, Part
 from functional_optim.plan.item import Item, Made, coefficients_at
-from functional_optim.plan.rows import Row
+from functional_optim.plan.leaf_positions import LeafPositions
 
 
 def state_of(item: Item) -> list[Tensor]:
@@ -52,7 +52,7 @@ class Chunk:
         stages: Sequence[Stage],
         executor: Chunks,
         members: Sequence[int],
-        rows: Sequence[Row],
+        rows: Sequence[LeafPositions],
         group: int,
         leaves: Sequence[Leaf],
     ) -> None:
@@ -116,7 +116,7 @@ class PointwiseChunk(Chunk):
         stages: Sequence[Stage],
         executor: Chunks,
         members: Sequence[int],
-        rows: Sequence[Row],
+        rows: Sequence[LeafPositions],
         group: int,
         leaves: Sequence[Leaf],
         pointers: slice,
@@ -199,7 +199,7 @@ class _ChunkTaker:
         leaf: one with its layouts.
     """
 
-    def __init__(self, row: Row, leaf: Leaf) -> None:
+    def __init__(self, row: LeafPositions, leaf: Leaf) -> None:
         tensors = tensors_of(leaf)
         self._take = itemgetter(*row.all)
         self._is_flat = all(one.dim() == 1 for one in tensors)
@@ -252,7 +252,7 @@ class WholeChunk(Chunk):
         stages: Sequence[Stage],
         executor: Wholes,
         members: Sequence[int],
-        rows: Sequence[Row],
+        rows: Sequence[LeafPositions],
         group: int,
         leaves: Sequence[Leaf],
     ) -> None:
@@ -292,7 +292,7 @@ def chunks_of(
     executor: Executor,
     items: Sequence[Item],
     groups: Sequence[int],
-    rows: Sequence[Row],
+    rows: Sequence[LeafPositions],
 ) -> tuple[list[Chunk], list[int]]:
     """Return the chunks of some leaves, and the leaves that must be stepped alone.
 

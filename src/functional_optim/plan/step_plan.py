@@ -26,8 +26,8 @@ from functional_optim.plan import engine
 from functional_optim.plan.chunks import chunks_of
 from functional_optim.plan.guard import kinds_of
 from functional_optim.plan.item import Item, Made
+from functional_optim.plan.leaf_positions import LeafPositions, rows_of
 from functional_optim.plan.python_loops import PYTHON_LOOPS, loops_for
-from functional_optim.plan.rows import Row, rows_of
 from functional_optim.plan.totals import Totals
 
 Numbers = Sequence[Made]
@@ -101,7 +101,7 @@ class StepPlan:
         executor: Executor,
         items: Sequence[Item],
         groups: Sequence[int],
-        rows: Sequence[Row],
+        rows: Sequence[LeafPositions],
         tensors: list[Tensor],
         *,
         counted: bool = True,

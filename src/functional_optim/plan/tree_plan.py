@@ -26,7 +26,7 @@ from functional_optim.core.overrides import paths_of
 from functional_optim.core.state import State
 from functional_optim.kernels import Executor, executor_for
 from functional_optim.plan.item import Item, next_step
-from functional_optim.plan.rows import rows_of
+from functional_optim.plan.leaf_positions import rows_of
 from functional_optim.plan.step_counts import is_count
 from functional_optim.plan.step_plan import StepPlan
 from functional_optim.plan.tree import Given, Tree, TreeChains, tree_of

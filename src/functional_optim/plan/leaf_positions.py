@@ -1,4 +1,4 @@
-"""Rows: the positions of a leaf's tensors in the list of a step."""
+"""LeafPositions: where the tensors of a leaf are in the list of a step."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from functional_optim.kernels import Leaf
 from functional_optim.plan.item import Item, Made
 
 
-class Row(NamedTuple):
+class LeafPositions(NamedTuple):
     """Positions of a leaf's tensors in the list of a step."""
 
     param: int
@@ -49,7 +49,7 @@ class Row(NamedTuple):
 
 def rows_of(
     items: Sequence[Item], tensors: Sequence[Tensor], grads: Iterable[int]
-) -> list[Row] | None:
+) -> list[LeafPositions] | None:
     """Return the positions of leaves' tensors in a list; None if the list lacks one.
 
     Args:
@@ -67,7 +67,9 @@ def rows_of(
     try:
         for item, grad in zip(items, grads, strict=True):
             states = tuple([map_state(place, one) for one in item.state.stages])
-            rows.append(Row(place(item.param), grad, states, place(item.state.step), item.name))
+            rows.append(
+                LeafPositions(place(item.param), grad, states, place(item.state.step), item.name)
+            )
     except KeyError:
         return None
     return rows
