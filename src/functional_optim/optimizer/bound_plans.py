@@ -169,9 +169,9 @@ class BoundPlans:
         """
         key = "read", None if present is None else bytes(present)
         plan = self._plans.get(key)
-        if plan is not None and not plan.takes(gradients):
-            return False
         steps = None if plan is None else plan.prepared(gradients, hypers, measured)
+        if plan is not None and steps is None and not plan.takes(gradients):
+            return False
         if steps is None:
             plan = _BoundPlan(self._bound, present, (), self._bound.views, as_real=True)
             self._keep(key, plan)

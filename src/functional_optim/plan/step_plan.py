@@ -7,7 +7,7 @@ returns their pointers, which are an argument of the kernels.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain, compress
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +26,7 @@ from functional_optim.plan import engine
 from functional_optim.plan.chunks import chunks_of
 from functional_optim.plan.guard import kinds_of
 from functional_optim.plan.item import Item, Made
-from functional_optim.plan.leaf_positions import LeafPositions, rows_of
+from functional_optim.plan.leaf_positions import LeafPositions, rows_of, taker
 from functional_optim.plan.python_loops import PYTHON_LOOPS, loops_for
 from functional_optim.plan.totals import Totals
 
@@ -121,7 +121,8 @@ class StepPlan:
         self._counted = [row.step for row in together] if counted else []
         self._stepped = sorted(row.grad for row in rows)
         changed = {k for own in members for index in own for k in rows[index].written}
-        self._is_changed = [k in changed for k in range(len(tensors))]
+        self._take_changed = taker(sorted(changed))
+        self._take_counted = taker(self._counted)
         counts = {row.step for row in together}
         written = changed | counts | {k for row in rows for k in row.written}
         self.written = [k in written for k in range(len(tensors))]
@@ -163,7 +164,7 @@ class StepPlan:
         """
         loops, layout = self._laid
         for chunk in self._chunks:
-            count = loops.common([tensors[k] for k in chunk.steps])
+            count = loops.common(list(chunk.take_steps(tensors)))
             if count is None or count is False:
                 return False
         return layout is not None and loops.hold(layout, self._fixed(tensors), False)
@@ -209,7 +210,7 @@ class StepPlan:
             if numbers is not None:
                 every.append(numbers[chunk.group])
                 continue
-            count = loops.common(list(map(tensors.__getitem__, chunk.steps)))
+            count = loops.common(list(chunk.take_steps(tensors)))
             if count is None or count is False or not (count or self._may_begin):
                 return None
             every.append(chunk.made(hypers[chunk.group], count + 1.0))
@@ -233,8 +234,8 @@ class StepPlan:
             first = engine.prepared(
                 self._stages, self._executor, items, totals, make, counts=self._counts
             )
-        changed = list(compress(tensors, self._is_changed)) if parts else []
-        counted = list(map(tensors.__getitem__, self._counted))
+        changed = list(self._take_changed(tensors)) if parts else []
+        counted = list(self._take_counted(tensors))
         if len(others) > len(self.others):  # the engine counts them
             alone = {self._rows[k].step for k in others}
             counted = [tensors[k] for k in self._counted if k not in alone]
