@@ -148,7 +148,7 @@ def _subject(
 
     build = checked_argument("MODULE:FACTORY", factory, lambda: optimizer_factory(factory))
     values = checked_argument("--option", None, lambda: parse_options(options))
-    first = checked_argument("MODULE:FACTORY", factory, lambda: build(**_first_of(values)))
+    checked_argument("MODULE:FACTORY", factory, lambda: build(**_first_of(values)))
     other = None
     if oracle is not None:
         other = checked_argument("--oracle", oracle, lambda: _callable(load_object(oracle)))
@@ -160,7 +160,6 @@ def _subject(
         ulps,
         not not_scripted,
         matrices=matrices,
-        one_chain=not first.is_composed,
     )
 
 
