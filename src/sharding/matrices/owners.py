@@ -52,8 +52,6 @@ class Owners:
         """Of all sharded parameters that are stepped as a whole."""
         self.params: dict[str, Tensor] = {}
         """Every parameter, by path, in the order of the parameter groups."""
-        self.groups: list[int] = []
-        """The number of the parameter group of each."""
         self._exchange = RowExchange(shards, ())
         self._idle: dict[str, Tensor] = {}
         """Matrices without a gradient so far, for which no memory is taken."""
@@ -91,7 +89,6 @@ class Owners:
             if path not in matrices and kinds[numbers[id(one)]][0]:
                 self._step_local(one)
         self.params.update(new)
-        self.groups += [numbers[id(one)] for one in new.values()]
         self._idle.update(matrices)
         self.own(path for path, one in matrices.items() if one.requires_grad)
 
