@@ -343,6 +343,8 @@ class Law:
     needs_oracle: bool = False
     double_only: bool = False
     not_16_bit: bool = False
+    one_chain: bool = False
+    """It says nothing of an optimizer whose leaves differ in their stages."""
     slow: bool = False
     """Checked only where it is asked for by name: each choice of options is compiled."""
 
@@ -365,12 +367,12 @@ LAWS: dict[str, Law] = {
     # tensor, past the last whole vector, rounds alpha * y before it adds), so a cut shows there.
     "any split by elements": Law(split_by_elements, not_16_bit=True),
     "one result": Law(one_result, not_16_bit=True, small_only=True),
-    "script is reference": Law(script_is_reference),
+    "script is reference": Law(script_is_reference, one_chain=True),
     "blocked is reference": Law(blocked_is_reference),
     "any history": Law(any_history),
-    "bound is reference": Law(bound_is_reference),
+    "bound is reference": Law(bound_is_reference, one_chain=True),
     "auto is reference": Law(auto_is_reference),
-    "capturable is close": Law(capturable_is_close),
+    "capturable is close": Law(capturable_is_close, one_chain=True),
     "compiled is reference": Law(compiled_is_reference, slow=True),
     "traced is close": Law(traced_is_close, slow=True),
     "one step each": Law(one_step_each),
