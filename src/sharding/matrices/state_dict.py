@@ -18,9 +18,7 @@ from sharding.zero.sharded_state import sharded_groups
 Groups = Sequence[Mapping[str, Any]]
 
 
-def part_of_state(
-    state_dict: Mapping[str, Any], groups: Groups, owners: Owners
-) -> dict[str, Any]:
+def part_of_state(state_dict: Mapping[str, Any], groups: Groups, owners: Owners) -> dict[str, Any]:
     """Return this rank's state dict as ``torch.distributed.checkpoint`` saves and loads it.
 
     The owner of a matrix has the state for all of it, and each rank that of its rows of another
@@ -105,10 +103,12 @@ def map_tensors(change: Callable[[Tensor], Tensor], entries: Mapping[str, Any]) 
 
 def _own_part(value: Tensor, param: Tensor, rows: Rows | None) -> Tensor:
     """Return what of an entry this rank steps: all of it, or some rows."""
-    has_rows = rows is not None and value.dim() > 0 and value.shape[0] == param.shape[0]
+    has_rows = value.dim() > 0 and value.shape[0] == param.shape[0]
     if isinstance(value, FlatRanges):
         (flat,) = value.current.values()
-        return flat.view(rows[1] - rows[0], *value.shape[1:]) if has_rows else flat.view(value.shape)
+        if rows is None or not has_rows:
+            return flat.view(value.shape)
+        return flat.view(rows[1] - rows[0], *value.shape[1:])
     if rows is None:
         return whole(value)
     own = local(value)

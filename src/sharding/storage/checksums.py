@@ -20,9 +20,7 @@ PART = ".metadata.tmp"
 """The name under which ``.metadata`` is written, before it is put in place."""
 FORMAT, VERSION = "checksums of a checkpoint", 1
 SIDECAR = re.compile(r"checksums-[0-9a-f]{8}\.json")
-OF_SAVES = re.compile(
-    rf"__(?:[0-9a-f]{{8}}_)?\d+_\d+\.distcp|{SIDECAR.pattern}|{re.escape(PART)}"
-)
+OF_SAVES = re.compile(rf"__(?:[0-9a-f]{{8}}_)?\d+_\d+\.distcp|{SIDECAR.pattern}|{re.escape(PART)}")
 """Names of the files of any save, complete or not; those of torch's own writer among them."""
 
 

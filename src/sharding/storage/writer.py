@@ -46,11 +46,11 @@ class ChecksumWriter(FileSystemWriter):
     format, so every reader of torch loads them. Beside them is ``checksums-TOKEN.json``, with the
     size and the CRC-32 of each file.
 
-    A checkpoint that was in the folder is valid until the new one is complete: files have new names,
-    and are synced before ``.metadata`` is replaced, at once. So a full disk, a killed process or a
-    loss of power leaves one of the two. What such a save has left is removed by the next save to
-    the same folder, which removes files of the names that saves give, and no others. One training
-    at a time saves to a folder, and all ranks see that folder.
+    A checkpoint that was in the folder is valid until the new one is complete: files have new
+    names, and are synced before ``.metadata`` is replaced, at once. So a full disk, a killed
+    process or a loss of power leaves one of the two. What such a save has left is removed by the
+    next save to the same folder, which removes files of the names that saves give, and no others.
+    One training at a time saves to a folder, and all ranks see that folder.
 
     Args:
         path: the folder; it is made.
