@@ -62,6 +62,7 @@ TIERS = {
     "laws/compiled": "compile",
     "matrices": "ranks",
     "native": "compile",
+    "old_format": "unit",
     "notebooks": "docs",
     "packaging": "docs",
     "planner": "unit",
