@@ -32,6 +32,7 @@ TIERS = {
     "averaging": "ranks",
     "averaging_alone": "unit",
     "bench": "bench",
+    "checkpoint_files": "unit",
     "commands": "docs",
     "browser": "browser",
     "composition": "unit",

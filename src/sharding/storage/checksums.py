@@ -72,7 +72,7 @@ def read_checksums(folder: Path) -> Recorded:
     now = Checksum(len(metadata), crc32(metadata))
     names = sorted(name for name in os.listdir(folder) if SIDECAR.fullmatch(name))  # noqa: PTH208
     for name in names:
-        with suppress(ValueError):  # of a save that was killed
+        with suppress(ValueError, RecursionError):  # of a save that was killed
             files = _files(json.loads(read_file(folder / name)))
             if files.pop(METADATA, None) == now:
                 return Recorded(name, files, metadata)

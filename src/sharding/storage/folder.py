@@ -10,14 +10,12 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
-from sharding.storage.checksums import METADATA, has_checksums
+from sharding.storage.checksums import has_checksums
 from sharding.storage.files import open_file
 from sharding.storage.reader import ChecksumReader
 
-
-def is_distributed_checkpoint(folder: Path) -> bool:
-    """Return True if a checkpoint of torch.distributed.checkpoint was completed in a folder."""
-    return (folder / METADATA).exists()
+_DEEPEST = 100
+"""Dicts and lists inside one another."""
 
 
 def read_folder(folder: Path, *, values: bool = True) -> dict[str, Any]:
@@ -82,14 +80,19 @@ def _nested(flat: Mapping[str, Any], paths: Mapping[str, Any]) -> dict[str, Any]
     root: dict[Any, Any] = {}
     for key, value in flat.items():
         path = paths.get(key, (key,))
-        is_path = isinstance(path, tuple) and path and all(type(k) in (str, int) for k in path)
-        inner: Any = root
-        for name in path[:-1] if is_path else ():
+        inner: Any = root if _is_path(path) else None
+        for name in path[:-1] if inner is not None else ():
             inner = inner.setdefault(name, {}) if isinstance(inner, dict) else None
-        if not is_path or not isinstance(inner, dict):
+        if not isinstance(inner, dict) or path[-1] in inner:
             raise ValueError(f"the metadata has no place for {key!r}, got {path!r}; it was damaged")
         inner[path[-1]] = value
     return {key: _with_lists(one) for key, one in root.items()}
+
+
+def _is_path(path: Any) -> bool:
+    """Return True for keys of dicts and numbers of lists, from the outermost on."""
+    is_tuple = isinstance(path, tuple) and 0 < len(path) < _DEEPEST
+    return is_tuple and all(type(one) in (str, int) for one in path)
 
 
 def _with_lists(tree: Any) -> Any:
