@@ -221,9 +221,13 @@ def write_folder(state_dict: StateDict, folder: Path) -> None:
 
     from sharding.storage import ChecksumWriter  # noqa: PLC0415  slow to import
 
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        dcp.save({"optim": state_dict}, storage_writer=ChecksumWriter(folder), no_dist=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            dcp.save({"optim": state_dict}, storage_writer=ChecksumWriter(folder), no_dist=True)
+    except dcp.CheckpointException as error:
+        (why, _), *_ = error.failures.values()
+        raise why from error
 
 
 def with_target_options(

@@ -62,13 +62,7 @@ def read_checksums(folder: Path) -> Recorded:
         FileNotFoundError: no checkpoint was completed there.
         ValueError: the checkpoint has no checksums, or one of the two files was damaged.
     """
-    try:
-        metadata = read_file(folder / METADATA)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise FileNotFoundError(
-            f"{folder} has no {METADATA}, so no checkpoint was completed there; "
-            "torch.distributed.checkpoint.save writes one"
-        ) from error
+    metadata = read_metadata_file(folder)
     now = Checksum(len(metadata), crc32(metadata))
     names = sorted(name for name in os.listdir(folder) if SIDECAR.fullmatch(name))  # noqa: PTH208
     for name in names:
@@ -84,6 +78,22 @@ def read_checksums(folder: Path) -> Recorded:
     raise ValueError(
         f"{folder} has no checksums; save with storage_writer=sharding.storage.ChecksumWriter(...)"
     )
+
+
+def read_metadata_file(folder: Path) -> bytes:
+    """Return the content of ``.metadata``.
+
+    Raises:
+        FileNotFoundError: no checkpoint was completed there.
+        ValueError: something else than a file has that name.
+    """
+    try:
+        return read_file(folder / METADATA)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FileNotFoundError(
+            f"{folder} has no {METADATA}, so no checkpoint was completed there; "
+            "torch.distributed.checkpoint.save writes one"
+        ) from error
 
 
 def has_checksums(folder: Path) -> bool:

@@ -12,8 +12,8 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from sharding.storage.checksums import METADATA, read_checksums
-from sharding.storage.files import Checksum, DurableFiles, check_file, read_file
+from sharding.storage.checksums import METADATA, read_checksums, read_metadata_file
+from sharding.storage.files import Checksum, DurableFiles, check_file
 from sharding.storage.metadata import decode_metadata
 
 
@@ -64,7 +64,7 @@ class ChecksumReader(FileSystemReader):
             recorded = read_checksums(folder)
             self._files, content = dict(recorded.files), recorded.metadata
         else:
-            content = read_file(folder / METADATA)
+            content = read_metadata_file(folder)
         found = decode_metadata(content, folder / METADATA)
         for name in {one.relative_path for one in found.storage_data.values()}:
             if Path(name).name != name or (self._verify and name not in self._files):
