@@ -11,7 +11,6 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from sharding.storage.checksums import has_checksums
-from sharding.storage.files import open_file
 from sharding.storage.reader import ChecksumReader
 
 _DEEPEST = 100
@@ -65,8 +64,7 @@ def _check_sizes(folder: Path, metadata: Metadata) -> None:
     sizes: dict[str, int] = {}
     for one in metadata.storage_data.values():
         if one.relative_path not in sizes:
-            with open_file(folder / one.relative_path) as file:
-                sizes[one.relative_path] = file.seek(0, 2)
+            sizes[one.relative_path] = (folder / one.relative_path).lstat().st_size
     left = sum(sizes.values())
     for key, one in metadata.state_dict_metadata.items():
         if not isinstance(one, BytesStorageMetadata):
