@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
+from sharding.storage import reader
 from tests.checkpoints import write_parts
 
 from . import worlds
@@ -68,6 +69,17 @@ def test_each_rank_opens_one_metadata_file_and_its_share_of_the_rest(
         # Each file is checked once. A rank reads the files that its ranges are in, those of the
         # step counts of its parameters, and one for the options.
         assert seen["data"] <= source + 4 * max(source, target)
+
+
+def test_each_file_is_checked_by_one_rank(
+    saved: dict[int, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: Counter[str] = Counter()
+    monkeypatch.setattr(reader, "check_file", lambda path, wanted: checked.update([path.name]))
+    for source, target in ((16, 4), (4, 16)):
+        checked.clear()
+        worlds.load_parts(worlds.parts_of(target, SPECS, -1.0), saved[source])
+        assert checked == dict.fromkeys([one.name for one in saved[source].glob("*.distcp")], 1)
 
 
 def test_plans_and_metadata_grow_with_the_ranks_and_not_with_their_square(
