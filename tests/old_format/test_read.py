@@ -1,4 +1,4 @@
-"""What the writer of the old format wrote is gone on from: by ZeRO, by torch.optim, converted."""
+"""Folders of the old format are loaded by ZeRO and by torch.optim, and are converted."""
 
 import warnings
 from collections.abc import Callable
@@ -48,7 +48,7 @@ class Model(nn.Module):
 
 
 def wanted(name: str) -> dict[str, Any]:
-    """What the run had, before and after the steps that follow the checkpoint."""
+    """Return the state at the checkpoint, and the parameters before and after the later steps."""
     found: dict[str, Any] = torch.load(SAVED / f"{name}.pt")
     return found
 

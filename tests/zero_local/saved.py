@@ -1,4 +1,4 @@
-"""Small checkpoints of one rank, and what tests do to their files."""
+"""Optimizers of one rank after some steps, and their state."""
 
 import copy
 from typing import Any
@@ -8,8 +8,6 @@ from torch import nn
 
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport.local import LocalWorld
-
-MANIFEST = "checkpoint.json"
 
 
 def sharded(params: Any, **options: Any) -> Any:

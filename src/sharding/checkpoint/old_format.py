@@ -40,11 +40,11 @@ class OldCheckpoint(NamedTuple):
     groups: Sequence[Mapping[str, Any]]
     """The paths ("params") and options ("options") of each parameter group."""
     form: StateDictForm
-    """How torch.optim writes this state."""
+    """The form in which torch.optim writes this state."""
     extra: Mapping[str, Any]
     """Options that the class writes into every group."""
     stored: bool
-    """Whether state is in other storages than float32."""
+    """True if state is in other storages than float32."""
     fields: Sequence[str]
     """Names of the plain fields of state."""
     starts_late: Sequence[str]

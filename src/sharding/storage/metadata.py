@@ -28,7 +28,7 @@ _KNOWN: dict[tuple[str, str], Any] = {
     },
     **{("torch", name): one for name, one in vars(torch).items() if isinstance(one, torch.dtype)},
 }
-"""What torch writes into ``.metadata``. None of it does anything but keep what it is given."""
+"""Classes and functions that torch names in ``.metadata``: they only keep what they are given."""
 
 
 class _Unpickler(pickle.Unpickler):
