@@ -39,9 +39,10 @@ from functional_optim import (
 )
 from functional_optim.plan import StepPlan, engine
 from hooks import hook_with_zero_step, zero_step_hook
-from sharding import ZeroRedundancyOptimizer, read_state_dict
+from sharding import ZeroRedundancyOptimizer
 from sharding.transport.local import LocalWorld
 from sharding.zero.viewed import viewed_params
+from tests import checkpoints
 from tests.choices import case, pairs
 from tests.composition.trees import COMPOSED, HOLES, SHAPES, grads_at, kind, params_of, two_parts
 from tests.hooks_alone.test_composed import Model
@@ -163,13 +164,13 @@ def test_any_number_of_ranks_is_one_process(name: str, tmp_path: Path) -> None:
             assert differing(run.params, third) == []
             run.optimizer.consolidate_state_dict()
             found = run.optimizer.state_dict() if group.rank() == 0 else None
-            run.optimizer.save(folder)
+            checkpoints.save(run.optimizer, folder)
             for given in (saved, folder):
                 other = sharded(name, policy, group)
                 with torch.no_grad():
                     for path, param in other.params.items():
                         param.copy_(third[path])
-                other.optimizer.load(given) if given is folder else (
+                checkpoints.load(other.optimizer, given) if given is folder else (
                     other.optimizer.load_state_dict(given)
                 )
                 other.steps(range(3, 6))
@@ -183,18 +184,13 @@ def test_any_number_of_ranks_is_one_process(name: str, tmp_path: Path) -> None:
             found = LocalWorld(ranks).run(tasks)[0]
             assert difference(found["param_groups"], saved["param_groups"]) == []
             assert difference(found["state"], saved["state"]) == []
-            kept = read_state_dict(folder)
-            for one, other in zip(found["param_groups"], kept["param_groups"], strict=True):
-                without = {"lr"} if name.endswith("global step") else set()  # JSON has no schedule
-                assert other.keys() == one.keys() - {"param_names"} - without
-            for given in (found, kept):
-                run = Run(lambda params: TorchOptimizer(grouped(params), SHARDED[name]()))
-                run.optimizer.load_state_dict(given)
-                with torch.no_grad():
-                    for path, param in run.params.items():
-                        param.copy_(third[path])
-                run.steps(range(3, 6))
-                assert differing(run.params, last) == []
+            run = Run(lambda params: TorchOptimizer(grouped(params), SHARDED[name]()))
+            run.optimizer.load_state_dict(found)
+            with torch.no_grad():
+                for path, param in run.params.items():
+                    param.copy_(third[path])
+            run.steps(range(3, 6))
+            assert differing(run.params, last) == []
 
 
 @pytest.mark.parametrize("name", ["accumulate", "finite", "schedule-free", "prodigy"])
@@ -512,12 +508,12 @@ def test_a_hook_steps_while_backward_goes_on(name: str, tmp_path: Path) -> None:
         for step in range(3):
             run.steps(range(step, step + 1))
             assert differing(run.params, wanted[step]) == []
-        run.zero.save(folder)
+        checkpoints.save(run.zero, folder)
         other = Hooked(name, group, partial(hook_with_zero_step, allreduce_hook))
         with torch.no_grad():
             for path, param in other.params.items():
                 param.copy_(wanted[2][path])
-        other.zero.load(folder)
+        checkpoints.load(other.zero, folder)
         other.steps(range(3, 6))
         assert differing(other.params, wanted[-1]) == []
         return other.zero.shared

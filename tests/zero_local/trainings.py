@@ -14,6 +14,7 @@ from functional_optim.core.torch_state import to_entries
 from sharding import POLICIES as BY_NAME
 from sharding import ZeroRedundancyOptimizer, hierarchical, sliced
 from sharding.transport.local_group import LocalGroup
+from tests import checkpoints
 
 from .compare import differing, digest, same
 from .shaped_rules import RULES
@@ -220,7 +221,7 @@ class Sharded:
             assert int(own.get("step", 0)) == int(wanted["step"]), name
 
     def save(self, folder: Path) -> None:
-        self.zero.save(folder)
+        checkpoints.save(self.zero, folder)
 
     def digest(self) -> str:
         return digest(self.params.values())

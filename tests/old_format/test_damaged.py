@@ -1,10 +1,9 @@
-"""Checkpoints that were damaged, or made by someone else: refused before anything is changed."""
+"""Folders that were damaged, or made by someone else: refused before anything is changed."""
 
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding import read_state_dict
-from sharding.plan_json import dtype_named
 from tests.choices import EVERYTHING, case, examples
+from tests.zero_local import saved
 
-from . import saved
+from . import forgery
+from .forgery import SAVED, restored
 
-VERSION_1 = Path(__file__).parent / "version_1"
-"""A checkpoint of two ranks, as the first version wrote it: two steps of AdamW."""
 ABSURD = 3_000_000_000
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A checkpoint of an optimizer after three steps."""
-    saved.made(3).save(tmp_path / "saved")
+    """A checkpoint of one rank after three steps."""
+    shutil.copytree(SAVED / "one_rank", tmp_path / "saved")
     return tmp_path / "saved"
 
 
@@ -68,47 +66,30 @@ EDITS: dict[str, Callable[[Tensors], Any]] = {
 def test_tables_that_do_not_tile_are_refused(folder: Path, version: int) -> None:
     """With right checksums, and with none."""
     if version == 1:
-        saved.as_version_1(folder)
+        forgery.as_version_1(folder)
     zero = saved.made(1)
     for what, edit in EDITS.items():
         with case(what=what), restored(folder):
-            saved.change(folder, edit)
+            forgery.change(folder, edit)
             is_refused(folder, zero)
             with pytest.raises(ValueError, match=re_of_paths(folder)):
                 read_state_dict(folder)
 
 
-@contextmanager
-def restored(folder: Path) -> Iterator[None]:
-    """The files of a folder are afterwards what they were."""
-    files = {path: path.read_bytes() for path in folder.iterdir()}
-    yield
-    shutil.rmtree(folder)
-    folder.mkdir()
-    for path, content in files.items():
-        path.write_bytes(content)
-
-
 def re_of_paths(folder: Path) -> str:
-    """Errors name the file or the folder, or what dtypes there are."""
-    return f"{folder}|the name of one of torch's"
+    """Errors name the file or the folder."""
+    return str(folder)
 
 
-def test_another_shape_of_as_many_elements_is_refused(folder: Path) -> None:
+def test_state_of_another_shape_is_refused(folder: Path) -> None:
     """A transposed buffer is not that of the parameter."""
     for version in (2, 1):
         if version == 1:
-            saved.as_version_1(folder)
+            forgery.as_version_1(folder)
         for shape in ([3, 2], [6], [1, 2, 3]):
             with case(version=version, shape=shape), restored(folder):
-                saved.change(folder, lambda t, s=shape: t["w/exp_avg"].__setitem__(1, s))
-                assert "exp_avg of 'w' has shape" in is_refused(folder, saved.made(1))
-
-
-def test_numbers_of_another_sort_are_refused(folder: Path) -> None:
-    """Integers in the place of a mean."""
-    saved.change(folder, lambda t: t["w/exp_avg"].__setitem__(0, "int32"))
-    assert "must be of a dtype like torch.float32" in is_refused(folder, saved.made(1))
+                forgery.change(folder, lambda t, s=shape: t["w/exp_avg"].__setitem__(1, s))
+                assert "exp_avg" in is_refused(folder, saved.made(1))
 
 
 def test_each_flipped_bit_is_found(folder: Path) -> None:
@@ -133,7 +114,7 @@ def test_files_that_are_not_as_written(folder: Path, ending: str, change: str) -
 
     Fault 34: a missing table was a FileNotFoundError, as if there were no checkpoint.
     """
-    path = saved.table_path(folder).with_suffix(f".{ending}")
+    path = forgery.table_path(folder).with_suffix(f".{ending}")
     content = path.read_bytes()
     path.unlink()
     if change == "shorter":
@@ -153,9 +134,8 @@ NAMES = ["../victim", "victim", "/victim", "0a1b2c3d-00000/../victim", "", "0a1b
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_manifest_from_elsewhere_names_no_other_files(folder: Path, version: int) -> None:
-    """Neither to be read nor, by the next save, to be removed."""
     if version == 1:
-        saved.as_version_1(folder)
+        forgery.as_version_1(folder)
     victims = [folder.parent / "victim", folder / "victim"]
     for victim, ending in ((v, e) for v in victims for e in ("bin", "json")):
         victim.with_suffix(f".{ending}").write_text("precious")
@@ -170,11 +150,9 @@ def test_a_manifest_from_elsewhere_names_no_other_files(folder: Path, version: i
     for short in NAMES:
         name = short if short != "/victim" else str(victims[0])
         with case(name=name), restored(folder):
-            saved.change_manifest(folder, lambda content, name=name: enter(content, name))
+            forgery.change_manifest(folder, lambda content, name=name: enter(content, name))
             before = sorted(folder.parent.rglob("*"))
-            assert "names such as" in is_refused(folder, zero)
-            with pytest.raises(ValueError, match="save to another folder, or remove that file"):
-                zero.save(folder)
+            assert "must have shards" in is_refused(folder, zero)
             assert sorted(folder.parent.rglob("*")) == before
 
 
@@ -196,15 +174,12 @@ MANIFESTS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 def test_a_manifest_of_another_form_is_refused(folder: Path) -> None:
-    """By loading, and by saving there."""
     zero = saved.made(1)
     for what, edit in MANIFESTS.items():
         with case(what=what), restored(folder):
-            saved.change_manifest(folder, edit)
+            forgery.change_manifest(folder, edit)
             before = sorted(folder.iterdir())
             is_refused(folder, zero)
-            with pytest.raises(ValueError, match="Nothing was changed"):
-                zero.save(folder)
             assert sorted(folder.iterdir()) == before
 
 
@@ -212,22 +187,22 @@ def test_json_that_cannot_be_read(folder: Path) -> None:
     """Deeper nesting than Python has a stack for, numbers that are too long."""
     for text in ("", "[]", "{", "1" * 5000, "[" * 200_000, "\x00", '"\\ud800"'):
         with case(text=text[:9]):
-            (folder / saved.MANIFEST).write_text(text)
+            (folder / forgery.MANIFEST).write_text(text)
             is_refused(folder, saved.made(1))
 
 
 def test_a_manifest_that_is_a_pipe_is_not_waited_for(folder: Path) -> None:
     """Nor a link or a device followed."""
-    (folder / saved.MANIFEST).unlink()
-    os.mkfifo(folder / saved.MANIFEST)
-    assert "is no file of bytes" in is_refused(folder, saved.made(1))
+    (folder / forgery.MANIFEST).unlink()
+    os.mkfifo(folder / forgery.MANIFEST)
+    assert "is no regular file" in is_refused(folder, saved.made(1))
 
 
 def test_absurd_shapes_allocate_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of a few bytes is no reason to ask for gigabytes."""
-    saved.as_version_1(folder)
-    saved.change(folder, lambda t: t["w/exp_avg"].__setitem__(1, [ABSURD]))
-    saved.change_manifest(folder, lambda m: m["parameters"].update(w=[ABSURD]))
+    forgery.as_version_1(folder)
+    forgery.change(folder, lambda t: t["w/exp_avg"].__setitem__(1, [ABSURD]))
+    forgery.change_manifest(folder, lambda m: m["parameters"].update(w=[ABSURD]))
     asked = []
     empty = torch.empty
 
@@ -241,14 +216,6 @@ def test_absurd_shapes_allocate_nothing(folder: Path, monkeypatch: pytest.Monkey
     with pytest.raises(ValueError, match="once"):
         read_state_dict(folder)
     assert max(asked, default=0) < ABSURD
-
-
-def test_the_name_of_a_dtype_imports_nothing() -> None:
-    """Names that torch resolves by an import are no dtypes."""
-    for name in ("onnx", "_inductor", "Tensor", "float32 ", "", None, ["float32"]):
-        with pytest.raises(ValueError, match="the name of one of torch's"):
-            dtype_named(name)
-    assert dtype_named("half") == dtype_named("float16") == torch.float16
 
 
 def paths_in(tree: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -276,50 +243,22 @@ def test_whatever_stands_in_the_files_it_is_loaded_or_refused(
 ) -> None:
     """One node of one of the files is something else, with right checksums."""
     folder = tmp_path_factory.mktemp("drawn")
-    saved.made(3).save(folder)
+    shutil.copytree(SAVED / "one_rank", folder, dirs_exist_ok=True)
     if version == 1:
-        saved.as_version_1(folder)
-    path = saved.table_path(folder) if of_table else folder / saved.MANIFEST
-    content = saved.read(path)
+        forgery.as_version_1(folder)
+    path = forgery.table_path(folder) if of_table else folder / forgery.MANIFEST
+    content = forgery.read(path)
     *before, last = data.draw(st.sampled_from([one for one in paths_in(content) if one]))
     node = content
     for key in before:
         node = node[key]
     node[last] = data.draw(NODES)
-    path.write_text(json.dumps(content if of_table else saved.with_crc32(content)))
+    path.write_text(json.dumps(content if of_table else forgery.with_crc32(content)))
     if of_table:
-        saved.reseal(folder)
+        forgery.reseal(folder)
     zero = saved.made(1)
     kept = saved.state_of(zero)
     try:
         zero.load(folder)
     except (ValueError, TypeError):
         assert saved.same(saved.state_of(zero), kept)
-
-
-def test_a_checkpoint_of_the_first_version_is_read(tmp_path: Path) -> None:
-    """It has no checksums; its sizes and tables are checked."""
-    params = [
-        ("a.weight", torch.nn.Parameter(torch.arange(6.0).view(2, 3))),
-        ("b", torch.nn.Parameter(torch.tensor(2.0))),
-        ("none", torch.nn.Parameter(torch.ones(0, 3))),
-    ]
-    plain = torch.optim.AdamW([param for _, param in params], lr=0.25, foreach=False)
-    zero = saved.sharded(params)
-    for step in range(2):
-        for _, param in params:
-            param.grad = torch.full_like(param, 1.0 + step)
-        plain.step()
-    wanted = plain.state_dict()
-    found = read_state_dict(VERSION_1)
-    assert saved.same(found["state"], wanted["state"])
-    folder = tmp_path / "copy"
-    shutil.copytree(VERSION_1, folder)
-    zero.load(folder)
-    assert saved.same(saved.state_of(zero)["state"], wanted["state"])
-    assert zero.param_groups[0]["lr"] == 0.25
-    # Another save puts the present version in its place.
-    zero.save(folder)
-    assert len(list(folder.iterdir())) == 3
-    assert saved.read(folder / saved.MANIFEST)["version"] == 2
-    assert saved.same(read_state_dict(folder)["state"], wanted["state"])
