@@ -26,6 +26,7 @@ scales the factors at random updates. And it fits as soon as 1 / w_t steps have 
 last update.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -41,6 +42,7 @@ from functional_optim.bounds import (
 )
 from functional_optim.composition import chain
 from functional_optim.core.constructor import constructor
+from functional_optim.core.flops import product_flops, solve_flops
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.matrices import require_matrix
 from functional_optim.core.random_normal import counter_of, normal_like
@@ -89,7 +91,7 @@ class KronCoefficients(NamedTuple):
     balance: bool  # whether it scales them first
 
 
-def diagonal_sides(shape: torch.Size, hyper: KronHyper) -> list[bool]:
+def diagonal_sides(shape: Sequence[int], hyper: KronHyper) -> list[bool]:
     """Return for each side of a matrix whether its factor is diagonal."""
     rows, columns = shape
     longer, mode = 0 if rows > columns else 1, hyper.memory_save_mode
@@ -111,6 +113,18 @@ def kron_init(param: Tensor, hyper: KronHyper) -> KronState:
         for one, is_vector in zip(ones, diagonal_sides(param.shape, hyper), strict=True)
     )
     return KronState(zero, left, right, counter_of(hyper.seed, param))
+
+
+def kron_flops(shape: tuple[int, ...], hyper: KronHyper) -> int:
+    """Every step turns the update; after many steps, a part of them fits the factors."""
+    first = hyper.update_probability if hyper.update_decay == 0.0 else 0.0
+    turned = fitted = 0
+    for (side, other), is_vector in zip((shape, shape[::-1]), diagonal_sides(shape, hyper)):
+        if not is_vector:
+            turned += 2 * product_flops(side, side, other)
+            fitted += 3 * product_flops(side, side, other) + product_flops(side, side, side + 2)
+            fitted += solve_flops(side, other)
+    return turned + round(float(max(first, hyper.min_update_probability)) * fitted)
 
 
 def kron_check(hyper: KronHyper) -> None:
@@ -284,6 +298,7 @@ KRON = Rule(
     ),
     check=kron_check,
     kind="per_matrix",
+    flops=kron_flops,
     stacked=True,
 )
 
