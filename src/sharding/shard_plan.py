@@ -10,13 +10,14 @@ from typing import Any
 from torch import nn
 
 from sharding import picture, plan_diff, plan_json, report, table
-from sharding.assigning import assigned, cost_of, policy_named
+from sharding.assignment import Owned, assign, policy_named
 from sharding.cost import Cost
-from sharding.footprint import Stepper
+from sharding.model_specs import as_specs
 from sharding.ownership import Ownership
 from sharding.pieces import Pieces
-from sharding.problem import Policy, loads_of
-from sharding.spec import as_specs, check_specs, kind_of
+from sharding.problem import Policy
+from sharding.spec import check_specs
+from sharding.steppers import Stepper
 
 
 @dataclass(frozen=True)
@@ -154,13 +155,12 @@ class ShardPlan(Ownership):
             >>> [after.owners(path)[0].ranks for path in "ab"]
             [(0,), (1,)]
         """
-        added = as_specs(specs, kind_of(optimizer))
+        added = as_specs(specs, optimizer)
         every = (*self.specs, *added)
         check_specs(every)
         _, function = policy_named(self.policy.rpartition("/")[2] if policy is None else policy)
-        model = cost_of(optimizer, cost)
-        held = loads_of(self.pieces, self._numels, model(self.specs), self.shard_ranks)
-        found = assigned(added, self.shard_ranks, function, optimizer, model, held, options)
+        owned = Owned(len(self.specs), self.pieces)
+        found = assign(every, self.shard_ranks, function, optimizer, cost, options, owned)
         if found.replicas != 1:
             raise ValueError(
                 f"a plan of {self.replicas} replicas is extended within each; take a policy for "

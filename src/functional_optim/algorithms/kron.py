@@ -119,7 +119,8 @@ def kron_flops(shape: tuple[int, ...], hyper: KronHyper) -> int:
     """Every step turns the update; after many steps, a part of them fits the factors."""
     first = hyper.update_probability if hyper.update_decay == 0.0 else 0.0
     turned = fitted = 0
-    for (side, other), is_vector in zip((shape, shape[::-1]), diagonal_sides(shape, hyper)):
+    sides = zip((shape, shape[::-1]), diagonal_sides(shape, hyper), strict=True)
+    for (side, other), is_vector in sides:
         if not is_vector:
             turned += 2 * product_flops(side, side, other)
             fitted += 3 * product_flops(side, side, other) + product_flops(side, side, side + 2)

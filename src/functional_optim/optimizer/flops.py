@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+from torch.overrides import TorchFunctionMode
 
+from functional_optim.core.aliasing import storage_of
 from functional_optim.core.blocks import Blocks
 from functional_optim.core.calling import called, started
 from functional_optim.core.hyper import resolve
@@ -24,7 +24,10 @@ STEP = 2.0
 
 _FUSED = {"lerp": 3, "addcmul": 3, "addcdiv": 3}
 """Operations on an element, where torch's operator does more than one."""
-_COPIES = frozenset(["clone", "copy", "_to_copy", "fill", "zeros_like", "ones_like", "empty_like"])
+_COPIES = frozenset(["clone", "contiguous", "copy_", "fill_", "to", "zeros_like", "ones_like"])
+_PRODUCTS = frozenset(
+    ["__matmul__", "__rmatmul__", "matmul", "mm", "bmm", "mv", "addmm", "baddbmm", "einsum"]
+)
 
 
 def step_flops(stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int]) -> int:
@@ -83,32 +86,41 @@ def _counted(stage: Stage, hyper: Any, shape: tuple[int, ...]) -> int:
         called(stage, param, grad, state, coefficients, totals, grad)
         if stage.reduce is not None:
             stage.reduce(param, grad, state, coefficients)
-    return operations.count
+    count: int = operations.elements
+    return count
 
 
-class _Operations(TorchDispatchMode):
-    """Counter of the operations on elements that torch's operators do."""
+class _Operations(TorchFunctionMode):
+    """Counter of the operations on elements that torch's functions do."""
 
     def __init__(self, stage: Stage) -> None:
         super().__init__()
-        self.count = 0
+        self.elements = 0
         self._stage = stage
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func.overloadpacket in flop_registry:
+        name = getattr(func, "__name__", "")
+        if name in _PRODUCTS or (name.startswith("linalg_") and not name.endswith("norm")):
             raise ValueError(
-                f"{self._stage.name} multiplies matrices ({func.overloadpacket}) and declares no "
-                "FLOPs, so its time cannot be planned for; give its Rule flops=, a function of the "
-                "shape of a matrix and the hyper-parameters"
+                f"{self._stage.name} multiplies matrices ({name}) and declares no FLOPs, so its "
+                "time cannot be planned for; give its Rule flops=, a function of the shape of a "
+                "matrix and the hyper-parameters"
             )
         made = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__.removesuffix("_")
-        if name not in _COPIES and not func.is_view:
+        if isinstance(made, Tensor) and name not in _COPIES and _is_new(name, made, args):
             scales = (kwargs or {}).get("alpha", 1) != 1
-            self.count += (_FUSED.get(name, 1) + scales) * _elements([*args, made])
+            self.elements += (_FUSED.get(name, 1) + scales) * _elements([*args, made])
         return made
+
+
+def _is_new(name: str, made: Tensor, args: Sequence[Any]) -> bool:
+    """Return True if a function computed a tensor, and did not return a view of an argument."""
+    if name.endswith("_") and not name.endswith("__"):
+        return True
+    storage = storage_of(made)
+    return all(storage_of(one) != storage for one in args if isinstance(one, Tensor))
 
 
 def _elements(values: Sequence[Any]) -> int:

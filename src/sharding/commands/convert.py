@@ -25,6 +25,7 @@ from sharding.commands.conversion import (
     with_target_options,
     write_folder,
 )
+from sharding.commands.policy_choice import PolicyChoice
 from sharding.policies import POLICIES
 from sharding.problem import MOST_RANKS
 from sharding.readable import readable
@@ -32,8 +33,7 @@ from sharding.sources import read
 from sharding.spec import Specs
 from sharding.zero.relayout import write_for_ranks
 
-OPTIONAL_POLICIES = {"by_bucket", "hierarchical", "split_buckets"}
-PLAIN_POLICIES = [name for name in POLICIES if name not in OPTIONAL_POLICIES]
+PLAIN_POLICIES = [name for name in POLICIES if name != "hierarchical"]
 """The policies that need no further option."""
 
 
@@ -71,8 +71,8 @@ PLAIN_POLICIES = [name for name in POLICIES if name not in OPTIONAL_POLICIES]
 )
 @click.option(
     "--policy",
-    type=click.Choice(PLAIN_POLICIES),
-    default="balanced",
+    type=PolicyChoice(PLAIN_POLICIES),
+    default="largest_first",
     help="Which rank of a folder gets which part.",
 )
 @click.option("--key", help="Where the optimizer's state dict is in the file, such as optimizer.")

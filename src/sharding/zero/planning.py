@@ -201,7 +201,7 @@ def check_cuts(plan: ShardPlan, params: Mapping[str, Tensor], recipes: GroupReci
         if own is None or kind_of(own) == "per_matrix":
             raise ValueError(
                 f"the plan cuts {path!r} at element {start}, but the optimizer needs parameters "
-                "whole; take a policy that leaves them whole, such as 'balanced'"
+                "whole; take a policy that leaves them whole, such as 'largest_first'"
             )
         if not params[path].is_contiguous():
             raise ValueError(

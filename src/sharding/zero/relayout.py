@@ -29,7 +29,7 @@ def write_for_ranks(
     source: Path,
     target: Path,
     world_size: int,
-    policy: str | Policy = "balanced",
+    policy: str | Policy = "largest_first",
     *,
     progress: Progress = lambda done, count: None,
     disk: Disk = LOCAL_DISK,
