@@ -234,7 +234,7 @@ def test_every_element_goes_to_its_rank_once_whatever_the_state(own: Path) -> No
         zero.step()
         source = own / f"source-{optimizer.stages[-1].name}-{len(list(own.iterdir()))}"
         zero.save(source)
-        for world_size, policy in ((1, "greedy"), (2, "elements"), (7, "balanced")):
+        for world_size, policy in ((1, "greedy"), (2, "elements"), (7, "largest_first")):
             with case(optimizer=optimizer, world_size=world_size, policy=policy):
                 target = own / f"{source.name}-{world_size}"
                 write_for_ranks(source, target, world_size, policy)

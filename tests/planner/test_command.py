@@ -86,13 +86,14 @@ def test_bad_options_are_refused(tmp_path: Path) -> None:
     model = shapes(tmp_path, [[4]])
     for arguments, message in (
         ("0", "0 is not in the range 1<=x<=262144"),
-        ("2 --policy best", "'best' is not one of 'greedy', 'balanced'"),
+        ("2 --policy best", "'best' is not one of 'greedy', 'largest_first'"),
         ("2 --align 4", "--align is an option of the policy 'elements'"),
         ("2 --within greedy", "of the policy 'hierarchical', not of"),
         ("2 --policy hierarchical", "needs --node-size"),
         ("3 --policy hierarchical --node-size 2", "divide the number of ranks, 3, got 2"),
         ("2 --plot a.txt", "must end in .pdf, .png, .svg, got 'a.txt'"),
-        ("2 --optimizer magic", "'magic' is not one of 'none'"),
+        ("2 --policy balanced", "'balanced' was removed; its replacement is 'largest_first'"),
+        ("2 --optimizer magic", "must be package.module:name or one of"),
     ):
         refused(message, "--model", model, "--world-size", *arguments.split())
 
