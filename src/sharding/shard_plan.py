@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from sharding import picture, plan_diff, plan_json, report, table
 from sharding.assignment import Owned, assign, policy_named
@@ -18,6 +18,7 @@ from sharding.pieces import Pieces
 from sharding.problem import Policy
 from sharding.spec import check_specs
 from sharding.steppers import Stepper
+from sharding.views import views_of
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,35 @@ class ShardPlan(Ownership):
             ModuleNotFoundError: matplotlib is not installed.
         """
         picture.draw(self, optimizer, Path(path))
+
+    def views(self, rank: int, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return what a rank steps, as views: whole parameters, blocks, and ranges of elements.
+
+        A rule that steps the views in place, each as a parameter of its own, steps the tensors.
+
+        Args:
+            rank: of the plan.
+            tensors: every parameter that the rank owns, by path; or their gradients.
+
+        Returns:
+            The parameter under ``path``, its block number k under ``path[k]``, and a range of its
+            flattened elements under ``path[start:stop]``.
+
+        Raises:
+            ValueError: a rank that does not exist; a tensor that is missing, has another shape, or
+                is to be cut and not contiguous.
+
+        Example::
+
+            >>> import torch
+            >>> from sharding import Blocks, ParameterSpec, plan
+            >>> heads = Blocks(row_blocks=2)
+            >>> specs = [ParameterSpec("qkv", (6, 4), kind="per_matrix", blocks=heads)]
+            >>> found = plan(specs, 2, "two_resource").views(1, {"qkv": torch.zeros(6, 4)})
+            >>> {name: tuple(one.shape) for name, one in found.items()}
+            {'qkv[1]': (3, 4)}
+        """
+        return views_of(self.specs, self.owned(rank), tensors)
 
     def extended(
         self,
