@@ -129,6 +129,15 @@ def test_replicas_share_the_work_of_sending() -> None:
     assert [copy.source for copy in reshard(before, after)] == [0, 1, 2, 3, 0, 1, 2, 3]
 
 
+def test_a_rank_sends_nothing_to_a_target_that_has_it() -> None:
+    parameters = of_sizes(8)
+    before = plan(parameters, 4, "hierarchical", node_size=1)
+    after = plan(parameters, 4, "elements")
+    for rank in range(4):
+        (copy,) = reshard(before, after, rank)
+        assert copy.source == copy.target == rank
+
+
 def test_plans_for_other_parameters_are_refused() -> None:
     made = plan(of_sizes(3, 4), 2)
     with pytest.raises(ValueError, match="the plan to go to has no parameter 'p1'"):
