@@ -11,7 +11,7 @@ from functools import partial
 import click
 
 from functional_optim import Optimizer, adamw, muon
-from sharding import Blocks, ParameterSpec, plan
+from sharding import MatrixBlocks, ParameterSpec, plan
 
 RANKS = 64
 MANY_PARAMETERS, MANY_RANKS = 10_000, 4_096
@@ -25,7 +25,7 @@ def rule(spec: ParameterSpec) -> Optimizer:
     return MUON if spec.kind == "per_matrix" else ADAMW
 
 
-def gpt2(layers: int, width: int, blocks: Blocks | None) -> Specs:
+def gpt2(layers: int, width: int, blocks: MatrixBlocks | None) -> Specs:
     """GPT-2 with its embeddings; ``blocks`` divide the fused projection of Q, K and V."""
     specs = [ParameterSpec("wte", (50_257, width)), ParameterSpec("wpe", (1_024, width))]
     for layer in range(layers):
@@ -65,8 +65,8 @@ def _gpt2_models() -> Iterator[tuple[str, Callable[[], Specs]]]:
     for name, (layers, width, heads) in SIZES.items():
         ways = {
             "fused": None,
-            "Q, K, V": Blocks(row_blocks=3),
-            "heads": Blocks(row_blocks=3 * heads),
+            "Q, K, V": MatrixBlocks(row_blocks=3),
+            "heads": MatrixBlocks(row_blocks=3 * heads),
         }
         for way, blocks in ways.items():
             yield f"GPT-2 {name}, {way}", partial(gpt2, layers, width, blocks)

@@ -6,7 +6,7 @@ folder first: give your file another name.
 
 from typing import Any
 
-from functional_optim.core.blocks import Blocks
+from functional_optim.core.blocks import MatrixBlocks
 from sharding.cost import ByteCost, ElementCost, FlopCost, StepCost
 from sharding.matrices.optimizer import MatrixOwnerOptimizer
 from sharding.model_specs import specs_of
@@ -38,11 +38,11 @@ from sharding.zero.read import read_state_dict
 __all__ = [
     "POLICIES",
     "Assignment",
-    "Blocks",
     "ByteCost",
     "Costs",
     "ElementCost",
     "FlopCost",
+    "MatrixBlocks",
     "MatrixOwnerOptimizer",
     "OwnedRange",
     "Owner",

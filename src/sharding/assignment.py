@@ -69,7 +69,7 @@ def _levels_time(policy: Any, options: Mapping[str, Any]) -> bool:
     return True
 
 
-class Owned(NamedTuple):
+class OwnedSpecs(NamedTuple):
     """Parameters that have owners already, in front of those to be assigned."""
 
     parameters: int
@@ -77,7 +77,7 @@ class Owned(NamedTuple):
     pieces: Pieces
 
 
-NOTHING = Owned(0, Pieces((), (), (), ()))
+NOTHING = OwnedSpecs(0, Pieces((), (), (), ()))
 
 
 def assign(
@@ -87,7 +87,7 @@ def assign(
     optimizer: Stepper | None,
     cost: Cost | None,
     options: Mapping[str, Any],
-    owned: Owned = NOTHING,
+    owned: OwnedSpecs = NOTHING,
 ) -> Assignment:
     """Run a policy, and check that no rule gets less than it needs.
 

@@ -22,7 +22,8 @@ def specs_of(model: Any, kind: Kind = "pointwise", *, optimizer: Optimizer | Non
         model: a module (its parameters may be on the meta device), or tensors by name.
         kind: what the rule that will step them declares; see :class:`ParameterSpec`.
         optimizer: what will step them. Given one, the kind and the blocks of each parameter are
-            those that its rule declares: ``muon(row_blocks=12)`` gives ``Blocks(row_blocks=12)``.
+            those that its rule declares, such as ``MatrixBlocks(row_blocks=12)`` of
+            ``muon(row_blocks=12)``.
 
     Returns:
         One :class:`ParameterSpec` for each parameter; a tied one stands once, under its first

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from functional_optim.core.blocks import Blocks
+from functional_optim.core.blocks import MatrixBlocks
 from sharding.ownership import Ownership
 from sharding.pieces import Pieces
 from sharding.spec import ParameterSpec, Specs
@@ -103,16 +103,16 @@ def _check_keys(found: Mapping[str, Any], wanted: tuple[str, ...], what: str) ->
         )
 
 
-def _written(blocks: Blocks | None) -> list[Any]:
+def _written(blocks: MatrixBlocks | None) -> list[Any]:
     return [] if blocks is None else [getattr(blocks, name) for name in BLOCK_FIELDS]
 
 
-def _blocks(found: list[Any]) -> Blocks | None:
+def _blocks(found: list[Any]) -> MatrixBlocks | None:
     if not found:
         return None
     if len(found) != len(BLOCK_FIELDS) or not isinstance(found[1], list):
         raise ValueError(f"blocks of a plan must be [{', '.join(BLOCK_FIELDS)}], got {found!r}")
-    return Blocks(*found)
+    return MatrixBlocks(*found)
 
 
 def _columns(found: Any, fields: Mapping[str, type], what: str) -> dict[str, list[Any]]:

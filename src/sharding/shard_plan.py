@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from sharding import picture, plan_diff, plan_json, report, table
-from sharding.assignment import Owned, assign, policy_named
+from sharding.assignment import OwnedSpecs, assign, policy_named
 from sharding.cost import Cost
 from sharding.model_specs import as_specs
 from sharding.ownership import Ownership
@@ -145,8 +145,8 @@ class ShardPlan(Ownership):
         Example::
 
             >>> import torch
-            >>> from sharding import Blocks, ParameterSpec, plan
-            >>> heads = Blocks(row_blocks=2)
+            >>> from sharding import MatrixBlocks, ParameterSpec, plan
+            >>> heads = MatrixBlocks(row_blocks=2)
             >>> specs = [ParameterSpec("qkv", (6, 4), kind="per_matrix", blocks=heads)]
             >>> found = plan(specs, 2, "two_resource").views(1, {"qkv": torch.zeros(6, 4)})
             >>> {name: tuple(one.shape) for name, one in found.items()}
@@ -189,7 +189,7 @@ class ShardPlan(Ownership):
         every = (*self.specs, *added)
         check_specs(every)
         _, function = policy_named(self.policy.rpartition("/")[2] if policy is None else policy)
-        owned = Owned(len(self.specs), self.pieces)
+        owned = OwnedSpecs(len(self.specs), self.pieces)
         found = assign(every, self.shard_ranks, function, optimizer, cost, options, owned)
         if found.replicas != 1:
             raise ValueError(

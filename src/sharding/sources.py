@@ -10,7 +10,7 @@ from torch import nn
 
 from functional_optim import Optimizer
 from functional_optim.commands.objects import load_object
-from functional_optim.core.blocks import Blocks
+from functional_optim.core.blocks import MatrixBlocks
 from sharding.model_specs import as_specs, specs_of, with_rules
 from sharding.plan_json import dtype_named, parsed
 from sharding.spec import ParameterSpec, Specs
@@ -152,17 +152,17 @@ def from_shapes(path: Path, optimizer: Optimizer | None = None) -> Specs:
     return tuple(a if own else b for a, b, own in zip(found, ruled, declared, strict=True))
 
 
-def _blocks(path: Path, given: Any) -> Blocks | None:
+def _blocks(path: Path, given: Any) -> MatrixBlocks | None:
     if given is None:
         return None
-    known = {one.name for one in fields(Blocks)}
+    known = {one.name for one in fields(MatrixBlocks)}
     if not isinstance(given, dict) or set(given) - known:
         raise ValueError(
             f"{path}: blocks must be an object with some of {', '.join(sorted(known))}, got "
             f"{given!r}"
         )
     try:
-        return Blocks(**given)
+        return MatrixBlocks(**given)
     except TypeError as error:
         raise ValueError(f"{path}: {error}") from error
 

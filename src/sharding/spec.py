@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from functional_optim import Optimizer
-from functional_optim.core.blocks import Blocks
+from functional_optim.core.blocks import MatrixBlocks
 from functional_optim.core.brief import brief
 from functional_optim.core.stage import Kind
 
@@ -36,7 +36,7 @@ class ParameterSpec:
 
     Raises:
         TypeError: a path that is no string, a size that is no whole number, a dtype that is none, a
-            ``requires_grad`` that is no bool, blocks that are no :class:`~sharding.Blocks`.
+            ``requires_grad`` that is no bool, blocks that are no :class:`~sharding.MatrixBlocks`.
         ValueError: an empty path, a negative size or group, more elements than a tensor can have,
             an unknown kind, a device that torch does not know, blocks of a pointwise parameter, or
             blocks that do not divide its shape.
@@ -46,8 +46,8 @@ class ParameterSpec:
         >>> import torch
         >>> ParameterSpec("layer.weight", (3, 4), torch.bfloat16).numel
         12
-        >>> qkv = ParameterSpec("qkv", (12, 4), kind="per_matrix", blocks=Blocks(row_blocks=3))
-        >>> qkv.bounds
+        >>> thirds = MatrixBlocks(row_blocks=3)
+        >>> ParameterSpec("qkv", (12, 4), kind="per_matrix", blocks=thirds).bounds
         [0, 16, 32, 48]
     """
 
@@ -58,7 +58,7 @@ class ParameterSpec:
     requires_grad: bool = True
     kind: Kind = "pointwise"
     group: int = 0
-    blocks: Blocks | None = None
+    blocks: MatrixBlocks | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no parameter has."""
@@ -112,7 +112,8 @@ class BlockSpec(ParameterSpec):
 
     Example::
 
-        >>> whole = ParameterSpec("qkv", (12, 4), kind="per_matrix", blocks=Blocks(row_blocks=3))
+        >>> thirds = MatrixBlocks(row_blocks=3)
+        >>> whole = ParameterSpec("qkv", (12, 4), kind="per_matrix", blocks=thirds)
         >>> BlockSpec("qkv", (4, 4), kind="per_matrix", parameter=whole).numel
         16
     """
@@ -134,8 +135,8 @@ def _is_device(name: str) -> bool:
 
 
 def _check_blocks(path: str, shape: tuple[int, ...], kind: Kind, blocks: Any) -> None:
-    if not isinstance(blocks, Blocks):
-        raise TypeError(f"blocks of {path!r} must be Blocks or None, got {brief(blocks)}")
+    if not isinstance(blocks, MatrixBlocks):
+        raise TypeError(f"blocks of {path!r} must be MatrixBlocks or None, got {brief(blocks)}")
     if kind != "per_matrix":
         raise ValueError(
             f"{path!r} has blocks, and its kind is {kind!r}; only a per_matrix parameter is "

@@ -83,7 +83,7 @@ def _tree(specs: Sequence[ParameterSpec]) -> Any:
     )
 
 
-class Stepped(NamedTuple):
+class SteppedSpec(NamedTuple):
     """A parameter or block, with the chain that steps it."""
 
     spec: ParameterSpec
@@ -112,7 +112,7 @@ def flop_weights(specs: Sequence[ParameterSpec], stepper: Stepper) -> list[Weigh
 
 
 def _weights(
-    specs: Sequence[ParameterSpec], stepper: Stepper, weigh: Callable[[Stepped], Weight]
+    specs: Sequence[ParameterSpec], stepper: Stepper, weigh: Callable[[SteppedSpec], Weight]
 ) -> list[Weight]:
     optimizers = optimizers_of(specs, stepper)
     places: dict[int, list[int]] = {}
@@ -134,7 +134,7 @@ def _weights(
             weight = known.get(key)
             if weight is None:
                 own_values = unsplit_hypers(spec, optimizer.stages, values)
-                weight = weigh(Stepped(spec, optimizer.stages, own_values, whole))
+                weight = weigh(SteppedSpec(spec, optimizer.stages, own_values, whole))
                 known[key] = weight
             weights[place] = weight
     return weights
@@ -166,14 +166,14 @@ def unsplit_hypers(
     return found
 
 
-def _flop_weight(one: Stepped) -> Weight:
+def _flop_weight(one: SteppedSpec) -> Weight:
     if one.is_whole:
         return Weight(0, per_piece=step_flops(one.stages, one.hypers, one.spec.shape))
     count = step_flops(one.stages, one.hypers, (COUNTED,))
     return Weight(-(-count // COUNTED))
 
 
-def _state_weight(one: Stepped) -> Weight:
+def _state_weight(one: SteppedSpec) -> Weight:
     spec, stages = one.spec, one.stages
 
     def kept(*shape: int) -> int:

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from functional_optim import TorchOptimizer, adamw, chain, clip_by_global_norm, ema, muon, partition
-from sharding import Blocks, MatrixOwnerOptimizer, ParameterSpec, ShardPlan, plan
+from sharding import MatrixBlocks, MatrixOwnerOptimizer, ParameterSpec, ShardPlan, plan
 from tests.choices import case
 from tests.tensors import normal
 
@@ -101,7 +101,7 @@ def collectives() -> None:
 def planned() -> str:
     """The digest of a plan of blocks, made on every rank alone, and read on another one."""
     specs = [
-        ParameterSpec("qkv", (24, 8), kind="per_matrix", blocks=Blocks(row_blocks=6)),
+        ParameterSpec("qkv", (24, 8), kind="per_matrix", blocks=MatrixBlocks(row_blocks=6)),
         ParameterSpec("up", (32, 8), kind="per_matrix"),
         ParameterSpec("embedding", (50, 8)),
     ]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from functional_optim import Optimizer, adamw, labels, muon, partition, with_shape
-from sharding import Blocks, ParameterSpec, plan, specs_of
+from sharding import MatrixBlocks, ParameterSpec, plan, specs_of
 from tests.choices import case, examples
 from tests.tensors import normal
 
@@ -26,7 +26,7 @@ def test_blocks_are_contiguous_and_cover_the_parameter(
 ) -> None:
     sizes = sizes[:1] * len(sizes) if equal else sizes
     rows = {"row_blocks": len(sizes)} if equal else {"split_sizes": tuple(sizes)}
-    blocks = Blocks(**rows, batch_axes=len(batch), column_axes=len(columns))
+    blocks = MatrixBlocks(**rows, batch_axes=len(batch), column_axes=len(columns))
     shape = (*batch, sum(sizes), *columns)
     whole = normal(*shape, seed=1)
     parts = blocks.split(whole)
@@ -43,26 +43,30 @@ def test_blocks_are_contiguous_and_cover_the_parameter(
 def test_blocks_that_do_not_fit_are_refused() -> None:
     wrong: Any
     for wrong, shape, message in (
-        (Blocks(row_blocks=5), (12, 4), "row_blocks=5 must divide the 12 rows"),
-        (Blocks(split_sizes=(6, 5)), (12, 4), r"split_sizes=\(6, 5\) must divide the 12 rows"),
-        (Blocks(batch_axes=1), (12, 4), "must have 3 dimensions"),
+        (MatrixBlocks(row_blocks=5), (12, 4), "row_blocks=5 must divide the 12 rows"),
+        (
+            MatrixBlocks(split_sizes=(6, 5)),
+            (12, 4),
+            r"split_sizes=\(6, 5\) must divide the 12 rows",
+        ),
+        (MatrixBlocks(batch_axes=1), (12, 4), "must have 3 dimensions"),
     ):
         with case(message=message), pytest.raises(ValueError, match=message):
             ParameterSpec("w", shape, kind="per_matrix", blocks=wrong)
     with pytest.raises(ValueError, match="'w' has blocks, and its kind is 'pointwise'"):
-        ParameterSpec("w", (4, 4), blocks=Blocks(row_blocks=2))
+        ParameterSpec("w", (4, 4), blocks=MatrixBlocks(row_blocks=2))
     wrong = 3
-    with pytest.raises(TypeError, match="blocks of 'w' must be Blocks or None, got 3"):
+    with pytest.raises(TypeError, match="blocks of 'w' must be MatrixBlocks or None, got 3"):
         ParameterSpec("w", (4, 4), kind="per_matrix", blocks=wrong)
     for given_, error, message in (
-        ({"row_blocks": 0}, ValueError, "row_blocks of Blocks must be >= 1, got 0"),
-        ({"row_blocks": 2.0}, TypeError, "row_blocks of Blocks must be whole numbers"),
-        ({"batch_axes": -1}, ValueError, "batch_axes of Blocks must be >= 0, got -1"),
-        ({"split_sizes": (1, 0)}, ValueError, "split_sizes of Blocks must be >= 1, got 0"),
+        ({"row_blocks": 0}, ValueError, "row_blocks of MatrixBlocks must be >= 1, got 0"),
+        ({"row_blocks": 2.0}, TypeError, "row_blocks of MatrixBlocks must be whole numbers"),
+        ({"batch_axes": -1}, ValueError, "batch_axes of MatrixBlocks must be >= 0, got -1"),
+        ({"split_sizes": (1, 0)}, ValueError, "split_sizes of MatrixBlocks must be >= 1, got 0"),
         ({"row_blocks": 2, "split_sizes": (1, 1)}, ValueError, "row_blocks must be 1 if"),
     ):
         with case(message=message), pytest.raises(error, match=message):
-            Blocks(**given_)
+            MatrixBlocks(**given_)
 
 
 def stepped_by_owners(
@@ -94,7 +98,7 @@ def test_blocks_that_owners_step_are_those_of_muon_bit_for_bit(data: st.DataObje
     }
     shapes = {path: shape for path, (shape, _) in kinds.items()}
     specs = [
-        ParameterSpec(path, shape, kind="per_matrix", blocks=Blocks(**options))
+        ParameterSpec(path, shape, kind="per_matrix", blocks=MatrixBlocks(**options))
         for path, (shape, options) in kinds.items()
     ]
     draws = [
@@ -113,7 +117,7 @@ def test_blocks_that_owners_step_are_those_of_muon_bit_for_bit(data: st.DataObje
 
 
 def test_views_of_wrong_tensors_are_refused() -> None:
-    specs = [ParameterSpec("w", (4, 4), kind="per_matrix", blocks=Blocks(row_blocks=2))]
+    specs = [ParameterSpec("w", (4, 4), kind="per_matrix", blocks=MatrixBlocks(row_blocks=2))]
     made = plan(specs, 1)
     for tensors, message in (
         ({}, "there is no tensor of 'w'"),
@@ -134,7 +138,7 @@ def test_specs_have_the_kinds_and_blocks_that_rules_declare() -> None:
         labels({"matrices": with_shape(ndim=2)}, default="rest"),
     )
     found = {spec.path: spec for spec in specs_of(model, optimizer=split)}
-    assert found["qkv.weight"].blocks == Blocks(row_blocks=2)
+    assert found["qkv.weight"].blocks == MatrixBlocks(row_blocks=2)
     assert found["qkv.weight"].kind == "per_matrix"
     assert found["qkv.bias"].kind == "pointwise" and found["qkv.bias"].blocks is None
     kinds = {spec.path: spec.kind for spec in plan(model, 2, "two_resource", split).specs}

@@ -9,7 +9,7 @@ import pytest
 
 import functional_optim as fo
 from functional_optim import adamw
-from sharding import Blocks, ParameterSpec, ShardPlan, plan
+from sharding import MatrixBlocks, ParameterSpec, ShardPlan, plan
 from sharding.pieces import whole_pieces
 from sharding.table import size
 from tests.choices import case
@@ -102,7 +102,7 @@ def test_makespan_and_memory_are_shown_with_their_bounds(
         fo.labels({"matrices": fo.with_shape(ndim=2)}, default="rest"),
     )
     specs = [
-        ParameterSpec("qkv", (12, 4), kind="per_matrix", blocks=Blocks(row_blocks=3)),
+        ParameterSpec("qkv", (12, 4), kind="per_matrix", blocks=MatrixBlocks(row_blocks=3)),
         ParameterSpec("parameter_1", (8, 4), kind="per_matrix"),
         ParameterSpec("parameter_2", (100,)),
     ]

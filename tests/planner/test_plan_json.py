@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding import Blocks, ParameterSpec, ShardPlan, plan
+from sharding import MatrixBlocks, ParameterSpec, ShardPlan, plan
 from sharding.pieces import pieces_of
 from tests.choices import case, examples
 
@@ -50,7 +50,7 @@ def test_the_digest_notices_a_change_in_a_spec() -> None:
         "requires_grad": False,
         "kind": "per_matrix",
         "group": 1,
-        "blocks": Blocks(row_blocks=2),
+        "blocks": MatrixBlocks(row_blocks=2),
     }
     assert set(changes) == set(ParameterSpec.__dataclass_fields__)
     for field, value in changes.items():

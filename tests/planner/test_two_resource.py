@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from benchmarks.matrix_plans import MODELS, RANKS, rule
 from functional_optim import Optimizer, adamw, muon, sgd
 from sharding import (
-    Blocks,
     Costs,
     ElementCost,
     FlopCost,
+    MatrixBlocks,
     ParameterSpec,
     StepCost,
     Weight,
@@ -26,17 +26,14 @@ from .support import of_sizes
 
 
 @st.composite
-def blocks_of_rows(draw: st.DrawFn, rows: int) -> Blocks | None:
+def blocks_of_rows(draw: st.DrawFn, rows: int) -> MatrixBlocks | None:
     """Any division of the rows of a matrix, or none."""
     divisors = [count for count in range(1, rows + 1) if rows % count == 0]
     cuts = sorted(draw(st.sets(st.integers(1, max(1, rows - 1)), max_size=3))) if rows > 1 else []
     ends = [0, *cuts, rows]
     sizes = tuple(b - a for a, b in itertools.pairwise(ends))
-    return draw(
-        st.sampled_from(
-            [None, *(Blocks(row_blocks=count) for count in divisors), Blocks(split_sizes=sizes)]
-        )
-    )
+    equal = [MatrixBlocks(row_blocks=count) for count in divisors]
+    return draw(st.sampled_from([None, *equal, MatrixBlocks(split_sizes=sizes)]))
 
 
 @st.composite
@@ -49,7 +46,7 @@ def model(draw: st.DrawFn) -> list[ParameterSpec]:
             blocks = draw(blocks_of_rows(rows))
             shape: tuple[int, ...] = (rows, columns)
         else:
-            shape, blocks = (draw(st.integers(1, 4)), rows, columns), Blocks(batch_axes=1)
+            shape, blocks = (draw(st.integers(1, 4)), rows, columns), MatrixBlocks(batch_axes=1)
         trained = draw(st.booleans())
         specs.append(
             ParameterSpec(
@@ -123,7 +120,7 @@ def flops(rows: int, columns: int) -> int:
 
 def test_flops_and_bytes_of_blocks_are_those_of_matrices_of_their_shape() -> None:
     alone = [ParameterSpec(f"b{k}", (3, 8), kind="per_matrix") for k in range(4)]
-    divided = [ParameterSpec("w", (12, 8), kind="per_matrix", blocks=Blocks(row_blocks=4))]
+    divided = [ParameterSpec("w", (12, 8), kind="per_matrix", blocks=MatrixBlocks(row_blocks=4))]
     for rule_of_blocks in (muon(), muon(row_blocks=4), muon(split_sizes=(3, 3, 3, 3))):
         with case(rule=rule_of_blocks):
             ours = plan(divided, 2, "two_resource", rule_of_blocks).report(rule_of_blocks)
@@ -134,7 +131,7 @@ def test_flops_and_bytes_of_blocks_are_those_of_matrices_of_their_shape() -> Non
 
 
 def test_blocks_that_the_rule_does_not_have_are_refused() -> None:
-    divided = [ParameterSpec("w", (12, 8), kind="per_matrix", blocks=Blocks(row_blocks=4))]
+    divided = [ParameterSpec("w", (12, 8), kind="per_matrix", blocks=MatrixBlocks(row_blocks=4))]
     with pytest.raises(ValueError, match=r"'w' is declared with .* muon_options divides it by"):
         plan(divided, 2, "two_resource", muon(row_blocks=3))
 
@@ -170,10 +167,13 @@ def test_costs_of_any_kind_are_levelled() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_real_models_reach_their_bounds(name: str) -> None:
-    """Within the targets of the mean wherever the bound allows that, and near the bound always."""
+    """Within a tenth, and the targets of the mean are met wherever the bound allows that."""
     numbers = plan(MODELS[name](), RANKS, "two_resource", rule).report(rule)
     assert numbers.makespan_over_bound <= 1.1
-    assert numbers.memory_over_bound <= 1.01
+    assert numbers.memory_over_bound <= 1.1
+    if name in ("GPT-2 medium, Q, K, V", "GPT-2 XL, Q, K, V"):
+        assert numbers.imbalance("flops") <= 1.1
+        assert numbers.imbalance() <= 1.1
     if name == "Llama-8B":
         assert numbers.imbalance("flops") <= 1.06
         assert numbers.imbalance() <= 1.0005

@@ -33,13 +33,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.algorithms.soap import widened
-from functional_optim.bounds import (
-    BELOW_ONE,
-    FINITE_NON_NEGATIVE,
-    NON_NEGATIVE,
-    UNIT,
-    Interval,
-)
+from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, UNIT, Interval
 from functional_optim.composition import chain
 from functional_optim.core.constructor import constructor
 from functional_optim.core.flops import product_flops, solve_flops
@@ -120,11 +114,9 @@ def kron_flops(shape: tuple[int, ...], hyper: KronHyper) -> int:
     first = hyper.update_probability if hyper.update_decay == 0.0 else 0.0
     turned = fitted = 0
     sides = zip((shape, shape[::-1]), diagonal_sides(shape, hyper), strict=True)
-    for (side, other), is_vector in sides:
-        if not is_vector:
-            turned += 2 * product_flops(side, side, other)
-            fitted += 3 * product_flops(side, side, other) + product_flops(side, side, side + 2)
-            fitted += solve_flops(side, other)
+    for side, other in (pair for pair, is_vector in sides if not is_vector):
+        turned += 2 * product_flops(side, side, other)
+        fitted += product_flops(side, side, 3 * other + side + 2) + solve_flops(side, other)
     return turned + round(float(max(first, hyper.min_update_probability)) * fitted)
 
 

@@ -30,7 +30,7 @@ from functional_optim.algorithms.polar import (
 )
 from functional_optim.bounds import ANY, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
 from functional_optim.core.aliasing import laid_as
-from functional_optim.core.blocks import BlockOptions, Blocks
+from functional_optim.core.blocks import BlockOptions, MatrixBlocks
 from functional_optim.core.scalar_dtype import product_in, scalar_dtype
 from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, lerp, mul
@@ -100,9 +100,9 @@ def split_sizes_of(text: str | None) -> list[int]:
     return found
 
 
-def muon_options_blocks(hyper: MuonOptionsHyper) -> Blocks:
+def muon_options_blocks(hyper: MuonOptionsHyper) -> MatrixBlocks:
     sizes = tuple(split_sizes_of(hyper.split_sizes))
-    return Blocks(hyper.row_blocks, sizes, hyper.batch_axes, hyper.column_axes)
+    return MatrixBlocks(hyper.row_blocks, sizes, hyper.batch_axes, hyper.column_axes)
 
 
 def muon_options_unsplit(hyper: MuonOptionsHyper) -> MuonOptionsHyper:

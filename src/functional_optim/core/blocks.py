@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class MatrixBlocks:
     """Division of a parameter into matrices: attention heads, fused projections, experts.
 
     A parameter of shape ``(*batch, rows, *columns)`` is a stack of matrices. Each matrix is divided
@@ -29,12 +29,12 @@ class Blocks:
 
     Example::
 
-        >>> heads = Blocks(row_blocks=2)
+        >>> heads = MatrixBlocks(row_blocks=2)
         >>> heads.shapes((6, 4))
         [(3, 4), (3, 4)]
-        >>> Blocks(split_sizes=(4, 1, 1)).bounds((6, 4))
+        >>> MatrixBlocks(split_sizes=(4, 1, 1)).bounds((6, 4))
         [0, 16, 20, 24]
-        >>> Blocks(batch_axes=1).shapes((8, 6, 4))[0]
+        >>> MatrixBlocks(batch_axes=1).shapes((8, 6, 4))[0]
         (6, 4)
     """
 
@@ -51,9 +51,9 @@ class Blocks:
         counts += [("split_sizes", size, 1) for size in self.split_sizes]
         for name, value, least in counts:
             if type(value) is not int:
-                raise TypeError(f"{name} of Blocks must be whole numbers, got {value!r}")
+                raise TypeError(f"{name} of MatrixBlocks must be whole numbers, got {value!r}")
             if value < least:
-                raise ValueError(f"{name} of Blocks must be >= {least}, got {value}")
+                raise ValueError(f"{name} of MatrixBlocks must be >= {least}, got {value}")
         if self.split_sizes and self.row_blocks != 1:
             raise ValueError(
                 f"row_blocks must be 1 if split_sizes are given, got {self.row_blocks} and "
@@ -129,5 +129,5 @@ class BlockOptions:
         unsplit: ``unsplit(hyper)`` gives the hyper-parameters that step one block as a parameter.
     """
 
-    of: Callable[[Any], Blocks]
+    of: Callable[[Any], MatrixBlocks]
     unsplit: Callable[[Any], Any]

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from functional_optim.core.aliasing import storage_of
-from functional_optim.core.blocks import Blocks
+from functional_optim.core.blocks import MatrixBlocks
 from functional_optim.core.calling import called, started
 from functional_optim.core.hyper import resolve
 from functional_optim.core.leaf import is_measured
@@ -61,7 +61,7 @@ def _stage(stage: Stage, hyper: Any, shape: tuple[int, ...]) -> int:
         return sum(_stage(link.stage, link.hyper, shape) for link in inner[1])
     hyper = resolve(stage.name, stage.bounds, stage.check, hyper, STEP)
     if stage.flops is not None:
-        blocks = Blocks() if stage.blocks is None else stage.blocks.of(hyper)
+        blocks = MatrixBlocks() if stage.blocks is None else stage.blocks.of(hyper)
         if stage.blocks is not None or len(shape) == blocks.batch_axes + 1 + blocks.column_axes:
             counts = Counter(blocks.shapes(shape))
             return sum(count * stage.flops(one, hyper) for one, count in counts.items())
