@@ -53,6 +53,13 @@ def planned(
             "this group"
         )
     given.check(params)
+    divided = next((one for one in given.specs if one.blocks is not None), None)
+    if divided is not None:
+        raise ValueError(
+            f"{divided.path!r} has {divided.blocks} in the plan, and ZeroRedundancyOptimizer steps "
+            "whole parameters; make the plan without blocks, and give the blocks as options of the "
+            "rule, such as muon(row_blocks=12)"
+        )
     own = ShardPlan(size, specs_like(specs, given), given.pieces, given.policy, given.replicas)
     check_cuts(own, params, recipes)
     return own
