@@ -152,7 +152,7 @@ def test_any_number_of_ranks_is_one_process(name: str, tmp_path: Path) -> None:
     third, saved = alone(name, 3)
     last, _ = alone(name, 6)
     policies = (
-        ["greedy", "balanced"] if name in (*WITH_NORM, *WHOLE) else ["elements", "thin slices"]
+        ["greedy", "largest_first"] if name in (*WITH_NORM, *WHOLE) else ["elements", "thin slices"]
     )
     every = pairs(name=list(SHARDED), ranks=[1, 3, 4], policy=[0, 1])
     chosen = [(one["ranks"], policies[one["policy"]]) for one in every if one["name"] == name]
@@ -367,7 +367,7 @@ def test_every_rank_sees_the_parameters_to_evaluate_with(name: str) -> None:
             assert run.optimizer.shared == shared
 
     norm = name in WITH_NORM
-    for ranks, policy in ((1, "greedy"), (3, "balanced" if norm else POLICIES["thin slices"])):
+    for ranks, policy in ((1, "greedy"), (3, "largest_first" if norm else POLICIES["thin slices"])):
         LocalWorld(ranks).run(partial(trains, policy=policy))
 
 

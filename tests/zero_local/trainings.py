@@ -43,7 +43,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
 WHOLE = ("factored", "sided", "clipped")
 """What needs parameters whole; or, by a norm, rounds otherwise where one is cut."""
 POLICIES: dict[str, Any] = {
-    **{name: name for name in ("greedy", "balanced", "contiguous")},
+    **{name: name for name in ("greedy", "largest_first", "contiguous")},
     **{name: partial(BY_NAME[name], mixed=True) for name in ("elements", "sliced")},
     "thin slices": partial(sliced, least=2, align=1, mixed=True),
     "nodes": None,

@@ -59,8 +59,9 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         optimizer: the chain or partition, with the defaults for all groups.
         policy: decides who owns which matrix: a key of :data:`sharding.POLICIES` that leaves
             parameters whole, or a function of a Problem.
-        cost: what the policy levels over ranks; by default the share of the time of a step plus the
-            share of the memory of parameter, gradient and state.
+        cost: what the policy levels over ranks; by default :class:`~sharding.StepCost`: the
+            floating-point operations that rules declare, and the bytes of parameter, gradient and
+            state.
 
     Raises:
         TypeError: ``optimizer`` is no Optimizer, or takes inputs beside gradients; else as for
@@ -98,7 +99,7 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         params: Iterable[Any],
         optimizer: Optimizer,
         *,
-        policy: str | Policy = "balanced",
+        policy: str | Policy = "two_resource",
         cost: Cost | None = None,
     ) -> None:
         require_gradients_alone(require_optimizer(optimizer), "MatrixOwnerOptimizer")

@@ -1,4 +1,4 @@
-"""``balanced`` and ``contiguous``: never worse than greedy, near the bound, optimal where known."""
+"""``largest_first`` and ``contiguous``: near the bound, optimal where that is known."""
 
 from dataclasses import replace
 from itertools import combinations, combinations_with_replacement, product
@@ -8,15 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from functional_optim import adamw
-from sharding import ByteCost, ComputeCost, ParameterSpec, plan
-from sharding.makespan import largest_load, lower_bound, searched, spread, swaps
-from sharding.problem import loads_of
+from functional_optim import muon
+from sharding import FlopCost, ParameterSpec, plan
+from sharding.makespan import largest_first_ranks, largest_load, lower_bound
 from tests.choices import case, examples
 
 from .support import MODELS, of_sizes, specs
 
 ranks = st.integers(1, 9)
+
+
+def spread(items: list[int], held: list[int]) -> list[int]:
+    order = sorted(range(len(items)), key=items.__getitem__, reverse=True)
+    return largest_first_ranks(order, items, held)
 
 
 def brute_force(items: list[int], held: list[int]) -> int:
@@ -30,41 +34,15 @@ def brute_force(items: list[int], held: list[int]) -> int:
     st.lists(st.integers(0, 60), max_size=6),
     st.lists(st.integers(0, 40), min_size=1, max_size=3),
 )
-def test_the_optimum_of_few_items_is_found(items: list[int], held: list[int]) -> None:
-    """By all means together, and by the search alone."""
+def test_the_optimum_of_few_items_is_bounded_on_both_sides(
+    items: list[int], held: list[int]
+) -> None:
     best = brute_force(items, held)
-    assert largest_load(spread(items, held), items, held) == best
     assert lower_bound(items, held) <= best
-    order = sorted(range(len(items)), key=items.__getitem__, reverse=True)
-    found = searched(order, items, held, goal=0, best=sum(items) + sum(held) + 1)
-    assert found is not None
-    owners, height = found
-    assert height == largest_load(owners, items, held) == best
-
-
-@examples(15)
-@given(st.lists(st.integers(1, 1000), min_size=8, max_size=12), st.integers(2, 5))
-def test_it_finds_an_optimum_that_was_hidden(sizes: list[int], ranks: int) -> None:
-    """Shares that are equal are cut up; the pieces can be put together again, and are."""
-    height = max(sizes) * 2
-    items = []
-    for place in range(ranks):
-        cut = sizes[place % len(sizes)]
-        items += [cut, height - cut]
-    assert largest_load(spread(items, [0] * ranks), items, [0] * ranks) == height
-
-
-@examples(15)
-@given(specs(most=30, largest=400), ranks)
-def test_it_is_never_above_greedy(parameters: list[ParameterSpec], ranks: int) -> None:
-    numels = [spec.numel for spec in parameters]
-    policies = ("balanced", "greedy")
-    ours, greedy = (max(plan(parameters, ranks, one).report().elements) for one in policies)
-    assert ours <= greedy
-    cost = ByteCost(adamw())
-    made = [plan(parameters, ranks, policy, cost=cost) for policy in policies]
-    ours, greedy = (max(loads_of(one.pieces, numels, cost(parameters), ranks)[0]) for one in made)
-    assert ours <= greedy
+    found = largest_load(spread(items, held), items, held)
+    assert best <= found
+    if not any(held):
+        assert 3 * found <= 4 * best
 
 
 @examples(15)
@@ -77,7 +55,6 @@ def test_it_is_within_one_large_item_of_the_bound(items: list[int], ranks: int) 
 
 
 def test_it_is_within_one_percent_where_no_item_is_large() -> None:
-    """Of 250 items and of 2,500, above the number of which it no longer looks for the bound."""
     random = Random(0)
     for ranks in (1, 4, 10):
         items = [random.randint(10, 20) for _ in range(250 * ranks)]
@@ -96,18 +73,11 @@ def test_real_shapes_are_within_one_percent_of_the_bound(name: str) -> None:
             assert 100 * found <= 101 * lower_bound(numels, [0] * ranks)
 
 
-def test_swaps_improve_what_moves_cannot() -> None:
-    items, owners = [9, 8, 5, 4], [0, 0, 1, 1]
-    found = swaps(owners, items, [0, 0], 0)
-    assert largest_load(found, items, [0, 0]) == 13
-    assert owners == [0, 0, 1, 1]
-
-
 def test_compute_is_levelled_where_it_is_the_cost() -> None:
     """A square matrix costs more than a long one with as many elements."""
     shapes = {"square": (64, 64), "long": (4, 1024), "other": (4, 1024)}
     parameters = [ParameterSpec(*one, kind="per_matrix") for one in shapes.items()]
-    found = plan(parameters, 2, cost=ComputeCost())
+    found = plan(parameters, 2, cost=FlopCost(muon()))
     assert [found.owners(path)[0].ranks for path in shapes] == [(0,), (1,), (1,)]
 
 
@@ -138,8 +108,9 @@ def test_extended_plans_level_what_is_there_already(
     after = [replace(spec, path=f"new.{spec.path}") for spec in after]
     first = plan(before, ranks)
     grown = first.extended(after)
-    sizes = [spec.numel for spec in after]
-    assert max(grown.report().elements) == brute_force(sizes, list(first.report().elements))
+    sizes, held = [spec.numel for spec in after], list(first.report().elements)
+    best = brute_force(sizes, held)
+    assert best <= max(grown.report().elements) == largest_load(spread(sizes, held), sizes, held)
     for spec in before:
         assert grown.owners(spec.path) == first.owners(spec.path)
 
