@@ -13,6 +13,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.distributed.device_mesh import init_device_mesh
 
 from sharding.transport import GlooTransport, gather_group, make_transport
+from sharding.transport.groups import sub_group
+from sharding.transport.peers import GroupRank, global_rank, ranks_of
 from tests.ddp import through_memory
 
 from .buffers import CUTS, gradient, reduced, same
@@ -149,12 +151,15 @@ def subgroup(ranks: list[int], n: int = 501) -> dict[str, Any] | None:
     seen["twin"] = [
         twin is not group,
         twin is gather_group(group),
-        dist.get_process_group_ranks(twin) == ranks,
+        ranks_of(twin) == ranks,
         gathers.rank == rank,
     ]
     total = torch.tensor(float(rank))
     dist.all_reduce(total, group=twin)
     seen["sum"] = total.item()
+    # A part of the part: its ranks have other numbers in it, in the group and in the world.
+    last = sub_group(twin, ranks[1:]) if rank else sub_group(twin, ranks[:1])
+    seen["part"] = [ranks_of(last), last.rank(), global_rank(last, GroupRank(0))]
     assert others is not None
     return seen
 

@@ -83,7 +83,9 @@ def test_group_ranks_are_not_global_ranks(runs: Runs) -> None:
     for which, seen in of(runs, "subgroup"):
         with case(**which):
             found = [one["found"] for one in seen]
-            assert found == [None, {**right, "rank": 0}, None, {**right, "rank": 1}]
+            first = {**right, "rank": 0, "part": [[1], 0, 1]}
+            second = {**right, "rank": 1, "part": [[3], 0, 3]}
+            assert found == [None, first, None, second]
             operations = 2 if which["memory"] else 0
             assert [one["operations"] for one in seen] == [0, operations, 0, operations]
 

@@ -1,7 +1,7 @@
 """Distributed autograd, DDP, the end of a backward pass, process groups."""
 
 import inspect
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -134,20 +134,32 @@ def is_profiling() -> bool:
     return bool(getattr(profiler, "_is_profiler_enabled", True))
 
 
-def process_group_names() -> MutableMapping[Any, str]:
-    """The names of this process's groups: torch names some new ones after how many there are.
+def gloo_options(group: Any, ranks: Sequence[int], timeout: timedelta) -> Any:
+    """Return options for a part of a group of gloo, for ``group.split_group``.
+
+    ``split_group`` reads the ranks of the parent from its options. torch 2.13 leaves them empty for
+    the world, and then reads beyond the end of the list, so they are written there.
+
+    Args:
+        group: the group to be split, with gloo for the CPU.
+        ranks: all its ranks, by their numbers in the world.
+        timeout: of the part.
 
     Raises:
-        ImportError: torch keeps them otherwise.
+        ImportError: torch does not make them so.
     """
     without = Missing(
-        "torch.distributed.distributed_c10d._world.pg_names",
-        "ranks that know different groups cannot agree on the name of a new one",
+        "torch.distributed.ProcessGroupGloo._Options",
+        "no group can be split from another over gloo",
         "give a group of all ranks",
     )
-    world = getattr(torch.distributed.distributed_c10d, "_world", None)
-    found: MutableMapping[Any, str] = held(world, "pg_names", without)
-    return found
+    gloo = getattr(torch.distributed, "ProcessGroupGloo", None)
+    options = held(gloo, "_Options", without)()
+    options._devices = [held(gloo, "create_default_device", without)()]
+    options._timeout = timeout
+    parent = held(group, "_get_backend", without)(torch.device("cpu"))
+    held(parent, "options", without).global_ranks_in_group = list(ranks)
+    return options
 
 
 def timeout_of(group: Any, device: torch.device) -> timedelta:
