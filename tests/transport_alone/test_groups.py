@@ -26,7 +26,6 @@ DEVICES = {
 """By what torch says of a group: where small numbers of its ranks are compared."""
 
 
-
 class EndError(Exception):
     """Ends the making of a group: this torch may lack its backend."""
 
