@@ -331,7 +331,8 @@ def mean_of_slices(stacked: Tensor) -> Tensor:
     """Return the mean over the first dimension, added up as ranks do, in memory of its own."""
     first, *others = (row.reshape(-1) for row in stacked.detach().clone())
     add_in_rank_order(first, 0, others, 1)
-    return first.div_(len(stacked)).view(stacked.shape[1:])
+    mean: Tensor = first.div_(len(stacked)).view(stacked.shape[1:])
+    return mean
 
 
 def _repeated(tensor: Tensor, count: int) -> Tensor:

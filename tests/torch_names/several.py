@@ -1,6 +1,7 @@
 """The rows of names of modules, of GradScaler, of backward passes, DDP and groups of processes."""
 
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,6 +15,7 @@ from torch.amp.grad_scaler import GradScaler, OptState
 from torch.autograd import profiler
 from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.algorithms.join import Join
 from torch.distributed.tensor import placement_types
 from torch.nn.parallel import DistributedDataParallel
@@ -233,6 +235,34 @@ def optimizers_in_backward(names: Any) -> None:
     assert isinstance(optimizer, torch.optim.SGD) and optimizer.defaults["lr"] == 0.5
     assert getattr(param, names.OPTIMIZER_CLASSES) == [torch.optim.SGD]
     assert getattr(param, names.OPTIMIZER_KWARGS) == [{"lr": 0.5}]
+
+
+@row((DistributedDataParallel, "_lazy_init"), refuses=lambda names: names.finish_init(None))
+def end_of_init(names: Any) -> None:
+    """DDP looks for optimizers in backward once, and not at its first forward pass any more."""
+    with world_of_one():
+        module = nn.Linear(2, 1)
+        ddp = DistributedDataParallel(module)
+        names.finish_init(ddp)
+        setattr(module.weight, names.IN_BACKWARD_OPTIMIZERS, [None])
+        ddp(torch.ones(1, 2)).sum().backward()
+        ddp.register_comm_hook(None, allreduce_hook)  # torch's would have been there
+
+
+@row((torch.Tensor, "_use_count"), refuses=lambda names: names.holders_of(None))
+def holders_of_a_tensor(names: Any) -> None:
+    with world_of_one():
+        tensor = torch.ones(2)
+        also = [tensor]
+        assert names.holders_of(tensor) == 1
+        work: Any = dist.all_reduce(tensor, async_op=True)
+        work.wait()
+        assert names.holders_of(tensor) > 1  # the work holds it
+        del work
+        until = time.monotonic() + 60
+        while names.holders_of(also[0]) > 1 and time.monotonic() < until:
+            time.sleep(0.001)
+        assert names.holders_of(tensor) == 1
 
 
 @row((DistributedDataParallel, "_active_ddp_module"))

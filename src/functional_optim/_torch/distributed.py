@@ -110,6 +110,20 @@ def queue_callback(callback: Callable[[], object]) -> None:
     engine.queue_callback(callback)
 
 
+def finish_init(ddp: Any) -> None:
+    """Have a DDP module do now what it does before its first forward pass.
+
+    Raises:
+        ImportError: torch does it otherwise.
+    """
+    without = Missing(
+        "torch.nn.parallel.DistributedDataParallel._lazy_init",
+        "DDP would look for optimizers in backward by itself, and register its own hook",
+        "step after backward",
+    )
+    held(ddp, "_lazy_init", without)()
+
+
 def ignored_by_ddp(module: nn.Module) -> Sequence[str]:
     """The parameters that a module's user has told DDP to leave alone."""
     return tuple(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
@@ -160,6 +174,21 @@ def gloo_options(group: Any, ranks: Sequence[int], timeout: timedelta) -> Any:
     parent = held(group, "_get_backend", without)(torch.device("cpu"))
     held(parent, "options", without).global_ranks_in_group = list(ranks)
     return options
+
+
+def holders_of(tensor: Any) -> int:
+    """Return how many hold a tensor, all of Python counted as one.
+
+    Raises:
+        ImportError: torch does not say it.
+    """
+    without = Missing(
+        "torch.Tensor._use_count",
+        "it is not known when a thread of gloo has let go of a tensor",
+        "step after backward",
+    )
+    count: int = held(tensor, "_use_count", without)()
+    return count
 
 
 def timeout_of(group: Any, device: torch.device) -> timedelta:

@@ -5,6 +5,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import GroupName
 
 from functional_optim._torch import gloo_options
 from sharding.transport.local_group import LocalGroup
@@ -157,14 +158,15 @@ def _one_device_of_each(found: dict[str, str]) -> dict[str, str]:
     return {device: backend for backend, device in chosen.items()}
 
 
-def _agreed_name(group: dist.ProcessGroup, ranks: list[int], device: torch.device) -> str:
+def _agreed_name(group: dist.ProcessGroup, ranks: list[int], device: torch.device) -> GroupName:
     """Return a name for a part of a group, which no group has had in this world. Collective.
 
     Ranks meet in the group's store under this name, and a store keeps what was written to it.
     """
     wanted = torch.tensor([_LAST_COUNT[0] + 1], device=device)
     options = dist.AllreduceOptions()
-    options.reduceOp = dist.ReduceOp.MAX
+    options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
     group.allreduce([wanted], options).wait()
     _LAST_COUNT[0] = int(wanted.item())
-    return f"{group.group_name}:{_LAST_COUNT[0]}:{'_'.join(map(str, ranks))}"
+    numbers = "_".join(map(str, ranks))
+    return GroupName(f"{group.group_name}:{_LAST_COUNT[0]}:{numbers}")
