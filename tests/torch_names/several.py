@@ -27,6 +27,7 @@ from .table import row
 
 CPU = torch.device("cpu")
 SECONDS = timedelta(seconds=77)
+C10D: Any = dist.distributed_c10d
 
 
 class _Tree(nn.Module):
@@ -331,6 +332,17 @@ def options_of_gloo(names: Any) -> None:
             assert names.timeout_of(part, CPU) == SECONDS
             own, others = (one._get_backend(CPU).options for one in (part, world))
             assert own.global_ranks_in_group == others.global_ranks_in_group == [0]
+
+
+@row((C10D, "_world"), refuses=lambda names: names.group_count())
+def number_of_groups(names: Any) -> None:
+    with world_of_one():
+        name, count = C10D._hash_ranks_to_str([0]), names.group_count()
+        filler = dist.new_group([0], use_local_synchronization=True)
+        assert names.group_count() == count + 1
+        assert C10D._hash_ranks_to_str([0]) != name  # the next group's, which counts them
+        dist.destroy_process_group(filler)
+        assert names.group_count() == count and C10D._hash_ranks_to_str([0]) == name
 
 
 @row(("it", "_get_backend"), ("it", "_timeout"), refuses=lambda names: names.timeout_of(None, CPU))

@@ -91,5 +91,14 @@ def test_group_ranks_are_not_global_ranks(runs: Runs) -> None:
 
 
 def test_groups_of_one_rank() -> None:
-    outcomes = run_ranks({"of one": Job(jobs.groups_of_one)}, ranks=4, seconds=120)
-    assert [outcome.result() for outcome in outcomes["of one"]] == [[True, True]] * 4
+    both = {
+        name: Job(jobs.groups_of_one, {"by_torch": name == "made"}) for name in ("split", "made")
+    }
+    jobs_of_all = {**both, "different": Job(jobs.different_counts)}
+    outcomes = run_ranks(jobs_of_all, ranks=4, seconds=120)
+    refusals = [outcome.result() for outcome in outcomes["different"]]
+    assert refusals[::2] == [None, None]
+    for refusal in refusals[1::2]:
+        assert "ranks [1, 3] know different numbers of process groups" in refusal
+    for name in both:
+        assert [outcome.result() for outcome in outcomes[name]] == [[True, True]] * 4

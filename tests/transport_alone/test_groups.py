@@ -44,7 +44,7 @@ def test_device_is_one_that_the_group_has_a_backend_for(monkeypatch: pytest.Monk
         asked.append(device)
         return timedelta(seconds=1)
 
-    def name(_: Any, __: Any, device: torch.device) -> str:
+    def greatest(_: Any, __: int, device: torch.device) -> int:
         asked.append(device)
         raise EndError
 
@@ -62,8 +62,9 @@ def test_device_is_one_that_the_group_has_a_backend_for(monkeypatch: pytest.Monk
             patch.setattr(levels, "exchanged", exchanged)
             patch.setattr(levels, "_made_by_all", lambda *_: world)
             assert levels.ranks_of_this_machine() is world
-            patch.setattr(groups, "_agreed_name", name)
+            patch.setattr(groups, "_greatest", greatest)
             patch.setattr(groups, "timeout_of", timeout)
+            patch.setattr(dist, "get_world_size", lambda *_: 2)
             with pytest.raises(EndError):
                 sub_group(world, [0])
             assert asked == [device] * 3

@@ -176,6 +176,21 @@ def gloo_options(group: Any, ranks: Sequence[int], timeout: timedelta) -> Any:
     return options
 
 
+def group_count() -> int:
+    """Return how many groups this process knows: torch names some new ones by it.
+
+    Raises:
+        ImportError: torch does not say it.
+    """
+    without = Missing(
+        "torch.distributed.distributed_c10d._world.pg_names",
+        "ranks that know different groups cannot agree on the name of a new one",
+        "give a group of all ranks",
+    )
+    world = getattr(torch.distributed.distributed_c10d, "_world", None)
+    return len(held(world, "pg_names", without))
+
+
 def holders_of(tensor: Any) -> int:
     """Return how many hold a tensor, all of Python counted as one.
 

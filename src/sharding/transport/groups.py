@@ -1,5 +1,6 @@
 """Process groups: what a caller may give for one, and a group of their own for gathers."""
 
+from datetime import timedelta
 from weakref import WeakKeyDictionary
 
 import torch
@@ -7,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import GroupName
 
-from functional_optim._torch import gloo_options
+from functional_optim._torch import gloo_options, group_count
 from sharding.transport.local_group import LocalGroup
 from sharding.transport.peers import SPLIT_GROUPS, SplitGroup, ranks_of, timeout_of
 
@@ -119,31 +120,60 @@ def sub_group(group: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessGroup:
     """Return a new group of some ranks of another, with its backends and timeout.
 
     Collective: all members of ``group`` call it, each with the ranks of the group that it is to be
-    in, and nobody else. The caller owns the group: torch's own list of groups does not have it, and
-    ``destroy_process_group`` leaves it alone.
+    in, and nobody else. Over gloo the caller owns the group: torch's own list of groups does not
+    have it, and ``destroy_process_group`` leaves it alone.
 
     Args:
         group: the group that is split.
         ranks: numbers in the world, in ascending order.
+
+    Raises:
+        RuntimeError: over another backend than gloo, ranks know different numbers of groups.
     """
     if isinstance(group, LocalGroup):
         return group.part(ranks)
     device = device_of(group)
     timeout = timeout_of(group, device)
     by_device = _one_device_of_each(backends(group))
+    if set(by_device.values()) != {"gloo"}:
+        return _new_group(group, ranks, timeout, device)
     members = ranks_of(group)
     part = group.split_group(
         [members.index(rank) for rank in ranks],
         timeout,
-        # It writes to its options, and with None to those of the parent, which are in use.
-        gloo_options(group, members, timeout) if set(by_device.values()) == {"gloo"} else None,
-        _agreed_name(group, ranks, device),
+        # It writes to its options, and without any to those of the parent, which are in use.
+        gloo_options(group, members, timeout),
+        GroupName(f"{group.group_name}:{_agreed_count(group, device)}:{ranks}"),
         f"ranks {ranks} of {group.group_name}",
         [torch.device(one) for one in by_device],
     )
     assert isinstance(part, dist.ProcessGroup), "this rank is a member"
     SPLIT_GROUPS[part] = SplitGroup(list(ranks), by_device)
     return part
+
+
+def _new_group(
+    group: dist.ProcessGroup, ranks: list[int], timeout: timedelta, device: torch.device
+) -> dist.ProcessGroup:
+    """Return a new group of torch's own: NCCL splits only a group that is bound to a device.
+
+    torch names a group that only its members make after its ranks and after the number of groups
+    that the rank knows. Ranks that know different numbers would wait for one another in vain.
+
+    Raises:
+        RuntimeError: they do; names the way out.
+    """
+    part = len(ranks) < dist.get_world_size()
+    count = group_count()
+    if part and _greatest(group, count, device) != -_greatest(group, -count, device):
+        raise RuntimeError(
+            f"ranks {ranks_of(group)} know different numbers of process groups (this one {count}), "
+            "and torch names a group of some ranks by that number: make as many groups on each of "
+            "these ranks before, or use gloo"
+        )
+    made = dist.new_group(ranks, timeout, dist.get_backend(group), use_local_synchronization=part)
+    assert isinstance(made, dist.ProcessGroup), "this rank is a member"
+    return made
 
 
 def _one_device_of_each(found: dict[str, str]) -> dict[str, str]:
@@ -158,15 +188,19 @@ def _one_device_of_each(found: dict[str, str]) -> dict[str, str]:
     return {device: backend for backend, device in chosen.items()}
 
 
-def _agreed_name(group: dist.ProcessGroup, ranks: list[int], device: torch.device) -> GroupName:
-    """Return a name for a part of a group, which no group has had in this world. Collective.
+def _agreed_count(group: dist.ProcessGroup, device: torch.device) -> int:
+    """Return a number that no member of a group has had before. Collective.
 
-    Ranks meet in the group's store under this name, and a store keeps what was written to it.
+    Ranks meet in a store under a name, and a store keeps what was written to it.
     """
-    wanted = torch.tensor([_LAST_COUNT[0] + 1], device=device)
+    _LAST_COUNT[0] = _greatest(group, _LAST_COUNT[0] + 1, device)
+    return _LAST_COUNT[0]
+
+
+def _greatest(group: dist.ProcessGroup, number: int, device: torch.device) -> int:
+    """Return the greatest number of any rank. Collective."""
+    wanted = torch.tensor([number], device=device)
     options = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
     group.allreduce([wanted], options).wait()
-    _LAST_COUNT[0] = int(wanted.item())
-    numbers = "_".join(map(str, ranks))
-    return GroupName(f"{group.group_name}:{_LAST_COUNT[0]}:{numbers}")
+    return int(wanted.item())
