@@ -156,6 +156,7 @@ def reduce_in_backward(ddp: DistributedDataParallel) -> None:
 
     Raises:
         TypeError: ``ddp`` is no DistributedDataParallel.
+        ValueError: none of its parameters has an optimizer in backward.
         RuntimeError: DDP's communication hook is taken, or DDP is to reduce a parameter late.
 
     Example::
@@ -175,8 +176,13 @@ def reduce_in_backward(ddp: DistributedDataParallel) -> None:
     """
     if not isinstance(ddp, Module):
         raise TypeError(f"ddp must be a DistributedDataParallel module, got {type(ddp).__name__}")
-    stepper = prepare(ddp, _with_optimizers(ddp))
-    stepper.take_over(_with_optimizers(ddp))
+    params = _with_optimizers(ddp)
+    if not params:
+        raise ValueError(
+            "no parameter of ddp.module has an optimizer in backward: call "
+            "apply_optimizer_in_backward(..., ddp=ddp), which does all of it"
+        )
+    prepare(ddp, params).take_over(params)
 
 
 def prepare(ddp: DistributedDataParallel, params: Iterable[Tensor]) -> "BackwardStepper":

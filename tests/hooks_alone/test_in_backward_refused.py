@@ -107,6 +107,8 @@ def test_with_a_process_group_it_is_said_what_reduces_gradients() -> None:
             assert is_untouched(module)
     with pytest.raises(TypeError, match="must be a DistributedDataParallel module, got Linear"):
         reduce_in_backward(module)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"no parameter of ddp.module has an optimizer in"):
+        reduce_in_backward(ddp)
     apply(module, ddp)
     apply(module, None)  # it was said before
     run(ddp)
