@@ -21,15 +21,22 @@ from .jobs import plain
 DILOCO = sgd(lr=0.7, momentum=0.9, nesterov=True)
 
 
-def replicas(dtype: torch.dtype = torch.float64) -> tuple[DeviceMesh, nn.Module]:
-    """Replicas with other values, each sharded over two ranks by FSDP2, whose shards are uneven."""
+def replicas(
+    dtype: torch.dtype = torch.float64, *, apart: bool = True
+) -> tuple[DeviceMesh, nn.Module]:
+    """Replicas, each sharded over two ranks by FSDP2, whose shards are uneven.
+
+    Args:
+        dtype: of the parameters.
+        apart: whether replicas have other values than one another.
+    """
     mesh = init_device_mesh(
         "cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("replicas", "shards")
     )
     model = plain(dtype)
     with torch.no_grad():
         for param in model.parameters():
-            param.mul_(1.0 + mesh.get_local_rank("replicas"))
+            param.mul_(1.0 + apart * mesh.get_local_rank("replicas"))
     for layer in model:
         if isinstance(layer, nn.Linear):
             fully_shard(layer, mesh=mesh["shards"])
@@ -85,7 +92,7 @@ AVERAGERS: dict[str, Callable[[list[Tensor], dist.ProcessGroup], ModelAverager]]
 def same_as_plain() -> None:
     """Averaging shards is averaging whole tensors, bit for bit: in float32, over uneven shards."""
     for name, make in AVERAGERS.items():
-        mesh, model = replicas(torch.float32)
+        mesh, model = replicas(torch.float32, apart=False)
         group, replica = mesh.get_group("replicas"), mesh.get_local_rank("replicas")
         sharded = list(model.parameters())
         whole: list[Tensor] = [nn.Parameter(one) for one in wholes(model)]
