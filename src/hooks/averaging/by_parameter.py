@@ -46,7 +46,7 @@ class ByParameter(Generic[T]):
         return list(found.values())
 
 
-class Memory(Protocol):
+class HookMemory(Protocol):
     """State that a communication hook keeps from one backward pass to the next.
 
     Example::
@@ -73,5 +73,5 @@ class Memory(Protocol):
         ...
 
 
-MEMORIES: ByParameter[Memory] = ByParameter()
+MEMORIES: ByParameter[HookMemory] = ByParameter()
 """The memories that serve parameters: the optimizer that steps them saves and loads these."""

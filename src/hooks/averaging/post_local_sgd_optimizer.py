@@ -11,7 +11,7 @@ from functional_optim._torch import with_own_step_hooks
 from functional_optim.core.brief import brief
 from functional_optim.core.compiling import uncompiled
 from functional_optim.frontends.loss_scale import Scaling
-from hooks.averaging.by_parameter import MEMORIES, Memory
+from hooks.averaging.by_parameter import MEMORIES, HookMemory
 from hooks.averaging.model_averager import ModelAverager, params_in
 from hooks.averaging.post_local_sgd_hook import HOOKS, load_hooks, saved_hooks
 from hooks.averaging.rank_means import has_mean
@@ -242,7 +242,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
 
     def _memories_for(
         self, saved: Sequence[Mapping[str, Any]]
-    ) -> list[tuple[Memory, Mapping[str, Any]]]:
+    ) -> list[tuple[HookMemory, Mapping[str, Any]]]:
         """Each memory that serves these parameters, with what it is to load."""
         memories = MEMORIES.find(params_in(self.param_groups)) if saved else []
         if len(memories) != len(saved):
