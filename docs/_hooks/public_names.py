@@ -24,6 +24,8 @@ PACKAGES = (
     "hooks",
     "hooks.averaging",
     "hooks.averaging.compression",
+    "hooks.averaging.contrib",
+    "hooks.in_backward",
     "hooks.testing",
 )
 """Packages whose ``__all__`` is public."""

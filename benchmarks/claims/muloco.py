@@ -46,9 +46,10 @@ def muloco_inner(
 
         >>> import torch
         >>> import torch.distributed as dist
+        >>> from benchmarks.outer_settings import OUTER_SETTINGS
         >>> from functional_optim import TorchOptimizer, matching
         >>> from hooks import PostLocalSGDOptimizer
-        >>> from hooks.averaging import OUTER_SETTINGS, OuterModelAverager
+        >>> from hooks.averaging import OuterModelAverager
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         >>> model = torch.nn.Sequential(torch.nn.Embedding(5, 4), torch.nn.Linear(4, 3))
         >>> outer = OUTER_SETTINGS["MuLoCo, Muon"]

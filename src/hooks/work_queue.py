@@ -1,5 +1,6 @@
-"""A work queue: what follows each bucket's communication, one job after the other."""
+"""The work queue of all hooks: what follows a bucket's communication, one job after the other."""
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from weakref import WeakKeyDictionary
@@ -8,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
+
+from sharding.transport.local_group import LocalGroup
 
 
 class WorkQueue:
@@ -23,7 +26,7 @@ class WorkQueue:
     """
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "zero-hook")
+        self._thread = ThreadPoolExecutor(1, "functional_optim hooks")
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._last: Future[Tensor] | None = None
         """The last job that was given to the thread."""
@@ -77,9 +80,21 @@ class WorkQueue:
             torch.cuda.current_stream(device).wait_stream(stream)
 
 
-_QUEUES: WeakKeyDictionary[dist.ProcessGroup, WorkQueue] = WeakKeyDictionary()
+_OF_THREADS: WeakKeyDictionary[LocalGroup, WorkQueue] = WeakKeyDictionary()
+"""The queue of each rank that is a thread of this process."""
+_OF_PROCESS: list[WorkQueue] = []
+"""The one queue of this process; none before the first hook is made."""
+os.register_at_fork(after_in_child=_OF_PROCESS.clear)  # whose thread is not there
 
 
 def work_queue_of(group: dist.ProcessGroup) -> WorkQueue:
-    """The one queue for all that jobs launch on a group, whichever hooks they come from."""
-    return _QUEUES.setdefault(group, WorkQueue())
+    """Return the one queue of a rank, for all its hooks and all its process groups.
+
+    Hooks of several modules, over several groups, launch collectives in the order in which backward
+    passes bring buckets. It is the same on all ranks, which NCCL asks for.
+    """
+    if isinstance(group, LocalGroup):
+        return _OF_THREADS.setdefault(group, WorkQueue())
+    if not _OF_PROCESS:
+        _OF_PROCESS.append(WorkQueue())
+    return _OF_PROCESS[0]

@@ -12,7 +12,9 @@ from functional_optim import LeafState, Optimizer, State
 from functional_optim.core.brief import brief
 from functional_optim.core.chain import require_gradients_alone, require_nothing_shared
 from functional_optim.core.closure_optimizer import refuse_closure
-from hooks.averaging.stacked import StackedReplicas
+from hooks.averaging import ModelAverager
+from sharding.transport.local import LocalWorld
+from sharding.transport.ordered_sum import add_in_rank_order
 
 _tree: Any = optree  # whose annotations have trees of trees only
 
@@ -81,21 +83,21 @@ class ReplicatedModel:
 
         g_k = d loss(x_k, b_k) / d x_k
 
-    A :class:`~hooks.averaging.ReplicatedOptimizer` makes the inner steps, and any averager that is
-    made with ``process_group=model.replicas`` takes the means. Given the same gradients, the whole
-    is what ranks do, bit for bit; with ``over=one_by_one`` gradients are those of ranks too.
+    A :class:`ReplicatedOptimizer` makes the inner steps, and :class:`ReplicatedAverager` takes the
+    means. Given the same gradients, the whole is what ranks do, bit for bit; with
+    ``over=one_by_one`` gradients are those of ranks too.
 
     Args:
         module: that all replicas begin as. It is called with their parameters in place of its own,
             which are left alone.
         count: how many replicas.
-        over: :func:`~hooks.averaging.at_once`, or :func:`~hooks.averaging.one_by_one`, which
+        over: :func:`at_once`, or :func:`one_by_one`, which
             computes what ranks would, bit for bit, in more time.
 
     Attributes:
         params: by name, leaf tensors of shape (count, ...), the same objects for ever.
         buffers: by name, of shape (count, ...).
-        replicas: what averagers take as ``process_group``.
+        count: how many replicas.
 
     Raises:
         ValueError: ``count`` below 1.
@@ -103,12 +105,12 @@ class ReplicatedModel:
     Example::
 
         >>> from functional_optim import sgd
-        >>> from hooks.averaging import OuterModelAverager, ReplicatedOptimizer
+        >>> from hooks.averaging import OuterModelAverager
         >>> model = ReplicatedModel(nn.Linear(2, 1), 3)
         >>> inner = ReplicatedOptimizer(model.params, sgd(lr=0.1))
-        >>> outer = OuterModelAverager(
-        ...     model.params.values(), sgd(lr=0.7, momentum=0.9, nesterov=True), period=2,
-        ...     process_group=model.replicas)
+        >>> diloco = sgd(lr=0.7, momentum=0.9, nesterov=True)
+        >>> outer = ReplicatedAverager(model, lambda params, group: OuterModelAverager(
+        ...     params, diloco, period=2, process_group=group))
         >>> for step in range(2):
         ...     losses, grads = model.gradients(
         ...         lambda model, inputs: model(inputs).square().mean(), torch.randn(3, 5, 2))
@@ -119,7 +121,9 @@ class ReplicatedModel:
     """
 
     def __init__(self, module: nn.Module, count: int, *, over: OverReplicas = at_once) -> None:
-        self.replicas = StackedReplicas(count)
+        if count < 1:
+            raise ValueError(f"count must be a number of replicas from 1 on, got {count}")
+        self.count = count
         self._module, self._over = module, over
         self.params: dict[str, Tensor] = {
             name: nn.Parameter(_repeated(one, count)) for name, one in module.named_parameters()
@@ -141,7 +145,12 @@ class ReplicatedModel:
         Raises:
             ValueError: a tensor of ``batch`` without a slice for each replica.
         """
-        self.replicas.check([one for one in batch if isinstance(one, Tensor)])
+        for place, one in enumerate(batch):
+            if isinstance(one, Tensor) and one.shape[:1] != (self.count,):
+                raise ValueError(
+                    f"batch tensor {place} has shape {tuple(one.shape)}, its first dimension must "
+                    f"be of {self.count}, one slice for each replica: stack them with torch.stack"
+                )
 
         def of_one(
             params: dict[str, Tensor], buffers: dict[str, Tensor], *given: Any
@@ -190,7 +199,7 @@ class ReplicatedOptimizer:
         params: by name, each of shape (count, ...): :attr:`ReplicatedModel.params`. They are
             stepped in place.
         optimizer: any, by any rule.
-        over: :func:`~hooks.averaging.at_once` or :func:`~hooks.averaging.one_by_one`.
+        over: :func:`at_once` or :func:`one_by_one`.
 
     Attributes:
         state: as ``optimizer.init`` makes it, with counts of steps that are shared, and all other
@@ -278,6 +287,52 @@ class ReplicatedOptimizer:
         stages = stacked(*({n: leaf.stages for n, leaf in one.leaves.items()} for one in states))
         steps = {name: leaf.step for name, leaf in states[0].leaves.items()}
         return State({name: LeafState(steps[name], stages[name]) for name in params})
+
+
+class ReplicatedAverager:
+    """Averagers of all replicas, each on a thread of its own, over slices of stacked parameters.
+
+    Args:
+        model: the replicas.
+        make: ``make(params, group)`` returns the averager of one replica.
+
+    Example::
+
+        >>> from hooks import PeriodicModelAverager
+        >>> model = ReplicatedModel(nn.Linear(1, 1), 2)
+        >>> with torch.no_grad():
+        ...     _ = model.params["bias"].copy_(torch.tensor([[1.0], [3.0]]))
+        >>> averager = ReplicatedAverager(
+        ...     model, lambda params, group: PeriodicModelAverager(4, process_group=group))
+        >>> averager.average_parameters()
+        >>> model.params["bias"].tolist()
+        [[2.0], [2.0]]
+    """
+
+    def __init__(self, model: ReplicatedModel, make: Callable[[Any, Any], ModelAverager]) -> None:
+        self._world = LocalWorld(model.count)
+        # Averagers write to the memory of parameters, which is that of the stacked ones.
+        self._params = [
+            [nn.Parameter(one.detach()[k]) for one in model.params.values()]
+            for k in range(model.count)
+        ]
+        self._averagers = self._world.run(lambda group: make(self._params[group.rank()], group))
+
+    def average_parameters(self) -> None:
+        """Account for a step of all replicas, and average if it is due."""
+        self._world.run(
+            lambda group: self._averagers[group.rank()].average_parameters(
+                self._params[group.rank()]
+            )
+        )
+
+
+def mean_of_slices(stacked: Tensor) -> Tensor:
+    """Return the mean over the first dimension, added up as ranks do, in memory of its own."""
+    first, *others = (row.reshape(-1) for row in stacked.detach().clone())
+    add_in_rank_order(first, 0, others, 1)
+    mean: Tensor = first.div_(len(stacked)).view(stacked.shape[1:])
+    return mean
 
 
 def _repeated(tensor: Tensor, count: int) -> Tensor:

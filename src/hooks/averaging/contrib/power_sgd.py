@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim.core.brief import brief
 from functional_optim.core.compiling import uncompiled
-from hooks.averaging.by_parameter import ByParameter
+from hooks.averaging.by_parameter import MEMORIES
 from hooks.averaging.reduced_buckets import ReducedBuckets
 from hooks.group_lifetime import outlive
 
@@ -67,7 +67,7 @@ class PowerSGDMemory:
 
     Example::
 
-        >>> from hooks.averaging import power_sgd_hook
+        >>> from hooks.averaging.contrib import power_sgd_hook
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         >>> ddp = DistributedDataParallel(nn.Linear(8, 8))
         >>> state = PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
@@ -258,10 +258,6 @@ class PowerSGDMemory:
                 own = by_shape.setdefault((rows, columns), [])
                 own.append(Matrix(name, rows, columns, rank))
         return [one for same in by_shape.values() for one in same]
-
-
-MEMORIES: ByParameter[PowerSGDMemory] = ByParameter()
-"""The memories that serve parameters."""
 
 
 @uncompiled

@@ -1,4 +1,4 @@
-"""Models that are replicated in one process, their inner steps, and what is refused."""
+"""Models that are replicated in one process, their inner steps and means, and what is refused."""
 
 from typing import Any
 
@@ -6,20 +6,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from functional_optim import TorchOptimizer, adamw, sgd
-from hooks import AveragingSchedule, ScheduledModelAverager
-from hooks.averaging import (
+from benchmarks.claims.replicas import (
+    ReplicatedAverager,
     ReplicatedModel,
     ReplicatedOptimizer,
-    StackedReplicas,
     at_once,
+    mean_of_slices,
     one_by_one,
 )
+from functional_optim import TorchOptimizer, adamw, sgd
 from sharding.transport.local import LocalWorld
+from tests.averaging_alone.replicas import AVERAGERS, INNER, STEPS, same
+from tests.averaging_alone.training import backward, batch, model, values
 from tests.choices import case
-
-from .replicas import AVERAGERS, INNER, STEPS, outer, same, scheduled
-from .training import backward, batch, model, values
 
 
 def loss(module: Any, inputs: Tensor) -> Tensor:
@@ -50,7 +49,7 @@ def test_a_replicated_model_trains_as_ranks_do() -> None:
         for over in (one_by_one, at_once):
             made = ReplicatedModel(model(), size, over=over)
             inner = ReplicatedOptimizer(made.params, INNER["AdamW"], over=over)
-            averager = AVERAGERS["DiLoCo"](made.params.values(), made.replicas)
+            averager = ReplicatedAverager(made, AVERAGERS["DiLoCo"])
             for step in range(STEPS):
                 own = batches(size, step)
                 losses, grads = made.gradients(loss, own[:1].expand_as(own) if step == 0 else own)
@@ -119,33 +118,39 @@ def test_what_has_no_gradient_is_left_alone() -> None:
             assert int(inner.state.leaves["a"].step) == 1 and (params["a"] < 0.6).all()
 
 
-def test_what_cannot_be_averaged_or_stepped_is_refused() -> None:
-    two = StackedReplicas(2)
+def test_a_rule_sees_one_replica_at_a_time() -> None:
+    """By vmap, too: but for the rounding of a norm."""
+    made = [ReplicatedModel(model(), 3) for _ in range(2)]
+    rule = INNER["of whole tensors"]
+    inner = [
+        ReplicatedOptimizer(one.params, rule, over=over)
+        for one, over in zip(made, (at_once, one_by_one), strict=True)
+    ]
+    for step in range(STEPS):
+        _, grads = made[1].gradients(loss, batches(3, step))
+        for one in inner:
+            one.step(grads)
+        for name, param in made[0].params.items():
+            torch.testing.assert_close(param, made[1].params[name], rtol=1e-6, atol=1e-6)
+
+
+def test_the_mean_of_slices_is_in_rank_order() -> None:
+    given = torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(1))
+    want = (((given[0] + given[1]) + given[2]) + given[3]) / 4
+    before = given.clone()
+    assert torch.equal(mean_of_slices(given), want) and torch.equal(given, before)
+
+
+def test_what_cannot_be_stepped_is_refused() -> None:
     unlike = torch.tensor([[1.0], [1.0], [2.0]])
-    average = ScheduledModelAverager(AveragingSchedule(4), two).average_parameters
     trained = ReplicatedModel(model(), 2)
     inner = ReplicatedOptimizer(trained.params, sgd(lr=0.1))
     for call, kind, message in [
-        (lambda: StackedReplicas(0), ValueError, "count must be .* got 0"),
-        (lambda: average([torch.ones(3, 2)]), ValueError, r"tensor 0 has shape \(3, 2\).* of 2"),
-        (lambda: average([torch.tensor(1.0)]), ValueError, r"tensor 0 has shape \(\)"),
-        (lambda: average([], [torch.ones(2).long()]), TypeError, "no mean"),
-        (
-            lambda: outer()([unlike], StackedReplicas(3)),
-            ValueError,
-            r"of tensor 0, replicas \[2\] have another slice than replica 0",
-        ),
-        (lambda: outer()([unlike], two), ValueError, r"tensor 0 has shape \(3, 1\)"),
+        (lambda: ReplicatedModel(model(), 0), ValueError, "count must be .* got 0"),
         (lambda: trained.gradients(loss, batch(0, 0)), ValueError, r"tensor 0 has shape \(5, 3\)"),
         (lambda: inner.step({"weights": unlike}), ValueError, r"\['weights'\], which are no"),
         (lambda: ReplicatedOptimizer({}, sgd()), ValueError, "nothing to step"),
         (lambda: ReplicatedOptimizer({"a": unlike}, 3), TypeError, "must be an Optimizer"),
-        (
-            lambda: scheduled((2, 4), (2, 3))([], two),
-            ValueError,
-            "the last group size is 3, but 2 ranks average",
-        ),
-        (lambda: scheduled(4, bucket_bytes=0)([], two), ValueError, "bucket_bytes must be"),
     ]:
         with case(message=message), pytest.raises(kind, match=message):
             call()

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from functional_optim.core.compiling import uncompiled
-from hooks.averaging.means import agreed, members_of, pairs_over
+from hooks.averaging.contrib.pairs import RankPairs, partners
 from hooks.averaging.model_averager import (
     RANGE,
     ModelAverager,
@@ -20,10 +20,8 @@ from hooks.averaging.model_averager import (
     whole_params_in,
 )
 from hooks.averaging.outer import check_shapes, wide
-from hooks.averaging.pairs import partners
-from hooks.averaging.presets import NOLOCO
-from hooks.averaging.stacked import StackedReplicas
 from hooks.ranges import named_range
+from sharding.transport.groups import resolved
 
 
 class GossipModelAverager(ModelAverager):
@@ -67,8 +65,7 @@ class GossipModelAverager(ModelAverager):
         warmup_steps: steps in which all ranks keep the same parameters (their gradients are
             averaged); the first period begins after them.
         process_group: of the ranks that draw partners; a DeviceMesh of one dimension; None for the
-            world. It needs gloo for CPU tensors, by which pairs exchange theirs. Or
-            :class:`~hooks.averaging.StackedReplicas`, whose parameters lie in this process.
+            world. It needs gloo for CPU tensors, by which pairs exchange theirs.
         seed: of the pairs; the same on all ranks.
 
     Raises:
@@ -98,18 +95,18 @@ class GossipModelAverager(ModelAverager):
     def __init__(
         self,
         params: Iterable[Tensor] | Iterable[Mapping[str, Any]],
-        period: int = NOLOCO.period,
+        period: int = 50,
         *,
-        lr: float = NOLOCO.lr,
-        momentum: float = NOLOCO.momentum,
-        gamma: float = NOLOCO.gamma,
+        lr: float = 0.7,
+        momentum: float = 0.5,
+        gamma: float = 0.7,
         warmup_steps: int = 0,
-        process_group: dist.ProcessGroup | DeviceMesh | StackedReplicas | None = None,
+        process_group: dist.ProcessGroup | DeviceMesh | None = None,
         seed: int = 0,
     ) -> None:
         check_steps(period, warmup_steps)
         _check_rates(lr, momentum, gamma)
-        members = members_of(process_group)
+        members = resolved(process_group)
         super().__init__(members, warmup_steps)
         self.period = period
         """The number of steps from one outer step to the next."""
@@ -119,10 +116,9 @@ class GossipModelAverager(ModelAverager):
         self._params = whole_params_in(params, "GossipModelAverager")
         if not self._params:
             raise ValueError("params has no floating parameters: there is nothing to average")
-        agreed(self._params, members)
         self._anchors = [wide(param) for param in self._params]
         self._deltas = [torch.zeros_like(anchor) for anchor in self._anchors]
-        self._pairs = pairs_over(members)
+        self._pairs = RankPairs(members)
 
     @property
     def bytes_sent(self) -> int:
