@@ -61,11 +61,25 @@ def test_options_are_in_step_in_both_directions() -> None:
 
 def test_an_option_that_needs_other_state_is_named() -> None:
     zero = ZeroRedundancyOptimizer(params(), torch.optim.Adam, lr=1.0)
+    step(zero)
     before = zero.params["0.0"].tolist()
     zero.param_groups[0]["amsgrad"] = True
     with pytest.raises(ValueError, match="now needs max_exp_avg_sq"):
         step(zero)
     assert zero.params["0.0"].tolist() == before
+
+
+def test_an_option_that_needs_other_state_before_the_first_step() -> None:
+    """State is made in the first step, as torch's is, by the options of then."""
+    one, two = params(), params()
+    zero = ZeroRedundancyOptimizer(one, torch.optim.Adam, lr=0.5)
+    other = torch.optim.Adam(two, lr=0.5, foreach=False)
+    for optimizer in (zero, other):
+        optimizer.param_groups[0]["amsgrad"] = True
+        step(optimizer)
+        step(optimizer, -0.5)
+    assert all(map(torch.equal, one, two))
+    assert zero.optim.state[one[0]].keys() == other.state[two[0]].keys()
 
 
 @pytest.mark.parametrize("dampening", [0.0, 0.5])

@@ -15,7 +15,6 @@ from sharding.zero.collective import together
 from sharding.zero.convert import Targets, gets_digits
 from sharding.zero.disk import LOCAL_DISK, Disk, put
 from sharding.zero.load import check_known, check_numbers, numbers_taken, with_options
-from sharding.zero.local import copy_options
 from sharding.zero.manifest import MANIFEST, PART, Manifest, manifest_of, record_of, sealed
 from sharding.zero.parts import OptimizerParts, own_state
 from sharding.zero.restore import SavedState, read_state
@@ -165,7 +164,6 @@ def _read(parts: OptimizerParts, loading: Loading) -> list[str]:
         shards.remake(loading.groups, names)
         for group, new in zip(parts.groups, loading.groups, strict=True):
             group.update(options_of(new))
-        copy_options(parts.groups, parts.optim.param_groups)
         read_state(parts, loading.source)
     every = Targets(shards, parts.groups).named(parts.params, names)
     return [path for path, param, target in every if gets_digits(names[path], target, param)]
