@@ -132,7 +132,9 @@ class LocalShard:
         entries = self.state
         assert entries is not None, "completed before"
         lacking = self.lacking(chain)
-        if lacking and any(isinstance(one, Tensor) and not is_count(one) for one in entries.values()):
+        if lacking and any(
+            isinstance(one, Tensor) and not is_count(one) for one in entries.values()
+        ):
             raise ValueError(
                 f"an option now needs {', '.join(lacking)}, which was not made, at {self.path!r}: "
                 "set that option when the optimizer is constructed, or load a state dict that has "

@@ -1,4 +1,4 @@
-"""Ways to train by a ZeroRedundancyOptimizer: steps after backward, or from a communication hook."""
+"""Two modes of a ZeroRedundancyOptimizer: steps after backward, or from a hook."""
 
 import logging
 from collections.abc import Callable

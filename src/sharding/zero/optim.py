@@ -34,7 +34,7 @@ class ShardOptimizer(torch.optim.Optimizer):
 
     def __init__(self, local: ShardSteps, defaults: Mapping[str, Any], totals: Totals) -> None:
         self._local = local
-        self._totals = WeakMethod(totals)  # type: ignore[type-var]  # it is a method
+        self._totals = WeakMethod(totals)
         # A copy: torch adds to it. The one group that torch wants is not taken.
         super().__init__([{"params": []}], dict(defaults))
 
@@ -50,7 +50,7 @@ class ShardOptimizer(torch.optim.Optimizer):
 
     @property
     def state(self) -> Any:
-        """torch's dicts of state, by what stands in the groups."""
+        """Dicts of state as torch has them, by what stands in the groups."""
         return self._local.owned.states
 
     @state.setter

@@ -52,10 +52,10 @@ class ShardSteps:
         >>> dist.destroy_process_group()
     """
 
-    def __init__(self, shards: LocalShards, param_groups: list[ShardGroup]) -> None:
+    def __init__(self, shards: LocalShards, param_groups: Sequence[ShardGroup]) -> None:
         self.owned = shards
         """All that the rank owns, by path."""
-        self.param_groups: list[Any] = param_groups
+        self.param_groups: list[Any] = [*param_groups]
         self.account = Account()
         self.composed: ComposedShards | None = None
         """What steps all shards at once, where numbers are kept for all parameters."""
