@@ -117,6 +117,7 @@ def test_plans_that_differ_travel_once_each(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_total_takes_a_number_for_each_parameter_on_any_number_of_ranks() -> None:
     sizes: list[list[int]] = []
+    before = dist.all_reduce
 
     def of_rank(group: LocalGroup) -> int:
         params = [nn.Parameter(torch.ones(2)) for _ in range(40)]
@@ -129,7 +130,6 @@ def test_a_total_takes_a_number_for_each_parameter_on_any_number_of_ranks() -> N
 
     for size in (2, 8, 32):
         seen: list[int] = []
-        before = dist.all_reduce
 
         def noted(tensor: Tensor, *more: Any, seen: list[int] = seen, **options: Any) -> Any:
             seen.append(tensor.numel())

@@ -1,7 +1,7 @@
 """All-gather of a few bytes, by messages between pairs of ranks, in rounds of twice the distance.
 
-In round k each rank sends what it has to the rank 2^k behind it: after log2(W) rounds every rank has
-what every rank began with. A rank sends log2(W) messages in place of W - 1.
+In round k each rank sends all that it has to the rank 2^k behind it. After log2(W) rounds every
+rank has what every rank began with. A rank sends log2(W) messages in place of W - 1.
 """
 
 from collections.abc import Sequence
@@ -60,8 +60,8 @@ def disseminated(
             chosen = [(begin - k) % group.size() for k in range(min(reach, group.size() - reach))]
             try:
                 if direction is Direction.TO:
-                    message = blocks.packed(chosen)
-                    sent.append(_launched(what, group, direction, peer, message))
+                    part = blocks.packed(chosen)
+                    sent.append(_launched(what, group, direction, peer, part))
                 else:
                     room = blocks.room(chosen)
                     coming = _launched(what, group, direction, peer, room)

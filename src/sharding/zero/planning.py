@@ -21,7 +21,6 @@ from sharding.zero.collective import together
 from sharding.zero.group_recipes import GroupRecipes
 from sharding.zero.params import Groups, group_numbers, specs_of_groups
 
-
 COMPARED = 4
 """How many different plans travel to all ranks, where ranks have made different ones."""
 
