@@ -32,11 +32,11 @@ from sharding.zero.local_shards import LocalShards
 from sharding.zero.modes import AfterBackward, FromHook, Mode
 from sharding.zero.norm import clip_gradients
 from sharding.zero.optim import ShardOptimizer
+from sharding.zero.owned_groups import OwnedGroup, add_foreign_group, foreign_optimizer
 from sharding.zero.parameter_memory import ParameterMemory
 from sharding.zero.params import checked_group, checked_params, named_params
 from sharding.zero.planning import agreed, extended, named_policy, planned
 from sharding.zero.recipe import recipe_of
-from sharding.zero.shard_groups import ShardGroup, add_foreign_group, foreign_optimizer
 from sharding.zero.shard_steps import ShardSteps
 
 
@@ -176,15 +176,15 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
         shards = LocalShards(recipes, self._memory, self.plan, self.rank)
         for number, group in enumerate(self.param_groups):
             shards.check_options(number, group)
-        return ShardSteps(shards, self._shard_groups(shards))
+        return ShardSteps(shards, self._owned_groups(shards))
 
-    def _shard_groups(self, shards: LocalShards, before: int = 0) -> list[ShardGroup]:
+    def _owned_groups(self, shards: LocalShards, before: int = 0) -> list[OwnedGroup]:
         """This rank's part of each group from a number on, empty ones too."""
         params: list[list[Tensor]] = [[] for _ in self.param_groups]
         for one in shards.every():
             params[one.group].append(one.tensor)
         return [
-            ShardGroup(self.param_groups, number, params[number])
+            OwnedGroup(self.param_groups, number, params[number])
             for number in range(before, len(params))
         ]
 
@@ -303,7 +303,7 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
                 add_foreign_group(self.optim, self.param_groups, number, own[number])
         else:
             self._own.extend(self.plan)
-            self._local.extend(self._shard_groups(self._own, before))
+            self._local.extend(self._owned_groups(self._own, before))
         self._show_numbers()
 
     def _add_divided(self, group: dict[str, Any]) -> None:

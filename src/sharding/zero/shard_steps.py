@@ -19,7 +19,7 @@ from sharding.zero.gradients import gradient_of, own_gradient_of
 from sharding.zero.groups import vector_at
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards, ShardStep
-from sharding.zero.shard_groups import ShardGroup
+from sharding.zero.owned_groups import OwnedGroup
 from sharding.zero.shard_plans import ShardPlans
 
 PLANS = 64
@@ -52,7 +52,7 @@ class ShardSteps:
         >>> dist.destroy_process_group()
     """
 
-    def __init__(self, shards: LocalShards, param_groups: Sequence[ShardGroup]) -> None:
+    def __init__(self, shards: LocalShards, param_groups: Sequence[OwnedGroup]) -> None:
         self.owned = shards
         """All that the rank owns, by path."""
         self.param_groups: list[Any] = [*param_groups]
@@ -88,7 +88,7 @@ class ShardSteps:
         """State for all that is trainable by now."""
         self.owned.complete(self.param_groups)
 
-    def extend(self, groups: Sequence[ShardGroup]) -> None:
+    def extend(self, groups: Sequence[OwnedGroup]) -> None:
         """Step the shards of more groups, too."""
         self.param_groups += groups
         self._every = None

@@ -10,7 +10,7 @@ from functional_optim.core.brief import brief
 from functional_optim.frontends.torch_groups import NOT_OPTIONS, options_of
 
 
-class ShardGroup(MutableMapping[str, Any]):
+class OwnedGroup(MutableMapping[str, Any]):
     """A rank's part of a parameter group: parameters of its own, and the options of the group.
 
     An option has one home, the group of the whole optimizer: what is written here is written there.
@@ -25,7 +25,7 @@ class ShardGroup(MutableMapping[str, Any]):
     Example::
 
         >>> whole = [{"params": ["a", "b"], "lr": 0.1}]
-        >>> own = ShardGroup(whole, 0, ["b"])
+        >>> own = OwnedGroup(whole, 0, ["b"])
         >>> whole[0]["lr"] = 0.2
         >>> own["momentum"] = 0.9
         >>> dict(own), whole[0]["momentum"]
@@ -118,4 +118,4 @@ def _link(
     """Let a group of an optimizer have the options of the whole group."""
     own: list[Any] = optim.param_groups
     groups[number].update(options_of(own[number]))
-    own[number] = ShardGroup(groups, number, own[number]["params"])
+    own[number] = OwnedGroup(groups, number, own[number]["params"])
