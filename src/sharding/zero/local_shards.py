@@ -150,8 +150,7 @@ class LocalShards:
         """
         one = self.by_tensor[id(tensor)]
         chain = self.chain_of(one, groups)
-        if one.state is not self.states[tensor]:
-            one.state = self.states[tensor]
+        one.state = self.states.setdefault(tensor, {})
         if begins:
             one.begin_anew(chain)
         return one.state_for(chain)

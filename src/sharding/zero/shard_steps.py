@@ -62,6 +62,8 @@ class ShardSteps:
         self._lock = threading.RLock()
         self._plans: dict[tuple[LocalShard, ...], ShardPlans] = {}
         self._every: ShardPlans | None = None
+        self._count = 0
+        """How many shards had state when that was made."""
         if shards.recipes.keeps_numbers:
             self.composed = ComposedShards(shards.recipes, shards)
             self.composed.show_numbers(self.param_groups)
@@ -287,8 +289,13 @@ class ShardSteps:
             )
 
     def _of_every(self) -> ShardPlans:
-        if self._every is None:
-            self._every = ShardPlans(self.owned, list(self.owned.every()))
+        states, by_tensor = self.owned.states, self.owned.by_tensor
+        if self._every is None or len(states) != self._count:
+            # In the order of the states, which are then compared by one loop in C.
+            first = {id(one): by_tensor[id(one)] for one in states if id(one) in by_tensor}
+            shards = {**first, **{id(one.tensor): one for one in self.owned.with_state()}}
+            self._every = ShardPlans(self.owned, list(shards.values()))
+            self._count = len(states)
         return self._every
 
     def _of(self, shards: tuple[LocalShard, ...]) -> ShardPlans:
