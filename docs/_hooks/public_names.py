@@ -19,6 +19,7 @@ PACKAGES = (
     "functional_optim.storage",
     "functional_optim.testing",
     "sharding",
+    "sharding.storage",
     "sharding.testing",
     "hooks",
     "hooks.averaging",

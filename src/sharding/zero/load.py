@@ -12,7 +12,7 @@ from functional_optim.frontends.checkpoint_names import matched_by_name
 from functional_optim.frontends.torch_arguments import EXECUTION_OPTIONS
 from functional_optim.frontends.torch_checkpoint import DECOUPLED
 from functional_optim.frontends.torch_groups import neutral_flags, options_of
-from sharding.checkpoint.flat_ranges import elements_of, whole_of
+from sharding.checkpoint.flat_ranges import elements_of, has_parts, whole_of
 from sharding.zero.convert import (
     Target,
     Targets,
@@ -26,7 +26,7 @@ from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards
 from sharding.zero.optim import ShardOptimizer
 from sharding.zero.parts import OptimizerParts
-from sharding.zero.sharded_state import check_origin, has_parts
+from sharding.zero.sharded_state import check_own_parts
 
 Entries = Mapping[str, Any]
 
@@ -44,7 +44,7 @@ def load(parts: OptimizerParts, state_dict: Mapping[str, Any]) -> None:
     groups = _new_groups(parts, state_dict)
     check_numbers(parts, state_dict["param_groups"])
     states = _states_by_path(parts, state_dict)
-    check_origin(parts, states)
+    check_own_parts(parts, states)
     if parts.shards is None:
         _load_foreign(parts, states)
     else:

@@ -11,7 +11,15 @@ from functional_optim.frontends.recipe import StateDictForm
 from sharding.shard_plan import ShardPlan
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards
-from sharding.zero.shard_files import Ranges
+
+
+class Ranges(NamedTuple):
+    """Some elements of a flat tensor."""
+
+    shape: tuple[int, ...]
+    """Of the whole tensor, before it was laid flat."""
+    parts: Mapping[int, Tensor]
+    """By the first element, contiguous tensors of one dimension."""
 
 
 class OptimizerParts(NamedTuple):

@@ -56,6 +56,13 @@ def planned(
             "this group"
         )
     given.check(params)
+    divided = next((one for one in given.specs if one.blocks is not None), None)
+    if divided is not None:
+        raise ValueError(
+            f"{divided.path!r} has {divided.blocks} in the plan, and ZeroRedundancyOptimizer steps "
+            "whole parameters; make the plan without blocks, and give the blocks as options of the "
+            "rule, such as muon(row_blocks=12)"
+        )
     own = ShardPlan(size, specs_like(specs, given), given.pieces, given.policy, given.replicas)
     check_cuts(own, params, recipes)
     return own
@@ -212,7 +219,7 @@ def check_cuts(plan: ShardPlan, params: Mapping[str, Tensor], recipes: GroupReci
         if own is None or kind_of(own) == "per_matrix":
             raise ValueError(
                 f"the plan cuts {path!r} at element {start}, but the optimizer needs parameters "
-                "whole; take a policy that leaves them whole, such as 'balanced'"
+                "whole; take a policy that leaves them whole, such as 'largest_first'"
             )
         if not params[path].is_contiguous():
             raise ValueError(

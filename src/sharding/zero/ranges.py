@@ -17,7 +17,6 @@ from sharding.zero.composed import ComposedShards
 from sharding.zero.gather import GatherWork, messages_of
 from sharding.zero.groups import (
     Transports,
-    group_by_group,
     in_order,
     reduced,
     vectors_of,
@@ -162,8 +161,6 @@ class SteppedByRanges(AveragedParams):
     def total(self, addends: Tensor) -> Tensor:
         """The sum over all parameters, in their order, and ranks: what ``measured`` takes.
 
-        Where groups differ in their chains, those of each group are summed first.
-
         Collective. Where the plan cuts no parameter it is, bit for bit, what one process adds up.
 
         Args:
@@ -179,9 +176,7 @@ class SteppedByRanges(AveragedParams):
         """
         if vector.dim() > 1:
             return torch.stack(list(map(self.summed, vector.unbind())))
-        divides = self._own.recipes.divides
-        groups = [spec.group for spec in self.plan.specs]
-        return group_by_group(vector, groups) if divides else in_order(vector)
+        return in_order(vector)
 
     def gather_ranges(self, paths: Iterable[str] | None = None) -> GatherWork:
         """Launch the gather of these parameters (by default all that are trained). Collective.
