@@ -23,6 +23,12 @@ PLANS = 8
 HYPERS = attrgetter("hypers")
 """Of a group, or a chain; no frame for each step."""
 
+StateOf = Callable[[Group, Tensor, str], LeafState]
+"""Gives the state of a parameter of a group, by its name."""
+
+Gradients = Callable[[list[Tensor]], list[Tensor | None]]
+"""Gives the gradient of each parameter, or None."""
+
 
 class TorchPlans:
     """Keeps the plans of a torch.optim front-end, and sees whether they still hold.
@@ -40,8 +46,10 @@ class TorchPlans:
         self,
         groups: Sequence[Group],
         state: Entries,
-        state_of: Callable[[Group, Tensor, str], LeafState],
+        state_of: StateOf,
         executor: str,
+        gradients: Gradients = grads_of,
+        measured: Sequence[Tensor] = (),
     ) -> Callable[[], object]:
         """A step of every parameter that has a gradient, of which nothing is refused any more.
 
@@ -50,6 +58,8 @@ class TorchPlans:
             state: torch's dicts.
             state_of: gives the state of a parameter, which is written to.
             executor: the name of the chain's.
+            gradients: gives the gradients of parameters; by default their ``.grad``.
+            measured: totals of the chain's measured stages; none to take them of these parameters.
 
         Returns:
             What makes it; the steps after it are planned.
@@ -58,30 +68,54 @@ class TorchPlans:
             TypeError, ValueError, RuntimeError: a gradient or a state that does not fit; no
                 parameter was changed.
         """
+        known = self._known(groups, state, gradients)
+        if known is not None:
+            plan, found = known
+            steps = plan.prepared(found, list(map(HYPERS, groups)), measured)
+            if steps is not None:
+                return steps.make
+        return self._unplanned(groups, state, state_of, executor, gradients, measured)
+
+    def items(
+        self, groups: Sequence[Group], state: Entries, state_of: StateOf, gradients: Gradients
+    ) -> list[Item]:
+        """Return the parameters that have a gradient: those of a plan, or each one checked.
+
+        Args:
+            groups, state, state_of, gradients: as for :meth:`prepared`, and so are the errors.
+        """
+        known = self._known(groups, state, gradients)
+        if known is None:
+            return items_of(groups, state_of, gradients)
+        return known[0].items(known[1], list(map(HYPERS, groups)))
+
+    def _known(
+        self, groups: Sequence[Group], state: Entries, gradients: Gradients
+    ) -> tuple[StepPlan, list[Tensor]] | None:
+        """Return the plan that holds for the gradients there are now, and these; or None."""
         taken = self._taken
-        if taken is not None and taken.holds(groups, state):
-            found: list[Any] = grads_of(taken.params)
-            mask = mask_of(found)
-            if mask is not None:
-                found = [one for one in found if one is not None]
-            plan = self._plans.get(mask)
-            if plan is not None and plan.holds():
-                steps = plan.prepared(found, list(map(HYPERS, groups)))
-                if steps is not None:
-                    return steps.make
-        return self._unplanned(groups, state, state_of, executor)
+        if taken is None or not taken.holds(groups, state):
+            return None
+        found: list[Any] = gradients(taken.params)
+        mask = mask_of(found)
+        if mask is not None:
+            found = [one for one in found if one is not None]
+        plan = self._plans.get(mask)
+        return None if plan is None or not plan.holds() else (plan, found)
 
     def _unplanned(
         self,
         groups: Sequence[Group],
         state: Entries,
-        state_of: Callable[[Group, Tensor, str], LeafState],
+        state_of: StateOf,
         executor: str,
+        gradients: Gradients,
+        measured: Sequence[Tensor],
     ) -> Callable[[], object]:
         """Prepare a step without a plan: each parameter is checked."""
-        items = items_of(groups, state_of)
+        items = items_of(groups, state_of, gradients)
         found = EXECUTORS[in_place(executor, [item.param for item in items], self._stages)]
-        make = engine.prepared(self._stages, found, items)
+        make = engine.prepared(self._stages, found, items, measured)
 
         def step() -> None:
             make()
@@ -108,25 +142,26 @@ class TorchPlans:
 
 
 def items_of(
-    groups: Sequence[Group], state_of: Callable[[Group, Tensor, str], LeafState]
+    groups: Sequence[Group], state_of: StateOf, gradients: Gradients = grads_of
 ) -> list[Item]:
     """The parameters that have a gradient, each once, as a step takes them.
 
     Args:
         groups: as they are now.
         state_of: gives the state of a parameter, which is written to.
+        gradients: gives the gradients of parameters.
 
     Raises:
         TypeError, ValueError: a gradient that does not fit its parameter.
     """
-    items = []
-    seen: set[int] = set()
+    every: dict[int, tuple[Group, Tensor, str]] = {}
     for group in groups:
         for param, name in group.every():
-            grad = param.grad
-            if grad is None or id(param) in seen:
-                continue
-            seen.add(id(param))
+            every.setdefault(id(param), (group, param, name))
+    items = []
+    grads = gradients([param for _, param, _ in every.values()])
+    for (group, param, name), grad in zip(every.values(), grads, strict=True):
+        if grad is not None:
             check_grad(param, grad, name)
             items.append(Item(param, grad, state_of(group, param, name), group.hypers, name))
     return items

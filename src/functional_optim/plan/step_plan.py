@@ -237,6 +237,10 @@ class StepPlan:
         groups = {id(self._items[k].state.step): self._groups[k] for k in places}
         return items, partial(_made, numbers, groups)
 
+    def items(self, gradients: Sequence[Tensor], hypers: Sequence[tuple[Any, ...]]) -> list[Item]:
+        """Return the leaves with these gradients, checked; arguments are those of :meth:`run`."""
+        return self._leaves(range(len(self._items)), list(gradients), hypers, None)[0]
+
     def holds(self) -> bool:
         """Return True if leaves are what they were."""
         if not self._has_common_counts():

@@ -9,7 +9,6 @@ from torch import Tensor
 from functional_optim.core.brief import brief
 from functional_optim.frontends.torch_checkpoint import with_group_steps
 from sharding.shard_plan import ShardPlan
-from sharding.zero.local import copy_options
 from sharding.zero.parts import OptimizerParts
 from sharding.zero.ranges import SteppedByRanges
 from sharding.zero.read import read_state_dict
@@ -65,9 +64,9 @@ class Checkpointed(SteppedByRanges):
     @property
     def _tensors(self) -> dict[str, list[Tensor]]:
         """By path of a parameter that this rank owns: the parameter, or parts of it."""
-        if self._shards is None:
+        if self._local is None:
             return {one.path: [self.params[one.path]] for one in self.owned}
-        every = self._shards.by_path.items()
+        every = self._own.by_path.items()
         return {path: [one.tensor for one in shards] for path, shards in every}
 
     @property
@@ -77,7 +76,7 @@ class Checkpointed(SteppedByRanges):
             self.params,
             self.param_groups,
             self.optim,
-            self._shards,
+            None if self._local is None else self._own,
             self.process_group,
             self.join_device,
         )
@@ -97,7 +96,6 @@ class Checkpointed(SteppedByRanges):
             TypeError: state of a class of one's own that is neither tensor nor plain value.
             ValueError: a rank that there is not.
         """
-        copy_options(self.param_groups, self.optim.param_groups)
         self._collected = None
         self._collected = Collected(to, collected(self._parts, to))
 
@@ -111,7 +109,7 @@ class Checkpointed(SteppedByRanges):
                 f"consolidate_state_dict(to={self.rank}) on all ranks. After the next step, "
                 "state_dict() has this rank's part"
             )
-        if found is None and self._shards is None:
+        if found is None and self._local is None:
             raise RuntimeError(
                 f"nothing is known of the state of {type(self.optim).__name__}, so a rank cannot "
                 "tell what it has of the state of all ranks: call consolidate_state_dict("

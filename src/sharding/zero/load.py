@@ -22,7 +22,6 @@ from sharding.zero.convert import (
     spans_of,
     state_of,
 )
-from sharding.zero.local import copy_options
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards
 from sharding.zero.optim import ShardOptimizer
@@ -55,7 +54,6 @@ def load(parts: OptimizerParts, state_dict: Mapping[str, Any]) -> None:
             _load_shards(parts, parts.shards, groups, states, steps)
     for group, new in zip(parts.groups, groups, strict=True):
         group.update(options_of(new))
-    copy_options(parts.groups, parts.optim.param_groups)
 
 
 def check_numbers(parts: OptimizerParts, saved: Sequence[Mapping[str, Any]]) -> None:
@@ -179,7 +177,6 @@ def _load_shards(
     steps: Sequence[Any],
 ) -> None:
     """Load what a rank owns; ``steps`` are the counts that groups were saved with, or None."""
-    assert isinstance(parts.optim, ShardOptimizer)
     for number, group in enumerate(groups):
         shards.check_options(number, group)
     targets = Targets(shards, groups)
@@ -200,8 +197,6 @@ def _load_shards(
             shard.write(shards.chain_of(shard, groups), state)
     for param, target, entries in digits:  # all of them: each rank was given everything
         give_digits(param, target, entries)
-    copy_options(groups, parts.optim.param_groups)
-    parts.optim.show(shard for shard in shards.every() if shard.state is not None)
 
 
 def _trained(parts: OptimizerParts, states: Mapping[str, Entries]) -> list[str]:

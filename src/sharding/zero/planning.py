@@ -21,6 +21,9 @@ from sharding.zero.collective import together
 from sharding.zero.group_recipes import GroupRecipes
 from sharding.zero.params import Groups, group_numbers, specs_of_groups
 
+COMPARED = 4
+"""How many different plans travel to all ranks, where ranks have made different ones."""
+
 
 def planned(
     params: Mapping[str, Tensor],
@@ -70,7 +73,7 @@ def agreed(
 ) -> ShardPlan:
     """Make a plan, and see to it that every rank of a group has made the same one. Collective.
 
-    What travels is a digest; only where one differs, the plans as JSON.
+    What travels is a digest; only where digests differ, a few of the different plans as JSON.
 
     Raises:
         ValueError: on every rank, with the differences between their parameters or plans.
@@ -83,12 +86,20 @@ def agreed(
         made.append(make())
         return made[0].digest
 
-    if len(set(together(group, device, "make a plan", digest))) == 1:
+    digests = together(group, device, "make a plan", digest)
+    if len(set(digests)) == 1:
         return made[0]
-    texts = together(group, device, "compare plans", made[0].to_json)
-    first, *others = [ShardPlan.from_json(text) for text in texts]
-    for rank, other in enumerate(others, start=1):
-        changes = first.diff(other)
+    # One rank for each plan that there is, and of many plans the first ones.
+    telling = sorted(map(digests.index, set(digests)))[:COMPARED]
+    texts = together(
+        group,
+        device,
+        "compare plans",
+        lambda: made[0].to_json() if group.rank() in telling else None,
+    )
+    first, *others = [(rank, ShardPlan.from_json(texts[rank])) for rank in telling]
+    for rank, other in others:
+        changes = first[1].diff(other)
         if changes:
             raise ValueError(
                 "the ranks have different parameters or plans; all must be the same, in the same "
