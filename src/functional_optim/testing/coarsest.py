@@ -6,20 +6,20 @@ from typing import Any
 import optree
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from functional_optim.optimizer import Optimizer
 from functional_optim.testing.runs import Run
 
 
-class _DtypeMode(TorchDispatchMode):
+class _DtypeMode(TorchFunctionMode):
     """Notes the dtypes of all floating-point results."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.seen: set[torch.dtype] = set()
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         found = func(*args, **(kwargs or {}))
