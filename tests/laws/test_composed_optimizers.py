@@ -13,8 +13,12 @@ from functional_optim import (
     chain,
     clip_by_global_norm,
     cosine,
+    decoupled_weight_decay,
     ema,
+    freeze,
     labels,
+    masked,
+    matching,
     muon,
     partition,
     warmup,
@@ -57,3 +61,21 @@ def test_a_rule_that_fails_on_complex_numbers_is_not_left_out() -> None:
         check_optimizer(
             lambda: chain(odd(lr=0.1)), laws=["complex is its real view"], max_examples=5
         )
+
+
+def test_an_optimizer_that_selects_by_name_is_checked_with_names() -> None:
+    """Runs with fewer parameters lack some of the names, which is no mistake there."""
+    seen: set[str] = set()
+
+    def is_bias(path: Any) -> bool:
+        seen.add(path[0])
+        return str(path[0]).endswith("bias")
+
+    def made() -> Optimizer:
+        decay = masked(decoupled_weight_decay(0.1), ~matching("*bias"))
+        return chain(decay, freeze(is_bias), adamw(lr=1e-3))
+
+    check_optimizer(
+        made, names=("weight", "bias"), laws=("pure", "auto is reference"), max_examples=20
+    )
+    assert {"weight", "bias", "a"} <= seen

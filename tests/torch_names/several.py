@@ -17,6 +17,7 @@ from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.algorithms.join import Join
+from torch.distributed.checkpoint import filesystem
 from torch.distributed.tensor import placement_types
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -351,3 +352,14 @@ def timeouts(names: Any) -> None:
         assert names.timeout_of(dist.group.WORLD, CPU) == SECONDS
         other = dist.new_group([0], timeout=timedelta(seconds=78))
         assert names.timeout_of(other, CPU) == timedelta(seconds=78)
+
+
+@row(
+    (torch.serialization, "_get_layout"),
+    (filesystem, "_StorageInfo"),
+    refuses=lambda names: names.names_in_metadata(),
+)
+def names_in_metadata(names: Any) -> None:
+    """They are found by the names under which they are pickled."""
+    for (module, name), one in names.names_in_metadata().items():
+        assert (one.__module__, one.__qualname__) == (module, name)

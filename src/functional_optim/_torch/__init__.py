@@ -8,6 +8,7 @@ Importing this brings nothing that ``import torch`` has not brought: what is slo
 imported by the function that needs it.
 """
 
+from functional_optim._torch.checkpoints import names_in_metadata
 from functional_optim._torch.compilers import (
     COMPILER,
     SCRIPT_QUALNAME,
@@ -140,6 +141,7 @@ __all__ = [
     "load_state_dict_hooks",
     "may_be_view",
     "memory_of",
+    "names_in_metadata",
     "queue_callback",
     "replica_of",
     "rpc_over_sockets",

@@ -28,8 +28,8 @@ class LawNotTried(Exception):  # noqa: N818  it says what happened
         way_out = (
             "or check the other laws, with scripted=False"
             if isinstance(reason, UnscriptableError)
-            else "the reference refuses it too, so it is no matter of this law: mend the rule, or "
-            "say what it takes (dtypes=, options=, laws=; for its users, the stage's dtypes=)"
+            else "the reference executor refuses it too, so this law was not tried. Change the "
+            "optimizer, or limit what is tried with dtypes=, options=, matrices=, names= or laws="
         )
         super().__init__(
             f"the law {law!r} cannot be tried: {type(reason).__name__}: {reason}\n{way_out}\n"
@@ -61,6 +61,7 @@ def check_optimizer(
     one_chain: bool | None = None,
     device: str = "cpu",
     missing: bool = True,
+    names: Iterable[str] = (),
     laws: Iterable[str] | None = None,
     max_examples: int = 30,
     derandomize: bool = True,
@@ -95,6 +96,8 @@ def check_optimizer(
         missing: True also compares with the oracle in runs in which some gradients are None. False
             is for a class that counts steps for a whole parameter group, and so for a parameter
             without a gradient too. The other laws draw missing gradients in any case.
+        names: of the first parameters, for an optimizer that selects by name; up to three are
+            drawn. Others are called a, b and c.
         laws: names of the laws to check (see :data:`LAWS`); by default all that apply, except those
             that compile code.
         max_examples: how many runs are drawn for each law.
@@ -129,6 +132,7 @@ def check_optimizer(
         matrices=matrices,
         device=device,
         missing=missing,
+        names=tuple(names),
     )
     usual = [name for name, law in LAWS.items() if not law.slow]
     chosen = usual if laws is None else list(laws)
@@ -192,6 +196,7 @@ class _Drawn(NamedTuple):
             max_steps=subject.max_steps,
             missing=missing,
             device=subject.device,
+            names=subject.names,
             **self.sizes,
         )
 

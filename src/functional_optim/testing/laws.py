@@ -88,7 +88,7 @@ def in_place(subject: Subject, run: Run) -> None:
 
 
 def same_as_oracle(subject: Subject, run: Run) -> None:
-    """Parameters and state are the oracle's, after every option, dtype, layout and None."""
+    """Parameters and state must equal the oracle's, for all options and missing gradients."""
     assert subject.oracle is not None
     optimizer = subject.build(run)
     params, state = replay_steps(optimizer, run.params(), run.grads())

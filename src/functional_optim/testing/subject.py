@@ -46,6 +46,7 @@ class Subject:
         missing: whether the oracle is also compared with where gradients are missing.
         takes_complex: whether its parameters may be complex.
         max_steps: most steps of a run that is drawn.
+        names: of the first parameters.
     """
 
     factory: Callable[..., Optimizer]
@@ -59,6 +60,7 @@ class Subject:
     missing: bool = True
     takes_complex: bool = True
     max_steps: int = MAX_STEPS
+    names: tuple[str, ...] = ()
 
     def shapes(self, usual: tuple[Shape, ...] = USUAL_SHAPES) -> tuple[Shape, ...]:
         """Return the shapes that the subject takes, of those usually drawn; or small matrices."""

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint import metadata
 from torch.distributed.checkpoint.metadata import Metadata
+
+from functional_optim._torch import names_in_metadata
 
 _KNOWN: dict[tuple[str, str], Any] = {
     ("pathlib", "PosixPath"): pathlib.PurePosixPath,
@@ -16,8 +18,6 @@ _KNOWN: dict[tuple[str, str], Any] = {
     ("pathlib", "WindowsPath"): pathlib.PureWindowsPath,
     ("pathlib", "PureWindowsPath"): pathlib.PureWindowsPath,
     ("torch", "Size"): torch.Size,
-    ("torch.serialization", "_get_layout"): torch.serialization._get_layout,  # noqa: SLF001
-    (filesystem.__name__, "_StorageInfo"): filesystem._StorageInfo,  # noqa: SLF001
     **{
         (metadata.__name__, name): getattr(metadata, name)
         for name in (
@@ -33,10 +33,10 @@ _KNOWN: dict[tuple[str, str], Any] = {
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        try:
-            return _KNOWN[module, name]
-        except KeyError:
-            raise ValueError(f"it has {module}.{name}") from None
+        found = _KNOWN.get((module, name)) or names_in_metadata().get((module, name))
+        if found is None:
+            raise ValueError(f"it has {module}.{name}")
+        return found
 
 
 def decode_metadata(content: bytes, path: Path) -> Metadata:
