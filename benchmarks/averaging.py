@@ -7,15 +7,16 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from benchmarks.outer_settings import OUTER_SETTINGS
 from functional_optim import Optimizer
 from hooks.averaging import (
-    OUTER_SETTINGS,
     AveragingSchedule,
     ModelAverager,
     OuterModelAverager,
     ScheduledModelAverager,
 )
-from hooks.averaging.compression import Blocks, Compression, Statistical, TopK
+from hooks.averaging.compression import Blocks, Compression, TopK
+from hooks.averaging.contrib import Statistical
 from sharding import ParameterSpec, plan
 
 TITLE = "averaging: "

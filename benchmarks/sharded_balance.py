@@ -7,8 +7,8 @@ from benchmarks.workloads import GPT2, RESNET50, WORKLOADS, Shape
 from functional_optim import adamw
 from sharding import ParameterSpec, plan
 
-GREEDY, BALANCED, ELEMENTS = "greedy", "balanced", "elements"
-POLICIES = (GREEDY, BALANCED, ELEMENTS)
+GREEDY, LARGEST_FIRST, ELEMENTS = "greedy", "largest_first", "elements"
+POLICIES = (GREEDY, LARGEST_FIRST, ELEMENTS)
 """The first one makes the partition that torch's class makes."""
 RANKS = (2, 8, 64, 512, 4096)
 

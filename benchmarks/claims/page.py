@@ -74,7 +74,7 @@ Written by `make claims ARGS=--write`. The demo's transformer with {scale.blocks
 one process: {counts} of them. To compare 8 replicas with 2, each of the 8 has {few} stretches, so \
 that all together see as many. Muon within is for the matrices of the block, with steps of the \
 size of AdamW's (`adjust_lr_fn="match_rms_adamw"`), momentum 0.9 and AdamW for all else, as in \
-MuLoCo (`hooks.averaging.muloco_inner`). DiLoCo, and whatever has an outer rule: SGD every \
+MuLoCo (`benchmarks/claims/muloco.py`). DiLoCo, and whatever has an outer rule: SGD every \
 {PERIOD} steps, with lr {OUTER.lr} and Nesterov's momentum {OUTER.momentum}, which are \
 {OUTER.source}. Losses are in nats for each character, of the mean of the replicas: the mean over \
 {len(SEEDS)} seeds, least and greatest. The learning rate within is the demo's times \

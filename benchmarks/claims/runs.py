@@ -6,24 +6,24 @@ replicas come to one model.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from functional_optim import Optimizer, adamw, matching
-from hooks.averaging import (
-    OUTER_SETTINGS,
-    ModelAverager,
-    OuterModelAverager,
-    PeriodicModelAverager,
+from benchmarks.claims.muloco import muloco_inner
+from benchmarks.claims.replicas import (
+    ReplicatedAverager,
     ReplicatedModel,
     ReplicatedOptimizer,
-    muloco_inner,
+    mean_of_slices,
 )
-from hooks.averaging.compression import Compression, Statistical
-from hooks.averaging.stacked import mean_of_slices
+from benchmarks.outer_settings import OUTER_SETTINGS
+from functional_optim import Optimizer, adamw, matching
+from hooks.averaging import ModelAverager, OuterModelAverager, PeriodicModelAverager
+from hooks.averaging.compression import Compression
+from hooks.averaging.contrib import Statistical
 from hooks.demo import text
 from hooks.demo.front_ends import HyperParameters
 from hooks.demo.model import Decoder, mean_loss
@@ -57,7 +57,8 @@ TINY = Scale(steps=32, batch_size=4, context=8, width=8, validation=16)
 RATES = (1.0, 2.0, 4.0)
 """Learning rates within, in multiples of the demo's: the first for all runs, or each run's best."""
 
-Averager = Callable[[ReplicatedModel], ModelAverager]
+Averager = Callable[[Sequence[Tensor], Any], ModelAverager]
+"""``averager(params, group)``, of one replica."""
 Inner = Callable[[HyperParameters], Optimizer]
 
 
@@ -89,15 +90,15 @@ class Run(NamedTuple):
 
 
 def _mean_every(period: int) -> Averager:
-    return lambda model: PeriodicModelAverager(period, process_group=model.replicas)
+    return lambda params, group: PeriodicModelAverager(period, process_group=group)
 
 
 def _nesterov(compression: Compression | None = None, *, error_feedback: bool = True) -> Averager:
-    return lambda model: OuterModelAverager(
-        model.params.values(),
+    return lambda params, group: OuterModelAverager(
+        params,
         OUTER.optimizer(),
         PERIOD,
-        process_group=model.replicas,
+        process_group=group,
         compression=compression,
         error_feedback=error_feedback,
     )
@@ -155,7 +156,7 @@ def train(run: Run, seed: int, scale: Scale, rate: float = 1.0) -> float:
     settings = Settings(steps=scale.steps)
     hyper = HyperParameters(lambda made: rate * settings.learning_rate(made))
     inner = ReplicatedOptimizer(model.params, run.inner(hyper))
-    averager = None if run.averager is None else run.averager(model)
+    averager = None if run.averager is None else ReplicatedAverager(model, run.averager)
     own = scale._replace(batch_size=scale.batch_size // run.batch_parts)
     chances = [torch.Generator().manual_seed(1000 * seed + k) for k in range(run.replicas)]
     with sdpa_kernel(SDPBackend.MATH):  # torch's other kernels for the CPU take no stacks
@@ -166,7 +167,7 @@ def train(run: Run, seed: int, scale: Scale, rate: float = 1.0) -> float:
                 inner.step({name: _shared(grad) for name, grad in grads.items()})
             else:
                 inner.step(grads)
-                averager.average_parameters(model.params.values())
+                averager.average_parameters()
     return _loss(model, text.even_batch(corpus.validation, scale.validation, scale.context))
 
 

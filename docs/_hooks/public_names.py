@@ -19,10 +19,13 @@ PACKAGES = (
     "functional_optim.storage",
     "functional_optim.testing",
     "sharding",
+    "sharding.storage",
     "sharding.testing",
     "hooks",
     "hooks.averaging",
     "hooks.averaging.compression",
+    "hooks.averaging.contrib",
+    "hooks.in_backward",
     "hooks.testing",
 )
 """Packages whose ``__all__`` is public."""

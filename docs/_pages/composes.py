@@ -57,7 +57,7 @@ REASONS = {
     "numbers only": "a TorchScript program holds numbers|has no Python to ask|"
     "changes with what is fed",
     "all gradients": "needs the gradients of all parameters before",
-    "names": "is meant for no parameter|selects parameters by their names",
+    "names": "matches no parameter|selects parameters by their names",
     "branches": "data-dependent control flow|calling .item\\(\\) on a Tensor",
     "stored": "is stored already|no plain function",
     "whole tensors": "is a DTensor",

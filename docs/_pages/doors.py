@@ -206,7 +206,7 @@ def _zero_hook(kind: Kind) -> Values:
 
 def _in_backward(kind: Kind) -> Values:
     module = model()
-    apply_optimizer_in_backward(kind.build(), module.named_parameters(), {})
+    apply_optimizer_in_backward(kind.build(), module.named_parameters(), {}, ddp=False)
     try:
         for _ in range(STEPS):
             loss_of(module).backward()

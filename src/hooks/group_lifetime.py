@@ -1,11 +1,11 @@
-"""Process groups live a little longer than the hooks that communicate over them.
+"""Process groups live a little longer than the hooks that give callbacks to threads of gloo.
 
-What follows a collective is called, and then let go of, in a thread of gloo, which needs Python's
-lock for that. A group that is freed at this moment waits for its threads with the lock in hand, for
-ever; if what is let go of is the last to hold the group, the thread waits for itself, and ends the
-process. Both happen where a program destroys the group and drops DDP right after a backward pass.
-And where a program ends at such a moment, Python (before 3.14) stops the thread that asks for its
-lock, and that aborts the process.
+What a user's communication hook has follow a collective is called, and then let go of, in a thread
+of gloo, which needs Python's lock for that. A group that is freed at this moment waits for its
+threads with the lock in hand, for ever; if what is let go of is the last to hold the group, the
+thread waits for itself, and ends the process. Both happen where a program destroys the group and
+drops DDP right after a backward pass. So the group is held for some seconds more, and then freed in
+a thread that has nothing else to do. Hooks that give gloo no callbacks need none of this.
 """
 
 import atexit
@@ -16,13 +16,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from hooks.gloo_threads import await_rest
-
 SECONDS = 5.0
-"""For how long a group is held at least, once its hook is gone."""
+"""For how long a group is held, once its hook is gone."""
 
 LONGEST = 30.0
-"""For how many seconds gloo's threads, or a group that is just being freed, are waited for."""
+"""For how many seconds a program that ends waits for a group that is just being freed."""
 
 _FREEING = threading.Lock()
 
@@ -49,15 +47,13 @@ def _let_go_later(group: dist.ProcessGroup) -> None:
 
 
 def _free(held: list[dist.ProcessGroup]) -> None:
-    await_rest(LONGEST)
     with _FREEING:
         held.clear()
 
 
 def _free_no_more() -> None:
-    """A thread that frees a group while Python ends, or asks for its lock, is stopped: an abort."""
+    """A thread that frees a group while Python ends is stopped, which aborts the process."""
     _FREEING.acquire(timeout=LONGEST)
-    await_rest(LONGEST)
 
 
 def _begin_anew() -> None:

@@ -6,10 +6,11 @@ backward itself needs.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import Optimizer, TorchOptimizer
 from functional_optim._torch import IN_BACKWARD_OPTIMIZERS, OPTIMIZER_CLASSES, OPTIMIZER_KWARGS
@@ -20,7 +21,16 @@ from functional_optim.core.compiling import uncompiled
 from functional_optim.core.links import keeps_shared
 from functional_optim.kernels import is_measured
 from functional_optim.optimizer.constructors import made_without_params
-from hooks.in_backward_ddp import await_ddp, reduced_elsewhere, stepping_of, watch_ddp
+from hooks.in_backward_ddp import (
+    check_named,
+    is_reduced_elsewhere,
+    prepare,
+    reduce_in_backward,
+    stepping_of,
+    watch_modules,
+)
+
+__all__ = ["apply_optimizer_in_backward", "get_in_backward_optimizers", "reduce_in_backward"]
 
 Make = Callable[..., torch.optim.Optimizer]
 
@@ -38,6 +48,8 @@ def apply_optimizer_in_backward(
     params: Iterable[Any],
     optimizer_kwargs: Mapping[str, Any],
     register_hook: bool = True,
+    *,
+    ddp: DistributedDataParallel | Literal[False] | None = None,
 ) -> None:
     """Have an optimizer of its own step each parameter during ``backward()``.
 
@@ -53,7 +65,8 @@ def apply_optimizer_in_backward(
     scaled by a GradScaler would be stepped scaled, and a parameter that re-entrant checkpointing
     brings into several passes is stepped in each.
 
-    **With DistributedDataParallel**, applied before or after wrapping, parameters are stepped by
+    **With DistributedDataParallel**, give the module as ``ddp``, or call
+    :func:`~hooks.in_backward.reduce_in_backward` once it is made. Parameters are then stepped by
     the mean over all ranks, from DDP's communication hook, which must be free for it, and gradients
     are None at the end of backward. Here, gradients accumulate as usual under ``no_sync``, to be
     reduced and stepped by the next pass. Parameters that DDP is told to ignore are stepped on their
@@ -69,15 +82,19 @@ def apply_optimizer_in_backward(
             Optimizer, hyper-parameters to replace.
         register_hook: without it, optimizers are made and kept but nothing steps them, unless DDP
             does.
+        ddp: the DistributedDataParallel module that reduces the gradients of these parameters;
+            False where none does. It must be said where there is a process group, but for
+            parameters of a module that was given before.
 
     Raises:
         TypeError: ``params`` holds something else; ``optimizer_class`` is none of these, or takes
-            inputs beside the gradients.
-        ValueError: no parameter; one that requires no gradient or is no leaf; an optimizer that
-            needs all gradients at once (clipping by global norm) or a closure (LBFGS).
-        RuntimeError: (from forward) DDP's communication hook is taken; (from backward) a gradient
-            that DDP would have to reduce and will not, since this was called after its forward
-            pass, or the wrapped module was called without it.
+            inputs beside the gradients; ``ddp`` is neither.
+        ValueError: it is not said which DDP module reduces gradients; no parameter; one that
+            requires no gradient or is no leaf; an optimizer that needs all gradients at once
+            (clipping by global norm) or a closure (LBFGS).
+        RuntimeError: DDP's communication hook is taken; (from backward) a gradient that DDP would
+            have to reduce and will not, since the wrapped module was called without it, or this was
+            called after its forward pass, or DDP was made later and never named.
 
     Example::
 
@@ -97,14 +114,18 @@ def apply_optimizer_in_backward(
         raise ValueError("params has no parameter; was it a generator that was used up before?")
     make = _maker(optimizer_class)
     made = [_made(make, request) for request in requests]
-    watch_ddp()
+    check_named(ddp, {request.name: request.param for request in requests})
+    params = [request.param for request in requests]
+    stepper = prepare(ddp, params) if isinstance(ddp, DistributedDataParallel) else None
+    watch_modules()
     for request, optimizer in zip(requests, made, strict=True):
         _attach(request, optimizer, optimizer_class)
         stepping = stepping_of(request.param)
         if register_hook and not stepping.hooked:
             request.param.register_post_accumulate_grad_hook(_step)
             stepping.hooked = True
-    await_ddp([request.param for request in requests])
+    if stepper is not None:
+        stepper.take_over(params)
 
 
 def get_in_backward_optimizers(module: torch.nn.Module) -> list[torch.optim.Optimizer]:
@@ -134,7 +155,7 @@ def _optimizers(param: Tensor) -> list[torch.optim.Optimizer]:
 @uncompiled
 def _step(param: Tensor) -> None:
     """Step a parameter whose gradient has been accumulated."""
-    if reduced_elsewhere(param):
+    if is_reduced_elsewhere(param):
         return
     for optimizer in _optimizers(param):
         optimizer.step()

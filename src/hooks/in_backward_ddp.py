@@ -1,19 +1,13 @@
 """Optimizers in backward under DistributedDataParallel: never on a gradient of one rank alone.
 
 A hook on a parameter runs before DDP has reduced the gradient. So parameters that a DDP module
-reduces are stepped from its communication hook. To know of DDP modules, a hook of torch's is told
-of every module that becomes part of another (from the first call of apply_optimizer_in_backward
-on; it costs one type check when modules are made, and nothing when they run). The rest is done
-before the forward pass of those.
-
-torch's DDP, at its first forward, looks for ``param._in_backward_optimizers`` too, to register a
-hook of its own that needs an accelerator. It does not find the attribute of parameters that are
-taken care of here.
+reduces are stepped from its communication hook, once the user has named the module. A module that
+is made later around such parameters is noted, by a hook of torch's that is told of every module
+that becomes part of another. Until the user names it, backward raises an error.
 """
 
-import gc
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,14 +18,21 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.futures import Future
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from functional_optim._torch import IN_BACKWARD_OPTIMIZERS, ignored_by_ddp, queue_callback
+from functional_optim._torch import (
+    IN_BACKWARD_OPTIMIZERS,
+    finish_init,
+    ignored_by_ddp,
+    queue_callback,
+)
 from functional_optim.core.compiling import uncompiled
 from hooks.arrivals import reduced_by
-from hooks.driver import BucketDriver, gradients_in, when_ready
-from hooks.usage import may_leave_unused
+from hooks.communication import Communication
+from hooks.driver import BucketDriver, counted, gradients_in
+from hooks.usage import UsedFlags, may_leave_unused
+
+Module = DistributedDataParallel
 
 
 @dataclass
@@ -40,40 +41,18 @@ class Stepping:
 
     hooked: bool = False
     """Whether its own hook is registered."""
-    ddp: "weakref.ref[DistributedDataParallel] | None" = None
+    ddp: "weakref.ref[Module] | None" = None
     """The DDP module that reduces its gradient, and whose communication hook steps it."""
-    awaited: "weakref.ref[DistributedDataParallel] | None" = None
-    """A DDP module that reduces it, but has not been called since the optimizer was applied."""
-
-
-@dataclass
-class _Watched:
-    """Record of a DDP module."""
-
-    applied: int = -1
-    """How many times optimizers had been applied when it was last called."""
-    stepper: "BackwardStepper | None" = None
-    """Its communication hook, where it steps parameters."""
-    hiding: RemovableHandle | None = None
-    """Of the hook that ends the hiding of an attribute."""
-
-
-@dataclass
-class _Watch:
-    """Records of a process."""
-
-    handle: RemovableHandle | None = None
-    applied: int = 0
-    """How many times optimizers have been applied."""
+    wrapper: "weakref.ref[Module] | None" = None
+    """A DDP module that was made around it, and that nobody has named yet."""
 
 
 _PARAMETERS: Any = WeakTensorKeyDictionary()
 """How each parameter with an optimizer in backward is stepped."""
-_MODULES: "weakref.WeakKeyDictionary[DistributedDataParallel, _Watched]" = (
-    weakref.WeakKeyDictionary()
-)
-"""All DDP modules."""
-_WATCH = _Watch()
+_STEPPERS: "weakref.WeakKeyDictionary[Module, BackwardStepper]" = weakref.WeakKeyDictionary()
+"""The communication hook of each DDP module that steps in backward."""
+_WATCHING: list[Any] = []
+"""Handle of the hook that is told of modules; none before optimizers are first applied."""
 
 
 def stepping_of(param: Tensor) -> Stepping:
@@ -84,26 +63,24 @@ def stepping_of(param: Tensor) -> Stepping:
     return found
 
 
-def reduced_elsewhere(param: Tensor) -> bool:
+def is_reduced_elsewhere(param: Tensor) -> bool:
     """Return True if a DDP module steps this parameter, so that its own hook must not.
 
     Raises:
-        RuntimeError: one would have to, but could not be told.
+        RuntimeError: a DDP module was made around it and not named, or was not called.
     """
     own = stepping_of(param)
-    if own.awaited is not None and own.awaited() is not None:
+    if own.wrapper is not None and own.wrapper() is not None:
         raise RuntimeError(
-            f"a parameter of shape {tuple(param.shape)} has an optimizer in backward, and belongs "
-            "to a DistributedDataParallel module that was not called since it was applied: the "
-            "gradient is not reduced here, and was not stepped. Apply optimizers before the "
-            "forward pass of the DDP module; to go on without DDP, delete it first"
+            f"a parameter of shape {tuple(param.shape)} has an optimizer in backward, and a "
+            "DistributedDataParallel module was made around it since: the gradient is not reduced "
+            "here, and was not stepped. Call hooks.in_backward.reduce_in_backward(ddp) after "
+            "wrapping; to go on without DDP, delete it first"
         )
     ddp = None if own.ddp is None else own.ddp()
     if ddp is None:
         return False
-    stepper = _MODULES[ddp].stepper
-    assert stepper is not None, "made before its parameters were told of it"
-    if not stepper.called:
+    if not _STEPPERS[ddp].called:
         raise RuntimeError(
             f"a parameter of shape {tuple(param.shape)} has an optimizer in backward and belongs "
             "to a DistributedDataParallel module, but that was not called before this backward "
@@ -113,92 +90,111 @@ def reduced_elsewhere(param: Tensor) -> bool:
     return True
 
 
-def watch_ddp() -> None:
-    """Look for DDP modules from now on, and for those that are there already."""
-    if _WATCH.handle is None and dist.is_available():
-        _WATCH.handle = register_module_module_registration_hook(_at_registration)
-        if dist.is_initialized():
-            for one in gc.get_objects():
-                if issubclass(type(one), DistributedDataParallel):  # asks no proxy for its class
-                    _notice(one)
-
-
-def await_ddp(params: Sequence[Tensor]) -> None:
-    """Optimizers were applied: a DDP module of these parameters has to be called before backward.
-
-    One that steps some of them already steps them all.
-    """
-    _WATCH.applied += 1
-    wanted = {id(param) for param in params}
-    for ddp in list(_MODULES):
-        for _, param in _managed(ddp):
-            own = stepping_of(param)
-            if id(param) in wanted and (own.ddp is None or own.ddp() is not ddp):
-                own.awaited = weakref.ref(ddp)
+def watch_modules() -> None:
+    """Note from now on each DDP module that is made around parameters with optimizers."""
+    if not _WATCHING and dist.is_available():
+        _WATCHING.append(register_module_module_registration_hook(_at_registration))
 
 
 def _at_registration(owner: torch.nn.Module, name: str, part: Any) -> None:
     """Runs when a module becomes part of another: a DDP module is being made."""
-    if name == "module" and isinstance(owner, DistributedDataParallel):
-        _notice(owner)
+    if name == "module" and isinstance(owner, Module):
         for path, param in part.named_parameters():
             if param in _PARAMETERS and path not in owner.parameters_to_ignore:
-                stepping_of(param).awaited = weakref.ref(owner)
+                stepping_of(param).wrapper = weakref.ref(owner)
 
 
-def _notice(ddp: DistributedDataParallel) -> None:
-    _MODULES[ddp] = _Watched()
-    ddp.register_forward_pre_hook(_before_forward)
+def check_named(ddp: object, params: Mapping[str, Tensor]) -> None:
+    """Check that it is said which DDP module reduces gradients, before anything is changed.
 
+    Args:
+        ddp: the module, False for none, or None where nothing was said.
+        params: to be stepped, by the names that errors give them.
 
-def _managed(ddp: DistributedDataParallel) -> list[tuple[str, Tensor]]:
-    """Names and parameters whose gradients DDP reduces and somebody steps in backward."""
-    return [
-        (name, param)
-        for name, param in ddp.module.named_parameters()
-        if param in _PARAMETERS and name not in ddp.parameters_to_ignore
-    ]
-
-
-def _before_forward(module: DistributedDataParallel, arguments: Any) -> None:
-    """Runs before the forward pass of every DDP module."""
-    own = _MODULES.setdefault(module, _Watched())
-    if own.hiding is not None:
-        own.hiding.remove()
-        own.hiding = None
-    if own.applied != _WATCH.applied:
-        _look_at(module, own)
-    if own.stepper is not None and torch.is_grad_enabled():
-        own.stepper.called = True
-
-
-def _look_at(module: DistributedDataParallel, own: _Watched) -> None:
-    """Take over what is to be stepped in backward."""
-    _check_delayed(module)
-    managed = _managed(module)
-    if managed and own.stepper is None:
-        _take_over(module, own, managed)
-    for _, param in managed:
-        stepping = stepping_of(param)
-        stepping.ddp, stepping.awaited = weakref.ref(module), None
-    own.applied = _WATCH.applied
-
-
-def _check_delayed(ddp: DistributedDataParallel) -> None:
-    """DDP reduces some of the parameters that it lists as ignored, at a moment of its own."""
-    told = set(ignored_by_ddp(ddp.module))
-    for name, param in ddp.module.named_parameters():
-        if param in _PARAMETERS and name in ddp.parameters_to_ignore and name not in told:
-            raise RuntimeError(
-                f"the parameter {name!r} has an optimizer in backward, but DDP reduces it late "
-                "(delay_all_reduce_named_params); leave it out of one of them"
+    Raises:
+        TypeError: ``ddp`` is something else.
+        ValueError: nothing was said, and there is a process group; a parameter that is not of the
+            module.
+    """
+    if isinstance(ddp, Module):
+        own = set(map(id, ddp.module.parameters()))
+        others = [name for name, param in params.items() if id(param) not in own]
+        if others:
+            raise ValueError(
+                f"{others[0]} is no parameter of ddp.module, so that module would never reduce its "
+                "gradient; apply optimizers to it in another call, with ddp=False"
+            )
+    elif ddp is not None and ddp is not False:
+        raise TypeError(
+            "ddp must be the DistributedDataParallel module that reduces the gradients, or False "
+            f"where none does, got {type(ddp).__name__}"
+        )
+    elif ddp is None and dist.is_available() and dist.is_initialized():
+        unknown = [name for name, param in params.items() if _living(param) is None]
+        if unknown:
+            raise ValueError(
+                f"there is a process group, and it is not said which module reduces the gradient "
+                f"of {unknown[0]} over its ranks: wrap first, and give ddp=module, the "
+                "DistributedDataParallel module; or ddp=False where none does"
             )
 
 
-def _take_over(
-    ddp: DistributedDataParallel, own: _Watched, managed: Sequence[tuple[str, Tensor]]
-) -> None:
-    """Have DDP's communication hook step these parameters."""
+def _living(param: Tensor) -> Module | None:
+    own: Stepping | None = _PARAMETERS.get(param)
+    return None if own is None or own.ddp is None else own.ddp()
+
+
+def reduce_in_backward(ddp: DistributedDataParallel) -> None:
+    """Have a DDP module reduce gradients before the optimizers in backward step by them.
+
+    For optimizers that were applied before the module was wrapped. One call, before the first
+    forward pass, does it for all parameters of the module that DDP reduces.
+
+    Args:
+        ddp: the module, whose communication hook must be free, or already be that of optimizers in
+            backward.
+
+    Raises:
+        TypeError: ``ddp`` is no DistributedDataParallel.
+        ValueError: none of its parameters has an optimizer in backward.
+        RuntimeError: DDP's communication hook is taken, or DDP is to reduce a parameter late.
+
+    Example::
+
+        >>> from hooks import apply_optimizer_in_backward
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> with torch.no_grad():
+        ...     _ = model.weight.fill_(1.0)
+        >>> apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.5})
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> ddp = DistributedDataParallel(model)
+        >>> reduce_in_backward(ddp)
+        >>> ddp(torch.ones(1, 2)).sum().backward()
+        >>> model.weight.tolist()
+        [[0.5, 0.5]]
+        >>> dist.destroy_process_group()
+    """
+    if not isinstance(ddp, Module):
+        raise TypeError(f"ddp must be a DistributedDataParallel module, got {type(ddp).__name__}")
+    params = _with_optimizers(ddp)
+    if not params:
+        raise ValueError(
+            "no parameter of ddp.module has an optimizer in backward: call "
+            "apply_optimizer_in_backward(..., ddp=ddp), which does all of it"
+        )
+    prepare(ddp, params).take_over(params)
+
+
+def prepare(ddp: DistributedDataParallel, params: Iterable[Tensor]) -> "BackwardStepper":
+    """Register the communication hook of a DDP module, if that is not done yet.
+
+    Raises:
+        RuntimeError: it cannot step these parameters; nothing is changed.
+    """
+    _check_delayed(ddp, set(map(id, params)))
+    known = _STEPPERS.get(ddp)
+    if known is not None:
+        return known
     if ddp.mixed_precision is not None:
         raise RuntimeError(
             "optimizers in backward do not work with DDP's mixed_precision, which reduces "
@@ -209,31 +205,55 @@ def _take_over(
         ddp.register_comm_hook(None, stepper.hook)
     except RuntimeError as error:
         raise RuntimeError(
-            f"the parameter {managed[0][0]!r} has an optimizer in backward, which steps from "
-            "DDP's communication hook, and this DDP module has another one. Leave that out; or "
-            "use hooks.step_hook, which takes any inner hook, in place of optimizers in backward"
+            "optimizers in backward step from DDP's communication hook, and this DDP module has "
+            "another one. Leave that out; or use hooks.step_hook, which takes any inner hook, in "
+            "place of optimizers in backward"
         ) from error
-    own.stepper = stepper
-    own.hiding = _hide(ddp, [param for _, param in managed])
+    _STEPPERS[ddp] = stepper
+    ddp.register_forward_pre_hook(_before_forward)
+    _finish_init(ddp)
+    return stepper
 
 
-def _hide(ddp: DistributedDataParallel, params: Sequence[Tensor]) -> RemovableHandle:
-    """Take the attribute away until the end of this forward pass."""
+def _with_optimizers(ddp: Module) -> list[Tensor]:
+    """Return the parameters of a module that have optimizers in backward."""
+    return [param for param in ddp.module.parameters() if param in _PARAMETERS]
+
+
+def _check_delayed(ddp: Module, params: set[int]) -> None:
+    """DDP reduces some of the parameters that it lists as ignored, at a moment of its own."""
+    told = set(ignored_by_ddp(ddp.module))
+    for name, param in ddp.module.named_parameters():
+        if id(param) in params and name in ddp.parameters_to_ignore and name not in told:
+            raise RuntimeError(
+                f"the parameter {name!r} has an optimizer in backward, but DDP reduces it late "
+                "(delay_all_reduce_named_params); leave it out of one of them"
+            )
+
+
+def _finish_init(ddp: Module) -> None:
+    """Have torch's DDP look for optimizers now, without finding any, and never again.
+
+    At its first forward pass it looks for ``param._in_backward_optimizers``, to register a hook of
+    its own, which needs an accelerator.
+    """
     kept = [
         (param, getattr(param, IN_BACKWARD_OPTIMIZERS))
-        for param in params
+        for param in ddp.module.parameters()
         if hasattr(param, IN_BACKWARD_OPTIMIZERS)
     ]
     for param, _ in kept:
         delattr(param, IN_BACKWARD_OPTIMIZERS)
-
-    def give_back(*_: Any) -> None:
-        while kept:
-            param, optimizers = kept.pop()
+    try:
+        finish_init(ddp)
+    finally:
+        for param, optimizers in kept:
             setattr(param, IN_BACKWARD_OPTIMIZERS, optimizers)
 
-    # It also runs where forward fails. It is removed later: not while hooks are being called.
-    return ddp.register_forward_hook(give_back, always_call=True)
+
+def _before_forward(module: Module, arguments: Any) -> None:
+    if torch.is_grad_enabled():
+        _STEPPERS[module].called = True
 
 
 class BackwardStepper:
@@ -250,28 +270,45 @@ class BackwardStepper:
         self.called = False
         """Whether the module was called since it last reduced gradients."""
         reduced = reduced_by(ddp)
+        self._names = {id(param): name for name, param in reduced.items()}
+        self._own: dict[int, str] = {}
+        """The names of the parameters that are stepped here, by identity."""
         self._driver = BucketDriver(
             ddp.process_group, reduced.values(), reduced, may_leave_unused=may_leave_unused(ddp)
         )
 
+    def take_over(self, params: Iterable[Tensor]) -> None:
+        """Step these from now on, as far as DDP reduces them."""
+        for param in params:
+            if id(param) in self._names:
+                own = stepping_of(param)
+                own.ddp, own.wrapper = self._ddp, None
+                self._own[id(param)] = self._names[id(param)]
+        self._driver.expect(self._own.values())
+
     @uncompiled
     def hook(self, state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
         """As ``register_comm_hook`` takes it."""
-        if bucket.index() == 0:
+        place = self._driver.place_of(bucket)
+        if place.number == 0:
             _at_the_end(self._clear)
         params, buffer = bucket.parameters(), bucket.buffer()
+        own = [self._own[id(param)] for param in params if id(param) in self._own]
+        self._driver.enter(place, own)
         used = self._driver.ask(params, buffer.device)
         communicated = self._driver.communicate(allreduce_hook, None, bucket)
-        return when_ready(buffer, len(params), used, communicated).then(
-            lambda done: self._step(*done.value(), params)
+        return self._driver.follow(
+            place.number, lambda: self._step(communicated, used, params), buffer.device
         )
 
     @uncompiled
-    def _step(self, buffer: Tensor, used: Sequence[bool], params: Sequence[Tensor]) -> Tensor:
-        gradients = gradients_in(buffer, params)
-        for param, gradient, counts in zip(params, gradients, used, strict=True):
-            own: Stepping | None = _PARAMETERS.get(param)
-            if not counts or own is None or own.ddp is None or own.ddp() is not self._ddp():
+    def _step(
+        self, communicated: Communication, used: UsedFlags | None, params: Sequence[Tensor]
+    ) -> Tensor:
+        buffer = communicated.wait()
+        gradients, counts = gradients_in(buffer, params), counted(used, len(params))
+        for param, gradient, counts_here in zip(params, gradients, counts, strict=True):
+            if not counts_here or id(param) not in self._own:
                 continue
             # It stays until the end: DDP copies the bucket there, now onto itself.
             param.grad = gradient

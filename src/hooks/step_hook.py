@@ -7,14 +7,17 @@ from typing import Any, NamedTuple, overload
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.futures import Future, collect_all
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import State
 from functional_optim.core.compiling import uncompiled
-from hooks.driver import BucketDriver, Hook, gradients_in, when_ready
+from hooks.arrivals import BucketPlace
+from hooks.communication import Communication
+from hooks.driver import BucketDriver, Hook, counted, gradients_in
 from hooks.optimizer_state import OptimizerState
 from hooks.ranges import named_range
+from hooks.usage import UsedFlags
 
 RANGE = "functional_optim.step_hook"
 """The name under which torch.profiler shows steps."""
@@ -27,6 +30,7 @@ class _Bucket(NamedTuple):
     params: list[Tensor]
     names: list[str]
     gradients: list[Tensor]
+    number: int
     last: bool
 
 
@@ -135,19 +139,19 @@ def hook_of(
         inner_hook, in_order: as for :func:`step_hook`.
     """
     stepper = _Stepper(optimizer_state)
-    before: list[Future[Any]] = []
+    before: list[Communication] = []
 
     @uncompiled
     def hook(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
         if in_order and before:
-            before.pop().wait()
+            before.pop().block()
         kept, used = stepper.enter(bucket)
         communicated = stepper.driver.communicate(inner_hook, state, bucket)
         if in_order and kept.last:
-            communicated.wait()  # what DDP itself sends at the end must not overtake it either
+            communicated.block()  # what DDP itself sends at the end must not overtake it either
         elif in_order:
             before.append(communicated)
-        return stepper.step_after(kept, used, communicated)
+        return stepper.follow(kept, used, communicated)
 
     return hook
 
@@ -164,54 +168,42 @@ class _Stepper:
             may_leave_unused=optimizer_state.may_leave_unused,
         )
         self.driver.expect(optimizer_state.params)
-        self._waiting: list[Future[tuple[_Bucket, list[bool]]]] = []
-        self._stepped: list[Future[Tensor]] = []
+        self._waiting: list[tuple[_Bucket, list[bool]]] = []
 
-    def enter(self, bucket: dist.GradBucket) -> tuple[_Bucket, Future[list[bool]] | None]:
+    def enter(self, bucket: dist.GradBucket) -> tuple[_Bucket, UsedFlags | None]:
         """Account for a bucket, and ask which of its parameters count."""
         place = self.driver.place_of(bucket)
-        kept = self._keep(bucket, last=place.last)
-        if place.number == 0:
-            self._waiting, self._stepped = [], []
+        kept = self._keep(bucket, place)
         self.driver.enter(place, kept.names)
-        self.driver.finish(place)
         return kept, self.driver.ask(kept.params, kept.buffer.device)
 
-    def step_after(
-        self, kept: _Bucket, used: Future[list[bool]] | None, communicated: Future[Any]
+    def follow(
+        self, kept: _Bucket, used: UsedFlags | None, communicated: Communication
     ) -> Future[Tensor]:
         """Step the bucket's parameters once it is communicated."""
-        ready = when_ready(kept.buffer, len(kept.names), used, communicated).then(
-            lambda done: (_settled(kept, done.value()[0]), done.value()[1])
+        return self.driver.follow(
+            kept.number,
+            lambda: self._arrive(kept, used, communicated),
+            kept.buffer.device,
+            ready=communicated.ready,
         )
-        if not self._state.measured:
-            self._stepped.append(ready.then(lambda done: self._step([done.value()])))
-            return self._ended() if kept.last else self._stepped[-1]
-        self._waiting.append(ready)
-        if not kept.last:
-            return ready.then(lambda done: done.value()[0].buffer)
-        waiting, self._waiting = self._waiting, []
-        # They are done; on an accelerator, waiting has this callback's stream wait for theirs.
-        self._stepped = [
-            collect_all(waiting).then(lambda done: self._step([one.wait() for one in done.value()]))
-        ]
-        return self._ended()
 
-    def _ended(self) -> Future[Tensor]:
-        """End the iteration once all its buckets are stepped; gives the last one's buffer."""
-        stepped, self._stepped = self._stepped, []
-
-        def end(done: Future[list[Future[Tensor]]]) -> Tensor:
-            found = [one.wait() for one in done.value()]
+    def _arrive(self, kept: _Bucket, used: UsedFlags | None, communicated: Communication) -> Tensor:
+        if kept.number == 0:
+            self._waiting = []
+        reduced = communicated.wait()
+        self._waiting.append((_settled(kept, reduced), counted(used, len(kept.names))))
+        if kept.last or not self._state.measured:
+            waiting, self._waiting = self._waiting, []
+            self._step(waiting)
+        if kept.last:
             self._state.end_iteration()
-            return found[-1]
+        return reduced
 
-        return collect_all(stepped).then(end)
-
-    def _keep(self, bucket: dist.GradBucket, *, last: bool) -> _Bucket:
+    def _keep(self, bucket: dist.GradBucket, place: BucketPlace) -> _Bucket:
         buffer = bucket.buffer()
         params = bucket.parameters()
-        kept = _Bucket(buffer, [], [], [], last)
+        kept = _Bucket(buffer, [], [], [], place.number, place.last)
         for param, gradient in zip(params, gradients_in(buffer, params), strict=True):
             name = self._state.name_of(param)
             if name is not None:
@@ -221,8 +213,8 @@ class _Stepper:
         return kept
 
     @uncompiled
-    def _step(self, buckets: Sequence[tuple[_Bucket, list[bool]]]) -> Tensor:
-        """Step the parameters of these buckets by one call; return the last buffer for DDP."""
+    def _step(self, buckets: Sequence[tuple[_Bucket, list[bool]]]) -> None:
+        """Step the parameters of these buckets by one call."""
         names: list[str] = []
         gradients: list[Tensor] = []
         for bucket, used in buckets:
@@ -232,7 +224,6 @@ class _Stepper:
                     gradients.append(gradient)
         with named_range(RANGE):
             self._state.step_some(names, gradients)
-        return buckets[-1][0].buffer
 
 
 def _settled(bucket: _Bucket, reduced: Tensor) -> _Bucket:

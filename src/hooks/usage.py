@@ -10,13 +10,38 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
+
+from hooks.communication import hold
 
 
 def may_leave_unused(ddp: DistributedDataParallel) -> bool:
     """Return True if DDP may put zeros into a bucket for a parameter that the loss does not use."""
     return bool(ddp.find_unused_parameters or ddp.static_graph)
+
+
+class UsedFlags:
+    """Flags of some parameters that are on their way.
+
+    Args:
+        flags: of this rank, int32, 1 where a parameter was used; they are reduced in place.
+        group: the ranks.
+    """
+
+    def __init__(self, flags: Tensor, group: dist.ProcessGroup) -> None:
+        if flags.device.type == "cpu":
+            hold(flags)
+        self._flags = flags
+        self._work: dist.Work | None = dist.all_reduce(
+            flags, dist.ReduceOp.MAX, group=group, async_op=True
+        )
+
+    def wait(self) -> list[bool]:
+        """Return True for each parameter that any rank has used."""
+        assert self._work is not None, "it was launched, as this rank is a member"
+        self._work.wait()
+        self._work = None  # it holds what was sent
+        return [bool(flag) for flag in self._flags.tolist()]
 
 
 class Usage:
@@ -35,15 +60,8 @@ class Usage:
             for name, param in params.items()
         ]
 
-    def exchange(self, names: Sequence[str], device: torch.device) -> Future[list[bool]]:
-        """For each name, whether any rank used it since it was last asked for."""
-        flags = torch.tensor(
-            [name in self._used for name in names], dtype=torch.int32, device=device
-        )
+    def exchange(self, names: Sequence[str], device: torch.device) -> UsedFlags:
+        """Ask all ranks which of these were used since they were last asked for."""
+        flags = [name in self._used for name in names]
         self._used.difference_update(names)
-        work = dist.all_reduce(flags, dist.ReduceOp.MAX, group=self._group, async_op=True)
-        assert work is not None
-        answer: Future[list[bool]] = work.get_future().then(
-            lambda _: [bool(flag) for flag in flags.tolist()]
-        )
-        return answer
+        return UsedFlags(torch.tensor(flags, dtype=torch.int32, device=device), self._group)

@@ -4,30 +4,34 @@ A ``sharding.py`` in the folder of your script hides this package, because Pytho
 folder first: give your file another name.
 """
 
-from sharding.cost import ByteCost, ComputeCost, ElementCost, Weights
-from sharding.footprint import Weight
+from typing import Any
+
+from functional_optim.core.blocks import MatrixBlocks
+from sharding.cost import ByteCost, ElementCost, FlopCost, StepCost
 from sharding.matrices.optimizer import MatrixOwnerOptimizer
+from sharding.model_specs import specs_of
 from sharding.ownership import OwnedRange, Owner
 from sharding.pieces import Pieces
 from sharding.plan_diff import PlanDiff
 from sharding.planning import plan
 from sharding.policies import (
     POLICIES,
-    balanced,
-    by_bucket,
     contiguous,
-    ddp_buckets,
     elements,
     greedy,
     hierarchical,
+    largest_first,
     sliced,
-    split_buckets,
+    two_resource,
 )
+from sharding.policies.removed import REMOVED as _REMOVED
+from sharding.policies.removed import removed as _removed
 from sharding.problem import Assignment, Problem
 from sharding.report import Report
 from sharding.resharding import RangeCopy, reshard
 from sharding.shard_plan import ShardPlan
-from sharding.spec import ParameterSpec, specs_of
+from sharding.spec import ParameterSpec
+from sharding.weights import Costs, Weight, Weights
 from sharding.zero.optimizer import ZeroRedundancyOptimizer
 from sharding.zero.read import read_state_dict
 
@@ -35,8 +39,10 @@ __all__ = [
     "POLICIES",
     "Assignment",
     "ByteCost",
-    "ComputeCost",
+    "Costs",
     "ElementCost",
+    "FlopCost",
+    "MatrixBlocks",
     "MatrixOwnerOptimizer",
     "OwnedRange",
     "Owner",
@@ -47,20 +53,28 @@ __all__ = [
     "RangeCopy",
     "Report",
     "ShardPlan",
+    "StepCost",
     "Weight",
     "Weights",
     "ZeroRedundancyOptimizer",
-    "balanced",
-    "by_bucket",
     "contiguous",
-    "ddp_buckets",
     "elements",
     "greedy",
     "hierarchical",
+    "largest_first",
     "plan",
     "read_state_dict",
     "reshard",
     "sliced",
     "specs_of",
-    "split_buckets",
+    "two_resource",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _REMOVED:
+        raise AttributeError(_removed(name))
+    others = {"ComputeCost": "FlopCost(optimizer)", "ddp_buckets": "the buckets of DDP itself"}
+    if name in others:
+        raise AttributeError(f"sharding.{name} was removed; its replacement is {others[name]}")
+    raise AttributeError(f"module 'sharding' has no attribute {name!r}")

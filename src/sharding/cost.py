@@ -1,56 +1,33 @@
-"""Cost models: what a piece of a parameter weighs, which policies then level over the ranks."""
+"""Cost models: the time and the memory of a piece of a parameter, which policies level."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sharding.footprint import Stepper, Weight, state_weights
+from functional_optim.core.brief import brief
 from sharding.spec import ParameterSpec
+from sharding.steppers import Stepper, flop_weights, state_weights
+from sharding.weights import Costs, Weight, Weights
+
+Cost = Callable[[Sequence[ParameterSpec]], Weights | Costs]
+"""A cost model: one or two weights for each parameter. ``plan`` takes any function like this.
+
+A parameter with blocks is given as one spec for each block.
+"""
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """A :class:`Weight` for every parameter, as a cost model returns it; many share one.
+def costs_of(model: Cost, specs: Sequence[ParameterSpec]) -> Costs:
+    """Return what a cost model says, as a pair; one weight counts for both resources.
 
-    Example::
-
-        >>> from sharding import ParameterSpec, Weight, plan
-        >>> def embeddings_are_cheap(specs) -> Weights:
-        ...     return Weights.of_each([Weight(1 if "emb" in spec.path else 8) for spec in specs])
-        >>> specs = [ParameterSpec(name, (8,)) for name in ("emb", "up", "down")]
-        >>> found = plan(specs, 2, cost=embeddings_are_cheap)
-        >>> [one.path for one in found.owned(0)]
-        ['emb', 'up']
+    Raises:
+        TypeError: the model returned something else.
     """
-
-    kinds: tuple[Weight, ...]
-    """The different weights."""
-    kind: tuple[int, ...]
-    """For each parameter, the place of its weight in ``kinds``."""
-
-    @classmethod
-    def of_each(cls, weights: Sequence[Weight]) -> "Weights":
-        """Gathered from one weight for each parameter."""
-        places: dict[Weight, int] = {}
-        kind = tuple(places.setdefault(weight, len(places)) for weight in weights)
-        return cls(tuple(places), kind)
-
-    def whole(self, numels: Sequence[int]) -> list[int]:
-        """The cost of every parameter, whole."""
-        return self.of(range(len(numels)), numels)
-
-    def of(self, parameters: Sequence[int], lengths: Sequence[int]) -> list[int]:
-        """The cost of pieces, given the parameter and the number of elements of each."""
-        if len(self.kinds) == 1:
-            one = self.kinds[0]
-            if one.per_block == 0:  # the usual case, without a call for each
-                a, once = one.per_element, one.per_piece
-                return [a * n + once for n in lengths]
-        kinds, kind = self.kinds, self.kind
-        return [kinds[kind[i]].of(n) for i, n in zip(parameters, lengths, strict=True)]
-
-
-Cost = Callable[[Sequence[ParameterSpec]], Weights]
-"""A cost model: weights for all parameters. Any function like this may be given to ``plan``."""
+    found: Any = model(specs)
+    if isinstance(found, Weights):
+        return Costs(found, found)
+    if isinstance(found, Costs):
+        return found
+    raise TypeError(f"a cost model returns Weights or Costs, got {brief(found)}")
 
 
 @dataclass(frozen=True)
@@ -122,49 +99,57 @@ class ByteCost:
 
 
 @dataclass(frozen=True)
-class ComputeCost:
-    """Cost = floating-point operations of a step, for rules that multiply matrices.
+class FlopCost:
+    """Cost = floating-point operations of a step.
 
-    A per_matrix parameter of shape (m, ...), seen as a matrix of s rows and l >= s columns, costs
-    ``iterations * (4 s^2 l + 2 s^3)``: the three products of a Newton-Schulz iteration, X X^T
-    (2 s^2 l), its square (2 s^3) and its product with X (2 s^2 l). Pointwise parameters, and
-    vectors, cost ``per_element`` for each element. Frozen ones cost nothing.
+    Rules of matrices declare their operations by shape: of Muon, five Newton-Schulz iterations on a
+    matrix with sides ``s <= l`` take ``5 (4 s^2 l + 2 s^3)``. Of all other rules, the operations on
+    each element are counted. Frozen parameters cost nothing.
 
     Args:
-        iterations: Newton-Schulz iterations of a step.
-        per_element: operations for each element of a pointwise rule.
+        optimizer: whose step it is, or a function from a :class:`~sharding.ParameterSpec` to its
+            optimizer.
 
     Raises:
-        ValueError: a number below 1.
+        TypeError: when called, for an optimizer that is none.
+        ValueError: when called, for a rule that multiplies matrices and declares no FLOPs.
 
     Example::
 
+        >>> from functional_optim import muon
         >>> from sharding import ParameterSpec
-        >>> specs = [ParameterSpec("w", (2, 3), kind="per_matrix"), ParameterSpec("b", (2,))]
-        >>> ComputeCost()(specs).whole([6, 2])
-        [320, 24]
-
-    Reference:
-        Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024.
+        >>> FlopCost(muon())([ParameterSpec("w", (2, 3), kind="per_matrix")]).whole([6])
+        [320]
     """
 
-    iterations: int = 5
-    per_element: int = 12
-
-    def __post_init__(self) -> None:
-        """Refuse counts that are none."""
-        for name, value in (("iterations", self.iterations), ("per_element", self.per_element)):
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{name} must be a whole number >= 1, got {value!r}")
+    optimizer: Stepper
 
     def __call__(self, specs: Sequence[ParameterSpec]) -> Weights:
-        return Weights.of_each([self._weight(spec) for spec in specs])
+        nothing = Weight(0)
+        pairs = zip(specs, flop_weights(specs, self.optimizer), strict=True)
+        return Weights.of_each([one if spec.requires_grad else nothing for spec, one in pairs])
 
-    def _weight(self, spec: ParameterSpec) -> Weight:
-        if not spec.requires_grad:
-            return Weight(0)
-        if spec.kind == "pointwise" or len(spec.shape) < 2 or spec.numel == 0:
-            return Weight(self.per_element)
-        rows = spec.shape[0]
-        short, long = sorted((rows, spec.numel // rows))
-        return Weight(0, per_piece=self.iterations * (4 * short**2 * long + 2 * short**3))
+
+@dataclass(frozen=True)
+class StepCost:
+    """Cost = the pair of the time of a step and the memory: :class:`FlopCost`, :class:`ByteCost`.
+
+    Args:
+        optimizer: as for both.
+
+    Raises:
+        TypeError, ValueError: as for both.
+
+    Example::
+
+        >>> from functional_optim import muon
+        >>> from sharding import ParameterSpec
+        >>> specs = [ParameterSpec(name, (4, 4), kind="per_matrix") for name in "ab"]
+        >>> StepCost(muon())(specs).time.whole([16, 16])
+        [1920, 1920]
+    """
+
+    optimizer: Stepper
+
+    def __call__(self, specs: Sequence[ParameterSpec]) -> Costs:
+        return Costs(FlopCost(self.optimizer)(specs), ByteCost(self.optimizer)(specs))

@@ -1,5 +1,6 @@
 """Owners of elements: the columns of a plan, and what is read from them."""
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -112,7 +113,7 @@ class Ownership:
         """
         pieces, numels = self.pieces, self._numels
         found = []
-        for place in self._places_of_rank[self.shard_rank(rank)]:
+        for place in self.places_of_rank(rank):
             index, start, stop = pieces.parameter[place], pieces.start[place], pieces.stop[place]
             whole = stop - start == numels[index]
             found.append(OwnedRange(index, self.specs[index].path, start, stop, whole))
@@ -125,15 +126,15 @@ class Ownership:
             ValueError: a path that the plan does not have.
         """
         index = self.index_of(path)
-        pieces, step = self.pieces, self.shard_ranks
+        pieces = self.pieces
         return tuple(
-            Owner(
-                tuple(range(pieces.rank[place], self.world_size, step)),
-                pieces.start[place],
-                pieces.stop[place],
-            )
+            Owner(self.ranks_of(place), pieces.start[place], pieces.stop[place])
             for place in self.places_of(index)
         )
+
+    def ranks_of(self, place: int) -> tuple[int, ...]:
+        """Return the ranks that own a piece: one for each replica."""
+        return tuple(range(self.pieces.rank[place], self.world_size, self.shard_ranks))
 
     def index_of(self, path: str) -> int:
         """The place of a parameter among the specs.
@@ -166,6 +167,39 @@ class Ownership:
             if index == len(found):
                 found.append(place)
         return [*found, len(self.pieces)]
+
+    @cached_property
+    def offsets(self) -> list[int]:
+        """For each piece, where it begins in what its rank has of the parameter, end to end."""
+        if self.is_whole:
+            return [0] * len(self.pieces)
+        pieces, found = self.pieces, list[int]()
+        held, current = dict[int, int](), -1
+        for index, start, stop, rank in pieces.rows():
+            if index != current:
+                held, current = {}, index
+            found.append(held.get(rank, 0))
+            held[rank] = found[-1] + stop - start
+        return found
+
+    def places_between(self, index: int, start: int, stop: int) -> range:
+        """Return the positions of those pieces of a parameter that have elements of a range.
+
+        An empty parameter has one empty piece, which every range of it has.
+        """
+        places = self.places_of(index)
+        if len(places) == 1:
+            return places
+        first = bisect_right(self.pieces.start, start, places.start, places.stop) - 1
+        return range(first, bisect_left(self.pieces.start, stop, first, places.stop))
+
+    def places_of_rank(self, rank: int) -> list[int]:
+        """Return the positions of the pieces of a rank.
+
+        Raises:
+            ValueError: a rank that does not exist.
+        """
+        return self._places_of_rank[self.shard_rank(rank)]
 
     @cached_property
     def _places_of_rank(self) -> list[list[int]]:

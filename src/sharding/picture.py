@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from sharding.footprint import Stepper
 from sharding.ownership import Ownership
 from sharding.report import report
+from sharding.steppers import Stepper
 
 KINDS = (
     ("parameter_bytes", "parameters", "#1f4e79"),

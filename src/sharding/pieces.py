@@ -91,6 +91,7 @@ def _check_cover(
     pieces: Pieces, specs: Sequence[ParameterSpec], numels: Sequence[int], ranks: int
 ) -> None:
     current, at, owner, count = -1, 0, -1, 0
+    cuts: set[int] = set()
     for parameter, start, stop, rank in pieces.rows():
         if not 0 <= parameter < len(specs):
             raise ValueError(f"a piece is of parameter {parameter}, but there are {len(specs)}")
@@ -101,6 +102,8 @@ def _check_cover(
             _check_end(specs, numels, current, at)
             _check_not_skipped(specs, current, parameter)
             current, at, count = parameter, 0, 0
+            is_matrix = specs[parameter].kind == "per_matrix"
+            cuts = set(specs[parameter].bounds) if is_matrix else set()
         if start < at or (count and not numels[parameter]):
             what = f"element {start}" if numels[parameter] else "its one, empty range"
             raise ValueError(f"{path!r}: {what} has two owners, rank {owner} and rank {rank}")
@@ -111,9 +114,11 @@ def _check_cover(
                 f"{path!r}: [{start}, {stop}) is no range of its {numels[parameter]} elements"
             )
         at, owner, count = stop, rank, count + 1
-        if count > 1 and specs[parameter].kind == "per_matrix":
+        if cuts and start not in cuts:
+            what = "it" if len(cuts) == 2 else "each block of it"
             raise ValueError(
-                f"{path!r} is cut at element {start}, but its rule is per_matrix and needs it whole"
+                f"{path!r} is cut at element {start}, but its rule is per_matrix and needs {what} "
+                "whole"
             )
     _check_end(specs, numels, current, at)
     _check_not_skipped(specs, current, len(specs))

@@ -2,27 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from sharding.overlay import local_ranges, overlaid
-from sharding.ownership import Ownership
+from sharding.ownership import Owner, Ownership
 from sharding.readable import readable_name
+from sharding.resharding import overlaps
 from sharding.spec import ParameterSpec, Specs
 
-FIELDS = ("path", "shape", "dtype", "kind", "group")
+FIELDS = ("path", "shape", "dtype", "kind", "group", "blocks")
 """What an owner's work depends on."""
 LINES = 20
-
-
-class Moved(NamedTuple):
-    """Elements [start, stop) of a parameter that have other owners."""
-
-    path: str
-    start: int
-    stop: int
-    before: tuple[int, ...]
-    """The ranks that own them, one for each replica."""
-    after: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -49,8 +37,8 @@ class PlanDiff:
     """(path, field, before, after) of parameters that both have."""
     reordered: bool
     """Whether the parameters that both have stand in another order."""
-    moved: tuple[Moved, ...]
-    """Elements with other owners, of parameters with the same shape."""
+    moved: tuple[tuple[str, Owner, Owner], ...]
+    """(path, before, after) of elements with other owners; both have the same elements."""
 
     def __bool__(self) -> bool:
         return any(
@@ -67,17 +55,16 @@ class PlanDiff:
         ]
         lines += ["parameters stand in another order"] if self.reordered else []
         lines += [
-            f"{readable_name(one.path)} [{one.start}, {one.stop}): rank {_ranks(one.before)} -> "
-            f"{_ranks(one.after)}"
-            for one in self.moved
+            f"{readable_name(path)} [{old.start}, {old.stop}): rank {_ranks(old)} -> {_ranks(new)}"
+            for path, old, new in self.moved
         ]
         if len(lines) > LINES:
             lines[LINES - 1 :] = [f"and {len(lines) - LINES + 1:,} more differences"]
         return "\n".join(lines) or "no difference"
 
 
-def _ranks(ranks: tuple[int, ...]) -> str:
-    return ", ".join(map(str, ranks))
+def _ranks(owner: Owner) -> str:
+    return ", ".join(map(str, owner.ranks))
 
 
 def diff(before: Ownership, after: Ownership) -> PlanDiff:
@@ -111,14 +98,14 @@ def diff(before: Ownership, after: Ownership) -> PlanDiff:
     )
 
 
-def _moved(before: Ownership, after: Ownership, path: str) -> list[Moved]:
-    ranges = [local_ranges(plan, plan.index_of(path)) for plan in (before, after)]
-    found: list[Moved] = []
-    for both in overlaid(*ranges):
-        old = tuple(range(both.before.rank, before.world_size, before.shard_ranks))
-        new = tuple(range(both.after.rank, after.world_size, after.shard_ranks))
-        if old != new:
-            found.append(Moved(path, both.start, both.stop, old, new))
+def _moved(before: Ownership, after: Ownership, path: str) -> list[tuple[str, Owner, Owner]]:
+    found: list[tuple[str, Owner, Owner]] = []
+    for old, new in overlaps(before, after, path):
+        start = max(before.pieces.start[old], after.pieces.start[new])
+        stop = min(before.pieces.stop[old], after.pieces.stop[new])
+        ranks = before.ranks_of(old), after.ranks_of(new)
+        if ranks[0] != ranks[1]:
+            found.append((path, Owner(ranks[0], start, stop), Owner(ranks[1], start, stop)))
     return found
 
 

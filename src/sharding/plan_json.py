@@ -6,12 +6,14 @@ from typing import Any
 
 import torch
 
+from functional_optim.core.blocks import MatrixBlocks
 from sharding.ownership import Ownership
 from sharding.pieces import Pieces
 from sharding.spec import ParameterSpec, Specs
 
 FORMAT = "functional-optim shard plan"
-VERSION = 1
+VERSION, WITHOUT_BLOCKS = 2, 1
+"""The version of a plan in which parameters have blocks, and of any other."""
 PARAMETER_FIELDS: Mapping[str, type] = {
     "path": str,
     "shape": list,
@@ -21,6 +23,7 @@ PARAMETER_FIELDS: Mapping[str, type] = {
     "kind": str,
     "group": int,
 }
+BLOCK_FIELDS = ("row_blocks", "split_sizes", "batch_axes", "column_axes")
 PIECE_FIELDS: Mapping[str, type] = dict.fromkeys(("parameter", "start", "stop", "rank"), int)
 
 
@@ -30,9 +33,12 @@ def dumps(plan: Ownership) -> str:
     parameters = {name: [getattr(spec, name) for spec in specs] for name in PARAMETER_FIELDS}
     names = {spec.dtype: dtype_name(spec.dtype) for spec in specs}
     parameters["dtype"] = [names[dtype] for dtype in parameters["dtype"]]
+    has_blocks = any(spec.blocks is not None for spec in specs)
+    if has_blocks:
+        parameters["blocks"] = [_written(spec.blocks) for spec in specs]
     content = {
         "format": FORMAT,
-        "version": VERSION,
+        "version": VERSION if has_blocks else WITHOUT_BLOCKS,
         "policy": plan.policy,
         "world_size": plan.world_size,
         "replicas": plan.replicas,
@@ -54,10 +60,11 @@ def loads(text: str) -> dict[str, Any]:
         raise ValueError(f"a plan must be JSON: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"this JSON is no plan: it must have the format {FORMAT!r}")
-    if content.get("version") != VERSION:
+    version = content.get("version")
+    if type(version) is not int or version not in (WITHOUT_BLOCKS, VERSION):
         raise ValueError(
-            f"this plan has version {content.get('version')!r}, and version {VERSION} is read "
-            "here; make the plan again, or read it with the release that wrote it"
+            f"this plan has version {version!r}, and versions {WITHOUT_BLOCKS} and {VERSION} are "
+            "read here; make the plan again, or read it with the release that wrote it"
         )
     fields = {"policy": str, "world_size": int, "replicas": int}
     _check_keys(content, ("format", "version", *fields, "parameters", "pieces"), "a plan")
@@ -65,9 +72,10 @@ def loads(text: str) -> dict[str, Any]:
         if type(content[name]) is not kind:
             raise ValueError(f"{name} of a plan must be {kind.__name__}, got {content[name]!r}")
     pieces = _columns(content["pieces"], PIECE_FIELDS, "pieces")
+    columns = PARAMETER_FIELDS if version != VERSION else {**PARAMETER_FIELDS, "blocks": list}
     return {
         **{name: content[name] for name in fields},
-        "specs": _specs(_columns(content["parameters"], PARAMETER_FIELDS, "parameters")),
+        "specs": _specs(_columns(content["parameters"], columns, "parameters")),
         "pieces": Pieces(**{name: tuple(column) for name, column in pieces.items()}),
     }
 
@@ -93,6 +101,18 @@ def _check_keys(found: Mapping[str, Any], wanted: tuple[str, ...], what: str) ->
         raise ValueError(
             f"{what} must have the fields {', '.join(wanted)}; it {' and '.join(parts)}"
         )
+
+
+def _written(blocks: MatrixBlocks | None) -> list[Any]:
+    return [] if blocks is None else [getattr(blocks, name) for name in BLOCK_FIELDS]
+
+
+def _blocks(found: list[Any]) -> MatrixBlocks | None:
+    if not found:
+        return None
+    if len(found) != len(BLOCK_FIELDS) or not isinstance(found[1], list):
+        raise ValueError(f"blocks of a plan must be [{', '.join(BLOCK_FIELDS)}], got {found!r}")
+    return MatrixBlocks(*found)
 
 
 def _columns(found: Any, fields: Mapping[str, type], what: str) -> dict[str, list[Any]]:
@@ -121,6 +141,8 @@ def _specs(columns: Mapping[str, list[Any]]) -> Specs:
         "dtype": [dtypes[name] for name in columns["dtype"]],
     }
     try:
+        if "blocks" in columns:
+            columns["blocks"] = list(map(_blocks, columns["blocks"]))
         return tuple(ParameterSpec(*row) for row in zip(*columns.values(), strict=True))
     except TypeError as error:
         raise ValueError(f"parameters of a plan: {error}") from error

@@ -2,18 +2,18 @@
 
 from typing import Any
 
-from sharding.assigning import assigned, cost_of, policy_named
+from sharding.assignment import assign, policy_named
 from sharding.cost import Cost
-from sharding.footprint import Stepper
+from sharding.model_specs import as_specs
 from sharding.problem import Policy, checked_ranks
 from sharding.shard_plan import ShardPlan
-from sharding.spec import as_specs, kind_of
+from sharding.steppers import Stepper
 
 
 def plan(
     specs: Any,
     world_size: int,
-    policy: str | Policy = "balanced",
+    policy: str | Policy = "largest_first",
     optimizer: Stepper | None = None,
     *,
     cost: Cost | None = None,
@@ -30,12 +30,12 @@ def plan(
         policy: a key of :data:`sharding.POLICIES`, or a function from a
             :class:`~sharding.problem.Problem` to an :class:`~sharding.problem.Assignment`.
         optimizer: what will step them, or a function from a spec to that. Given one, bytes of
-            parameter, gradient and state are levelled, and no parameter is cut where a stage of it
-            would not allow it. Without: elements are levelled.
-        cost: what to level instead: :class:`ElementCost`, :class:`ByteCost`, :class:`ComputeCost`,
-            or any function from specs to :class:`~sharding.cost.Weights`.
-        options: of the policy, such as ``align`` and ``mixed`` of "elements", ``buckets`` of
-            "by_bucket" and "split_buckets", ``node_size`` and ``within`` of "hierarchical".
+            parameter, gradient and state are levelled (by "two_resource", the time of a step too),
+            and no parameter is cut where a stage of it would not allow it. Without: elements.
+        cost: what to level instead: :class:`ElementCost`, :class:`ByteCost`, :class:`FlopCost`,
+            :class:`StepCost`, or any function from specs to :class:`Weights` or :class:`Costs`.
+        options: of the policy, such as ``align`` and ``mixed`` of "elements", ``node_size`` and
+            ``within`` of "hierarchical".
 
     Returns:
         A :class:`ShardPlan`.
@@ -58,9 +58,7 @@ def plan(
     """
     checked_ranks(world_size)
     name, function = policy_named(policy)
-    known = as_specs(specs, kind_of(optimizer))
-    none = (0,) * world_size
-    model = cost_of(optimizer, cost)
-    found = assigned(known, world_size, function, optimizer, model, (none, none), options)
+    known = as_specs(specs, optimizer)
+    found = assign(known, world_size, function, optimizer, cost, options)
     name = f"{name}/{found.within}" if found.within else name
     return ShardPlan(world_size, known, found.pieces, name, found.replicas)

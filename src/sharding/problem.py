@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from functional_optim.core.brief import brief
-from sharding.cost import Weights
 from sharding.pieces import Pieces
 from sharding.spec import ParameterSpec
+from sharding.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,19 @@ class Problem:
     """
 
     specs: tuple[ParameterSpec, ...]
-    """The parameters."""
+    """The parameters; each block of a parameter with blocks is one by itself."""
     numels: tuple[int, ...]
     """Their numbers of elements."""
     weights: Weights
-    """Their costs, by the cost model chosen."""
+    """Their costs, by the cost model chosen: bytes, where that has two resources."""
+    times: Weights
+    """The time of a step of each, where the cost model has two resources; else the costs again."""
     ranks: int
     """How many ranks share them."""
     loads: tuple[int, ...]
     """For each rank, the cost of what it has already (of a plan that is extended)."""
+    time_loads: tuple[int, ...]
+    """For each rank, the time of what it has already."""
     elements: tuple[int, ...]
     """For each rank, the number of elements that it has already."""
     unit: int = 1

@@ -1,11 +1,9 @@
 """From one plan to another: which ranges have to be copied from which rank to which."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
-from sharding.overlay import Both, local_ranges, overlaid
-
-if TYPE_CHECKING:
-    from sharding.shard_plan import ShardPlan
+from sharding.ownership import Ownership
 
 
 class RangeCopy(NamedTuple):
@@ -39,7 +37,7 @@ class RangeCopy(NamedTuple):
         return self.source == self.target and self.source_offset == self.target_offset
 
 
-def reshard(before: "ShardPlan", after: "ShardPlan") -> tuple[RangeCopy, ...]:
+def reshard(before: Ownership, after: Ownership, rank: int | None = None) -> tuple[RangeCopy, ...]:
     """The copies that bring parameters, or state, from the owners of one plan to those of another.
 
     Each element of each owner in ``after`` is written exactly once; what an owner keeps is in the
@@ -51,12 +49,15 @@ def reshard(before: "ShardPlan", after: "ShardPlan") -> tuple[RangeCopy, ...]:
     Args:
         before: the plan by which elements are held now.
         after: the plan by which they are to be held.
+        rank: only the copies that this rank sends or receives. Other copies are not made: a rank of
+            4,096 has a few of millions. None for all.
 
     Returns:
         The copies, in the order of ``after``'s parameters.
 
     Raises:
-        ValueError: the plans are not for the same parameters; names the first difference.
+        ValueError: the plans are not for the same parameters; names the first difference. A rank
+            that neither plan has.
 
     Example::
 
@@ -70,34 +71,75 @@ def reshard(before: "ShardPlan", after: "ShardPlan") -> tuple[RangeCopy, ...]:
         b 0 0 -> 1 0 2
     """
     _check(before, after)
-    copies: list[RangeCopy] = []
-    for index, spec in enumerate(after.specs):
-        old = local_ranges(before, before.index_of(spec.path))
-        for both in overlaid(old, local_ranges(after, index)):
-            copies += [
-                _copy(before, after, spec.path, both, replica) for replica in range(after.replicas)
-            ]
+    if rank is None:
+        return tuple(
+            _copy(before, after, old, new, replica)
+            for new in range(len(after.pieces))
+            for old in _sources(before, after, new)
+            for replica in range(after.replicas)
+        )
+    most = max(before.world_size, after.world_size)
+    if type(rank) is not int or not 0 <= rank < most:
+        raise ValueError(f"rank must be one of 0 to {most - 1}, got {rank!r}")
+    copies = [*_received(before, after, rank), *_sent(before, after, rank)]
+    copies.sort(key=lambda one: (after.index_of(one.path), one.start, one.target))
     return tuple(copies)
 
 
-def _copy(
-    before: "ShardPlan", after: "ShardPlan", path: str, both: Both, replica: int
-) -> RangeCopy:
-    target = replica * after.shard_ranks + both.after.rank
-    has_it = target < before.world_size and target % before.shard_ranks == both.before.rank
-    source = replica % before.replicas * before.shard_ranks + both.before.rank
+def _received(before: Ownership, after: Ownership, rank: int) -> Iterator[RangeCopy]:
+    if rank < after.world_size:
+        for new in after.places_of_rank(rank):
+            for old in _sources(before, after, new):
+                yield _copy(before, after, old, new, rank // after.shard_ranks)
+
+
+def _sent(before: Ownership, after: Ownership, rank: int) -> Iterator[RangeCopy]:
+    """The copies to other ranks."""
+    if rank >= before.world_size:
+        return
+    # Replicas send in turn: see _copy.
+    replicas = range(rank // before.shard_ranks, after.replicas, before.replicas)
+    for old in before.places_of_rank(rank):
+        for new in _sources(after, before, old):
+            for replica in replicas:
+                one = _copy(before, after, old, new, replica)
+                if one.source == rank != one.target:
+                    yield one
+
+
+def _sources(plan: Ownership, other: Ownership, place: int) -> range:
+    """Return the pieces of a plan that have elements of a piece of another plan."""
+    pieces = other.pieces
+    index = plan.index_of(other.specs[pieces.parameter[place]].path)
+    return plan.places_between(index, pieces.start[place], pieces.stop[place])
+
+
+def overlaps(before: Ownership, after: Ownership, path: str) -> Iterator[tuple[int, int]]:
+    """Return the positions, in both plans, of each two pieces that share elements."""
+    for new in after.places_of(after.index_of(path)):
+        for old in _sources(before, after, new):
+            yield old, new
+
+
+def _copy(before: Ownership, after: Ownership, old: int, new: int, replica: int) -> RangeCopy:
+    ours, theirs = before.pieces, after.pieces
+    start = max(ours.start[old], theirs.start[new])
+    stop = min(ours.stop[old], theirs.stop[new])
+    target = replica * after.shard_ranks + theirs.rank[new]
+    has_it = target < before.world_size and target % before.shard_ranks == ours.rank[old]
+    source = replica % before.replicas * before.shard_ranks + ours.rank[old]
     return RangeCopy(
-        path,
+        after.specs[theirs.parameter[new]].path,
         target if has_it else source,
-        both.before.offset + both.start - both.before.start,
+        before.offsets[old] + start - ours.start[old],
         target,
-        both.after.offset + both.start - both.after.start,
-        both.stop - both.start,
-        both.start,
+        after.offsets[new] + start - theirs.start[new],
+        stop - start,
+        start,
     )
 
 
-def _check(before: "ShardPlan", after: "ShardPlan") -> None:
+def _check(before: Ownership, after: Ownership) -> None:
     theirs = {spec.path: spec for spec in before.specs}
     for spec in after.specs:
         if spec.path not in theirs:

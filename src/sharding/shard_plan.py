@@ -7,16 +7,18 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from sharding import picture, plan_diff, plan_json, report, table
-from sharding.assigning import assigned, cost_of, policy_named
+from sharding.assignment import OwnedSpecs, assign, policy_named
 from sharding.cost import Cost
-from sharding.footprint import Stepper
+from sharding.model_specs import as_specs
 from sharding.ownership import Ownership
 from sharding.pieces import Pieces
-from sharding.problem import Policy, loads_of
-from sharding.spec import as_specs, check_specs, kind_of
+from sharding.problem import Policy
+from sharding.spec import check_specs
+from sharding.steppers import Stepper
+from sharding.views import views_of
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,35 @@ class ShardPlan(Ownership):
         """
         picture.draw(self, optimizer, Path(path))
 
+    def views(self, rank: int, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return what a rank steps, as views: whole parameters, blocks, and ranges of elements.
+
+        A rule that steps the views in place, each as a parameter of its own, steps the tensors.
+
+        Args:
+            rank: of the plan.
+            tensors: every parameter that the rank owns, by path; or their gradients.
+
+        Returns:
+            The parameter under ``path``, its block number k under ``path[k]``, and a range of its
+            flattened elements under ``path[start:stop]``.
+
+        Raises:
+            ValueError: a rank that does not exist; a tensor that is missing, has another shape, or
+                is to be cut and not contiguous.
+
+        Example::
+
+            >>> import torch
+            >>> from sharding import MatrixBlocks, ParameterSpec, plan
+            >>> heads = MatrixBlocks(row_blocks=2)
+            >>> specs = [ParameterSpec("qkv", (6, 4), kind="per_matrix", blocks=heads)]
+            >>> found = plan(specs, 2, "two_resource").views(1, {"qkv": torch.zeros(6, 4)})
+            >>> {name: tuple(one.shape) for name, one in found.items()}
+            {'qkv[1]': (3, 4)}
+        """
+        return views_of(self.specs, self.owned(rank), tensors)
+
     def extended(
         self,
         specs: Any,
@@ -154,13 +185,12 @@ class ShardPlan(Ownership):
             >>> [after.owners(path)[0].ranks for path in "ab"]
             [(0,), (1,)]
         """
-        added = as_specs(specs, kind_of(optimizer))
+        added = as_specs(specs, optimizer)
         every = (*self.specs, *added)
         check_specs(every)
         _, function = policy_named(self.policy.rpartition("/")[2] if policy is None else policy)
-        model = cost_of(optimizer, cost)
-        held = loads_of(self.pieces, self._numels, model(self.specs), self.shard_ranks)
-        found = assigned(added, self.shard_ranks, function, optimizer, model, held, options)
+        owned = OwnedSpecs(len(self.specs), self.pieces)
+        found = assign(every, self.shard_ranks, function, optimizer, cost, options, owned)
         if found.replicas != 1:
             raise ValueError(
                 f"a plan of {self.replicas} replicas is extended within each; take a policy for "

@@ -1,16 +1,19 @@
 """Sources of parameters for the command line: a model, the header of a file, a list of shapes."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from functional_optim import Optimizer
 from functional_optim.commands.objects import load_object
-from functional_optim.core.stage import Kind
+from functional_optim.core.blocks import MatrixBlocks
+from sharding.model_specs import as_specs, specs_of, with_rules
 from sharding.plan_json import dtype_named, parsed
-from sharding.spec import ParameterSpec, Specs, as_specs, specs_of
+from sharding.spec import ParameterSpec, Specs
 
 SAFETENSORS, SHAPES = ".safetensors", ".json"
 """How the names of files end."""
@@ -38,14 +41,15 @@ class Source(NamedTuple):
     """Names of tensors that are no parameters, by their dtype."""
 
 
-def read(source: str, kind: Kind = "pointwise") -> Source:
+def read(source: str, optimizer: Optimizer | None = None) -> Source:
     """Parameters from wherever a text says.
 
     Args:
         source: ``package.module:callable`` (called without arguments, on the meta device, for a
             module), the path of a ``.safetensors`` file (its header is read, no more), or of a
             ``.json`` file with shapes.
-        kind: see :class:`ParameterSpec`.
+        optimizer: what will step them. The kind and blocks of each parameter are those that its
+            rule declares, unless a file of shapes has others.
 
     Raises:
         ValueError: none of these, or not of that form.
@@ -54,11 +58,12 @@ def read(source: str, kind: Kind = "pointwise") -> Source:
     """
     path = Path(source)
     if path.suffix == SAFETENSORS:
-        return from_safetensors(path, kind)
+        found = from_safetensors(path)
+        return Source(with_rules(found.specs, optimizer), found.left_out)
     if path.suffix == SHAPES:
-        return Source(from_shapes(path, kind), ())
+        return Source(from_shapes(path, optimizer), ())
     if is_callable(source):
-        return Source(from_callable(source, kind), ())
+        return Source(with_rules(from_callable(source), optimizer), ())
     raise ValueError(
         "a model must be given as package.module:callable, or as a .safetensors or .json file, "
         f"got {source!r}"
@@ -70,7 +75,7 @@ def is_callable(source: str) -> bool:
     return Path(source).suffix not in {SAFETENSORS, SHAPES} and ":" in source
 
 
-def from_callable(source: str, kind: Kind) -> Specs:
+def from_callable(source: str) -> Specs:
     """The parameters of the module that ``package.module:callable`` makes on the meta device."""
     maker = load_object(source)
     if not callable(maker):
@@ -79,10 +84,10 @@ def from_callable(source: str, kind: Kind) -> Specs:
         model = maker()
     if not isinstance(model, nn.Module):
         raise ValueError(f"must return a torch.nn.Module, got {type(model).__name__}")
-    return specs_of(model, kind)
+    return specs_of(model)
 
 
-def from_safetensors(path: Path, kind: Kind) -> Source:
+def from_safetensors(path: Path) -> Source:
     """The tensors of a safetensors file, by name, from its header alone.
 
     The format: 8 bytes with the header's length (little-endian), then the header, as JSON.
@@ -106,35 +111,60 @@ def from_safetensors(path: Path, kind: Kind) -> Source:
             left_out.append(name)
         elif entry["dtype"] in SAFETENSORS_DTYPES:
             dtype = SAFETENSORS_DTYPES[entry["dtype"]]
-            specs.append(ParameterSpec(name, _shape(path, entry["shape"]), dtype, kind=kind))
+            specs.append(ParameterSpec(name, _shape(path, entry["shape"]), dtype))
         else:
             raise ValueError(f"{path}: {name!r} has the unknown dtype {entry['dtype']!r}")
     return Source(tuple(specs), tuple(left_out))
 
 
-def from_shapes(path: Path, kind: Kind) -> Specs:
+def from_shapes(path: Path, optimizer: Optimizer | None = None) -> Specs:
     """Parameters from a JSON list.
 
-    Entries are shapes (``[[768, 768], [768]]``) or objects with a shape, and a path and a dtype
-    if they are known (``[{"path": "w", "shape": [768, 768], "dtype": "bfloat16"}]``).
+    Entries are shapes (``[[768, 768], [768]]``) or objects with a shape, and a path, a dtype, a
+    kind and blocks where they are known (``[{"path": "qkv", "shape": [2304, 768], "dtype":
+    "bfloat16", "kind": "per_matrix", "blocks": {"row_blocks": 3}}]``).
+
+    Args:
+        path: of the file.
+        optimizer: gives the kind and blocks of entries without a kind.
     """
     entries = _json(path, path.read_bytes())
     if not isinstance(entries, list):
         raise ValueError(f"{path} must hold a list of shapes, got {type(entries).__name__}")
-    specs = []
+    specs, declared = [], []
     for place, entry in enumerate(entries):
         known: Any = entry if isinstance(entry, dict) else {"shape": entry}
-        unknown = set(known) - {"path", "shape", "dtype"}
+        unknown = set(known) - {"path", "shape", "dtype", "kind", "blocks"}
         if unknown or "shape" not in known:
             raise ValueError(
                 f"{path}: entry {place} must be a shape, or an object with a shape and, if known, "
-                f"a path and a dtype; got {entry!r}"
+                f"a path, a dtype, a kind and blocks; got {entry!r}"
             )
         shape = _shape(path, known["shape"])
         dtype = dtype_named(known.get("dtype", "float32"))
         name = known.get("path", f"parameter_{place}")
-        specs.append(ParameterSpec(name, shape, dtype, kind=kind))
-    return as_specs(specs)
+        kind = known.get("kind", "pointwise")
+        blocks = _blocks(path, known.get("blocks"))
+        specs.append(ParameterSpec(name, shape, dtype, kind=kind, blocks=blocks))
+        declared.append("kind" in known)
+    found = as_specs(specs)
+    ruled = with_rules(found, optimizer)
+    return tuple(a if own else b for a, b, own in zip(found, ruled, declared, strict=True))
+
+
+def _blocks(path: Path, given: Any) -> MatrixBlocks | None:
+    if given is None:
+        return None
+    known = {one.name for one in fields(MatrixBlocks)}
+    if not isinstance(given, dict) or set(given) - known:
+        raise ValueError(
+            f"{path}: blocks must be an object with some of {', '.join(sorted(known))}, got "
+            f"{given!r}"
+        )
+    try:
+        return MatrixBlocks(**given)
+    except TypeError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _shape(path: Path, shape: Any) -> tuple[int, ...]:

@@ -1,15 +1,14 @@
 """ParameterSpec: what a plan has to know of a parameter. No tensor, no process group."""
 
 import math
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from functional_optim import Optimizer
+from functional_optim.core.blocks import MatrixBlocks
 from functional_optim.core.brief import brief
 from functional_optim.core.stage import Kind
 
@@ -32,18 +31,24 @@ class ParameterSpec:
         kind: "pointwise" (its rule may be run on any range of its elements) or "per_matrix"
             (the rule needs the whole tensor, so one rank owns it whole).
         group: index of its parameter group.
+        blocks: of a per_matrix parameter: the matrices that it consists of, such as heads or
+            experts. Each is planned as a parameter of its own, and stepped alone. None for one.
 
     Raises:
         TypeError: a path that is no string, a size that is no whole number, a dtype that is none, a
-            ``requires_grad`` that is no bool.
+            ``requires_grad`` that is no bool, blocks that are no :class:`~sharding.MatrixBlocks`.
         ValueError: an empty path, a negative size or group, more elements than a tensor can have,
-            an unknown kind, a device that torch does not know.
+            an unknown kind, a device that torch does not know, blocks of a pointwise parameter, or
+            blocks that do not divide its shape.
 
     Example::
 
         >>> import torch
         >>> ParameterSpec("layer.weight", (3, 4), torch.bfloat16).numel
         12
+        >>> thirds = MatrixBlocks(row_blocks=3)
+        >>> ParameterSpec("qkv", (12, 4), kind="per_matrix", blocks=thirds).bounds
+        [0, 16, 32, 48]
     """
 
     path: str
@@ -53,6 +58,7 @@ class ParameterSpec:
     requires_grad: bool = True
     kind: Kind = "pointwise"
     group: int = 0
+    blocks: MatrixBlocks | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no parameter has."""
@@ -83,11 +89,36 @@ class ParameterSpec:
                 f"device of {self.path!r} must be the name of one of torch's, such as 'cpu', "
                 f"'cuda', 'cuda:1' (or 'cuda 1', the second of several), got {self.device!r}"
             )
+        if self.blocks is not None:
+            _check_blocks(self.path, self.shape, self.kind, self.blocks)
 
     @property
     def numel(self) -> int:
         """The number of elements; a complex one counts once."""
         return math.prod(self.shape)
+
+    @property
+    def bounds(self) -> list[int]:
+        """The elements at which it may be cut if it is per_matrix: those of its blocks' ends."""
+        return [0, self.numel] if self.blocks is None else self.blocks.bounds(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockSpec(ParameterSpec):
+    """A block of a parameter as a planner sees it: a matrix that is stepped alone.
+
+    Args:
+        parameter: the parameter whose path the block has.
+
+    Example::
+
+        >>> thirds = MatrixBlocks(row_blocks=3)
+        >>> whole = ParameterSpec("qkv", (12, 4), kind="per_matrix", blocks=thirds)
+        >>> BlockSpec("qkv", (4, 4), kind="per_matrix", parameter=whole).numel
+        16
+    """
+
+    parameter: ParameterSpec
 
 
 @lru_cache(maxsize=64)
@@ -101,6 +132,17 @@ def _is_device(name: str) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def _check_blocks(path: str, shape: tuple[int, ...], kind: Kind, blocks: Any) -> None:
+    if not isinstance(blocks, MatrixBlocks):
+        raise TypeError(f"blocks of {path!r} must be MatrixBlocks or None, got {brief(blocks)}")
+    if kind != "per_matrix":
+        raise ValueError(
+            f"{path!r} has blocks, and its kind is {kind!r}; only a per_matrix parameter is "
+            "divided into matrices: give kind='per_matrix'"
+        )
+    blocks.check(repr(path), shape)
 
 
 def _check_path(path: Any) -> None:
@@ -128,7 +170,7 @@ def _shape(path: str, shape: Any) -> tuple[int, ...]:
 
 
 def kind_of(optimizer: Any) -> Kind:
-    """Return True if a chain can be run on any range of elements, or has a stage that cannot.
+    """Return "per_matrix" if a chain has a stage that needs whole tensors, else "pointwise".
 
     "pointwise" also for what is no single optimizer.
     """
@@ -138,76 +180,8 @@ def kind_of(optimizer: Any) -> Kind:
     return "pointwise" if cut else "per_matrix"
 
 
-def specs_of(model: Any, kind: Kind = "pointwise") -> "Specs":
-    """The specs of a model's parameters, in its order.
-
-    Where all parameters are on one device, it stands in the specs without its index, so that
-    every rank has the same specs.
-
-    Args:
-        model: a module (its parameters may be on the meta device), or tensors by name.
-        kind: what the rule that will step them declares; see :class:`ParameterSpec`.
-
-    Returns:
-        One :class:`ParameterSpec` for each parameter; a tied one stands once, under its first
-        name.
-
-    Raises:
-        TypeError: ``model`` is neither.
-
-    Example::
-
-        >>> import torch
-        >>> with torch.device("meta"):
-        ...     model = torch.nn.Linear(2, 3)
-        >>> [(spec.path, spec.shape) for spec in specs_of(model)]
-        [('weight', (3, 2)), ('bias', (3,))]
-    """
-    if isinstance(model, nn.Module):
-        named: dict[str, Tensor] = dict(model.named_parameters())
-    elif isinstance(model, Mapping) and all(isinstance(one, Tensor) for one in model.values()):
-        named = dict(model)
-    else:
-        raise TypeError(
-            "specs are made of a torch.nn.Module or a mapping of names to tensors, got "
-            f"{type(model).__name__}"
-        )
-    devices = {param.device for param in named.values()}
-    one_device = len(devices) == 1
-    return tuple(
-        ParameterSpec(
-            path,
-            tuple(param.shape),
-            param.dtype,
-            param.device.type if one_device else str(param.device),
-            param.requires_grad,
-            kind,
-        )
-        for path, param in named.items()
-    )
-
-
 Specs = tuple[ParameterSpec, ...]
 """The parameters of a model, in order."""
-
-
-def as_specs(given: Any, kind: Kind = "pointwise") -> "Specs":
-    """The specs that a caller gave, or those of the model given.
-
-    Raises:
-        TypeError: what was given is no model and no iterable of specs.
-        ValueError: a path that stands twice.
-    """
-    if isinstance(given, (nn.Module, Mapping)):
-        return specs_of(given, kind)
-    if not isinstance(given, Iterable):
-        raise TypeError(
-            "a plan is made for a torch.nn.Module, a mapping of names to tensors, or an iterable "
-            f"of ParameterSpec, got {type(given).__name__}"
-        )
-    specs = tuple(given)
-    check_specs(specs)
-    return specs
 
 
 def check_specs(specs: Specs) -> None:

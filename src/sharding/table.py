@@ -1,9 +1,9 @@
 """A plan's report as a table of text."""
 
-from sharding.footprint import Stepper
 from sharding.ownership import Ownership
 from sharding.problem import checked_int
 from sharding.report import Report, report
+from sharding.steppers import Stepper
 
 COLUMNS = (
     ("parameters", "owned"),
@@ -13,7 +13,9 @@ COLUMNS = (
     ("state_bytes", "state"),
     ("total_bytes", "all three"),
     ("sent_bytes", "sent/step"),
+    ("flops", "FLOP/step"),
 )
+PREFIXES = ("", "k", "M", "G", "T", "P")
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -32,7 +34,22 @@ def table(plan: Ownership, optimizer: Stepper | None, rows: int) -> str:
     left_out = len(numbers.elements) - len(shown)
     if left_out:
         text.insert(-2, f"({left_out:,} more ranks, none of them fuller)")
-    return "\n".join([_head(plan, numbers), *text])
+    return "\n".join([_head(plan, numbers), *text, *levels(numbers)])
+
+
+def levels(numbers: Report) -> list[str]:
+    """Return a line for each resource: its largest rank, and how far that is from the best."""
+    found = []
+    if numbers.makespan:
+        found.append(
+            f"makespan {operations(numbers.makespan)}: {numbers.imbalance('flops'):.4f} of the "
+            f"mean, {numbers.makespan_over_bound:.4f} of the lower bound"
+        )
+    found.append(
+        f"memory {size(numbers.memory)}: {numbers.imbalance():.4f} of the mean, "
+        f"{numbers.memory_over_bound:.4f} of the lower bound"
+    )
+    return found
 
 
 def _head(plan: Ownership, numbers: Report) -> str:
@@ -59,12 +76,21 @@ def _shown(numbers: Report, rows: int) -> list[int]:
 
 
 def _cells(numbers: Report, rank: int) -> list[str]:
-    return [
-        size(getattr(numbers, name)[rank])
-        if name.endswith("_bytes")
-        else f"{getattr(numbers, name)[rank]:,}"
-        for name, _ in COLUMNS
-    ]
+    return [_written(name, getattr(numbers, name)[rank]) for name, _ in COLUMNS]
+
+
+def _written(name: str, count: int) -> str:
+    if name.endswith("_bytes"):
+        return size(count)
+    return operations(count) if name == "flops" else f"{count:,}"
+
+
+def operations(count: int) -> str:
+    """A number of floating-point operations as one reads it."""
+    number, unit = float(count), 0
+    while number >= 1000 and unit + 1 < len(PREFIXES):
+        number, unit = number / 1000, unit + 1
+    return f"{count} FLOP" if unit == 0 else f"{number:.2f} {PREFIXES[unit]}FLOP"
 
 
 def size(count: int) -> str:

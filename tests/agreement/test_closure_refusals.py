@@ -15,7 +15,7 @@ from functional_optim.commands.objects import optimizer_factory
 from functional_optim.frontends.local_optimizer import local_optimizer
 from functional_optim.storage import mapped_state
 from hooks import apply_optimizer_in_backward, step_hook
-from hooks.averaging import OuterModelAverager, ReplicatedOptimizer
+from hooks.averaging import OuterModelAverager
 from sharding import ZeroRedundancyOptimizer, plan, specs_of
 
 from ..choices import case
@@ -58,7 +58,6 @@ WAYS: dict[str, Callable[[], object]] = {
     "workers by constructor": lambda: local_optimizer(lbfgs, parameters(), lr=0.1),
     "in backward": lambda: apply_optimizer_in_backward(lbfgs(), parameters(), {}),
     "in backward by constructor": lambda: apply_optimizer_in_backward(lbfgs, parameters(), {}),
-    "replicas": lambda: ReplicatedOptimizer(TREE, lbfgs()),
     "outer": lambda: OuterModelAverager(parameters(), lbfgs(), 2),
     "plan": lambda: plan(specs_of(TREE), 2, optimizer=lbfgs()),
     "command": optimizer_factory("torch.optim:LBFGS"),

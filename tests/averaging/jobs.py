@@ -23,13 +23,8 @@ from hooks import (
     post_localSGD_hook,
     step_hook,
 )
-from hooks.averaging import (
-    GossipModelAverager,
-    OuterModelAverager,
-    PowerSGDMemory,
-    power_sgd_hook,
-)
-from hooks.averaging.compression import Statistical
+from hooks.averaging import OuterModelAverager
+from hooks.averaging.contrib import GossipModelAverager, PowerSGDMemory, Statistical, power_sgd_hook
 from sharding import ZeroRedundancyOptimizer
 from tests.averaging_alone.training import backward, model, train, values, wrapped
 

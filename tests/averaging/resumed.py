@@ -16,7 +16,7 @@ from hooks import (
     PostLocalSGDState,
     post_localSGD_hook,
 )
-from hooks.averaging import PowerSGDMemory, power_sgd_hook
+from hooks.averaging.contrib import PowerSGDMemory, power_sgd_hook
 from tests.choices import case
 
 STEPS = 8

@@ -1,4 +1,4 @@
-"""Inner rules and averagers, for ranks and for replicas that are stacked."""
+"""Inner rules and averagers of all kinds."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,8 +8,9 @@ from torch import Tensor
 
 from functional_optim import Optimizer, Rule, adamw, chain, lion, sgd
 from hooks import AveragingSchedule, HierarchicalModelAverager, ScheduledModelAverager
-from hooks.averaging import OuterModelAverager, slowmo
-from hooks.averaging.compression import BFloat16, Blocks, Exact, Statistical, TopK
+from hooks.averaging import OuterModelAverager
+from hooks.averaging.compression import BFloat16, Blocks, TopK
+from hooks.averaging.contrib import Statistical
 
 STEPS = 9
 
@@ -57,10 +58,9 @@ AVERAGERS: dict[str, Callable[..., Any]] = {
         {2: 2, 4: group.size()} if group.size() > 2 else {4: 2}, 1, group
     ),
     "DiLoCo": outer(warmup_steps=1),
-    "SlowMo, fragments": outer(slowmo(0.6), 3, fragments=3),
+    "SlowMo, fragments": outer(sgd(lr=1.0, momentum=0.6), 3, fragments=3),
     "DiLoCo, streaming": outer(fragments=4, delay=3),
     "DiLoCo, mixing": outer(period=3, fragments=2, delay=1, mixing=0.5),
-    "Exact": outer(compression=Exact()),
     "BFloat16": outer(compression=BFloat16(), fragments=2),
     "8 bits": outer(compression=Blocks(8), delay=2),
     "4 bits": outer(compression=Blocks(4, block=7)),

@@ -1,18 +1,39 @@
 """Every compression, and vectors that have what may go wrong."""
 
+from dataclasses import dataclass
+
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hooks.averaging.compression import BFloat16, Blocks, Compression, Exact, Statistical, TopK
+from hooks.averaging.compression import BFloat16, Blocks, Compression, TopK
+from hooks.averaging.compression.checks import finite_float32
+from hooks.averaging.contrib import Statistical
 
 from ..tensors import normal
+
+
+@dataclass(frozen=True)
+class Exact:
+    """The words of float32: nothing is lost, so that what else happens to a vector shows."""
+
+    def encode(self, flat: Tensor) -> Tensor:
+        return finite_float32(flat).contiguous().view(torch.uint8).clone()
+
+    def decode(self, payload: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
+        return payload.clone().view(torch.float32).to(dtype)
+
+    def payload_bytes(self, numel: int) -> int:
+        return 4 * numel
+
+    def error_bound(self, flat: Tensor) -> Tensor:
+        return torch.zeros_like(flat, dtype=torch.float64)
+
 
 LARGEST = torch.finfo(torch.float32).max
 SMALLEST = 2.0**-149
 
 COMPRESSIONS: tuple[Compression, ...] = (
-    Exact(),
     BFloat16(),
     Blocks(),
     Blocks(bits=4, block=7),
@@ -23,7 +44,7 @@ COMPRESSIONS: tuple[Compression, ...] = (
     Statistical(bits=1, block=16),
     Statistical(bits=4, block=64),
     TopK(fraction=0.3, chunk=8),
-    TopK(fraction=0.02, values=Exact()),
+    TopK(fraction=0.02, values=Blocks()),
     TopK(fraction=0.5, values=Statistical(block=5), chunk=16),
     TopK(fraction=1.0, values=Blocks(bits=4, block=3), chunk=5),
 )

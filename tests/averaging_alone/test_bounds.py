@@ -4,11 +4,11 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
-from hooks.averaging.compression import Exact, TopK
+from hooks.averaging.compression import TopK
 
 from ..choices import case, examples
 from ..tensors import normal
-from .support import COMPRESSIONS, LARGEST, SMALLEST, arrived, vectors
+from .support import COMPRESSIONS, LARGEST, SMALLEST, Exact, arrived, vectors
 
 
 @examples(25)

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hooks.averaging.compression import Statistical, TopK, with_error_feedback
+from hooks.averaging.compression import TopK, with_error_feedback
+from hooks.averaging.contrib import Statistical
 
 from ..choices import case, examples
 from ..tensors import normal

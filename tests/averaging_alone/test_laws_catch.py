@@ -10,7 +10,7 @@ from torch import Tensor
 
 from functional_optim import sgd
 from hooks import AveragingSchedule, ScheduledModelAverager
-from hooks.averaging import OuterModelAverager, StackedReplicas
+from hooks.averaging import OuterModelAverager
 from hooks.testing import (
     AVERAGING_LAWS,
     AveragerSubject,
@@ -86,7 +86,7 @@ class AveragesLater(Plain):
 
 class OneKeepsItsOwn(Plain):
     def afterwards(self, before: Sequence[Tensor]) -> None:
-        if not isinstance(self.group, StackedReplicas) and self.group.rank() == 1:
+        if self.group.rank() == 1:
             for param, own in zip(self.params, before, strict=True):
                 param.data.copy_(own)
 
@@ -122,13 +122,6 @@ class Forgets(OuterModelAverager):
         super().load_state_dict({**state_dict, "outer": self.optimizer.state_dict()})
 
 
-class AloneWhereStacked(Plain):
-    def afterwards(self, before: Sequence[Tensor]) -> None:
-        if isinstance(self.group, StackedReplicas):
-            for param, own in zip(self.params, before, strict=True):
-                param.data.copy_(own)
-
-
 SOUND = AveragerSubject(
     Plain,
     dtypes=(torch.float32,),
@@ -149,7 +142,6 @@ FAULTS: list[tuple[str, Any]] = [
     ("every step is data parallel", EveryStepHalfway),
     ("any moment", Forgets),
     ("joined late", CountsFromZero),
-    ("stacked is ranks", AloneWhereStacked),
 ]
 
 

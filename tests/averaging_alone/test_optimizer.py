@@ -18,8 +18,9 @@ from hooks import (
     ScheduledModelAverager,
     post_localSGD_hook,
 )
-from hooks.averaging import GossipModelAverager, ModelAverager, OuterModelAverager
+from hooks.averaging import ModelAverager, OuterModelAverager
 from hooks.averaging.compression import Blocks
+from hooks.averaging.contrib import GossipModelAverager
 from sharding.transport.local import LocalWorld
 from tests.choices import case
 

@@ -10,7 +10,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 
 from functional_optim import sgd
 from hooks import OptimizerState
-from hooks.averaging import PowerSGDMemory
+from hooks.averaging.contrib import PowerSGDMemory
 from hooks.averaging.reduced_buckets import CutBucket
 from tests.averaging.resumed import SMALL, STEPS, PowerSGDRun, same
 from tests.choices import case

@@ -5,18 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from hooks.averaging.compression import (
-    BFloat16,
-    Blocks,
-    Compression,
-    Exact,
-    Statistical,
-    TopK,
-    with_error_feedback,
-)
+from hooks.averaging.compression import BFloat16, Blocks, Compression, TopK, with_error_feedback
+from hooks.averaging.contrib import Statistical
 
 from ..choices import case
-from .support import COMPRESSIONS
+from .support import COMPRESSIONS, Exact
 
 FLAT = torch.linspace(-1, 1, 20)
 

@@ -4,17 +4,11 @@ import hashlib
 
 import torch
 
-from hooks.averaging.compression import (
-    BFloat16,
-    Blocks,
-    Compression,
-    Exact,
-    Statistical,
-    TopK,
-)
+from hooks.averaging.compression import BFloat16, Blocks, Compression, TopK
+from hooks.averaging.contrib import Statistical
 
 from ..choices import case
-from .support import arrived
+from .support import Exact, arrived
 
 DIGESTS: dict[Compression, str] = {
     Exact(): "397ff04131359809",

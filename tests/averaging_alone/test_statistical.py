@@ -5,9 +5,8 @@ from itertools import pairwise
 
 import torch
 
-from hooks.averaging.compression import Statistical
-from hooks.averaging.compression.rows import sum_of_rows
-from hooks.averaging.compression.statistical import lloyd_max_edges
+from hooks.averaging.contrib import Statistical
+from hooks.averaging.contrib.statistical import lloyd_max_edges, sum_of_rows
 
 from ..choices import case
 from ..tensors import normal

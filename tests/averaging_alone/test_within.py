@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from benchmarks.claims.muloco import muloco_inner
+from benchmarks.claims.replicas import ReplicatedModel, ReplicatedOptimizer, one_by_one
 from functional_optim import adamw, matching, muon
-from hooks.averaging import ReplicatedModel, ReplicatedOptimizer, muloco_inner, one_by_one
 from sharding.transport.local import LocalWorld
 from tests.choices import case
 

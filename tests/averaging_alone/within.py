@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from benchmarks.claims.muloco import muloco_inner
+from benchmarks.outer_settings import OUTER_SETTINGS
 from functional_optim import (
     Optimizer,
     TorchOptimizer,
@@ -21,7 +23,7 @@ from functional_optim import (
     with_shape,
 )
 from hooks import PostLocalSGDOptimizer
-from hooks.averaging import OUTER_SETTINGS, OuterModelAverager, muloco_inner
+from hooks.averaging import OuterModelAverager
 
 from .training import model, train, values
 

@@ -58,7 +58,7 @@ TRAINED = dict.fromkeys(sharded.NAMES, 4.0) | {
     sharded.JUDGED: 2.0,
 }
 PEAKS = {sharded.TORCH_BEST: 900 << 20, sharded.JUDGED: 720 << 20}
-SPREAD = {"greedy": 2.0, "balanced": 2.0, "elements": 1.0005}
+SPREAD = {"greedy": 2.0, "largest_first": 2.0, "elements": 1.0005}
 
 
 def spread_over(name: str, ranks: int, **changed: float) -> Balance:

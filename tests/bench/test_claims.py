@@ -92,7 +92,7 @@ def test_training_again_gives_the_same_and_another_seed_another() -> None:
 def test_data_parallel_is_a_mean_of_gradients() -> None:
     """With one batch for all replicas, it is one replica; so is a mean of parameters."""
     alone = train(RUNS[ALONE], 0, FEW)
-    one = Run(1, lambda model: PeriodicModelAverager(4, process_group=model.replicas))
+    one = Run(1, lambda params, group: PeriodicModelAverager(4, process_group=group))
     assert train(one, 0, FEW) == alone
     apart = [train(Run(count, None), 0, FEW) for count in (1, 2)]
     assert apart[0] == alone != apart[1]

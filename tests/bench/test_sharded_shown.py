@@ -11,7 +11,7 @@ from benchmarks.checks import Target
 from benchmarks.plan import Part, Settings, parts
 from benchmarks.records import Cell, Report, ShardedPeak
 from benchmarks.run import _add_peak
-from benchmarks.sharded_balance import BALANCED, ELEMENTS, GREEDY, MODELS, RANKS, run_balance
+from benchmarks.sharded_balance import ELEMENTS, GREEDY, LARGEST_FIRST, MODELS, RANKS, run_balance
 from benchmarks.sharded_picture import draw_sharded
 from benchmarks.sharded_tables import sharded_failures
 from benchmarks.sharded_targets import sharded_targets
@@ -140,7 +140,7 @@ def test_saving_can_be_missed() -> None:
 
 
 def test_balance_can_be_missed() -> None:
-    for policy, value in ((ELEMENTS, 1.0011), (BALANCED, 2.001)):
+    for policy, value in ((ELEMENTS, 1.0011), (LARGEST_FIRST, 2.001)):
         found = report()
         found.balance.append(spread_over("ResNet-50", 64, **{policy: value}))
         (one,) = missed(found)
@@ -189,7 +189,7 @@ def test_balance_is_as_torch_has_it_and_as_promised() -> None:
     for key, value in TORCH.items():
         assert found[key].over_mean(GREEDY) == pytest.approx(value, rel=0.01)
     assert max(one.over_mean(ELEMENTS) for one in found.values()) <= 1.001
-    assert all(one.over_mean(BALANCED) <= one.over_mean(GREEDY) for one in found.values())
+    assert all(one.over_mean(LARGEST_FIRST) <= one.over_mean(GREEDY) for one in found.values())
 
 
 # --------------------------------------------------------------------------------- the tables

@@ -1,68 +1,81 @@
 """``functional-optim convert``: the next step is the one that would have come anyway."""
 
 import copy
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 import functional_optim as fo
 from functional_optim.commands.objects import load_object
-from sharding import ZeroRedundancyOptimizer, read_state_dict
+from sharding import ZeroRedundancyOptimizer
+from sharding.storage import ChecksumReader
+from sharding.storage.files import DurableFiles
+from sharding.storage.folder import read_folder
 from sharding.transport.local import LocalWorld
-from sharding.zero.disk import LocalDisk
-from sharding.zero.relayout import write_for_ranks
+from tests import checkpoints
 from tests.choices import case
 from tests.zero_local.saved import same
 
 from .support import failed, loaded, model, process, run, saved, shapes, shown, stepped
 
+OLD = Path(__file__).parents[1] / "old_format" / "saved" / "adamw"
+"""A folder that ZeroRedundancyOptimizer.save wrote."""
 ADAMW = ("--optimizer", "torch.optim:AdamW")
 
 
-def zero_of(group: Any, module: nn.Module) -> Any:
-    """An optimizer of one rank, in which nothing is compiled."""
-    params, cls = module.named_parameters(), torch.optim.AdamW
-    return ZeroRedundancyOptimizer(params, cls, group, policy="elements", executor="blocked")
+FOLDER = ("--model", "own:model")
 
 
-def after_one_step(module: nn.Module, optimizer: Any, load: Any) -> list[torch.Tensor]:
-    """Parameters after one step of an optimizer that has loaded a checkpoint."""
-    load(optimizer)
-    stepped(optimizer, module, 1)
-    return [param.detach().clone() for param in module.parameters()]
+def content(folder: Path) -> Any:
+    """The state dict of an optimizer in a folder."""
+    return read_folder(folder)["optim"]
 
 
 def test_a_file_of_torch_becomes_a_folder_for_any_number_of_ranks_and_comes_back(own: Path) -> None:
     module = model()
     live = stepped(torch.optim.AdamW(module.named_parameters(), lr=0.5), module)
     path = saved(own / "torch.pt", live)
-    finished = process(
-        *(own, "convert", path, "for-4", *ADAMW, "--model", shapes(own), "--world-size", 4)
-    )
+    finished = process(own, "convert", path, "folder", *ADAMW, "--model", shapes(own))
     assert finished.returncode == 0, finished.stderr
-    assert finished.stdout == "wrote for-4\n"
-    assert "[4/4] shards written" in finished.stderr
-    assert len(list((own / "for-4").glob("*.bin"))) == 4
-    shown("convert", own / "for-4", own / "for-3", "--world-size", 3, "--policy", "elements")
-    shown("convert", own / "for-3", own / "back.pt")
+    assert finished.stdout == "wrote folder\n"
+    shown("convert", own / "folder", own / "back.pt")
     back = loaded(own / "back.pt")
-    assert back["param_groups"][0]["param_names"] == [name for name, _ in module.named_parameters()]
+    names = [name for name, _ in module.named_parameters()]
+    assert back["param_groups"][0]["param_names"] == names
     assert same(back["state"], live.state_dict()["state"])
+    assert list(content(own / "folder")["state"]) == names
     expected = copy.deepcopy(module)
     other = torch.optim.AdamW(expected.named_parameters())
-    wanted = after_one_step(expected, other, lambda one: one.load_state_dict(live.state_dict()))
+    other.load_state_dict(live.state_dict())
+    stepped(other, expected, 1)
 
-    def on_a_rank(group: Any) -> list[torch.Tensor]:
-        own_module = copy.deepcopy(module)
-        return after_one_step(
-            own_module, zero_of(group, own_module), lambda one: one.load(own / "for-3")
+    def on_a_rank(group: Any) -> bool:
+        """A ZeRO on two ranks goes on from the folder, by its names."""
+        params = copy.deepcopy(module)
+        zero = ZeroRedundancyOptimizer(
+            params.named_parameters(), torch.optim.AdamW, group, policy="elements"
         )
+        state = {"optim": by_name(zero.state_dict(), names)}
+        _load_state_dict(state, ChecksumReader(own / "folder"), no_dist=True)
+        numbers = {name: number for number, name in enumerate(names)}
+        states = {numbers[name]: one for name, one in state["optim"]["state"].items()}
+        groups = [{**state["optim"]["param_groups"][0], "params": [*numbers.values()]}]
+        zero.load_state_dict({"state": states, "param_groups": groups})
+        stepped(zero, params, 1)
+        return same([*params.parameters()], [*expected.parameters()])
 
-    for found in LocalWorld(2).run(on_a_rank):
-        assert same(found, wanted)
+    assert LocalWorld(2).run(on_a_rank) == [True, True]
+
+
+def by_name(state_dict: Any, names: list[str]) -> Any:
+    states = {names[number]: entries for number, entries in state_dict["state"].items()}
+    groups = [{**state_dict["param_groups"][0], "params": names}]
+    return {"state": states, "param_groups": groups}
 
 
 def test_between_torchs_class_and_torch_optimizer_in_8_bits(own: Path) -> None:
@@ -78,9 +91,12 @@ def test_between_torchs_class_and_torch_optimizer_in_8_bits(own: Path) -> None:
     plain = loaded(own / "plain.pt")["state"][0]
     assert plain.keys() == {"step", "exp_avg", "exp_avg_sq"}
     torch.optim.AdamW(module.parameters()).load_state_dict(loaded(own / "plain.pt"))
-    shown("convert", own / "8.pt", own / "zero", "--optimizer", "own:eight_bit", *specs)
-    shown("convert", own / "8.pt", own / "z", "--world-size", 3, *specs, "--optimizer", "own:made")
-    assert same(read_state_dict(own / "z")["state"], loaded(own / "plain.pt")["state"])
+    names = [name for name, _ in module.named_parameters()]
+    for optimizer in ("own:eight_bit", "own:made"):  # a folder has state in float32
+        folder = own / optimizer[4:]
+        shown("convert", own / "8.pt", folder, *specs, "--optimizer", optimizer)
+        wanted = loaded(own / "plain.pt")["state"]
+        assert same([content(folder)["state"][name] for name in names], [*wanted.values()])
 
 
 def test_hyper_parameters_that_a_file_lacks_are_the_optimizers(own: Path) -> None:
@@ -100,8 +116,8 @@ def test_an_optimizer_with_a_chain_for_each_kind_of_parameter(own: Path) -> None
     module = model()
     live = stepped(fo.TorchOptimizer(module.named_parameters(), divided), module)
     path, optimizer = saved(own / "a.pt", live), ("--optimizer", "own:divided")
-    shown("convert", path, own / "z", *optimizer, "--model", shapes(own), "--world-size", 2)
-    shown("convert", own / "z", own / "b.pt", *optimizer)
+    shown("convert", path, own / "z", *optimizer, "--model", shapes(own))
+    shown("convert", own / "z", own / "b.pt", *optimizer, "--model", shapes(own))
     assert same(loaded(own / "b.pt")["state"], loaded(path)["state"])
 
 
@@ -112,7 +128,7 @@ def test_what_needs_the_values_of_parameters_is_refused(own: Path) -> None:
     free = stepped(fo.TorchOptimizer(module.named_parameters(), fo.schedule_free_adamw()), module)
     path, specs = saved(own / "free.pt", free), ("--model", shapes(own))
     optimizer = ("--optimizer", "schedule_free_adamw")
-    text = failed(1, "convert", path, own / "z", *optimizer, *specs, "--world-size", 2)
+    text = failed(1, "convert", path, own / "z", *optimizer, *specs)
     assert "'0.weight': its first state is made of the parameter's values" in text
     whole = saved(own / "a.pt", stepped(torch.optim.AdamW(model().named_parameters()), model()))
     text = failed(1, "convert", whole, own / "b.pt", "--optimizer", "own:with_master", *specs)
@@ -157,25 +173,26 @@ def test_wrong_arguments_exit_with_2_and_change_nothing(own: Path) -> None:
     module = model()
     path = saved(own / "a.pt", torch.optim.AdamW(module.named_parameters()))
     before = path.read_bytes()
-    (group,) = LocalWorld(1).groups
-    zero_of(group, module).save(own / "z")
     specs = ("--model", shapes(own))
+    shown("convert", path, own / "z", *ADAMW, *specs)
+    (own / "f.pt").mkdir()
     for arguments, message in (
         (("no.pt", "b.pt"), "'no.pt' does not exist"),
         ((path, "b.pt"), "name it with --optimizer, such as --optimizer torch.optim:AdamW"),
         ((path, "b.pt", *ADAMW), "give --model, such as --model my_model:build"),
         ((path, path, *ADAMW, *specs), "exists; choose another name, or add --overwrite"),
-        ((path, "z", *ADAMW, *specs, "--overwrite"), "z is a folder; name a file"),
-        ((path, "z", *ADAMW, *specs, "--world-size", 2), "z exists and is not an empty folder"),
-        ((path, "n", *ADAMW, *specs, "--world-size", 2, "--overwrite"), "--overwrite is for files"),
-        ((path, "n", *ADAMW, *specs, "--world-size", 0), "0 is not in the range"),
+        ((path, "f.pt", *ADAMW, *specs, "--overwrite"), "f.pt is a folder; name a file"),
+        ((path, "z", *ADAMW, *specs), "z exists and is not an empty folder"),
+        ((path, "n", *ADAMW, *specs, "--overwrite"), "--overwrite is for files"),
+        ((path, "n", *ADAMW, *specs, "--world-size", 2), "No such option"),
         ((path, "n", "--optimizer", "torch.optim:Optimizer", *specs), "no functional counterpart"),
         ((path, "n", *ADAMW, "--model", "nowhere.json"), "No such file"),
         ((path, "n", *ADAMW, *specs, "--option", "speed=1"), "speed"),
-        (("z", "n.pt", "--key", "a"), "--key is for files"),
+        (("z", "n.pt", *ADAMW), "give --model, such as --model my_model:build"),
         (("z", "n.pt", *specs), "--model has no effect without --optimizer"),
         (("z", "n.pt", "--option", "lr=1"), "--option is for the optimizer"),
-        (("z", "n", "--world-size", 2, "--policy", "hierarchical"), "'hierarchical' is not one of"),
+        (("z", "n"), "z is a folder of torch.distributed.checkpoint already; name a file"),
+        ((OLD, "n.pt", "--key", "a"), "--key has no effect"),
     ):
         with case(arguments=arguments):
             assert message in failed(2, "convert", *arguments)
@@ -186,57 +203,48 @@ def test_wrong_arguments_exit_with_2_and_change_nothing(own: Path) -> None:
 
 def test_a_damaged_folder_exits_with_1_and_nothing_is_written(own: Path) -> None:
     module = model()
-    (group,) = LocalWorld(1).groups
-    stepped(zero := zero_of(group, module), module)
-    zero.save(own / "z")
-    (data,) = (own / "z").glob("*.bin")
-    data.write_bytes(data.read_bytes()[:-1] + b"\xff")
-    for arguments in (("n.pt",), ("n", "--world-size", 2)):
-        with case(arguments=arguments):
-            assert "it was damaged" in failed(1, "convert", own / "z", *arguments)
-            assert not (own / arguments[0]).exists()
+    path = saved(own / "a.pt", stepped(torch.optim.AdamW(module.named_parameters()), module))
+    shown("convert", path, own / "z", *ADAMW, *FOLDER)
+    shutil.copytree(OLD, own / "old")
+    for folder, pattern in (("z", "*.distcp"), ("old", "*.bin")):
+        data = max((own / folder).glob(pattern), key=lambda one: one.stat().st_size)
+        data.write_bytes(data.read_bytes()[:-1] + b"\xff")
+        for arguments in (("n.pt",), ("n", *ADAMW, *FOLDER)):
+            with case(folder=folder, arguments=arguments):
+                assert "it was damaged" in failed(1, "convert", own / folder, *arguments)
+                assert not (own / arguments[0]).exists()
 
 
-def test_a_disk_that_fills_up_leaves_no_half_of_a_folder(own: Path) -> None:
+def test_a_disk_that_fills_up_leaves_no_checkpoint(
+    own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: DurableFiles, file: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(DurableFiles, "sync", full)
+    text = failed(1, "convert", OLD, own / "n")
+    assert "No space left on device" in text
+    assert not (own / "n" / ".metadata").exists()
+
+
+def test_a_folder_that_has_no_state_or_numbers_for_names(own: Path) -> None:
+    """SGD without momentum has no state, and an optimizer given to dcp.save has no names."""
     module = model()
-    (group,) = LocalWorld(1).groups
-    stepped(zero := zero_of(group, module), module)
-    zero.save(own / "z")
-
-    class Full(LocalDisk):
-        shards = 0
-
-        def create(self, path: Path) -> int:
-            self.shards += 1
-            if self.shards > 3:
-                raise OSError(28, "No space left on device", str(path))
-            return super().create(path)
-
-    with pytest.raises(OSError, match="No space left"):
-        write_for_ranks(own / "z", own / "n", 4, disk=Full())
-    assert list((own / "n").iterdir()) == []
-    with pytest.raises(FileExistsError, match="is not empty"):
-        write_for_ranks(own / "z", own / "z", 4)
-
-
-def test_every_element_goes_to_its_rank_once_whatever_the_state(own: Path) -> None:
-    """Scales of blocks, step counts, empty and 0-d parameters, more ranks than parameters."""
-    params = [
-        ("wide", nn.Parameter(torch.randn(3, 300))),
-        ("none", nn.Parameter(torch.randn(0, 3))),
-        ("one", nn.Parameter(torch.randn(()))),
-    ]
-    for optimizer in (fo.adamw(), fo.stored(fo.adamw(), state="int8"), fo.rowwise_adagrad()):
-        (group,) = LocalWorld(1).groups
-        zero = ZeroRedundancyOptimizer(params, optimizer, group)
-        for _, param in params:
-            param.grad = torch.randn_like(param)
-        zero.step()
-        source = own / f"source-{optimizer.stages[-1].name}-{len(list(own.iterdir()))}"
-        zero.save(source)
-        for world_size, policy in ((1, "greedy"), (2, "elements"), (7, "balanced")):
-            with case(optimizer=optimizer, world_size=world_size, policy=policy):
-                target = own / f"{source.name}-{world_size}"
-                write_for_ranks(source, target, world_size, policy)
-                assert same(read_state_dict(target), read_state_dict(source))
-                assert len(list(target.glob("*.bin"))) == world_size
+    plain = stepped(torch.optim.SGD(module.parameters(), lr=0.25), module)
+    zero = ZeroRedundancyOptimizer(
+        module.parameters(), torch.optim.AdamW, LocalWorld(1).groups[0], lr=0.5
+    )
+    checkpoints.save(stepped(zero, module), own / "numbers")
+    with pytest.warns(UserWarning, match="torch.distributed is disabled"):
+        dcp.save({"optim": plain.state_dict()}, checkpoint_id=own / "none")
+    for name, rate, count in (("none", 0.25, 0), ("numbers", 0.5, 4)):
+        with case(name=name):
+            shown("convert", own / name, own / f"{name}.pt")
+            found = loaded(own / f"{name}.pt")
+            assert found["param_groups"][0]["lr"] == rate
+            assert found["param_groups"][0]["params"] == [0, 1, 2, 3]
+            assert len(found["state"]) == count
+    again = torch.optim.AdamW(module.parameters())
+    again.load_state_dict(loaded(own / "numbers.pt"))
+    zero.consolidate_state_dict()
+    assert same(again.state_dict()["state"], zero.state_dict()["state"])

@@ -1,17 +1,24 @@
-"""``functional-optim inspect``: files, sharded folders, and what is neither."""
+"""``functional-optim inspect``: files, folders, and what is neither."""
 
 import json
 from collections import OrderedDict
 from pathlib import Path
 
+import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from functional_optim import TorchOptimizer, adamw, stored
+from tests import checkpoints
 from tests.choices import case
 from tests.zero_local import saved as sharded
 
 from .support import failed, model, process, saved, shown, stepped
+
+OLD = Path(__file__).parents[1] / "old_format" / "saved" / "adamw"
+"""A folder that ZeroRedundancyOptimizer.save wrote."""
 
 
 def test_a_file_of_torchs_own_class(tmp_path: Path) -> None:
@@ -42,12 +49,32 @@ def test_a_file_of_ours_in_another_storage_inside_a_training_checkpoint(tmp_path
         assert {one["name"]: one["dtype"] for one in found["fields"]}["exp_avg"] == "uint8"
 
 
-def test_a_sharded_folder(tmp_path: Path) -> None:
-    sharded.made(2).save(tmp_path / "zero")
+def test_a_folder_of_torch_distributed_checkpoint(tmp_path: Path) -> None:
+    checkpoints.save(sharded.made(2), tmp_path / "zero")
     content = json.loads(shown("inspect", tmp_path / "zero", "--json", "--verify"))
-    assert content["kind"] == "sharded folder"
-    assert (content["parameters"], content["steps"], content["names"]) == (2, [2, 2], ["w", "b"])
-    assert "sharded folder, 1 shards: 2 parameters" in shown("inspect", tmp_path / "zero")
+    assert (content["kind"], content["files"]) == ("distributed checkpoint", 1)
+    assert (content["parameters"], content["steps"], content["names"]) == (2, [2, 2], None)
+    field = {"name": "exp_avg", "dtype": "float32", "tensors": 2, "elements": 7, "bytes": 28}
+    assert field in content["fields"]
+    text = shown("inspect", tmp_path / "zero", "--key", "optim")
+    assert "distributed checkpoint, 1 files: 2 parameters, 2 with state, step 2" in text
+    module, state = model(), {}
+    plain = stepped(torch.optim.AdamW(module.parameters()), module)
+    state["a"] = {"model": module.state_dict(), "optim": get_optimizer_state_dict(module, plain)}
+    with pytest.warns(UserWarning, match="torch.distributed is disabled"):
+        dcp.save(state, checkpoint_id=tmp_path / "torch")
+    content = json.loads(shown("inspect", tmp_path / "torch", "--json", "--key", "a.optim"))
+    assert content["names"] == [name for name, _ in module.named_parameters()]
+    assert "has no checksums; save with" in failed(1, "inspect", tmp_path / "torch", "--verify")
+
+
+def test_a_folder_of_the_old_format() -> None:
+    for verify in ((), ("--verify",)):
+        content = json.loads(shown("inspect", OLD, "--json", *verify))
+        assert content["kind"] == "folder of ZeroRedundancyOptimizer.save"
+        assert (content["files"], content["parameters"], content["steps"]) == (3, 5, [2, 2])
+        assert content["names"] == ["wide", "long", "number", "none", "late"]
+        assert [group["options"]["lr"] for group in content["groups"]] == [0.1, 0.3]
 
 
 def test_what_is_damaged_or_is_no_checkpoint_exits_with_1(tmp_path: Path) -> None:
@@ -57,8 +84,8 @@ def test_what_is_damaged_or_is_no_checkpoint_exits_with_1(tmp_path: Path) -> Non
     one = torch.optim.SGD(model().parameters()).state_dict()
     torch.save({"a": one, "b": one}, tmp_path / "two.pt")
     (tmp_path / "empty").mkdir()
-    sharded.made(1).save(tmp_path / "damaged")
-    (data,) = (tmp_path / "damaged").glob("*.bin")
+    checkpoints.save(sharded.made(1), tmp_path / "damaged")
+    (data,) = (tmp_path / "damaged").glob("*.distcp")
     data.write_bytes(bytes([data.read_bytes()[0] ^ 1]) + data.read_bytes()[1:])
     for name, arguments, message in (
         ("text.pt", (), "is not a file that torch.save wrote, or is damaged"),
@@ -66,7 +93,7 @@ def test_what_is_damaged_or_is_no_checkpoint_exits_with_1(tmp_path: Path) -> Non
         ("module.pt", (), "cannot be read without running code: it has torch.nn.modules"),
         ("two.pt", (), "there is one at 'a', 'b'; name one with --key"),
         ("two.pt", ("--key", "c"), "has no optimizer's state dict at 'c'; there is one at 'a'"),
-        ("empty", (), "has no checkpoint.json"),
+        ("empty", (), "has no .metadata, so no checkpoint was completed there"),
         ("damaged", ("--verify",), "it was damaged"),
     ):
         with case(name=name):
@@ -77,8 +104,8 @@ def test_wrong_arguments_exit_with_2(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.pt", torch.optim.SGD([nn.Parameter(torch.ones(1))]))
     for arguments, message in (
         (("nowhere.pt",), "'nowhere.pt' does not exist"),
-        ((tmp_path, "--key", "a"), "--key is for files"),
-        ((path, "--verify"), "--verify is for sharded folders"),
+        ((OLD, "--key", "a"), "--key has no effect"),
+        ((path, "--verify"), "--verify is for folders"),
     ):
         with case(arguments=arguments):
             assert message in failed(2, "inspect", *arguments)

@@ -29,7 +29,6 @@ from functional_optim import (
 from functional_optim.frontends.composed_local import ComposedLocal
 from functional_optim.frontends.recipe import recipe_of
 from hooks import apply_optimizer_in_backward
-from hooks.averaging import ReplicatedOptimizer
 
 from ..choices import case
 from ..tensors import assert_same, normal
@@ -192,7 +191,6 @@ def test_a_total_of_a_stage_behind_one_that_lacks_its_input_says_so() -> None:
 
 FRONT_ENDS: dict[str, Callable[[Optimizer], object]] = {
     "in backward": lambda one: apply_optimizer_in_backward(one, [normal(2).requires_grad_()], {}),
-    "replicas": lambda one: ReplicatedOptimizer(params_of(), one),
     "workers": lambda one: ComposedLocal(
         recipe_of(one, {}),  # type: ignore[arg-type]  of what is composed
         [{"params": [normal(2).requires_grad_()]}],

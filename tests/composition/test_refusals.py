@@ -15,7 +15,6 @@ from functional_optim import (
     to_torch_state_dict,
 )
 from hooks import apply_optimizer_in_backward
-from hooks.averaging import ReplicatedOptimizer
 
 from ..choices import case
 from .trees import COMPOSED, params_of
@@ -54,5 +53,3 @@ def test_numbers_of_all_parameters_are_not_made_part_by_part(name: str) -> None:
     weight = torch.nn.Parameter(torch.ones(2))
     with pytest.raises(ValueError, match="needs the gradients of all"):
         apply_optimizer_in_backward(COMPOSED[name](), [weight], {})
-    with pytest.raises(TypeError, match="numbers that belong to no leaf"):
-        ReplicatedOptimizer(params_of(), COMPOSED[name]())

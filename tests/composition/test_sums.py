@@ -7,7 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-from functional_optim import Optimizer, TorchOptimizer, chain, clip_by_value, prodigy
+from functional_optim import (
+    Optimizer,
+    TorchOptimizer,
+    chain,
+    clip_by_global_norm,
+    clip_by_value,
+    if_any,
+    labels,
+    partition,
+    prodigy,
+    sgd,
+)
 from functional_optim.plan.composed import addends
 
 from ..choices import case, each_value
@@ -86,3 +97,26 @@ def test_small_leaves_of_a_dtype_are_summed_up_at_once(monkeypatch: pytest.Monke
         for _ in histories(prodigy(), torch_class=True):
             pass
     assert set(sizes) == {6}, "of float32; of others there are too few that are small"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_norm_does_not_depend_on_how_leaves_are_divided(seed: int) -> None:
+    """Bit for bit, by plans of later steps too: squares are added up in the order of the leaves."""
+    shapes = [(k % 5 + 1, 3) for k in range(40)]
+    split = labels({"odd": if_any(lambda path: int(path[0]) % 2 == 1)}, default="even")
+    parts = partition({"odd": sgd(lr=0.1), "even": sgd(lr=0.1)}, split)
+    after = []
+    for optimizer in (chain(clip_by_global_norm(0.5), one) for one in (parts, sgd(lr=0.1))):
+        params = {
+            f"{k:02}": normal(*shape, seed=seed + k, dtype=torch.float64)
+            for k, shape in enumerate(shapes)
+        }
+        state = optimizer.init(params)
+        for step in range(8):
+            grads = {
+                name: normal(*param.shape, seed=1000 * step + int(name), dtype=torch.float64)
+                for name, param in params.items()
+            }
+            optimizer.update_(params, grads, state)
+        after.append(params)
+    assert_same(after[0], after[1])

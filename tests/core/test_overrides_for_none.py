@@ -27,7 +27,7 @@ def test_it_names_the_pattern_and_what_there_is(way: Way, unmeant: tuple[Any, st
     places = [params["body"]["weight"].data_ptr(), params["head"][0].data_ptr()]
     with pytest.raises(ValueError, match=shown) as caught:
         way(sgd(0.1).override(where, lr=0.2), params)
-    assert "there are 'body.bias', 'body.weight', 'head.0', 'head.1'" in str(caught.value)
+    assert "the parameters are 'body.bias', 'body.weight', 'head.0', 'head.1'" in str(caught.value)
     assert "if_any(where)" in str(caught.value)
     assert [params["body"]["weight"].data_ptr(), params["head"][0].data_ptr()] == places
 
@@ -38,7 +38,7 @@ def test_each_way_takes_what_may_be_meant_for_none(way: Way) -> None:
 
 
 def test_no_file_is_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is meant for no parameter"):
+    with pytest.raises(ValueError, match="matches no parameter"):
         export_step(sgd().override(("x",), lr=0.2), body_and_head(), tmp_path / "step.pt2")
     assert list(tmp_path.iterdir()) == []
 
@@ -46,9 +46,9 @@ def test_no_file_is_written(tmp_path: Path) -> None:
 def test_of_many_paths_some_are_named() -> None:
     paths = [(index,) for index in range(50)]
     overrides = sgd().override(("x",), lr=0.2).overrides
-    with pytest.raises(ValueError, match=r"there are '0', .*'7' and 42 more: correct it"):
+    with pytest.raises(ValueError, match=r"the parameters are '0', .*'7' and 42 more: correct it"):
         check_used((), overrides, paths, paths)
-    with pytest.raises(ValueError, match="there are none"):
+    with pytest.raises(ValueError, match="the parameters are none"):
         check_used((), overrides, [], [])
 
 

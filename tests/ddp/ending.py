@@ -27,7 +27,7 @@ from hooks import (
     step_hook,
     zero_step_hook,
 )
-from hooks.averaging import PowerSGDMemory, power_sgd_hook
+from hooks.averaging.contrib import PowerSGDMemory, power_sgd_hook
 from sharding import ZeroRedundancyOptimizer
 
 

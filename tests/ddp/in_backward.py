@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import TorchOptimizer, adamw
 from hooks import apply_optimizer_in_backward
-from hooks.in_backward import get_in_backward_optimizers
+from hooks.in_backward import get_in_backward_optimizers, reduce_in_backward
 from tests.choices import case
 
 from .cases import SMALL, STATIC, UNUSED
@@ -80,11 +80,16 @@ def compare(
     twin = twin_of(module, **options)
 
     def apply() -> None:
-        apply_optimizer_in_backward(optimizer_class, module.parameters(), kwargs, own_hook)
+        named = False if when == "before" else ours
+        apply_optimizer_in_backward(
+            optimizer_class, module.parameters(), kwargs, own_hook, ddp=named
+        )
 
     if when == "before":
         apply()
     ours = DistributedDataParallel(module, **options)
+    if when == "before":
+        reduce_in_backward(ours)
     if when == "after":
         apply()
     afterwards = [make(one.parameters()) for one in (twin, ours)]
@@ -121,8 +126,8 @@ def ignored() -> dict[str, str]:
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)
     twin = twin_of(module, **SMALL)
     plain = SGD(twin.parameters(), lr=0.1)
-    apply_optimizer_in_backward(SGD, module.parameters(), {"lr": 0.1})
     ours = DistributedDataParallel(module, **SMALL)
+    apply_optimizer_in_backward(SGD, module.parameters(), {"lr": 0.1}, ddp=ours)
     for iteration in range(3):
         backward(ours, iteration)
         backward(twin, iteration)
@@ -140,8 +145,9 @@ def stacked() -> None:
     module = nn.Sequential(nn.Embedding(7, WIDTH, sparse=True), nn.Linear(WIDTH, 3))
     twin = twin_of(module)
     first, second = SGD(twin.parameters(), lr=0.1), SGD(twin.parameters(), lr=0.02)
-    apply_optimizer_in_backward(SGD, module.parameters(), {"lr": 0.1})
+    apply_optimizer_in_backward(SGD, module.parameters(), {"lr": 0.1}, ddp=False)
     ours = DistributedDataParallel(module)
+    reduce_in_backward(ours)
     for iteration in range(4):
         x = torch.tensor([iteration, dist.get_rank() + 3])
         if iteration == 2:

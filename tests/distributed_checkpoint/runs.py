@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from functional_optim import TorchOptimizer, adamw
-from sharding import ZeroRedundancyOptimizer
+from sharding import MatrixOwnerOptimizer, ZeroRedundancyOptimizer
 from sharding.checkpoint.flat_ranges import FlatRanges
 from tests.zero_local.compare import same
 
@@ -97,8 +97,29 @@ def by_fsdp2(seed: int, lr: float) -> tuple[nn.Module, Any]:
     return model, torch.optim.AdamW(model.parameters(), lr=lr, foreach=False)
 
 
-KINDS = {"ZeRO": by_zero, "torch.optim": by_torch, "TorchOptimizer": by_ours, "FSDP2": by_fsdp2}
-RANKS = {"ZeRO": (3, 2), "torch.optim": (1, 1), "TorchOptimizer": (1, 1), "FSDP2": (2, 3)}
+def by_owners(seed: int, lr: float) -> tuple[nn.Module, Any]:
+    """AdamW is pointwise, so each rank has the state of its rows."""
+    model = net(seed)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    fully_shard(model, mesh=mesh)
+    trained = [param for param in model.named_parameters() if param[1].requires_grad]
+    return model, MatrixOwnerOptimizer(trained, adamw(lr=lr))
+
+
+KINDS = {
+    "ZeRO": by_zero,
+    "torch.optim": by_torch,
+    "TorchOptimizer": by_ours,
+    "FSDP2": by_fsdp2,
+    "MatrixOwnerOptimizer": by_owners,
+}
+RANKS = {
+    "ZeRO": (3, 2),
+    "torch.optim": (1, 1),
+    "TorchOptimizer": (1, 1),
+    "FSDP2": (2, 3),
+    "MatrixOwnerOptimizer": (3, 2),
+}
 """How many ranks save, and how many load."""
 
 

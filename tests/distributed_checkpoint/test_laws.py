@@ -10,7 +10,7 @@ from tests.ranks import Job, Outcomes, run_ranks
 from . import laws
 from .runs import folder_of
 
-CUT, WHOLE = ("elements", "sliced", "greedy"), ("greedy", "balanced", "contiguous")
+CUT, WHOLE = ("elements", "sliced", "greedy"), ("greedy", "largest_first", "contiguous")
 NOT_CUT = ("partition", "whole", "clipped")
 """Chains that need whole parameters, or a norm that is summed parameter by parameter."""
 CASES = {

@@ -1,5 +1,7 @@
 """Averagers over DTensors: a shard is averaged with the same shards on other ranks, or refused."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -7,23 +9,34 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from functional_optim import sgd
-from hooks import PeriodicModelAverager
-from hooks.averaging import GossipModelAverager, OuterModelAverager
+from functional_optim import chain, clip_by_global_norm, muon, sgd
+from hooks import ModelAverager, PeriodicModelAverager
+from hooks.averaging import OuterModelAverager
+from hooks.averaging.compression import BFloat16
+from hooks.averaging.contrib import GossipModelAverager
 from tests.choices import case
 
 from .jobs import plain
 
+DILOCO = sgd(lr=0.7, momentum=0.9, nesterov=True)
 
-def replicas() -> tuple[DeviceMesh, nn.Module]:
-    """Replicas with other values, each sharded over two ranks by FSDP2, whose shards are uneven."""
+
+def replicas(
+    dtype: torch.dtype = torch.float64, *, apart: bool = True
+) -> tuple[DeviceMesh, nn.Module]:
+    """Replicas, each sharded over two ranks by FSDP2, whose shards are uneven.
+
+    Args:
+        dtype: of the parameters.
+        apart: whether replicas have other values than one another.
+    """
     mesh = init_device_mesh(
         "cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("replicas", "shards")
     )
-    model = plain(torch.float64)
+    model = plain(dtype)
     with torch.no_grad():
         for param in model.parameters():
-            param.mul_(1.0 + mesh.get_local_rank("replicas"))
+            param.mul_(1.0 + apart * mesh.get_local_rank("replicas"))
     for layer in model:
         if isinstance(layer, nn.Linear):
             fully_shard(layer, mesh=mesh["shards"])
@@ -54,6 +67,51 @@ def periodic() -> None:
                 assert param._version > version
 
 
+def steps_of_its_own(params: list[Tensor], replica: int, step: int) -> None:
+    """A step that depends on the replica and on the element, the same for a shard and its whole."""
+    with torch.no_grad():
+        for param in params:
+            param.mul_(1.0 - 0.01 * (1 + replica) * (1 + step % 3)).add_(0.125 * (replica - 1))
+
+
+AVERAGERS: dict[str, Callable[[list[Tensor], dist.ProcessGroup], ModelAverager]] = {
+    "periodic": lambda params, group: PeriodicModelAverager(2, process_group=group),
+    "periodic, delayed": lambda params, group: PeriodicModelAverager(
+        3, process_group=group, delay=2, bucket_bytes=40
+    ),
+    "DiLoCo": lambda params, group: OuterModelAverager(params, DILOCO, 3, process_group=group),
+    "DiLoCo, streaming": lambda params, group: OuterModelAverager(
+        params, DILOCO, 3, process_group=group, fragments=2, delay=1, mixing=0.5
+    ),
+    "DiLoCo, bfloat16": lambda params, group: OuterModelAverager(
+        params, DILOCO, 3, process_group=group, compression=BFloat16()
+    ),
+}
+
+
+def same_as_plain() -> None:
+    """Averaging shards is averaging whole tensors, bit for bit: in float32, over uneven shards."""
+    for name, make in AVERAGERS.items():
+        mesh, model = replicas(torch.float32, apart=False)
+        group, replica = mesh.get_group("replicas"), mesh.get_local_rank("replicas")
+        sharded = list(model.parameters())
+        whole: list[Tensor] = [nn.Parameter(one) for one in wholes(model)]
+        averagers = [make(params, group) for params in (sharded, whole)]
+        versions = [one._version for one in sharded]
+        for step in range(7):
+            for params, averager in zip((sharded, whole), averagers, strict=True):
+                steps_of_its_own(params, replica, step)
+                averager.average_parameters(params)
+            with case(name=name, step=step):
+                for one, other in zip(wholes(model), whole, strict=True):
+                    assert torch.equal(one, other)
+        assert all(one._version > v for one, v in zip(sharded, versions, strict=True))
+        saved = averagers[0].state_dict()
+        again = make(sharded, group)
+        again.load_state_dict(saved)
+        assert again.step == 7
+
+
 def refused() -> None:
     """Fault 39: shards of different elements are not averaged, and nothing is changed."""
     mesh, model = replicas()
@@ -63,9 +121,15 @@ def refused() -> None:
         with pytest.raises(ValueError, match=r"of DTensors the same shards"):
             averager.average_parameters(model.parameters())
         assert averager.step == 0
+    for group in (None, mesh.get_group("shards")):
+        outer = OuterModelAverager(model.parameters(), sgd(lr=0.7), 2, process_group=group)
+        outer.average_parameters()
+        with pytest.raises(ValueError, match=r"of DTensors the same shards"):
+            outer.average_parameters()
     group = mesh.get_group("replicas")
-    with pytest.raises(ValueError, match=r"'params\[0\]' is a DTensor .*OuterModelAverager"):
-        OuterModelAverager(model.parameters(), sgd(lr=0.7), 2, process_group=group)
+    for rule in (muon(lr=0.1), chain(clip_by_global_norm(1.0), sgd(lr=0.7))):
+        with pytest.raises(ValueError, match=r"params\[0\] is a DTensor .*, of the outer rule"):
+            OuterModelAverager(model.parameters(), rule, 2, process_group=group)
     with pytest.raises(ValueError, match=r"'params\[0\]' is a DTensor .*GossipModelAverager"):
         GossipModelAverager(model.parameters(), 2, process_group=group)
     assert all(torch.equal(one, other) for one, other in zip(before, wholes(model), strict=True))

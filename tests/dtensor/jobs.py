@@ -233,7 +233,7 @@ def clipped() -> None:
 def in_backward() -> None:
     """Steps of shards in backward."""
     ours, twin = by_fsdp(torch.float32), by_fsdp(torch.float32)
-    apply_optimizer_in_backward(adamw, ours.parameters(), {"lr": LR})
+    apply_optimizer_in_backward(adamw, ours.parameters(), {"lr": LR}, ddp=False)
     theirs = torch.optim.AdamW(twin.parameters(), lr=LR, foreach=False)
     for number in range(STEPS):
         for model in (ours, twin):

@@ -54,6 +54,7 @@ def worlds() -> dict[int, Outcomes]:
         "meshes": Job(totals.on_meshes),
         "tensor parallel": Job(totals.tensor_parallel),
         "averaged": Job(averaged.periodic),
+        "averaged as plain tensors": Job(averaged.same_as_plain),
         "not averaged": Job(averaged.refused),
     }
     return {
@@ -88,7 +89,7 @@ def test_a_total_is_reduced_once(worlds: dict[int, Outcomes]) -> None:
 
 def test_averagers_average_shards(worlds: dict[int, Outcomes]) -> None:
     """Fault 39: with the same shards of other replicas; other shards are refused."""
-    assert_well(worlds, "averaged", "not averaged")
+    assert_well(worlds, "averaged", "averaged as plain tensors", "not averaged")
 
 
 def test_every_stage_with_a_total_is_tried() -> None:

@@ -231,7 +231,9 @@ def test_an_override_by_name_is_one_of_flat_parameters_too(by_name: Any) -> None
             one.step()
     assert_same_tensors(*(list(model.parameters()) for model in models))
     assert [group["lr"] for group in made[0].param_groups] == [0.5, 0.1]
-    with pytest.raises(ValueError, match="meant for no parameter; there are 'weight', 'bias'"):
+    with pytest.raises(
+        ValueError, match="matches no parameter; the parameters are 'weight', 'bias'"
+    ):
         Ours(models[0].named_parameters(), adamw().override(("wieght",), lr=0.5), flat=True)
 
 

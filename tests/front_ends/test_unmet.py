@@ -66,7 +66,7 @@ OVER_PARAMS: dict[str, Callable[[Mapping[str, Tensor], Optimizer], object]] = {
 def test_a_misspelt_name_is_said(way: str, name: str) -> None:
     params = {key: one.requires_grad_() for key, one in params_of().items()}
     first = next(iter(params))
-    with pytest.raises(ValueError, match=rf"meant for no parameter; there are '{first}'"):
+    with pytest.raises(ValueError, match=rf"matches no parameter; the parameters are '{first}'"):
         OVER_PARAMS[way](params, CHAINS[name](("heda",)))
     for where in ((first,), if_any(("heda",))):
         with case(where=where):
@@ -75,7 +75,7 @@ def test_a_misspelt_name_is_said(way: str, name: str) -> None:
 
 def test_of_parameters_without_names_the_numbers_are_named() -> None:
     params = [torch.nn.Parameter(torch.ones(2)) for _ in range(3)]
-    with pytest.raises(ValueError, match="there are '0', '1', '2'"):
+    with pytest.raises(ValueError, match="the parameters are '0', '1', '2'"):
         TorchOptimizer(params, CHAINS["of one"](("weight",)))
     grouped = [{"params": params[:1]}, {"params": params[1:]}]
     TorchOptimizer(grouped, CHAINS["of one"]((2,)))
@@ -130,7 +130,9 @@ def test_a_misspelt_name_is_said_wherever_it_selects(way: str, name: str) -> Non
     params = {key: one.requires_grad_() for key, one in params_of().items()}
     ways = {**OVER_PARAMS, "init": lambda params, one: one.init(params)}
     make = MAY_BE_NONE[name]
-    with pytest.raises(ValueError, match=r"matching\('heda\*'\), .* no parameter; there are 'body"):
+    with pytest.raises(
+        ValueError, match=r"matching\('heda\*'\) matches no parameter; the parameters are 'body"
+    ):
         ways[way](params, make(matching("heda*")))
     for where in (matching("head*"), if_any(matching("heda*"))):
         with case(where=where):

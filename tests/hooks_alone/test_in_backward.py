@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import functional_optim
 from functional_optim import TorchOptimizer, adamw, chain, clip_by_value, sgd
 from hooks import apply_optimizer_in_backward
-from hooks.in_backward import get_in_backward_optimizers
+from hooks.in_backward import get_in_backward_optimizers, reduce_in_backward
 from tests.choices import case
 
 from .support import assert_same, assert_steps_as, loss, model
@@ -214,4 +214,6 @@ def test_applied_before_there_is_a_world(request: pytest.FixtureRequest) -> None
     ours, twin = model(), model()
     apply_optimizer_in_backward(SGD, ours.parameters(), {"lr": 0.01})
     request.getfixturevalue("world_of_one")
-    assert_steps_as(DistributedDataParallel(ours), twin, SGD(twin.parameters(), lr=0.01))
+    ddp = DistributedDataParallel(ours)
+    reduce_in_backward(ddp)
+    assert_steps_as(ddp, twin, SGD(twin.parameters(), lr=0.01))

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import adamw, chain, clip_by_global_norm, clip_by_value, sgd
 from hooks import apply_optimizer_in_backward
-from hooks.in_backward import get_in_backward_optimizers
+from hooks.in_backward import get_in_backward_optimizers, reduce_in_backward
 from tests.choices import case
 
 from .support import model
@@ -79,50 +79,80 @@ def linear() -> nn.Linear:
     return module
 
 
-def apply(module: nn.Module) -> None:
-    apply_optimizer_in_backward(torch.optim.SGD, module.parameters(), {"lr": 1.0})
+def apply(module: nn.Module, ddp: Any = False) -> None:
+    apply_optimizer_in_backward(torch.optim.SGD, module.parameters(), {"lr": 1.0}, ddp=ddp)
 
 
 def run(module: nn.Module) -> None:
     module(torch.ones(1, 2)).sum().backward()
 
 
+def is_untouched(module: nn.Module) -> bool:
+    return not get_in_backward_optimizers(module) and module.weight.tolist() == [[1.0, 1.0]]
+
+
+@pytest.mark.usefixtures("world_of_one")
+def test_with_a_process_group_it_is_said_what_reduces_gradients() -> None:
+    module, other = linear(), linear()
+    ddp = DistributedDataParallel(module)
+    for named, error, text in [
+        (None, ValueError, r"reduces the gradient of params\[0\] .*ddp=module.*ddp=False"),
+        (True, TypeError, "or False where none does, got bool"),
+        (module, TypeError, "got Linear"),
+        (DistributedDataParallel(other), ValueError, r"params\[0\] is no parameter of ddp.module"),
+    ]:
+        with case(named=named):
+            with pytest.raises(error, match=text):
+                apply(module, named)
+            assert is_untouched(module)
+    with pytest.raises(TypeError, match="must be a DistributedDataParallel module, got Linear"):
+        reduce_in_backward(module)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"no parameter of ddp.module has an optimizer in"):
+        reduce_in_backward(ddp)
+    apply(module, ddp)
+    apply(module, None)  # it was said before
+    run(ddp)
+    assert module.weight.tolist() == [[-1.0, -1.0]]
+
+
 @pytest.mark.usefixtures("world_of_one")
 def test_a_ddp_module_that_has_another_hook() -> None:
     ddp = DistributedDataParallel(linear())
     ddp.register_comm_hook(dist.group.WORLD, allreduce_hook)
-    apply(ddp)
-    for _ in range(2):
-        with pytest.raises(
-            RuntimeError,
-            match=r"'weight' has an optimizer in backward.* another one.*hooks\.step_hook",
-        ):
-            run(ddp)
-    assert len(get_in_backward_optimizers(ddp)) == 1
+    with pytest.raises(RuntimeError, match=r"this DDP module has another one.*hooks\.step_hook"):
+        apply(ddp, ddp)
+    assert is_untouched(ddp.module)
+    run(ddp)
+    assert is_untouched(ddp.module)
 
 
 @pytest.mark.usefixtures("world_of_one")
 def test_a_ddp_module_that_was_not_called_since() -> None:
-    """Applied between forward and backward; or wrapped, and called without the wrapper."""
+    """Applied between forward and backward; or wrapped, and nobody said so."""
     between = DistributedDataParallel(linear())
     value = between(torch.ones(1, 2)).sum()
-    apply(between)
-    with pytest.raises(RuntimeError, match="was not called since it was applied"):
+    apply(between, between)
+    with pytest.raises(RuntimeError, match="was not called before this backward pass"):
         value.backward()
     early = linear()
     apply(early)
     ddp = DistributedDataParallel(early)
-    with pytest.raises(RuntimeError, match="was not called since it was applied"):
-        run(ddp.module)
+    for one in (ddp.module, early):
+        with pytest.raises(RuntimeError, match=r"was made around it since.*reduce_in_backward"):
+            run(one)
     for one in (between.module, early):
         assert one.weight.tolist() == [[1.0, 1.0]]
+    early.weight.grad = None
+    reduce_in_backward(ddp)
+    run(ddp)
+    assert early.weight.tolist() == [[0.0, 0.0]]
 
 
 @pytest.mark.usefixtures("world_of_one")
 def test_a_module_called_without_its_ddp_module() -> None:
     alone = linear()
-    apply(alone)
     ddp = DistributedDataParallel(alone)
+    apply(alone, ddp)
     run(ddp)
     assert alone.weight.tolist() == [[0.0, 0.0]]
     with pytest.raises(RuntimeError, match="was not called before this backward pass"):
@@ -135,6 +165,10 @@ def test_a_module_called_without_its_ddp_module() -> None:
     gc.collect()
     run(alone)  # there is none any more
     assert alone.weight.tolist() == [[-2.0, -2.0]]
+    again = DistributedDataParallel(alone)
+    reduce_in_backward(again)
+    run(again)
+    assert alone.weight.tolist() == [[-3.0, -3.0]]
 
 
 @pytest.mark.usefixtures("world_of_one")
@@ -145,24 +179,23 @@ def test_a_parameter_that_ddp_reduces_late() -> None:
         delay_all_reduce_named_params=[("0.weight", module[0].weight)],
         param_to_hook_all_reduce=module[1].weight,
     )
-    apply(module)
     with pytest.raises(
         RuntimeError, match=r"'0\.weight' has an optimizer in.* DDP reduces it late"
     ):
-        run(ddp)
+        apply(module, ddp)
+    assert not get_in_backward_optimizers(module)
 
 
 @pytest.mark.usefixtures("world_of_one")
-def test_a_first_forward_pass_that_fails() -> None:
-    """The attribute is there again, which torch's DDP is not to see."""
+def test_torch_s_ddp_does_not_find_optimizers_that_were_applied_before_wrapping() -> None:
+    """It would register a hook of its own at the first forward pass."""
     module = linear()
     apply(module)
     ddp = DistributedDataParallel(module)
+    reduce_in_backward(ddp)
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         ddp(torch.ones(1, 5))
-    assert len(get_in_backward_optimizers(module)) == 1
     for _ in range(2):
         run(ddp)
     assert len(get_in_backward_optimizers(module)) == 1
     assert module.weight.tolist() == [[-1.0, -1.0]]
-    assert not ddp._forward_hooks

@@ -9,7 +9,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import DistributedOptimizer, adamw, sgd
 from hooks import PeriodicModelAverager, step_hook, zero_step_hook
-from hooks.averaging import GossipModelAverager, OuterModelAverager
+from hooks.averaging import OuterModelAverager
+from hooks.averaging.contrib import GossipModelAverager
 from sharding import ZeroRedundancyOptimizer
 from tests.choices import case
 

@@ -29,7 +29,7 @@ def model() -> nn.Sequential:
 
 def in_backward(optimizer_class: Any, kwargs: dict[str, Any]) -> Trainee:
     module = model()
-    apply_optimizer_in_backward(optimizer_class, module.parameters(), kwargs)
+    apply_optimizer_in_backward(optimizer_class, module.parameters(), kwargs, ddp=False)
     return module, lambda: None
 
 

@@ -66,7 +66,7 @@ def subject_of(wrappers: tuple[str, ...], inner: str) -> Subject:
             found = WRAPPERS[name](found)
         return found
 
-    return Subject(made, one_chain=False, dtypes=(torch.float32, torch.float64))
+    return Subject(made, dtypes=(torch.float32, torch.float64))
 
 
 @pytest.mark.parametrize("wrappers", PAIRS, ids=" ".join)

@@ -1,18 +1,17 @@
 """What the ranks are refused: errors name parameters and ranks, and change nothing."""
 
 import copy
+import pickle
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from functional_optim import muon
 from sharding import MatrixOwnerOptimizer
-from sharding.matrices.state_dict import SHARD
 from tests.choices import case
 from tests.tensors import normal
 
@@ -30,21 +29,25 @@ MATRIX, BIAS = "2.weight", "2.bias"
 
 
 def of_another_rank() -> None:
-    """State of another rank is refused, and so is what would save one rank's for all."""
+    """Parts of another rank or plan are refused, and no part is written as if it were the whole."""
     pair = Pair(OPTIMIZERS["muon"](), world())
     pair.step(0)
-    found = pair.ours.state_dict()
-    entry = found["state"][SHARD]
-    assert entry["owned"] == pair.ours._owners.owned()
-    rank, size = dist.get_rank(), dist.get_world_size()
-    for wrong in ({"rank": (rank + 1) % size}, {"ranks": size + 1}, {"owned": ["x"]}):
-        other = {**found, "state": {**found["state"], SHARD: {**entry, **wrong}}}
-        assert "each rank loads what the same rank" in raised(pair.ours.load_state_dict, other)
     with Collectives() as seen:
-        said = raised(get_optimizer_state_dict, pair.model, pair.ours)
-    assert "KeyError" in said and "torch.distributed.checkpoint cannot read" in said
+        found = pair.ours.state_dict()
     assert seen.names == []
+    rank = dist.get_rank()
+    for wrong in (f"rank {rank + 1} of", f"rank {rank} of {dist.get_world_size() + 1} with plan"):
+        other = copy.copy(found)
+        other["state"] = {key: dict(entries) for key, entries in found["state"].items()}
+        first = next(entries for entries in other["state"].values() if entries)
+        first["step"] = first["step"].clone()
+        first["step"].origin = wrong
+        said = raised(pair.ours.load_state_dict, other)
+        assert f"group rank {rank} (global rank {rank}) was given a part of the state of '" in said
+        assert wrong in said
+    assert "a part of a state dict cannot be pickled" in raised(pickle.dumps, found)
     assert "cannot be copied or pickled" in raised(copy.deepcopy, pair.ours)
+    pair.ours.load_state_dict(found)
     pair.step(1)
     pair.check()
 

@@ -46,6 +46,7 @@ def worlds() -> dict[int, Outcomes]:
         "meshes": Job(refusals.refused_meshes),
         "beside plain": Job(jobs.beside_plain),
         "collectives": Job(jobs.collectives),
+        "planned": Job(jobs.planned),
     }
     return {
         2: run_ranks(of_two, ranks=2, seconds=300),
@@ -66,6 +67,12 @@ def check_well(worlds: dict[int, Outcomes], *names: str) -> None:
 
 def test_owners_step_as_one_process(worlds: dict[int, Outcomes]) -> None:
     check_well(worlds, "as one", "bfloat16", "not finite", "beside plain")
+
+
+def test_ranks_make_the_same_plan_of_blocks(worlds: dict[int, Outcomes]) -> None:
+    """In processes with other seeds of hashes; and no owner has two ranges of one element."""
+    digests = {outcome.result() for outcome in worlds[4]["planned"]}
+    assert len(digests) == 1
 
 
 def test_two_collectives_for_all_matrices(worlds: dict[int, Outcomes]) -> None:

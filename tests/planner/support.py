@@ -95,7 +95,9 @@ def any_plan(draw: st.DrawFn, parameters: list[ParameterSpec]) -> ShardPlan:
             "align": draw(st.integers(1, 3)),
         }
     if name == "hierarchical":
-        within = draw(st.sampled_from(["balanced", "elements", "greedy", "sliced"]))
+        within = draw(
+            st.sampled_from(["largest_first", "elements", "greedy", "sliced", "two_resource"])
+        )
         options = {"node_size": draw(st.integers(1, 4)), "within": within}
         options |= {"mixed": True} if within in ("elements", "sliced") else {}
         ranks = options["node_size"] * draw(st.integers(1, 3))

@@ -1,13 +1,15 @@
 """``functional-optim plan``: tables, pictures and files, and what it refuses."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import functional_optim as fo
 from functional_optim import adamw
-from sharding import ShardPlan, plan
+from sharding import MatrixBlocks, ParameterSpec, ShardPlan, plan
 from sharding.pieces import whole_pieces
 from sharding.table import size
 from tests.choices import case
@@ -74,6 +76,55 @@ def test_nodes(tmp_path: Path) -> None:
     assert "(2 more ranks, none of them fuller)" in text
 
 
+def test_makespan_and_memory_are_shown_with_their_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of matrices with blocks, by an optimizer of the user."""
+    (tmp_path / "planned_rule.py").write_text(
+        "import functional_optim as fo\n"
+        "def split():\n"
+        "    labels = fo.labels({'matrices': fo.with_shape(ndim=2)}, default='rest')\n"
+        "    return fo.partition({'matrices': fo.muon(), 'rest': fo.adamw()}, labels)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    blocks = {"path": "qkv", "shape": [12, 4], "kind": "per_matrix", "blocks": {"row_blocks": 3}}
+    path = shapes(tmp_path, [blocks, [8, 4], [100]])
+    arguments = ["--model", path, "--world-size", 3, "--policy", "two_resource"]
+    arguments += ["--optimizer", "planned_rule:split"]
+    text = shown(*arguments)
+    assert "FLOP/step" in text
+    lines = text.splitlines()
+    assert lines[-3].startswith("makespan ") and "of the lower bound" in lines[-3]
+    assert lines[-2].startswith("memory ") and "of the mean" in lines[-2]
+    found = json.loads(shown(*arguments, "--json"))
+    split = fo.partition(
+        {"matrices": fo.muon(), "rest": adamw()},
+        fo.labels({"matrices": fo.with_shape(ndim=2)}, default="rest"),
+    )
+    specs = [
+        ParameterSpec("qkv", (12, 4), kind="per_matrix", blocks=MatrixBlocks(row_blocks=3)),
+        ParameterSpec("parameter_1", (8, 4), kind="per_matrix"),
+        ParameterSpec("parameter_2", (100,)),
+    ]
+    numbers = plan(specs, 3, "two_resource", split).report(split)
+    assert found["makespan"] == {
+        "flops": numbers.makespan,
+        "over_mean": numbers.imbalance("flops"),
+        "over_bound": numbers.makespan_over_bound,
+    }
+    assert found["memory"]["bytes"] == max(numbers.total_bytes)
+    assert [one["flops"] for one in found["ranks_of_one_replica"]] == list(numbers.flops)
+    for wrong, message in (
+        ({"rows": 3}, "blocks must be an object with some of batch_axes, column_axes"),
+        ({"row_blocks": 5}, "row_blocks=5 must divide the 12 rows"),
+        ({"row_blocks": "3"}, "must be whole numbers, got '3'"),
+    ):
+        refused(
+            message, "--model", shapes(tmp_path, [{**blocks, "blocks": wrong}]), "--world-size", 2
+        )
+    del sys.modules["planned_rule"]
+
+
 def test_pictures_are_written(tmp_path: Path) -> None:
     picture, vector = tmp_path / "plan.png", tmp_path / "plan.svg"
     shown("--model", shapes(tmp_path, [[64]]), "--world-size", 3, "--plot", picture)
@@ -86,13 +137,14 @@ def test_bad_options_are_refused(tmp_path: Path) -> None:
     model = shapes(tmp_path, [[4]])
     for arguments, message in (
         ("0", "0 is not in the range 1<=x<=262144"),
-        ("2 --policy best", "'best' is not one of 'greedy', 'balanced'"),
+        ("2 --policy best", "'best' is not one of 'greedy', 'largest_first'"),
         ("2 --align 4", "--align is an option of the policy 'elements'"),
         ("2 --within greedy", "of the policy 'hierarchical', not of"),
         ("2 --policy hierarchical", "needs --node-size"),
         ("3 --policy hierarchical --node-size 2", "divide the number of ranks, 3, got 2"),
         ("2 --plot a.txt", "must end in .pdf, .png, .svg, got 'a.txt'"),
-        ("2 --optimizer magic", "'magic' is not one of 'none'"),
+        ("2 --policy balanced", "'balanced' was removed; its replacement is 'largest_first'"),
+        ("2 --optimizer magic", "must be package.module:name or one of"),
     ):
         refused(message, "--model", model, "--world-size", *arguments.split())
 

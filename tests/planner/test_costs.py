@@ -21,7 +21,7 @@ from functional_optim import (
     if_any,
     sgd,
 )
-from sharding import ByteCost, ComputeCost, ElementCost, ParameterSpec, Weight, Weights, plan
+from sharding import ByteCost, ElementCost, ParameterSpec, Weight, Weights, plan
 from tests.choices import case, examples
 
 from .support import any_plan, of_sizes, specs
@@ -133,7 +133,7 @@ def test_state_of_whole_matrices_is_counted_by_shape() -> None:
 def test_state_that_grows_unevenly_is_refused_with_the_way_out() -> None:
     optimizer = _optimizer(state=_Factors, init=_init_half)
     with pytest.raises(ValueError, match=r"'p0' does not grow evenly .* per_matrix"):
-        plan(of_sizes(8), 2, "balanced", optimizer)
+        plan(of_sizes(8), 2, "largest_first", optimizer)
 
 
 def test_costs_are_chosen_by_what_is_given() -> None:
@@ -163,21 +163,6 @@ def test_what_is_no_optimizer_is_refused() -> None:
             plan(of_sizes(3), 2, cost=wrong)
     with pytest.raises(TypeError, match="optimizer of 'p0' must be an Optimizer, got None"):
         plan(of_sizes(3), 2, optimizer=lambda spec: None)
-
-
-def test_compute_counts_the_products_of_matrices() -> None:
-    """Against the sizes of the products themselves: 2 m n k operations each."""
-    rows, columns, iterations = 6, 10, 3
-    products = [(rows, columns, rows), (rows, rows, rows), (rows, rows, columns)]
-    expected = iterations * sum(2 * m * k * n for m, k, n in products)
-    for shape in ((6, 10), (10, 6), (6, 5, 2)):
-        spec = ParameterSpec("w", shape, kind="per_matrix")
-        assert ComputeCost(iterations)([spec]).whole([60]) == [expected]
-    frozen = ParameterSpec("w", (6, 10), kind="per_matrix", requires_grad=False)
-    assert ComputeCost()([frozen]).whole([60]) == [0]
-    assert ComputeCost()(of_sizes(7)).whole([7]) == [84]
-    with pytest.raises(ValueError, match="iterations must be a whole number >= 1, got 0"):
-        ComputeCost(iterations=0)
 
 
 def test_weights_of_pieces() -> None:

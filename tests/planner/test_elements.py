@@ -127,7 +127,7 @@ def test_matrices_stay_whole_and_the_rest_levels(
 def test_matrices_are_refused_without_mixing() -> None:
     matrix = ParameterSpec("m", (8, 8), kind="per_matrix")
     parameters = [*of_sizes(64), matrix]
-    with pytest.raises(ValueError, match=r"'m' is per_matrix: .* give mixed=True .* 'balanced'"):
+    with pytest.raises(ValueError, match=r"'m' is per_matrix: .* mixed=True .* 'largest_first'"):
         plan(parameters, 2, "elements")
     with pytest.raises(ValueError, match="policy 'sliced' cuts parameters, but 'm' is per_matrix"):
         plan(parameters, 2, "sliced")
@@ -149,9 +149,9 @@ def _rule_of(**declared: Any) -> Any:
 
 def test_what_the_optimizer_needs_whole_is_never_cut() -> None:
     needs_all = _rule_of(kind="per_matrix")
-    with pytest.raises(ValueError, match=r"'p0' is cut .* per_matrix stage.* 'balanced'"):
+    with pytest.raises(ValueError, match=r"'p0' is cut .* per_matrix stage.* 'largest_first'"):
         plan(of_sizes(9), 2, "elements", needs_all)
-    assert plan(of_sizes(9), 2, "balanced", needs_all).is_whole
+    assert plan(of_sizes(9), 2, "largest_first", needs_all).is_whole
     with pytest.raises(ValueError, match="'weight' is per_matrix"):
         plan(torch.nn.Linear(3, 3), 2, "elements", needs_all)
 

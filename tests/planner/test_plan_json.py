@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding import ParameterSpec, ShardPlan, plan
+from sharding import MatrixBlocks, ParameterSpec, ShardPlan, plan
 from sharding.pieces import pieces_of
 from tests.choices import case, examples
 
@@ -50,14 +50,19 @@ def test_the_digest_notices_a_change_in_a_spec() -> None:
         "requires_grad": False,
         "kind": "per_matrix",
         "group": 1,
+        "blocks": MatrixBlocks(row_blocks=2),
     }
     assert set(changes) == set(ParameterSpec.__dataclass_fields__)
     for field, value in changes.items():
         with case(field=field):
-            first = replace(made.specs[0], **{field: value})
-            changed = replace(made, specs=(first, made.specs[1]))
-            assert changed.digest != made.digest
-            assert changed.diff(made) and changed != made
+            base = made
+            if field == "blocks":
+                both = [ParameterSpec(path, (6, 1), kind="per_matrix") for path in "ab"]
+                base = plan(both, 2)
+            first = replace(base.specs[0], **{field: value})
+            changed = replace(base, specs=(first, base.specs[1]))
+            assert changed.digest != base.digest
+            assert changed.diff(base) and changed != base
 
 
 @examples(15)
@@ -99,7 +104,9 @@ def without(name: str) -> Change:
 BAD: list[tuple[Change, str]] = [
     (lambda content: [content], "must have the format"),
     (changed(format="x"), "must have the format 'functional-optim shard plan'"),
-    (changed(version=2), "has version 2, and version 1 is read here"),
+    (changed(version=3), "has version 3, and versions 1 and 2 are read here"),
+    (changed(version=True), "has version True"),
+    (changed(version=2), "it lacks 'blocks'"),
     (without("version"), "has version None"),
     (without("pieces"), "it lacks 'pieces'"),
     (without("world_size"), "it lacks 'world_size'"),

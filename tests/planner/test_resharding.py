@@ -1,6 +1,7 @@
 """reshard and diff: between any two plans, the copies on real tensors give what they should."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sharding import ParameterSpec, RangeCopy, ShardPlan, plan, reshard
+from sharding import ParameterSpec, RangeCopy, ShardPlan, plan, reshard, resharding
 from tests.choices import examples
 
 from .support import any_plan, of_sizes, sharded, specs, values
@@ -78,6 +79,44 @@ def test_to_the_same_plan_nothing_moves(data: st.DataObject) -> None:
     assert str(made.diff(made)) == "no difference"
 
 
+@examples(20)
+@given(st.data())
+def test_a_rank_has_its_own_copies_and_no_others(data: st.DataObject) -> None:
+    parameters = data.draw(specs(matrices=True))
+    before, after = data.draw(any_plan(parameters)), data.draw(any_plan(parameters))
+    every = reshard(before, after)
+    for rank in range(max(before.world_size, after.world_size)):
+        own = [copy for copy in every if rank in (copy.source, copy.target)]
+        own.sort(key=lambda one: (after.index_of(one.path), one.start, one.target))
+        assert list(reshard(before, after, rank)) == own
+
+
+def test_the_copies_of_a_rank_do_not_grow_with_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted as they are made: all of them, and those of one rank."""
+    made = []
+    real = resharding._copy
+
+    def counting(*args: Any) -> RangeCopy:
+        made.append(args)
+        return real(*args)
+
+    monkeypatch.setattr(resharding, "_copy", counting)
+    parameters = of_sizes(*[1000] * 40)
+    own, every = [], []
+    for ranks in (8, 64, 512):
+        before, after = (plan(parameters, count, "elements") for count in (ranks, ranks + 1))
+        made.clear()
+        reshard(before, after, 3)
+        own.append(len(made))
+        made.clear()
+        reshard(before, after)
+        every.append(len(made))
+    assert every[2] > 512 and every[2] > 8 * every[0]
+    assert own[2] <= own[0] < 40 and own[2] <= 4
+    with pytest.raises(ValueError, match="rank must be one of 0 to 512, got 513"):
+        reshard(before, after, 513)
+
+
 def test_an_empty_parameter_moves_too() -> None:
     before, after = plan(of_sizes(3, 0), 1), plan(of_sizes(3, 0), 2, "greedy")
     assert RangeCopy("p1", 0, 0, 1, 0, 0, 0) in reshard(before, after)
@@ -88,6 +127,15 @@ def test_replicas_share_the_work_of_sending() -> None:
     before = plan(parameters, 4, "hierarchical", node_size=1)
     after = plan(parameters, 8, "hierarchical", node_size=1)
     assert [copy.source for copy in reshard(before, after)] == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+def test_a_rank_sends_nothing_to_a_target_that_has_it() -> None:
+    parameters = of_sizes(8)
+    before = plan(parameters, 4, "hierarchical", node_size=1)
+    after = plan(parameters, 4, "elements")
+    for rank in range(4):
+        (copy,) = reshard(before, after, rank)
+        assert copy.source == copy.target == rank
 
 
 def test_plans_for_other_parameters_are_refused() -> None:
@@ -120,9 +168,9 @@ def test_a_difference_lists_exactly_the_elements_with_other_owners(data: st.Data
     expected = [(*key, ours[key], theirs[key]) for key in ours if ours[key] != theirs[key]]
     found = before.diff(after)
     listed = [
-        (move.path, element, move.before, move.after)
-        for move in found.moved
-        for element in range(move.start, move.stop)
+        (path, element, old.ranks, new.ranks)
+        for path, old, new in found.moved
+        for element in range(old.start, new.stop)
     ]
     assert sorted(listed) == sorted(expected)
     assert bool(found) == (before != after)

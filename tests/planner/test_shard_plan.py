@@ -144,7 +144,7 @@ def test_a_world_needs_a_rank() -> None:
 
 
 def test_unknown_policies_are_refused_with_the_names_there_are() -> None:
-    with pytest.raises(ValueError, match="one of greedy, balanced, .*, hierarchical, got 'best'"):
+    with pytest.raises(ValueError, match="of greedy, largest_first, .*, hierarchical, got 'best'"):
         plan(of_sizes(3), 2, "best")
     with pytest.raises(TypeError, match="policy must be a name or a function"):
         plan(of_sizes(3), 2, 3)

@@ -198,8 +198,8 @@ def test_what_workers_cannot_agree_on_is_refused() -> None:
         local.measure([None] * 4)
 
 
-def test_totals_are_summed_group_by_group() -> None:
-    """As a TorchOptimizer of the same chains sums them, whoever has which parameter."""
+def test_totals_are_summed_in_the_order_of_the_parameters() -> None:
+    """As one process sums them, whoever has which parameter, and whatever its part is."""
     # Squares that are lost beside 1 one by one, and not together.
     grads = {"a": 1.0, **dict.fromkeys("bcdefghi", 1e-08)}
     seen = []

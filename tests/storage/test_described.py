@@ -64,7 +64,7 @@ def test_nothing_and_nonsense() -> None:
     assert describe(sgd(), torch.zeros(0)).bytes_per_parameter == 0.0
     with pytest.raises(ValueError, match="no tensor"):
         describe(sgd(), {"a": None})
-    with pytest.raises(ValueError, match="is meant for no parameter"):
+    with pytest.raises(ValueError, match="matches no parameter"):
         describe(sgd().override(("b",), momentum=0.9), {"a": torch.ones(3)})
     with pytest.raises(TypeError, match="must be a tensor"):
         describe(sgd(), [1.0])

@@ -1,6 +1,7 @@
 """The rows of names of modules, of GradScaler, of backward passes, DDP and groups of processes."""
 
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,7 +15,9 @@ from torch.amp.grad_scaler import GradScaler, OptState
 from torch.autograd import profiler
 from torch.distributed import autograd as dist_autograd
 from torch.distributed import rpc
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.algorithms.join import Join
+from torch.distributed.checkpoint import filesystem
 from torch.distributed.tensor import placement_types
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -24,6 +27,7 @@ from ..worlds import world_of_one
 from .table import row
 
 CPU = torch.device("cpu")
+SECONDS = timedelta(seconds=77)
 C10D: Any = dist.distributed_c10d
 
 
@@ -235,6 +239,34 @@ def optimizers_in_backward(names: Any) -> None:
     assert getattr(param, names.OPTIMIZER_KWARGS) == [{"lr": 0.5}]
 
 
+@row((DistributedDataParallel, "_lazy_init"), refuses=lambda names: names.finish_init(None))
+def end_of_init(names: Any) -> None:
+    """DDP looks for optimizers in backward once, and not at its first forward pass any more."""
+    with world_of_one():
+        module = nn.Linear(2, 1)
+        ddp = DistributedDataParallel(module)
+        names.finish_init(ddp)
+        setattr(module.weight, names.IN_BACKWARD_OPTIMIZERS, [None])
+        ddp(torch.ones(1, 2)).sum().backward()
+        ddp.register_comm_hook(None, allreduce_hook)  # torch's would have been there
+
+
+@row((torch.Tensor, "_use_count"), refuses=lambda names: names.holders_of(None))
+def holders_of_a_tensor(names: Any) -> None:
+    with world_of_one():
+        tensor = torch.ones(2)
+        also = [tensor]
+        assert names.holders_of(tensor) == 1
+        work: Any = dist.all_reduce(tensor, async_op=True)
+        work.wait()
+        assert names.holders_of(tensor) > 1  # the work holds it
+        del work
+        until = time.monotonic() + 60
+        while names.holders_of(also[0]) > 1 and time.monotonic() < until:
+            time.sleep(0.001)
+        assert names.holders_of(tensor) == 1
+
+
 @row((DistributedDataParallel, "_active_ddp_module"))
 def module_in_its_forward_pass(names: Any) -> None:
     seen: list[Any] = []
@@ -283,23 +315,51 @@ def strided_shards(names: Any) -> None:
     assert not names.is_strided_shard(placement_types.Shard(0))
 
 
-@row((C10D, "_world"), refuses=lambda names: names.process_group_names())
-def names_of_groups(names: Any) -> None:
+@row(
+    (dist.ProcessGroupGloo, "_Options"),
+    (dist.ProcessGroupGloo._Options, "_devices"),
+    refuses=lambda names: names.gloo_options(None, [0], SECONDS),
+)
+def options_of_gloo(names: Any) -> None:
+    """Over and over: torch reads beyond a list of ranks that is empty."""
+    for _ in range(3):
+        with world_of_one():
+            world: Any = dist.group.WORLD
+            options = names.gloo_options(world, [0], SECONDS)
+            part = world.split_group([0], SECONDS, options, "part", "", [CPU])
+            total = torch.ones(2)
+            part.allreduce([total]).wait()
+            assert total.tolist() == [1.0, 1.0]
+            assert names.timeout_of(part, CPU) == SECONDS
+            own, others = (one._get_backend(CPU).options for one in (part, world))
+            assert own.global_ranks_in_group == others.global_ranks_in_group == [0]
+
+
+@row((C10D, "_world"), refuses=lambda names: names.group_count())
+def number_of_groups(names: Any) -> None:
     with world_of_one():
-        known = names.process_group_names()
-        assert list(known) == [dist.group.WORLD]
-        name, count = C10D._hash_ranks_to_str([0]), len(known)
-        known["a group"] = "its name"
+        name, count = C10D._hash_ranks_to_str([0]), names.group_count()
+        filler = dist.new_group([0], use_local_synchronization=True)
+        assert names.group_count() == count + 1
         assert C10D._hash_ranks_to_str([0]) != name  # the next group's, which counts them
-        del known["a group"]
-        assert C10D._hash_ranks_to_str([0]) == name
-        dist.new_group([0], use_local_synchronization=True)
-        assert len(names.process_group_names()) == count + 1
+        dist.destroy_process_group(filler)
+        assert names.group_count() == count and C10D._hash_ranks_to_str([0]) == name
 
 
 @row(("it", "_get_backend"), ("it", "_timeout"), refuses=lambda names: names.timeout_of(None, CPU))
 def timeouts(names: Any) -> None:
-    with world_of_one(timeout=timedelta(seconds=77)):
-        assert names.timeout_of(dist.group.WORLD, CPU) == timedelta(seconds=77)
+    with world_of_one(timeout=SECONDS):
+        assert names.timeout_of(dist.group.WORLD, CPU) == SECONDS
         other = dist.new_group([0], timeout=timedelta(seconds=78))
         assert names.timeout_of(other, CPU) == timedelta(seconds=78)
+
+
+@row(
+    (torch.serialization, "_get_layout"),
+    (filesystem, "_StorageInfo"),
+    refuses=lambda names: names.names_in_metadata(),
+)
+def names_in_metadata(names: Any) -> None:
+    """They are found by the names under which they are pickled."""
+    for (module, name), one in names.names_in_metadata().items():
+        assert (one.__module__, one.__qualname__) == (module, name)

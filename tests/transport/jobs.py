@@ -5,6 +5,7 @@ import operator
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -12,7 +13,9 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import init_device_mesh
 
-from sharding.transport import GlooTransport, gather_group, make_transport
+from sharding.transport import GlooTransport, gather_group, groups, make_transport
+from sharding.transport.groups import sub_group
+from sharding.transport.peers import GroupRank, global_rank, ranks_of
 from tests.ddp import through_memory
 
 from .buffers import CUTS, gradient, reduced, same
@@ -149,18 +152,27 @@ def subgroup(ranks: list[int], n: int = 501) -> dict[str, Any] | None:
     seen["twin"] = [
         twin is not group,
         twin is gather_group(group),
-        dist.get_process_group_ranks(twin) == ranks,
+        ranks_of(twin) == ranks,
         gathers.rank == rank,
     ]
     total = torch.tensor(float(rank))
     dist.all_reduce(total, group=twin)
     seen["sum"] = total.item()
+    # A part of the part: its ranks have other numbers in it, in the group and in the world.
+    last = sub_group(twin, ranks[1:]) if rank else sub_group(twin, ranks[:1])
+    seen["part"] = [ranks_of(last), last.rank(), global_rank(last, GroupRank(0))]
     assert others is not None
     return seen
 
 
-def groups_of_one() -> list[bool]:
+def groups_of_one(by_torch: bool = False) -> list[bool]:
     """Twins after groups were destroyed: torch then counts as it did before, and names by that."""
+    other = mock.patch.object(groups, "_one_device_of_each", return_value={"cpu": "another"})
+    with other if by_torch else nullcontext():
+        return _groups_of_one()
+
+
+def _groups_of_one() -> list[bool]:
     rank = dist.get_rank()
     others = [dist.new_group([0, 1, 2, 3]) for _ in range(3)]
     own = [dist.new_group([one]) for one in range(4)][rank]
@@ -174,6 +186,21 @@ def groups_of_one() -> list[bool]:
         total = torch.tensor(float(rank))
         dist.all_reduce(total, group=twin)
         found.append(total.item() == expected)
+    return found
+
+
+def different_counts() -> str | None:
+    """What torch makes by the number of groups is refused where ranks know different numbers."""
+    others = dist.new_group([0, 1])
+    group = dist.new_group([1, 3])
+    found = None
+    if dist.get_rank() in {1, 3}:
+        with mock.patch.object(groups, "_one_device_of_each", return_value={"cpu": "another"}):
+            try:
+                sub_group(group, [dist.get_rank()])
+            except RuntimeError as error:
+                found = str(error)
+    assert others is not None
     return found
 
 

@@ -83,11 +83,22 @@ def test_group_ranks_are_not_global_ranks(runs: Runs) -> None:
     for which, seen in of(runs, "subgroup"):
         with case(**which):
             found = [one["found"] for one in seen]
-            assert found == [None, {**right, "rank": 0}, None, {**right, "rank": 1}]
+            first = {**right, "rank": 0, "part": [[1], 0, 1]}
+            second = {**right, "rank": 1, "part": [[3], 0, 3]}
+            assert found == [None, first, None, second]
             operations = 2 if which["memory"] else 0
             assert [one["operations"] for one in seen] == [0, operations, 0, operations]
 
 
 def test_groups_of_one_rank() -> None:
-    outcomes = run_ranks({"of one": Job(jobs.groups_of_one)}, ranks=4, seconds=120)
-    assert [outcome.result() for outcome in outcomes["of one"]] == [[True, True]] * 4
+    both = {
+        name: Job(jobs.groups_of_one, {"by_torch": name == "made"}) for name in ("split", "made")
+    }
+    jobs_of_all = {**both, "different": Job(jobs.different_counts)}
+    outcomes = run_ranks(jobs_of_all, ranks=4, seconds=120)
+    refusals = [outcome.result() for outcome in outcomes["different"]]
+    assert refusals[::2] == [None, None]
+    for refusal in refusals[1::2]:
+        assert "ranks [1, 3] know different numbers of process groups" in refusal
+    for name in both:
+        assert [outcome.result() for outcome in outcomes[name]] == [[True, True]] * 4

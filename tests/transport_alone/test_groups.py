@@ -1,6 +1,6 @@
 """The device on which a group's collectives run, as its backends say it."""
 
-from contextlib import nullcontext
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from hooks.averaging import levels
 from sharding.transport import groups
 from sharding.transport.groups import device_of, sub_group
 from sharding.transport.local import LocalWorld
+from sharding.transport.peers import GroupRank, global_rank, ranks_of
 from tests.choices import case
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -24,6 +25,11 @@ DEVICES = {
 }
 """By what torch says of a group: where small numbers of its ranks are compared."""
 
+
+class EndError(Exception):
+    """Ends the making of a group: this torch may lack its backend."""
+
+
 pytestmark = pytest.mark.usefixtures("world_of_one")
 
 
@@ -34,9 +40,13 @@ def test_device_is_one_that_the_group_has_a_backend_for(monkeypatch: pytest.Monk
     """
     asked: list[torch.device] = []
 
-    def noting(*given: Any) -> Any:
-        asked.extend(one for one in given if isinstance(one, torch.device))
-        return nullcontext()
+    def timeout(_: Any, device: torch.device) -> timedelta:
+        asked.append(device)
+        return timedelta(seconds=1)
+
+    def greatest(_: Any, __: int, device: torch.device) -> int:
+        asked.append(device)
+        raise EndError
 
     def exchanged(_: Any, device: torch.device, data: bytes, *__: Any) -> list[bytes]:
         asked.append(device)
@@ -52,11 +62,11 @@ def test_device_is_one_that_the_group_has_a_backend_for(monkeypatch: pytest.Monk
             patch.setattr(levels, "exchanged", exchanged)
             patch.setattr(levels, "_made_by_all", lambda *_: world)
             assert levels.ranks_of_this_machine() is world
-            patch.setattr(groups, "_one_name", noting)
-            patch.setattr(groups, "timeout_of", noting)
-            patch.setattr(dist, "new_group", lambda *_, **__: world)
+            patch.setattr(groups, "_greatest", greatest)
+            patch.setattr(groups, "timeout_of", timeout)
             patch.setattr(dist, "get_world_size", lambda *_: 2)
-            assert sub_group(world, [0]) is world
+            with pytest.raises(EndError):
+                sub_group(world, [0])
             assert asked == [device] * 3
 
 
@@ -67,3 +77,32 @@ def test_device_of_groups_as_they_are() -> None:
         with case(backend=backend):
             made: Any = dist.new_group([0], backend=backend)
             assert device_of(made) == CPU
+
+
+def test_a_part_has_each_backend_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """split_group makes a backend of two device types twice, under one name."""
+    for config, expected in {
+        "cpu:gloo,cuda:gloo": {"cpu": "gloo"},
+        "cuda:gloo,cpu:gloo": {"cpu": "gloo"},
+        "cuda:nccl,cpu:gloo": {"cpu": "gloo", "cuda": "nccl"},
+        "cuda:nccl": {"cuda": "nccl"},
+    }.items():
+        with case(config=config), monkeypatch.context() as patch:
+            patch.setattr(dist, "get_backend_config", lambda *_, config=config: config)
+            found = groups._one_device_of_each(groups.backends(dist.group.WORLD))
+            assert found == expected
+
+
+def test_a_part_of_a_part_over_and_over() -> None:
+    """torch 2.13 reads the ranks of the world from an empty list."""
+    part: Any = dist.group.WORLD
+    names = set()
+    for _ in range(5):
+        part = sub_group(part, [0])
+        total = torch.ones(2)
+        dist.all_reduce(total, group=part)
+        assert total.tolist() == [1.0, 1.0]
+        assert groups.backends(part) == {"cpu": "gloo"}
+        assert ranks_of(part) == [0] and global_rank(part, GroupRank(0)) == 0
+        names.add(part.group_name)
+    assert len(names) == 5

@@ -1,4 +1,4 @@
-"""What the ranks do while one of them dies in a step, a save, a load, or a collection of state.
+"""What the ranks do while one of them dies in a step, or in a collection of state.
 
 The timeout of the group is far away: a rank that waited for it would be taken for a hang. The rank
 that dies ends with the code of one that ends well, so that the others have their time.
@@ -6,13 +6,12 @@ that dies ends with the code of one that ends well, so that the others have thei
 
 import os
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch.distributed as dist
 
-from sharding.zero import checkpoint, state_dict, stream
+from sharding.zero import state_dict, stream
 
 from .towers import give, raised, tower
 
@@ -21,20 +20,16 @@ FAR = 3600.0
 DYING = 1
 
 
-def dies_in(folder: str, what: str) -> str:
-    """One rank dies: before a step, in its part of a save or a load, before its state is collected,
-    or while it sends that; what the others raise."""
+def dies_in(what: str) -> str:
+    """One rank dies: before a step, before its state is collected, or while it sends that; what the
+    others raise."""
     _, zero = tower("adamw", policy="elements")
     for step in range(2):
         give(zero, step)
         zero.step()
-    path = Path(folder, "saved")
-    zero.save(path)
     give(zero, 3)
     place, name, action = {
         "step": (zero, "_find_memory", zero.step),
-        "save": (checkpoint, "write_shard", lambda: zero.save(path)),
-        "load": (checkpoint, "check_bytes", lambda: zero.load(path)),
         "collect": (state_dict, "own_content", zero.consolidate_state_dict),
         "sending": (stream.Stream, "_send", zero.consolidate_state_dict),
     }[what]

@@ -13,11 +13,12 @@ from torch.distributed.algorithms.join import Joinable
 
 from functional_optim import (
     adamw,
+    muon,
     register_functional_optim,
     sgd,
 )
 from functional_optim.frontends.registry import _REGISTERED
-from sharding import ParameterSpec, ZeroRedundancyOptimizer, plan, specs_of
+from sharding import MatrixBlocks, ParameterSpec, ZeroRedundancyOptimizer, plan, specs_of
 
 from .alone import params, step
 from .towers import Halving
@@ -206,6 +207,15 @@ def test_a_plan_for_another_model(specs: Any, ranks: int, told: str) -> None:
     named = list(zip("ab", params(8, 4), strict=True))
     with pytest.raises(ValueError, match=told):
         ZeroRedundancyOptimizer(named, torch.optim.SGD, plan=plan(specs, ranks))
+
+
+def test_a_plan_of_blocks_is_refused() -> None:
+    """It would step the parameter as one matrix."""
+    blocks = MatrixBlocks(row_blocks=2)
+    made = plan([ParameterSpec("w", (4, 2), kind="per_matrix", blocks=blocks)], 1)
+    named = [("w", nn.Parameter(torch.ones(4, 2)))]
+    with pytest.raises(ValueError, match=r"'w' has MatrixBlocks.* steps whole parameters; make"):
+        ZeroRedundancyOptimizer(named, muon(), plan=made)
 
 
 def test_what_is_needed_whole_is_not_cut() -> None:

@@ -61,11 +61,25 @@ def test_options_are_in_step_in_both_directions() -> None:
 
 def test_an_option_that_needs_other_state_is_named() -> None:
     zero = ZeroRedundancyOptimizer(params(), torch.optim.Adam, lr=1.0)
+    step(zero)
     before = zero.params["0.0"].tolist()
     zero.param_groups[0]["amsgrad"] = True
     with pytest.raises(ValueError, match="now needs max_exp_avg_sq"):
         step(zero)
     assert zero.params["0.0"].tolist() == before
+
+
+def test_an_option_that_needs_other_state_before_the_first_step() -> None:
+    """State is made in the first step, as torch's is, by the options of then."""
+    one, two = params(), params()
+    zero = ZeroRedundancyOptimizer(one, torch.optim.Adam, lr=0.5)
+    other = torch.optim.Adam(two, lr=0.5, foreach=False)
+    for optimizer in (zero, other):
+        optimizer.param_groups[0]["amsgrad"] = True
+        step(optimizer)
+        step(optimizer, -0.5)
+    assert all(map(torch.equal, one, two))
+    assert zero.optim.state[one[0]].keys() == other.state[two[0]].keys()
 
 
 @pytest.mark.parametrize("dampening", [0.0, 0.5])
@@ -163,6 +177,37 @@ def test_state_is_seen_and_taken_over() -> None:
     zero.optim.state[one[0]]["exp_avg"] = torch.ones(7)
     with pytest.raises(ValueError, match="exp_avg"):
         step(zero)
+
+
+def test_state_that_is_deleted_begins_anew() -> None:
+    """No parameter is left out of a step."""
+    one, two = params(), params()
+    zero = ZeroRedundancyOptimizer(one, torch.optim.Adam, lr=0.5)
+    other = torch.optim.Adam(two, lr=0.5, foreach=False)
+    for number in range(6):
+        if number == 3:
+            del zero.optim.state[one[1]], other.state[two[1]]
+        step(zero)
+        step(other)
+    assert all(map(torch.equal, one, two))
+    assert [int(zero.optim.state[param]["step"]) for param in one] == [6, 3]
+
+
+def test_parameters_that_are_trained_late() -> None:
+    """They are stepped from then on, and those that were planned before go on."""
+    one, two = params(3, 2, 4), params(3, 2, 4)
+    for every in (one, two):
+        every[0].requires_grad_(False)
+    zero = ZeroRedundancyOptimizer(one, torch.optim.AdamW, lr=0.5)
+    other = torch.optim.AdamW(two, lr=0.5, foreach=False)
+    for number in range(8):
+        for every, optimizer in ((one, zero), (two, other)):
+            every[0].requires_grad_(number > 3)
+            for param in every:
+                param.grad = torch.ones_like(param) if param.requires_grad else None
+            optimizer.step()
+    assert all(map(torch.equal, one, two))
+    assert [int(zero.optim.state[param]["step"]) for param in one] == [4, 8, 8]
 
 
 def test_parameters_that_move() -> None:

@@ -9,7 +9,6 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -17,10 +16,10 @@ import pytest
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
-from sharding import ZeroRedundancyOptimizer, read_state_dict
+from sharding import ZeroRedundancyOptimizer
 from sharding.transport.local import LocalWorld
 from sharding.transport.local_group import LocalGroup
-from sharding.zero import checkpoint, optimizer
+from sharding.zero import optimizer, state_dict
 from tests.ranks import Job, Outcomes, run_ranks
 from tests.zero_local.saved import same
 
@@ -64,62 +63,29 @@ def stepped(group: LocalGroup, steps: int) -> ZeroRedundancyOptimizer:
 
 
 @pytest.mark.parametrize("what", ERRORS)
-def test_a_rank_that_fails_is_named_with_its_error(what: str, tmp_path: Path) -> None:
+def test_a_rank_that_fails_is_named_with_its_error(what: str) -> None:
     """Whatever it raises, and raises it itself: an interrupt stays one."""
     error, told = ERRORS[what]
     world = LocalWorld(3)
-    before, after = (world.run(lambda g, n=n: stepped(g, n)) for n in (1, 3))
+    zeros = world.run(lambda group: stepped(group, 1))
 
-    def each(call: str, zeros: list[Any], *given: Any) -> list[str]:
-        return world.run(lambda group: raised(getattr(zeros[group.rank()], call), *given))
+    def each() -> list[str]:
+        return world.run(lambda group: raised(zeros[group.rank()].consolidate_state_dict))
 
-    def check(texts: list[str], doing: str) -> None:
-        for rank, text in enumerate(texts):
-            there = f"RuntimeError: group rank 1 (global rank 1) could not {doing}: {told}"
-            assert text.startswith(told if rank == 1 else there)
-
-    each("save", before, tmp_path)
-    whole = read_state_dict(tmp_path)
-    with failing(checkpoint, "own_state", [1], error):
-        check(each("save", after, tmp_path), "write its part of the checkpoint")
-    assert same(read_state_dict(tmp_path), whole)
-    each("consolidate_state_dict", before)
-    kept = before[0].state_dict()
-    assert each("save", after, tmp_path) == ["nothing"] * 3
-    with failing(checkpoint, "_checked", [1], error):
-        check(each("load", before, tmp_path), "load the checkpoint")
-    each("consolidate_state_dict", before)
-    assert same(before[0].state_dict(), kept)
+    assert each() == ["nothing"] * 3
+    kept = zeros[0].state_dict()
+    with failing(state_dict, "own_content", [1], error):
+        for rank, text in enumerate(each()):
+            there = "RuntimeError: group rank 1 (global rank 1) could not prepare its state to be "
+            assert text.startswith(told if rank == 1 else f"{there}collected: {told}")
     # Of several that fail, the first one is named with its error.
-    with failing(checkpoint, "_checked", [0, 2], error):
-        own, other, again = each("load", before, tmp_path)
+    with failing(state_dict, "own_content", [0, 2], error):
+        own, other, again = each()
     assert own == again and own.startswith(told)
-    assert other.startswith("RuntimeError: group rank 0 (global rank 0) could not load the ")
+    assert other.startswith("RuntimeError: group rank 0 (global rank 0) could not prepare its ")
     assert other.endswith("(group rank 2 (global rank 2) failed as well)")
-    assert each("load", before, tmp_path) == ["nothing"] * 3
-    # After all of it, the files of the last checkpoint, and no others.
-    assert len(list(tmp_path.iterdir())) == 7
-
-
-def test_a_first_rank_that_cannot_begin_is_named(tmp_path: Path) -> None:
-    """Before any rank has written anything: a file has the folder's name, or a stranger the
-    manifest's."""
-    file, other = tmp_path / "file", tmp_path / "other"
-    file.write_text("")
-    other.mkdir()
-    (other / "checkpoint.json").write_text('{"epoch": 3}')
-
-    def saves(group: LocalGroup) -> list[str]:
-        zero = stepped(group, 1)
-        return [raised(zero.save, path) for path in (file, other)]
-
-    first, *others = LocalWorld(3).run(saves)
-    assert (other / "checkpoint.json").read_text() == '{"epoch": 3}'
-    assert first[0].startswith(("FileExistsError", "NotADirectoryError"))
-    assert "Nothing was changed" in first[1]
-    for seen in others:
-        assert seen[0].startswith("RuntimeError: group rank 0 (global rank 0) could not begin")
-        assert "Nothing was changed" in seen[1]
+    assert each() == ["nothing"] * 3
+    assert same(zeros[0].state_dict(), kept)
 
 
 def test_an_interrupt_while_a_plan_is_made() -> None:
@@ -155,16 +121,15 @@ def test_state_that_cannot_travel_is_an_error_on_all_ranks() -> None:
     LocalWorld(3).run(collects)
 
 
-DEATHS = ("step", "save", "load", "collect", "sending")
+DEATHS = ("step", "collect", "sending")
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+def outcomes() -> Outcomes:
     """On processes, each launch its own: the one that dies takes the others' jobs with it."""
     found: Outcomes = {}
     for what in DEATHS:
-        given = {"folder": str(tmp_path_factory.mktemp(what)), "what": what}
-        job = Job(dying.dies_in, given, dying.FAR)
+        job = Job(dying.dies_in, {"what": what}, dying.FAR)
         found |= run_ranks({what: job}, ranks=3, seconds=120, fresh=True)
     return found
 

@@ -8,7 +8,7 @@ from tests.ranks import Job, Outcomes, run_ranks
 from . import on_ranks
 from .towers import AT_ONCE, CLASSES
 
-POLICIES = ("greedy", "balanced", "contiguous", "elements", "sliced", "hierarchical")
+POLICIES = ("greedy", "largest_first", "contiguous", "elements", "sliced", "hierarchical")
 VIEWS = (False, True)
 TRAINED = [
     one
@@ -16,8 +16,8 @@ TRAINED = [
         policy=POLICIES, chain_name=("adamw", "clipped"), views=VIEWS, kind=("Tower", "Pictures")
     )
     # A norm whose parts were summed by rank is rounded otherwise.
-    if one["chain_name"] != "clipped" or one["policy"] in ("greedy", "balanced", "contiguous")
-    if one["kind"] == "Tower" or one["policy"] in ("greedy", "balanced", "contiguous")
+    if one["chain_name"] != "clipped" or one["policy"] in ("greedy", "largest_first", "contiguous")
+    if one["kind"] == "Tower" or one["policy"] in ("greedy", "largest_first", "contiguous")
 ]
 TRAINED += [
     {"policy": policy, "chain_name": name, "views": name == "finite", "kind": "Tower"}

@@ -92,8 +92,8 @@ def test_any_other_class(views: bool) -> None:
             other.step(scale=2.0)
         assert differing(zero.params, theirs) == []
         assert [one.get("seen") for one in zero.param_groups] == [3, 3]
-        for call in (functools.partial(zero.step_owned, {}), functools.partial(zero.save, "/no")):
-            assert raised(call).startswith("RuntimeError: Halving has no functional equivalent")
+        said = raised(functools.partial(zero.step_owned, {}))
+        assert said.startswith("RuntimeError: Halving has no functional equivalent")
         again = ZeroRedundancyOptimizer(groups_of(made()), Halving, group)
         again.load_state_dict(other.state_dict())
         for one in (zero, again):

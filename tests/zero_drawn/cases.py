@@ -54,8 +54,8 @@ POLICIES: Mapping[str, Callable[[int], Any]] = MappingProxyType(
         **{
             name: lambda ranks, name=name: name
             for name in (
-                *("greedy", "balanced", "contiguous", "by_bucket", "split_buckets"),
-                *("elements", "sliced"),
+                *("greedy", "largest_first", "contiguous"),
+                *("elements", "sliced", "two_resource"),
             )
         },
         # "sliced" cuts only what is large; this one cuts nearly everything.

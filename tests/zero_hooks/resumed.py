@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hooks import ZeroHook, zero_step_hook
 from sharding import ZeroRedundancyOptimizer
+from tests import checkpoints
 from tests.ddp import through_memory
 
 from .faults import dies_in_step, raised, shorten
@@ -86,7 +87,7 @@ def dies(folder: str, victim: int, memory: bool) -> list[str]:
         training = Training("elements")
         for iteration in range(SAVED):
             training.iterate(iteration)
-        training.zero.save(folder)
+        checkpoints.save(training.zero, folder)
         if dist.get_rank() == 0:
             torch.save(training.ddp.module.state_dict(), Path(folder, "model.pt"))
         for iteration in range(SAVED, DIES):
@@ -103,7 +104,7 @@ def goes_on(group: dist.ProcessGroup, folder: Path, policy: str) -> None:
     training = Training(policy, group)
     saved = torch.load(folder / "model.pt", weights_only=True)
     training.ddp.module.load_state_dict(saved)
-    training.zero.load(folder)
+    checkpoints.load(training.zero, folder)
     for iteration in range(SAVED, END):
         training.iterate(iteration)
     params = list(training.ddp.module.parts)

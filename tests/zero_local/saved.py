@@ -1,19 +1,13 @@
-"""Small checkpoints of one rank, and what tests do to their files."""
+"""Optimizers of one rank after some steps, and their state."""
 
 import copy
-import json
-from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import torch
 from torch import nn
 
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport.local import LocalWorld
-
-MANIFEST = "checkpoint.json"
 
 
 def sharded(params: Any, **options: Any) -> Any:
@@ -54,59 +48,3 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(same, one, other))
     return bool(one == other)
-
-
-def read(path: Path) -> Any:
-    return json.loads(path.read_text())
-
-
-def table_path(folder: Path) -> Path:
-    """The table of the only shard."""
-    (found,) = [path for path in folder.glob("*.json") if path.name != MANIFEST]
-    return found
-
-
-def change(folder: Path, change_table: Callable[[dict[str, Any]], Any]) -> None:
-    """Change the table of the only shard, and all checksums with it, as a forger would."""
-    path = table_path(folder)
-    table = read(path)
-    change_table(table["tensors"])
-    path.write_text(json.dumps(table))
-    reseal(folder)
-
-
-def change_manifest(folder: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
-    """Change the manifest, and its checksum."""
-    content = read(folder / MANIFEST)
-    edit(content)
-    (folder / MANIFEST).write_text(json.dumps(with_crc32(content)))
-
-
-def reseal(folder: Path) -> None:
-    """Bring the checksums of the manifest to what the files are."""
-
-    def enter(content: dict[str, Any]) -> None:
-        for shard in content["shards"] if content["version"] > 1 else ():
-            for key, ending in (("data", "bin"), ("table", "json")):
-                found = (folder / f"{shard['name']}.{ending}").read_bytes()
-                shard[key] = [len(found), crc32(found)]
-
-    change_manifest(folder, enter)
-
-
-def with_crc32(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A manifest of version 2, with its checksum; one of version 1 has none."""
-    rest = {key: value for key, value in content.items() if key != "crc32"}
-    if rest.get("version") == 1:
-        return rest
-    return {**rest, "crc32": crc32(json.dumps(rest).encode())}
-
-
-def as_version_1(folder: Path) -> None:
-    """Take all checksums out, as they were not there in the first version."""
-
-    def enter(content: dict[str, Any]) -> None:
-        content["version"] = 1
-        content["shards"] = [shard["name"] for shard in content["shards"]]
-
-    change_manifest(folder, enter)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.transport.local import LocalWorld
+from tests import checkpoints
 from tests.choices import case, examples
 from tests.zero_drawn.drawing import AS_DRAWN
 
@@ -43,8 +44,8 @@ def test_any_plan_is_one_process_and_goes_on_as_any_other(
             one.step(0, start)
             one.step(1, begun)
             one.check_state(begun)
-            one.save(folder)
             found = one.zero.state_dict() if group.rank() == group.size() - 1 else None
+            one.save(folder)
             return found, one.digest()
 
         saved = LocalWorld(first.ranks).run(trains)
@@ -53,7 +54,7 @@ def test_any_plan_is_one_process_and_goes_on_as_any_other(
         def goes_on(group: Any, given: Any, world: World) -> None:
             one = Sharded(training, world, group)
             one.start_from(begun.params)
-            one.zero.load(folder) if given is None else one.zero.load_state_dict(given)
+            checkpoints.load(one.zero, folder) if given is None else one.zero.load_state_dict(given)
             one.step(2, third)
             one.step(3, fourth)
             one.check_state(fourth)

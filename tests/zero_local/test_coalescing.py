@@ -359,7 +359,7 @@ def test_alone_nothing_travels() -> None:
 def test_views_make_one_message_for_each_buffer() -> None:
     chance = torch.Generator().manual_seed(1)
     sizes = torch.randint(1, 90_000, (30,), generator=chance).tolist()
-    for policy in ("greedy", "balanced", "contiguous", "elements"):
+    for policy in ("greedy", "largest_first", "contiguous", "elements"):
         params = {f"p{number}": nn.Parameter(torch.ones(size)) for number, size in enumerate(sizes)}
         specs = specs_of_groups(params, [{"params": list(params.values())}], ["pointwise"])
         shares = plan(specs, 4, policy)

@@ -39,9 +39,10 @@ from functional_optim import (
 )
 from functional_optim.plan import StepPlan, engine
 from hooks import hook_with_zero_step, zero_step_hook
-from sharding import ZeroRedundancyOptimizer, read_state_dict
+from sharding import ZeroRedundancyOptimizer
 from sharding.transport.local import LocalWorld
 from sharding.zero.viewed import viewed_params
+from tests import checkpoints
 from tests.choices import case, pairs
 from tests.composition.trees import COMPOSED, HOLES, SHAPES, grads_at, kind, params_of, two_parts
 from tests.hooks_alone.test_composed import Model
@@ -151,7 +152,7 @@ def test_any_number_of_ranks_is_one_process(name: str, tmp_path: Path) -> None:
     third, saved = alone(name, 3)
     last, _ = alone(name, 6)
     policies = (
-        ["greedy", "balanced"] if name in (*WITH_NORM, *WHOLE) else ["elements", "thin slices"]
+        ["greedy", "largest_first"] if name in (*WITH_NORM, *WHOLE) else ["elements", "thin slices"]
     )
     every = pairs(name=list(SHARDED), ranks=[1, 3, 4], policy=[0, 1])
     chosen = [(one["ranks"], policies[one["policy"]]) for one in every if one["name"] == name]
@@ -163,13 +164,13 @@ def test_any_number_of_ranks_is_one_process(name: str, tmp_path: Path) -> None:
             assert differing(run.params, third) == []
             run.optimizer.consolidate_state_dict()
             found = run.optimizer.state_dict() if group.rank() == 0 else None
-            run.optimizer.save(folder)
+            checkpoints.save(run.optimizer, folder)
             for given in (saved, folder):
                 other = sharded(name, policy, group)
                 with torch.no_grad():
                     for path, param in other.params.items():
                         param.copy_(third[path])
-                other.optimizer.load(given) if given is folder else (
+                checkpoints.load(other.optimizer, given) if given is folder else (
                     other.optimizer.load_state_dict(given)
                 )
                 other.steps(range(3, 6))
@@ -183,18 +184,13 @@ def test_any_number_of_ranks_is_one_process(name: str, tmp_path: Path) -> None:
             found = LocalWorld(ranks).run(tasks)[0]
             assert difference(found["param_groups"], saved["param_groups"]) == []
             assert difference(found["state"], saved["state"]) == []
-            kept = read_state_dict(folder)
-            for one, other in zip(found["param_groups"], kept["param_groups"], strict=True):
-                without = {"lr"} if name.endswith("global step") else set()  # JSON has no schedule
-                assert other.keys() == one.keys() - {"param_names"} - without
-            for given in (found, kept):
-                run = Run(lambda params: TorchOptimizer(grouped(params), SHARDED[name]()))
-                run.optimizer.load_state_dict(given)
-                with torch.no_grad():
-                    for path, param in run.params.items():
-                        param.copy_(third[path])
-                run.steps(range(3, 6))
-                assert differing(run.params, last) == []
+            run = Run(lambda params: TorchOptimizer(grouped(params), SHARDED[name]()))
+            run.optimizer.load_state_dict(found)
+            with torch.no_grad():
+                for path, param in run.params.items():
+                    param.copy_(third[path])
+            run.steps(range(3, 6))
+            assert differing(run.params, last) == []
 
 
 @pytest.mark.parametrize("name", ["accumulate", "finite", "schedule-free", "prodigy"])
@@ -283,16 +279,16 @@ def test_what_a_rank_has_of_each_part() -> None:
     assert sum(path == "body.bias" for path, _, _ in owned) > 1
 
 
-def test_totals_are_summed_group_by_group() -> None:
+def test_totals_are_summed_in_the_order_of_the_parameters() -> None:
     """As a TorchOptimizer of the same chains sums them."""
     pairs_ = [(name, torch.ones(1)) for name in "abc"]
     chosen = partition(
         {"first": sgd(), "rest": sgd()}, lambda path, shape: "first" if path == ("a",) else "rest"
     )
     addends = torch.tensor([1.0, 1e-16, 1e-16], dtype=torch.float64)
-    for optimizer, wanted in ((chosen, 1.0 + 2e-16), (sgd(), 1.0)):
+    for optimizer in (chosen, sgd()):
         zero = ZeroRedundancyOptimizer(pairs_, optimizer, LocalWorld(1).groups[0])
-        assert float(zero.total(addends)) == wanted
+        assert float(zero.total(addends)) == 1.0
 
 
 def test_what_cannot_be_sharded_is_refused() -> None:
@@ -371,7 +367,7 @@ def test_every_rank_sees_the_parameters_to_evaluate_with(name: str) -> None:
             assert run.optimizer.shared == shared
 
     norm = name in WITH_NORM
-    for ranks, policy in ((1, "greedy"), (3, "balanced" if norm else POLICIES["thin slices"])):
+    for ranks, policy in ((1, "greedy"), (3, "largest_first" if norm else POLICIES["thin slices"])):
         LocalWorld(ranks).run(partial(trains, policy=policy))
 
 
@@ -512,12 +508,12 @@ def test_a_hook_steps_while_backward_goes_on(name: str, tmp_path: Path) -> None:
         for step in range(3):
             run.steps(range(step, step + 1))
             assert differing(run.params, wanted[step]) == []
-        run.zero.save(folder)
+        checkpoints.save(run.zero, folder)
         other = Hooked(name, group, partial(hook_with_zero_step, allreduce_hook))
         with torch.no_grad():
             for path, param in other.params.items():
                 param.copy_(wanted[2][path])
-        other.zero.load(folder)
+        checkpoints.load(other.zero, folder)
         other.steps(range(3, 6))
         assert differing(other.params, wanted[-1]) == []
         return other.zero.shared

@@ -14,6 +14,7 @@ from functional_optim.core.torch_state import to_entries
 from sharding import POLICIES as BY_NAME
 from sharding import ZeroRedundancyOptimizer, hierarchical, sliced
 from sharding.transport.local_group import LocalGroup
+from tests import checkpoints
 
 from .compare import differing, digest, same
 from .shaped_rules import RULES
@@ -42,7 +43,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
 WHOLE = ("factored", "sided", "clipped")
 """What needs parameters whole; or, by a norm, rounds otherwise where one is cut."""
 POLICIES: dict[str, Any] = {
-    **{name: name for name in ("greedy", "balanced", "contiguous")},
+    **{name: name for name in ("greedy", "largest_first", "contiguous")},
     **{name: partial(BY_NAME[name], mixed=True) for name in ("elements", "sliced")},
     "thin slices": partial(sliced, least=2, align=1, mixed=True),
     "nodes": None,
@@ -220,7 +221,7 @@ class Sharded:
             assert int(own.get("step", 0)) == int(wanted["step"]), name
 
     def save(self, folder: Path) -> None:
-        self.zero.save(folder)
+        checkpoints.save(self.zero, folder)
 
     def digest(self) -> str:
         return digest(self.params.values())

@@ -1,7 +1,7 @@
 """Distributed autograd, DDP, the end of a backward pass, process groups."""
 
 import inspect
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -110,6 +110,20 @@ def queue_callback(callback: Callable[[], object]) -> None:
     engine.queue_callback(callback)
 
 
+def finish_init(ddp: Any) -> None:
+    """Have a DDP module do now what it does before its first forward pass.
+
+    Raises:
+        ImportError: torch does it otherwise.
+    """
+    without = Missing(
+        "torch.nn.parallel.DistributedDataParallel._lazy_init",
+        "DDP would look for optimizers in backward by itself, and register its own hook",
+        "step after backward",
+    )
+    held(ddp, "_lazy_init", without)()
+
+
 def ignored_by_ddp(module: nn.Module) -> Sequence[str]:
     """The parameters that a module's user has told DDP to leave alone."""
     return tuple(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
@@ -134,11 +148,39 @@ def is_profiling() -> bool:
     return bool(getattr(profiler, "_is_profiler_enabled", True))
 
 
-def process_group_names() -> MutableMapping[Any, str]:
-    """The names of this process's groups: torch names some new ones after how many there are.
+def gloo_options(group: Any, ranks: Sequence[int], timeout: timedelta) -> Any:
+    """Return options for a part of a group of gloo, for ``group.split_group``.
+
+    ``split_group`` reads the ranks of the parent from its options. torch 2.13 leaves them empty for
+    the world, and then reads beyond the end of the list, so they are written there.
+
+    Args:
+        group: the group to be split, with gloo for the CPU.
+        ranks: all its ranks, by their numbers in the world.
+        timeout: of the part.
 
     Raises:
-        ImportError: torch keeps them otherwise.
+        ImportError: torch does not make them so.
+    """
+    without = Missing(
+        "torch.distributed.ProcessGroupGloo._Options",
+        "no group can be split from another over gloo",
+        "give a group of all ranks",
+    )
+    gloo = getattr(torch.distributed, "ProcessGroupGloo", None)
+    options = held(gloo, "_Options", without)()
+    options._devices = [held(gloo, "create_default_device", without)()]
+    options._timeout = timeout
+    parent = held(group, "_get_backend", without)(torch.device("cpu"))
+    held(parent, "options", without).global_ranks_in_group = list(ranks)
+    return options
+
+
+def group_count() -> int:
+    """Return how many groups this process knows: torch names some new ones by it.
+
+    Raises:
+        ImportError: torch does not say it.
     """
     without = Missing(
         "torch.distributed.distributed_c10d._world.pg_names",
@@ -146,8 +188,22 @@ def process_group_names() -> MutableMapping[Any, str]:
         "give a group of all ranks",
     )
     world = getattr(torch.distributed.distributed_c10d, "_world", None)
-    found: MutableMapping[Any, str] = held(world, "pg_names", without)
-    return found
+    return len(held(world, "pg_names", without))
+
+
+def holders_of(tensor: Any) -> int:
+    """Return how many hold a tensor, all of Python counted as one.
+
+    Raises:
+        ImportError: torch does not say it.
+    """
+    without = Missing(
+        "torch.Tensor._use_count",
+        "it is not known when a thread of gloo has let go of a tensor",
+        "step after backward",
+    )
+    count: int = held(tensor, "_use_count", without)()
+    return count
 
 
 def timeout_of(group: Any, device: torch.device) -> timedelta:

@@ -25,6 +25,7 @@ from torch import Tensor
 from functional_optim.bounds import FINITE_NON_NEGATIVE, NON_NEGATIVE, UNIT, Interval
 from functional_optim.composition import chain
 from functional_optim.core.constructor import constructor
+from functional_optim.core.flops import product_flops, qr_flops
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.matrices import require_matrix
 from functional_optim.core.stage import Rule
@@ -76,6 +77,12 @@ def dion_init(param: Tensor, hyper: DionHyper) -> DionState:
     return DionState(zero, cosines(columns, min(hyper.rank, rows, columns), zero))
 
 
+def dion_flops(shape: tuple[int, ...], hyper: DionHyper) -> int:
+    rows, columns = shape
+    rank = min(hyper.rank, rows, columns)
+    return 4 * product_flops(rows, columns, rank) + qr_flops(rows, rank)
+
+
 def dion_coefficients(step: float, hyper: DionHyper) -> DionCoefficients:
     return DionCoefficients(-(1 - hyper.momentum), hyper.lr, hyper.eps)
 
@@ -114,6 +121,7 @@ DION = Rule(
         ("rank", Interval(low=1)),
     ),
     kind="per_matrix",
+    flops=dion_flops,
     stacked=True,
 )
 

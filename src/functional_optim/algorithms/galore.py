@@ -37,6 +37,7 @@ from functional_optim.bounds import (
 )
 from functional_optim.composition import chain
 from functional_optim.core.constructor import constructor
+from functional_optim.core.flops import product_flops, svd_flops
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.matrices import require_matrix
 from functional_optim.core.stage import Rule
@@ -83,6 +84,12 @@ def galore_init(param: Tensor, hyper: GaLoreHyper) -> GaLoreState:
         zero.new_zeros(projected),
         torch.eye(min(rows, columns), rank, dtype=zero.dtype, device=zero.device),
     )
+
+
+def galore_flops(shape: tuple[int, ...], hyper: GaLoreHyper) -> int:
+    rows, columns = shape
+    products = 2 * product_flops(rows, columns, min(hyper.rank, rows, columns))
+    return products + svd_flops(rows, columns) // hyper.update_proj_gap
 
 
 def galore_coefficients(step: float, hyper: GaLoreHyper) -> GaLoreCoefficients:
@@ -157,6 +164,7 @@ GALORE_ADAMW = Rule(
         ("update_proj_gap", Interval(low=1)),
     ),
     kind="per_matrix",
+    flops=galore_flops,
     stacked=True,
 )
 

@@ -30,6 +30,7 @@ from torch import Tensor
 from functional_optim.algorithms.soap import (
     SoapCoefficients,
     SoapState,
+    basis_flops,
     eigenbasis,
     soap_step,
     turned,
@@ -102,6 +103,10 @@ def kl_soap_init(param: Tensor, hyper: KLSoapHyper) -> KLSoapState:
         for side in sizes
     ]
     return KLSoapState(zero, torch.zeros_like(zero), *factors, *bases, *values)
+
+
+def kl_soap_flops(shape: tuple[int, ...], hyper: KLSoapHyper) -> int:
+    return basis_flops(shape, hyper.max_precond_dim, 6, 1, hyper.precondition_frequency)
 
 
 def kl_soap_coefficients(step: float, hyper: KLSoapHyper) -> KLSoapCoefficients:
@@ -254,6 +259,7 @@ KL_SOAP = Rule(
         ("max_inverse_root", Interval(low=1)),
     ),
     kind="per_matrix",
+    flops=kl_soap_flops,
     stacked=True,
 )
 

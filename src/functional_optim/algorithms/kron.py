@@ -26,21 +26,17 @@ scales the factors at random updates. And it fits as soon as 1 / w_t steps have 
 last update.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from functional_optim.algorithms.soap import widened
-from functional_optim.bounds import (
-    BELOW_ONE,
-    FINITE_NON_NEGATIVE,
-    NON_NEGATIVE,
-    UNIT,
-    Interval,
-)
+from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, UNIT, Interval
 from functional_optim.composition import chain
 from functional_optim.core.constructor import constructor
+from functional_optim.core.flops import product_flops, solve_flops
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.matrices import require_matrix
 from functional_optim.core.random_normal import counter_of, normal_like
@@ -89,7 +85,7 @@ class KronCoefficients(NamedTuple):
     balance: bool  # whether it scales them first
 
 
-def diagonal_sides(shape: torch.Size, hyper: KronHyper) -> list[bool]:
+def diagonal_sides(shape: Sequence[int], hyper: KronHyper) -> list[bool]:
     """Return for each side of a matrix whether its factor is diagonal."""
     rows, columns = shape
     longer, mode = 0 if rows > columns else 1, hyper.memory_save_mode
@@ -111,6 +107,17 @@ def kron_init(param: Tensor, hyper: KronHyper) -> KronState:
         for one, is_vector in zip(ones, diagonal_sides(param.shape, hyper), strict=True)
     )
     return KronState(zero, left, right, counter_of(hyper.seed, param))
+
+
+def kron_flops(shape: tuple[int, ...], hyper: KronHyper) -> int:
+    """Every step turns the update; after many steps, a part of them fits the factors."""
+    first = hyper.update_probability if hyper.update_decay == 0.0 else 0.0
+    turned = fitted = 0
+    sides = zip((shape, shape[::-1]), diagonal_sides(shape, hyper), strict=True)
+    for side, other in (pair for pair, is_vector in sides if not is_vector):
+        turned += 2 * product_flops(side, side, other)
+        fitted += product_flops(side, side, 3 * other + side + 2) + solve_flops(side, other)
+    return turned + round(float(max(first, hyper.min_update_probability)) * fitted)
 
 
 def kron_check(hyper: KronHyper) -> None:
@@ -284,6 +291,7 @@ KRON = Rule(
     ),
     check=kron_check,
     kind="per_matrix",
+    flops=kron_flops,
     stacked=True,
 )
 

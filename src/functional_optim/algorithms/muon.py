@@ -27,6 +27,7 @@ from functional_optim.bounds import ANY, FINITE_NON_NEGATIVE, NON_NEGATIVE, Inte
 from functional_optim.composition import chain
 from functional_optim.core.aliasing import laid_as
 from functional_optim.core.constructor import constructor
+from functional_optim.core.flops import iteration_flops
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.matrices import norms, require_matrix
 from functional_optim.core.scalar_dtype import product_in, scalar_dtype
@@ -66,6 +67,10 @@ class MuonCoefficients(NamedTuple):
 def muon_init(param: Tensor, hyper: MuonHyper) -> MuonState:
     require_matrix("muon", param)
     return MuonState(torch.zeros_like(param))
+
+
+def muon_flops(shape: tuple[int, ...], hyper: MuonHyper) -> int:
+    return hyper.ns_steps * iteration_flops(shape[0], shape[1], cubic=False)
 
 
 def muon_check(hyper: MuonHyper) -> None:
@@ -152,6 +157,7 @@ MUON = Rule(
     ),
     check=muon_check,
     kind="per_matrix",
+    flops=muon_flops,
     stacked=True,
     as_gradient=("momentum_buffer",),
 )

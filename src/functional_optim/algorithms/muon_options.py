@@ -9,6 +9,7 @@ rows, and each matrix of a stack, has a polar factor and a factor ``r`` of its o
 parameter. ``muon`` chooses this rule if an option is given that torch.optim.Muon does not have.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,12 +23,14 @@ from functional_optim.algorithms.polar import (
     PolarFactor,
     are_cubic,
     orthogonalize,
+    polar_flops,
     polynomials_of,
     require_choice,
     scale_of,
 )
 from functional_optim.bounds import ANY, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
 from functional_optim.core.aliasing import laid_as
+from functional_optim.core.blocks import BlockOptions, MatrixBlocks
 from functional_optim.core.scalar_dtype import product_in, scalar_dtype
 from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, lerp, mul
@@ -97,7 +100,21 @@ def split_sizes_of(text: str | None) -> list[int]:
     return found
 
 
+def muon_options_blocks(hyper: MuonOptionsHyper) -> MatrixBlocks:
+    sizes = tuple(split_sizes_of(hyper.split_sizes))
+    return MatrixBlocks(hyper.row_blocks, sizes, hyper.batch_axes, hyper.column_axes)
+
+
+def muon_options_unsplit(hyper: MuonOptionsHyper) -> MuonOptionsHyper:
+    return hyper._replace(row_blocks=1, split_sizes="", batch_axes=0)
+
+
+def muon_options_flops(shape: tuple[int, ...], hyper: MuonOptionsHyper) -> int:
+    return polar_flops(shape[0], math.prod(shape[1:]), hyper.polar)
+
+
 def muon_options_init(param: Tensor, hyper: MuonOptionsHyper) -> MuonOptionsState:
+    blocks = muon_options_blocks(hyper)
     wanted = hyper.batch_axes + 1 + hyper.column_axes
     if param.dim() != wanted or param.is_complex():
         raise ValueError(
@@ -107,13 +124,7 @@ def muon_options_init(param: Tensor, hyper: MuonOptionsHyper) -> MuonOptionsStat
             f"{wanted} dimensions; change them, or partition the parameters, and step this one by "
             "another optimizer, such as adamw"
         )
-    rows, sizes = param.size(hyper.batch_axes), split_sizes_of(hyper.split_sizes)
-    if rows % hyper.row_blocks or (sizes and sum(sizes) != rows):
-        split = f"split_sizes={tuple(sizes)}" if sizes else f"row_blocks={hyper.row_blocks}"
-        raise ValueError(
-            f"muon: {split} must divide the {rows} rows of a parameter of shape "
-            f"{tuple(param.shape)}"
-        )
+    blocks.check("muon", param.shape)
     return MuonOptionsState(torch.zeros_like(param))
 
 
@@ -208,7 +219,8 @@ MUON_OPTIONS = Rule(
     ),
     check=muon_options_check,
     kind="per_matrix",
+    flops=muon_options_flops,
     stacked=True,
-    batch_axes="batch_axes",
+    blocks=BlockOptions(muon_options_blocks, muon_options_unsplit),
     as_gradient=("momentum_buffer",),
 )

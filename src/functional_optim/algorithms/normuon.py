@@ -25,6 +25,7 @@ from functional_optim.algorithms.polar import (
     PolarFactor,
     are_cubic,
     orthogonalize,
+    polar_flops,
     polar_text,
     polynomials_of,
     require_choice,
@@ -74,6 +75,10 @@ def normuon_init(param: Tensor, hyper: NormuonHyper) -> NormuonState:
     require_matrix("normuon", param)
     rows = widened(torch.zeros_like(param)).new_zeros(param.size(0), 1)
     return NormuonState(torch.zeros_like(param), rows)
+
+
+def normuon_flops(shape: tuple[int, ...], hyper: NormuonHyper) -> int:
+    return polar_flops(shape[0], shape[1], hyper.polar)
 
 
 def normuon_check(hyper: NormuonHyper) -> None:
@@ -140,6 +145,7 @@ NORMUON = Rule(
     ),
     check=normuon_check,
     kind="per_matrix",
+    flops=normuon_flops,
     stacked=True,
 )
 

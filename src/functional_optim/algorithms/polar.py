@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.core.flops import iteration_flops
 from functional_optim.core.matrices import norms
 from functional_optim.numeric import addmm, clamp, mul, shift
 
@@ -267,6 +268,12 @@ def are_cubic(polynomials: list[tuple[float, float, float]]) -> bool:
     for one in polynomials:
         found = found and one[2] == 0.0
     return found
+
+
+def polar_flops(rows: int, columns: int, text: str | None) -> int:
+    """Return the floating-point operations of the iterations of a text, on one matrix."""
+    polynomials = polynomials_of(text)
+    return len(polynomials) * iteration_flops(rows, columns, are_cubic(polynomials))
 
 
 def cast(x: Tensor, dtype: str) -> Tensor:

@@ -29,6 +29,7 @@ from functional_optim.algorithms.polar import (
     PolarFactor,
     are_cubic,
     orthogonalize,
+    polar_flops,
     polar_text,
     polynomials_of,
     require_choice,
@@ -83,6 +84,12 @@ def scion_init(param: Tensor, hyper: ScionHyper) -> ScionState:
             f"shape {tuple(param.shape)}; choose another norm for matrices, by a partition"
         )
     return ScionState(torch.zeros_like(param))
+
+
+def scion_flops(shape: tuple[int, ...], hyper: ScionHyper) -> int:
+    if hyper.norm in (None, "spectral"):
+        return polar_flops(shape[0], shape[1], hyper.polar)
+    return 4 * math.prod(shape)
 
 
 def scion_check(hyper: ScionHyper) -> None:
@@ -151,6 +158,7 @@ SCION = Rule(
     ),
     check=scion_check,
     kind="per_matrix",
+    flops=scion_flops,
     stacked=True,
 )
 

@@ -35,6 +35,7 @@ from functional_optim.bounds import (
 )
 from functional_optim.composition import chain
 from functional_optim.core.constructor import constructor
+from functional_optim.core.flops import eigen_flops, product_flops
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.matrices import norms, require_matrix, symmetric_eigen
 from functional_optim.core.stage import Rule
@@ -120,6 +121,18 @@ def shampoo_init(param: Tensor, hyper: ShampooHyper) -> ShampooState:
     ]
     has_squares = hyper.graft not in (None, "sgd")
     return ShampooState(zero, [torch.zeros_like(zero)] if has_squares else [], *factors, *roots)
+
+
+def shampoo_flops(shape: tuple[int, ...], hyper: ShampooHyper) -> int:
+    """Two products for the factors of a block, two for its direction, and two roots at times."""
+    total = 0
+    for rows in blocks_of(shape[0], hyper.block_size):
+        for columns in blocks_of(shape[1], hyper.block_size):
+            total += 2 * product_flops(rows, rows, columns)
+            total += 2 * product_flops(rows, columns, columns)
+            roots = sum(eigen_flops(n) + product_flops(n, n, n) for n in (rows, columns))
+            total += roots // hyper.precondition_frequency
+    return total
 
 
 def shampoo_check(hyper: ShampooHyper) -> None:
@@ -273,6 +286,7 @@ SHAMPOO = Rule(
     ),
     check=shampoo_check,
     kind="per_matrix",
+    flops=shampoo_flops,
     stacked=True,
 )
 

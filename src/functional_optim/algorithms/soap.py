@@ -23,6 +23,7 @@ from torch import Tensor
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
 from functional_optim.composition import chain
 from functional_optim.core.constructor import constructor
+from functional_optim.core.flops import product_flops, qr_flops
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.links import rebuild
 from functional_optim.core.matrices import require_matrix, symmetric_eigen
@@ -75,6 +76,31 @@ def soap_init(param: Tensor, hyper: SoapHyper) -> SoapState:
         for side in (left, right)
     ]
     return SoapState(zero, torch.zeros_like(zero), left, right, *bases)
+
+
+def basis_flops(
+    shape: tuple[int, ...], largest: int, products: int, in_refresh: int, frequency: int
+) -> int:
+    """Return the floating-point operations of a step in a basis for each short side.
+
+    Args:
+        shape: of the matrix.
+        largest: the longest side that has a basis.
+        products: of the matrix and a square one of the side, in a step.
+        in_refresh: products of two square matrices in a refresh, beside one QR decomposition.
+        frequency: steps between two refreshes.
+    """
+    total = 0
+    for side, other in (shape, shape[::-1]):
+        if side <= largest:
+            total += products * product_flops(side, side, other)
+            refresh = in_refresh * product_flops(side, side, side) + qr_flops(side, side)
+            total += refresh // frequency
+    return total
+
+
+def soap_flops(shape: tuple[int, ...], hyper: SoapHyper) -> int:
+    return basis_flops(shape, hyper.max_precond_dim, 4, 2, hyper.precondition_frequency)
 
 
 def soap_coefficients(step: float, hyper: SoapHyper) -> SoapCoefficients:
@@ -217,6 +243,7 @@ SOAP = Rule(
         ("max_precond_dim", NON_NEGATIVE),
     ),
     kind="per_matrix",
+    flops=soap_flops,
     stacked=True,
 )
 

@@ -107,8 +107,8 @@ def check(
       2  wrong arguments
     """
     _require_hypothesis()
-    subject = _subject(factory, oracle, options, dtypes, ulps, matrices, not_scripted)
-    chosen = _chosen(laws, subject, every=every)
+    subject, is_composed = _subject(factory, oracle, options, dtypes, ulps, matrices, not_scripted)
+    chosen = _chosen(laws, subject, is_composed=is_composed, every=every)
     found: list[LawOutcome] = []
     for number, name in enumerate(chosen, 1):
         click.echo(f"[{number}/{len(chosen)}] {name} ... ", nl=False, err=True)
@@ -140,7 +140,8 @@ def _subject(
     ulps: float,
     matrices: bool,
     not_scripted: bool,
-) -> "Subject":
+) -> tuple["Subject", bool]:
+    """Return what is checked, and whether its leaves may differ in their stages."""
     from hypothesis import strategies as st  # noqa: PLC0415  an extra
 
     from functional_optim.testing import Subject  # noqa: PLC0415  needs hypothesis
@@ -152,7 +153,7 @@ def _subject(
     other = None
     if oracle is not None:
         other = checked_argument("--oracle", oracle, lambda: _callable(load_object(oracle)))
-    return Subject(
+    subject = Subject(
         build,
         plain_oracle(other),
         st.fixed_dictionaries({key: st.sampled_from(tried) for key, tried in values.items()}),
@@ -160,8 +161,8 @@ def _subject(
         ulps,
         not not_scripted,
         matrices=matrices,
-        one_chain=not first.is_composed,
     )
+    return subject, first.is_composed
 
 
 def _first_of(values: Mapping[str, list[Any]]) -> dict[str, Any]:
@@ -174,7 +175,9 @@ def _callable(found: Any) -> Any:
     return found
 
 
-def _chosen(laws: Sequence[str], subject: "Subject", *, every: bool) -> list[str]:
+def _chosen(
+    laws: Sequence[str], subject: "Subject", *, is_composed: bool, every: bool
+) -> list[str]:
     """Return the names of the laws to check.
 
     Raises:
@@ -191,6 +194,7 @@ def _chosen(laws: Sequence[str], subject: "Subject", *, every: bool) -> list[str
     if laws:
         return list(laws)
     usual = [name for name, law in LAWS.items() if every or not law.slow]
+    usual = [name for name in usual if not (is_composed and LAWS[name].one_chain)]
     return [name for name in usual if LAWS[name].concerns(subject)]
 
 

@@ -211,9 +211,15 @@ def with_hyper(optimizer: _Chain, hyper: Mapping[str, Any]) -> _Chain:
 
 
 def tolerant(optimizer: _Chain) -> _Chain:
-    """Return the optimizer for trees in which its overrides may match no leaf."""
+    """Return the optimizer for trees in which its selectors may match no leaf."""
     overrides = tuple((if_any(where), changes) for where, changes in optimizer.overrides)
-    return replace(optimizer, overrides=overrides) if overrides else optimizer
+    links = tuple(
+        link if link.where is None else link._replace(where=if_any(link.where))
+        for link in optimizer.links
+    )
+    if not overrides and links == optimizer.links:
+        return optimizer
+    return replace(optimizer, links=links, overrides=overrides)
 
 
 def listed(optimizer: _Chain, shapes: Mapping[Path, Shape]) -> _Chain:

@@ -59,7 +59,7 @@ def can_step_rows(stages: Sequence[Stage], hypers: Sequence[Any]) -> bool:
         return False
     return all(
         stage.kind == "pointwise"
-        or (stage.batch_axes != "" and getattr(hyper, stage.batch_axes) > 0)
+        or (stage.blocks is not None and stage.blocks.of(hyper).batch_axes > 0)
         for stage, hyper in zip(stages, hypers, strict=True)
     )
 

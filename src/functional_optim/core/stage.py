@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.bounds import Interval
+from functional_optim.core.blocks import BlockOptions
 from functional_optim.core.gate import Gate
 from functional_optim.core.hyper import build
 from functional_optim.core.leaf_input import LeafInput, require_fields
@@ -103,8 +104,9 @@ class Stage:
         takes_dtensors: of a per_matrix stage: whether it also computes with DTensors, by torch's
             operators over all ranks, what it computes with whole tensors: a norm of the tensor
             does, a product of matrices rounds otherwise. Without it, a DTensor is refused.
-        batch_axes: of a per_matrix stage: the hyper-parameter that counts the leading axes over
-            which matrices are stacked, each stepped alone; "" where there are none.
+        blocks: of a per_matrix stage: how its hyper-parameters divide a parameter into matrices.
+        flops: ``flops(shape, hyper)``: floating-point operations of a step of one matrix of that
+            shape, on average over steps. None: the operations on each element are counted.
         sparse: for given hyper-parameters, what a sparse gradient means: "rows" (only the rows
             it stores change), "dense" (as if it were dense), or "refuse".
         dense: for given hyper-parameters, whether a dense gradient is taken; RuntimeError, if not.
@@ -151,7 +153,8 @@ class Stage:
     state_device: str | None = None
     stacked: bool = False
     takes_dtensors: bool = False
-    batch_axes: str = ""
+    blocks: BlockOptions | None = None
+    flops: Callable[[tuple[int, ...], Any], int] | None = None
     sparse: Callable[[Any], Sparse] = refuse_sparse
     dense: Callable[[Any], bool] = takes_dense
     shared: Any = NoState
@@ -204,11 +207,7 @@ class Stage:
             )
 
     def _require_hyper(self, declared: str) -> None:
-        """Refuse a declaration that names what is no hyper-parameter.
-
-        Raises:
-            ValueError: shows the name.
-        """
+        """Refuse a declaration that names what is no hyper-parameter."""
         known = getattr(self.hyper, "_fields", ())
         unknown = [one for one in getattr(self, declared) or () if one not in known]
         if unknown:

@@ -56,7 +56,7 @@ class UnmatchedSelectors:
         for where, changes in self._overrides:
             values = ", ".join(f"{name}={shown(value)}" for _, name, value in changes)
             raise ValueError(
-                f"override({written(where)}, {values}) is meant for no parameter; there are "
+                f"override({written(where)}, {values}) matches no parameter; the parameters are "
                 f"{there}: correct it; or, where there may be none (such as in a part of the "
                 "parameters), write override(functional_optim.if_any(where), ...)"
             )
@@ -68,9 +68,9 @@ class UnmatchedSelectors:
                     "does; or select by numbers, by a predicate on paths, or by with_shape"
                 )
             raise ValueError(
-                f"{written(where)}, by which an optimizer tells parameters apart, is meant for no "
-                f"parameter; there are {there}: correct it; or, where there may be none (such as "
-                "in a part of the parameters), write functional_optim.if_any(where) in its place"
+                f"{written(where)} matches no parameter; the parameters are {there}: correct it; "
+                "or, where there may be none (such as in a part of the parameters), write "
+                "functional_optim.if_any(where) in its place"
             )
         self._parts, self._seen = [], []  # of what is added later, some may have names
 

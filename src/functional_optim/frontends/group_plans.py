@@ -31,6 +31,12 @@ HYPERS = attrgetter("hypers")
 
 _PARAMS = attrgetter("params")
 
+StateOf = Callable[[Group, Tensor, str], LeafState]
+"""Gives the state of a parameter of a group, by its name."""
+
+Gradients = Callable[[list[Tensor]], list[Tensor | None]]
+"""Gives the gradient of each parameter, or None."""
+
 
 class _Listed(NamedTuple):
     """What a step of parameter groups is made of."""
@@ -47,11 +53,11 @@ class _Listed(NamedTuple):
     """The number of these gradients."""
 
     @classmethod
-    def of(cls, groups: Sequence[Group], state: Entries) -> "_Listed":
+    def of(cls, groups: Sequence[Group], state: Entries, gradients: Gradients) -> "_Listed":
         """List what groups hold now."""
         lists = list(map(_PARAMS, groups))
         params = list(chain.from_iterable(lists))
-        grads = grads_of(params)
+        grads: list[Any] = gradients(params)
         mask = mask_of(grads)
         given = grads if mask is None else [one for one in grads if one is not None]
         dicts = dicts_of(state, params)
@@ -81,16 +87,28 @@ class _GroupPlan:
         """Those for which the state was checked."""
         self._plan = plan
 
-    def prepared(self, listed: _Listed, hypers: list[tuple[Any, ...]]) -> Steps | None:
+    def prepared(
+        self, listed: _Listed, hypers: list[tuple[Any, ...]], measured: Sequence[Tensor]
+    ) -> Steps | None:
         """Check and bind a step; None, with nothing changed, if the plan does not make it."""
-        if listed[:3] != self._form:
+        if not self._is_for(listed, hypers):
             return None
+        return self._plan.prepared(listed.tensors, hypers, measured)
+
+    def items(self, listed: _Listed, hypers: list[tuple[Any, ...]]) -> list[Item] | None:
+        """Return the parameters that have a gradient; None if the plan is for another step."""
+        return self._plan.items(listed.tensors, hypers) if self._is_for(listed, hypers) else None
+
+    def _is_for(self, listed: _Listed, hypers: list[tuple[Any, ...]]) -> bool:
+        """Return True if groups hold what they did, but for the layouts of tensors."""
+        if listed[:3] != self._form:
+            return False
         if not all(map(is_, hypers, self._hypers)):
             for k, own in enumerate(hypers):
                 if own is not self._hypers[k] and not self._fields[k].hold(own):
-                    return None
+                    return False
             self._hypers = hypers
-        return self._plan.prepared(listed.tensors, hypers)
+        return True
 
 
 class GroupPlans:
@@ -110,8 +128,10 @@ class GroupPlans:
         self,
         groups: Sequence[Group],
         state: Entries,
-        state_of: Callable[[Group, Tensor, str], LeafState],
+        state_of: StateOf,
         executor: str,
+        gradients: Gradients = grads_of,
+        measured: Sequence[Tensor] = (),
     ) -> Callable[[], object]:
         """Return the call that steps every parameter that has a gradient.
 
@@ -120,37 +140,54 @@ class GroupPlans:
             state: torch's dicts.
             state_of: gives the state of a parameter, which is written to.
             executor: the name of the chain's.
+            gradients: gives the gradients of parameters; by default their ``.grad``.
+            measured: totals of the chain's measured stages; none to take them of these parameters.
 
         Raises:
             TypeError, ValueError, RuntimeError: a gradient or a state that does not fit; no
                 parameter was changed.
         """
         if self._plans:
-            listed, hypers = _Listed.of(groups, state), list(map(HYPERS, groups))
+            listed, hypers = _Listed.of(groups, state, gradients), list(map(HYPERS, groups))
             for plan in self._plans:
-                steps = plan.prepared(listed, hypers)
+                steps = plan.prepared(listed, hypers, measured)
                 if steps is not None:
                     return steps.make
-        items, numbers = items_of(groups, state_of)
+        items, numbers = items_of(groups, state_of, gradients)
         found = EXECUTORS[in_place(executor, [item.param for item in items], self._stages)]
-        make = engine.prepared(self._stages, found, items)
+        make = engine.prepared(self._stages, found, items, measured)
 
         def step() -> None:
             make()
-            self._learn(groups, state, found, items, numbers)
+            self._learn(_Listed.of(groups, state, gradients), groups, found, items, numbers)
 
         return step
 
+    def items(
+        self, groups: Sequence[Group], state: Entries, state_of: StateOf, gradients: Gradients
+    ) -> list[Item]:
+        """Return the parameters that have a gradient, each once.
+
+        Args:
+            groups, state, state_of, gradients: as for :meth:`prepared`, and so are the errors.
+        """
+        if self._plans:
+            listed, hypers = _Listed.of(groups, state, gradients), list(map(HYPERS, groups))
+            for plan in self._plans:
+                items = plan.items(listed, hypers)
+                if items is not None:
+                    return items
+        return items_of(groups, state_of, gradients)[0]
+
     def _learn(
         self,
+        listed: _Listed,
         groups: Sequence[Group],
-        state: Entries,
         executor: Executor,
         items: Sequence[Item],
         numbers: Sequence[int],
     ) -> None:
         """Plan the steps after one that was made of all items with a gradient."""
-        listed = _Listed.of(groups, state)
         if listed.grads != len(items) or self._failed.count(listed[:3]) >= TRIES:
             return
         start = len(listed.tensors) - listed.grads
@@ -166,26 +203,27 @@ class GroupPlans:
 
 
 def items_of(
-    groups: Sequence[Group], state_of: Callable[[Group, Tensor, str], LeafState]
+    groups: Sequence[Group], state_of: StateOf, gradients: Gradients = grads_of
 ) -> tuple[list[Item], list[int]]:
     """Return the parameters that have a gradient, each once, and the position of their groups.
 
     Args:
         groups: as they are now.
         state_of: gives the state of a parameter, which is written to.
+        gradients: gives the gradients of parameters.
 
     Raises:
         TypeError, ValueError: a gradient that does not fit its parameter.
     """
     items: list[Item] = []
     numbers: list[int] = []
-    seen: set[int] = set()
+    every: dict[int, tuple[int, Group, Tensor, str]] = {}
     for number, group in enumerate(groups):
         for param, name in group.every():
-            grad = param.grad
-            if grad is None or id(param) in seen:
-                continue
-            seen.add(id(param))
+            every.setdefault(id(param), (number, group, param, name))
+    grads = gradients([param for _, _, param, _ in every.values()])
+    for (number, group, param, name), grad in zip(every.values(), grads, strict=True):
+        if grad is not None:
             check_grad(param, grad, name)
             items.append(Item(param, grad, state_of(group, param, name), group.hypers, name))
             numbers.append(number)

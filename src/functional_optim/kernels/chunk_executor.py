@@ -324,10 +324,9 @@ class ChunkExecutor(Executor):
         few = sum(leaf.param.numel() for leaf in leaves) <= PIECE
         if few or wanted == 0 or why_not_pointwise(stages[: wanted + 1]):
             return self._leaves.measure(stages, leaves, measured)
-        return added(
-            self._leaves.measure(stages, [piece], measured)
+        return added(  # leaf by leaf, as anyone adds up who is given what each leaf adds
+            added(self._leaves.measure(stages, [one], measured) for one in _pieces(stages, leaf))
             for leaf in leaves
-            for piece in _pieces(stages, leaf)
         )
 
 

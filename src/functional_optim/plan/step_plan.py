@@ -241,6 +241,15 @@ class StepPlan:
             counted = [tensors[k] for k in self._counted if k not in alone]
         return Steps(loops, first, parts, tensors, changed, counted, self._steps_of, totals)
 
+    def items(self, tensors: list[Tensor], hypers: Sequence[tuple[Any, ...]]) -> list[Item] | None:
+        """Return the leaves of a step; None if tensors have other layouts.
+
+        Args:
+            tensors, hypers: as for :meth:`prepared`, and so are the errors.
+        """
+        every = range(len(self._rows))
+        return self._items(every, tensors, hypers, None)[0] if self.takes(tensors) else None
+
     def _others_hold(self, tensors: list[Tensor], numbers: Numbers | None) -> bool:
         """Return True if leaves that are stepped alone are such as they were."""
         if kinds_of([tensors[k] for k in self._alone]) != self._kinds:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import reduce
-from itertools import islice
 from operator import add
 from typing import Any, NamedTuple
 
@@ -75,7 +74,6 @@ class Workers:
         }
         """Of the parameters of each worker."""
         self._groups = groups
-        self._by_group = isinstance(found, ComposedRecipe)
         self._waits = dict.fromkeys(self.shares, 0)
         self._sent: dict[str, list[Future[None]]] = {worker: [] for worker in self.shares}
         placed = {
@@ -90,7 +88,7 @@ class Workers:
         self._about = all_of("the constructor", self._call("about"))
         self._measured_stages: int = max(one[0] for one in self._about.values())
         # Totals are of the state after the step before, and so is what belongs to no parameter.
-        self._wants_order = self._by_group or self._measured_stages > 0
+        self._wants_order = isinstance(found, ComposedRecipe) or self._measured_stages > 0
         self._options = AcknowledgedOptions(
             {worker: [share.number for share in own] for worker, own in self.shares.items()}
         )
@@ -289,28 +287,21 @@ class Workers:
         return Asked(method, options, given, self._call(method, sent))
 
     def _totals(self, sources: Sources, options: dict[str, Numbered]) -> list[Tensor]:
-        """The totals that stages need, summed in the order of the parameters.
-
-        Where groups differ in their chains, those of each group are summed first.
-        """
-        sizes = [len(group.params) for group in self._groups]
-        sizes = sizes if self._by_group else [sum(sizes)]
+        """The totals that stages need, summed in the order of the parameters."""
         totals: list[Tensor] = []
         for _ in range(self._measured_stages):
             given = {worker: (sources[worker], tuple(totals)) for worker in self.handles}
             found = self.in_order(self.answers(self._asked("measure", options, given)))
-            totals.append(_total(found, sizes))
+            totals.append(_total(found))
         return totals
 
 
-def _total(found: Sequence[Any], sizes: Sequence[int]) -> Tensor:
-    """The sum of each run of so many numbers, and of these sums; for rows, of each column."""
+def _total(found: Sequence[Any]) -> Tensor:
+    """The sum of numbers; for rows, of each column."""
     if isinstance(found[0], list):
-        return torch.stack([_total(column, sizes) for column in zip(*found, strict=True)])
-    left = iter(found)
+        return torch.stack([_total(column) for column in zip(*found, strict=True)])
     # One after the other, which sum() does not promise.
-    sums = [reduce(add, islice(left, size), 0.0) for size in sizes]
-    return torch.tensor(reduce(add, sums, 0.0), dtype=torch.float64, device="cpu")
+    return torch.tensor(reduce(add, found, 0.0), dtype=torch.float64, device="cpu")
 
 
 def _placed(given: tuple[Any, ...], options: Any) -> tuple[Any, ...]:

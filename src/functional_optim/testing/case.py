@@ -26,9 +26,8 @@ class Case:
         refused_here: keyword arguments that raise ValueError in the constructor only (NaN, mostly,
             which some of torch's classes let through).
         matrices: whether parameters must be real matrices.
-        coarsest: the dtype that it computes in, whatever the parameter's.
-        one_chain: whether all leaves have the same stages, which keep nothing together; the laws of
-            what is bound, scripted or captured are not for others.
+        one_chain: whether all leaves have the same stages, and nothing is kept that belongs to no
+            leaf: it can then be bound, scripted and captured.
         takes_complex: whether parameters may be complex.
         max_steps: most steps of a run that is drawn.
     """
@@ -39,7 +38,6 @@ class Case:
     refused: tuple[dict[str, Any], ...] = ()
     refused_here: tuple[dict[str, Any], ...] = ()
     matrices: bool = False
-    coarsest: torch.dtype | None = None
     one_chain: bool = True
     takes_complex: bool = True
     max_steps: int = MAX_STEPS
@@ -51,8 +49,6 @@ class Case:
             plain_oracle(self.oracle),
             self.options,
             matrices=self.matrices,
-            coarsest=self.coarsest,
-            one_chain=self.one_chain,
             takes_complex=self.takes_complex,
             max_steps=self.max_steps,
         )

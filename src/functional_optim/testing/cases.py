@@ -184,7 +184,6 @@ CASES: dict[str, Case] = {
             {"ns_steps": -1},
         ),
         matrices=True,
-        coarsest=torch.bfloat16,
     ),
     "soap": Case(
         algorithms.soap,

@@ -1,6 +1,5 @@
 """Cases of the algorithms whose steps are orthogonal matrices."""
 
-import torch
 from hypothesis import strategies as st
 
 from functional_optim import algorithms
@@ -51,7 +50,6 @@ MUON_CASES: dict[str, Case] = {
             {"adjust_lr_fn": "spectral"},
         ),
         matrices=True,
-        coarsest=torch.bfloat16,
     ),
     "scion": Case(
         algorithms.scion,
@@ -74,7 +72,6 @@ MUON_CASES: dict[str, Case] = {
             {"scale": -1.0},
         ),
         matrices=True,
-        coarsest=torch.bfloat16,
     ),
     "dion": Case(
         algorithms.dion,
@@ -118,7 +115,6 @@ MUON_CHAINS: dict[str, Case] = {
             },
         ),
         matrices=True,
-        coarsest=torch.bfloat16,
     ),
 }
 """Muon by the rule that its options choose."""

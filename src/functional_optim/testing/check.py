@@ -1,5 +1,6 @@
 """``check_optimizer``: the whole law suite over anyone's optimizer, in one call."""
 
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -27,8 +28,8 @@ class LawNotTried(Exception):  # noqa: N818  it says what happened
         way_out = (
             "or check the other laws, with scripted=False"
             if isinstance(reason, UnscriptableError)
-            else "the reference refuses it too, so it is no matter of this law: mend the rule, or "
-            "say what it takes (dtypes=, options=, laws=; for its users, the stage's dtypes=)"
+            else "the reference executor refuses it too, so this law was not tried. Change the "
+            "optimizer, or limit what is tried with dtypes=, options=, matrices=, names= or laws="
         )
         super().__init__(
             f"the law {law!r} cannot be tried: {type(reason).__name__}: {reason}\n{way_out}\n"
@@ -57,9 +58,10 @@ def check_optimizer(
     ulps: float = 0.0,
     scripted: bool = True,
     matrices: bool = False,
-    one_chain: bool = True,
+    one_chain: bool | None = None,
     device: str = "cpu",
     missing: bool = True,
+    names: Iterable[str] = (),
     laws: Iterable[str] | None = None,
     max_examples: int = 30,
     derandomize: bool = True,
@@ -69,8 +71,8 @@ def check_optimizer(
     Purity, agreement with an oracle, executors, splits, resuming, None gradients, complex
     parameters, non-finite gradients, torch.func.
 
-    What stages take for each leaf beside its gradient, they are given: tensors that are made of the
-    gradients.
+    A stage that needs more inputs for each leaf than its gradient is given tensors that are made
+    from the gradients.
 
     Parameters, gradients and options are drawn by Hypothesis over shapes (0-d, empty,
     non-contiguous, large), dtypes, several steps, and gradients that come and go.
@@ -84,17 +86,20 @@ def check_optimizer(
         ulps: allowed distance from the oracle, in units in the last place of the largest
             magnitude of a tensor; 0 is bit for bit.
         scripted: whether TorchScript can run it; if not, the laws about that are left out.
-        matrices: whether its parameters are real matrices; no others are drawn then, and the law
-            about complex ones is left out.
-        one_chain: whether all leaves have the same stages, which keep nothing together; if not,
-            the laws of what is bound, scripted as a program or captured are left out.
+        matrices: True draws real 2-d parameters only, and leaves out the law about complex
+            parameters.
+        one_chain: deprecated, and without effect. Laws about ``bind``, TorchScript programs and
+            CUDA graphs say nothing of an optimizer whose leaves differ in their stages, such as
+            :func:`~functional_optim.partition`.
         device: where its parameters are, as ``"cuda"``: there, what executors of kernels give is
             held to the stated bound, and to the reference's bits on the CPU.
-        missing: whether the oracle is also compared with in runs where gradients are missing. False
+        missing: True also compares with the oracle in runs in which some gradients are None. False
             is for a class that counts steps for a whole parameter group, and so for a parameter
             without a gradient too. The other laws draw missing gradients in any case.
-        laws: names of the laws to check (see :data:`LAWS`); by default all that apply and
-            compile nothing.
+        names: of the first parameters, for an optimizer that selects by name; up to three are
+            drawn. Others are called a, b and c.
+        laws: names of the laws to check (see :data:`LAWS`); by default all that apply, except those
+            that compile code.
         max_examples: how many runs are drawn for each law.
         derandomize: draw the same runs each time; False explores others.
 
@@ -110,6 +115,13 @@ def check_optimizer(
         >>> from functional_optim import sgd
         >>> check_optimizer(sgd, oracle=torch.optim.SGD, max_examples=5)
     """
+    if one_chain is not None:
+        warnings.warn(
+            "check_optimizer(one_chain=) is deprecated: leave it out, this is found out for each "
+            "optimizer",
+            DeprecationWarning,
+            stacklevel=2,
+        )
     subject = Subject(
         factory,
         plain_oracle(oracle),
@@ -118,9 +130,9 @@ def check_optimizer(
         ulps,
         scripted,
         matrices=matrices,
-        one_chain=one_chain,
         device=device,
         missing=missing,
+        names=tuple(names),
     )
     usual = [name for name, law in LAWS.items() if not law.slow]
     chosen = usual if laws is None else list(laws)
@@ -184,6 +196,7 @@ class _Drawn(NamedTuple):
             max_steps=subject.max_steps,
             missing=missing,
             device=subject.device,
+            names=subject.names,
             **self.sizes,
         )
 

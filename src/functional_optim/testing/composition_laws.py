@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.composition import chain, freeze, masked, partition
+from functional_optim.core.aliasing import laid_as
 from functional_optim.core.hyper import is_plain
 from functional_optim.core.selectors import if_any
 from functional_optim.core.state import LeafState, Shared, State
@@ -19,23 +20,28 @@ from functional_optim.plan.composed.leaf_inputs import input_names
 from functional_optim.testing.compare import require_same
 from functional_optim.testing.runs import Grads, Params, Run, replay_steps
 from functional_optim.testing.subject import Subject
+from functional_optim.transforms.clip_by_global_norm import clip_by_global_norm
 from functional_optim.wrappers.accumulate import accumulate
 from functional_optim.wrappers.apply_if_finite import apply_if_finite
 
 CALLS = 2
 """Number of micro-batches per step in the law of accumulation."""
 
+CLIPPED = 0.5
+"""Norm to which gradients are clipped before a partition."""
+
 
 def accumulation(subject: Subject, run: Run) -> None:
     """``chain(accumulate(k), X)`` over k micro-batches is X on their mean.
 
-    A leaf may lack a gradient in some of them: it counts as zero; without one in all, the leaf is
-    left alone.
+    A gradient that is missing in some of them counts as zero. A leaf whose gradient is missing in
+    all of them is not changed. Gradients are laid out as their parameters, as autograd lays them
+    out: a norm adds up in the order of memory.
     """
     plain = subject.build(run)
     if input_names(plain.links):
         return  # a gate refuses inputs that it would lose
-    steps = [*run.grads(), *reversed(run.grads())]
+    steps = [_laid_out(run, grads) for grads in (*run.grads(), *reversed(run.grads()))]
     wrapped = chain(accumulate(CALLS), plain)
     found = replay_steps(wrapped, run.params(), steps)
     pairs = [steps[k : k + CALLS] for k in range(0, len(steps), CALLS)]
@@ -63,7 +69,8 @@ def skipping(subject: Subject, run: Run) -> None:
 def partitioned(subject: Subject, run: Run) -> None:
     """``partition({"a": X, "b": X}, ...)`` is X on the leaves of each part.
 
-    Where X sums over all leaves, each part has sums of its own.
+    Where X sums over all leaves, each part has sums of its own. A sum before the partition is over
+    all leaves.
     """
     plain = subject.build(run)
     names = sorted(run.names)
@@ -72,8 +79,12 @@ def partitioned(subject: Subject, run: Run) -> None:
     params, state = replay_steps(_fed_as(plain, both), run.params(), run.grads())
     for part in (first, names[1::2]):
         _require_leaves("a part and X on its leaves", plain, run, part, (params, state))
-    if not any(map(needs_total, plain.stages)):
-        _require_leaves("both parts and X on all leaves", plain, run, names, (params, state))
+    if any(map(needs_total, plain.stages)):
+        return
+    _require_leaves("both parts and X on all leaves", plain, run, names, (params, state))
+    clipped = [chain(clip_by_global_norm(CLIPPED), one) for one in (both, plain)]
+    made = [replay_steps(_fed_as(plain, one), run.params(), run.grads()) for one in clipped]
+    require_same("clipped parts and clipped X: params", made[0][0], made[1][0])
 
 
 def masking(subject: Subject, run: Run) -> None:
@@ -168,6 +179,12 @@ def _other(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(map(_other, value))
     return value * 0.5 if value else 0.25
+
+
+def _laid_out(run: Run, grads: Grads) -> Grads:
+    """Return gradients with the strides of their parameters."""
+    params = run.params()
+    return {k: None if g is None else laid_as(g, params[k]) for k, g in grads.items()}
 
 
 def _mean(pair: list[Grads]) -> Grads:

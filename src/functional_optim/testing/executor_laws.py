@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.hyper import is_plain
-from functional_optim.core.stage import Link
 from functional_optim.core.state import State
 from functional_optim.kernels import is_measured
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.optimizer import Optimizer
+from functional_optim.testing.coarsest import coarsest_of
 from functional_optim.testing.compare import require_same, snapshot
 from functional_optim.testing.compiled_executor import COMPILED
 from functional_optim.testing.runs import Grads, Params, Run, replay_steps
@@ -38,9 +38,14 @@ ULPS = 8.0
 
 
 def script_is_reference(subject: Subject, run: Run) -> None:
-    """``optimizer.script(params).step(gradients)`` gives what the reference gives, bit for bit."""
+    """``optimizer.script(params).step(gradients)`` gives what the reference gives, bit for bit.
+
+    For optimizers with one chain for all leaves.
+    """
     optimizer, params = subject.build(run), run.params()
-    if not subject.scripted or not all(is_plain(link.hyper) for link in optimizer.links):
+    if optimizer.is_composed or not subject.scripted:
+        return
+    if not all(is_plain(link.hyper) for link in optimizer.links):
         return
     program = optimizer.script(params)
     for grads in run.grads():
@@ -55,7 +60,7 @@ def blocked_is_reference(subject: Subject, run: Run) -> None:
 
 
 def any_history(subject: Subject, run: Run) -> None:
-    """Earlier steps make no difference: not even the values of the first one."""
+    """Steps of other runs before this one do not change its result, whatever their values."""
     optimizer = _unknown(subject.build(run))
     want = replay_steps(optimizer, run.params(), run.grads())
     other = optimizer.using(executor="blocked")
@@ -104,8 +109,11 @@ def bound_is_reference(subject: Subject, run: Run) -> None:
     """Parameters in flat buffers are stepped as they are one by one.
 
     Bit for bit, unless something is measured: a sum is rounded in the order in which it is taken.
+    For optimizers with one chain for all leaves.
     """
     optimizer = subject.build(run).using(executor="blocked")
+    if optimizer.is_composed:
+        return
     params = run.params()
     bound = optimizer.bind(params)
     for grads in run.grads():
@@ -118,9 +126,12 @@ def bound_is_reference(subject: Subject, run: Run) -> None:
 def capturable_is_close(subject: Subject, run: Run) -> None:
     """Steps whose numbers stand on the device, as CUDA graphs need them, give what Python's give.
 
-    Within the stated bound, for chains whose coefficients can be computed there.
+    Within the stated bound, for optimizers with one chain for all leaves, whose coefficients can be
+    computed there.
     """
     optimizer, params = subject.build(run), run.params()
+    if optimizer.is_composed:
+        return
     state = optimizer.init(params)
     for grads in run.grads():
         want = optimizer.update(params, grads, state)
@@ -132,7 +143,7 @@ def capturable_is_close(subject: Subject, run: Run) -> None:
         bound.step(grads)
         spanned = [want, *_moved_steps(optimizer, params, grads, state)]
         # On accelerators, what is computed in fewer digits is rounded by other kernels, too.
-        coarsest = None if run.device == "cpu" else subject.coarsest
+        coarsest = None if run.device == "cpu" else coarsest_of(optimizer, run)
         _require_spanned("capturable", (stepped, bound.state), spanned, (params, state), coarsest)
         params, state = want
 
@@ -144,7 +155,7 @@ def _unknown(optimizer: Optimizer) -> Optimizer:
     """Return the chain under new names, for which executors have nothing cached."""
     number = next(_COUNT)
     links = tuple(
-        Link(replace(link.stage, name=f"{link.stage.name} ({number})"), link.hyper)
+        link._replace(stage=replace(link.stage, name=f"{link.stage.name} ({number})"))
         for link in optimizer.links
     )
     return replace(optimizer, links=links)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -84,6 +85,8 @@ class Run:
     steps: tuple[tuple[Values | None, ...], ...]
     device: str = "cpu"
     """Where its tensors are."""
+    given_names: tuple[str, ...] = ()
+    """Names of its first parameters."""
 
     @property
     def kwargs(self) -> dict[str, Any]:
@@ -92,8 +95,9 @@ class Run:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parameters' names: a, b, c, ..."""
-        return tuple("abcdefgh"[: len(self.leaves)])
+        """The parameters' names: those that were given, then a, b, c, ..."""
+        others = (one for one in "abcdefgh" if one not in self.given_names)
+        return tuple(islice(chain(self.given_names, others), len(self.leaves)))
 
     def params(self) -> Params:
         """New parameters, with the strides they are specified to have."""
@@ -196,6 +200,7 @@ def runs(
     large: bool = True,
     shapes: tuple[Shape, ...] = USUAL_SHAPES,
     device: str = "cpu",
+    names: tuple[str, ...] = (),
 ) -> Run:
     """Draw a :class:`Run`.
 
@@ -209,6 +214,7 @@ def runs(
             one block of any kernel, one of several vectors in several rows.
         shapes: that the others may have.
         device: where its tensors are.
+        names: of the first parameters.
     """
     dtype = draw(st.sampled_from(dtypes))
     factor = 2 if dtype.is_complex else 1
@@ -220,7 +226,7 @@ def runs(
     drawn = draw(st.lists(_leaf(shape, factor, count, missing), min_size=1, max_size=3))
     steps = tuple(zip(*(gradients for _, gradients in drawn), strict=True))
     leaves = tuple(leaf for leaf, _ in drawn)
-    return Run(tuple(sorted(draw(options).items())), dtype, leaves, steps, device)
+    return Run(tuple(sorted(draw(options).items())), dtype, leaves, steps, device, names)
 
 
 @st.composite

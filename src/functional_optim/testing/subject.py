@@ -42,14 +42,11 @@ class Subject:
             the largest magnitude in a tensor; 0 is bit for bit.
         scripted: whether TorchScript can run it.
         matrices: whether its parameters are real matrices, and it refuses others.
-        coarsest: the dtype that it computes in, whatever the parameter's, where that is one: what
-            holds up to rounding then holds up to that dtype's.
-        one_chain: whether all leaves have the same stages, which keep nothing together: what bind,
-            script and export_step ask for.
         device: where parameters and gradients are.
         missing: whether the oracle is also compared with where gradients are missing.
         takes_complex: whether its parameters may be complex.
         max_steps: most steps of a run that is drawn.
+        names: of the first parameters.
     """
 
     factory: Callable[..., Optimizer]
@@ -59,12 +56,11 @@ class Subject:
     ulps: float = 0.0
     scripted: bool = True
     matrices: bool = False
-    coarsest: torch.dtype | None = None
-    one_chain: bool = True
     device: str = "cpu"
     missing: bool = True
     takes_complex: bool = True
     max_steps: int = MAX_STEPS
+    names: tuple[str, ...] = ()
 
     def shapes(self, usual: tuple[Shape, ...] = USUAL_SHAPES) -> tuple[Shape, ...]:
         """Return the shapes that the subject takes, of those usually drawn; or small matrices."""

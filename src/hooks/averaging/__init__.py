@@ -1,50 +1,54 @@
 """Training on one's own, with a mean over ranks now and then: local SGD and what grew from it."""
 
+from typing import NoReturn
+
 from hooks.averaging.averagers import (
     HierarchicalModelAverager,
     PeriodicModelAverager,
     ScheduledModelAverager,
 )
-from hooks.averaging.gossip import GossipModelAverager
 from hooks.averaging.model_averager import ModelAverager
-from hooks.averaging.muloco import muloco_inner
 from hooks.averaging.outer import OuterModelAverager
 from hooks.averaging.post_local_sgd_hook import PostLocalSGDState, post_localSGD_hook
 from hooks.averaging.post_local_sgd_optimizer import PostLocalSGDOptimizer
-from hooks.averaging.power_sgd import PowerSGDMemory, power_sgd_hook
-from hooks.averaging.presets import (
-    GOSSIP_SETTINGS,
-    OUTER_SETTINGS,
-    GossipSettings,
-    OuterSettings,
-    slowmo,
-)
-from hooks.averaging.replicas import ReplicatedModel, ReplicatedOptimizer, at_once, one_by_one
 from hooks.averaging.schedule import AveragingSchedule
-from hooks.averaging.stacked import StackedReplicas
 
 __all__ = [
-    "GOSSIP_SETTINGS",
-    "OUTER_SETTINGS",
     "AveragingSchedule",
-    "GossipModelAverager",
-    "GossipSettings",
     "HierarchicalModelAverager",
     "ModelAverager",
     "OuterModelAverager",
-    "OuterSettings",
     "PeriodicModelAverager",
     "PostLocalSGDOptimizer",
     "PostLocalSGDState",
-    "PowerSGDMemory",
-    "ReplicatedModel",
-    "ReplicatedOptimizer",
     "ScheduledModelAverager",
-    "StackedReplicas",
-    "at_once",
-    "muloco_inner",
-    "one_by_one",
     "post_localSGD_hook",
-    "power_sgd_hook",
-    "slowmo",
 ]
+
+_IN_CONTRIB = "import it from hooks.averaging.contrib"
+_OUTER = "write the outer rule yourself: OuterModelAverager(params, sgd(lr=0.7, momentum=0.9, \
+nesterov=True), period=500); docs/concepts/averaging.md lists published settings"
+_REPLICAS = "run ranks as threads of one process: sharding.transport.local.LocalWorld(8).run(train)"
+_GONE = {
+    "GossipModelAverager": _IN_CONTRIB,
+    "PowerSGDMemory": _IN_CONTRIB,
+    "power_sgd_hook": _IN_CONTRIB,
+    "GOSSIP_SETTINGS": "GossipModelAverager of hooks.averaging.contrib has them as its defaults",
+    "GossipSettings": "GossipModelAverager of hooks.averaging.contrib has them as its defaults",
+    "OUTER_SETTINGS": _OUTER,
+    "OuterSettings": _OUTER,
+    "slowmo": "sgd(lr=1.0, momentum=0.7) is this outer rule",
+    "muloco_inner": "docs/concepts/averaging.md makes it by partition, muon and adamw",
+    "ReplicatedModel": _REPLICAS,
+    "ReplicatedOptimizer": _REPLICAS,
+    "StackedReplicas": _REPLICAS,
+    "at_once": _REPLICAS,
+    "one_by_one": _REPLICAS,
+}
+"""What this package no longer has, and what to write instead."""
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name in _GONE:  # an AttributeError would lose its text in ``from hooks.averaging import``
+        raise ImportError(f"hooks.averaging has no {name} any more: {_GONE[name]}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

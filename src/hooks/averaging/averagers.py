@@ -13,7 +13,6 @@ from functional_optim.core.brief import brief
 from functional_optim.core.compiling import uncompiled
 from functional_optim.core.dtensors import is_sharded, local
 from hooks.averaging.levels import groups_of
-from hooks.averaging.means import Members, means_over, members_of
 from hooks.averaging.model_averager import (
     RANGE,
     InFlight,
@@ -22,9 +21,10 @@ from hooks.averaging.model_averager import (
     params_in,
     shards_in,
 )
+from hooks.averaging.rank_means import RankMeans
 from hooks.averaging.schedule import AveragingSchedule
-from hooks.averaging.stacked import StackedReplicas
 from hooks.ranges import named_range
+from sharding.transport.groups import resolved
 
 
 class ScheduledModelAverager(ModelAverager):
@@ -43,8 +43,7 @@ class ScheduledModelAverager(ModelAverager):
 
     Args:
         schedule: which steps, over how many ranks.
-        process_group: of all ranks that average; a DeviceMesh of one dimension; None for the world;
-            or :class:`~hooks.averaging.StackedReplicas`, whose parameters lie in this process.
+        process_group: of all ranks that average; a DeviceMesh of one dimension; None for the world.
         delay: how many steps are made before a mean is applied; fewer than come between two means.
         bucket_bytes: parameters are reduced in chunks of at most so many bytes, to the same bits
             and with less memory; by default in one for each dtype, which is faster.
@@ -68,7 +67,7 @@ class ScheduledModelAverager(ModelAverager):
     def __init__(
         self,
         schedule: AveragingSchedule,
-        process_group: dist.ProcessGroup | DeviceMesh | StackedReplicas | None = None,
+        process_group: dist.ProcessGroup | DeviceMesh | None = None,
         *,
         delay: int = 0,
         bucket_bytes: int | None = None,
@@ -83,19 +82,18 @@ class ScheduledModelAverager(ModelAverager):
             )
         if bucket_bytes is not None and bucket_bytes < 1:
             raise ValueError(f"bucket_bytes must be at least 1, or None, got {bucket_bytes}")
-        super().__init__(members_of(process_group), schedule.warmup)
+        super().__init__(resolved(process_group), schedule.warmup)
         self.schedule = schedule
         """Which steps, over how many ranks."""
         self.delay = delay
         """How many steps are made before a mean is applied."""
         groups = groups_of(schedule, self.process_group)
-        self.period_process_group_dict: dict[int, Members] = {
+        self.period_process_group_dict: dict[int, dist.ProcessGroup] = {
             period: group for (period, _), group in zip(schedule.levels, groups, strict=True)
         }
         """For each period, the group over which this rank then averages."""
         self._means = [
-            means_over(group, self.process_group, bucket_bytes=bucket_bytes, background=delay > 0)
-            for group in groups
+            RankMeans(group, bucket_bytes=bucket_bytes, background=delay > 0) for group in groups
         ]
         self._in_flight: InFlight | None = None
 
@@ -209,7 +207,7 @@ class PeriodicModelAverager(ScheduledModelAverager):
         self,
         period: int,
         warmup_steps: int = 0,
-        process_group: dist.ProcessGroup | DeviceMesh | StackedReplicas | None = None,
+        process_group: dist.ProcessGroup | DeviceMesh | None = None,
         *,
         delay: int = 0,
         bucket_bytes: int | None = None,
@@ -253,7 +251,7 @@ class HierarchicalModelAverager(ScheduledModelAverager):
         self,
         period_group_size_dict: Mapping[int, int] | None = None,
         warmup_steps: int = 0,
-        process_group: dist.ProcessGroup | DeviceMesh | StackedReplicas | None = None,
+        process_group: dist.ProcessGroup | DeviceMesh | None = None,
         *,
         delay: int = 0,
         bucket_bytes: int | None = None,

@@ -5,8 +5,8 @@ a mistake, and lose one of them in checkpoints. Here what a hook keeps is noted 
 that it meets; the optimizer that steps these parameters finds it, compares, saves and loads it.
 """
 
-from collections.abc import Iterable
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any, Generic, Protocol, TypeVar
 from weakref import ref
 
 from torch import Tensor
@@ -44,3 +44,34 @@ class ByParameter(Generic[T]):
             if one is not None:
                 found[id(one)] = one
         return list(found.values())
+
+
+class HookMemory(Protocol):
+    """State that a communication hook keeps from one backward pass to the next.
+
+    Example::
+
+        >>> from hooks.averaging.contrib import PowerSGDMemory
+        >>> all(hasattr(PowerSGDMemory, name) for name in ("state_dict", "check"))
+        True
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all of it, between two backward passes."""
+        ...
+
+    def check(self, state_dict: Mapping[str, Any]) -> None:
+        """Check that :meth:`load_state_dict` can load a state dict.
+
+        Raises:
+            ValueError: it is of other parameters.
+        """
+        ...
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        ...
+
+
+MEMORIES: ByParameter[HookMemory] = ByParameter()
+"""The memories that serve parameters: the optimizer that steps them saves and loads these."""

@@ -6,21 +6,18 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
-from hooks.averaging.means import Members
 from hooks.averaging.schedule import AveragingSchedule
-from hooks.averaging.stacked import StackedReplicas
 from sharding.transport.groups import device_of, resolved, sub_group
 from sharding.transport.local_group import LocalGroup
 from sharding.transport.peers import ranks_of
 from sharding.zero.collective import exchanged
 
 
-def groups_of(schedule: AveragingSchedule, group: Members) -> list[Members]:
+def groups_of(schedule: AveragingSchedule, group: dist.ProcessGroup) -> list[dist.ProcessGroup]:
     """The group of this rank for each period of a schedule, shortest first.
 
     Ranks next to one another average together: with size 2, the first and the second rank of the
-    group, the third and the fourth, and so on. Collective. Of replicas that are stacked, all groups
-    of a period are stepped together, and one of that size stands for them.
+    group, the third and the fourth, and so on. Collective.
 
     Args:
         schedule: its sizes.
@@ -50,10 +47,8 @@ def ranks_of_this_machine() -> dist.ProcessGroup:
     return _made_by_all(list(machines.values()), machines[name])
 
 
-def _own_part(group: Members, size: int) -> Members:
+def _own_part(group: dist.ProcessGroup, size: int) -> dist.ProcessGroup:
     """Return the part with this rank, of parts of ``size`` ranks each."""
-    if isinstance(group, StackedReplicas):
-        return StackedReplicas(size)
     ranks = ranks_of(group)
     parts = [ranks[start : start + size] for start in range(0, len(ranks), size)]
     own = next(part for part in parts if ranks[group.rank()] in part)

@@ -4,12 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch.distributed as dist
 from torch import Tensor
 
 from functional_optim.core.brief import brief
 from functional_optim.core.dtensors import is_sharded
 from functional_optim.core.local_shards import check_whole
-from hooks.averaging.means import Members
 from hooks.averaging.rank_means import PendingMean, has_mean
 
 RANGE = "functional_optim.average_parameters"
@@ -22,7 +22,7 @@ class ModelAverager(ABC):
     """Base of what :class:`~hooks.PostLocalSGDOptimizer` calls after each of its steps.
 
     Args:
-        process_group: of all ranks that average, or replicas that are stacked here.
+        process_group: of all ranks that average.
         warmup_steps: how many steps come before the first after which anything may be averaged.
 
     Example::
@@ -35,7 +35,7 @@ class ModelAverager(ABC):
         {'step': 0}
     """
 
-    def __init__(self, process_group: Members, warmup_steps: int) -> None:
+    def __init__(self, process_group: dist.ProcessGroup, warmup_steps: int) -> None:
         self.process_group = process_group
         """Of all ranks that average."""
         self.warmup_steps = warmup_steps

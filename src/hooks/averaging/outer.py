@@ -13,22 +13,26 @@ from functional_optim.core.brief import brief
 from functional_optim.core.chain import require_one_chain
 from functional_optim.core.closure_optimizer import refuse_closure
 from functional_optim.core.compiling import uncompiled
+from functional_optim.core.dtensors import is_sharded, local
+from functional_optim.core.local_shards import can_step_shards, placed
+from functional_optim.kernels import is_measured
 from hooks.averaging.compression import Compression
 from hooks.averaging.compression.checks import TAKEN
-from hooks.averaging.means import agreed, encoded, means_over, members_of
+from hooks.averaging.compression.error_feedback import with_error_feedback
 from hooks.averaging.model_averager import (
     RANGE,
     InFlight,
     ModelAverager,
     Params,
     check_steps,
+    params_in,
     refuse_state,
-    whole_params_in,
+    shards_in,
 )
-from hooks.averaging.rank_means import checksum
-from hooks.averaging.stacked import StackedReplicas
+from hooks.averaging.rank_means import RankMeans, checksum
 from hooks.ranges import named_range
 from sharding import ParameterSpec, ShardPlan, plan
+from sharding.transport.groups import resolved
 
 
 class OuterModelAverager(ModelAverager):
@@ -44,8 +48,9 @@ class OuterModelAverager(ModelAverager):
 
     The outer rule is any optimizer: SGD with lr 1 is plain averaging, with momentum SlowMo (Wang
     et al. 2019, arXiv 1910.00643, algorithm 1), with Nesterov's momentum DiLoCo (Douillard et al.
-    2023, arXiv 2311.08105, algorithm 1); :mod:`hooks.averaging.presets` names settings that were
-    published. ``C`` compresses; with error feedback, what it loses is added to the next change.
+    2023, arXiv 2311.08105, algorithm 1); docs/concepts/averaging.md lists settings that
+    were published. ``C`` compresses; with error feedback, what it loses is added to the next
+    change.
 
     **Streaming** (Douillard et al. 2025, arXiv 2501.18512): with ``fragments=F`` the parameters are
     dealt out to fragments of about the same size, which take turns, ``H / F`` steps from one to
@@ -55,9 +60,11 @@ class OuterModelAverager(ModelAverager):
 
     The first anchors are the parameters before the first step of a
     :class:`~hooks.PostLocalSGDOptimizer` (see :meth:`begin`), or those of after the warm-up.
-    Anchors of 16-bit parameters are kept in float32. Outer state, anchors, residuals and what is
-    in flight are in :meth:`state_dict`, so that a run that is stopped in mid-period goes on bit
-    for bit.
+    Anchors of 16-bit parameters are kept in float32. Of a DTensor, as FSDP2 makes it, each rank has
+    the anchor of its shard, and averages it with the same shard on the other ranks: the process
+    group is that of the dimension of a mesh over which parameters are replicated. Outer state,
+    anchors, residuals and what is in flight are in :meth:`state_dict`, so that a run that is
+    stopped in mid-period goes on bit for bit.
 
     Args:
         params: that are averaged, or parameter groups; equal on all ranks, as DDP makes them. Other
@@ -66,9 +73,7 @@ class OuterModelAverager(ModelAverager):
         period: ``H``, the number of steps from one mean of a fragment to its next.
         warmup_steps: steps in which all ranks keep the same parameters (their gradients are
             averaged); the first period begins after them.
-        process_group: of the ranks that average; a DeviceMesh of one dimension; None for the world;
-            or :class:`~hooks.averaging.StackedReplicas`, whose parameters lie in this process, and
-            which share one anchor.
+        process_group: of the ranks that average; a DeviceMesh of one dimension; None for the world.
         fragments: how many, or a :class:`~sharding.ShardPlan` over them that cuts no parameter,
             with the parameters' places as paths.
         delay: how many steps are made before a mean is applied; less than the period.
@@ -79,9 +84,10 @@ class OuterModelAverager(ModelAverager):
 
     Raises:
         TypeError: ``outer`` is no Optimizer.
-        ValueError: a period below 1, a delay or a number of fragments that it has no room for, no
-            parameters, a mixing without delay or out of [0, 1), a compression of parameters whose
-            digits it does not send.
+        ValueError: an outer rule that needs whole tensors, or totals over them, with parameters
+            that are DTensors; a period below 1, a delay or a number of fragments that it has no
+            room for, no parameters, a mixing without delay or out of [0, 1), a compression of
+            parameters whose digits it does not send.
 
     Example::
 
@@ -103,7 +109,7 @@ class OuterModelAverager(ModelAverager):
         period: int,
         *,
         warmup_steps: int = 0,
-        process_group: dist.ProcessGroup | DeviceMesh | StackedReplicas | None = None,
+        process_group: dist.ProcessGroup | DeviceMesh | None = None,
         fragments: int | ShardPlan = 1,
         delay: int = 0,
         mixing: float | None = None,
@@ -116,28 +122,25 @@ class OuterModelAverager(ModelAverager):
         require_one_chain(outer, "OuterModelAverager")  # fragments are stepped one by one
         check_steps(period, warmup_steps)
         _check_delay(period, delay, mixing)
-        super().__init__(members_of(process_group), warmup_steps)
+        super().__init__(resolved(process_group), warmup_steps)
         self.period = period
         """The number of steps from one mean of a fragment to its next."""
         self.delay, self.mixing = delay, mixing
-        self._params = whole_params_in(params, "OuterModelAverager")
-        stacked = isinstance(self.process_group, StackedReplicas)
-        self._lead = (self.process_group.size(),) if stacked else ()
-        ones = agreed(self._params, self.process_group)
-        self._fragments = _fragments_of(ones, fragments, period)
+        self._given = params_in(params)
+        _check_shards(outer, self._given)
+        self._shards = shards_in(self._given)
+        self._params: list[Tensor] = list(map(local, self._given))
+        self._fragments = _fragments_of(self._given, fragments, period)
         self._feeds_back = error_feedback
-        self._anchors = [nn.Parameter(wide(param)) for param in ones]
+        self._anchors = [nn.Parameter(wide(param)) for param in self._params]
         self.optimizer = TorchOptimizer(self._anchors, outer)
         """The outer rule over the anchors: its ``param_groups`` are where to change its rate."""
-        members = self.process_group
-        self._means = means_over(members, members, background=delay > 0)
+        self._means = RankMeans(self.process_group, background=delay > 0)
         self._compression = compression
         self._residuals: list[Tensor] = []
         if compression is not None:
             _check_float32(self._params)
-            self._residuals = [
-                torch.zeros(*self._lead, self._numel(one)) for one in self._fragments
-            ]
+            self._residuals = [torch.zeros(self._numel(one)) for one in self._fragments]
         self._in_flight: dict[int, InFlight] = {}
 
     @property
@@ -147,13 +150,8 @@ class OuterModelAverager(ModelAverager):
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Take the parameters of now as anchors.
-
-        Raises:
-            ValueError: replicas that are stacked differ.
-        """
-        ones = agreed(self._params, self.process_group)
-        for anchor, one in zip(self._anchors, ones, strict=True):
+        """Take the parameters of now as anchors."""
+        for anchor, one in zip(self._anchors, self._params, strict=True):
             anchor.copy_(one)
 
     @uncompiled
@@ -197,9 +195,9 @@ class OuterModelAverager(ModelAverager):
 
         Args:
             state_dict: of an averager of the same parameters, fragments and compression. All but
-                the residuals is the same on all ranks, so that it may be loaded by another number
-                of ranks where nothing is in flight: leave out ``"residuals"`` then, which belong
-                to one rank, and they begin at zero.
+                the residuals is the same on all ranks that hold the same shards, so that it may be
+                loaded by another number of ranks where nothing is in flight: leave out
+                ``"residuals"`` then, which belong to one rank, and they begin at zero.
 
         Raises:
             ValueError: of others; nothing is changed.
@@ -241,15 +239,17 @@ class OuterModelAverager(ModelAverager):
         changes = [self._anchors[k] - self._params[k] for k in places]
         sent = [self._params[k].detach().clone() for k in places] if self.delay else []
         due = self.step + self.delay
-        mark = [checksum(self._anchors[k]) for k in places]
+        mark = [self._shards, *(checksum(self._anchors[k]) for k in places)]
         if self._compression is None:
             return InFlight(due, sent, self._means.launch(changes, mark=mark))
-        flat = torch.cat([one.reshape(*self._lead, -1).float() for one in changes], dim=-1)
-        residual = self._residuals[number] if self._feeds_back else None
-        payload, residual = encoded(self._compression, flat, residual)
-        if residual is not None:
-            self._residuals[number] = residual
-        out = flat.new_empty(flat.shape[-1])
+        flat = torch.cat([one.reshape(-1).float() for one in changes])
+        if self._feeds_back:
+            payload, self._residuals[number] = with_error_feedback(
+                self._compression, flat, self._residuals[number]
+            )
+        else:
+            payload = self._compression.encode(flat)
+        out = torch.empty_like(flat)
         mean = self._means.launch_decoded(self._compression, payload, out, mark=mark)
         return InFlight(due, sent, mean)
 
@@ -258,14 +258,15 @@ class OuterModelAverager(ModelAverager):
         if self._compression is not None:
             sizes = [self._anchors[k].numel() for k in places]
             means = list(means[0].split(sizes))
-        elif self._lead:  # of replicas that are stacked, each has the same
-            means = [mean[0] for mean in means]
         for k, mean in zip(places, means, strict=True):
             self._anchors[k].grad = mean.view_as(self._anchors[k]).to(self._anchors[k].dtype)
         self.optimizer.step()
         self.optimizer.zero_grad()
         for place, k in enumerate(places):
             self._merge(self._params[k], self._anchors[k], found.sent[place : place + 1])
+        # Autograd counts the versions of a DTensor and of its shard separately.
+        sharded = [self._given[k] for k in places if is_sharded(self._given[k])]
+        torch.autograd.graph.increment_version(sharded)
 
     def _merge(self, param: Tensor, anchor: Tensor, sent: Sequence[Tensor]) -> None:
         """Put the anchor into a parameter, which has been stepped since it was sent, if it was."""
@@ -322,6 +323,23 @@ def _fragments_of(
     if len(found) > period:
         raise ValueError(f"{len(found)} fragments have no turn each in {period} steps")
     return found
+
+
+def _check_shards(outer: Optimizer, params: Sequence[Tensor]) -> None:
+    """Check that an outer rule steps shards as it steps whole tensors.
+
+    Raises:
+        ValueError: names a stage that does not, and a parameter of which a rank has a shard.
+    """
+    for place, param in enumerate(params):
+        if is_sharded(param):
+            for stage in outer.stages:
+                if is_measured(stage) or not can_step_shards([stage]):
+                    raise ValueError(
+                        f"params[{place}] is a DTensor ({placed(param)}), of which this rank holds "
+                        f"a part, and {stage.name}, of the outer rule, needs more than a part: "
+                        "take an outer rule that works element by element, such as sgd"
+                    )
 
 
 def _check_delay(period: int, delay: int, mixing: float | None) -> None:

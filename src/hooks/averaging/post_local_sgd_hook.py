@@ -7,7 +7,6 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.futures import Future
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -16,7 +15,8 @@ from hooks.averaging.by_parameter import ByParameter
 from hooks.averaging.levels import ranks_of_this_machine
 from hooks.averaging.reduced_buckets import ReducedBuckets
 from hooks.averaging.schedule import AveragingSchedule
-from hooks.group_lifetime import outlive
+from hooks.communication import LaunchedMean
+from hooks.work_queue import work_queue_of
 
 logger = logging.getLogger(__name__)
 
@@ -192,16 +192,19 @@ def post_localSGD_hook(  # noqa: N802  torch's name
     world: Any = dist.group.WORLD
     if state.enter(bucket):
         group = world if state.process_group is None else state.process_group
-        outlive(state, group)
-        hook = partial(allreduce_hook, group)
+        hook = partial(_mean, group)
     elif state.post_local_gradient_allreduce:
         if state.subgroup is None:
             state.subgroup = ranks_of_this_machine()
-        outlive(state, state.subgroup)
-        hook = partial(allreduce_hook, state.subgroup)
+        hook = partial(_mean, state.subgroup)
     else:
         hook = _left_alone
     return state.buckets.reduce(bucket, [id(param) for param in bucket.parameters()], hook)
+
+
+def _mean(group: dist.ProcessGroup, bucket: Any) -> Future[Tensor]:
+    launched = LaunchedMean(group, bucket.buffer())
+    return work_queue_of(group).put(launched.wait, bucket.buffer().device)
 
 
 def _left_alone(bucket: Any) -> Future[Tensor]:

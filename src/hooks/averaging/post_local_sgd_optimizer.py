@@ -11,9 +11,9 @@ from functional_optim._torch import with_own_step_hooks
 from functional_optim.core.brief import brief
 from functional_optim.core.compiling import uncompiled
 from functional_optim.frontends.loss_scale import Scaling
+from hooks.averaging.by_parameter import MEMORIES, HookMemory
 from hooks.averaging.model_averager import ModelAverager, params_in
 from hooks.averaging.post_local_sgd_hook import HOOKS, load_hooks, saved_hooks
-from hooks.averaging.power_sgd import MEMORIES, PowerSGDMemory
 from hooks.averaging.rank_means import has_mean
 
 STEP, AVERAGING = "step", "averaging"
@@ -31,7 +31,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
     there are. With :func:`~hooks.post_localSGD_hook` on the DDP module, the warm-up of hook and
     averager must be the same: the first step says so where they are not. The hook's count is saved
     and loaded with this optimizer, and so are the buckets that it averaged in, and the
-    :class:`~hooks.averaging.PowerSGDMemory` that serves its parameters.
+    :class:`~hooks.averaging.contrib.PowerSGDMemory` that serves its parameters.
 
     Under a GradScaler, a rank whose gradients are not finite leaves out its local step and still
     averages, so that no rank waits for another.
@@ -242,7 +242,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
 
     def _memories_for(
         self, saved: Sequence[Mapping[str, Any]]
-    ) -> list[tuple[PowerSGDMemory, Mapping[str, Any]]]:
+    ) -> list[tuple[HookMemory, Mapping[str, Any]]]:
         """Each memory that serves these parameters, with what it is to load."""
         memories = MEMORIES.find(params_in(self.param_groups)) if saved else []
         if len(memories) != len(saved):

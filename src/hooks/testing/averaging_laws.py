@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim.testing.compare import require_same, snapshot
-from hooks.averaging.stacked import StackedReplicas
 from hooks.testing.trainings import RATE, AveragerSubject, Replica, Training
 from sharding.transport.local import LocalWorld
 
@@ -195,16 +194,6 @@ def joined_late(subject: AveragerSubject, training: Training) -> None:
             )
 
 
-def stacked_is_ranks(subject: AveragerSubject, training: Training) -> None:
-    """Replicas that are stacked in one process have the bits of ranks."""
-    replica = Replica(subject, training, StackedReplicas(training.ranks))
-    ranks = _trained(subject, training)
-    for step in replica.train():
-        for rank, seen in enumerate(ranks):
-            own = [param[rank] for param in replica.values()]
-            require_same(f"parameters of replica and rank {rank}, step {step}", own, seen[step])
-
-
 def _require_near(label: str, found: list[Seen], want: list[Seen], bound: float) -> None:
     """Check the parameters of all ranks after all steps."""
     for rank, (own, others) in enumerate(zip(found, want, strict=True)):
@@ -288,6 +277,5 @@ AVERAGING_LAWS: dict[str, AveragingLaw] = {
     "every step is data parallel": AveragingLaw(data_parallel, ("every_step",), real_only=True),
     "any moment": AveragingLaw(resumed),
     "joined late": AveragingLaw(joined_late, ("due", "agree")),
-    "stacked is ranks": AveragingLaw(stacked_is_ranks, ("stacked",)),
 }
 """Every law, by name."""

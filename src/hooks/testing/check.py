@@ -22,7 +22,6 @@ def check_averager(
     mean: bool = False,
     oracle: Factory | None = None,
     every_step: Mapping[str, Any] | None = None,
-    stacked: bool = True,
     ulps: float = 0.0,
     same_steps: int = 0,
     laws: Iterable[str] | None = None,
@@ -46,7 +45,6 @@ def check_averager(
         mean: whether these are the mean over all ranks.
         oracle: another factory, whose averager gives the same parameters.
         every_step: options under which each step is averaged, as ``{"period": 1}``.
-        stacked: whether ``group`` may be a :class:`~hooks.averaging.StackedReplicas`.
         ulps: allowed distance from the oracle, and from the mean of float64 beyond that of a sum in
             rank order, in units in the last place of the largest number of the training.
         same_steps: in how many steps at first all ranks do the same, as in a warm-up.
@@ -74,7 +72,6 @@ def check_averager(
         mean,
         oracle,
         every_step,
-        stacked,
         ulps,
         same_steps,
     )

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hooks.averaging import ModelAverager
-from hooks.averaging.stacked import StackedReplicas
 
 SHAPES: tuple[tuple[int, ...], ...] = ((), (1,), (0, 2), (3,), (2, 3))
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64)
@@ -35,7 +34,6 @@ class AveragerSubject:
         mean: whether these are the mean over all ranks.
         oracle: another factory, whose averager gives the same parameters.
         every_step: options under which each step is averaged.
-        stacked: whether ``group`` may be a :class:`~hooks.averaging.StackedReplicas`.
         ulps: how far a mean may be from that of float64 beyond what a sum in rank order is, and
             parameters from those of ``oracle``, in units in the last place of the largest number of
             the training; 0 is bit for bit.
@@ -50,7 +48,6 @@ class AveragerSubject:
     mean: bool = False
     oracle: Factory | None = None
     every_step: Mapping[str, Any] | None = None
-    stacked: bool = True
     ulps: float = 0.0
     same_steps: int = 0
 
@@ -145,20 +142,18 @@ def trainings(
 
 
 class Replica:
-    """Part of one rank in a training, or the part of all, stacked.
+    """Part of one rank in a training.
 
     Args:
         subject: whose averager is made.
         training: what is trained.
-        group: this rank's process group, or replicas that are stacked.
+        group: this rank's process group.
     """
 
     def __init__(self, subject: AveragerSubject, training: Training, group: Any) -> None:
         self._training, self._same_steps = training, subject.same_steps
-        is_stacked = isinstance(group, StackedReplicas)
-        self._ranks = range(group.size()) if is_stacked else None
-        self._rank = 0 if is_stacked else group.rank()
-        start = self._of_ranks(lambda rank: training.start())
+        self._rank = group.rank()
+        start = training.start()
         ends = list(accumulate(one.numel() for one in start))
         self.flat = torch.cat([one.reshape(-1) for one in start])
         """All parameters, which are views of it."""
@@ -170,11 +165,8 @@ class Replica:
 
     def step(self, step: int) -> None:
         """This rank's own step."""
-
-        def centers(rank: int) -> list[Tensor]:
-            return self._training.centers(0 if step < self._same_steps else rank, step)
-
-        for param, center in zip(self.params, self._of_ranks(centers), strict=True):
+        rank = 0 if step < self._same_steps else self._rank
+        for param, center in zip(self.params, self._training.centers(rank, step), strict=True):
             param.data.sub_((param.data - center) * RATE)
 
     def average(self) -> None:
@@ -202,8 +194,3 @@ class Replica:
         for param, value in zip(self.params, values, strict=True):
             param.data.copy_(value)
         self.averager.load_state_dict(state)
-
-    def _of_ranks(self, numbers: Callable[[int], list[Tensor]]) -> list[Tensor]:
-        if self._ranks is None:
-            return numbers(self._rank)
-        return [torch.stack(same) for same in zip(*map(numbers, self._ranks), strict=True)]

@@ -18,13 +18,12 @@ from functional_optim.core.compiling import uncompiled
 from hooks.arrivals import reduced_by
 from hooks.driver import BucketDriver
 from hooks.ranges import named_range
-from hooks.usage import may_leave_unused
+from hooks.usage import UsedFlags, may_leave_unused
 from hooks.zero.bucket import Gradients, KnownBuckets, ZeroBucket
 from hooks.zero.checks import sharded_paths
 from hooks.zero.clipping import Clipping
 from hooks.zero.roll_call import RollCall
 from hooks.zero.totals import squares, total
-from hooks.zero.work_queue import work_queue_of
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport import Transport
 from sharding.zero.gather import GatherWork
@@ -108,10 +107,8 @@ class Overlap:
         self._find_paths(ddp)
         # What was frozen by now has no hook that would notice its use.
         self._frozen = [path for path, param in zero.params.items() if not param.requires_grad]
-        self._queue = work_queue_of(gathers.group)
         self.roll_call = RollCall(ddp.process_group, self._device)
         self._entered: list[Tensor] = []
-        self._failed: BaseException | None = None
         self._waiting: list[_Arrived] = []
         self._addends: list[Tensor] = []
         self._pending: dict[int, _Gathering] = {}
@@ -122,7 +119,7 @@ class Overlap:
 
     # -------------------------------------------------------------------------- in DDP's thread
 
-    def enter(self, bucket: dist.GradBucket) -> tuple[ZeroBucket, Future[list[bool]] | None]:
+    def enter(self, bucket: dist.GradBucket) -> tuple[ZeroBucket, UsedFlags | None]:
         """Account for a bucket, and ask which of its parameters count.
 
         Called before anything of the bucket is communicated: the question is a collective too.
@@ -133,7 +130,7 @@ class Overlap:
         place = self.driver.place_of(bucket)
         if place.number == 0:
             self._wait_for_gathers()
-            self._failed, self._waiting, self._addends, self._entered = None, [], [], []
+            self._waiting, self._addends, self._entered = [], [], []
             ddp = self._ddp()
             if ddp is not None and self._buckets.plan is not self._zero.plan:
                 self._find_paths(ddp)
@@ -145,7 +142,6 @@ class Overlap:
             with suppress(RuntimeError):  # it says the same, of this rank's part only
                 self._zero.end_iteration()
             raise
-        self.driver.finish(place)
         if entered.number == 0:
             self._zero.begin_iteration()
         if not entered.members:
@@ -171,7 +167,7 @@ class Overlap:
     def after(
         self,
         bucket: ZeroBucket,
-        used: Future[list[bool]] | None,
+        used: UsedFlags | None,
         communicated: Callable[[], object],
         *,
         ready: bool = True,
@@ -187,7 +183,8 @@ class Overlap:
         joining = self._joining()
         without_data = joining and current_graph_task_id() < 0
         self._mark_changed(bucket)
-        return self._queue.put(
+        return self.driver.follow(
+            bucket.number,
             lambda: self._follow(bucket, used, communicated, joining, without_data),
             bucket.buffer.device,
             ready=ready,
@@ -208,7 +205,7 @@ class Overlap:
 
         What a backward pass that failed has left under way has then ended, too.
         """
-        self._queue.wait()
+        self.driver.queue.wait()
         self._wait_for_gathers()
 
     def _wait_for_gathers(self) -> None:
@@ -238,34 +235,25 @@ class Overlap:
     def _follow(
         self,
         bucket: ZeroBucket,
-        used: Future[list[bool]] | None,
+        used: UsedFlags | None,
         communicated: Callable[[], object],
         joining: bool,
         without_data: bool,
     ) -> Tensor:
-        if self._failed is not None:
-            raise RuntimeError(
-                f"bucket {bucket.number} was not stepped, because an earlier one of this iteration "
-                f"failed: {self._failed}"
-            ) from self._failed
-        try:
-            unused = self._received(bucket, used, communicated)
-            self._arrived(bucket, unused)
-            if bucket.last:
-                if self._hold:
-                    self._commit(without_data)
-                self._zero.end_iteration()
-                if joining or not self._options.into_forward:
-                    self._wait_for_gathers()
-        except BaseException as error:
-            self._failed = error
-            raise
+        unused = self._received(bucket, used, communicated)
+        self._arrived(bucket, unused)
+        if bucket.last:
+            if self._hold:
+                self._commit(without_data)
+            self._zero.end_iteration()
+            if joining or not self._options.into_forward:
+                self._wait_for_gathers()
         return bucket.buffer
 
     def _received(
         self,
         bucket: ZeroBucket,
-        used: Future[list[bool]] | None,
+        used: UsedFlags | None,
         communicated: Callable[[], object],
     ) -> frozenset[str]:
         """Wait for what other ranks send; the paths that nobody used.

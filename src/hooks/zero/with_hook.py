@@ -9,7 +9,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim.core.compiling import uncompiled
-from hooks.driver import Hook, settle
+from hooks.driver import Hook
 from hooks.zero.checks import sharded_paths
 from hooks.zero.overlap import Overlap, OverlapOptions, gathers_on
 from sharding import ZeroRedundancyOptimizer
@@ -220,12 +220,7 @@ def _made(
         with overlap.roll_call.on_failure(f"the inner hook of bucket {entered.number}"):
             communicated = overlap.driver.communicate(inner, state, bucket)
             if in_order:
-                communicated.wait()
-        return overlap.after(
-            entered,
-            used,
-            lambda: settle(entered.buffer, communicated.wait()),
-            ready=communicated.done(),
-        )
+                communicated.block()
+        return overlap.after(entered, used, communicated.wait, ready=communicated.ready)
 
     return ZeroHook(name, overlap, call)

@@ -217,6 +217,39 @@ class OnOtherRanks(dict[str, Any]):
         )
 
 
+def has_parts(states: Mapping[Any, Mapping[str, Any]]) -> bool:
+    """Return True if some of these states are parts, of which other processes have the rest."""
+    return any(True for _ in _origins(states))
+
+
+def check_origin(states: Mapping[Any, Mapping[str, Any]], own: str, rank: str) -> None:
+    """Make sure that all parts among some states are of this process.
+
+    Args:
+        states: entries by the path of a parameter.
+        own: origin of the parts that this process has.
+        rank: name of this process, for errors.
+
+    Raises:
+        ValueError: a part is of another plan or rank; names the first parameter.
+    """
+    for path, origin in _origins(states):
+        if origin != own:
+            raise ValueError(
+                f"{rank} was given a part of the state of {path!r} that {origin} has, and this is "
+                f"{own}: save it with torch.distributed.checkpoint, and load it into what "
+                "get_optimizer_state_dict() or state_dict() of this optimizer returns"
+            )
+
+
+def _origins(states: Mapping[Any, Mapping[str, Any]]) -> Iterator[tuple[Any, str]]:
+    """Yield the path and the origin of every part."""
+    for path, entries in states.items():
+        for one in (entries, *entries.values()):
+            if isinstance(one, (FlatRanges, OnOtherRanks)):
+                yield path, one.origin
+
+
 def _reduced(one: FlatRanges) -> tuple[Any, ...]:
     return FlatRanges, (tuple(one.shape), one.current, one.dtype, one.device, one.origin)
 

@@ -1,4 +1,4 @@
-"""Checkpoints of optimizers on a disk: files of ``torch.save``, and folders that ZeRO writes."""
+"""Checkpoints of optimizers on a disk: files of ``torch.save``, and folders."""
 
 import pickle
 import re
@@ -9,37 +9,73 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sharding.zero.manifest import MANIFEST, Manifest, manifest_of
-from sharding.zero.read import read_state_dict
-from sharding.zero.tables import SavedTensor, tensors_of
+from functional_optim.core.brief import some
+from sharding.checkpoint.old_format import OldCheckpoint, is_old_checkpoint, read_old_checkpoint
+from sharding.zero.read import state_dict_of
 
 StateDict = dict[str, Any]
 
 
-class ShardedFolder(NamedTuple):
-    """A checkpoint that ``ZeroRedundancyOptimizer.save`` wrote: its tables, without the values."""
+class Checkpoint(NamedTuple):
+    """Optimizer's checkpoint on a disk."""
 
-    path: Path
-    manifest: Manifest
-    tensors: Mapping[str, SavedTensor]
-    """By the path of the parameter, "/", and the name of the field."""
+    kind: str
+    """"state dict", "distributed checkpoint", or "folder of ZeroRedundancyOptimizer.save"."""
+    state_dict: StateDict
+    """In the form of torch.optim, with ``param_names`` if the checkpoint has names."""
+    files: int
+    """Files with state."""
+    old: OldCheckpoint | None = None
+    """The checkpoint, if ``ZeroRedundancyOptimizer.save`` wrote it."""
 
 
-def is_folder(path: Path) -> bool:
-    """Return True for a folder of a sharded checkpoint, or its manifest."""
-    return path.is_dir() or path.name == MANIFEST
+def read_checkpoint(path: Path, key: str | None = None, *, values: bool = True) -> Checkpoint:
+    """Read a checkpoint of any kind. No code of it runs.
 
-
-def read_folder(path: Path) -> ShardedFolder:
-    """Read the manifest and the tables of a sharded checkpoint, and check them.
+    Args:
+        path: a file of ``torch.save``, or a folder.
+        key: where the state dict is, with dots: see :func:`read_file`.
+        values: False for tensors on the device "meta", where that saves reading them.
 
     Raises:
-        OSError: there is no checkpoint, or a file is missing.
-        ValueError: a file is damaged.
+        OSError: there is no checkpoint, or a file cannot be read.
+        ValueError: a file is damaged, or is not of an optimizer.
     """
-    folder = path.parent if path.name == MANIFEST else path
-    manifest = manifest_of(folder)
-    return ShardedFolder(folder, manifest, tensors_of(folder, manifest))
+    if not path.is_dir():
+        return Checkpoint("state dict", read_file(path, key), 1)
+    if is_old_checkpoint(path):
+        old = read_old_checkpoint(path)
+        kind = "folder of ZeroRedundancyOptimizer.save"
+        return Checkpoint(kind, state_dict_of(old), old.shards, old)
+    from sharding.storage.folder import read_folder  # noqa: PLC0415  slow to import
+
+    content = read_folder(path, values=values)
+    state_dict = _numbered(_chosen(path, content, key))
+    return Checkpoint("distributed checkpoint", state_dict, len([*path.glob("*.distcp")]))
+
+
+def _numbered(state_dict: StateDict) -> StateDict:
+    """Return a state dict whose parameters are named as one of numbers, with their names.
+
+    Raises:
+        ValueError: state of a parameter that no group has.
+    """
+    keys = [key for group in state_dict["param_groups"] for key in group["params"]]
+    numbers = {str(key): number for number, key in enumerate(keys)}
+    unknown = [key for key in state_dict["state"] if str(key) not in numbers]
+    if unknown:
+        raise ValueError(f"there is state of {some(unknown)}, which no parameter group has")
+    named = all(isinstance(key, str) for key in keys)
+    groups = [
+        {
+            **group,
+            "params": [numbers[str(key)] for key in group["params"]],
+            **({"param_names": list(group["params"])} if named else {}),
+        }
+        for group in state_dict["param_groups"]
+    ]
+    states = {numbers[str(key)]: entries for key, entries in state_dict["state"].items()}
+    return {**state_dict, "state": dict(sorted(states.items())), "param_groups": groups}
 
 
 def read_file(path: Path, key: str | None = None) -> StateDict:
@@ -70,6 +106,15 @@ def read_file(path: Path, key: str | None = None) -> StateDict:
         ) from error
     except Exception as error:  # torch raises whatever the bytes lead to
         raise ValueError(f"{path} is not a file that torch.save wrote, or is damaged") from error
+    return _chosen(path, content, key)
+
+
+def _chosen(path: Path, content: Any, key: str | None) -> StateDict:
+    """Return the state dict at a key, or the only one.
+
+    Raises:
+        ValueError: there is none there, or more than one.
+    """
     found = dict(_state_dicts(content))
     if key is not None:
         if key not in found:
@@ -91,30 +136,11 @@ def names_in(state_dict: StateDict) -> list[list[str]] | None:
     return [list(group.get("param_names") or []) for group in groups]
 
 
-def state_dict_of(folder: ShardedFolder) -> StateDict:
-    """Read a sharded checkpoint as one state dict of torch.optim, with the parameters' names."""
-    found = read_state_dict(folder.path)
-    groups = [list(group["params"]) for group in folder.manifest.groups]
-    if not _are_numbers(groups):
-        for group, names in zip(found["param_groups"], groups, strict=True):
-            group["param_names"] = names
-    return found
-
-
-def _are_numbers(groups: list[list[str]]) -> bool:
-    """Return True if the paths are those of an optimizer whose parameters have no names."""
-    return all(
-        path == f"{number}.{place}"
-        for number, paths in enumerate(groups)
-        for place, path in enumerate(paths)
-    )
-
-
 def _state_dicts(content: Any, key: str = "") -> Iterator[tuple[str, StateDict]]:
     """Yield every optimizer's state dict in a file, with its key."""
     if isinstance(content, Mapping):
         if _is_state_dict(content):
-            yield key, dict(content)
+            yield key, {"state": {}, **content}
             return
         entries = list(content.items())
     elif isinstance(content, (list, tuple)):
@@ -127,7 +153,8 @@ def _state_dicts(content: Any, key: str = "") -> Iterator[tuple[str, StateDict]]
 
 
 def _is_state_dict(content: Mapping[Any, Any]) -> bool:
-    state, groups = content.get("state"), content.get("param_groups")
+    # Where no parameter has state, a folder has nothing under "state".
+    state, groups = content.get("state", {}), content.get("param_groups")
     return (
         isinstance(state, Mapping)
         and all(isinstance(entries, Mapping) for entries in state.values())

@@ -1,6 +1,6 @@
 """An optimizer's state from one kind of checkpoint to another, without the model's values."""
 
-import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,12 +18,13 @@ from functional_optim.core.state import state_tensors
 from functional_optim.core.torch_state import has_begun
 from functional_optim.frontends.torch_arguments import is_optimizer_class
 from functional_optim.storage.plain import plain_form
-from sharding.commands.checkpoints import ShardedFolder, StateDict, names_in
+from sharding.checkpoint.old_format import OldCheckpoint
+from sharding.commands.checkpoints import StateDict, names_in
 from sharding.sources import SAFETENSORS
 from sharding.spec import ParameterSpec, Specs
 from sharding.transport.local import LocalWorld
 from sharding.zero.optimizer import ZeroRedundancyOptimizer
-from sharding.zero.relayout import Progress, write_for_ranks
+from sharding.zero.read import distributed_state_dict_of
 
 Groups = Sequence[Sequence[str]]
 """The names of the parameters of each group."""
@@ -121,17 +122,17 @@ def layout_of_file(state_dict: StateDict, model: Specs, source: str) -> ModelPar
     return ModelParams(specs, groups)
 
 
-def layout_of_folder(folder: ShardedFolder, model: Specs | None) -> ModelParams:
-    """Return the parameters of a sharded checkpoint.
+def layout_of_old(old: OldCheckpoint, model: Specs | None) -> ModelParams:
+    """Return the parameters of a checkpoint that ``ZeroRedundancyOptimizer.save`` wrote.
 
     Args:
-        folder: the checkpoint, which has names and shapes.
+        old: the checkpoint, which has names and shapes.
         model: gives the dtypes, if there is one; without, parameters are float32.
 
     Raises:
         ValueError: the model does not have a parameter of the checkpoint, or in another shape.
     """
-    specs = {path: ParameterSpec(path, shape) for path, shape in folder.manifest.parameters.items()}
+    specs = {path: ParameterSpec(path, shape) for path, shape in old.parameters.items()}
     if model is not None:
         given = {spec.path: spec for spec in model}
         for path, spec in specs.items():
@@ -141,7 +142,7 @@ def layout_of_folder(folder: ShardedFolder, model: Specs | None) -> ModelParams:
                     f"the checkpoint has {path!r} in shape {spec.shape}, the model has it {there}"
                 )
         specs = {path: given[path] for path in specs}
-    return ModelParams(specs, [list(group["params"]) for group in folder.manifest.groups])
+    return ModelParams(specs, [list(group["params"]) for group in old.groups])
 
 
 def convert_state_dict(
@@ -167,28 +168,66 @@ def convert_state_dict(
     return found
 
 
-def write_folder(
-    state_dict: StateDict,
-    target: TargetOptimizer,
-    layout: ModelParams,
-    folder: Path,
-    world_size: int,
-    policy: str,
-    progress: Progress,
-) -> None:
-    """Write a state dict as a sharded checkpoint that the target loads.
+def sharded_state_dict(
+    state_dict: StateDict, target: TargetOptimizer, layout: ModelParams
+) -> StateDict:
+    """Return a state dict as ZeRO over the target saves it: by name, with state in float32.
 
     Raises:
-        OSError: a file cannot be written.
         ValueError: the state does not fit the target.
     """
     require_no_values(state_dict, target, layout)
     zero = _one_rank(target, layout)
     zero.load_state_dict(state_dict)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".convert-") as scratch:
-        zero.save(scratch)
-        write_for_ranks(Path(scratch), folder, world_size, policy, progress=progress)
+    return _by_name(zero.state_dict(), layout.groups)
+
+
+def old_state_dict(old: OldCheckpoint, layout: ModelParams) -> StateDict:
+    """Return an old checkpoint as ZeRO saves the same state now, with the names of a layout."""
+    found = distributed_state_dict_of(old)
+    renamed = {
+        path: name
+        for group, names in zip(old.groups, layout.groups, strict=True)
+        for path, name in zip(group["params"], names, strict=True)
+    }
+    groups = [
+        {**group, "params": [renamed[path] for path in group["params"]]}
+        for group in found["param_groups"]
+    ]
+    states = {renamed[path]: entries for path, entries in found["state"].items()}
+    return {"state": states, "param_groups": groups}
+
+
+def _by_name(state_dict: StateDict, names: Groups) -> StateDict:
+    """Return a state dict with names in place of numbers."""
+    groups = [
+        {**group, "params": list(own)}
+        for group, own in zip(state_dict["param_groups"], names, strict=True)
+    ]
+    every = [name for own in names for name in own]
+    numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+    by_number = dict(zip(numbers, every, strict=True))
+    states = {by_number[number]: entries for number, entries in state_dict["state"].items()}
+    return {"state": states, "param_groups": groups}
+
+
+def write_folder(state_dict: StateDict, folder: Path) -> None:
+    """Write a state dict to a folder of ``torch.distributed.checkpoint``, under the key "optim".
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    import torch.distributed.checkpoint as dcp  # noqa: PLC0415  slow to import
+
+    from sharding.storage import ChecksumWriter  # noqa: PLC0415  slow to import
+
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            dcp.save({"optim": state_dict}, storage_writer=ChecksumWriter(folder), no_dist=True)
+    except dcp.CheckpointException as error:
+        (why, _), *_ = error.failures.values()
+        raise why from error
 
 
 def with_target_options(

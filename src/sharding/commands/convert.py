@@ -8,33 +8,25 @@ import torch
 
 from functional_optim.commands.arguments import checked_argument
 from functional_optim.commands.objects import current_folder_first, single_values
-from sharding.commands.checkpoints import (
-    StateDict,
-    is_folder,
-    read_file,
-    read_folder,
-    state_dict_of,
-)
+from sharding.checkpoint.old_format import is_old_checkpoint
+from sharding.commands.checkpoints import Checkpoint, StateDict, read_checkpoint
 from sharding.commands.conversion import (
-    ModelParams,
     TargetOptimizer,
     convert_state_dict,
     layout_of_file,
-    layout_of_folder,
+    layout_of_old,
+    old_state_dict,
+    sharded_state_dict,
     target_named,
     with_target_options,
     write_folder,
 )
-from sharding.policies import POLICIES
-from sharding.problem import MOST_RANKS
 from sharding.readable import readable
 from sharding.sources import read
 from sharding.spec import Specs
-from sharding.zero.relayout import write_for_ranks
 
-OPTIONAL_POLICIES = {"by_bucket", "hierarchical", "split_buckets"}
-PLAIN_POLICIES = [name for name in POLICIES if name not in OPTIONAL_POLICIES]
-"""The policies that need no further option."""
+FILES = (".pt", ".pth")
+"""Endings of the names of files; every other result is a folder."""
 
 
 @click.command(
@@ -61,19 +53,8 @@ PLAIN_POLICIES = [name for name in POLICIES if name not in OPTIONAL_POLICIES]
 @click.option(
     "--model",
     metavar="MODEL",
-    help="Names, shapes and dtypes of the parameters, as for `functional-optim plan`. Needed for a "
-    "file; a folder has names and shapes.",
-)
-@click.option(
-    "--world-size",
-    type=click.IntRange(1, MOST_RANKS),
-    help="Write a sharded folder for so many ranks. Without it, write a file.",
-)
-@click.option(
-    "--policy",
-    type=click.Choice(PLAIN_POLICIES),
-    default="balanced",
-    help="Which rank of a folder gets which part.",
+    help="Names, shapes and dtypes of the parameters, as for `functional-optim plan`. A folder "
+    "that ZeroRedundancyOptimizer.save wrote has names and shapes.",
 )
 @click.option("--key", help="Where the optimizer's state dict is in the file, such as optimizer.")
 @click.option("--overwrite", is_flag=True, help="Replace RESULT if it is a file that exists.")
@@ -84,27 +65,25 @@ def convert(
     optimizer_name: str | None,
     options: Sequence[str],
     model: str | None,
-    world_size: int | None,
-    policy: str,
     key: str | None,
     overwrite: bool,
 ) -> None:
     """Convert an optimizer's checkpoint to another kind, without the model's weights.
 
-    CHECKPOINT is a file that torch.save wrote, or a folder that ZeroRedundancyOptimizer.save wrote.
-    RESULT is a file with one state dict, or, with --world-size, such a folder. The file has the
-    form of the optimizer that --optimizer names: plain state for a torch.optim class, the storages
-    of the optimizer (8-bit state, say) for one of this package. Folder to file without --optimizer
-    gives the state dict of the torch.optim class. Folder to folder without --optimizer copies the
-    bits.
+    CHECKPOINT is a file that torch.save wrote, a folder of torch.distributed.checkpoint, or a
+    folder that ZeroRedundancyOptimizer.save wrote. RESULT is a file with one state dict if its name
+    ends in .pt or .pth. Otherwise it is a folder of torch.distributed.checkpoint with the key
+    "optim", which ZeroRedundancyOptimizer loads on any number of ranks.
 
-    A ZeroRedundancyOptimizer loads a folder of any world size without conversion.
+    A file has the form of the optimizer that --optimizer names: plain state for a torch.optim
+    class, the storages of the optimizer (8-bit state, say) for one of this package. A folder has
+    state in float32. A folder to a file without --optimizer gives the state dict that was saved.
 
     \b
     Examples:
+      functional-optim convert old-checkpoints/step-1000 checkpoints/step-1000
       functional-optim convert checkpoints/step-1000 optimizer.pt
-      functional-optim convert checkpoints/step-1000 for-16-ranks --world-size 16
-      functional-optim convert training.pt sharded --key optimizer --world-size 8 \\
+      functional-optim convert training.pt checkpoint --key optimizer \\
         --optimizer torch.optim:AdamW --model my_model:build
       functional-optim convert adamw.pt adamw-8bit.pt --model shapes.json \\
         --optimizer my_optimizer:eight_bit_adamw
@@ -115,24 +94,21 @@ def convert(
       1  the checkpoint is damaged or does not fit; nothing was written
       2  wrong arguments
     """
-    _check_usage(checkpoint, result, optimizer_name, model, world_size, key, overwrite=overwrite)
+    _check_usage(checkpoint, result, optimizer_name, model, key, overwrite=overwrite)
     target = _target(optimizer_name, options)
     specs = None
     if model is not None:
         source = model
         specs = checked_argument("--model", source, lambda: _specs(source))
     try:
-        if world_size is not None and target is None:
-            folder = read_folder(checkpoint)
-            write_for_ranks(folder.path, result, world_size, policy, progress=_show_progress)
-        else:
-            state_dict, layout = _read(checkpoint, specs, model, key)
-            added: list[str] = []
-            if target is not None:
-                state_dict, added = with_target_options(state_dict, target)
-            _write(state_dict, layout, target, result, world_size, policy)
-            if added:
-                click.echo(f"{', '.join(added)}: taken from the optimizer", err=True)
+        found = read_checkpoint(checkpoint, key)
+        added: list[str] = []
+        if target is not None:
+            state_dict, added = with_target_options(found.state_dict, target)
+            found = found._replace(state_dict=state_dict)
+        _write(_converted(found, target, specs, model, result), result)
+        if added:
+            click.echo(f"{', '.join(added)}: taken from the optimizer", err=True)
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         raise click.ClickException(readable(str(error))) from error
     click.echo(f"wrote {result}")
@@ -153,34 +129,39 @@ def _check_usage(
     result: Path,
     optimizer_name: str | None,
     model: str | None,
-    world_size: int | None,
     key: str | None,
     *,
     overwrite: bool,
 ) -> None:
     """Refuse arguments that lack something, or that would be ignored."""
-    from_folder = is_folder(checkpoint)
-    if from_folder and key is not None:
-        raise click.UsageError("--key is for files; a sharded folder has one optimizer")
-    if not from_folder and optimizer_name is None:
+    is_file, is_old = not checkpoint.is_dir(), is_old_checkpoint(checkpoint)
+    to_file = result.suffix in FILES
+    if is_old and key is not None:
+        raise click.UsageError("--key has no effect: the folder has one optimizer")
+    if is_file and optimizer_name is None:
         raise click.UsageError(
             "a file can be converted only for a known optimizer: name it with --optimizer, such as "
             "--optimizer torch.optim:AdamW"
         )
-    if not from_folder and model is None:
+    if optimizer_name is not None and model is None and not is_old:
         raise click.UsageError(
-            "a file does not have the shapes of the parameters: give --model, such as "
+            "the checkpoint does not have the shapes of the parameters: give --model, such as "
             "--model my_model:build"
         )
-    if from_folder and optimizer_name is None and model is not None:
-        raise click.UsageError("--model has no effect without --optimizer; a folder has shapes")
-    if world_size is None and result.exists() and not overwrite:
+    if not is_file and optimizer_name is None and model is not None and (to_file or not is_old):
+        raise click.UsageError("--model has no effect without --optimizer")
+    if not is_file and not is_old and not to_file and optimizer_name is None:
+        raise click.UsageError(
+            f"{checkpoint} is a folder of torch.distributed.checkpoint already; name a file that "
+            "ends in .pt, or add --optimizer"
+        )
+    if to_file and result.is_dir():
+        raise click.UsageError(f"{result} is a folder; name a file")
+    if to_file and result.exists() and not overwrite:
         raise click.UsageError(f"{result} exists; choose another name, or add --overwrite")
-    if world_size is None and result.is_dir():
-        raise click.UsageError(f"{result} is a folder; name a file, or add --world-size")
-    if world_size is not None and overwrite:
+    if not to_file and overwrite:
         raise click.UsageError("--overwrite is for files; name a folder that does not exist")
-    if world_size is not None and result.exists() and not _is_empty_folder(result):
+    if not to_file and result.exists() and not _is_empty_folder(result):
         raise click.UsageError(f"{result} exists and is not an empty folder; name another")
 
 
@@ -193,39 +174,47 @@ def _specs(source: str) -> Specs:
         return read(source).specs
 
 
-def _read(
-    checkpoint: Path, model: Specs | None, source: str | None, key: str | None
-) -> tuple[StateDict, ModelParams]:
-    if is_folder(checkpoint):
-        folder = read_folder(checkpoint)
-        return state_dict_of(folder), layout_of_folder(folder, model)
-    assert model is not None
-    assert source is not None
-    state_dict = read_file(checkpoint, key)
-    return state_dict, layout_of_file(state_dict, model, source)
-
-
-def _write(
-    state_dict: StateDict,
-    layout: ModelParams,
+def _converted(
+    found: Checkpoint,
     target: TargetOptimizer | None,
+    model: Specs | None,
+    source: str | None,
     result: Path,
-    world_size: int | None,
-    policy: str,
-) -> None:
-    if world_size is not None:
-        assert target is not None
-        write_folder(state_dict, target, layout, result, world_size, policy, _show_progress)
-        return
-    found = state_dict if target is None else convert_state_dict(state_dict, target, layout)
+) -> StateDict:
+    """Return the state dict that is to be written.
+
+    Raises:
+        ValueError: the checkpoint does not fit the model or the target, or has no names.
+    """
+    to_file, old = result.suffix in FILES, found.old
+    if target is None and (to_file or old is None):
+        return found.state_dict
+    if old is not None and not old.has_names and not to_file and model is None:
+        raise ValueError(
+            "the checkpoint has no names of parameters, which folders of "
+            "torch.distributed.checkpoint need: give --model, such as --model my_model:build"
+        )
+    if old is not None and (old.has_names or model is None):
+        layout = layout_of_old(old, model)
+    else:
+        assert model is not None
+        assert source is not None
+        layout = layout_of_file(found.state_dict, model, source)
+    if target is None:
+        assert old is not None
+        return old_state_dict(old, layout)
+    convert_to = convert_state_dict if to_file else sharded_state_dict
+    return convert_to(found.state_dict, target, layout)
+
+
+def _write(state_dict: StateDict, result: Path) -> None:
     result.parent.mkdir(parents=True, exist_ok=True)
+    if result.suffix not in FILES:
+        write_folder(state_dict, result)
+        return
     part = result.with_name(f".{result.name}.part")
     try:
-        torch.save(found, part)
+        torch.save(state_dict, part)
         part.replace(result)
     finally:
         part.unlink(missing_ok=True)
-
-
-def _show_progress(done: int, count: int) -> None:
-    click.echo(f"[{done}/{count}] shards written", err=True)

@@ -20,7 +20,7 @@ from functional_optim.kernels import EXECUTORS, in_place
 from functional_optim.optimizer.explain import chain_lines
 from sharding.readable import readable
 from sharding.sources import read
-from sharding.spec import Specs, kind_of
+from sharding.spec import Specs
 
 
 class Part(NamedTuple):
@@ -80,7 +80,7 @@ def explain(
     optimizer = checked_argument(
         "MODULE:FACTORY", factory, lambda: optimizer_factory(factory)(**values)
     )
-    specs = checked_argument("--shapes", None, lambda: _specs(shapes, optimizer))
+    specs = checked_argument("--shapes", None, lambda: _specs(shapes))
     try:
         parts = explain_parts(optimizer, specs, executor)
         described = describe(optimizer, _tree(specs, "meta"))
@@ -120,9 +120,9 @@ def explain_parts(optimizer: Optimizer, specs: Specs, executor: str | None) -> l
     ]
 
 
-def _specs(shapes: str, optimizer: Optimizer) -> Specs:
+def _specs(shapes: str) -> Specs:
     with current_folder_first():
-        specs = read(shapes, kind_of(optimizer)).specs
+        specs = read(shapes).specs
     if not specs:
         raise ValueError(f"{shapes} has no parameters")
     return specs

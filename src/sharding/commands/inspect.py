@@ -9,17 +9,10 @@ import click
 from torch import Tensor
 
 from functional_optim.storage.describe import format_table
-from sharding.commands.checkpoints import (
-    ShardedFolder,
-    StateDict,
-    is_folder,
-    names_in,
-    read_file,
-    read_folder,
-)
+from sharding.checkpoint.old_format import is_old_checkpoint
+from sharding.commands.checkpoints import Checkpoint, names_in, read_checkpoint
 from sharding.readable import readable, readable_name
 from sharding.table import size
-from sharding.zero.shard_files import check_bytes, read_step_counts
 
 
 class FieldSummary(NamedTuple):
@@ -36,12 +29,12 @@ class Contents(NamedTuple):
     """Contents of a checkpoint."""
 
     kind: str
-    """"state dict" or "sharded folder"."""
+    """As in :class:`~sharding.commands.checkpoints.Checkpoint`."""
     parameters: int
     with_state: int
     """Parameters that have state."""
-    shards: int
-    """Ranks that wrote a part; 1 for a file."""
+    files: int
+    """Files with state; 1 for a state dict."""
     steps: tuple[int, int] | None
     """The smallest and the largest step count, or None if there is none."""
     groups: list[dict[str, Any]]
@@ -54,15 +47,16 @@ class Contents(NamedTuple):
 @click.command("inspect", short_help="Show what a checkpoint contains.")
 @click.argument("checkpoint", type=click.Path(exists=True, path_type=Path))
 @click.option("--key", help="Where the optimizer's state dict is in the file, such as optimizer.")
-@click.option("--verify", is_flag=True, help="Read all files of a sharded folder, and check them.")
+@click.option("--verify", is_flag=True, help="Compare all files of a folder with their checksums.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with the parameters' names.")
 def inspect_command(*, checkpoint: Path, key: str | None, verify: bool, as_json: bool) -> None:
     """Show what an optimizer's checkpoint contains, without a model.
 
     CHECKPOINT is a file that torch.save wrote (of a torch.optim class or of TorchOptimizer, alone
-    or inside a training checkpoint), or a folder that ZeroRedundancyOptimizer.save wrote. No code
-    of a file runs. Of a folder, the tables and step counts are read, and the values only with
-    --verify.
+    or inside a training checkpoint), a folder of torch.distributed.checkpoint, or a folder that
+    ZeroRedundancyOptimizer.save wrote. No code of a file runs. Of a folder of
+    torch.distributed.checkpoint, the metadata, options and step counts are read, and the values
+    only with --verify, which needs the checksums that sharding.storage.ChecksumWriter writes.
 
     \b
     Examples:
@@ -76,18 +70,14 @@ def inspect_command(*, checkpoint: Path, key: str | None, verify: bool, as_json:
       1  the checkpoint is damaged, or is not an optimizer's
       2  wrong arguments
     """
-    if is_folder(checkpoint) and key is not None:
-        raise click.UsageError("--key is for files; a sharded folder has one optimizer")
-    if verify and not is_folder(checkpoint):
-        raise click.UsageError("--verify is for sharded folders; a file has no checksums")
+    if verify and not checkpoint.is_dir():
+        raise click.UsageError("--verify is for folders; a file has no checksums")
+    if key is not None and checkpoint.is_dir() and is_old_checkpoint(checkpoint):
+        raise click.UsageError("--key has no effect: the folder has one optimizer")
     try:
-        if is_folder(checkpoint):
-            folder = read_folder(checkpoint)
-            if verify:
-                _verify(folder)
-            contents = contents_of_folder(folder)
-        else:
-            contents = contents_of_file(read_file(checkpoint, key))
+        if verify and not is_old_checkpoint(checkpoint):  # which is always read whole
+            _verify(checkpoint)
+        contents = contents_of(read_checkpoint(checkpoint, key, values=False))
     except (OSError, ValueError) as error:
         raise click.ClickException(readable(str(error))) from error
     if as_json:
@@ -97,8 +87,9 @@ def inspect_command(*, checkpoint: Path, key: str | None, verify: bool, as_json:
         click.echo(_text(contents))
 
 
-def contents_of_file(state_dict: StateDict) -> Contents:
-    """Return what a state dict contains."""
+def contents_of(checkpoint: Checkpoint) -> Contents:
+    """Return what a checkpoint contains."""
+    state_dict = checkpoint.state_dict
     states, groups = state_dict["state"], state_dict["param_groups"]
     named = names_in(state_dict)
     steps = [_number(entries["step"]) for entries in states.values() if "step" in entries]
@@ -110,10 +101,10 @@ def contents_of_file(state_dict: StateDict) -> Contents:
         if isinstance(value, Tensor)
     )
     return Contents(
-        "state dict",
+        checkpoint.kind,
         sum(len(group["params"]) for group in groups),
         sum(bool(entries) for entries in states.values()),
-        1,
+        checkpoint.files,
         _range(steps),
         [_group(len(group["params"]), group) for group in groups],
         _fields(tensors),
@@ -121,39 +112,20 @@ def contents_of_file(state_dict: StateDict) -> Contents:
     )
 
 
-def contents_of_folder(folder: ShardedFolder) -> Contents:
-    """Return what a sharded folder contains."""
-    manifest = folder.manifest
-    tensors = (
-        (key.rpartition("/")[2], str(one.dtype), one.numel, one.numel * one.dtype.itemsize)
-        for key, one in folder.tensors.items()
-    )
-    return Contents(
-        "sharded folder",
-        len(manifest.parameters),
-        len({key.rpartition("/")[0] for key in folder.tensors}),
-        len(manifest.shards),
-        _range(read_step_counts(folder.path, folder.tensors)),
-        [
-            _group(len(group["params"]), {**manifest.extra, **group["options"]})
-            for group in manifest.groups
-        ],
-        _fields(tensors),
-        [name for group in manifest.groups for name in group["params"]],
-    )
-
-
-def _verify(folder: ShardedFolder) -> None:
+def _verify(folder: Path) -> None:
     """Compare every file with its checksum.
 
     Raises:
-        ValueError: a file is damaged.
+        OSError, ValueError: a file is missing or damaged, or there are no checksums.
     """
-    records = folder.manifest.shards
-    for number, record in enumerate(records, 1):
-        click.echo(f"[{number}/{len(records)}] {record.name}.bin ... ", nl=False, err=True)
-        check_bytes(folder.path, [record])
-        click.echo("no checksum (version 1)" if record.data is None else "whole", err=True)
+    from sharding.storage.checksums import read_checksums  # noqa: PLC0415  slow to import
+    from sharding.storage.files import check_file  # noqa: PLC0415  slow to import
+
+    files = read_checksums(folder).files
+    for number, (name, wanted) in enumerate(files.items(), 1):
+        click.echo(f"[{number}/{len(files)}] {name} ... ", nl=False, err=True)
+        check_file(folder / name, wanted)
+        click.echo("whole", err=True)
 
 
 def _number(step: Any) -> int:
@@ -192,7 +164,7 @@ def _text(contents: Contents) -> str:
     else:
         low, high = contents.steps
         steps = f"step {low:,}" if low == high else f"steps {low:,} to {high:,}"
-    parts = f", {contents.shards} shards" if contents.kind == "sharded folder" else ""
+    parts = f", {contents.files} files" if contents.kind != "state dict" else ""
     head = (
         f"{contents.kind}{parts}: {contents.parameters:,} parameters, {contents.with_state:,} with "
         f"state, {steps}"

@@ -3,15 +3,16 @@
 import json
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-import functional_optim
-from functional_optim import Optimizer, algorithms
-from functional_optim.commands.objects import current_folder_first
+from functional_optim import Optimizer
+from functional_optim.commands.arguments import checked_argument
+from functional_optim.commands.objects import current_folder_first, optimizer_factory
+from sharding.commands.policy_choice import PolicyChoice
 from sharding.planning import plan
 from sharding.policies import POLICIES
 from sharding.policies.hierarchical import WITHIN
@@ -19,13 +20,13 @@ from sharding.problem import MOST_RANKS
 from sharding.readable import readable, readable_name
 from sharding.shard_plan import ShardPlan
 from sharding.sources import Source, is_callable, read
-from sharding.spec import kind_of
 
 PICTURE_SUFFIXES = (".pdf", ".png", ".svg")
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "elements": ("align",),
     "hierarchical": ("node_size", "within"),
     "sliced": ("align",),
+    "two_resource": ("align",),
 }
 """The options that policies have on the command line."""
 
@@ -45,14 +46,15 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
 )
 @click.option("--world-size", type=click.IntRange(1, MOST_RANKS), required=True, help="Ranks.")
 @click.option(
-    "--policy", type=click.Choice(list(POLICIES)), default="balanced", help="Who gets what."
+    "--policy", type=PolicyChoice(POLICIES), default="largest_first", help="Who gets what."
 )
 @click.option(
     "--optimizer",
     "optimizer_name",
-    type=click.Choice(["none", *algorithms.__all__]),
+    metavar="OPTIMIZER",
     default="adamw",
-    help="Whose state is counted and levelled, with its default options. none: elements are "
+    help="Whose state and FLOPs are counted and levelled: an algorithm, with its default options, "
+    "or package.module:name of an optimizer or of a function that builds one. none: elements are "
     "levelled.",
 )
 @click.option("--align", type=click.IntRange(min=1), help="elements: cut at such multiples.")
@@ -83,15 +85,20 @@ def plan_command(
     """Show which rank would own how much of a model, and what a step would send.
 
     Nothing is allocated and no process is started: the command reads shapes only. Bytes are those
-    of the parameters that a rank owns, their gradients, and their optimizer state.
+    of the parameters that a rank owns, their gradients, and their optimizer state. The makespan is
+    the floating-point operations of the rank that steps longest. Both are compared with their mean
+    and with a lower bound.
 
     \b
     Examples:
       functional-optim plan --model my_model:build --world-size 8
+      functional-optim plan --model my_model:build --world-size 64 \\
+        --policy two_resource --optimizer my_model:muon_and_adamw
       functional-optim plan --model model.safetensors --world-size 64 \\
-        --policy hierarchical --node-size 8 --optimizer muon
+        --policy hierarchical --node-size 8
       functional-optim plan --model shapes.json --world-size 2 --save plan.json
     A file of shapes: [[768, 768], {"path": "bias", "shape": [768], "dtype": "bfloat16"}]
+    A matrix with blocks: {"shape": [2304, 768], "kind": "per_matrix", "blocks": {"row_blocks": 3}}
 
     \b
     Exit codes:
@@ -106,7 +113,9 @@ def plan_command(
             f"a picture's name must end in {', '.join(PICTURE_SUFFIXES)}, got {str(plot)!r}",
             param_hint="--plot",
         )
-    optimizer = None if optimizer_name == "none" else getattr(functional_optim, optimizer_name)()
+    optimizer = None
+    if optimizer_name != "none":
+        optimizer = checked_argument("--optimizer", None, partial(_optimizer, optimizer_name))
     found = _read(source, optimizer)
     try:
         made = plan(found.specs, world_size, policy, optimizer, **given)
@@ -120,9 +129,9 @@ def _print(
     made: ShardPlan, optimizer: Optimizer | None, found: Source, rows: int, *, as_json: bool
 ) -> None:
     if as_json:
-        numbers = asdict(made.report(optimizer))
+        numbers = made.report(optimizer)
         ranks = [
-            {"rank": rank, **{name: column[rank] for name, column in numbers.items()}}
+            {"rank": rank, **{name: column[rank] for name, column in numbers.columns.items()}}
             for rank in range(made.shard_ranks)
         ]
         content = {
@@ -130,6 +139,16 @@ def _print(
             "world_size": made.world_size,
             "replicas": made.replicas,
             "digest": made.digest,
+            "makespan": {
+                "flops": numbers.makespan,
+                "over_mean": numbers.imbalance("flops"),
+                "over_bound": numbers.makespan_over_bound,
+            },
+            "memory": {
+                "bytes": numbers.memory,
+                "over_mean": numbers.imbalance(),
+                "over_bound": numbers.memory_over_bound,
+            },
             "ranks_of_one_replica": ranks,
             "left_out": found.left_out,
         }
@@ -158,11 +177,15 @@ def _check_options(policy: str, given: Mapping[str, Any]) -> None:
         raise click.UsageError("the policy 'hierarchical' needs --node-size")
 
 
+def _optimizer(name: str) -> Optimizer:
+    return optimizer_factory(name)()
+
+
 def _read(source: str, optimizer: Optimizer | None) -> Source:
     try:
         # What the maker imports may be beside its module.
         with current_folder_first() if is_callable(source) else nullcontext():
-            return read(source, kind_of(optimizer))
+            return read(source, optimizer)
     except Exception as error:  # the maker of a model may raise anything
         text = readable(f"{source}: {error}")
         raise click.BadParameter(text, param_hint="--model") from error

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 
 from functional_optim.core.chain import require_gradients_alone
@@ -21,7 +22,7 @@ from sharding.matrices.exchange import OwnedMatrix, copy_pairs
 from sharding.matrices.owners import Owners
 from sharding.matrices.shard_group import find_shard_group
 from sharding.matrices.stand_ins import StandIns, StandInStates
-from sharding.matrices.state_dict import SHARD, check_saved_here, local_state, shard_entry
+from sharding.matrices.state_dict import local_state, part_of_state
 from sharding.matrices.totals import all_totals
 from sharding.problem import Policy
 from sharding.shard_plan import ShardPlan
@@ -58,8 +59,9 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         optimizer: the chain or partition, with the defaults for all groups.
         policy: decides who owns which matrix: a key of :data:`sharding.POLICIES` that leaves
             parameters whole, or a function of a Problem.
-        cost: what the policy levels over ranks; by default the share of the time of a step plus the
-            share of the memory of parameter, gradient and state.
+        cost: what the policy levels over ranks; by default :class:`~sharding.StepCost`: the
+            floating-point operations that rules declare, and the bytes of parameter, gradient and
+            state.
 
     Raises:
         TypeError: ``optimizer`` is no Optimizer, or takes inputs beside gradients; else as for
@@ -97,13 +99,14 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         params: Iterable[Any],
         optimizer: Optimizer,
         *,
-        policy: str | Policy = "balanced",
+        policy: str | Policy = "two_resource",
         cost: Cost | None = None,
     ) -> None:
         require_gradients_alone(require_optimizer(optimizer), "MatrixOwnerOptimizer")
         self._owners: Owners | None = None
         self._stand_ins = StandIns()
         super().__init__(params, optimizer)
+        self.register_state_dict_post_hook(_as_part)
         shards = find_shard_group(named_params(self.param_groups))
         self._owners = Owners(shards, self._stand_ins, policy, cost, self._optimizer_of)
         self._find_owners()
@@ -159,9 +162,9 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         params = named_params(self.param_groups)
         numbers = group_numbers(self.param_groups)
         self._of_ranks.extend(params, numbers, self._chain_of)
+        for param in params.values():  # torch's helpers make a step where there is no state
+            self.state.setdefault(param, {})
         self._complete_all()
-        states: Any = self.state
-        states[SHARD] = shard_entry(self._of_ranks)
 
     def _chain_of(self, number: int) -> tuple[Any, Any]:
         stages = self._optimizer_of(number).stages
@@ -291,31 +294,34 @@ class MatrixOwnerOptimizer(TorchOptimizer):
     # ---------------------------------------------------------------------------- state dicts
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what ``state_dict()`` returned on this rank, or the whole state of one process.
+        """Load this rank's part of a state dict, or the whole state of one process.
 
         ``state_dict()`` has the state of the matrices that this rank owns, and of its rows of other
-        parameters. Each rank saves its own, and loads it on as many ranks.
-        ``torch.distributed.checkpoint``'s ``get_optimizer_state_dict`` is refused with a KeyError.
+        parameters, for ``torch.distributed.checkpoint``: saved with ``dcp.save``, it is loaded by
+        any number of ranks, by a :class:`~functional_optim.TorchOptimizer` in one process, and by
+        FSDP2 with a class of torch.optim.
 
         Whole state is that of a :class:`~functional_optim.TorchOptimizer`, or of the equivalent
         class of torch.optim, over the same parameters: each rank takes its part.
 
         Raises:
-            ValueError: the state of another rank, or of another number of ranks; else as for
+            ValueError: a part of another rank, or of another plan; else as for
                 :class:`~functional_optim.TorchOptimizer`. Nothing is changed.
         """
-        if SHARD in state_dict["state"]:
-            states: Any = self.state
-            check_saved_here(state_dict["state"][SHARD], states[SHARD])
-        else:
-            state_dict = local_state(state_dict, self.param_groups, self._of_ranks)
-        super().load_state_dict(state_dict)
+        super().load_state_dict(local_state(state_dict, self.param_groups, self._of_ranks))
 
     def __getstate__(self) -> NoReturn:
         raise TypeError(
             "a MatrixOwnerOptimizer has a process group, and cannot be copied or pickled; save "
-            "state_dict() on every rank, and load it into a new optimizer"
+            "get_optimizer_state_dict() by torch.distributed.checkpoint, and load it into a new one"
         )
+
+
+def _as_part(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+    """Change a state dict to this rank's part, before any hook of the caller."""
+    assert isinstance(optimizer, MatrixOwnerOptimizer)
+    owners = optimizer._of_ranks  # noqa: SLF001
+    state_dict.update(part_of_state(state_dict, optimizer.param_groups, owners))
 
 
 def _whole(matrix: OwnedMatrix) -> Tensor:

@@ -9,9 +9,8 @@ from functional_optim.core.dtensors import local
 from functional_optim.core.local_shards import can_step_rows
 from functional_optim.core.stage import Stage
 from functional_optim.optimizer import Optimizer
-from sharding.cost import Cost
+from sharding.cost import Cost, StepCost
 from sharding.matrices.agreement import Attempt
-from sharding.matrices.cost import StepCost
 from sharding.matrices.exchange import OwnedMatrix, RowExchange
 from sharding.matrices.shard_group import ShardGroup, check_rows, is_cut
 from sharding.matrices.stand_ins import StandIn, StandIns, empty_like_whole
@@ -33,7 +32,7 @@ class Owners:
         shards: the ranks that share a copy of the parameters.
         stand_ins: to which those of this rank are added.
         policy: decides who owns what.
-        cost: what is levelled; None for :class:`~sharding.matrices.cost.StepCost`.
+        cost: what is levelled; None for :class:`~sharding.StepCost`.
         optimizer_of: gives the optimizer of the parameter group of a number.
     """
 
@@ -52,8 +51,6 @@ class Owners:
         """Of all sharded parameters that are stepped as a whole."""
         self.params: dict[str, Tensor] = {}
         """Every parameter, by path, in the order of the parameter groups."""
-        self.groups: list[int] = []
-        """The number of the parameter group of each."""
         self._exchange = RowExchange(shards, ())
         self._idle: dict[str, Tensor] = {}
         """Matrices without a gradient so far, for which no memory is taken."""
@@ -91,7 +88,6 @@ class Owners:
             if path not in matrices and kinds[numbers[id(one)]][0]:
                 self._step_local(one)
         self.params.update(new)
-        self.groups += [numbers[id(one)] for one in new.values()]
         self._idle.update(matrices)
         self.own(path for path, one in matrices.items() if one.requires_grad)
 
@@ -103,7 +99,7 @@ class Owners:
         if not made.is_whole or made.replicas != 1:
             raise ValueError(
                 f"the policy {made.policy!r} cuts parameters or makes replicas, and each matrix is "
-                "stepped as a whole by one rank; take 'balanced', 'greedy' or 'contiguous'"
+                "stepped as a whole by one rank; take 'two_resource' or 'largest_first'"
             )
         return made
 

@@ -1,4 +1,4 @@
-"""State dicts of one rank of a MatrixOwnerOptimizer: its own, and what it takes of a whole one."""
+"""State dict of a MatrixOwnerOptimizer: parts of the state of all ranks, which one rank has."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -9,81 +9,89 @@ from torch import Tensor
 from functional_optim.core.dtensors import local, whole
 from functional_optim.frontends.checkpoint_names import matched_by_name
 from functional_optim.frontends.torch_groups import params_of_groups
+from sharding.checkpoint.flat_ranges import FlatRanges, OnOtherRanks, check_origin
 from sharding.matrices.owners import Owners
-from sharding.matrices.shard_group import is_cut
+from sharding.matrices.shard_group import Rows, is_cut
+from sharding.transport.peers import named
+from sharding.zero.sharded_state import sharded_groups
 
-SHARD = "state of one rank, which torch.distributed.checkpoint cannot read"
-"""The key of ``state`` that says whose it is.
-
-torch's helpers for checkpoints take each key for a parameter, and raise a KeyError with this text.
-Otherwise they would save one rank's rows as the whole state of a parameter.
-"""
+Groups = Sequence[Mapping[str, Any]]
 
 
-def shard_entry(owners: Owners) -> dict[str, Any]:
-    """Return what a state dict says of the rank that wrote it."""
-    shards = owners.shards
-    return {"rank": int(shards.rank), "ranks": shards.size, "owned": owners.owned()}
+def part_of_state(state_dict: Mapping[str, Any], groups: Groups, owners: Owners) -> dict[str, Any]:
+    """Return this rank's state dict as ``torch.distributed.checkpoint`` saves and loads it.
 
-
-def check_saved_here(entry: Any, here: Mapping[str, Any]) -> None:
-    """Make sure that a state dict was written by this rank of as many.
+    The owner of a matrix has the state for all of it, and each rank that of its rows of another
+    sharded parameter. State of replicated parameters is whole on all ranks.
 
     Args:
-        entry: of the state dict.
-        here: that of this rank.
-
-    Raises:
-        ValueError: they differ.
-    """
-    if entry != here:
-        raise ValueError(
-            f"this state dict is of {_text(entry)}, and this is {_text(here)}; each rank loads "
-            "what the same rank of as many saved, with the same matrices, policy and cost, or the "
-            "whole state of one process"
-        )
-
-
-def _text(entry: Any) -> str:
-    if not isinstance(entry, Mapping):
-        return repr(entry)
-    owned = entry.get("owned") or []
-    return f"rank {entry.get('rank')} of {entry.get('ranks')}, which owns {len(owned)} matrices"
-
-
-def local_state(
-    state_dict: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], owners: Owners
-) -> dict[str, Any]:
-    """Return what of the state of whole parameters belongs to this rank.
-
-    State of a matrix is taken by its owner, and of other parameters by all that step a part of
-    them: entries that have as many rows as the parameter are cut as that is. Entries may be
-    DTensors.
-
-    Args:
-        state_dict: of a TorchOptimizer, or of a class of torch.optim, in one process.
+        state_dict: the form of a TorchOptimizer, of what this rank steps.
         groups: the parameter groups of the optimizer.
         owners: of the parameters.
     """
+    origin, states = _origin(owners), dict(state_dict["state"])
+    keys = params_of_groups(state_dict["param_groups"])
+    for key, param in zip(keys, params_of_groups(groups), strict=True):
+        here = owners.stand_ins.by_param.get(id(param))
+        if here is None:
+            states[key] = OnOtherRanks(origin) if param.requires_grad else {}
+        elif is_cut(param):
+            rows = None if here.is_matrix else _own_rows(owners, param)
+            part = partial(_part, param=param, rows=rows, origin=origin)
+            states[key] = map_tensors(part, states[key])
+    groups = sharded_groups(state_dict["param_groups"])
+    return {**state_dict, "state": states, "param_groups": groups}
+
+
+def _part(value: Tensor, param: Tensor, rows: Rows | None, origin: str) -> FlatRanges:
+    """Return an entry as a range of the entry for all of a parameter."""
+    shape, start = tuple(value.shape), 0
+    if rows is not None and shape and shape[0] == rows[1] - rows[0]:
+        start = rows[0] * (value.numel() // shape[0])
+        shape = (param.shape[0], *shape[1:])
+    flat = value.detach().reshape(-1)
+    return FlatRanges(shape, {start: flat}, value.dtype, value.device, origin)
+
+
+def local_state(state_dict: Mapping[str, Any], groups: Groups, owners: Owners) -> dict[str, Any]:
+    """Return what of a state dict belongs to this rank.
+
+    Of the state of whole parameters, that of a matrix is taken by its owner, and that of other
+    parameters by all that step a part of them: entries that have as many rows as the parameter are
+    cut as that is. Entries may be DTensors. Parts are taken as they are.
+
+    Args:
+        state_dict: of this optimizer, of a TorchOptimizer, or of a class of torch.optim.
+        groups: the parameter groups of the optimizer.
+        owners: of the parameters.
+
+    Raises:
+        ValueError: parts of another rank or plan.
+    """
     keys = params_of_groups(matched_by_name(state_dict["param_groups"], groups))
     params = params_of_groups(groups)
-    states: dict[Any, Any] = {SHARD: shard_entry(owners)}
     if len(keys) != len(params):
         return dict(state_dict)  # torch says what is wrong with it
     paths = {id(param): path for path, param in owners.params.items()}
+    given = {
+        paths[id(param)]: entries
+        for key, param in zip(keys, params, strict=True)
+        if (entries := state_dict["state"].get(key)) is not None
+    }
+    check_origin(given, _origin(owners), named(owners.shards.group, [owners.shards.rank]))
     matrices, owned = owners.matrices(), {*owners.owned()}
+    states: dict[Any, Any] = {}
     for key, param in zip(keys, params, strict=True):
-        entries, path = state_dict["state"].get(key), paths[id(param)]
-        if entries is None:
-            continue
+        path = paths[id(param)]
+        entries = given.get(path, {})
         if path in matrices or not is_cut(param):
-            found = map_tensors(whole, entries)  # on all ranks: of a DTensor, a collective
-            if path not in matrices or path in owned:
-                states[key] = found
+            # On all ranks: of a DTensor, this is a collective.
+            found = map_tensors(partial(_own_part, param=param, rows=None), entries)
+            states[key] = found if path not in matrices or path in owned else {}
             continue
-        start, stop = owners.shards.rows(param.shape[0])[owners.shards.rank]
-        if start < stop:
-            states[key] = map_tensors(partial(_rows, param=param, start=start, stop=stop), entries)
+        rows = _own_rows(owners, param)
+        take = partial(_own_part, param=param, rows=rows)
+        states[key] = map_tensors(take, entries) if rows[0] < rows[1] else {}
     return {**state_dict, "state": states}
 
 
@@ -93,8 +101,26 @@ def map_tensors(change: Callable[[Tensor], Tensor], entries: Mapping[str, Any]) 
     return {name: change(one) if isinstance(one, Tensor) else one for name, one in pairs}
 
 
-def _rows(value: Tensor, param: Tensor, start: int, stop: int) -> Tensor:
+def _own_part(value: Tensor, param: Tensor, rows: Rows | None) -> Tensor:
+    """Return what of an entry this rank steps: all of it, or some rows."""
+    has_rows = value.dim() > 0 and value.shape[0] == param.shape[0]
+    if isinstance(value, FlatRanges):
+        (flat,) = value.current.values()
+        if rows is None or not has_rows:
+            return flat.view(value.shape)
+        return flat.view(rows[1] - rows[0], *value.shape[1:])
+    if rows is None:
+        return whole(value)
     own = local(value)
-    if own is value and value.dim() > 0 and value.shape[0] == param.shape[0]:
-        return value[start:stop]
-    return own
+    return value[slice(*rows)] if own is value and has_rows else own
+
+
+def _own_rows(owners: Owners, param: Tensor) -> Rows:
+    return owners.shards.rows(param.shape[0])[owners.shards.rank]
+
+
+def _origin(owners: Owners) -> str:
+    """Return whose part this rank's is: equal only for the same rank of an equal plan."""
+    shards, plan = owners.shards, owners.plan
+    assert plan is not None, "made before"
+    return f"rank {shards.rank} of {shards.size} with plan {plan.digest[:16]}"

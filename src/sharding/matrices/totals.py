@@ -10,7 +10,7 @@ from functional_optim.kernels import needs_total
 from functional_optim.optimizer import Optimizer
 from sharding.matrices.agreement import Attempt, vector_with_failures
 from sharding.matrices.owners import Owners
-from sharding.zero.groups import group_by_group, in_order
+from sharding.zero.groups import in_order
 
 Addends = Callable[[Sequence[Tensor]], Mapping[int, Tensor]]
 """From the totals before to the addends to the next total, by the identity of the stand-in."""
@@ -44,10 +44,7 @@ def all_totals(
         dist.all_reduce(vector, group=shards.group)
         failed, numbers = vector.cpu().split([shards.size, size * columns])
         attempt.raise_failures(shards, (failed > 0).tolist(), "sum up its gradients")
-        sums = [
-            group_by_group(column, owners.groups) if optimizer.is_composed else in_order(column)
-            for column in numbers.view(size, columns).unbind(1)
-        ]
+        sums = [in_order(column) for column in numbers.view(size, columns).unbind(1)]
         found.append(sums[0] if stage.reduce is None else torch.stack(sums))
     return found
 

@@ -3,28 +3,27 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from sharding.policies.balanced import balanced
-from sharding.policies.buckets import ddp_buckets
-from sharding.policies.by_bucket import by_bucket
 from sharding.policies.contiguous import contiguous
 from sharding.policies.elements import elements
 from sharding.policies.greedy import greedy
 from sharding.policies.hierarchical import WITHIN, hierarchical
+from sharding.policies.largest_first import largest_first
+from sharding.policies.removed import REMOVED, removed
 from sharding.policies.sliced import sliced
-from sharding.policies.split_buckets import split_buckets
+from sharding.policies.two_resource import two_resource
 from sharding.problem import Policy
 
 __all__ = [
     "POLICIES",
-    "balanced",
-    "by_bucket",
+    "REMOVED",
     "contiguous",
-    "ddp_buckets",
     "elements",
     "greedy",
     "hierarchical",
+    "largest_first",
+    "removed",
     "sliced",
-    "split_buckets",
+    "two_resource",
 ]
 
 POLICIES: Mapping[str, Policy] = MappingProxyType({**WITHIN, "hierarchical": hierarchical})

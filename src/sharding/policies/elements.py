@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from sharding.footprint import Weight
-from sharding.makespan import level, spread
+from sharding.makespan import largest_first_ranks, level
 from sharding.pieces import Pieces, Row
 from sharding.problem import Assignment, Problem, checked_int
+from sharding.weights import Weight
 
 WIDEST = 64
 """Elements; the widest alignment that is tried by itself."""
@@ -73,7 +73,7 @@ def whole_matrices(problem: Problem, name: str, *, mixed: bool) -> tuple[list[Ro
             f"the policy {name!r} cuts parameters, but {problem.specs[matrices[0]].path!r} is "
             "per_matrix: its rule needs it whole; give mixed=True to plan() (elsewhere, "
             f"policy=functools.partial(sharding.POLICIES[{name!r}], mixed=True)) to keep such "
-            "parameters whole and cut the others, or take the policy 'balanced'"
+            "parameters whole and cut the others, or take the policy 'largest_first'"
         )
     return _whole(problem, matrices)
 
@@ -125,9 +125,11 @@ def _whole(problem: Problem, matrices: list[int]) -> tuple[list[Row], list[int]]
     """Parameters that stay whole, and the loads with them."""
     every = problem.weights.whole(problem.numels)
     weights = [every[index] for index in matrices]
+    order = sorted(range(len(weights)), key=weights.__getitem__, reverse=True)
+    ranks = largest_first_ranks(order, weights, problem.loads)
     loads = list(problem.loads)
     rows = []
-    for index, weight, rank in zip(matrices, weights, spread(weights, loads), strict=True):
+    for index, weight, rank in zip(matrices, weights, ranks, strict=True):
         loads[rank] += weight
         rows.append((index, 0, problem.numels[index], rank))
     return rows, loads
@@ -182,20 +184,17 @@ def cut(flat: EndToEnd, loads: Sequence[int], align: int) -> tuple[int, list[Row
     return high, _rows(flat, spans)
 
 
-Span = tuple[int, int, int]
-"""(rank, place, offset): where a rank's share ends."""
-
-
 def _filled(
     flat: EndToEnd, loads: Sequence[int], height: int, align: int, *, even: bool = False
-) -> list[Span] | None:
-    """Ranks filled in turn up to a height; None if something is left over.
+) -> list[tuple[int, int, int]] | None:
+    """Return (rank, place, offset) of the end of each share; None if something is left over.
 
+    Ranks are filled in turn up to a height.
     Filling to the full reaches farthest for a height, so that halving on it is right: whatever
     starts farther on also ends farther on, since cuts fall on one grid. With ``even``, a rank
     takes only its part of what is left, which may fail.
     """
-    spans: list[Span] = []
+    spans: list[tuple[int, int, int]] = []
     place, offset, last = 0, 0, len(flat.order)
     for rank, load in enumerate(loads):
         room = height - load
@@ -246,7 +245,7 @@ def _part(flat: EndToEnd, place: int, offset: int, room: int, wanted: int, align
     return 0
 
 
-def _rows(flat: EndToEnd, spans: Sequence[Span]) -> list[Row]:
+def _rows(flat: EndToEnd, spans: Sequence[tuple[int, int, int]]) -> list[Row]:
     rows: list[Row] = []
     place, offset = 0, 0
     for rank, end, end_offset in spans:

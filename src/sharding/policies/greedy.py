@@ -1,6 +1,6 @@
 """``greedy``: the partition of torch's ZeroRedundancyOptimizer."""
 
-from sharding.makespan import largest_first
+from sharding.makespan import largest_first_ranks
 from sharding.pieces import whole_pieces
 from sharding.problem import Assignment, Problem
 
@@ -11,7 +11,7 @@ def greedy_ranks(problem: Problem) -> list[int]:
     ranks = [0] * len(problem.numels)
     for group in problem.groups:
         order = sorted(group, key=problem.numels.__getitem__, reverse=True)  # stable
-        found = largest_first(order, problem.numels, held)
+        found = largest_first_ranks(order, problem.numels, held)
         for index in group:
             ranks[index] = found[index]
             held[found[index]] += problem.numels[index]

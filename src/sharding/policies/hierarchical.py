@@ -5,31 +5,30 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from sharding.policies.balanced import balanced
-from sharding.policies.by_bucket import by_bucket
 from sharding.policies.contiguous import contiguous
 from sharding.policies.elements import elements
 from sharding.policies.greedy import greedy
+from sharding.policies.largest_first import largest_first
+from sharding.policies.removed import REMOVED, removed
 from sharding.policies.sliced import sliced
-from sharding.policies.split_buckets import split_buckets
+from sharding.policies.two_resource import two_resource
 from sharding.problem import Assignment, Policy, Problem, checked_int
 
 WITHIN: Mapping[str, Policy] = MappingProxyType(
     {
         "greedy": greedy,
-        "balanced": balanced,
+        "largest_first": largest_first,
         "contiguous": contiguous,
-        "by_bucket": by_bucket,
-        "split_buckets": split_buckets,
         "elements": elements,
         "sliced": sliced,
+        "two_resource": two_resource,
     }
 )
 """Policies for the ranks of one replica, by name."""
 
 
 def hierarchical(
-    problem: Problem, *, node_size: int, within: str = "balanced", **options: Any
+    problem: Problem, *, node_size: int, within: str = "largest_first", **options: Any
 ) -> Assignment:
     """Everything once on each node, shared among its ranks: parameters travel within nodes only.
 
@@ -65,12 +64,15 @@ def hierarchical(
         raise ValueError(
             f"node_size must divide the number of ranks, {problem.ranks}, got {node_size}"
         )
+    if within in REMOVED:
+        raise ValueError(removed(within))
     if within not in WITHIN:
         raise ValueError(f"within must be one of {', '.join(WITHIN)}, got {within!r}")
     node = replace(
         problem,
         ranks=node_size,
         loads=problem.loads[:node_size],
+        time_loads=problem.time_loads[:node_size],
         elements=problem.elements[:node_size],
     )
     found = WITHIN[within](node, **options)

@@ -61,6 +61,6 @@ def make_transport(
         return NcclTransport(members)
     raise ValueError(
         f"there is no transport for {kind} tensors over {backend or 'no backend'} (this group has "
-        f"{dist.get_backend_config(members)}); there is one for cpu over gloo and for cuda over "
+        f"{backends(members)}); there is one for cpu over gloo and for cuda over "
         "nccl: init_process_group('cpu:gloo,cuda:nccl') gives a group both"
     )

@@ -1,20 +1,20 @@
 """Process groups: what a caller may give for one, and a group of their own for gathers."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import GroupName
 
-from functional_optim._torch import process_group_names
+from functional_optim._torch import gloo_options, group_count
 from sharding.transport.local_group import LocalGroup
-from sharding.transport.peers import ranks_of, timeout_of
+from sharding.transport.peers import SPLIT_GROUPS, SplitGroup, ranks_of, timeout_of
 
 _TWINS: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
 _LAST_COUNT = [0]
-"""The number in the name of the last sub-group made here; it only rises."""
+"""The number in the name of the last sub-group that this process has made; it only rises."""
 
 
 def resolved(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup:
@@ -50,6 +50,8 @@ def backends(group: dist.ProcessGroup) -> dict[str, str]:
     """By device type, from torch's ``cpu:gloo,cuda:nccl``."""
     if isinstance(group, LocalGroup):
         return {"cpu": "local"}
+    if group in SPLIT_GROUPS:
+        return SPLIT_GROUPS[group].backends
     config = dist.get_backend_config(group)
     pairs = [part.partition(":") for part in config.split(",")]
     return {device: backend for device, _, backend in pairs}
@@ -115,49 +117,90 @@ def gather_group(group: dist.ProcessGroup | DeviceMesh | None = None) -> dist.Pr
 
 
 def sub_group(group: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessGroup:
-    """A new group of some ranks of another, with its backend and timeout.
+    """Return a new group of some ranks of another, with its backends and timeout.
 
     Collective: all members of ``group`` call it, each with the ranks of the group that it is to be
-    in, and nobody else.
+    in, and nobody else. Over gloo the caller owns the group: torch's own list of groups does not
+    have it, and ``destroy_process_group`` leaves it alone.
 
     Args:
-        group: what it is made from.
+        group: the group that is split.
         ranks: numbers in the world, in ascending order.
+
+    Raises:
+        RuntimeError: over another backend than gloo, ranks know different numbers of groups.
     """
     if isinstance(group, LocalGroup):
         return group.part(ranks)
     device = device_of(group)
-    part = len(ranks) < dist.get_world_size()
-    with _one_name(group, device) if part else nullcontext():
-        twin = dist.new_group(
-            ranks,
-            timeout_of(group, device),
-            dist.get_backend(group),
-            use_local_synchronization=part,
-            group_desc=f"gathers of {group.group_name}",
-        )
-    assert isinstance(twin, dist.ProcessGroup), "this rank is a member"
-    return twin
+    timeout = timeout_of(group, device)
+    by_device = _one_device_of_each(backends(group))
+    if set(by_device.values()) != {"gloo"}:
+        return _new_group(group, ranks, timeout, device)
+    members = ranks_of(group)
+    part = group.split_group(
+        [members.index(rank) for rank in ranks],
+        timeout,
+        # It writes to its options, and without any to those of the parent, which are in use.
+        gloo_options(group, members, timeout),
+        GroupName(f"{group.group_name}:{_agreed_count(group, device)}:{ranks}"),
+        f"ranks {ranks} of {group.group_name}",
+        [torch.device(one) for one in by_device],
+    )
+    assert isinstance(part, dist.ProcessGroup), "this rank is a member"
+    SPLIT_GROUPS[part] = SplitGroup(list(ranks), by_device)
+    return part
 
 
-@contextmanager
-def _one_name(group: dist.ProcessGroup, device: torch.device) -> Iterator[None]:
-    """While this is open, all members give a new group one name, which no other has. Collective.
+def _new_group(
+    group: dist.ProcessGroup, ranks: list[int], timeout: timedelta, device: torch.device
+) -> dist.ProcessGroup:
+    """Return a new group of torch's own: NCCL splits only a group that is bound to a device.
 
     torch names a group that only its members make after its ranks and after the number of groups
-    that the rank knows. That number differs between ranks that are in different groups, and then
-    they wait for one another under different names until the timeout; and it falls when a group is
-    destroyed, so that a name may come again. Here it is the same for all, and only rises.
+    that the rank knows. Ranks that know different numbers would wait for one another in vain.
+
+    Raises:
+        RuntimeError: they do; names the way out.
     """
-    known = process_group_names()
-    wanted = torch.tensor([max(len(known), _LAST_COUNT[0] + 1)], device=device)
-    dist.all_reduce(wanted, dist.ReduceOp.MAX, group=group)
-    _LAST_COUNT[0] = int(wanted.item())
-    # Groups in their place would have names of that kind themselves, which may be taken.
-    fillers = {object(): f"filler {n}" for n in range(len(known), _LAST_COUNT[0])}
-    known.update(fillers)
-    try:
-        yield
-    finally:
-        for filler in fillers:
-            del known[filler]
+    part = len(ranks) < dist.get_world_size()
+    count = group_count()
+    if part and _greatest(group, count, device) != -_greatest(group, -count, device):
+        raise RuntimeError(
+            f"ranks {ranks_of(group)} know different numbers of process groups (this one {count}), "
+            "and torch names a group of some ranks by that number: make as many groups on each of "
+            "these ranks before, or use gloo"
+        )
+    made = dist.new_group(ranks, timeout, dist.get_backend(group), use_local_synchronization=part)
+    assert isinstance(made, dist.ProcessGroup), "this rank is a member"
+    return made
+
+
+def _one_device_of_each(found: dict[str, str]) -> dict[str, str]:
+    """Return the first device type of each backend, the CPU before all others.
+
+    A group of "gloo" has this backend for the CPU and for CUDA. ``split_group`` would make it
+    twice, under one name: ranks then connect some backend of one rank to the other of another.
+    """
+    chosen: dict[str, str] = {}
+    for device in sorted(found, key=lambda one: one != "cpu"):
+        chosen.setdefault(found[device], device)
+    return {device: backend for backend, device in chosen.items()}
+
+
+def _agreed_count(group: dist.ProcessGroup, device: torch.device) -> int:
+    """Return a number that no member of a group has had before. Collective.
+
+    Ranks meet in a store under a name, and a store keeps what was written to it.
+    """
+    _LAST_COUNT[0] = _greatest(group, _LAST_COUNT[0] + 1, device)
+    return _LAST_COUNT[0]
+
+
+def _greatest(group: dist.ProcessGroup, number: int, device: torch.device) -> int:
+    """Return the greatest number of any rank. Collective."""
+    wanted = torch.tensor([number], device=device)
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
+    group.allreduce([wanted], options).wait()
+    return int(wanted.item())

@@ -17,6 +17,7 @@ from sharding.transport.protocol import TransportError
 
 CPU = torch.device("cpu")
 GLANCE = timedelta(milliseconds=1)
+NO_TIME = timedelta(0)
 PROBE = (1 << 30) - 1
 """A tag that nothing is received under."""
 ADVICE = "Ranks may differ now: end them all, and go on from the last checkpoint"
@@ -125,7 +126,12 @@ def broadcast(
 
 
 def receive(
-    what: str, group: dist.ProcessGroup, messages: Sequence[PartMessage], *, patient: bool = False
+    what: str,
+    group: dist.ProcessGroup,
+    messages: Sequence[PartMessage],
+    *,
+    patient: bool = False,
+    slack: timedelta = NO_TIME,
 ) -> None:
     """Wait for messages.
 
@@ -135,11 +141,12 @@ def receive(
         messages: in the order in which they are waited for.
         patient: wait for the others, too, once one is lost: of those that this rank sends, none is
             given up while another rank waits for it.
+        slack: time to wait beyond the group's timeout.
 
     Raises:
         TransportError: names the ranks that did not come.
     """
-    timeout = timeout_of(group, CPU)
+    timeout = timeout_of(group, CPU) + slack
     start = time.monotonic()
     first: tuple[PartMessage, RuntimeError] | None = None
     for at, message in enumerate(messages):

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import NewType
+from typing import NamedTuple, NewType
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -16,10 +17,25 @@ GlobalRank = NewType("GlobalRank", int)
 """A rank's number in the world."""
 
 
+class SplitGroup(NamedTuple):
+    """Record of a group that was split from another: torch's own functions do not know it."""
+
+    ranks: list[int]
+    """The numbers in the world of its ranks."""
+    backends: dict[str, str]
+    """Its backends by device type."""
+
+
+SPLIT_GROUPS: WeakKeyDictionary[dist.ProcessGroup, SplitGroup] = WeakKeyDictionary()
+"""All groups that were split here, as long as anybody holds them."""
+
+
 def global_rank(group: dist.ProcessGroup, rank: GroupRank) -> GlobalRank:
     """The number in the world of a rank of a group."""
     if isinstance(group, LocalGroup):
         return GlobalRank(group.ranks[rank])
+    if group in SPLIT_GROUPS:
+        return GlobalRank(SPLIT_GROUPS[group].ranks[rank])
     return GlobalRank(dist.get_global_rank(group, rank))
 
 
@@ -27,6 +43,8 @@ def ranks_of(group: dist.ProcessGroup) -> list[int]:
     """The numbers in the world of all ranks of a group, in their order."""
     if isinstance(group, LocalGroup):
         return list(group.ranks)
+    if group in SPLIT_GROUPS:
+        return list(SPLIT_GROUPS[group].ranks)
     return dist.get_process_group_ranks(group)
 
 

@@ -1,8 +1,7 @@
 """Saving and loading: what checkpoints are of ZeroRedundancyOptimizer."""
 
 from os import PathLike
-from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -10,10 +9,9 @@ from torch import Tensor
 from functional_optim.core.brief import brief
 from functional_optim.frontends.torch_checkpoint import with_group_steps
 from sharding.shard_plan import ShardPlan
-from sharding.zero.checkpoint import load, save
-from sharding.zero.local import copy_options
 from sharding.zero.parts import OptimizerParts
 from sharding.zero.ranges import SteppedByRanges
+from sharding.zero.read import read_state_dict
 from sharding.zero.shard_state import ShardState
 from sharding.zero.sharded_state import sharded_groups, sharded_states
 from sharding.zero.state_dict import Collected, collected
@@ -60,15 +58,15 @@ class Checkpointed(SteppedByRanges):
         if self._built:
             raise AttributeError(
                 "the state of a ZeroRedundancyOptimizer cannot be replaced: each rank keeps a part "
-                f"of it; got {brief(value)}; call load_state_dict() or load() on all ranks"
+                f"of it; got {brief(value)}; call load_state_dict() on all ranks"
             )
 
     @property
     def _tensors(self) -> dict[str, list[Tensor]]:
         """By path of a parameter that this rank owns: the parameter, or parts of it."""
-        if self._shards is None:
+        if self._local is None:
             return {one.path: [self.params[one.path]] for one in self.owned}
-        every = self._shards.by_path.items()
+        every = self._own.by_path.items()
         return {path: [one.tensor for one in shards] for path, shards in every}
 
     @property
@@ -78,7 +76,7 @@ class Checkpointed(SteppedByRanges):
             self.params,
             self.param_groups,
             self.optim,
-            self._shards,
+            None if self._local is None else self._own,
             self.process_group,
             self.join_device,
         )
@@ -98,7 +96,6 @@ class Checkpointed(SteppedByRanges):
             TypeError: state of a class of one's own that is neither tensor nor plain value.
             ValueError: a rank that there is not.
         """
-        copy_options(self.param_groups, self.optim.param_groups)
         self._collected = None
         self._collected = Collected(to, collected(self._parts, to))
 
@@ -112,72 +109,46 @@ class Checkpointed(SteppedByRanges):
                 f"consolidate_state_dict(to={self.rank}) on all ranks. After the next step, "
                 "state_dict() has this rank's part"
             )
-        if found is None and self._shards is None:
+        if found is None and self._local is None:
             raise RuntimeError(
                 f"nothing is known of the state of {type(self.optim).__name__}, so a rank cannot "
                 "tell what it has of the state of all ranks: call consolidate_state_dict("
                 f"to={self.rank}) on all ranks first"
             )
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Save the state, each rank its own part, to a folder that all ranks see. Collective.
-
-        Everything is keyed by the path of the parameter, and is read by any number of ranks, of
-        any policy, into any storage. Parameters are not saved: the module's ``state_dict`` has
-        them.
-
-        A checkpoint that was there is valid until this one is complete: every rank's files are
-        written whole and synced, and ``checkpoint.json``, with their sizes and checksums, is put in
-        place after that, at once. So a full disk, a killed process or a loss of power leaves one of
-        the two. What such a save has left is removed by the next one to the same folder, which
-        removes files of the names that saves give, and no others. One training at a time saves to
-        a folder.
-
-        Args:
-            path: the folder; it is made.
+    def save(self, path: str | PathLike[str]) -> NoReturn:
+        """Refuse to save: ``torch.distributed.checkpoint`` writes checkpoints.
 
         Raises:
-            OSError: this rank could not write all of its files.
-            RuntimeError: another rank could not, which is named; or a class of which nothing is
-                known.
-            TransportError: a rank died, or did not come; names it.
-            ValueError: the folder has a ``checkpoint.json`` that is not of a checkpoint, or was
-                damaged. Nothing is changed then.
+            RuntimeError: always; says how to save.
         """
-        save(self._parts, Path(path))
+        raise RuntimeError(
+            "ZeroRedundancyOptimizer.save() is gone; call torch.distributed.checkpoint.save("
+            '{"optim": get_optimizer_state_dict(model, zero)}, storage_writer='
+            f"sharding.storage.ChecksumWriter({str(path)!r})) on all ranks, which has files that "
+            "every reader of torch loads"
+        )
 
     def load(self, path: str | PathLike[str]) -> None:
-        """Load what :meth:`save` wrote, with whatever ranks, policy and storage. Collective.
+        """Load a folder that :meth:`save` wrote before it was replaced. Each rank reads all of it.
 
-        Each rank reads only what it owns. Options of the groups are loaded too. No pickle is read,
-        and the files need not be trusted: names, sizes, shapes and checksums are checked before
-        anything is changed, for which every file is read once more, each by one of the ranks.
-        Checkpoints of format version 1, which had no checksums, are read too; of those, all is
-        checked but the values.
+        ``functional-optim convert`` rewrites such a folder for ``torch.distributed.checkpoint``,
+        by which each rank reads what it owns. This method goes with the next release.
 
         State that was kept in another storage (see ``functional_optim.stored``) is decoded, and
-        encoded as it is kept here, rounded to nearest: each field is within the error of both.
-        What is kept of a bfloat16 parameter needs the parameter, so load the module first:
-
-        - a master that was not saved is the parameter itself (and what a compensation adds); a
-          compensation that was not saved is what a master has beyond the parameter, else zero;
-        - where nothing is kept here, float32 parameters that still have the saved bfloat16 values
-          are given the digits of the master or the compensation, on all ranks: training goes on
-          as in float32. bfloat16 parameters cannot have them: those digits are lost.
+        encoded as it is kept here, rounded to nearest. What is kept of a bfloat16 parameter needs
+        the parameter, so load the module first.
 
         Args:
             path: the folder.
 
         Raises:
             FileNotFoundError: no checkpoint was completed there.
-            RuntimeError: another rank could not load, which is named.
-            TransportError: a rank died, or did not come; names it.
-            ValueError: missing or extra parameters (they are named), another optimizer's state, a
-                damaged or missing file. Nothing is changed then.
+            ValueError: other parameters or groups, another optimizer's state, a damaged or missing
+                file. Nothing is changed then.
         """
-        changed = load(self._parts, Path(path))
-        if changed:
-            self.gather_ranges(changed).wait()
+        optimizer: Any = self
+        optimizer.load_state_dict(read_state_dict(path))
 
 
 def with_states(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:

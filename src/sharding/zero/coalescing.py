@@ -6,6 +6,7 @@ the owners, reductions of gradients to them.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -52,6 +53,8 @@ class Coalesced(NamedTuple):
     ranges: tuple[Range, ...]
     lengths: tuple[int, ...]
     """How many elements each view has."""
+    shaped: tuple[int, ...]
+    """The positions of views that do not have one dimension, since they are not contiguous."""
 
     @property
     def device(self) -> torch.device:
@@ -66,8 +69,10 @@ class Coalesced(NamedTuple):
     def staging(self) -> tuple[Tensor, list[Tensor]]:
         """A buffer for all of them, and the place in it of each."""
         buffer = self.views[0].detach().new_empty(self.length)
-        pieces = zip(buffer.split(list(self.lengths)), self.views, strict=True)
-        return buffer, [one if view.dim() == 1 else one.view(view.shape) for one, view in pieces]
+        pieces = list(buffer.split(list(self.lengths)))
+        for place in self.shaped:
+            pieces[place] = pieces[place].view(self.views[place].shape)
+        return buffer, pieces
 
 
 class Coalescing(NamedTuple):
@@ -109,29 +114,28 @@ def _rounds(
     spans: Iterable[OwnedSpan], size: int
 ) -> tuple[list[tuple[Range, ...]], list[OwnedSpan]]:
     """Return rounds of one run per rank while that pays, the longest first; and the rest."""
-    of_rank: list[list[Range]] = [[] for _ in range(size)]
+    of_rank: dict[int, list[Range]] = {}
     for start, stop, rank in sorted(spans):
-        own = of_rank[rank]
+        own = of_rank.setdefault(rank, [])
         if own and own[-1][1] == start:
             own[-1] = (own[-1][0], stop)
         elif start < stop:
             own.append((start, stop))
-    for own in of_rank:
+    for own in of_rank.values():
         own.sort(key=lambda one: one[0] - one[1])
-    rounds = [
-        tuple(own[at] if at < len(own) else (0, 0) for own in of_rank)
-        for at in range(max(map(len, of_rank)))
-    ]
-    long = [one for one in rounds if max(stop - start for start, stop in one) >= DIRECT]
-    if len(rounds) - len(long) <= 1:
-        return rounds, []  # a message, coalesced or not
-    rest = [
-        OwnedSpan(start, stop, rank)
-        for one in rounds[len(long) :]
-        for rank, (start, stop) in enumerate(one)
-        if start < stop
-    ]
-    return long, rest
+    every = max(map(len, of_rank.values()), default=0)
+    long = max((sum(b - a >= DIRECT for a, b in own) for own in of_rank.values()), default=0)
+    direct = every if every - long <= 1 else long  # a message, coalesced or not
+    rounds = [[(0, 0)] * size for _ in range(direct)]
+    rest: list[tuple[int, OwnedSpan]] = []
+    for rank, own in sorted(of_rank.items()):
+        for at, (start, stop) in enumerate(own):
+            if at < direct:
+                rounds[at][rank] = (start, stop)
+            else:
+                rest.append((at, OwnedSpan(start, stop, rank)))
+    rest.sort(key=lambda one: one[0])  # by round, and in each by rank
+    return list(map(tuple, rounds)), [span for _, span in rest]
 
 
 def _bounded(alike: Sequence[Owned]) -> list[list[Owned]]:
@@ -149,17 +153,28 @@ def _bounded(alike: Sequence[Owned]) -> list[list[Owned]]:
 
 
 def _coalesced(parts: Sequence[Owned], size: int) -> Coalesced:
-    views: list[Tensor] = []
-    places, ranges = [], []
-    end = 0
-    for rank in range(size):
-        start, first = end, len(views)
-        views += [one.tensor for one in parts if one.rank == rank]
-        end += sum(view.numel() for view in views[first:])
-        places.append(slice(first, len(views)))
-        ranges.append((start, end))
-    lengths = tuple(view.numel() for view in views)
-    return Coalesced(tuple(views), tuple(places), tuple(ranges), lengths)
+    ordered = sorted(parts, key=lambda one: one.rank)  # stable: of one rank, in the order given
+    views = [_flat(one.tensor) for one in ordered]
+    lengths = [view.numel() for view in views]
+    counts, elements = [0] * size, [0] * size
+    for one, length in zip(ordered, lengths, strict=True):
+        counts[one.rank] += 1
+        elements[one.rank] += length
+    places = tuple(slice(start, stop) for start, stop in _side_by_side(counts))
+    ranges = _side_by_side(elements)
+    shaped = tuple(place for place, view in enumerate(views) if view.dim() != 1)
+    return Coalesced(tuple(views), places, ranges, tuple(lengths), shaped)
+
+
+def _side_by_side(counts: Sequence[int]) -> tuple[Range, ...]:
+    """Return the range of each rank, one after the other."""
+    pairs = zip(accumulate(counts), counts, strict=True)
+    return tuple((stop - count, stop) for stop, count in pairs)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """Return a tensor in one dimension, where its elements lie so; else the tensor."""
+    return tensor.view(-1) if tensor.is_contiguous() else tensor
 
 
 def copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:

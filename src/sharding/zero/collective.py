@@ -10,14 +10,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sharding.transport.groups import has_messages
-from sharding.transport.messages import Direction, launched, receive
 from sharding.transport.peers import GroupRank, named
 from sharding.transport.protocol import TransportError
+from sharding.zero.dissemination import disseminated
 
 LONGEST = 10_000
 """Characters of an error that travel to the other ranks."""
-TAG = (1 << 29) + 1
-"""Of the messages of these exchanges; no other messages have it."""
 
 
 def together(
@@ -92,6 +90,8 @@ def exchanged(
         lengths = [int(one) for one in gathered(group, own_length, what)]
     else:
         lengths = [length] * group.size()
+    if has_messages(group, device):
+        return list(map(as_bytes, disseminated(group, as_tensor(data), lengths, what)))
     own = torch.zeros(max(lengths), dtype=torch.uint8, device="cpu")
     own[: len(data)] = as_tensor(data)
     every = gathered(group, own.to(device), what)
@@ -103,42 +103,19 @@ def gathered(group: dist.ProcessGroup, tensor: Tensor, what: str) -> Sequence[Te
 
     Args:
         group: whose ranks.
-        tensor: of this rank.
+        tensor: of this rank, contiguous.
         what: the ranks are doing, for errors.
 
     Raises:
         TransportError: a rank died or did not come; names it (over gloo).
     """
-    every = [torch.empty_like(tensor) for _ in range(group.size())]
     if not has_messages(group, tensor.device):
+        every = [torch.empty_like(tensor) for _ in range(group.size())]
         dist.all_gather(every, tensor, group=group)
         return every
-    every[group.rank()] = tensor
-    if tensor.numel():
-        _exchange(group, tensor, every, what)
-    return every
-
-
-def _exchange(group: dist.ProcessGroup, own: Tensor, every: Sequence[Tensor], what: str) -> None:
-    """Send to each and receive from each: in a ring, a rank would know of its neighbour alone.
-
-    A rank that finds another one gone still sends to all others: they find it gone themselves, and
-    would otherwise wait for this one.
-    """
-    messages = []
-    gone: TransportError | None = None
-    for direction in (Direction.TO, Direction.FROM):
-        for rank, other in enumerate(every):
-            if rank == group.rank():
-                continue
-            tensor = own if direction is Direction.TO else other
-            try:
-                messages.append(launched(what, group, direction, rank, tensor, tensor.numel(), TAG))
-            except TransportError as error:
-                gone = gone or error
-    receive(what, group, messages, patient=True)
-    if gone is not None:
-        raise gone
+    own = tensor.view(-1).view(torch.uint8)
+    found = disseminated(group, own, [own.numel()] * group.size(), what)
+    return [one.view(tensor.dtype).view(tensor.shape) for one in found]
 
 
 def as_tensor(data: bytes) -> Tensor:

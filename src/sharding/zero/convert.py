@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.core.links import gate_names
 from functional_optim.core.stage import block_size_of
 from functional_optim.core.state import LeafState
 from functional_optim.core.torch_state import starts_in_first_step
@@ -21,7 +20,6 @@ from functional_optim.storage.plain import (
     extras_in,
     parts_of,
     plain_form,
-    unknown_in,
 )
 from functional_optim.storage.state_storage import BLOCK
 from sharding.zero.local_shard import FieldKind, LocalShard, kinds_of
@@ -47,22 +45,6 @@ class Target(NamedTuple):
         plain = self.plain
         like = param.detach().new_empty(0, dtype=torch.float32) if plain.stored else param
         return starts_in_first_step(plain.stages, plain.hypers, like)
-
-    def check(self, path: str, names: Sequence[str]) -> None:
-        """Return True if state under these names can become this one.
-
-        Raises:
-            ValueError: fields that are missing, or unknown.
-        """
-        fields = self.plain.dtypes
-        missing = [field for field in fields if field not in parts_of(fields, names)]
-        counts = [name for pair in gate_names(self.plain.stages) for name in pair]
-        if missing or not {*unknown_in(names, fields)} <= {*counts}:
-            here = ", ".join(sorted(["step", *counts, *fields]))
-            raise ValueError(
-                f"the checkpoint has {', '.join(sorted(names))} of {path!r}, this optimizer keeps "
-                f"{here}; it is of another optimizer, or of other options"
-            )
 
 
 class Targets:

@@ -1,7 +1,7 @@
 """The process group of a ZeroRedundancyOptimizer, and small things that its ranks do together."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 
 import torch
@@ -97,16 +97,3 @@ def in_order(vector: Tensor) -> Tensor:
     for value in vector.tolist():
         total += value
     return torch.tensor(total, dtype=torch.float64, device="cpu")
-
-
-def group_by_group(vector: Tensor, groups: Iterable[int]) -> Tensor:
-    """Sum up each parameter group, then these sums: for groups that have chains of their own.
-
-    Args:
-        vector: one number for each parameter.
-        groups: the number of the group of each.
-    """
-    totals: dict[int, float] = {}
-    for group, value in zip(groups, vector.tolist(), strict=True):
-        totals[group] = totals.get(group, 0.0) + value
-    return in_order(torch.tensor(list(totals.values()), dtype=torch.float64, device="cpu"))

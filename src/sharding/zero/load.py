@@ -12,7 +12,7 @@ from functional_optim.frontends.checkpoint_names import matched_by_name
 from functional_optim.frontends.torch_arguments import EXECUTION_OPTIONS
 from functional_optim.frontends.torch_checkpoint import DECOUPLED
 from functional_optim.frontends.torch_groups import neutral_flags, options_of
-from sharding.checkpoint.flat_ranges import elements_of, whole_of
+from sharding.checkpoint.flat_ranges import elements_of, has_parts, whole_of
 from sharding.zero.convert import (
     Target,
     Targets,
@@ -22,12 +22,11 @@ from sharding.zero.convert import (
     spans_of,
     state_of,
 )
-from sharding.zero.local import copy_options
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards
 from sharding.zero.optim import ShardOptimizer
 from sharding.zero.parts import OptimizerParts
-from sharding.zero.sharded_state import check_origin, has_parts
+from sharding.zero.sharded_state import check_own_parts
 
 Entries = Mapping[str, Any]
 
@@ -45,7 +44,7 @@ def load(parts: OptimizerParts, state_dict: Mapping[str, Any]) -> None:
     groups = _new_groups(parts, state_dict)
     check_numbers(parts, state_dict["param_groups"])
     states = _states_by_path(parts, state_dict)
-    check_origin(parts, states)
+    check_own_parts(parts, states)
     if parts.shards is None:
         _load_foreign(parts, states)
     else:
@@ -55,7 +54,6 @@ def load(parts: OptimizerParts, state_dict: Mapping[str, Any]) -> None:
             _load_shards(parts, parts.shards, groups, states, steps)
     for group, new in zip(parts.groups, groups, strict=True):
         group.update(options_of(new))
-    copy_options(parts.groups, parts.optim.param_groups)
 
 
 def check_numbers(parts: OptimizerParts, saved: Sequence[Mapping[str, Any]]) -> None:
@@ -179,7 +177,6 @@ def _load_shards(
     steps: Sequence[Any],
 ) -> None:
     """Load what a rank owns; ``steps`` are the counts that groups were saved with, or None."""
-    assert isinstance(parts.optim, ShardOptimizer)
     for number, group in enumerate(groups):
         shards.check_options(number, group)
     targets = Targets(shards, groups)
@@ -200,8 +197,6 @@ def _load_shards(
             shard.write(shards.chain_of(shard, groups), state)
     for param, target, entries in digits:  # all of them: each rank was given everything
         give_digits(param, target, entries)
-    copy_options(groups, parts.optim.param_groups)
-    parts.optim.show(shard for shard in shards.every() if shard.state is not None)
 
 
 def _trained(parts: OptimizerParts, states: Mapping[str, Entries]) -> list[str]:

@@ -7,12 +7,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from functional_optim.core.initial import Fields, fields_of, init_leaf
-from functional_optim.core.stage import Stage, block_size_of, in_full_blocks
+from functional_optim.core.initial import init_leaf
+from functional_optim.core.stage import block_size_of, in_full_blocks
 from functional_optim.core.state import LeafState, map_state
-from functional_optim.core.torch_state import from_entries, to_entries
+from functional_optim.core.torch_state import from_entries, has_begun, kept_dtypes, to_entries
 from functional_optim.frontends.recipe import GroupChain
 from functional_optim.optimizer.bound_buffer import copy_states, keeps_flat_state
+from functional_optim.plan.counts import is_count
 
 AT_ONCE = 1 << 18
 """Elements of which state is made at once: what is encoded is made in float32 first."""
@@ -34,13 +35,8 @@ class LocalShard:
     param: Tensor
     tensor: Tensor
     """What stands for it in ``.optim``: the parameter itself, or a view of the range."""
-    state: LeafState | None = None
-    """None while it has never been trainable."""
-    shown: dict[str, Tensor] | None = None
-    """What ``.optim.state`` was given of it, before anyone changed that."""
-    fields: Fields = ()
-    """Those that its state was made with."""
-    _stages: tuple[Stage, ...] = field(default=(), repr=False)
+    state: dict[str, Any] | None = None
+    """Its entry in ``.optim.state``; None while it has never been trainable."""
     _kinds: dict[str, FieldKind] | None = field(default=None, repr=False)
 
     @property
@@ -63,24 +59,13 @@ class LocalShard:
         """The type of device that it is on."""
         return self.tensor.device.type
 
-    @property
-    def is_empty(self) -> bool:
-        """Return True if its state has no tensor: all there may be is for an option that is off."""
-        return not any(one.tensors != 0 for fields in self.fields for one in fields)
-
-    @property
-    def has_begun(self) -> bool:
-        """Return True if it was stepped, or has come as far as a gate."""
-        assert self.state is not None, "completed before"
-        return any(map(int, (self.state.step, *(one.runs for one in self.state.gates))))
-
     def begin(self, chain: GroupChain) -> None:
         """Make its state, as it is before the first step."""
-        self.fields, self._stages = self._fields_for(chain), chain.stages
-        self.shown = self._kinds = None
+        self._kinds = None
         with torch.no_grad():
-            if self.numel <= AT_ONCE or not self.can_be_cut(chain):
-                self.state = init_leaf(chain.stages, chain.hypers, self.tensor.detach())
+            if self._is_made_at_once(chain):
+                made = init_leaf(chain.stages, chain.hypers, self.tensor.detach())
+                self.state = to_entries(chain.stages, chain.hypers, self.tensor, made)
             else:
                 self.state = self._allocated(chain)
                 self._fill(chain)
@@ -90,13 +75,19 @@ class LocalShard:
 
         A caller may have written to the parameter, as one does who loads a model.
         """
-        if self.has_begun:
+        entries = self.state
+        assert entries is not None, "completed before"
+        if entries and (entries.get("step") != 0 or has_begun(entries)):
             return
         with torch.no_grad():
-            if self.numel <= AT_ONCE or not self.can_be_cut(chain):
-                self.write(chain, init_leaf(chain.stages, chain.hypers, self.tensor.detach()))
+            if self._is_made_at_once(chain):
+                made = init_leaf(chain.stages, chain.hypers, self.tensor.detach())
+                _copy_entries(entries, to_entries(chain.stages, chain.hypers, self.tensor, made))
             else:
                 self._fill(chain)
+
+    def _is_made_at_once(self, chain: GroupChain) -> bool:
+        return self.numel <= AT_ONCE or not self.can_be_cut(chain)
 
     def _fill(self, chain: GroupChain) -> None:
         """Write the state before the first step, part by part."""
@@ -112,7 +103,7 @@ class LocalShard:
             return False
         return keeps_flat_state(chain.stages, chain.hypers, [tensor.shape], tensor.dtype)
 
-    def _allocated(self, chain: GroupChain) -> LeafState:
+    def _allocated(self, chain: GroupChain) -> dict[str, Any]:
         """State without values; that of three blocks shows which tensors have one for each."""
         block, like = block_size_of(chain.stages), self.tensor.detach()
 
@@ -121,50 +112,45 @@ class LocalShard:
             return like.new_empty(shape, dtype=one.dtype, device=one.device)
 
         shown = init_leaf(chain.stages, chain.hypers, like.new_zeros(3 * block))
-        return shown._replace(stages=tuple(map_state(allocated, one) for one in shown.stages))
+        made = shown._replace(stages=tuple(map_state(allocated, one) for one in shown.stages))
+        return to_entries(chain.stages, chain.hypers, like, made)
 
-    def drop(self) -> None:
-        """Let go of its state."""
-        self.state = self.shown = None
-
-    def misfit(self, chain: GroupChain) -> str | None:
-        """Why a chain of now cannot go on with this state; None if it can."""
-        if chain.stages != self._stages:
-            return "an option now asks for another chain than the state was made for"
-        fields = self._fields_for(chain)
-        for stage, now, made in zip(self._stages, fields, self.fields, strict=True):
-            for one, before in zip(now, made, strict=True):
-                if one.tensors and not before.tensors:
-                    return f"{stage.name} now needs {one.name}, which was not made"
-        return None
-
-    def fitted(self, chain: GroupChain) -> Fields:
-        """Return the part of this state that the current chain has.
-
-        Raises:
-            ValueError: it asks for what was not made.
-        """
-        why = self.misfit(chain)
-        if why is not None:
-            raise ValueError(
-                f"{why}, at {self.path!r}: set that option when the optimizer is constructed, or "
-                "load a state dict that has it"
-            )
-        return self._fields_for(chain)
-
-    def _fields_for(self, chain: GroupChain) -> Fields:
-        return fields_of(chain.stages, chain.hypers, self.tensor.shape, self.tensor.dtype)
+    def lacking(self, chain: GroupChain) -> list[str]:
+        """Return the entries that a chain of now needs, and that its state does not have."""
+        wanted = kept_dtypes(chain.stages, chain.hypers, self.tensor.shape, self.tensor.dtype)
+        return [] if self.state is None else [name for name in wanted if name not in self.state]
 
     def state_for(self, chain: GroupChain) -> LeafState:
-        """Its state as a chain of now has it: the very tensors."""
-        assert self.state is not None, "completed before"
-        found = []
-        for fields, state in zip(self.fitted(chain), self.state.stages, strict=True):
-            # What an option that is off has left behind is not used, as in torch.
-            pairs = zip(fields, state, strict=True)
-            values = [[] if one.tensors == 0 else value for one, value in pairs]
-            found.append(type(state)(*values) if values else state)
-        return self.state._replace(stages=tuple(found))
+        """Its state as a chain of now has it: the very tensors of its entries.
+
+        Entries that a chain of now does not have are left behind, as in torch; those that an option
+        has turned on are made, where nothing else is there.
+
+        Raises:
+            ValueError: an entry is missing, or does not fit.
+        """
+        entries = self.state
+        assert entries is not None, "completed before"
+        lacking = self.lacking(chain)
+        if lacking and any(
+            isinstance(one, Tensor) and not is_count(one) for one in entries.values()
+        ):
+            raise ValueError(
+                f"an option now needs {', '.join(lacking)}, which was not made, at {self.path!r}: "
+                "set that option when the optimizer is constructed, or load a state dict that has "
+                "it"
+            )
+        count = entries.get("step")
+        if is_count(count):  # counted here, so that values before the first step need no look
+            known = {**entries, "step": 1}
+            made = self.read(chain, known)
+            state = made._replace(step=count) if int(made.step) else made
+        else:
+            state = self.read(chain, entries)
+        made_entries = to_entries(chain.stages, chain.hypers, self.tensor, state)
+        if any(entries.get(name) is not value for name, value in made_entries.items()):
+            entries.update(made_entries)  # changed by hand, or an option turned on
+        return state
 
     def entries(self, chain: GroupChain) -> dict[str, Tensor]:
         """Its state as torch.optim has it, "step" first: the very tensors."""
@@ -215,6 +201,17 @@ class LocalShard:
         if kind == "block":
             return (-(-self.param.numel() // block),), self.start // block
         return tuple(tensor.shape), 0
+
+
+def _copy_entries(entries: dict[str, Any], made: Mapping[str, Tensor]) -> None:
+    """Write the values of entries into those of the same names; others are put there."""
+    for name, value in made.items():
+        kept = entries.get(name)
+        alike = isinstance(kept, Tensor) and (kept.shape, kept.dtype) == (value.shape, value.dtype)
+        if isinstance(kept, Tensor) and alike:
+            kept.copy_(value)
+        else:
+            entries[name] = value
 
 
 def kinds_of(chain: GroupChain, like: Tensor) -> dict[str, FieldKind]:

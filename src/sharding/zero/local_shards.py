@@ -1,18 +1,16 @@
-"""All local shards of one rank, and how they are stepped, in place."""
+"""All local shards of one rank, and their state."""
 
-import threading
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from functional_optim.core.checks import check_measured
+from functional_optim.core.state import LeafState
 from functional_optim.frontends.recipe import Chains, GroupChain
-from functional_optim.kernels import is_measured
+from functional_optim.plan.counts import beside
 from sharding.shard_plan import ShardPlan
-from sharding.zero.account import Account
-from sharding.zero.group_plan import GroupPlan, gradient_of
+from sharding.zero.gradients import gradient_of
 from sharding.zero.group_recipes import GroupRecipes
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.parameter_memory import ParameterMemory
@@ -20,9 +18,6 @@ from sharding.zero.params import Groups
 
 Gradients = Mapping[str, Sequence[tuple[int, int, Tensor]]]
 """By path of a parameter: elements [start, stop) of it, laid flat, and their gradient."""
-
-PLANS = 64
-"""For how many sets of shards plans are kept."""
 
 
 class ShardStep(NamedTuple):
@@ -47,16 +42,18 @@ class LocalShards:
     ) -> None:
         self.recipes = recipes
         self.recipe = recipes.whole
-        self.account = Account()
+        self.states: MutableMapping[Tensor, dict[str, Any]] = defaultdict(dict)
+        """torch's dicts of state, by what stands in the groups of ``.optim``."""
         self._chains = Chains(recipes.of)
         self._memory = memory
         self._rank = rank
-        self._lock = threading.RLock()
-        self._plans: dict[tuple[LocalShard, ...], GroupPlan] = {}
         self.by_path: dict[str, list[LocalShard]] = {}
+        self.by_tensor: dict[int, LocalShard] = {}
+        """By the identity of what stands for a shard."""
+        self.has_cuts = False
+        """Whether the rank owns a part of any parameter."""
         self._by_range: dict[tuple[str, int, int], LocalShard] = {}
         self._bare: list[LocalShard] = []  # without state: not trainable so far
-        self._empty: dict[Any, list[LocalShard]] = {}  # with state for options that are off
         self.extend(plan)
 
     def extend(self, plan: ShardPlan) -> None:
@@ -76,17 +73,14 @@ class LocalShards:
                 found.setdefault(one.path, []).append(shard)
         self.by_path.update(found)
         new = [shard for shards in found.values() for shard in shards]
+        self.by_tensor.update({id(one.tensor): one for one in new})
         self._by_range.update({(one.path, one.start, one.stop): one for one in new})
-        self._bare += [one for one in new if not self._is_frozen(one)]
-
-    @property
-    def measured_stages(self) -> int:
-        """Number of sums over all gradients that the chain needs."""
-        return sum(map(is_measured, self.recipe.optimizer.stages))
+        self.has_cuts = self.has_cuts or not all(one.whole for one in new)
+        self._bare += [one for one in new if not self.is_frozen(one)]
 
     def every(self) -> Iterable[LocalShard]:
         """All of them."""
-        return (shard for shards in self.by_path.values() for shard in shards)
+        return self.by_tensor.values()
 
     def chain_of(self, shard: LocalShard, groups: Groups) -> GroupChain:
         """Return the chain that steps a shard, with its group's current options."""
@@ -107,7 +101,6 @@ class LocalShards:
 
     def moved(self) -> None:
         """Parameters have other memory: the views of what is cut follow."""
-        self._plans.clear()
         for one in self.every():
             if not one.whole:
                 flat = self._memory.locations[one.path].flat
@@ -116,44 +109,57 @@ class LocalShards:
 
     def remake(self, groups: Groups, wanted: Container[str]) -> None:
         """New state where options of these groups ask for another, and for the paths wanted."""
-        self._drop(
-            [
-                one
-                for one in self.every()
-                if one.state is not None and one.misfit(self.chain_of(one, groups))
-            ]
-        )
+        self.link()
+        for one in self.every():
+            if one.lacking(self.chain_of(one, groups)):
+                one.state = None
+                del self.states[one.tensor]
+                self._bare.append(one)
         self.complete(groups, wanted)
 
-    def _drop(self, shards: Sequence[LocalShard]) -> None:
-        """Let go of the state of these."""
-        for one in shards:
-            one.drop()
-        if shards:
-            self._plans.clear()
-            self._bare += shards
-            left = {key: [one for one in own if one.state] for key, own in self._empty.items()}
-            self._empty = {key: own for key, own in left.items() if own}
-
     def complete(self, groups: Groups, wanted: Container[str] = ()) -> None:
-        """State for every shard that is trainable, has a gradient or is wanted, and has none.
-
-        What has none because an option was off gets it when the option is on, as in torch.
-        """
-        for own in list(self._empty.values()):
-            if own[0].misfit(self.chain_of(own[0], groups)):
-                self._drop(own)
-        bare, self._bare = self._bare, []
+        """State for every shard that is trainable, has a gradient or is wanted, and has none."""
+        if not self._bare:
+            return
+        bare, self._bare, begun = self._bare, [], list[LocalShard]()
         for one in bare:
-            if not (one.wants_state or one.path in wanted or self._of_all(one)):
-                self._bare.append(one)
-                continue
+            chosen = one.wants_state or one.path in wanted or self._of_all(one)
+            (begun if chosen else self._bare).append(one)
+        for one in begun:
             one.begin(self.chain_of(one, groups))
-            if one.is_empty:
-                key = (one.group, one.device, one.tensor.shape, one.tensor.dtype)
-                self._empty.setdefault(key, []).append(one)
+        for one, count in zip(begun, beside([own["step"] for own in _states(begun)]), strict=True):
+            assert one.state is not None, "it has begun"
+            one.state["step"] = count  # they lie side by side, so that one look sees them all
+            self.states[one.tensor] = one.state
 
-    def _is_frozen(self, shard: LocalShard) -> bool:
+    def link(self) -> None:
+        """See the dicts of state that a caller has put in the place of others."""
+        for one in self.every():
+            one.state = self.states.get(one.tensor)
+
+    def state_of(self, tensor: Tensor, groups: Groups, *, begins: bool = True) -> LeafState:
+        """The state of a shard, as its chain of now has it.
+
+        Args:
+            tensor: what stands for the shard.
+            groups: with the options of now.
+            begins: whether this may be its first step, before which its state is made anew.
+
+        Raises:
+            ValueError: an entry is missing, or does not fit.
+        """
+        one = self.by_tensor[id(tensor)]
+        chain = self.chain_of(one, groups)
+        one.state = self.states.setdefault(tensor, {})
+        if begins:
+            one.begin_anew(chain)
+        return one.state_for(chain)
+
+    def with_state(self) -> Iterator[LocalShard]:
+        """Shards that have state."""
+        return (one for one in self.every() if one.state is not None)
+
+    def is_frozen(self, shard: LocalShard) -> bool:
         """Return True if no stage acts on a shard: it is never stepped, and has no state."""
         return not self.recipes.of(shard.group).optimizer.links
 
@@ -181,59 +187,6 @@ class LocalShards:
                 found.append(ShardStep(one, gradient_of(one, grad)))
         return found
 
-    def step(
-        self, asked: Sequence[ShardStep], groups: Groups, measured: Sequence[Tensor] = ()
-    ) -> None:
-        """Step shards, in place. Everything is checked first.
 
-        Raises:
-            RuntimeError: a shard that was stepped before in this iteration.
-            ValueError: a total that is missing, or what does not fit.
-        """
-        with self._lock:
-            check_measured(self.recipe.optimizer.stages, measured)
-            if len(measured) < self.measured_stages:
-                raise ValueError(
-                    f"this chain needs {self.measured_stages} totals of all ranks' gradients, got "
-                    f"{len(measured)}; make them with measure() and total()"
-                )
-            shards = [one.shard for one in asked]
-            self.account.check(shards)
-            planned = self._planned(asked, groups)
-            for step in [plan.prepared(gradients, measured) for plan, gradients in planned]:
-                step()
-            self.account.enter(shards)
-
-    def measures(
-        self, asked: Sequence[ShardStep], groups: Groups, measured: Sequence[Tensor]
-    ) -> dict[str, Tensor]:
-        """By path, the addend of the next total that the chain needs."""
-        if not self.measured_stages:
-            raise ValueError("this chain needs no total over all gradients: step_owned is enough")
-        check_measured(self.recipe.optimizer.stages, measured, asked=1)
-        found: dict[str, Tensor] = {}
-        with self._lock, torch.no_grad():
-            for plan, gradients in self._planned(asked, groups):
-                found.update(plan.measures(gradients, measured))
-        return found
-
-    def _planned(
-        self, asked: Sequence[ShardStep], groups: Groups
-    ) -> list[tuple[GroupPlan, list[Tensor]]]:
-        """Plans that step by the options of now. Raises before anything is done."""
-        self.complete(groups)
-        alike: dict[Any, list[ShardStep]] = {}
-        for one in asked:
-            if not self._is_frozen(one.shard):
-                alike.setdefault((one.shard.group, one.shard.tensor.device), []).append(one)
-        found = []
-        for own in alike.values():
-            key = tuple([one.shard for one in own])
-            plan = self._plans.get(key)
-            if plan is None:
-                if len(self._plans) >= PLANS:
-                    self._plans.clear()
-                plan = self._plans[key] = GroupPlan(key)
-            plan.fit(self.chain_for(plan.group, groups[plan.group], plan.device))
-            found.append((plan, [one.grad for one in own]))
-        return found
+def _states(shards: Iterable[LocalShard]) -> list[dict[str, Any]]:
+    return [one.state for one in shards if one.state is not None]

@@ -1,13 +1,12 @@
 """ZeroRedundancyOptimizer: each rank keeps the state of what it owns, and steps that."""
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+from torch.distributed.algorithms.join import Joinable, JoinHook
 from torch.distributed.device_mesh import DeviceMesh
 
 from functional_optim._torch import (
@@ -28,17 +27,17 @@ from sharding.zero.checkpointed import Checkpointed, with_states
 from sharding.zero.coalescing import Coalescing
 from sharding.zero.group_recipes import GroupRecipes
 from sharding.zero.groups import Transports, shard_group
-from sharding.zero.join import StepWithOthers
 from sharding.zero.load import load
-from sharding.zero.local import copy_options, foreign_optimizer, local_groups, shard_optimizer
 from sharding.zero.local_shards import LocalShards
+from sharding.zero.modes import AfterBackward, FromHook, Mode
 from sharding.zero.norm import clip_gradients
+from sharding.zero.optim import ShardOptimizer
+from sharding.zero.owned_groups import OwnedGroup, add_foreign_group, foreign_optimizer
 from sharding.zero.parameter_memory import ParameterMemory
 from sharding.zero.params import checked_group, checked_params, named_params
 from sharding.zero.planning import agreed, extended, named_policy, planned
 from sharding.zero.recipe import recipe_of
-
-logger = logging.getLogger(__name__)
+from sharding.zero.shard_steps import ShardSteps
 
 
 class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
@@ -140,6 +139,7 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
         self.rank: int = self.process_group.rank()
         self.global_rank: int = global_rank(self.process_group, GroupRank(self.rank))
         self.overlap_with_ddp = overlap_with_ddp
+        self._mode: Mode = FromHook() if overlap_with_ddp else AfterBackward()
         self.parameters_as_bucket_view = parameters_as_bucket_view
         self.params: dict[str, Tensor] = named_params(self.param_groups)
         self.plan: ShardPlan = self._agreed(
@@ -150,17 +150,12 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
         self._memory = ParameterMemory(self.params, self.plan, in_buffers=parameters_as_bucket_view)
         self._transports = Transports(shard_group(self.process_group, self.plan))
         self._messages: dict[tuple[tuple[str, ...], int], Coalescing] = {}
-        self._shards = (
-            None
-            if self._recipes is None
-            else LocalShards(self._recipes, self._memory, self.plan, self.rank)
-        )
+        self._local = None if self._recipes is None else self._local_optimizer(self._recipes)
         self.optim: torch.optim.Optimizer = (
-            foreign_optimizer(optimizer_class, self._local_groups(), defaults)
-            if self._shards is None
-            else shard_optimizer(self._shards, self.param_groups, self._local_groups(), self._total)
+            foreign_optimizer(optimizer_class, self.param_groups, self._owned_params(), defaults)
+            if self._local is None
+            else ShardOptimizer(self._local, self._local.owned.recipe.defaults, self._total)
         )
-        copy_options(self.optim.param_groups, self.param_groups)
         self._collected = None
         self.register_state_dict_post_hook(with_states, prepend=True)
         self._built = True
@@ -170,14 +165,35 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
 
     def _extended(self, before: int) -> ShardPlan:
         """The plan with more groups than before, once their options are sure to be right."""
-        if self._shards is not None:
+        if self._local is not None:
             for number in range(before, len(self.param_groups)):
-                self._shards.check_options(number, self.param_groups[number])
+                self._own.check_options(number, self.param_groups[number])
         arguments = (self.params, self.param_groups, self._recipes, self._policy)
         return extended(self.plan, *arguments)
 
-    def _local_groups(self) -> list[dict[str, Any]]:
-        return local_groups(self.plan, self.rank, self.param_groups, self.params, self._shards)
+    def _local_optimizer(self, recipes: GroupRecipes) -> ShardSteps:
+        """The optimizer over what this rank owns, once the options of all groups are right."""
+        shards = LocalShards(recipes, self._memory, self.plan, self.rank)
+        for number, group in enumerate(self.param_groups):
+            shards.check_options(number, group)
+        return ShardSteps(shards, self._owned_groups(shards))
+
+    def _owned_groups(self, shards: LocalShards, before: int = 0) -> list[OwnedGroup]:
+        """This rank's part of each group from a number on, empty ones too."""
+        params: list[list[Tensor]] = [[] for _ in self.param_groups]
+        for one in shards.every():
+            params[one.group].append(one.tensor)
+        return [
+            OwnedGroup(self.param_groups, number, params[number])
+            for number in range(before, len(params))
+        ]
+
+    def _owned_params(self) -> list[list[Tensor]]:
+        """The parameters that this rank owns whole, by group."""
+        params: list[list[Tensor]] = [[] for _ in self.param_groups]
+        for one in self.owned:
+            params[self.plan.specs[one.parameter].group].append(self.params[one.path])
+        return params
 
     # ------------------------------------------------------------------------------- stepping
 
@@ -199,26 +215,7 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
             TransportError: a rank died, or did not come within the group's timeout.
             ValueError: an option, or a gradient, that does not fit; nothing is changed then.
         """
-        if self.overlap_with_ddp:
-            scaling = Scaling.of(self)
-            if scaling.is_scaled:  # it is GradScaler that calls this
-                self._require_unscaled(scaling)
-                return None
-            logger.warning(
-                "step() does nothing where overlap_with_ddp=True: parameters are stepped by the "
-                "communication hook, while backward goes on; take the call out of the loop"
-            )
-            return None
-        Join.notify_join_context(self)
-        return self._step(closure, kwargs, joined=False)
-
-    def _require_unscaled(self, scaling: Scaling) -> None:
-        if scaling.grad_scale is not None or not self.hook_unscales:
-            raise RuntimeError(
-                "the communication hook has not unscaled gradients by this GradScaler since its "
-                "last update(): if it does not know it, it has stepped by scaled gradients; give "
-                "the hook grad_scaler="
-            )
+        return self._mode.step(self, lambda: self._step(closure, kwargs, joined=False))
 
     @uncompiled
     def _step(
@@ -227,10 +224,8 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
         if closure is None and not self._agreed_on_step(joined=joined):
             return None
         self._find_memory(self.params)
-        copy_options(self.param_groups, self.optim.param_groups)
         given = {} if closure is None else {"closure": lambda: self._after(closure)}
         loss = step_without_global_hooks(self.optim, **given, **kwargs)
-        copy_options(self.optim.param_groups, self.param_groups)
         self._collected = None
         self.gather()
         return loss
@@ -239,7 +234,6 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
         """A closure, and then what comes between a backward pass and a step."""
         loss = closure()
         self._agreed_on_step(joined=False)
-        copy_options(self.param_groups, self.optim.param_groups)
         return loss
 
     def _agreed_on_step(self, *, joined: bool) -> bool:
@@ -267,17 +261,14 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
                 where the hook has made the step by now.
             ValueError: ``norm_type`` is not above 0, or ``max_norm`` below 0.
         """
-        if self.overlap_with_ddp:
-            raise RuntimeError(
-                "clip_grad_norm_() comes too late where overlap_with_ddp=True: the communication "
-                "hook has stepped by these gradients already; give max_norm to the hook"
+        return self._mode.clip(
+            lambda: clip_gradients(
+                self._parts,
+                max_norm,
+                norm_type,
+                error_if_nonfinite=error_if_nonfinite,
+                alone=is_joining(self),  # a rank without data is not here
             )
-        return clip_gradients(
-            self._parts,
-            max_norm,
-            norm_type,
-            error_if_nonfinite=error_if_nonfinite,
-            alone=is_joining(self),  # a rank without data is not here
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -306,10 +297,13 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
             raise
         new = {path: param for path, param in self.params.items() if path not in params}
         self._memory.extend(new, self.plan)
-        if self._shards is not None:
-            self._shards.extend(self.plan)
-        for group in self._local_groups()[before:]:
-            self.optim.add_param_group(group)
+        if self._local is None:
+            own = self._owned_params()
+            for number in range(before, len(own)):
+                add_foreign_group(self.optim, self.param_groups, number, own[number])
+        else:
+            self._own.extend(self.plan)
+            self._local.extend(self._owned_groups(self._own, before))
         self._show_numbers()
 
     def _add_divided(self, group: dict[str, Any]) -> None:
@@ -378,9 +372,7 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
         Args:
             kwargs: of other joinables; not used.
         """
-        if self.overlap_with_ddp:
-            return JoinHook()  # DDP's own runs the communication hook, and so the steps
-        return StepWithOthers(lambda: self._step(None, {}, joined=True))
+        return self._mode.join_hook(lambda: self._step(None, {}, joined=True))
 
     @property
     def join_process_group(self) -> dist.ProcessGroup:

@@ -1,6 +1,6 @@
 """Memory of parameters: their own, or flat buffers in the order of their owners."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,7 @@ from functional_optim.kernels.packs import LARGE
 from functional_optim.plan.flat.apart import is_dense
 from functional_optim.plan.flat.buffer import difference
 from functional_optim.plan.flat.layout import FlatBuffer, FlatLayout
-from functional_optim.plan.guard import mark_changed
+from functional_optim.plan.guard import MemoryGuard, mark_changed
 from sharding.shard_plan import ShardPlan
 
 
@@ -45,10 +45,13 @@ class ParameterMemory:
         self.locations: dict[str, Location] = {}
         self.buffers: list[Tensor] = []
         self._flat: list[FlatBuffer] = []  # so that no other layout moves the parameters
+        self._every: tuple[list[Tensor], MemoryGuard] | None = None
+        """All parameters, and a guard that they are where they were."""
         self.extend(params, plan)
 
     def extend(self, params: Mapping[str, Tensor], plan: ShardPlan) -> None:
         """More parameters; those that are there stay where they are."""
+        self._every = None
         places = self._moved(params, plan) if self._in_buffers else {}
         self.locations.update(
             {path: _location(one, *places.get(path, ())) for path, one in params.items()}
@@ -74,13 +77,17 @@ class ParameterMemory:
             )
         return found
 
-    def refresh(self, paths: Iterable[str]) -> bool:
+    def refresh(self, paths: Collection[str]) -> bool:
         """Find parameters again that have other memory than before; whether there were any.
+
+        One loop in C sees that all parameters are where they were.
 
         Raises:
             RuntimeError: one has another shape, dtype or device, or has left its flat buffer.
         """
-        moved = False
+        is_every, moved = len(paths) == len(self.locations), False
+        if is_every and self._every is not None and self._every[1].hold(self._every[0]):
+            return False
         for path in paths:
             location = self.locations[path]
             if location.param.is_set_to(location.seen):
@@ -96,6 +103,10 @@ class ParameterMemory:
                 )
             self.locations[path] = _location(location.param)
             moved = True
+        if is_every:
+            every = self.locations.values()
+            guard = MemoryGuard([one.seen for one in every])
+            self._every = [one.param for one in every], guard
         return moved
 
     def mark_changed(self, paths: Iterable[str]) -> None:

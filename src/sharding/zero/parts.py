@@ -11,8 +11,15 @@ from functional_optim.frontends.recipe import StateDictForm
 from sharding.shard_plan import ShardPlan
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards
-from sharding.zero.optim import ShardOptimizer
-from sharding.zero.shard_files import Ranges
+
+
+class Ranges(NamedTuple):
+    """Some elements of a flat tensor."""
+
+    shape: tuple[int, ...]
+    """Of the whole tensor, before it was laid flat."""
+    parts: Mapping[int, Tensor]
+    """By the first element, contiguous tensors of one dimension."""
 
 
 class OptimizerParts(NamedTuple):
@@ -61,12 +68,10 @@ class OptimizerParts(NamedTuple):
     def with_state(self) -> Iterator[tuple[LocalShard, dict[str, Tensor]]]:
         """Every shard that has state, and its state as ``.optim`` has it."""
         assert self.shards is not None
-        assert isinstance(self.optim, ShardOptimizer)
-        self.optim.complete()
-        self.optim.adopt()
-        for one in self.shards.every():
-            if one.state is not None:
-                yield one, one.entries(self.shards.chain_of(one, self.groups))
+        self.shards.complete(self.groups)
+        self.shards.link()
+        for one in self.shards.with_state():
+            yield one, one.entries(self.shards.chain_of(one, self.groups))
 
 
 def own_state(parts: OptimizerParts) -> dict[str, Ranges]:

@@ -21,6 +21,9 @@ from sharding.zero.collective import together
 from sharding.zero.group_recipes import GroupRecipes
 from sharding.zero.params import Groups, group_numbers, specs_of_groups
 
+COMPARED = 4
+"""How many different plans travel to all ranks, where ranks have made different ones."""
+
 
 def planned(
     params: Mapping[str, Tensor],
@@ -53,6 +56,13 @@ def planned(
             "this group"
         )
     given.check(params)
+    divided = next((one for one in given.specs if one.blocks is not None), None)
+    if divided is not None:
+        raise ValueError(
+            f"{divided.path!r} has {divided.blocks} in the plan, and ZeroRedundancyOptimizer steps "
+            "whole parameters; make the plan without blocks, and give the blocks as options of the "
+            "rule, such as muon(row_blocks=12)"
+        )
     own = ShardPlan(size, specs_like(specs, given), given.pieces, given.policy, given.replicas)
     check_cuts(own, params, recipes)
     return own
@@ -63,7 +73,7 @@ def agreed(
 ) -> ShardPlan:
     """Make a plan, and see to it that every rank of a group has made the same one. Collective.
 
-    What travels is a digest; only where one differs, the plans as JSON.
+    What travels is a digest; only where digests differ, a few of the different plans as JSON.
 
     Raises:
         ValueError: on every rank, with the differences between their parameters or plans.
@@ -76,12 +86,20 @@ def agreed(
         made.append(make())
         return made[0].digest
 
-    if len(set(together(group, device, "make a plan", digest))) == 1:
+    digests = together(group, device, "make a plan", digest)
+    if len(set(digests)) == 1:
         return made[0]
-    texts = together(group, device, "compare plans", made[0].to_json)
-    first, *others = [ShardPlan.from_json(text) for text in texts]
-    for rank, other in enumerate(others, start=1):
-        changes = first.diff(other)
+    # One rank for each plan that there is, and of many plans the first ones.
+    telling = sorted(map(digests.index, set(digests)))[:COMPARED]
+    texts = together(
+        group,
+        device,
+        "compare plans",
+        lambda: made[0].to_json() if group.rank() in telling else None,
+    )
+    first, *others = [(rank, ShardPlan.from_json(texts[rank])) for rank in telling]
+    for rank, other in others:
+        changes = first[1].diff(other)
         if changes:
             raise ValueError(
                 "the ranks have different parameters or plans; all must be the same, in the same "
@@ -201,7 +219,7 @@ def check_cuts(plan: ShardPlan, params: Mapping[str, Tensor], recipes: GroupReci
         if own is None or kind_of(own) == "per_matrix":
             raise ValueError(
                 f"the plan cuts {path!r} at element {start}, but the optimizer needs parameters "
-                "whole; take a policy that leaves them whole, such as 'balanced'"
+                "whole; take a policy that leaves them whole, such as 'largest_first'"
             )
         if not params[path].is_contiguous():
             raise ValueError(

@@ -1,6 +1,7 @@
 """Stepping by ranges: what communication hooks use of ZeroRedundancyOptimizer."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -16,18 +17,17 @@ from sharding.zero.composed import ComposedShards
 from sharding.zero.gather import GatherWork, messages_of
 from sharding.zero.groups import (
     Transports,
-    group_by_group,
     in_order,
     reduced,
-    vector_of,
     vectors_of,
 )
-from sharding.zero.local import copy_options
 from sharding.zero.local_shards import Gradients, LocalShards
-from sharding.zero.optim import ShardOptimizer, given_of
 from sharding.zero.parameter_memory import ParameterMemory
+from sharding.zero.shard_steps import ShardSteps
 from sharding.zero.state_dict import Collected
 from sharding.zero.viewed import viewed_params
+
+_REQUIRES_GRAD = attrgetter("requires_grad")  # no frame for each parameter
 
 MOST_GATHERS = 16
 """For how many sets of parameters the messages of their gather are kept."""
@@ -42,7 +42,7 @@ class SteppedByRanges(AveragedParams):
     process_group: dist.ProcessGroup
     rank: int
     _memory: ParameterMemory
-    _shards: LocalShards | None
+    _local: ShardSteps | None
     _messages: dict[tuple[tuple[str, ...], int], Coalescing]
     _transports: Transports
     _opt_called: bool
@@ -64,8 +64,7 @@ class SteppedByRanges(AveragedParams):
     @property
     def measured_stages(self) -> int:
         """Number of totals over all gradients that :meth:`step_owned` needs in turn."""
-        composed = self._composed
-        return self._own.measured_stages if composed is None else len(composed.totals)
+        return self._steps.measured_stages
 
     @property
     def steps_at_once(self) -> bool:
@@ -82,7 +81,7 @@ class SteppedByRanges(AveragedParams):
         Raises:
             RuntimeError: the last one did not end; names what was never stepped.
         """
-        self._own.account.begin(self._own.every())
+        self._steps.account.begin(self._own.every())
 
     def end_iteration(self) -> None:
         """End it.
@@ -91,9 +90,8 @@ class SteppedByRanges(AveragedParams):
             RuntimeError: names what this rank owns, is trainable, and was neither stepped nor
                 declared unused.
         """
-        self._own.account.end(self._own.every())
+        self._steps.account.end(self._own.every())
         self._opt_called = True  # schedulers of torch warn where they see no step
-        copy_options(self.param_groups, self.optim.param_groups)
 
     def skip(self, paths: Iterable[str]) -> None:
         """Declare that no gradient comes for these parameters in this iteration.
@@ -104,7 +102,7 @@ class SteppedByRanges(AveragedParams):
         declared = list(paths)
         for path in declared:
             self.plan.index_of(path)
-        self._own.account.skip(declared)
+        self._steps.account.skip(declared)
 
     def step_owned(self, gradients: Gradients, *, measured: Sequence[Tensor] = ()) -> None:
         """Step these ranges only, in place, with the options that ``param_groups`` has now.
@@ -136,22 +134,9 @@ class SteppedByRanges(AveragedParams):
         """
         asked = self._own.requests(gradients)
         self._collected = None
-        if self._composed is None:
-            self._find_memory(gradients)
-            self._own.step(asked, self.param_groups, measured)
-        else:
-            self._to_be_stepped().step_at_once(asked, measured)
-            copy_options(self.optim.param_groups, self.param_groups)
+        self._find_memory(self.params if self.steps_at_once else gradients)
+        self._steps.step_some(asked, measured)
         self._memory.mark_changed(gradients)
-
-    def _to_be_stepped(self) -> ShardOptimizer:
-        """Return the stepper of all that is owned, with the current options, state and memory."""
-        assert isinstance(self.optim, ShardOptimizer)
-        self._find_memory(self.params)
-        copy_options(self.param_groups, self.optim.param_groups)
-        self.optim.complete()
-        self.optim.adopt()
-        return self.optim
 
     def measure(self, gradients: Gradients, *, measured: Sequence[Tensor] = ()) -> Tensor:
         """Return the addends of these ranges to the next total, such as squared norms.
@@ -168,17 +153,13 @@ class SteppedByRanges(AveragedParams):
         Raises:
             ValueError: the chain needs no further total; otherwise as for :meth:`step_owned`.
         """
-        asked, composed = self._own.requests(gradients), self._composed
-        if composed is None:
-            return vector_of(self._own.measures(asked, self.param_groups, measured), self.plan)
-        optim = self._to_be_stepped()
-        found = composed.addends_by_path(optim.param_groups, optim.state, given_of(asked), measured)
-        return vectors_of(found[0], self.plan, found[1])
+        asked = self._own.requests(gradients)
+        self._find_memory(self.params if self.steps_at_once else gradients)
+        addends, numbers = self._steps.addends_of(asked, measured)
+        return vectors_of(addends, self.plan, numbers)
 
     def total(self, addends: Tensor) -> Tensor:
         """The sum over all parameters, in their order, and ranks: what ``measured`` takes.
-
-        Where groups differ in their chains, those of each group are summed first.
 
         Collective. Where the plan cuts no parameter it is, bit for bit, what one process adds up.
 
@@ -195,9 +176,7 @@ class SteppedByRanges(AveragedParams):
         """
         if vector.dim() > 1:
             return torch.stack(list(map(self.summed, vector.unbind())))
-        divides = self._own.recipes.divides
-        groups = [spec.group for spec in self.plan.specs]
-        return group_by_group(vector, groups) if divides else in_order(vector)
+        return in_order(vector)
 
     def gather_ranges(self, paths: Iterable[str] | None = None) -> GatherWork:
         """Launch the gather of these parameters (by default all that are trained). Collective.
@@ -269,7 +248,6 @@ class SteppedByRanges(AveragedParams):
         return super().view()
 
     def _viewed(self) -> list[Tensor]:
-        copy_options(self.param_groups, self.optim.param_groups)
         params = [param for group in self.param_groups for param in group["params"]]
         self._find_memory(self.params)
         return viewed_params(
@@ -284,12 +262,11 @@ class SteppedByRanges(AveragedParams):
 
     @property
     def _composed(self) -> ComposedShards | None:
-        return self.optim.composed if isinstance(self.optim, ShardOptimizer) else None
+        return None if self._local is None else self._local.composed
 
     def _show_numbers(self) -> None:
         """Write what belongs to no parameter into all groups, where a checkpoint has it."""
         if self._composed is not None:
-            self._composed.show_numbers(self.optim.param_groups)
             self._composed.show_numbers(self.param_groups)
 
     def gather(self) -> None:
@@ -305,24 +282,30 @@ class SteppedByRanges(AveragedParams):
         return self.total(vectors_of(addends, self.plan, numbers))
 
     @property
-    def _own(self) -> LocalShards:
-        if self._shards is None:
+    def _steps(self) -> ShardSteps:
+        if self._local is None:
             raise RuntimeError(
                 f"{type(self.optim).__name__} has no functional equivalent, so it cannot be "
                 "stepped by ranges"
             )
-        return self._shards
+        return self._local
+
+    @property
+    def _own(self) -> LocalShards:
+        return self._steps.owned
 
     def _active(self) -> Iterable[str]:
         """The parameters that may change."""
-        every = self.params.items()
-        own = {path for path, one in every if one.requires_grad or one.grad is not None}
+        own: Collection[str] = self.params
+        if not all(map(_REQUIRES_GRAD, self.params.values())):
+            every = self.params.items()
+            own = {path for path, one in every if one.requires_grad or one.grad is not None}
         if self._composed is not None:
             own = self._composed.may_change(own)
-        return (path for path in self.params if path in own)
+        return own if own is self.params else (path for path in self.params if path in own)
 
-    def _find_memory(self, paths: Iterable[str]) -> None:
+    def _find_memory(self, paths: Collection[str]) -> None:
         if self._memory.refresh(paths):
             self._messages.clear()
-            if self._shards is not None:
-                self._shards.moved()
+            if self._local is not None:
+                self._local.moved()

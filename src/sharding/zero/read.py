@@ -1,32 +1,30 @@
-"""Checkpoints of any number of ranks, read by one process for a plain torch.optim optimizer."""
+"""Checkpoints of the old format as state dicts: of torch.optim, and of distributed checkpoints."""
 
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from functional_optim.frontends.torch_checkpoint import with_group_steps
 from functional_optim.storage.plain import decoded
-from sharding.zero.convert import as_class_writes
-from sharding.zero.manifest import manifest_of
-from sharding.zero.shard_files import Ranges, check_bytes, read_ranges
-from sharding.zero.tables import SavedTensor, tensors_of
+from sharding.checkpoint.old_format import OldCheckpoint, read_old_checkpoint
+from sharding.zero.convert import as_class_writes, with_class_step
 
 
 def read_state_dict(path: str | PathLike[str]) -> dict[str, Any]:
-    """A checkpoint that ``ZeroRedundancyOptimizer.save`` wrote, as one torch.optim state dict.
+    """Read a folder that ``ZeroRedundancyOptimizer.save`` wrote, as a state dict of torch.optim.
 
-    For one process: the plain optimizer of the same class, over the same parameters in the same
-    groups, loads it. No pickle is read, and nothing is allocated before sizes, tables and checksums
-    have been checked (of format version 1, which had no checksums, sizes and tables).
+    ``torch.distributed.checkpoint`` has replaced ``save``, and the next release does not read its
+    format: ``functional-optim convert`` rewrites such a folder. No pickle is read, and sizes,
+    tables and checksums are checked (of format version 1, which had no checksums, sizes and
+    tables).
 
-    State in other storages (``functional_optim.stored``) is decoded to float32, whatever it was.
-    What was kept of a bfloat16 parameter stays under its name, ``master`` or ``compensation``,
-    which torch.optim takes along and does not use: a plain optimizer over float32 parameters goes
-    on from the master where that is copied into them, and from the rounded parameters otherwise.
+    The plain optimizer of the same class, over the same parameters in the same groups, loads the
+    result, and so does a ZeroRedundancyOptimizer on any number of ranks, where each rank reads all.
+    State in other storages (``functional_optim.stored``) is decoded to float32. What was kept of a
+    bfloat16 parameter stays under its name, ``master`` or ``compensation``, which torch.optim takes
+    along and does not use: a plain optimizer over float32 parameters goes on from the master where
+    that is copied into them, and from the rounded parameters otherwise.
 
     Args:
         path: the folder.
@@ -41,47 +39,29 @@ def read_state_dict(path: str | PathLike[str]) -> dict[str, Any]:
     Example::
 
         >>> import tempfile
-        >>> import torch.distributed as dist
-        >>> from sharding import ZeroRedundancyOptimizer
-        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        >>> w = torch.nn.Parameter(torch.ones(2))
-        >>> zero = ZeroRedundancyOptimizer([("w", w)], torch.optim.AdamW, lr=0.1)
-        >>> w.grad = torch.ones(2)
-        >>> zero.step()
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     zero.save(folder)
-        ...     state_dict = read_state_dict(folder)
-        >>> plain = torch.optim.AdamW([w])
-        >>> plain.load_state_dict(state_dict)
-        >>> int(plain.state[w]["step"]), plain.param_groups[0]["lr"]
-        (1, 0.1)
-        >>> dist.destroy_process_group()
+        >>> read_state_dict(tempfile.mkdtemp())
+        Traceback (most recent call last):
+        FileNotFoundError: ... has no checkpoint.json, so no checkpoint was completed there
     """
-    folder = Path(path)
-    manifest = manifest_of(folder)
-    saved = tensors_of(folder, manifest)
-    check_bytes(folder, manifest.shards)
-    entries: dict[str, dict[str, Tensor]] = {}
-    for key, tensor in _tensors(folder, saved).items():
-        name, _, field = key.rpartition("/")
-        entries.setdefault(name, {})[field] = tensor
-    if manifest.stored:
-        entries = {name: decoded(one, manifest.fields) for name, one in entries.items()}
-    paths = [name for group in manifest.groups for name in group["params"]]
-    numbers = {name: number for number, name in enumerate(paths)}
+    return state_dict_of(read_old_checkpoint(Path(path)))
+
+
+def state_dict_of(old: OldCheckpoint) -> dict[str, Any]:
+    """Return an old checkpoint as a state dict of torch.optim, with names if there are any."""
+    numbers = {path: number for number, path in enumerate(_paths(old))}
     written = {
-        numbers[name]: as_class_writes(
-            one, manifest.schema, manifest.fields, starts_late=name in manifest.starts_late
+        numbers[path]: as_class_writes(
+            entries, old.form, old.fields, starts_late=path in old.starts_late
         )
-        for name, one in entries.items()
+        for path, entries in _plain(old).items()
     }
     groups = [
         {
-            **group["options"],
-            **manifest.extra,
-            "params": [numbers[name] for name in group["params"]],
+            **_options(old, group),
+            "params": [numbers[path] for path in group["params"]],
+            **({"param_names": list(group["params"])} if old.has_names else {}),
         }
-        for group in manifest.groups
+        for group in old.groups
     ]
     return {
         "state": {number: written[number] for number in sorted(written) if written[number]},
@@ -89,13 +69,30 @@ def read_state_dict(path: str | PathLike[str]) -> dict[str, Any]:
     }
 
 
-def _tensors(folder: Path, saved: Mapping[str, SavedTensor]) -> dict[str, Tensor]:
-    """All of them, whole."""
-    flat = {
-        key: torch.empty(one.numel, dtype=one.dtype, device="cpu") for key, one in saved.items()
+def distributed_state_dict_of(old: OldCheckpoint) -> dict[str, Any]:
+    """Return an old checkpoint as ``get_optimizer_state_dict`` of a ZeRO has it: by name."""
+    groups = [{**_options(old, group), "params": list(group["params"])} for group in old.groups]
+    states = {
+        path: with_class_step(
+            {name: one for name, one in entries.items() if name != "step"}, entries, old.form
+        )
+        for path, entries in _plain(old).items()
     }
-    wanted = {
-        key: Ranges(saved[key].shape, {0: into}) for key, into in flat.items() if into.numel()
-    }
-    read_ranges(wanted, folder, saved)
-    return {key: into.view(saved[key].shape) for key, into in flat.items()}
+    return {"state": states, "param_groups": groups}
+
+
+def _plain(old: OldCheckpoint) -> dict[str, Any]:
+    """Return the state of each parameter in float32."""
+    if not old.stored:
+        return dict(old.entries)
+    return {path: decoded(entries, old.fields) for path, entries in old.entries.items()}
+
+
+def _options(old: OldCheckpoint, group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a group; JSON made lists of tuples."""
+    every = {**group["options"], **old.extra}
+    return {key: tuple(one) if isinstance(one, list) else one for key, one in every.items()}
+
+
+def _paths(old: OldCheckpoint) -> list[str]:
+    return [path for group in old.groups for path in group["params"]]

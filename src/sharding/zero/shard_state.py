@@ -68,7 +68,7 @@ class ShardState(MutableMapping[Tensor, dict[str, Any]]):
         elif owned or entries:
             raise ValueError(
                 f"the state of {self._paths[param]!r} cannot be replaced on this rank, which owns "
-                f"{len(owned)} ranges of the parameter, not one; call load_state_dict() or load() "
+                f"{len(owned)} ranges of the parameter, not one; call load_state_dict() "
                 "on all ranks"
             )
 

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from functional_optim.storage.plain import decoded, parts_of
-from sharding.checkpoint.flat_ranges import FlatRanges, OnOtherRanks
+from sharding.checkpoint.flat_ranges import FlatRanges, OnOtherRanks, check_origin
 from sharding.transport.peers import GroupRank, named
 from sharding.zero.convert import Target, Targets, with_class_step
 from sharding.zero.local_shard import LocalShard
@@ -63,34 +63,14 @@ def _origin(parts: OptimizerParts) -> str:
     return f"rank {parts.rank} of plan {parts.plan.digest[:16]}"
 
 
-def has_parts(states: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Return True if a rank has only a part of these states, which are by path."""
-    return any(True for _ in _origins(states))
-
-
-def check_origin(parts: OptimizerParts, states: Mapping[str, Mapping[str, Any]]) -> None:
+def check_own_parts(parts: OptimizerParts, states: Mapping[str, Mapping[str, Any]]) -> None:
     """Make sure that parts of states are of this rank. All ranks find out alike, and by themselves.
 
     Raises:
         ValueError: they are of another plan or another rank; names the first parameter.
     """
-    own = _origin(parts)
-    for path, origin in _origins(states):
-        if origin != own or parts.shards is None:
-            rank = named(parts.process_group, [GroupRank(parts.rank)])
-            raise ValueError(
-                f"{rank} was given a part of the state of {path!r} that {origin} has, and this is "
-                f"{own}: save it with torch.distributed.checkpoint, and load it into what "
-                "get_optimizer_state_dict() or state_dict() of this optimizer returns"
-            )
-
-
-def _origins(states: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield the path and the origin of every part."""
-    for path, entries in states.items():
-        for one in (entries, *entries.values()):
-            if isinstance(one, (FlatRanges, OnOtherRanks)):
-                yield path, one.origin
+    own = "of a class whose state has no known form" if parts.shards is None else _origin(parts)
+    check_origin(states, own, named(parts.process_group, [GroupRank(parts.rank)]))
 
 
 def sharded_groups(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

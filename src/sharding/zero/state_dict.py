@@ -13,7 +13,6 @@ from sharding.zero.convert import Targets, as_class_writes
 from sharding.zero.params import indices_of
 from sharding.zero.parts import OptimizerParts, own_state
 from sharding.zero.stream import Stream, check_travels, emptied, tensors_in
-from sharding.zero.tables import names_by_path
 
 States = dict[int, dict[Any, Any]]
 """By the number of a parameter, its entries, as torch.optim has them."""
@@ -141,7 +140,10 @@ def _slots(content: Any, found: dict[Any, Any], *, whole: bool) -> Any:
 def _as_torch(parts: OptimizerParts, tensors: dict[str, Tensor]) -> States:
     """Entries as the class meant writes them, by the number of their parameter."""
     numbers, found = indices_of(parts.groups), States()
-    names = names_by_path(tensors)
+    names: dict[str, list[str]] = {}
+    for key in tensors:
+        path, _, name = key.rpartition("/")
+        names.setdefault(path, []).append(name)
     targets = Targets(parts.known_shards, parts.groups)
     for path, param, target in targets.named(parts.params, names):
         entries = {name: tensors.pop(f"{path}/{name}") for name in names[path]}

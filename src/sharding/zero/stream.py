@@ -1,7 +1,7 @@
 """State from rank to rank: a short description as JSON, tensors as bytes in chunks. No pickles."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -50,10 +50,8 @@ class Stream:
         text = json.dumps(_described(content, tensors)).encode()
         self._send(torch.tensor([len(text)], device="cpu"))
         self._send(as_tensor(text))
-        for tensor in tensors:
-            flat = flat_bytes(tensor)
-            for start in range(0, flat.numel(), CHUNK_BYTES):
-                self._send(flat[start : start + CHUNK_BYTES])
+        for parts in parcels(tensors):
+            self._send(parts[0] if len(parts) == 1 else torch.cat(parts))
 
     def receive(self, place: Callable[[Any], Any] = lambda found: found) -> Any:
         """Receive what the other sends, on the CPU.
@@ -71,10 +69,15 @@ class Stream:
         text = torch.empty(int(length), dtype=torch.uint8, device="cpu")
         self._receive(text)
         content = place(_made(json.loads(as_bytes(text))))
-        for tensor in tensors_in(content):
-            flat = flat_bytes(tensor)
-            for start in range(0, flat.numel(), CHUNK_BYTES):
-                self._receive(flat[start : start + CHUNK_BYTES])
+        for parts in parcels(tensors_in(content)):
+            if len(parts) == 1:
+                self._receive(parts[0])
+                continue
+            lengths = [one.numel() for one in parts]
+            buffer = torch.empty(sum(lengths), dtype=torch.uint8, device="cpu")
+            self._receive(buffer)
+            for part, values in zip(parts, buffer.split(lengths), strict=True):
+                part.copy_(values)
         return content
 
     def _send(self, tensor: Tensor) -> None:
@@ -106,6 +109,21 @@ class Stream:
                 f"{what}: {named(group, [peer])} was to {direction.value} {tensor.numel()} "
                 f"elements, and died or did not come: {error}"
             ) from error
+
+
+def parcels(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield the bytes of tensors as messages: small tensors together, large ones in chunks."""
+    together: list[Tensor] = []
+    left = CHUNK_BYTES
+    for tensor in tensors:
+        for part in flat_bytes(tensor).split(CHUNK_BYTES):
+            if together and part.numel() > left:
+                yield together
+                together, left = [], CHUNK_BYTES
+            together.append(part)
+            left -= part.numel()
+    if together:
+        yield together
 
 
 def flat_bytes(tensor: Tensor) -> Tensor:

@@ -31,8 +31,10 @@ def viewed_params(
         TransportError: a rank died, or did not come; parameters are what they were.
     """
     every = list(params)
+    shards.complete(groups)
+    shards.link()
     with torch.no_grad():
-        views = [(one, _view(one, shards, groups)) for one in shards.every() if one.state]
+        views = [(one, _view(one, shards, groups)) for one in shards.with_state()]
         found = [param.detach().clone() for param in every]
         try:
             for shard, view in views:
@@ -52,6 +54,6 @@ def viewed_params(
 def _view(shard: LocalShard, shards: LocalShards, groups: Groups) -> Tensor:
     """Return the evaluation value of a shard."""
     own = shards.chain_of(shard, groups)
-    shard.begin_anew(own)
+    state = shards.state_of(shard.tensor, groups)
     chain = LeafChain((), own.stages, own.hypers)
-    return viewed(StepLeaf(0, shard.tensor.detach(), shard.state_for(own), chain, shard.path))
+    return viewed(StepLeaf(0, shard.tensor.detach(), state, chain, shard.path))

@@ -95,7 +95,7 @@ def train(model: torch.nn.Module) -> float:
 
 def planned(model: torch.nn.Module, folder: Path) -> list[RangeCopy]:
     before: ShardPlan = plan(model, world_size=4, policy="elements", optimizer=adamw())
-    after = plan(model, world_size=2, policy="balanced", optimizer=adamw())
+    after = plan(model, world_size=2, policy="largest_first", optimizer=adamw())
     (folder / "plan.json").write_text(before.to_json())
     return list(reshard(before, after))
 

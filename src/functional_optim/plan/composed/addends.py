@@ -1,7 +1,5 @@
 """Addends of leaves to a stage's total: prepared once, then summed together."""
 
-import functools
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -69,8 +67,8 @@ class Addends:
         self._handed_on = HandedOn(part.stages[:-1])
         self._batches = self._batched() if part.stages[-1].reduce is not None else []
 
-    def of(self, decider: Decider, totals: Sequence[Tensor]) -> Tensor:
-        """Their sum.
+    def rows(self, decider: Decider, totals: Sequence[Tensor]) -> Sequence[Sequence[float]]:
+        """Return the addends of each leaf.
 
         Args:
             decider: of the step; it has a gradient for each, laid out as the parameter.
@@ -82,22 +80,14 @@ class Addends:
         for one in self.counted.now:  # as a rule one, and a comprehension is a call
             made.append(decider.numbers(part, *one))  # noqa: PERF401
         rows = self._rows(decider, grads, made)
-        if rows is None:
-            leaves = [self._leaf(k, grads, made) for k in range(len(grads))]
-            if last.reduce is None:
-                return decider.executor.measure(part.stages, leaves, totals)
-            addends = ReferenceExecutor().addends(part.stages, leaves, totals)
-            rows = [[float(one.item()) for one in parts] for parts in addends]
-        # In the order of the leaves, and in Python, whose additions are a double's too.
-        sums = [functools.reduce(operator.add, column, 0.0) for column in zip(*rows, strict=True)]
-        found = torch.tensor(sums, dtype=torch.float64, device="cpu")
-        return found[0] if last.reduce is None else found
-
-    def rows(self, decider: Decider) -> Sequence[Sequence[float]] | None:
-        """Return each leaf's addends; None if stages before change gradients or parameters."""
-        grads: list[Any] = list(map(decider.grads.__getitem__, self._part.members))
-        made = [decider.numbers(self._part, *one) for one in self.counted.now]
-        return self._rows(decider, grads, made)
+        if rows is not None:
+            return rows
+        leaves = [self._leaf(k, grads, made) for k in range(len(grads))]
+        if last.reduce is None:
+            measure = decider.executor.measure
+            return [[float(measure(part.stages, [one], totals).item())] for one in leaves]
+        addends = ReferenceExecutor().addends(part.stages, leaves, totals)
+        return [[float(one.item()) for one in parts] for parts in addends]
 
     def _rows(
         self, decider: Decider, grads: list[Any], made: Sequence[Made]

@@ -6,6 +6,7 @@ coefficients. What is left is one run of some stages for each group of leaves th
 """
 
 import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.core.dtensors import is_sharded
 from functional_optim.core.global_step import at_global_step
 from functional_optim.core.hyper import is_plain, numbers, resolve
 from functional_optim.core.links import Links
@@ -37,11 +39,11 @@ from functional_optim.plan.item import Item, Made, next_step
 _NUMBERS = frozenset({float, int, bool, str, type(None)})
 """Types of what is the same at each step; asked so, it is no call for each stage."""
 
-Summed = Callable[["Decider", LeafPart, Sequence[Tensor]], Tensor]
-"""What the leaves of a part add to the total of its last stage, by the totals before it."""
+Rows = Callable[["Decider", LeafPart, Sequence[Tensor]], "Sequence[Sequence[float]] | None"]
+"""Gives what each leaf of a part adds to the totals of its last stage, by the totals before it.
 
-Rows = Callable[["Decider", LeafPart], "Sequence[Sequence[float]] | None"]
-"""What each leaf of a part adds to it; None where they are to be asked one by one."""
+It gives None where leaves are to be asked one by one.
+"""
 
 
 class Decider:
@@ -55,7 +57,8 @@ class Decider:
         measured: the totals of the first stages that need one, where other shards or ranks have a
             part in them: a vector for a stage that reduces.
         extra: the inputs beside the gradients, by name; those of leaves are lists.
-        summed: sums up what leaves add to a total; they are taken as any step takes them without.
+        rows: gives what leaves add to a total at once, where it can; without it, they are asked as
+            any step asks them.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class Decider:
         shared: Any,
         measured: Sequence[Tensor],
         extra: Mapping[str, Any],
-        summed: Summed | None = None,
+        rows: Rows | None = None,
     ) -> None:
         self._chains, self._outline = leaves.chains, leaves.outline
         self._links = with_common_hypers(links, leaves.chains)
@@ -95,7 +98,7 @@ class Decider:
         """
         self._totals: dict[int, Tensor] = {}
         self._made: dict[Any, Made] = {}
-        self._summed = summed
+        self._rows = rows
 
     def decide(self) -> "Decider":
         """Decide the step.
@@ -120,18 +123,15 @@ class Decider:
         point = self._first_not_given()
         return self._none_of_next() if point is None else self._total(point)
 
-    def addends(self, rows_of: "Rows | None" = None) -> tuple[list[Tensor], Tensor]:
+    def addends(self) -> tuple[list[Tensor], Tensor]:
         """Return each leaf's addend to that total, and the addend of one that does not reach it.
 
         The totals before are given, so that no leaf looks at another one.
-
-        Args:
-            rows_of: gives what the leaves of a part add at once, where it can.
         """
         point, nothing = self._first_not_given(), self._none_of_next()
         alone: dict[int, Tensor] = {}
         for part in () if point is None else point.parts:
-            rows = None if rows_of is None else rows_of(self, part)
+            rows = self._rows_of(part)
             if rows is None:
                 assert point is not None
                 alone |= {k: self._total(point, only=k) for k in part.members}
@@ -227,19 +227,60 @@ class Decider:
 
     def _total(self, point: Point, only: int | None = None) -> Tensor:
         """The total of a stage over the leaves that reach it, or over one of them alone."""
-        total: Tensor | None = None
+        total = self._in_order(point) if only is None else None
+        if total is not None:
+            return total
         sums = RankSums()
         for part in point.parts:
             if only is not None:
                 if only not in part.members:
                     continue
                 part = replace(part, members=(only,))  # noqa: PLW2901
-            own = self.totals_of(part)
-            summed = self._summed  # no bound method is kept: it would hold the Decider in a ring
-            more = self.add_up(part, own, sums) if summed is None else summed(self, part, own)
+            more = self.add_up(part, self.totals_of(part), sums)
             total = more if total is None else total + more.to(total.device)
         total = sums.reduced(total)
         return _none(point.stage) if total is None else total
+
+    def _in_order(self, point: Point) -> Tensor | None:
+        """Add up in the order of the leaves, whatever part each of them is in.
+
+        So a total does not depend on how leaves are divided, nor on which of them are late.
+
+        Returns:
+            None if leaves are of one part, and asked as any step asks them; or if some are shards,
+            or on an accelerator, where torch chooses the order.
+        """
+        numbers: dict[int, Sequence[float]] = {}
+        tensors: dict[int, Tensor] = {}
+        for part in point.parts:
+            rows = self._rows_of(part)
+            if rows is not None:
+                numbers.update(zip(part.members, rows, strict=True))
+                continue
+            is_alone = len(point.parts) == 1
+            if is_alone or any(not _is_here(self.leaves[k].param) for k in part.members):
+                return None
+            own, make = self.totals_of(part), partial(self.make, part)
+            for k, item in zip(part.members, self.items(part), strict=True):
+                one = reduction.reduced(part.stages, self.executor, [item], own, make)
+                tensors[k] = one.reshape(-1)
+        if not tensors:
+            columns = zip(*map(numbers.__getitem__, sorted(numbers)), strict=True)
+            sums = [functools.reduce(operator.add, column, 0.0) for column in columns]
+            total = torch.tensor(sums, dtype=torch.float64, device="cpu") if sums else None
+        else:
+            like: Any = {"dtype": torch.float64, "device": "cpu"}
+            tensors |= {k: torch.tensor(row, **like) for k, row in numbers.items()}
+            ordered = map(tensors.__getitem__, sorted(tensors))
+            total = functools.reduce(operator.add, ordered, torch.zeros((), **like))
+        if total is None or point.stage.reduce is not None:
+            return total
+        return total[0]
+
+    def _rows_of(self, part: LeafPart) -> "Sequence[Sequence[float]] | None":
+        """Return what each leaf of a part adds, where that is found at once."""
+        rows = self._rows
+        return None if rows is None else rows(self, part, self.totals_of(part))
 
     def add_up(
         self, part: LeafPart, totals: Sequence[Tensor], sums: RankSums | None = None
@@ -334,6 +375,11 @@ def _beside(step: Tensor, shared: Any) -> Any:
     """Numbers that belong to no leaf, where batched step counts are."""
     moved = [one.to(step.device) if isinstance(one, Tensor) else one for one in shared]
     return type(shared)(*moved) if shared else shared
+
+
+def _is_here(param: Tensor) -> bool:
+    """Return True for a parameter that is whole on this rank, in the memory of the host."""
+    return param.is_cpu and not is_sharded(param)
 
 
 def _none(stage: Stage) -> Tensor:

@@ -39,7 +39,7 @@ from functional_optim.core.tree import (
 from functional_optim.kernels import Executor
 from functional_optim.numeric import larger
 from functional_optim.plan import engine
-from functional_optim.plan.composed.decider import Decider, Summed
+from functional_optim.plan.composed.decider import Decider, Rows
 from functional_optim.plan.composed.leaf_inputs import copied, emptied, of_tree
 from functional_optim.plan.composed.outline import StageRun
 from functional_optim.plan.composed.shared_numbers import as_tensor, check_shared, with_opened
@@ -121,7 +121,7 @@ def decide(
     shared: Any,
     measured: Sequence[Tensor],
     extra: Mapping[str, Any],
-    summed: Summed | None = None,
+    rows: Rows | None = None,
 ) -> Decider:
     """Decide a step; arguments as for :class:`Decider`.
 
@@ -134,7 +134,7 @@ def decide(
     if extra:
         check_extra(links, extra)
     check_not_captured(map(_PARAM, leaves.leaves))
-    return Decider(links, executor, leaves, shared, measured, extra, summed).decide()
+    return Decider(links, executor, leaves, shared, measured, extra, rows).decide()
 
 
 def update(

@@ -177,12 +177,10 @@ class ComposedSteps:
             return None
         known, leaves = found
         before = shared if self._written is None else self._written.before(shared)
-        summed = self._summed if known.sums else None
+        rows = self._rows if known.sums else None
         with torch.no_grad():
             leaves = leaves.with_gradients_apart(self._storages)
-            decided = one_step.decide(
-                links, self._executor, leaves, before, measured, extra, summed
-            )
+            decided = one_step.decide(links, self._executor, leaves, before, measured, extra, rows)
         plans = self._plans_of(known, decided)
         if plans is None:
             return None
@@ -211,9 +209,9 @@ class ComposedSteps:
         if found is None:
             return None
         rows = self._rows if found[0].sums else None
-        decider = Decider(links, self._executor, found[1], shared, measured, {})
+        decider = Decider(links, self._executor, found[1], shared, measured, {}, rows)
         with torch.no_grad():
-            return decider.addends(rows)
+            return decider.addends()
 
     def _known(
         self, chains: Sequence[LeafChain], grads: list[Tensor | None]
@@ -309,15 +307,12 @@ class ComposedSteps:
         made = self._counted[members] = Counted([self._leaves[k] for k in members])
         return made
 
-    def _summed(self, decider: Decider, part: LeafPart, totals: Sequence[Tensor]) -> Tensor:
-        """Return the sum that a part's leaves add to the total of its last stage."""
+    def _rows(
+        self, decider: Decider, part: LeafPart, totals: Sequence[Tensor]
+    ) -> Sequence[Sequence[float]] | None:
+        """Return the addends of each leaf of a part."""
         found = self._looked_at(decider, part)
-        return decider.add_up(part, totals) if found is None else found.of(decider, totals)
-
-    def _rows(self, decider: Decider, part: LeafPart) -> Sequence[Sequence[float]] | None:
-        """Return the addend of each leaf of a part."""
-        found = self._looked_at(decider, part)
-        return None if found is None else found.rows(decider)
+        return None if found is None else found.rows(decider, totals)
 
     def _looked_at(self, decider: Decider, part: LeafPart) -> Addends | None:
         """The leaves of a part for its total; None of those of which it is not so simple."""

@@ -71,7 +71,7 @@ class Blocks:
     scale_dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
-        among("bits", self.bits, (8, 4), "with 2 or 1 take Statistical")
+        among("bits", self.bits, (8, 4), "with 2 or 1 take hooks.averaging.contrib.Statistical")
         whole("block", self.block, least=1)
         if self.scale_dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(

@@ -1,0 +1,339 @@
+"""Replicas of a model, stacked in one process: their gradients, and their inner steps."""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import optree
+import torch
+from torch import Tensor, nn
+
+from functional_optim import LeafState, Optimizer, State
+from functional_optim.core.brief import brief
+from functional_optim.core.chain import require_gradients_alone, require_nothing_shared
+from functional_optim.core.closure_optimizer import refuse_closure
+from hooks.averaging import ModelAverager
+from sharding.transport.local import LocalWorld
+from sharding.transport.ordered_sum import add_in_rank_order
+
+_tree: Any = optree  # whose annotations have trees of trees only
+
+Named = dict[str, Tensor]
+
+Loss = Callable[..., Tensor]
+"""``loss(model, *batch)``, a 0-d tensor; ``model`` is called as the module is."""
+
+Function = Callable[..., Any]
+OverReplicas = Callable[[Function], Function]
+"""Makes of a function of one replica's trees of tensors one of all replicas', stacked."""
+
+
+def at_once(function: Function) -> Function:
+    """By ``torch.func.vmap``: one operation for all replicas, each with random numbers of its own.
+
+    A product of matrices is a product of stacks of them, which may round otherwise than each alone;
+    what is computed for each element is the same, bit for bit.
+
+    Args:
+        function: takes and returns trees of tensors.
+
+    Example::
+
+        >>> at_once(torch.sum)(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        tensor([3., 7.])
+    """
+    mapped: Function = torch.func.vmap(function, randomness="different")
+    return mapped
+
+
+def one_by_one(function: Function) -> Function:
+    """In a loop: each replica as it would be alone, bit for bit.
+
+    Args:
+        function: takes and returns trees of tensors.
+
+    Example::
+
+        >>> one_by_one(torch.sum)(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        tensor([3., 7.])
+    """
+
+    def mapped(*trees: Any) -> Any:
+        size = len(_tree.tree_leaves(trees)[0])
+        done = [function(*slice_of(trees, number)) for number in range(size)]
+        return stacked(*done)
+
+    return mapped
+
+
+def slice_of(trees: Any, number: int) -> Any:
+    """Trees of one replica, cut from those of all."""
+    return _tree.tree_map(lambda tensor: tensor[number], trees)
+
+
+def stacked(*trees: Any) -> Any:
+    """Trees of replicas as one: the inverse."""
+    return _tree.tree_map(lambda *slices: torch.stack(slices), *trees)
+
+
+class ReplicatedModel:
+    """Replicas of a module, one for each rank to imitate, equal at first, with data of their own.
+
+    For replica ``k`` with parameters ``x_k`` and batch ``b_k``, :meth:`gradients` is
+
+        g_k = d loss(x_k, b_k) / d x_k
+
+    A :class:`ReplicatedOptimizer` makes the inner steps, and :class:`ReplicatedAverager` takes the
+    means. Given the same gradients, the whole is what ranks do, bit for bit; with
+    ``over=one_by_one`` gradients are those of ranks too.
+
+    Args:
+        module: that all replicas begin as. It is called with their parameters in place of its own,
+            which are left alone.
+        count: how many replicas.
+        over: :func:`at_once`, or :func:`one_by_one`, which
+            computes what ranks would, bit for bit, in more time.
+
+    Attributes:
+        params: by name, leaf tensors of shape (count, ...), the same objects for ever.
+        buffers: by name, of shape (count, ...).
+        count: how many replicas.
+
+    Raises:
+        ValueError: ``count`` below 1.
+
+    Example::
+
+        >>> from functional_optim import sgd
+        >>> from hooks.averaging import OuterModelAverager
+        >>> model = ReplicatedModel(nn.Linear(2, 1), 3)
+        >>> inner = ReplicatedOptimizer(model.params, sgd(lr=0.1))
+        >>> diloco = sgd(lr=0.7, momentum=0.9, nesterov=True)
+        >>> outer = ReplicatedAverager(model, lambda params, group: OuterModelAverager(
+        ...     params, diloco, period=2, process_group=group))
+        >>> for step in range(2):
+        ...     losses, grads = model.gradients(
+        ...         lambda model, inputs: model(inputs).square().mean(), torch.randn(3, 5, 2))
+        ...     inner.step(grads)
+        ...     outer.average_parameters()
+        >>> losses.shape, bool((model.params["weight"] == model.params["weight"][0]).all())
+        (torch.Size([3]), True)
+    """
+
+    def __init__(self, module: nn.Module, count: int, *, over: OverReplicas = at_once) -> None:
+        if count < 1:
+            raise ValueError(f"count must be a number of replicas from 1 on, got {count}")
+        self.count = count
+        self._module, self._over = module, over
+        self.params: dict[str, Tensor] = {
+            name: nn.Parameter(_repeated(one, count)) for name, one in module.named_parameters()
+        }
+        self.buffers: dict[str, Tensor] = {
+            name: _repeated(one, count) for name, one in module.named_buffers()
+        }
+
+    def gradients(self, loss: Loss, *batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of each replica on its own batch, and its gradients; buffers are updated.
+
+        Args:
+            loss: ``loss(model, *batch)``, 0-d.
+            batch: tensors, or trees of them, of shape (count, ...): a batch for each replica.
+
+        Returns:
+            (losses, gradients): of shape (count,), and by name, as ``params``.
+
+        Raises:
+            ValueError: a tensor of ``batch`` without a slice for each replica.
+        """
+        for place, one in enumerate(batch):
+            if isinstance(one, Tensor) and one.shape[:1] != (self.count,):
+                raise ValueError(
+                    f"batch tensor {place} has shape {tuple(one.shape)}, its first dimension must "
+                    f"be of {self.count}, one slice for each replica: stack them with torch.stack"
+                )
+
+        def of_one(
+            params: dict[str, Tensor], buffers: dict[str, Tensor], *given: Any
+        ) -> tuple[Tensor, dict[str, Tensor]]:
+            # Forward passes write to buffers, which torch.func does not let them do from outside.
+            held = {**params, **{name: one.clone() for name, one in buffers.items()}}
+
+            def model(*args: Any, **named: Any) -> Any:
+                return torch.func.functional_call(self._module, held, args, named)
+
+            return loss(model, *given), {name: held[name] for name in buffers}
+
+        both = torch.func.grad_and_value(of_one, has_aux=True)
+        params = {name: param.detach() for name, param in self.params.items()}
+        grads, (losses, buffers) = self._over(both)(params, self.buffers, *batch)
+        for name, value in buffers.items():
+            self.buffers[name].copy_(value)
+        return losses, grads
+
+    @torch.no_grad()
+    def replica(self, number: int) -> nn.Module:
+        """A module of its own, with what a replica has now.
+
+        Args:
+            number: of the replica, from 0.
+        """
+        made = copy.deepcopy(self._module)
+        for name, param in made.named_parameters():
+            param.copy_(self.params[name][number])
+        for name, buffer in made.named_buffers():
+            buffer.copy_(self.buffers[name][number])
+        return made
+
+
+class ReplicatedOptimizer:
+    """Steps stacked parameters by the pure ``update`` of an optimizer, for each replica alone.
+
+        x_k, s_k <- update(x_k, g_k, s_k)        for each replica k
+
+    A rule sees one replica's tensors: norms, and rules for matrices, are those of that replica.
+    All replicas make the same number of steps, so a leaf has one count of them, and coefficients
+    are computed once. Rules that work element by element give the bits of ranks; those with
+    sums over elements or products of matrices do with ``over=one_by_one``.
+
+    Args:
+        params: by name, each of shape (count, ...): :attr:`ReplicatedModel.params`. They are
+            stepped in place.
+        optimizer: any, by any rule.
+        over: :func:`at_once` or :func:`one_by_one`.
+
+    Attributes:
+        state: as ``optimizer.init`` makes it, with counts of steps that are shared, and all other
+            tensors of shape (count, ...). It may be saved, and set to what was saved.
+
+    Raises:
+        TypeError: ``optimizer`` is none, or its stages keep numbers that belong to no leaf, or take
+            inputs beside the gradients.
+        ValueError: no parameters, or what ``optimizer.init`` refuses.
+
+    Example::
+
+        >>> from functional_optim import adamw
+        >>> params = {"weight": torch.ones(2, 3)}
+        >>> inner = ReplicatedOptimizer(params, adamw(lr=0.5, weight_decay=0.0))
+        >>> inner.step({"weight": torch.tensor([[1.0, 1.0, 1.0], [-1.0, 0.0, 1.0]])})
+        >>> params["weight"]
+        tensor([[0.5000, 0.5000, 0.5000],
+                [1.5000, 1.0000, 0.5000]])
+        >>> inner.state.leaves["weight"].step
+        tensor(1)
+    """
+
+    def __init__(
+        self, params: Mapping[str, Tensor], optimizer: Optimizer, *, over: OverReplicas = at_once
+    ) -> None:
+        refuse_closure(optimizer, "ReplicatedOptimizer")
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(
+                f"optimizer must be an Optimizer, such as adamw(), got {brief(optimizer)}"
+            )
+        require_nothing_shared(optimizer, "ReplicatedOptimizer")
+        require_gradients_alone(optimizer, "ReplicatedOptimizer")
+        if not params:
+            raise ValueError("params has no parameters: there is nothing to step")
+        self._params = dict(params)
+        self._over = over
+        self.optimizer = optimizer.using(executor="reference")  # the one that torch.func takes
+        """The optimizer of each replica."""
+        self.state = self._init()
+
+    @torch.no_grad()
+    def step(self, grads: Mapping[str, Tensor | None], **hyper: Any) -> None:
+        """Step all replicas.
+
+        Args:
+            grads: by name, each of the shape of its parameter; None, or left out, where there is
+                none in any replica.
+            hyper: hyper-parameters for this step only, such as ``lr``.
+
+        Raises:
+            TypeError, ValueError: what ``optimizer.update`` refuses, or a name that is no
+                parameter's; nothing is changed.
+        """
+        unknown = sorted(grads.keys() - self._params.keys())
+        if unknown:
+            raise ValueError(f"there are gradients for {unknown}, which are no parameters here")
+        steps = {name: leaf.step for name, leaf in self.state.leaves.items()}
+
+        def of_one(params: Named, given: Named, stages: Mapping[str, Any]) -> Any:
+            state = State({name: LeafState(steps[name], stages[name]) for name in params})
+            found = {name: given.get(name) for name in params}
+            params, state = self.optimizer.update(params, found, state, **hyper)
+            return (
+                {name: params[name] for name in given},
+                {name: state.leaves[name].stages for name in given},
+            )
+
+        params = {name: param.detach() for name, param in self._params.items()}
+        given = {name: grad for name, grad in grads.items() if grad is not None}
+        stages = {name: leaf.stages for name, leaf in self.state.leaves.items()}
+        if not given:
+            return
+        stepped, after = self._over(of_one)(params, given, stages)
+        leaves = dict(self.state.leaves)
+        for name, value in stepped.items():
+            self._params[name].copy_(value)
+            leaves[name] = LeafState(steps[name] + 1, after[name])
+        self.state = State(leaves)
+
+    def _init(self) -> State:
+        params = {name: param.detach() for name, param in self._params.items()}
+        count = len(next(iter(params.values())))
+        states = [self.optimizer.init(slice_of(params, number)) for number in range(count)]
+        stages = stacked(*({n: leaf.stages for n, leaf in one.leaves.items()} for one in states))
+        steps = {name: leaf.step for name, leaf in states[0].leaves.items()}
+        return State({name: LeafState(steps[name], stages[name]) for name in params})
+
+
+class ReplicatedAverager:
+    """Averagers of all replicas, each on a thread of its own, over slices of stacked parameters.
+
+    Args:
+        model: the replicas.
+        make: ``make(params, group)`` returns the averager of one replica.
+
+    Example::
+
+        >>> from hooks import PeriodicModelAverager
+        >>> model = ReplicatedModel(nn.Linear(1, 1), 2)
+        >>> with torch.no_grad():
+        ...     _ = model.params["bias"].copy_(torch.tensor([[1.0], [3.0]]))
+        >>> averager = ReplicatedAverager(
+        ...     model, lambda params, group: PeriodicModelAverager(4, process_group=group))
+        >>> averager.average_parameters()
+        >>> model.params["bias"].tolist()
+        [[2.0], [2.0]]
+    """
+
+    def __init__(self, model: ReplicatedModel, make: Callable[[Any, Any], ModelAverager]) -> None:
+        self._world = LocalWorld(model.count)
+        # Averagers write to the memory of parameters, which is that of the stacked ones.
+        self._params = [
+            [nn.Parameter(one.detach()[k]) for one in model.params.values()]
+            for k in range(model.count)
+        ]
+        self._averagers = self._world.run(lambda group: make(self._params[group.rank()], group))
+
+    def average_parameters(self) -> None:
+        """Account for a step of all replicas, and average if it is due."""
+        self._world.run(
+            lambda group: self._averagers[group.rank()].average_parameters(
+                self._params[group.rank()]
+            )
+        )
+
+
+def mean_of_slices(stacked: Tensor) -> Tensor:
+    """Return the mean over the first dimension, added up as ranks do, in memory of its own."""
+    first, *others = (row.reshape(-1) for row in stacked.detach().clone())
+    add_in_rank_order(first, 0, others, 1)
+    mean: Tensor = first.div_(len(stacked)).view(stacked.shape[1:])
+    return mean
+
+
+def _repeated(tensor: Tensor, count: int) -> Tensor:
+    return tensor.detach().expand(count, *tensor.shape).clone()

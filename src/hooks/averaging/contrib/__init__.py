@@ -1,0 +1,7 @@
+"""Averaging that few need: gossip, PowerSGD with checkpoints, and 2 bits an element."""
+
+from hooks.averaging.contrib.gossip import GossipModelAverager
+from hooks.averaging.contrib.power_sgd import PowerSGDMemory, power_sgd_hook
+from hooks.averaging.contrib.statistical import Statistical
+
+__all__ = ["GossipModelAverager", "PowerSGDMemory", "Statistical", "power_sgd_hook"]

@@ -1,0 +1,173 @@
+"""Storage writer for ``torch.distributed.checkpoint``: durable files, and a checksum of each."""
+
+import dataclasses
+import pickle
+from os import PathLike
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from sharding.storage.checksums import (
+    METADATA,
+    PART,
+    encode_checksums,
+    read_checksums,
+    remove_leftovers,
+    sidecar_name,
+)
+from sharding.storage.files import Checksum, DurableFiles
+
+_IN_THIS_THREAD = StagingOptions(
+    use_pinned_memory=False,
+    use_shared_memory=False,
+    use_async_staging=False,
+    use_non_blocking_copy=False,
+)
+
+
+class _Written(list[WriteResult]):
+    """Requests that one rank has written, and the checksums of its files."""
+
+    checksums: dict[str, Checksum]
+
+
+class ChecksumWriter(FileSystemWriter):
+    """torch's ``FileSystemWriter``, with durable files and checksums.
+
+    Give it to ``torch.distributed.checkpoint.save`` or ``async_save``. The files have torch's
+    format, so every reader of torch loads them. Beside them is ``checksums-TOKEN.json``, with the
+    size and the CRC-32 of each file.
+
+    A checkpoint that was in the folder is valid until the new one is complete: files have new
+    names, and are synced before ``.metadata`` is replaced, at once. So a full disk, a killed
+    process or a loss of power leaves one of the two. What such a save has left is removed by the
+    next save to the same folder, which removes files of the names that saves give, and no others.
+    One training at a time saves to a folder, and all ranks see that folder.
+
+    Args:
+        path: the folder; it is made.
+        thread_count: threads of each rank that write.
+
+    Raises:
+        ValueError: when saving, ``use_collectives=False``: then no rank knows all files.
+        OSError: when saving, a file could not be written, or the first rank does not see it.
+
+    Example::
+
+        >>> import tempfile, warnings
+        >>> import torch
+        >>> import torch.distributed.checkpoint as dcp
+        >>> from sharding.storage import ChecksumReader, ChecksumWriter
+        >>> warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        >>> folder = tempfile.mkdtemp()
+        >>> _ = dcp.save({"w": torch.ones(2)}, storage_writer=ChecksumWriter(folder))
+        >>> state = {"w": torch.zeros(2)}
+        >>> dcp.load(state, storage_reader=ChecksumReader(folder))
+        >>> state["w"]
+        tensor([1., 1.])
+    """
+
+    def __init__(self, path: str | PathLike[str], *, thread_count: int = 1) -> None:
+        # The files sync themselves, once.
+        super().__init__(path, sync_files=False, thread_count=thread_count)
+        self.fs: DurableFiles = DurableFiles()
+        self._token = ""
+
+    def stage(self, state_dict: Any) -> Any:
+        """Return a copy on the CPU, for ``async_save``, as torch makes it without a writer.
+
+        Stagers of ``FileSystemWriter`` itself take plain tensors and DTensors only.
+        """
+        return DefaultStager(_IN_THIS_THREAD).stage(state_dict)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Begin a save.
+
+        Raises:
+            ValueError: without collectives.
+        """
+        if not kwargs.get("use_collectives", True):
+            raise ValueError(
+                "ChecksumWriter writes one file of checksums for all ranks, got "
+                "use_collectives=False; save with use_collectives=True"
+            )
+        super().set_up_storage_writer(is_coordinator, *args, **kwargs)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Make the folder."""
+        self.fs.mkdir(self.path)
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Give files names that no earlier save has used, on the first rank."""
+        folder, self._token = Path(self.path), uuid4().hex[:8]
+        try:
+            remove_leftovers(self.fs, folder, read_checksums(folder).names())
+        except FileNotFoundError:
+            remove_leftovers(self.fs, folder, ())
+        except ValueError:
+            pass  # it is not known which files belong to that checkpoint, so they stay for now
+        made = []
+        for plan in super().prepare_global_plan(plans):
+            prefix = f"__{self._token}{plan.storage_data.prefix[1:]}"
+            data = dataclasses.replace(plan.storage_data, prefix=prefix)
+            made.append(dataclasses.replace(plan, storage_data=data))
+        return made
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write the files of this rank, and sync them."""
+        self.fs.checksums.clear()
+        written = _Written(super().write_data(plan, planner).value())
+        self.fs.sync_folder(self.path)
+        written.checksums = dict(self.fs.checksums)
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(written)
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Write checksums, and then ``.metadata``, on the first rank.
+
+        Raises:
+            OSError: a file could not be written, or a file of another rank is not here.
+        """
+        folder, found = Path(self.path), dict[str, Checksum]()
+        for one in results:
+            assert isinstance(one, _Written), "from write_data"
+            found.update(one.checksums)
+        _check_written(folder, found)
+        metadata.version = CURRENT_DCP_VERSION
+        metadata.storage_data = {one.index: one.storage_data for each in results for one in each}
+        metadata.storage_meta = self.storage_meta()
+        content, sidecar = pickle.dumps(metadata), sidecar_name(self._token)
+        for name, data in ((sidecar, encode_checksums(found, content)), (PART, content)):
+            with self.fs.create_stream(folder / name, "wb") as file:
+                file.write(data)
+        self.fs.sync_folder(folder)
+        self.fs.rename(folder / PART, folder / METADATA)
+        self.fs.sync_folder(folder)
+        remove_leftovers(self.fs, folder, {sidecar, *found})
+
+
+def _check_written(folder: Path, files: dict[str, Checksum]) -> None:
+    """Make sure that the files that other ranks have written are here, and whole.
+
+    Raises:
+        OSError: a file is not.
+    """
+    for name, wanted in files.items():
+        path = folder / name
+        size = path.lstat().st_size if path.is_file() else None
+        if size != wanted.size:
+            there = "is not there" if size is None else f"has {size} bytes"
+            raise OSError(
+                f"{path} {there}, as the first rank sees it, and its rank has written "
+                f"{wanted.size} bytes; save a checkpoint to a folder that all ranks see"
+            )

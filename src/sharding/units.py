@@ -1,0 +1,90 @@
+"""Units of a plan: parameters, and the blocks of those that have some."""
+
+from bisect import bisect_right
+from typing import NamedTuple
+
+from sharding.pieces import Pieces, Row, pieces_of
+from sharding.spec import BlockSpec, ParameterSpec, Specs
+
+
+class Units(NamedTuple):
+    """What is owned as a whole or cut between elements: columns of one length."""
+
+    specs: Specs
+    """A spec for each unit: of a parameter, or a :class:`~sharding.spec.BlockSpec`."""
+    parameter: tuple[int, ...]
+    """Index of its parameter."""
+    start: tuple[int, ...]
+    """Its first element, counted in the parameter."""
+
+    @property
+    def are_parameters(self) -> bool:
+        """Return True if no parameter is divided."""
+        return not self.parameter or len(self.parameter) == self.parameter[-1] + 1
+
+    def after(self, count: int) -> "Units":
+        """Return the units of all parameters but the first few, numbered from 0."""
+        first = sum(1 for index in self.parameter if index < count)
+        numbers = tuple(index - count for index in self.parameter[first:])
+        return Units(self.specs[first:], numbers, self.start[first:])
+
+
+def units_of(specs: Specs) -> Units:
+    """Return the units of parameters, in order."""
+    if all(spec.blocks is None for spec in specs):
+        return Units(specs, tuple(range(len(specs))), (0,) * len(specs))
+    rows: list[tuple[ParameterSpec, int, int]] = []
+    for index, spec in enumerate(specs):
+        if spec.blocks is None or spec.numel == 0:
+            rows.append((spec, index, 0))
+            continue
+        known: dict[tuple[int, ...], BlockSpec] = {}
+        for shape, start in zip(spec.blocks.shapes(spec.shape), spec.bounds, strict=False):
+            if shape not in known:
+                known[shape] = _block(spec, shape)
+            rows.append((known[shape], index, start))
+    return Units(*zip(*rows, strict=True))
+
+
+def _block(whole: ParameterSpec, shape: tuple[int, ...]) -> BlockSpec:
+    return BlockSpec(
+        whole.path,
+        shape,
+        whole.dtype,
+        whole.device,
+        whole.requires_grad,
+        whole.kind,
+        whole.group,
+        parameter=whole,
+    )
+
+
+def pieces_of_units(pieces: Pieces, units: Units) -> Pieces:
+    """Return pieces of parameters as pieces of units: ``parameter`` is then the index of a unit."""
+    if units.are_parameters:
+        return pieces
+    firsts: dict[int, int] = {}
+    for unit, index in enumerate(units.parameter):
+        firsts.setdefault(index, unit)
+    rows: list[Row] = []
+    for index, start, stop, rank in pieces.rows():
+        unit = firsts[index]
+        last = firsts.get(index + 1, len(units.start))
+        unit = bisect_right(units.start, start, unit, last) - 1
+        while True:
+            begin, numel = units.start[unit], units.specs[unit].numel
+            rows.append((unit, max(start - begin, 0), min(stop - begin, numel), rank))
+            unit += 1
+            if begin + numel >= stop:
+                break
+    return pieces_of(rows)
+
+
+def pieces_of_parameters(pieces: Pieces, units: Units) -> Pieces:
+    """Return pieces of units as pieces of their parameters."""
+    if units.are_parameters:
+        return pieces
+    return pieces_of(
+        (units.parameter[unit], units.start[unit] + start, units.start[unit] + stop, rank)
+        for unit, start, stop, rank in pieces.rows()
+    )

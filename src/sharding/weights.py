@@ -1,0 +1,94 @@
+"""Weights: the cost of a piece of a parameter, in whole numbers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Weight(NamedTuple):
+    """Cost of a piece of a parameter: ``a * elements + b * blocks + c``, in whole numbers.
+
+    Example::
+
+        >>> Weight(per_element=1, per_block=4, per_piece=8, block=256).of(300)
+        316
+    """
+
+    per_element: int
+    per_block: int = 0
+    """For what is kept per block of elements, such as the scales of 8-bit state."""
+    per_piece: int = 0
+    """For what a rank keeps once, however little of the parameter it owns: a step count."""
+    block: int = 1
+    """Elements in a block; the last may be shorter."""
+
+    def of(self, elements: int) -> int:
+        """The cost of a piece of that many elements."""
+        blocks = -(-elements // self.block)
+        return self.per_element * elements + self.per_block * blocks + self.per_piece
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A :class:`Weight` for every parameter, as a cost model returns it; many share one.
+
+    Example::
+
+        >>> from sharding import ParameterSpec, Weight, plan
+        >>> def embeddings_are_cheap(specs) -> Weights:
+        ...     return Weights.of_each([Weight(1 if "emb" in spec.path else 8) for spec in specs])
+        >>> specs = [ParameterSpec(name, (8,)) for name in ("emb", "up", "down")]
+        >>> found = plan(specs, 2, cost=embeddings_are_cheap)
+        >>> [one.path for one in found.owned(0)]
+        ['emb', 'up']
+    """
+
+    kinds: tuple[Weight, ...]
+    """The different weights."""
+    kind: tuple[int, ...]
+    """For each parameter, the index of its weight in ``kinds``."""
+
+    @classmethod
+    def of_each(cls, weights: Sequence[Weight]) -> "Weights":
+        """Gathered from one weight for each parameter."""
+        places: dict[Weight, int] = {}
+        kind = tuple(places.setdefault(weight, len(places)) for weight in weights)
+        return cls(tuple(places), kind)
+
+    def after(self, count: int) -> "Weights":
+        """Return the weights of all parameters but the first few."""
+        return Weights(self.kinds, self.kind[count:])
+
+    def whole(self, numels: Sequence[int]) -> list[int]:
+        """The cost of every parameter, whole."""
+        return self.of(range(len(numels)), numels)
+
+    def of(self, parameters: Sequence[int], lengths: Sequence[int]) -> list[int]:
+        """The cost of pieces, given the parameter and the number of elements of each."""
+        if len(self.kinds) == 1:
+            one = self.kinds[0]
+            if one.per_block == 0:  # the usual case, without a call for each
+                a, once = one.per_element, one.per_piece
+                return [a * n + once for n in lengths]
+        kinds, kind = self.kinds, self.kind
+        return [kinds[kind[i]].of(n) for i, n in zip(parameters, lengths, strict=True)]
+
+
+class Costs(NamedTuple):
+    """Cost of every parameter in two resources, which the policy ``two_resource`` levels.
+
+    Other policies level the bytes alone.
+
+    Example::
+
+        >>> from sharding import ParameterSpec, StepCost
+        >>> from functional_optim import sgd
+        >>> time, size = StepCost(sgd(0.1))([ParameterSpec("w", (10,))])
+        >>> time.whole([10]), size.whole([10])
+        ([20], [88])
+    """
+
+    time: Weights
+    """Floating-point operations of a step, or any other measure of its time."""
+    bytes: Weights
+    """Bytes that the owner stores."""

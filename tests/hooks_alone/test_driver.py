@@ -1,0 +1,103 @@
+"""The driver of all hooks: jobs in one order, and none after one that failed."""
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hooks.arrivals import BucketPlace
+from hooks.communication import HookResult, LaunchedMean
+from hooks.driver import BucketDriver
+from hooks.work_queue import work_queue_of
+from sharding.transport.local import LocalWorld
+
+CPU = torch.device("cpu")
+
+
+def driver_of(group: Any) -> BucketDriver:
+    params = {name: nn.Parameter(torch.ones(2)) for name in ("a", "b")}
+    driver = BucketDriver(group, params.values(), params, may_leave_unused=False)
+    driver.expect(params)
+    return driver
+
+
+@pytest.mark.usefixtures("world_of_one")
+def test_no_bucket_is_stepped_after_one_that_failed_and_the_next_iteration_is() -> None:
+    driver = driver_of(dist.group.WORLD)
+    done: list[str] = []
+
+    def job(name: str) -> Tensor:
+        if name == "bad":
+            raise KeyError(name)
+        done.append(name)
+        return torch.ones(1)
+
+    def iteration(*names: str) -> list[Any]:
+        for number in (0, 1):
+            place = BucketPlace(number, last=number == 1, backward=-1)
+            driver.enter(place, ["a" if number == 0 else "b"])
+        return [
+            driver.follow(number, lambda name=name: job(name), CPU)
+            for number, name in enumerate(names)
+        ]
+
+    first, second = iteration("bad", "never")
+    with pytest.raises(RuntimeError, match="KeyError: 'bad'"):
+        first.wait()
+    with pytest.raises(RuntimeError, match="bucket 1 was not stepped, because an earlier one"):
+        second.wait()
+    for future in iteration("c", "d"):
+        future.wait()
+    assert done == ["c", "d"]
+
+
+@pytest.mark.usefixtures("world_of_one")
+def test_all_groups_of_a_process_have_one_queue_and_each_rank_that_is_a_thread_its_own() -> None:
+    other: Any = dist.new_group([0])
+    assert work_queue_of(other) is work_queue_of(dist.group.WORLD)
+    queues = LocalWorld(3).run(work_queue_of)
+    assert len({id(one) for one in (*queues, work_queue_of(other))}) == 4
+    assert all(work_queue_of(other) is not one for one in queues)
+
+
+@pytest.mark.usefixtures("world_of_one")
+def test_jobs_of_two_hooks_are_done_in_the_order_in_which_they_came() -> None:
+    """Also where the first one waits for something."""
+    drivers = [driver_of(dist.group.WORLD), driver_of(dist.new_group([0]))]
+    release, order = threading.Event(), []
+
+    def job(number: int) -> Tensor:
+        if number == 0:
+            assert release.wait(60)
+        order.append(number)
+        return torch.ones(1)
+
+    futures = [
+        drivers[number % 2].follow(0, lambda number=number: job(number), CPU) for number in range(6)
+    ]
+    release.set()
+    for future in futures:
+        future.wait()
+    assert order == list(range(6))
+
+
+def test_a_mean_is_that_of_torch_s_hook_and_in_place() -> None:
+    def run(group: Any) -> bool:
+        buffer = torch.randn(7, generator=torch.Generator().manual_seed(group.rank()))
+        want = buffer.clone() / 3
+        dist.all_reduce(want, group=group)
+        found = LaunchedMean(group, buffer).wait()
+        return found is buffer and torch.equal(found, want)
+
+    assert LocalWorld(3).run(run) == [True] * 3
+
+
+def test_a_result_that_is_no_bucket_is_refused() -> None:
+    for result, text in [(torch.ones(3), "returned 3 elements"), ("x", "returned str")]:
+        future: Any = torch.futures.Future()
+        future.set_result(result)
+        with pytest.raises(ValueError, match=rf"{text} for a bucket of 2 elements"):
+            HookResult(torch.ones(2), future).wait()

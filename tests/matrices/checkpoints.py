@@ -1,0 +1,194 @@
+"""Runs of MatrixOwnerOptimizer that stop and go on, through torch.distributed.checkpoint."""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from functional_optim import TorchOptimizer
+from sharding import MatrixOwnerOptimizer
+from tests.choices import case
+from tests.tensors import normal
+
+from .models import OPTIMIZERS, plain, shard, whole, world
+
+BEFORE = 2
+"""Steps of the run that is saved first."""
+
+
+def owned(name: str, mesh: DeviceMesh) -> tuple[nn.Module, Any]:
+    """A sharded model whose weights are not those of the saved one."""
+    model = plain()
+    with torch.no_grad():
+        for param in model.parameters():
+            param.add_(1.0)
+    model = shard(model, mesh)
+    return model, MatrixOwnerOptimizer(model.named_parameters(), OPTIMIZERS[name]())
+
+
+def alone(name: str) -> tuple[nn.Module, Any]:
+    """The same in one process."""
+    model = plain()
+    return model, TorchOptimizer(model.named_parameters(), OPTIMIZERS[name]())
+
+
+def train(model: nn.Module, optimizer: Any, steps: range) -> None:
+    """Gradients that do not depend on the ranks; in one step some are missing."""
+    for step in steps:
+        for place, (name, param) in enumerate(model.named_parameters()):
+            grad = normal(*param.shape, seed=100 * step + place)
+            if isinstance(param, DTensor):
+                grad = distribute_tensor(grad, param.device_mesh, param.placements)
+            param.grad = None if step == 1 and name.startswith("2.") else grad
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def check(model: nn.Module, optimizer: Any, name: str, steps: int) -> None:
+    """Parameters, state and options are those of one process that never stopped."""
+    twin, other = alone(name)
+    train(twin, other, range(steps))
+    theirs = dict(twin.named_parameters())
+    for path, param in model.named_parameters():
+        assert torch.equal(whole(param), theirs[path].detach()), path
+        wanted = other.state[theirs[path]]
+        found = optimizer.state[param]
+        assert not found or found.keys() == wanted.keys(), path
+        start = 0
+        if isinstance(param, DTensor) and found and path not in _matrices(optimizer):
+            shards = optimizer._owners.shards
+            start = shards.rows(param.shape[0])[shards.rank][0]
+        for key, value in found.items():
+            expected = wanted[key]
+            if value.shape != expected.shape:
+                expected = expected[start : start + value.shape[0]]
+            assert torch.equal(value, expected), (path, key)
+    for group, wanted_group in zip(optimizer.param_groups, other.param_groups, strict=True):
+        for key, value in wanted_group.items():
+            assert key == "params" or group[key] == value, key
+
+
+def _matrices(optimizer: Any) -> set[str]:
+    found: set[str] = optimizer._owners.matrices()
+    return found
+
+
+def save(model: nn.Module, optimizer: Any, folder: str, group: Any = None) -> None:
+    state = {
+        "model": get_model_state_dict(model),
+        "optim": get_optimizer_state_dict(model, optimizer),
+    }
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        dcp.save(state, checkpoint_id=folder, process_group=group)
+
+
+def load(model: nn.Module, optimizer: Any, folder: str, group: Any = None) -> None:
+    state = {
+        "model": get_model_state_dict(model),
+        "optim": get_optimizer_state_dict(model, optimizer),
+    }
+    planner = DefaultLoadPlanner(allow_partial_load=has_names_in_groups(optimizer))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        dcp.load(state, checkpoint_id=folder, planner=planner, process_group=group)
+    set_model_state_dict(model, state["model"])
+    set_optimizer_state_dict(model, optimizer, state["optim"])
+
+
+def has_names_in_groups(optimizer: Any) -> bool:
+    """Return True for an optimizer whose groups have names, which no sharded checkpoint has."""
+    return not isinstance(optimizer, MatrixOwnerOptimizer)
+
+
+def saves(names: Sequence[str], folder: str) -> None:
+    for name in names:
+        with case(optimizer=name):
+            model, optimizer = owned(name, world())
+            model.load_state_dict(
+                {
+                    key: distribute_tensor(value, world(), model.get_parameter(key).placements)
+                    for key, value in plain().state_dict().items()
+                }
+            )
+            train(model, optimizer, range(BEFORE))
+            check(model, optimizer, name, BEFORE)
+            save(model, optimizer, str(Path(folder, name)))
+
+
+def passes_on(names: Sequence[str], folder: str, to: str, begins: int, copies: int = 1) -> None:
+    """Load on other ranks, check, make a step, check, and save."""
+    size = dist.get_world_size()
+    names_of_mesh = {"mesh_dim_names": ("replicate", "shard")}
+    grid = (copies, size // copies)
+    mesh = init_device_mesh("cpu", grid, **names_of_mesh) if copies > 1 else world()
+    for name in names:
+        with case(optimizer=name):
+            model, optimizer = owned(name, mesh)
+            load(model, optimizer, str(Path(folder, name)))
+            check(model, optimizer, name, begins)
+            train(model, optimizer, range(begins, begins + 1))
+            check(model, optimizer, name, begins + 1)
+            save(model, optimizer, str(Path(to, name)))
+
+
+def passes_on_alone(names: Sequence[str], folder: str, to: str, begins: int) -> None:
+    """The same by a TorchOptimizer in one process."""
+    for name in names:
+        with case(optimizer=name):
+            model, optimizer = alone(name)
+            load(model, optimizer, str(Path(folder, name)))
+            check(model, optimizer, name, begins)
+            train(model, optimizer, range(begins, begins + 1))
+            check(model, optimizer, name, begins + 1)
+            save(model, optimizer, str(Path(to, name)))
+
+
+def on_subgroup(names: Sequence[str], folder: str, begins: int) -> None:
+    """Two ranks of four, whose group ranks are others, load what others saved, and save it."""
+    mesh = DeviceMesh("cpu", [1, 3])
+    group = dist.new_group([1, 3])
+    if dist.get_rank() not in (1, 3):
+        return
+    for name in names:
+        with case(optimizer=name):
+            model, optimizer = owned(name, mesh)
+            load(model, optimizer, str(Path(folder, name)), group)
+            check(model, optimizer, name, begins)
+            train(model, optimizer, range(begins, begins + 1))
+            check(model, optimizer, name, begins + 1)
+
+
+def in_the_background(folder: str) -> None:
+    """``async_save`` has the state of when it was called; training goes on meanwhile."""
+    model, optimizer = owned("soap", world())
+    train(model, optimizer, range(BEFORE))
+    wanted = {name: whole(param).clone() for name, param in model.named_parameters()}
+    state = {"optim": get_optimizer_state_dict(model, optimizer)}
+    done = dcp.async_save(state, checkpoint_id=folder, process_group=dist.new_group())
+    train(model, optimizer, range(BEFORE, BEFORE + 2))
+    done.result()
+    other, again = owned("soap", world())
+    with torch.no_grad():
+        for name, param in other.named_parameters():
+            param.copy_(distribute_tensor(wanted[name], param.device_mesh, param.placements))
+    state = {"optim": get_optimizer_state_dict(other, again)}
+    dcp.load(state, checkpoint_id=folder)
+    set_optimizer_state_dict(other, again, state["optim"])
+    train(other, again, range(BEFORE, BEFORE + 2))
+    for (name, param), one in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(whole(param), whole(one)), name

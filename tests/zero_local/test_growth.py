@@ -1,0 +1,195 @@
+"""What grows with the ranks and the parameters, counted: messages, bytes and calls, never time."""
+
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from functional_optim import chain, clip_by_global_norm, sgd
+from sharding import ZeroRedundancyOptimizer
+from sharding.transport.local import LocalWorld
+from sharding.transport.local_group import LocalGroup
+from sharding.transport.protocol import TransportError
+from sharding.zero import coalescing, dissemination
+from sharding.zero import groups as zero_groups
+from sharding.zero.coalescing import Owned
+from sharding.zero.collective import exchanged
+from sharding.zero.stream import CHUNK_BYTES, parcels
+from tests.choices import case
+from tests.steady import calls_of
+
+CPU = torch.device("cpu")
+
+
+class Sent:
+    """Messages of the exchanges between all ranks, and their bytes, by rank."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.messages: Counter[int] = Counter()
+        self.bytes: Counter[int] = Counter()
+        self._lock, before = threading.Lock(), dissemination.launched
+
+        def launched(
+            what: str,
+            group: dist.ProcessGroup,
+            direction: dissemination.Direction,
+            rank: int,
+            part: Tensor,
+            *more: Any,
+        ) -> Any:
+            if direction is dissemination.Direction.TO:
+                with self._lock:
+                    self.messages[group.rank()] += 1
+                    self.bytes[group.rank()] += part.numel()
+            return before(what, group, direction, rank, part, *more)
+
+        monkeypatch.setattr(dissemination, "launched", launched)
+
+    def clear(self) -> None:
+        """Count anew."""
+        self.messages.clear()
+        self.bytes.clear()
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 7, 16, 33, 64])
+def test_an_exchange_takes_as_many_messages_as_the_logarithm_of_the_ranks(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte comes to each rank once, with one more that says that it is known."""
+    sent = Sent(monkeypatch)
+    wanted = [bytes([rank]) * (rank % 5) for rank in range(size)]
+
+    def of_rank(group: LocalGroup) -> list[bytes]:
+        return exchanged(group, CPU, wanted[group.rank()], "count")
+
+    assert all(found == wanted for found in LocalWorld(size).run(of_rank))
+    rounds = math.ceil(math.log2(size))
+    assert set(sent.messages.values()) == {2 * rounds}  # of lengths, and of bytes
+    length = sum(map(len, wanted))
+    assert sum(sent.bytes.values()) == (size - 1) * (length + 8 * size + 2 * size)
+
+
+@pytest.mark.parametrize("gone", [0, 3, 6])
+def test_all_ranks_of_an_exchange_name_the_one_that_is_gone(gone: int) -> None:
+    """Also those that wait for another rank, which waits for it: that one is not to blame."""
+    told = threading.Barrier(6)  # a rank that had left by then would be gone, too
+
+    def of_rank(group: LocalGroup) -> str:
+        if group.rank() == gone:
+            return ""
+        with pytest.raises(TransportError) as found:
+            exchanged(group, CPU, b"data", "count")
+        told.wait(60.0)
+        return str(found.value)
+
+    for rank, text in enumerate(LocalWorld(7, seconds=5).run(of_rank)):
+        with case(rank=rank):
+            assert rank == gone or f"lost group rank {gone} (global rank {gone}) while" in text
+
+
+def test_plans_that_differ_travel_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once for each rank that has one of them."""
+    sent = Sent(monkeypatch)
+    count = 60
+
+    def of_rank(group: LocalGroup) -> str:
+        names = [f"{'other' if group.rank() == 2 else 'layer'}.{k}" for k in range(count)]
+        params = [(name, nn.Parameter(torch.ones(3))) for name in names]
+        with pytest.raises(ValueError, match="different parameters or plans") as found:
+            ZeroRedundancyOptimizer(params, torch.optim.SGD, group)
+        return str(found.value)
+
+    for_each = []
+    for size in (4, 8, 32):
+        sent.clear()
+        texts = LocalWorld(size).run(of_rank)
+        assert all("group rank 2 (global rank 2) against group rank 0" in one for one in texts)
+        for_each.append(sum(sent.bytes.values()) / size)
+    # Digests, lengths and marks are some bytes for each rank.
+    assert for_each[2] - for_each[0] < 28 * 400
+    assert for_each[2] < 3 * for_each[0]
+
+
+def test_a_total_takes_a_number_for_each_parameter_on_any_number_of_ranks() -> None:
+    sizes: list[list[int]] = []
+    before = dist.all_reduce
+
+    def of_rank(group: LocalGroup) -> int:
+        params = [nn.Parameter(torch.ones(2)) for _ in range(40)]
+        optimizer = chain(clip_by_global_norm(1.0), sgd(lr=0.1))
+        zero = ZeroRedundancyOptimizer(params, optimizer, group)
+        for one in params:
+            one.grad = torch.ones(2)
+        zero.step()
+        return len(zero.owned)
+
+    for size in (2, 8, 32):
+        seen: list[int] = []
+
+        def noted(tensor: Tensor, *more: Any, seen: list[int] = seen, **options: Any) -> Any:
+            seen.append(tensor.numel())
+            return before(tensor, *more, **options)
+
+        with mock.patch.object(zero_groups.dist, "all_reduce", noted):
+            assert sum(LocalWorld(size).run(of_rank)) == 40
+        sizes.append(sorted(set(seen)))
+        assert len(seen) == size
+    assert sizes == [[40]] * 3
+
+
+class Asked(Owned):
+    """A tensor that counts how often somebody asks who owns it."""
+
+    count = 0
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]
+        """The owner."""
+        type(self).count += 1
+        return self[1]
+
+
+def test_coalescing_asks_each_tensor_as_often_on_any_number_of_ranks() -> None:
+    counts = []
+    for size in (4, 4096):
+        Asked.count = 0
+        small = [Asked(torch.ones(2), k % size) for k in range(50)]
+        (found,) = coalescing.planned([], small, size).coalesced
+        assert len(found.ranges) == size and found.length == 100
+        counts.append(Asked.count)
+    assert counts[0] == counts[1]
+
+
+def test_the_state_of_many_parameters_is_collected_in_few_messages() -> None:
+    for count in (1, 100, 1000):
+        assert len(list(parcels([torch.ones(25)] * count))) == 1
+    large = [torch.zeros(CHUNK_BYTES + 1, dtype=torch.uint8), torch.ones(3)]
+    assert [[one.numel() for one in parts] for parts in parcels(large)] == [
+        [CHUNK_BYTES],
+        [1, 12],
+    ]
+
+
+def stepped(count: int, optimizer: Callable[[], Any]) -> ZeroRedundancyOptimizer:
+    """Return an optimizer whose steps are planned."""
+    params = [nn.Parameter(torch.ones(3)) for _ in range(count)]
+    zero = ZeroRedundancyOptimizer(params, optimizer(), LocalWorld(1).groups[0])
+    for one in params:
+        one.grad = torch.ones(3)
+    for _ in range(4):
+        zero.step()
+    return zero
+
+
+@pytest.mark.parametrize("package", ["sharding", "functional_optim"])
+def test_a_step_takes_as_many_calls_for_many_parameters_as_for_few(package: str) -> None:
+    """No Python of ours runs for each parameter."""
+    few, many = (stepped(count, lambda: sgd(lr=0.1, momentum=0.9)) for count in (10, 300))
+    assert calls_of(few.step, package) == calls_of(many.step, package)
