@@ -13,7 +13,7 @@ from functional_optim.core.state import LeafState, map_state
 from functional_optim.core.torch_state import from_entries, has_begun, kept_dtypes, to_entries
 from functional_optim.frontends.recipe import GroupChain
 from functional_optim.optimizer.bound_buffer import copy_states, keeps_flat_state
-from functional_optim.plan.counts import is_count
+from functional_optim.plan.step_counts import is_count
 
 AT_ONCE = 1 << 18
 """Elements of which state is made at once: what is encoded is made in float32 first."""

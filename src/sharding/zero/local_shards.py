@@ -8,7 +8,7 @@ from torch import Tensor
 
 from functional_optim.core.state import LeafState
 from functional_optim.frontends.recipe import Chains, GroupChain
-from functional_optim.plan.counts import beside
+from functional_optim.plan.step_counts import beside
 from sharding.shard_plan import ShardPlan
 from sharding.zero.gradients import gradient_of
 from sharding.zero.group_recipes import GroupRecipes
