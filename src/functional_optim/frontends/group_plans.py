@@ -13,6 +13,7 @@ from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState
 from functional_optim.frontends.torch_flat import Entries, Group
 from functional_optim.kernels import EXECUTORS, Executor, in_place
+from functional_optim.native import LOOPS
 from functional_optim.plan import StepPlan, engine
 from functional_optim.plan.composed.steps import mask_of
 from functional_optim.plan.guard import grads_of
@@ -60,12 +61,8 @@ class _Listed(NamedTuple):
         grads: list[Any] = gradients(params)
         mask = mask_of(grads)
         given = grads if mask is None else [one for one in grads if one is not None]
-        dicts = dicts_of(state, params)
-        values = chain.from_iterable(map(dict.values, dicts))
-        tensors = [*params, *values, *given]
-        return cls(
-            list(map(len, lists)), mask, list(chain.from_iterable(dicts)), tensors, len(given)
-        )
+        keys, values = _entries_of(list(dicts_of(state, params)))
+        return cls(list(map(len, lists)), mask, keys, [*params, *values, *given], len(given))
 
 
 class _GroupPlan:
@@ -278,6 +275,15 @@ class GroupTensors:
         """Return True if all of these tensors are entries, so that they stay from step to step."""
         held = {id(value) for value in self._entries}
         return all(id(one) in held for one in tensors)
+
+
+def _entries_of(dicts: list[dict[str, Any]]) -> tuple[list[str], list[Any]]:
+    """Return the keys of all dicts, and their values."""
+    loops = LOOPS.loaded
+    if loops is not None and {dict}.issuperset(map(type, dicts)):
+        return loops.entries(dicts)
+    values = chain.from_iterable(map(dict.values, dicts))
+    return list(chain.from_iterable(dicts)), list(values)
 
 
 def _values_of(state: Entries, params: Sequence[Tensor]) -> list[Any]:

@@ -53,6 +53,10 @@ class Loops(Protocol):
         """Copy tensors to the places; False, with nothing written, where Python has to."""
         ...
 
+    def entries(self, dicts: list[dict[str, Any]], /) -> tuple[list[str], list[Any]]:
+        """Return the keys of all dicts, and their values."""
+        ...
+
     def walk(self, tree: Any, /) -> tuple[list[Any], list[Any]] | None:
         """Return the tensors of a tree, and its form: the class and length of each container.
 

@@ -244,8 +244,43 @@ PyObject* copy(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Py_RETURN_TRUE;
 }
 
+// entries(dicts) -> the keys of all dicts, and their values, each as a list
+PyObject* entries(PyObject*, PyObject* list) {
+  if (!PyList_CheckExact(list)) {
+    PyErr_SetString(PyExc_TypeError, "entries() takes a list of dicts");
+    return nullptr;
+  }
+  const Py_ssize_t length = PyList_GET_SIZE(list);
+  Py_ssize_t size = 0;
+  for (Py_ssize_t i = 0; i < length; ++i) {
+    if (!PyDict_CheckExact(PyList_GET_ITEM(list, i))) {
+      PyErr_SetString(PyExc_TypeError, "entries() takes a list of dicts");
+      return nullptr;
+    }
+    size += PyDict_GET_SIZE(PyList_GET_ITEM(list, i));
+  }
+  PyObject* keys = PyList_New(size);
+  PyObject* values = keys == nullptr ? nullptr : PyList_New(size);
+  if (values == nullptr) {
+    Py_XDECREF(keys);
+    return nullptr;
+  }
+  Py_ssize_t k = 0;
+  for (Py_ssize_t i = 0; i < length; ++i) {
+    PyObject *key, *value;
+    Py_ssize_t place = 0;
+    while (k < size && PyDict_Next(PyList_GET_ITEM(list, i), &place, &key, &value)) {
+      PyList_SET_ITEM(keys, k, Py_NewRef(key));
+      PyList_SET_ITEM(values, k, Py_NewRef(value));
+      ++k;
+    }
+  }
+  return Py_BuildValue("(NN)", keys, values);
+}
+
 PyMethodDef methods[] = {
     {"remember", remember, METH_O, nullptr},
+    {"entries", entries, METH_O, nullptr},
     {"hold", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(hold)), METH_FASTCALL, nullptr},
     {"bump", bump, METH_O, nullptr},
     {"grads", grads, METH_O, nullptr},
