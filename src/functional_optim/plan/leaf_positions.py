@@ -59,7 +59,8 @@ def rows_of(
         grads: positions of the gradients. They are not looked for: two leaves that have one
             gradient now may have two at the next step.
     """
-    places = {id(one): k for k, one in enumerate(tensors)}
+    last = len(tensors) - 1  # the first position counts: a gradient may be the parameter itself
+    places = {id(one): last - k for k, one in enumerate(reversed(tensors))}
 
     def place(tensor: Tensor) -> Any:
         return places[id(tensor)]

@@ -137,11 +137,13 @@ class StepPlan:
         self._alone = alone
         self._kinds = kinds_of([tensors[k] for k in alone])
         slots = [-1] * len(tensors)
-        for slot, k in enumerate(k for own in members for index in own for k in rows[index].all):
+        places = [k for own in members for index in own for k in rows[index].all]
+        for slot, k in enumerate(places):
             slots[k] = slot
         self._slots = slots
         loops = loops_for(len(tensors))
-        self._laid: tuple[Any, Any] = loops, self._lay_out(loops, tensors)
+        are_apart = len({*places}) == len(places)  # else a kernel would find no pointer
+        self._laid: tuple[Any, Any] = loops, self._lay_out(loops, tensors) if are_apart else None
         self._steps = 0
 
     def _fixed(self, tensors: list[Any]) -> list[Any]:

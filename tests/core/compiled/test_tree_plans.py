@@ -541,3 +541,28 @@ def test_threads_share_a_plan() -> None:
     for number in range(4):
         want = train(number, optimizer.using(executor="reference"))
         assert_same(list(found[number]), list(want))
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_parameters_that_are_their_own_gradients_are_stepped(name: str) -> None:
+    """A position is that of the parameter, and the gradient has its own."""
+    optimizer = TABLE[name].factory()
+    params = {key: normal(4, 3, seed=k) for k, key in enumerate("ab")}
+    by_reference = optimizer.using(executor="reference")
+    want, state = params, optimizer.init(params)
+    kept = state
+    for _ in range(4):
+        want, kept = by_reference.update(want, want, kept)
+        params, state = optimizer.update(params, params, state)
+        assert_same((params, state), (want, kept))
+
+
+def test_options_that_a_plan_of_other_shapes_refuses_are_for_another_plan() -> None:
+    """The leaves of a plan are not those of a step by other options."""
+    steps: Any = (({}, (4, 3)), ({"batch_axes": 1}, (2, 4, 3)), ({}, (4, 3)))
+    for options, shape in steps:
+        optimizer = muon(**options)
+        params = {"a": normal(*shape, seed=1)}
+        state = optimizer.init(params)
+        for _ in range(3):
+            params, state = optimizer.update(params, {"a": normal(*shape, seed=2)}, state)
