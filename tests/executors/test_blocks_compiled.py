@@ -78,17 +78,17 @@ def test_the_end_of_a_chunk_is_not_a_block_of_something_else() -> None:
 def test_a_lone_element_does_not_stand_for_longer_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it has per block looks like what it has per element."""
     asked: list[tuple[int, int]] = []
-    step_table = ChunkExecutor.step_table
+    bind_table = ChunkExecutor.bind_table
 
-    def noted(self: ChunkExecutor, stages: Any, like: Any, table: Any, totals: Any) -> bool:
-        asked.append((like.param.numel(), table.leaves))
-        return step_table(self, stages, like, table, totals)
+    def noted(self: ChunkExecutor, stages: Any, like: Any, elements: int) -> Any:
+        asked.append((like.param.numel(), elements))
+        return bind_table(self, stages, like, elements)
 
-    monkeypatch.setattr(ChunkExecutor, "step_table", noted)
+    monkeypatch.setattr(ChunkExecutor, "bind_table", noted)
     given = [noise(k, size) for k, size in enumerate((1, 5000, 300))]
     plain = EIGHT_BITS.using(executor="reference")
     want, _ = plain.update(given, given, EIGHT_BITS.init(given))
     found = [one.clone() for one in given]
     EIGHT_BITS.using(executor="auto").update_(found, given, EIGHT_BITS.init(found))
-    assert asked == [(5000, 3)]
+    assert asked[0] == (5000, 5301)
     assert_same(found, want)

@@ -228,6 +228,7 @@ class ChunkExecutor(Executor):
         if self.exact and like.param.dtype.itemsize <= 2:
             return packs.bind_each(self.bind_chunk, stages, like, columns, totals)
         if like.entries is None or "packs" not in like.entries:
+            self.bind_chunk(stages, like, totals)  # a kernel says more of what it refuses
             self.validate(stages, like, totals)
         return packs.bind_packs(self.bind_chunk, stages, like, columns, totals)
 

@@ -169,7 +169,9 @@ class StepPlan:
             count = loops.common(list(chunk.take_steps(tensors)))
             if count is None or count is False:
                 return False
-        return layout is not None and loops.hold(layout, self._fixed(tensors), False)
+        if layout is None or any(_is_dense(tensors[k]) for k in self._loose):
+            return False  # a plan that steps these together is to be made
+        return bool(loops.hold(layout, self._fixed(tensors), False))
 
     def _locate(self, tensors: list[Tensor]) -> bytes | None:
         loops, layout = self._laid
@@ -255,6 +257,8 @@ class StepPlan:
     def _others_hold(self, tensors: list[Tensor], numbers: Numbers | None) -> bool:
         """Return True if leaves that are stepped alone are such as they were."""
         if kinds_of([tensors[k] for k in self._alone]) != self._kinds:
+            return False
+        if any(_is_dense(tensors[k]) for k in self._loose):
             return False
         loose = [tensors[k] for k in self._loose if type(tensors[k]) in PLAIN]
         if loose and not _are_apart(loose, self._fixed(tensors)):

@@ -60,18 +60,18 @@ def steps(
 def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the stacks that are stepped."""
     found: list[int] = []
-    plain, bound = stacked.step_stack, bound_leaves._Together.step
+    plain, bound = stacked.step_stack, bound_leaves._step_together
 
     def counted(steps: Any, stages: Any, stack: Any, totals: Any) -> None:
         found.append(len(stack))
         plain(steps, stages, stack, totals)
 
-    def counted_bound(stack: Any, gradients: Any, rest: Any) -> None:
-        found.append(len(stack.places))
-        bound(stack, gradients, rest)
+    def counted_bound(known: Any, columns: Any, rest: Any) -> None:
+        found.append(len(columns[0]))
+        bound(known, columns, rest)
 
     monkeypatch.setattr(stacked, "step_stack", counted)
-    monkeypatch.setattr(bound_leaves._Together, "step", counted_bound)
+    monkeypatch.setattr(bound_leaves, "_step_together", counted_bound)
     return found
 
 
