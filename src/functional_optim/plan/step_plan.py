@@ -242,8 +242,13 @@ class StepPlan:
         return self._leaves(range(len(self._items)), list(gradients), hypers, None)[0]
 
     def holds(self) -> bool:
-        """Return True if leaves are what they were."""
-        if not self._has_common_counts():
+        """Return True if leaves are what they were, and those of each chunk count alike."""
+        for chunk in self._chunks:
+            made = chunk.counts.common()
+            if made is None or not (made or self._may_begin):
+                return False
+            chunk.made = made
+        if self._others and not self._others_hold():
             return False
         return not self._tensors or self._guard.hold(self._tensors)
 
@@ -251,15 +256,6 @@ class StepPlan:
         """Return True if the plan holds, for a caller that has read the step counts."""
         there = self._guard.hold(self._tensors) if self._tensors else True
         return there and (not self._others or self._others_hold())
-
-    def _has_common_counts(self) -> bool:
-        """Return True if the leaves of each chunk have equal step counts."""
-        for chunk in self._chunks:
-            made = chunk.counts.common()
-            if made is None or not (made or self._may_begin):
-                return False
-            chunk.made = made
-        return not self._others or self._others_hold()
 
     def _others_hold(self) -> bool:
         started = self._may_begin or all(int(self._items[k].state.step) for k in self._others)
