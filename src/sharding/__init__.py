@@ -24,8 +24,8 @@ from sharding.policies import (
     sliced,
     two_resource,
 )
-from sharding.policies.removed import REMOVED as _REMOVED
-from sharding.policies.removed import removed as _removed
+from sharding.policies.replacements import REMOVED as _REMOVED
+from sharding.policies.replacements import removed as _removed
 from sharding.problem import Assignment, Problem
 from sharding.report import Report
 from sharding.resharding import RangeCopy, reshard

@@ -8,7 +8,7 @@ from sharding.spec import BlockSpec, ParameterSpec, Specs
 
 
 class Units(NamedTuple):
-    """What is owned as a whole or cut between elements: columns of one length."""
+    """Columns of one length: parameters or blocks, each of which a policy gives to ranks."""
 
     specs: Specs
     """A spec for each unit: of a parameter, or a :class:`~sharding.spec.BlockSpec`."""

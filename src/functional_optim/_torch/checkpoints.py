@@ -1,4 +1,4 @@
-"""What ``.metadata`` of ``torch.distributed.checkpoint`` names beside public classes."""
+"""Private names that ``.metadata`` of ``torch.distributed.checkpoint`` contains."""
 
 from typing import Any
 

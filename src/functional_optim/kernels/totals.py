@@ -45,8 +45,16 @@ def total_of(stage: Stage, gradients: list[Tensor], *, on_device: bool = False) 
         return added(map(stage.measure, gradients))
     if not numbers.is_cpu:
         return numbers.to(torch.float64).sum()
-    # No sum(): it need not go in order.
-    total = functools.reduce(operator.add, numbers.tolist(), 0.0)
+    return sum_in_order(numbers.tolist())
+
+
+def sum_in_order(numbers: Iterable[float]) -> Tensor:
+    """Return the sum of numbers, added from the first to the last: a 0-d float64 tensor.
+
+    All totals are added up here, so they have the same bits on one process and on many. Python's
+    ``sum()`` promises no order.
+    """
+    total = functools.reduce(operator.add, numbers, 0.0)
     return torch.tensor(total, dtype=torch.float64, device="cpu")
 
 

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
-from functools import reduce
-from operator import add
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +15,7 @@ from functional_optim.frontends.local_optimizer import Foreign
 from functional_optim.frontends.loss_scale import unscaled
 from functional_optim.frontends.recipe import ComposedRecipe, Recipe
 from functional_optim.frontends.torch_checkpoint import own_copy
+from functional_optim.kernels.totals import sum_in_order
 from functional_optim.remote.counters import Counters
 from functional_optim.remote.errors import all_of, failed, settled
 from functional_optim.remote.options import AcknowledgedOptions, MissingOptionsError, Numbered
@@ -300,8 +299,7 @@ def _total(found: Sequence[Any]) -> Tensor:
     """The sum of numbers; for rows, of each column."""
     if isinstance(found[0], list):
         return torch.stack([_total(column) for column in zip(*found, strict=True)])
-    # One after the other, which sum() does not promise.
-    return torch.tensor(reduce(add, found, 0.0), dtype=torch.float64, device="cpu")
+    return sum_in_order(found)
 
 
 def _placed(given: tuple[Any, ...], options: Any) -> tuple[Any, ...]:

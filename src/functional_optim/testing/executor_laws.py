@@ -20,9 +20,9 @@ from functional_optim.core.state import State
 from functional_optim.kernels import is_measured
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.optimizer import Optimizer
-from functional_optim.testing.coarsest import coarsest_of
 from functional_optim.testing.compare import require_same, snapshot
 from functional_optim.testing.compiled_executor import COMPILED
+from functional_optim.testing.compute_dtype import coarsest_of
 from functional_optim.testing.runs import Grads, Params, Run, replay_steps
 from functional_optim.testing.subject import Subject
 

@@ -18,7 +18,6 @@ from functional_optim.core.state import State
 from functional_optim.core.views import real_view
 from functional_optim.kernels import needs_total
 from functional_optim.optimizer import Optimizer
-from functional_optim.testing.coarsest import coarsest_of
 from functional_optim.testing.compare import (
     require_near,
     require_same,
@@ -34,6 +33,7 @@ from functional_optim.testing.composition_laws import (
     partitioned,
     skipping,
 )
+from functional_optim.testing.compute_dtype import coarsest_of
 from functional_optim.testing.executor_laws import (
     any_history,
     auto_is_reference,

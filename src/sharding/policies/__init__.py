@@ -8,7 +8,7 @@ from sharding.policies.elements import elements
 from sharding.policies.greedy import greedy
 from sharding.policies.hierarchical import WITHIN, hierarchical
 from sharding.policies.largest_first import largest_first
-from sharding.policies.removed import REMOVED, removed
+from sharding.policies.replacements import REMOVED, removed
 from sharding.policies.sliced import sliced
 from sharding.policies.two_resource import two_resource
 from sharding.problem import Policy

@@ -9,7 +9,7 @@ from sharding.policies.contiguous import contiguous
 from sharding.policies.elements import elements
 from sharding.policies.greedy import greedy
 from sharding.policies.largest_first import largest_first
-from sharding.policies.removed import REMOVED, removed
+from sharding.policies.replacements import REMOVED, removed
 from sharding.policies.sliced import sliced
 from sharding.policies.two_resource import two_resource
 from sharding.problem import Assignment, Policy, Problem, checked_int

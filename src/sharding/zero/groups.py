@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from functional_optim.kernels.totals import sum_in_order
 from sharding.shard_plan import ShardPlan
 from sharding.transport import Transport, make_transport
 from sharding.transport.groups import sub_group
@@ -92,8 +93,5 @@ def largest(vector: Tensor, group: dist.ProcessGroup, device: torch.device) -> T
 
 
 def in_order(vector: Tensor) -> Tensor:
-    """The sum of a vector from its first element to its last."""
-    total = 0.0
-    for value in vector.tolist():
-        total += value
-    return torch.tensor(total, dtype=torch.float64, device="cpu")
+    """Return the sum of a vector, as one process adds up its elements."""
+    return sum_in_order(vector.tolist())

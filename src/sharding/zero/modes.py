@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class Mode(Protocol):
-    """What ``step()``, ``clip_grad_norm_()`` and ``join_hook()`` do."""
+    """Behaviour of ``step()``, ``clip_grad_norm_()`` and ``join_hook()``."""
 
     def step(self, zero: Any, make: Callable[[], Any]) -> Any:
         """Answer a call of ``step()``; ``make`` makes a step on all ranks."""

@@ -40,12 +40,12 @@ class ShardOptimizer(torch.optim.Optimizer):
 
     @property
     def local(self) -> ShardSteps:
-        """The same as a local optimizer, which is given its gradients and reads no ``.grad``."""
+        """Return the local optimizer of the shard, whose steps are given gradients."""
         return self._local
 
     @property
     def composed(self) -> ComposedShards | None:
-        """What steps all shards at once, where numbers are kept for all parameters."""
+        """Return the steps of all shards at once; None if each group is stepped alone."""
         return self._local.composed
 
     @property

@@ -58,7 +58,7 @@ class ShardSteps:
         self.param_groups: list[Any] = [*param_groups]
         self.account = Account()
         self.composed: ComposedShards | None = None
-        """What steps all shards at once, where numbers are kept for all parameters."""
+        """Steps of all shards at once; None if each group is stepped alone."""
         self._lock = threading.RLock()
         self._plans: dict[tuple[LocalShard, ...], ShardPlans] = {}
         self._every: ShardPlans | None = None

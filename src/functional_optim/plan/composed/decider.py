@@ -23,6 +23,7 @@ from functional_optim.core.local_shards import RankSums
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState, Shared
 from functional_optim.kernels import Executor, needs_total
+from functional_optim.kernels.totals import sum_in_order
 from functional_optim.numeric import larger
 from functional_optim.plan import reduction
 from functional_optim.plan.composed.leaf_inputs import LeafInputs
@@ -266,8 +267,8 @@ class Decider:
                 tensors[k] = one.reshape(-1)
         if not tensors:
             columns = zip(*map(numbers.__getitem__, sorted(numbers)), strict=True)
-            sums = [functools.reduce(operator.add, column, 0.0) for column in columns]
-            total = torch.tensor(sums, dtype=torch.float64, device="cpu") if sums else None
+            sums = list(map(sum_in_order, columns))
+            total = torch.stack(sums) if sums else None
         else:
             like: Any = {"dtype": torch.float64, "device": "cpu"}
             tensors |= {k: torch.tensor(row, **like) for k, row in numbers.items()}

@@ -85,7 +85,7 @@ class Statistical:
     Example::
 
         >>> import torch
-        >>> from hooks.averaging.compression import Statistical
+        >>> from hooks.averaging.contrib import Statistical
         >>> two, flat = Statistical(bits=2), torch.tensor([-5.0, -1.0, -1.5, 1.0, 1.5, 5.0])
         >>> two.payload_bytes(6)
         18
