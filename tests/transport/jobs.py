@@ -189,6 +189,16 @@ def _groups_of_one() -> list[bool]:
     return found
 
 
+def dropped_groups(times: int = 30) -> int:
+    """Count sub-groups that were made, each dropped by its owner at once."""
+    world, rank = dist.group.WORLD, dist.get_rank()
+    assert world is not None
+    for _ in range(times):
+        sub_group(world, [rank // 2 * 2, rank // 2 * 2 + 1])
+        sub_group(world, ranks_of(world))
+    return times
+
+
 def different_counts() -> str | None:
     """What torch makes by the number of groups is refused where ranks know different numbers."""
     others = dist.new_group([0, 1])

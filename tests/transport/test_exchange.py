@@ -90,6 +90,12 @@ def test_group_ranks_are_not_global_ranks(runs: Runs) -> None:
             assert [one["operations"] for one in seen] == [0, operations, 0, operations]
 
 
+def test_groups_dropped_at_once() -> None:
+    """A rank's drop closes no connection that another is still opening."""
+    [outcomes] = run_ranks({"dropped": Job(jobs.dropped_groups, {})}, ranks=4, seconds=120).values()
+    assert [outcome.result() for outcome in outcomes] == [30] * 4
+
+
 def test_groups_of_one_rank() -> None:
     both = {
         name: Job(jobs.groups_of_one, {"by_torch": name == "made"}) for name in ("split", "made")

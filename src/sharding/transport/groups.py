@@ -149,6 +149,9 @@ def sub_group(group: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessGroup:
     )
     assert isinstance(part, dist.ProcessGroup), "this rank is a member"
     SPLIT_GROUPS[part] = SplitGroup(list(ranks), by_device)
+    # A rank is ready when its own connections are open, while another may still be opening one to
+    # it: dropped by its owner now, the group would close that.
+    _greatest(part, 0, device)
     return part
 
 
