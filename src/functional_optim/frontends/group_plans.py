@@ -15,8 +15,7 @@ from functional_optim.frontends.torch_flat import Entries, Group
 from functional_optim.kernels import EXECUTORS, Executor, in_place
 from functional_optim.native import LOOPS
 from functional_optim.plan import StepPlan, engine
-from functional_optim.plan.composed.steps import mask_of
-from functional_optim.plan.guard import grads_of
+from functional_optim.plan.guard import grads_of, mask_of
 from functional_optim.plan.item import Item
 from functional_optim.plan.leaf_positions import rows_of
 from functional_optim.plan.step_plan import Steps
@@ -61,7 +60,7 @@ class _Listed(NamedTuple):
         grads: list[Any] = gradients(params)
         mask = mask_of(grads)
         given = grads if mask is None else [one for one in grads if one is not None]
-        keys, values = _entries_of(list(dicts_of(state, params)))
+        keys, values = _entries_of(state, params)
         return cls(list(map(len, lists)), mask, keys, [*params, *values, *given], len(given))
 
 
@@ -277,13 +276,14 @@ class GroupTensors:
         return all(id(one) in held for one in tensors)
 
 
-def _entries_of(dicts: list[dict[str, Any]]) -> tuple[list[str], list[Any]]:
-    """Return the keys of all dicts, and their values."""
+def _entries_of(state: Entries, params: list[Tensor]) -> tuple[list[str], list[Any]]:
+    """Return the keys of the dicts of these parameters, and their values."""
     loops = LOOPS.loaded
-    if loops is not None and {dict}.issuperset(map(type, dicts)):
-        return loops.entries(dicts)
-    values = chain.from_iterable(map(dict.values, dicts))
-    return list(chain.from_iterable(dicts)), list(values)
+    found = None if loops is None or not isinstance(state, dict) else loops.entries(state, params)
+    if found is not None:
+        return found
+    dicts = list(dicts_of(state, params))
+    return list(chain.from_iterable(dicts)), list(chain.from_iterable(map(dict.values, dicts)))
 
 
 def _values_of(state: Entries, params: Sequence[Tensor]) -> list[Any]:

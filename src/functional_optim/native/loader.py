@@ -33,19 +33,23 @@ class Loops(Protocol):
         """Return True if tensors are like those remembered, and, if asked, in the same memory."""
         ...
 
-    def bump(self, tensors: list[Any], /) -> None:
-        """Tell autograd that tensors were written to."""
+    def bump(self, tensors: list[Any], positions: list[int] = ..., /) -> None:
+        """Tell autograd that tensors, all or those at some positions, were written to."""
         ...
 
     def grads(self, tensors: list[Any], /) -> list[Any] | None:
         """The gradient of each, or None; None in place of the list where Python has to ask."""
         ...
 
-    def advance_each(self, counts: list[Any], /) -> bool:
+    def mask(self, values: list[Any], /) -> bytes | None:
+        """Return a byte for each value, 0 where it is None; None if no value is."""
+        ...
+
+    def advance_each(self, counts: list[Any], positions: list[int] = ..., /) -> bool:
         """Add one to each whole number in each tensor; False, with nothing done, if it cannot."""
         ...
 
-    def common(self, counts: list[Any], /) -> Any:
+    def common(self, counts: list[Any], positions: list[int] = ..., /) -> Any:
         """The whole number that all tensors hold; None where they differ, False if it cannot."""
         ...
 
@@ -53,8 +57,13 @@ class Loops(Protocol):
         """Copy tensors to the places; False, with nothing written, where Python has to."""
         ...
 
-    def entries(self, dicts: list[dict[str, Any]], /) -> tuple[list[str], list[Any]]:
-        """Return the keys of all dicts, and their values."""
+    def entries(
+        self, state: dict[Any, Any], params: list[Any], /
+    ) -> tuple[list[str], list[Any]] | None:
+        """Return the keys of the dicts of parameters, and their values.
+
+        None unless the state holds a dict for each parameter, in this order, and nothing else.
+        """
         ...
 
     def walk(self, tree: Any, /) -> tuple[list[Any], list[Any]] | None:
@@ -71,14 +80,18 @@ class Loops(Protocol):
             tensors: that a step reads or writes.
             written: for each, whether the step writes to it.
             slots: for each, the position of its pointer in the table, or -1.
+
+        Raises:
+            ValueError: a slot of the table that belongs to no tensor, or to two.
         """
         ...
 
-    def locate(self, layout: Any, tensors: list[Any], /) -> bytes | None:
+    def locate(self, layout: Any, tensors: list[Any], kept: int, /) -> bytes | None:
         """Return the pointers of tensors.
 
         None if a layout changed, a written tensor is an inference tensor or computed by autograd,
-        or it shares memory with another tensor. Memory is compared only if an address changed.
+        or it shares memory with another tensor. Memory is compared only if an address changed. The
+        first ``kept`` tensors are not looked at: they are as the last call found them.
         """
         ...
 

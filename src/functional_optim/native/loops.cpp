@@ -62,20 +62,50 @@ PyObject* hold(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Py_RETURN_TRUE;
 }
 
-// bump(tensors): tell autograd that they were written to
-PyObject* bump(PyObject*, PyObject* list) {
-  if (!PyList_CheckExact(list)) {
-    PyErr_SetString(PyExc_TypeError, "bump() takes a list of tensors");
+// The tensors that a function is asked about: some of a list, or all of it.
+struct Some {
+  PyObject* list = nullptr;
+  std::vector<Py_ssize_t> places;
+  Py_ssize_t size = 0;
+
+  // The arguments are a list and, where only some of it is meant, a list of positions.
+  bool read(PyObject* const* args, Py_ssize_t count, const char* error) {
+    const bool some = count == 2;
+    if ((count != 1 && !some) || !PyList_CheckExact(args[0]) || (some && !PyList_CheckExact(args[1]))) {
+      PyErr_SetString(PyExc_TypeError, error);
+      return false;
+    }
+    list = args[0];
+    size = PyList_GET_SIZE(some ? args[1] : list);
+    places.resize(size);
+    for (Py_ssize_t i = 0; i < size; ++i) {
+      places[i] = some ? PyLong_AsSsize_t(PyList_GET_ITEM(args[1], i)) : i;
+      if (places[i] < 0 || places[i] >= PyList_GET_SIZE(list)) {
+        if (PyErr_Occurred() == nullptr) {
+          PyErr_SetString(PyExc_IndexError, "a position is not one of the list");
+        }
+        return false;
+      }
+    }
+    return true;
+  }
+
+  PyObject* operator[](Py_ssize_t i) const { return PyList_GET_ITEM(list, places[i]); }
+};
+
+// bump(tensors[, positions]): tell autograd that they were written to
+PyObject* bump(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  Some some;
+  if (!some.read(args, count, "bump() takes a list of tensors, and perhaps one of positions")) {
     return nullptr;
   }
-  const Py_ssize_t length = PyList_GET_SIZE(list);
   try {
     Py_ssize_t i = 0;
-    for (; i < length && THPVariable_Check(PyList_GET_ITEM(list, i)); ++i) {
-      fetch_ahead(list, i, length, true);
-      THPVariable_Unpack(PyList_GET_ITEM(list, i)).unsafeGetTensorImpl()->bump_version();
+    for (; i < some.size && THPVariable_Check(some[i]); ++i) {
+      fetch_ahead(some.list, some.places[i], PyList_GET_SIZE(some.list), true);
+      THPVariable_Unpack(some[i]).unsafeGetTensorImpl()->bump_version();
     }
-    if (i == length) {
+    if (i == some.size) {
       Py_RETURN_NONE;
     }
   } catch (const std::exception&) {
@@ -138,23 +168,29 @@ int64_t* numbers_of(PyObject* object) {
 
 int64_t count_of(PyObject* object) { return plain(object)->numel(); }
 
-// common(counts) -> the whole number that all of these tensors hold, None where they differ; False
-// where one of them is no plain contiguous tensor of such numbers
-PyObject* common(PyObject*, PyObject* list) {
-  if (!PyList_CheckExact(list) || PyList_GET_SIZE(list) == 0) {
-    PyErr_SetString(PyExc_TypeError, "common() takes a list of tensors");
+// common(tensors[, positions]) -> the whole number that all of these hold, None where they differ;
+// False where one of them is no plain contiguous tensor of such numbers
+PyObject* common(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  const char* error = "common() takes a list of tensors, and perhaps one of positions; not none";
+  Some some;
+  if (!some.read(args, count, error)) {
+    return nullptr;
+  }
+  if (some.size == 0) {
+    PyErr_SetString(PyExc_TypeError, error);
     return nullptr;
   }
   try {
     bool same = true;
     int64_t first = 0;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
-      const int64_t* numbers = numbers_of(PyList_GET_ITEM(list, i));
+    for (Py_ssize_t i = 0; i < some.size; ++i) {
+      fetch_ahead(some.list, some.places[i], PyList_GET_SIZE(some.list));
+      const int64_t* numbers = numbers_of(some[i]);
       if (numbers == nullptr) {
         Py_RETURN_FALSE;
       }
       first = i == 0 ? *numbers : first;
-      for (int64_t k = 0; same && k < count_of(PyList_GET_ITEM(list, i)); ++k) {
+      for (int64_t k = 0; same && k < count_of(some[i]); ++k) {
         same = numbers[k] == first;
       }
     }
@@ -167,25 +203,23 @@ PyObject* common(PyObject*, PyObject* list) {
   Py_RETURN_NONE;
 }
 
-// advance_each(counts) -> whether one was added to each whole number that each of these tensors holds;
-// if not, to none
-PyObject* advance_each(PyObject*, PyObject* list) {
-  if (!PyList_CheckExact(list)) {
-    PyErr_SetString(PyExc_TypeError, "advance_each() takes a list of tensors");
+// advance_each(tensors[, positions]) -> whether one was added to each whole number that each of these
+// holds; if not, to none
+PyObject* advance_each(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  Some some;
+  if (!some.read(args, count, "advance_each() takes a list of tensors, and perhaps one of positions")) {
     return nullptr;
   }
-  const Py_ssize_t length = PyList_GET_SIZE(list);
   try {
-    for (Py_ssize_t i = 0; i < length; ++i) {
-      if (numbers_of(PyList_GET_ITEM(list, i)) == nullptr) {
+    for (Py_ssize_t i = 0; i < some.size; ++i) {
+      if (numbers_of(some[i]) == nullptr) {
         Py_RETURN_FALSE;
       }
     }
-    for (Py_ssize_t i = 0; i < length; ++i) {
-      PyObject* object = PyList_GET_ITEM(list, i);
-      THPVariable_Unpack(object).unsafeGetTensorImpl()->bump_version();
-      int64_t* numbers = numbers_of(object);
-      for (int64_t k = 0; k < count_of(object); ++k) {
+    for (Py_ssize_t i = 0; i < some.size; ++i) {
+      THPVariable_Unpack(some[i]).unsafeGetTensorImpl()->bump_version();
+      int64_t* numbers = numbers_of(some[i]);
+      for (int64_t k = 0; k < count_of(some[i]); ++k) {
         ++numbers[k];
       }
     }
@@ -244,53 +278,84 @@ PyObject* copy(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Py_RETURN_TRUE;
 }
 
-// entries(dicts) -> the keys of all dicts, and their values, each as a list
-PyObject* entries(PyObject*, PyObject* list) {
-  if (!PyList_CheckExact(list)) {
-    PyErr_SetString(PyExc_TypeError, "entries() takes a list of dicts");
+// entries(state, params) -> the keys of the dicts that a dict holds for these keys, in this order, and
+// their values, each as a list; None where it holds others, or in another order
+PyObject* entries(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 2 || !PyDict_Check(args[0]) || !PyList_CheckExact(args[1])) {
+    PyErr_SetString(PyExc_TypeError, "entries() takes a dict and a list of its keys");
     return nullptr;
   }
-  const Py_ssize_t length = PyList_GET_SIZE(list);
-  Py_ssize_t size = 0;
-  for (Py_ssize_t i = 0; i < length; ++i) {
-    if (!PyDict_CheckExact(PyList_GET_ITEM(list, i))) {
-      PyErr_SetString(PyExc_TypeError, "entries() takes a list of dicts");
-      return nullptr;
+  if (PyDict_GET_SIZE(args[0]) != PyList_GET_SIZE(args[1])) {
+    Py_RETURN_NONE;
+  }
+  Py_ssize_t size = 0, place = 0;
+  PyObject *key, *own;
+  for (Py_ssize_t i = 0; PyDict_Next(args[0], &place, &key, &own); ++i) {
+    if (key != PyList_GET_ITEM(args[1], i) || !PyDict_CheckExact(own)) {
+      Py_RETURN_NONE;
     }
-    size += PyDict_GET_SIZE(PyList_GET_ITEM(list, i));
+    size += PyDict_GET_SIZE(own);
   }
   PyObject* keys = PyList_New(size);
   PyObject* values = keys == nullptr ? nullptr : PyList_New(size);
-  if (values == nullptr) {
-    Py_XDECREF(keys);
-    return nullptr;
-  }
   Py_ssize_t k = 0;
-  for (Py_ssize_t i = 0; i < length; ++i) {
-    PyObject *key, *value;
-    Py_ssize_t place = 0;
-    while (k < size && PyDict_Next(PyList_GET_ITEM(list, i), &place, &key, &value)) {
+  for (place = 0; values != nullptr && PyDict_Next(args[0], &place, &key, &own);) {
+    PyObject* value;
+    for (Py_ssize_t at = 0; k < size && PyDict_Next(own, &at, &key, &value); ++k) {
       PyList_SET_ITEM(keys, k, Py_NewRef(key));
       PyList_SET_ITEM(values, k, Py_NewRef(value));
-      ++k;
     }
+  }
+  if (values == nullptr || k < size) {  // making a list may run what changes dicts
+    Py_XDECREF(keys);
+    Py_XDECREF(values);
+    if (PyErr_Occurred() != nullptr) {
+      return nullptr;
+    }
+    Py_RETURN_NONE;
   }
   return Py_BuildValue("(NN)", keys, values);
 }
 
+// mask(list) -> a byte for each element, 0 where it is None; None where no element is
+PyObject* mask(PyObject*, PyObject* list) {
+  if (!PyList_CheckExact(list)) {
+    PyErr_SetString(PyExc_TypeError, "mask() takes a list");
+    return nullptr;
+  }
+  const Py_ssize_t length = PyList_GET_SIZE(list);
+  Py_ssize_t first = 0;
+  while (first < length && PyList_GET_ITEM(list, first) != Py_None) {
+    ++first;
+  }
+  if (first == length) {
+    Py_RETURN_NONE;
+  }
+  PyObject* found = PyBytes_FromStringAndSize(nullptr, length);
+  for (Py_ssize_t i = 0; found != nullptr && i < length; ++i) {
+    PyBytes_AS_STRING(found)[i] = PyList_GET_ITEM(list, i) != Py_None;
+  }
+  return found;
+}
+
+// A method that takes its arguments as an array.
+PyMethodDef fast(const char* name, PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)) {
+  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function)), METH_FASTCALL, nullptr};
+}
+
 PyMethodDef methods[] = {
     {"remember", remember, METH_O, nullptr},
-    {"entries", entries, METH_O, nullptr},
-    {"hold", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(hold)), METH_FASTCALL, nullptr},
-    {"bump", bump, METH_O, nullptr},
     {"grads", grads, METH_O, nullptr},
-    {"advance_each", advance_each, METH_O, nullptr},
-    {"common", common, METH_O, nullptr},
-    {"copy", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(copy)), METH_FASTCALL, nullptr},
+    {"mask", mask, METH_O, nullptr},
     {"walk", walk, METH_O, nullptr},
-    {"lay_out", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(lay_out)), METH_FASTCALL,
-     nullptr},
-    {"locate", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(locate)), METH_FASTCALL, nullptr},
+    fast("hold", hold),
+    fast("bump", bump),
+    fast("advance_each", advance_each),
+    fast("common", common),
+    fast("copy", copy),
+    fast("entries", entries),
+    fast("lay_out", lay_out),
+    fast("locate", locate),
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module = {

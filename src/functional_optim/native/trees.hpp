@@ -117,20 +117,29 @@ PyObject* lay_out(PyObject*, PyObject* const* args, Py_ssize_t count) {
     }
     layout->written.push_back(PyList_GET_ITEM(args[1], i) == Py_True);
     layout->slots.push_back(slot);
-    layout->pointers = std::max(layout->pointers, slot + 1);
+    layout->pointers += slot >= 0;
+  }
+  std::vector<char> filled(layout->pointers);
+  for (const Py_ssize_t slot : layout->slots) {
+    if (slot >= layout->pointers || (slot >= 0 && filled[slot]++)) {
+      PyErr_SetString(PyExc_ValueError, "lay_out() takes slots 0, 1, 2 and so on, each once");
+      return nullptr;
+    }
   }
   return PyCapsule_New(layout.release(), kName, destroy);
 }
 
-// locate(layout, tensors) -> bytes: the pointer of each tensor that has a slot; None where a tensor is
-// not like the one that was laid out, may not be written to, or shares memory that is written
+// locate(layout, tensors, kept) -> bytes: the pointer of each tensor that has a slot; None where a tensor
+// is not like the one that was laid out, may not be written to, or shares memory that is written. The
+// first `kept` tensors are where the last call that found them all found them.
 PyObject* locate(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 2 || !PyList_CheckExact(args[1])) {
-    PyErr_SetString(PyExc_TypeError, "locate() takes a layout and a list of tensors");
+  if (count != 3 || !PyList_CheckExact(args[1])) {
+    PyErr_SetString(PyExc_TypeError, "locate() takes a layout, a list of tensors and a number");
     return nullptr;
   }
   Places* layout = places_in(args[0]);
-  if (layout == nullptr) {
+  Py_ssize_t kept = PyLong_AsSsize_t(args[2]);
+  if (layout == nullptr || (kept == -1 && PyErr_Occurred() != nullptr)) {
     return nullptr;
   }
   const Py_ssize_t length = PyList_GET_SIZE(args[1]);
@@ -143,8 +152,15 @@ PyObject* locate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   }
   const char** table = reinterpret_cast<const char**>(PyBytes_AS_STRING(found));
   try {
-    std::vector<const char*> now(length);
-    Py_ssize_t i = 0;
+    std::vector<const char*> now(layout->last);  // empty before the first call
+    kept = std::min(std::max(kept, Py_ssize_t(0)), static_cast<Py_ssize_t>(now.size()));
+    now.resize(length);
+    for (Py_ssize_t i = 0; i < kept; ++i) {
+      if (layout->slots[i] >= 0) {
+        table[layout->slots[i]] = now[i];
+      }
+    }
+    Py_ssize_t i = kept;
     for (Copy one; i < length && find_source(args[1], i, length, *layout, one) &&
          (!layout->written[i] || is_writable(PyList_GET_ITEM(args[1], i))); ++i) {
       now[i] = one.from;

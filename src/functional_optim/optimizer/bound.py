@@ -23,10 +23,10 @@ from functional_optim.optimizer.bound_buffer import BoundBuffer, copy_states
 from functional_optim.optimizer.bound_copies import BoundCopies
 from functional_optim.optimizer.bound_explain import Explainer, why_alone
 from functional_optim.optimizer.bound_gradients import BoundGradients
-from functional_optim.optimizer.bound_plans import BoundParams, BoundPlans, Present
+from functional_optim.optimizer.bound_plans import BoundParams, BoundPlans
 from functional_optim.optimizer.bound_states import make_states
 from functional_optim.plan.flat.layout import FlatLayout
-from functional_optim.plan.guard import MemoryGuard, grads_of
+from functional_optim.plan.guard import MemoryGuard, grads_of, mask_of
 from functional_optim.plan.item import coefficients_at
 from functional_optim.plan.items import params_of
 
@@ -270,7 +270,7 @@ class BoundOptimizer(BoundCopies):
             self._check()
             self._guard = MemoryGuard(self._guarded)
         every: Sequence[Any] = self._gradients if given is None else given
-        present = None if given is None else _present(given)
+        present = None if given is None else mask_of(given)
         is_read = given is not None and bool(self._flat) and self._are_read()
         if is_read and self._plans.step_read(every, present, hypers, measured):
             return
@@ -348,10 +348,3 @@ class BoundOptimizer(BoundCopies):
     def _first_of(self, place: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Hyper-parameters and coefficients of a parameter's first step."""
         return coefficients_at(self._optimizer.stages, self._hypers[place], 1.0)
-
-
-def _present(gradients: Sequence[Any]) -> Present:
-    """Return which gradients are present; None if all are."""
-    if type(None) not in map(type, gradients):
-        return None
-    return [one is not None for one in gradients]

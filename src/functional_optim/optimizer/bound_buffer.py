@@ -190,7 +190,7 @@ class BoundBuffer:
             for one in self._tensors
         ]
 
-    def runs(self, present: Sequence[bool] | None = None) -> list[slice]:
+    def runs(self, present: bytes | None = None) -> list[slice]:
         """The segments that are stepped together.
 
         They are neighbours at the same step, and each but the last is made of full blocks.

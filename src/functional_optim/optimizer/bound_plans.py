@@ -25,8 +25,8 @@ less time."""
 PLANS = 8
 """For how many sets of missing gradients plans are kept."""
 
-Present = Sequence[bool] | None
-"""Whether each parameter has a gradient; None where all have one."""
+Present = bytes | None
+"""For each parameter, whether it has a gradient; None where all have one."""
 
 Hypers = Sequence[tuple[Any, ...]]
 """The hyper-parameters of each group of parameters."""
@@ -107,7 +107,9 @@ class _BoundPlan:
         groups += [bound.groups[k] for k in self._places]
         in_order = not self._fixed and self._places == list(every)
         self._in_order = in_order and not self._as_real
-        self._leaves = PlannedLeaves(bound.stages, bound.executor, items, groups, may_begin=True)
+        self._leaves = PlannedLeaves(
+            bound.stages, bound.executor, items, groups, may_begin=True, guarded=True
+        )
 
     def prepared(
         self, gradients: Sequence[Any], hypers: Hypers, measured: Sequence[Tensor]
@@ -167,7 +169,7 @@ class BoundPlans:
         Returns:
             False, with nothing changed, if a gradient is laid out otherwise than its parameter.
         """
-        key = "read", None if present is None else bytes(present)
+        key = "read", present
         plan = self._plans.get(key)
         steps = None if plan is None else plan.prepared(gradients, hypers, measured)
         if plan is not None and steps is None and not plan.takes(gradients):
@@ -200,7 +202,7 @@ class BoundPlans:
             measured: totals that are known.
             flat: whether the gradients of flat buffers are there.
         """
-        key = flat, None if present is None else bytes(present)
+        key = flat, present
         plan = self._plans.get(key)
         steps = None if plan is None else plan.prepared(gradients, hypers, measured)
         if steps is None:

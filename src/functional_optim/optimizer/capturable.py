@@ -31,6 +31,7 @@ from functional_optim.kernels.validate import EXAMPLE_ELEMENTS
 from functional_optim.optimizer.bound import BoundOptimizer
 from functional_optim.plan import engine
 from functional_optim.plan.device_numbers import DeviceNumbers, first_value
+from functional_optim.plan.guard import mask_of
 
 
 def _example(stages: Sequence[Stage], leaf: Leaf) -> Leaf:
@@ -218,7 +219,7 @@ class CapturableOptimizer(BoundOptimizer):
         self._check()
         flat = self._flat if given is None or self._own.gather(given) else []
         every: Sequence[Any] = self._gradients if given is None else given
-        present = [grad is not None for grad in every]
+        present = mask_of(every)
         runs = [(buffer, buffer.runs(present)) for buffer in flat]
         items = []
         for buffer, run in ((buffer, run) for buffer, own in runs for run in own):

@@ -27,7 +27,7 @@ from functional_optim.kernels.chunks import (
 from functional_optim.kernels.executor import Wholes
 from functional_optim.kernels.kernel import BindScalars, Call, Part
 from functional_optim.plan.item import Item, Made, coefficients_at
-from functional_optim.plan.leaf_positions import LeafPositions, taker
+from functional_optim.plan.leaf_positions import LeafPositions
 
 
 def state_of(item: Item) -> list[Tensor]:
@@ -59,8 +59,8 @@ class Chunk:
         self.members, self.group, self.executor = members, group, executor
         self._stages = stages
         self._rows = [rows[k] for k in members]
-        self.take_steps = taker([row.step for row in self._rows])
-        """Takes the step counts out of a list of tensors."""
+        self.steps = [row.step for row in self._rows]
+        """The positions of the step counts."""
         few = [one.new_empty(1) for one in tensors_of(leaves[0])]
         self._like = with_tensors(leaves[0], few)._replace(entries={})
         """A leaf of one element, which has what the leaves have in common."""

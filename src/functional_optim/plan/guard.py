@@ -78,6 +78,15 @@ def grads_of(tensors: Sequence[Tensor]) -> list[Tensor | None]:
     return list(map(_GRAD, tensors)) if found is None else found
 
 
+def mask_of(gradients: Sequence[Any]) -> bytes | None:
+    """Return which gradients are present, as bytes; None if all are."""
+    if LOOPS.loaded is not None:
+        return LOOPS.loaded.mask(list_of(gradients))
+    if type(None) in map(type, gradients):
+        return bytes([one is not None for one in gradients])
+    return None
+
+
 class LayoutGuard:
     """Guard: tensors have the layouts of others, in their order.
 

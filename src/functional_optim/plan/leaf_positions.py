@@ -1,7 +1,6 @@
 """LeafPositions: where the tensors of a leaf are in the list of a step."""
 
-from collections.abc import Callable, Iterable, Sequence
-from operator import itemgetter
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -75,11 +74,3 @@ def rows_of(
     except KeyError:
         return None
     return rows
-
-
-def taker(positions: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
-    """Return what takes the elements at some positions out of a list, in one call."""
-    if len(positions) < 2:
-        start = positions[0] if positions else 0
-        return itemgetter(slice(start, start + len(positions)))
-    return itemgetter(*positions)

@@ -37,9 +37,13 @@ class _Layout:
         self.order = [by_slot[slot] for slot in range(len(by_slot))]
         """The positions of the tensors whose pointers are wanted, in the order of the table."""
         self.last: list[int] = []
+        self.others: LayoutGuard | None = None
+        """Guard of those that a caller does not keep, where it keeps some."""
 
     def are_disjoint(self, starts: list[int]) -> bool:
-        """Return True if no tensor that is written shares memory with another."""
+        """Return True if all tensors have memory, and none that is written shares it."""
+        if 0 in compress(starts, self.sizes):
+            return False  # its memory was freed
         spans = list(zip(starts, map(add, starts, self.sizes), strict=True))
         closed = sorted(compress(spans, self.written))
         reach = 0
@@ -93,25 +97,34 @@ class PythonLoops:
     def hold(layout: _Layout, tensors: list[Any], where: bool) -> bool:
         """Return True if tensors have the layouts; ``where`` is False."""
         assert not where, "a layout has no addresses"
-        if not PLAIN.issuperset(map(type, tensors)) or len(tensors) != len(layout.sizes):
+        return len(tensors) == len(layout.sizes) and PythonLoops._hold(layout.alike, tensors)
+
+    @staticmethod
+    def _hold(alike: LayoutGuard, tensors: list[Any]) -> bool:
+        if not PLAIN.issuperset(map(type, tensors)):
             return False
         # A mode such as that of torch.set_default_device would run Python at every call.
         with DisableTorchFunction():
             try:
-                return layout.alike(tensors)
+                return alike(tensors)
             except RuntimeError:  # a sparse tensor
                 return False
 
-    def locate(self, layout: _Layout, tensors: list[Any]) -> bytes | None:
+    def locate(self, layout: _Layout, tensors: list[Any], kept: int) -> bytes | None:
         """Return the pointers of tensors, as the native function does."""
-        if not self.hold(layout, tensors, False):
+        first = kept if layout.last and layout.others is not None else 0
+        others = tensors[first:]
+        alike = layout.alike if layout.others is None or not first else layout.others
+        if len(tensors) != len(layout.sizes) or not self._hold(alike, others):
             return None
+        if kept and layout.others is None:
+            layout.others = LayoutGuard(tensors[kept:])
         with DisableTorchFunction():
-            written = list(compress(tensors, layout.changed))
+            written = list(compress(others, layout.changed[first:]))
             if not all(map(_IS_LEAF, written)) or any(map(Tensor.is_inference, written)):
                 return None
             try:
-                starts = list(map(Tensor.data_ptr, tensors))
+                starts = [*layout.last[:first], *map(Tensor.data_ptr, others)]
             except RuntimeError:  # one without memory of its own
                 return None
         if starts != layout.last:
@@ -122,11 +135,12 @@ class PythonLoops:
         return bytes((c_void_p * len(pointers))(*pointers))
 
     @staticmethod
-    def common(counts: list[Any]) -> int | bool | None:
-        """Return the whole number that all tensors hold; None where they differ.
+    def common(tensors: list[Any], positions: list[int] | None = None) -> int | bool | None:
+        """Return the whole number that tensors, or those at positions, hold; None if they differ.
 
         False where one is no plain tensor of whole numbers.
         """
+        counts = _some(tensors, positions)
         if not PLAIN.issuperset(map(type, counts)) or {*map(_DTYPE, counts)} != {torch.int64}:
             return False
         if not all(map(Tensor.is_contiguous, counts)):
@@ -139,16 +153,20 @@ class PythonLoops:
         return first if found.count(first) == len(found) else None
 
     @staticmethod
-    def advance_each(counts: list[Any]) -> bool:
-        """Add one to each whole number in each tensor."""
+    def advance_each(tensors: list[Any], positions: list[int] | None = None) -> bool:
+        """Add one to each whole number in each tensor, or in each of those at positions."""
         with torch.no_grad():
-            foreach_add_(counts, 1)
+            foreach_add_(_some(tensors, positions), 1)
         return True
 
     @staticmethod
-    def bump(tensors: list[Any]) -> None:
-        """Tell autograd that tensors were written to."""
-        torch.autograd.graph.increment_version(tensors)
+    def bump(tensors: list[Any], positions: list[int] | None = None) -> None:
+        """Tell autograd that tensors, or those at positions, were written to."""
+        torch.autograd.graph.increment_version(_some(tensors, positions))
+
+
+def _some(tensors: list[Any], positions: list[int] | None) -> list[Any]:
+    return tensors if positions is None else list(map(tensors.__getitem__, positions))
 
 
 PYTHON_LOOPS = PythonLoops()

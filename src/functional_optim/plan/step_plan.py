@@ -5,6 +5,7 @@ tensors. The list is handed over at each step. One call checks the layouts of al
 returns their pointers, which are an argument of the kernels.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -26,7 +27,7 @@ from functional_optim.plan import engine
 from functional_optim.plan.chunks import chunks_of
 from functional_optim.plan.guard import kinds_of
 from functional_optim.plan.item import Item, Made
-from functional_optim.plan.leaf_positions import LeafPositions, rows_of, taker
+from functional_optim.plan.leaf_positions import LeafPositions, rows_of
 from functional_optim.plan.python_loops import PYTHON_LOOPS, loops_for
 from functional_optim.plan.totals import Totals
 
@@ -44,10 +45,10 @@ class Steps(NamedTuple):
     """Step the others."""
     tensors: list[Tensor]
     """The tensors of the step. Calls have their addresses alone, so the tensors must live."""
-    changed: list[Tensor]
-    """Tensors that kernels write to, unseen by autograd."""
-    counted: list[Tensor]
-    """Step counts to be advanced; none if the caller counts."""
+    changed: list[int]
+    """Positions of tensors that kernels write to, unseen by autograd."""
+    counted: list[int]
+    """Positions of step counts to be advanced; none if the caller counts."""
     steps: Sequence[int]
     """The position of each leaf's step count."""
     totals: Sequence[Tensor]
@@ -55,7 +56,7 @@ class Steps(NamedTuple):
     def make(self) -> None:
         """Make the step."""
         if self.changed:
-            self.loops.bump(self.changed)
+            self.loops.bump(self.tensors, self.changed)
         if self.first is not None:
             self.first()
         if len(self.parts) == 1:
@@ -63,7 +64,7 @@ class Steps(NamedTuple):
         elif self.parts:
             defer_interrupts(self._in_turn)
         if self.counted:
-            self.loops.advance_each(self.counted)
+            self.loops.advance_each(self.tensors, self.counted)
 
     def _in_turn(self) -> None:
         """Make all parts; where one is broken off, those before it are counted."""
@@ -76,7 +77,7 @@ class Steps(NamedTuple):
         except BaseException:
             stepped = chain.from_iterable(members for members, _ in self.parts[:done])
             if done and self.counted:
-                self.loops.advance_each([self.tensors[self.steps[k]] for k in stepped])
+                self.loops.advance_each(self.tensors, [self.steps[k] for k in stepped])
             raise
 
 
@@ -93,6 +94,8 @@ class StepPlan:
         counted: whether a step advances the step counts.
         may_begin: whether leaves may be before their first step; else their state may be made anew
             then, and the plan makes no such step.
+        kept: number of tensors, the first of the list, that the caller makes sure are the same at
+            each step, in the same memory, and tells autograd of what is written to them.
     """
 
     def __init__(
@@ -106,6 +109,7 @@ class StepPlan:
         *,
         counted: bool = True,
         may_begin: bool = False,
+        kept: int = 0,
     ) -> None:
         self._stages, self._executor = stages, executor
         self._groups, self._rows = list(groups), rows
@@ -121,8 +125,7 @@ class StepPlan:
         self._counted = [row.step for row in together] if counted else []
         self._stepped = sorted(row.grad for row in rows)
         changed = {k for own in members for index in own for k in rows[index].written}
-        self._take_changed = taker(sorted(changed))
-        self._take_counted = taker(self._counted)
+        self._changed = sorted(k for k in changed if k >= kept)
         counts = {row.step for row in together}
         written = changed | counts | {k for row in rows for k in row.written}
         self.written = [k in written for k in range(len(tensors))]
@@ -134,6 +137,7 @@ class StepPlan:
         self._located = sorted(used - set(self._loose))
         """The positions of the tensors whose layouts are fixed."""
         self._is_all = self._located == list(range(len(tensors)))
+        self._kept = bisect_left(self._located, kept)
         self._alone = alone
         self._kinds = kinds_of([tensors[k] for k in alone])
         slots = [-1] * len(tensors)
@@ -166,7 +170,7 @@ class StepPlan:
         """
         loops, layout = self._laid
         for chunk in self._chunks:
-            count = loops.common(list(chunk.take_steps(tensors)))
+            count = loops.common(tensors, chunk.steps)
             if count is None or count is False:
                 return False
         if layout is None or any(_is_dense(tensors[k]) for k in self._loose):
@@ -178,7 +182,7 @@ class StepPlan:
         if layout is None:
             return None
         fixed = tensors if self._is_all else self._fixed(tensors)
-        pointers: bytes | None = loops.locate(layout, fixed)
+        pointers: bytes | None = loops.locate(layout, fixed, self._kept)
         if loops is PYTHON_LOOPS and pointers is not None:
             # A plan of few leaves is worth a compiler once it has made many steps.
             self._steps += 1
@@ -214,7 +218,7 @@ class StepPlan:
             if numbers is not None:
                 every.append(numbers[chunk.group])
                 continue
-            count = loops.common(list(chunk.take_steps(tensors)))
+            count = loops.common(tensors, chunk.steps)
             if count is None or count is False or not (count or self._may_begin):
                 return None
             every.append(chunk.made(hypers[chunk.group], count + 1.0))
@@ -238,11 +242,10 @@ class StepPlan:
             first = engine.prepared(
                 self._stages, self._executor, items, totals, make, counts=self._counts
             )
-        changed = list(self._take_changed(tensors)) if parts else []
-        counted = list(self._take_counted(tensors))
+        changed, counted = self._changed if parts else [], self._counted
         if len(others) > len(self.others):  # the engine counts them
             alone = {self._rows[k].step for k in others}
-            counted = [tensors[k] for k in self._counted if k not in alone]
+            counted = [k for k in self._counted if k not in alone]
         return Steps(loops, first, parts, tensors, changed, counted, self._steps_of, totals)
 
     def items(self, tensors: list[Tensor], hypers: Sequence[tuple[Any, ...]]) -> list[Item] | None:
@@ -342,6 +345,8 @@ class PlannedLeaves:
     Args:
         stages, executor, items, groups, counted, may_begin: as for :class:`StepPlan`. The tensors
             of the leaves are kept, but for the gradients.
+        guarded: whether the caller makes sure, before each step, that these tensors are in the same
+            memory, and tells autograd that they were written to.
     """
 
     def __init__(
@@ -353,6 +358,7 @@ class PlannedLeaves:
         *,
         counted: bool = True,
         may_begin: bool = False,
+        guarded: bool = False,
     ) -> None:
         self._tensors = [
             tensor
@@ -364,7 +370,15 @@ class PlannedLeaves:
         rows = rows_of(items, every, range(start, start + len(items)))
         assert rows is not None, "all tensors are in the list"
         self.plan = StepPlan(
-            stages, executor, items, groups, rows, every, counted=counted, may_begin=may_begin
+            stages,
+            executor,
+            items,
+            groups,
+            rows,
+            every,
+            counted=counted,
+            may_begin=may_begin,
+            kept=start if guarded else 0,
         )
 
     def prepared(

@@ -27,7 +27,7 @@ from functional_optim.plan.composed.leaf_inputs import copied, places_of
 from functional_optim.plan.composed.outline import End, LeafPart, Outline, StageRun
 from functional_optim.plan.composed.shared_numbers import Written
 from functional_optim.plan.composed.step_leaves import StepLeaf, StepLeaves, storages_written
-from functional_optim.plan.guard import LayoutGuard
+from functional_optim.plan.guard import LayoutGuard, mask_of
 from functional_optim.plan.step_plan import PlannedLeaves, Steps
 
 MASKS = 8
@@ -335,10 +335,3 @@ class ComposedSteps:
 def _key(run: StageRun, names: tuple[str, ...]) -> Any:
     part = run.part
     return part.start, part.stop, run.is_late, names, part.members
-
-
-def mask_of(gradients: Sequence[Any]) -> bytes | None:
-    """Return which gradients are present, as bytes; None if all are."""
-    if type(None) in map(type, gradients):
-        return bytes([one is not None for one in gradients])
-    return None
