@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from functional_optim import Optimizer, TorchOptimizer, accumulate, adamw, chain, ema, sgd
 from functional_optim.kernels import ChunkExecutor, ReferenceExecutor
 from functional_optim.optimizer.bound import BoundOptimizer
+from functional_optim.plan import tree_plan
 from tests.choices import case
 
 from .support import assert_same, noise
@@ -87,6 +88,7 @@ def by_kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return before(self, stages, chunk, totals)
 
     monkeypatch.setattr(ChunkExecutor, "bind_chunk", noted)
+    monkeypatch.setattr(tree_plan, "_PLANS", [])  # they have kernels of earlier steps
     return found
 
 
