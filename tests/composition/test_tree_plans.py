@@ -111,63 +111,34 @@ def test_python_is_called_as_often_for_many_leaves_as_for_few() -> None:
     assert max(counted[1]) <= max(counted[0]) + 36
 
 
-def trees_known() -> int:
-    return len(composed_trees.KNOWN)
-
-
 @pytest.mark.parametrize("name", COMPOSED)
 def test_no_plan_and_no_step_holds_what_was_given(name: str) -> None:
-    arrays: list[Any] = []
-    states: list[Any] = []
-    gradients: list[Any] = []
+    given: list[Any] = []
     optimizer = COMPOSED[name]()
-    params = watched(params_of(), arrays)
-    known = trees_known()
     gc.disable()
     try:
-        for _ in range(2):
-            state = watched(optimizer.init(params), states)
-            for step in range(6):
-                grads = watched(grads_at(step), gradients)
+        params = watched(params_of(), given)
+        state = watched(optimizer.init(params), given)
+        for step in range(8):
+            grads = watched(grads_at(step), given)
+            if step % 2:
                 optimizer.update_(params, grads, state)
-                del grads
-                assert [one() for one in gradients] == [None] * len(gradients)
-            assert trees_known() == known + optimizer.is_composed
-            del state
-            assert [one() for one in states] == [None] * len(states)
-            states.clear()
-        state = optimizer.init(params)
-        for step in range(6):
-            optimizer.update_(params, grads_at(step), state)
-        del params  # and the state stays
-        assert [one() for one in arrays] == [None] * len(arrays)
-        assert trees_known() == known
+            else:
+                params, state = optimizer.update(params, grads, state)
+                params, state = watched(params, given), watched(state, given)
+            del grads
+        del params, state
+        assert [one() for one in given] == [None] * len(given)
     finally:
         gc.enable()
 
 
-def test_plans_may_be_dropped_while_another_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the garbage collector may have it, which takes another state of the same parameters."""
-    optimizer, params = COMPOSED["parts"](), params_of()
-    state, other = optimizer.init(params), [optimizer.init(params)]
-    for own in (*other, state):
-        for step in range(4):
-            optimizer.update_(params, grads_at(step), own)
-    composed_trees.KNOWN[id(optree.tree_leaves(params)[0])].plans.pop()  # that of the first state
-    before = composed_trees.ComposedTree.__init__
-
-    def init(self: Any, *given: Any) -> None:
-        other.clear()
-        before(self, *given)
-
-    monkeypatch.setattr(composed_trees.ComposedTree, "__init__", init)
-    del own
-    want, after = optree.tree_map(torch.clone, (params, state))
-    for step in range(5, 8):
-        optimizer.update_(params, grads_at(step), state)
-        want, after = optimizer.update(want, grads_at(step), after)
-    assert not other
-    assert_same([params, state], [want, after])
+def test_so_many_plans_are_kept_and_no_more() -> None:
+    optimizer = COMPOSED["parts"]()
+    for length in range(composed_trees.PLANS + 3):
+        params = {"a": normal(length + 1), "b": normal(2, length + 1)}
+        optimizer.update(params, params, optimizer.init(params))
+    assert len(composed_trees._PLANS) == composed_trees.PLANS
 
 
 def moved(params: Tree, state: Any) -> None:

@@ -1,7 +1,6 @@
 """Memory that two tensors share, and copies where a result shares some with what was given."""
 
 from collections.abc import Iterable, Sequence
-from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -35,16 +34,7 @@ def apart_from(gradients: Sequence[Any], written: Iterable[Tensor]) -> Sequence[
         gradients: of the parameters; None, or a sparse one, stays as it is.
         written: the parameters and states of all of them.
     """
-    return apart_from_storages(gradients, storages_of(written))
-
-
-def apart_from_storages(gradients: Sequence[Any], storages: AbstractSet[Storage]) -> Sequence[Any]:
-    """Return the gradients as :func:`apart_from` does, for storages that were found before.
-
-    Args:
-        gradients: of the parameters.
-        storages: of what the step writes, by :func:`storages_of`.
-    """
+    storages = storages_of(written)
     there = [one for one in gradients if one is not None and one.layout == torch.strided]
     if storages.isdisjoint(storages_of(there)):
         return gradients

@@ -2,40 +2,41 @@
 
 from collections.abc import Sequence
 from operator import is_
+from typing import Any
 
+from functional_optim.core.leaf import PLAIN
 from functional_optim.core.overrides import LeafChain
-from functional_optim.core.state import state_tensors
-from functional_optim.frontends.group_plans import HYPERS, GroupTensors
-from functional_optim.frontends.torch_flat import Entries, Group
+from functional_optim.frontends.group_plans import HYPERS, GroupForm, GroupTensors
+from functional_optim.frontends.torch_flat import Group
 from functional_optim.kernels import Executor
 from functional_optim.optimizer import Optimizer
 from functional_optim.plan.composed.addends import is_simple
 from functional_optim.plan.composed.step_leaves import StepLeaf
 from functional_optim.plan.composed.steps import ComposedSteps
+from functional_optim.plan.leaf_positions import rows_of
 
 Parts = Sequence[tuple[Optimizer, tuple[int, ...]]]
 """Of each parameter group, its own optimizer and the places of its links."""
 
 
 class GroupSteps:
-    """The steps of the groups of a torch.optim front-end, as long as these stay the same.
+    """The steps of the groups of a torch.optim front-end, as long as these keep their form.
 
     Args:
-        taken: their parameters and entries of state.
+        form: what the groups hold but for the tensors.
         parts: by the number of a group.
         steps: of their parameters.
     """
 
-    def __init__(self, taken: GroupTensors, parts: Parts, steps: ComposedSteps) -> None:
-        self.taken, self.steps = taken, steps
-        self._parts = parts
+    def __init__(self, form: GroupForm, parts: Parts, steps: ComposedSteps) -> None:
+        self._form, self._parts, self.steps = form, parts, steps
         self._chains: list[LeafChain] = []
 
     @classmethod
     def of(
         cls,
         groups: Sequence[Group],
-        states: Entries,
+        held: GroupTensors,
         parts: Parts,
         executor: Executor,
         leaves: Sequence[StepLeaf],
@@ -45,31 +46,32 @@ class GroupSteps:
 
         Args:
             groups: as they are now, but those that are frozen.
-            states: torch's dicts, after the step.
+            held: by the groups, after the step.
             parts: by the number of a group.
             executor: that made the step.
             leaves: of the step.
             masks: for how many sets of missing gradients steps are kept.
         """
-        stages = [parts[group.number][0].stages for group in groups]
-        taken = GroupTensors(groups, states, stages.__getitem__)
-        held = []
-        for leaf in leaves:
-            held += [leaf.state.step, *state_tensors(leaf.state.stages)]
-            held += [count for gate in leaf.state.gates for count in gate]
-        if not taken.has(held) or not is_simple(taken.params):
+        tensors = [*held.params, *held.values]
+        if len(leaves) != len(held.params) or not is_simple(held.params):
+            return None  # a parameter stands at two places, or is a DTensor, say
+        rows = rows_of(leaves, tensors, range(len(tensors), len(tensors) + len(leaves)))
+        if rows is None or not PLAIN.issuperset(type(tensors[k]) for row in rows for k in row.kept):
             return None
-        places: dict[int, int] = {}
-        for place, group in enumerate(groups):
-            for param in group.params:
-                places.setdefault(id(param), place)
-        chains = [places[id(leaf.param)] for leaf in leaves]
-        steps = ComposedSteps(executor, leaves, chains, masks=masks, owns_shared=True)
-        return cls(taken, parts, steps)
+        places = {group.number: place for place, group in enumerate(groups)}
+        numbers = [places[group.number] for group in groups for _ in group.params]
+        stages = [parts[group.number][0].stages for group in groups]
+        form = GroupForm(groups, held, stages.__getitem__)
+        steps = ComposedSteps(executor, rows, numbers, masks=masks, owns_shared=True)
+        return cls(form, parts, steps)
+
+    def holds(self, groups: Sequence[Group], held: GroupTensors) -> bool:
+        """Return True if groups hold what they did, but for the tensors."""
+        return self._form.holds(held, list(map(HYPERS, groups)))
 
     def chains(self, groups: Sequence[Group]) -> list[LeafChain]:
         """Return the chain of each group; the same objects while hyper-parameters are."""
-        now = list(map(HYPERS, groups))
+        now: list[Any] = list(map(HYPERS, groups))
         if not self._chains or not all(map(is_, now, map(HYPERS, self._chains))):
             self._chains = []
             for group in groups:

@@ -38,15 +38,67 @@ Gradients = Callable[[list[Tensor]], list[Tensor | None]]
 """Gives the gradient of each parameter, or None."""
 
 
-class _Listed(NamedTuple):
-    """What a step of parameter groups is made of."""
+class GroupTensors(NamedTuple):
+    """Parameters and entries of state that groups hold now."""
 
     sizes: list[int]
     """The number of parameters of each group."""
-    mask: bytes | None
-    """Which gradients are present; None if all are."""
     keys: list[str]
     """The keys of all entries of state."""
+    params: list[Tensor]
+    values: list[Any]
+    """All entries, of which some may be no tensors."""
+
+    @classmethod
+    def of(cls, groups: Sequence[Group], state: Entries) -> "GroupTensors":
+        """List what groups hold."""
+        lists = list(map(_PARAMS, groups))
+        params = list(chain.from_iterable(lists))
+        keys, values = _entries_of(state, params)
+        return cls(list(map(len, lists)), keys, params, values)
+
+
+class GroupForm:
+    """What groups hold but for the tensors: numbers of parameters, keys, and what options need.
+
+    Args:
+        groups: that were stepped.
+        held: by the groups.
+        stages_of: gives the stages of a group by its place among these.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        held: GroupTensors,
+        stages_of: Callable[[int], Sequence[Stage]],
+    ) -> None:
+        self._sizes, self._keys = held.sizes, held.keys
+        self._fields = [
+            StateFields(stages_of(place), one.hypers, one.kinds())
+            for place, one in enumerate(groups)
+        ]
+        self._hypers = list(map(HYPERS, groups))
+        """Those for which the state was checked."""
+
+    def holds(self, held: GroupTensors, hypers: list[tuple[Any, ...]]) -> bool:
+        """Return True if groups hold what they did, but for the tensors."""
+        if held.sizes != self._sizes or held.keys != self._keys:
+            return False
+        if not all(map(is_, hypers, self._hypers)):
+            for k, own in enumerate(hypers):
+                if own is not self._hypers[k] and not self._fields[k].hold(own):
+                    return False
+            self._hypers = hypers
+        return True
+
+
+class _Listed(NamedTuple):
+    """What a step of parameter groups is made of."""
+
+    held: GroupTensors
+    mask: bytes | None
+    """Which gradients are present; None if all are."""
     tensors: list[Any]
     """All parameters, all entries, and the gradients that are present."""
     grads: int
@@ -55,13 +107,16 @@ class _Listed(NamedTuple):
     @classmethod
     def of(cls, groups: Sequence[Group], state: Entries, gradients: Gradients) -> "_Listed":
         """List what groups hold now."""
-        lists = list(map(_PARAMS, groups))
-        params = list(chain.from_iterable(lists))
-        grads: list[Any] = gradients(params)
+        held = GroupTensors.of(groups, state)
+        grads: list[Any] = gradients(held.params)
         mask = mask_of(grads)
         given = grads if mask is None else [one for one in grads if one is not None]
-        keys, values = _entries_of(state, params)
-        return cls(list(map(len, lists)), mask, keys, [*params, *values, *given], len(given))
+        return cls(held, mask, [*held.params, *held.values, *given], len(given))
+
+    @property
+    def form(self) -> Any:
+        """All but the tensors."""
+        return self.held.sizes, self.held.keys, self.mask
 
 
 class _GroupPlan:
@@ -77,34 +132,22 @@ class _GroupPlan:
     def __init__(
         self, stages: Sequence[Stage], groups: Sequence[Group], listed: _Listed, plan: StepPlan
     ) -> None:
-        self._form = listed[:3]
-        self._fields = [StateFields(stages, one.hypers, one.kinds()) for one in groups]
-        self._hypers = list(map(HYPERS, groups))
-        """Those for which the state was checked."""
+        self._form, self._mask = GroupForm(groups, listed.held, lambda _: stages), listed.mask
         self._plan = plan
 
     def prepared(
         self, listed: _Listed, hypers: list[tuple[Any, ...]], measured: Sequence[Tensor]
     ) -> Steps | None:
         """Check and bind a step; None, with nothing changed, if the plan does not make it."""
-        if not self._is_for(listed, hypers):
+        if listed.mask != self._mask or not self._form.holds(listed.held, hypers):
             return None
         return self._plan.prepared(listed.tensors, hypers, measured)
 
     def items(self, listed: _Listed, hypers: list[tuple[Any, ...]]) -> list[Item] | None:
         """Return the parameters that have a gradient; None if the plan is for another step."""
-        return self._plan.items(listed.tensors, hypers) if self._is_for(listed, hypers) else None
-
-    def _is_for(self, listed: _Listed, hypers: list[tuple[Any, ...]]) -> bool:
-        """Return True if groups hold what they did, but for the layouts of tensors."""
-        if listed[:3] != self._form:
-            return False
-        if not all(map(is_, hypers, self._hypers)):
-            for k, own in enumerate(hypers):
-                if own is not self._hypers[k] and not self._fields[k].hold(own):
-                    return False
-            self._hypers = hypers
-        return True
+        if listed.mask != self._mask or not self._form.holds(listed.held, hypers):
+            return None
+        return self._plan.items(listed.tensors, hypers)
 
 
 class GroupPlans:
@@ -184,7 +227,7 @@ class GroupPlans:
         numbers: Sequence[int],
     ) -> None:
         """Plan the steps after one that was made of all items with a gradient."""
-        if listed.grads != len(items) or self._failed.count(listed[:3]) >= TRIES:
+        if listed.grads != len(items) or self._failed.count(listed.form) >= TRIES:
             return
         start = len(listed.tensors) - listed.grads
         rows = rows_of(items, listed.tensors, range(start, len(listed.tensors)))
@@ -195,7 +238,7 @@ class GroupPlans:
             self._plans.insert(0, _GroupPlan(self._stages, groups, listed, plan))
             del self._plans[PLANS:]
         else:
-            self._failed = [*self._failed[-PLANS:], listed[:3]]
+            self._failed = [*self._failed[-PLANS:], listed.form]
 
 
 def items_of(
@@ -226,56 +269,6 @@ def items_of(
     return items, numbers
 
 
-class GroupTensors:
-    """Parameters and entries of state that groups hold.
-
-    Args:
-        groups: as they are now.
-        state: torch's dicts.
-        stages_of: gives the stages of a group by its place among these.
-    """
-
-    def __init__(
-        self,
-        groups: Sequence[Group],
-        state: Entries,
-        stages_of: Callable[[int], Sequence[Stage]],
-    ) -> None:
-        self._sizes = [len(group.params) for group in groups]
-        self._given = [param for group in groups for param in group.params]
-        self.params = list({id(param): param for param in self._given}.values())
-        """Each once."""
-        self._entries = _values_of(state, self.params)
-        self._hypers = list(map(HYPERS, groups))
-        self._fields = [
-            StateFields(stages_of(number), group.hypers, group.kinds())
-            for number, group in enumerate(groups)
-        ]
-
-    def holds(self, groups: Sequence[Group], state: Entries) -> bool:
-        """Return True if groups have these parameters, and these the same entries of state."""
-        lists = list(map(_PARAMS, groups))
-        if list(map(len, lists)) != self._sizes:
-            return False
-        if not all(map(is_, chain.from_iterable(lists), self._given)):
-            return False
-        entries = _values_of(state, self.params)
-        if len(entries) != len(self._entries) or not all(map(is_, entries, self._entries)):
-            return False
-        hypers = list(map(HYPERS, groups))
-        if not all(map(is_, hypers, self._hypers)):
-            for k, own in enumerate(hypers):
-                if own is not self._hypers[k] and not self._fields[k].hold(own):
-                    return False
-            self._hypers = hypers
-        return True
-
-    def has(self, tensors: Sequence[Tensor]) -> bool:
-        """Return True if all of these tensors are entries, so that they stay from step to step."""
-        held = {id(value) for value in self._entries}
-        return all(id(one) in held for one in tensors)
-
-
 def _entries_of(state: Entries, params: list[Tensor]) -> tuple[list[str], list[Any]]:
     """Return the keys of the dicts of these parameters, and their values."""
     loops = LOOPS.loaded
@@ -284,11 +277,6 @@ def _entries_of(state: Entries, params: list[Tensor]) -> tuple[list[str], list[A
         return found
     dicts = list(dicts_of(state, params))
     return list(chain.from_iterable(dicts)), list(chain.from_iterable(map(dict.values, dicts)))
-
-
-def _values_of(state: Entries, params: Sequence[Tensor]) -> list[Any]:
-    """Return all that the dicts of these parameters hold, one after the other."""
-    return list(chain.from_iterable(map(dict.values, dicts_of(state, params))))
 
 
 def dicts_of(state: Entries, params: Sequence[Tensor]) -> Any:

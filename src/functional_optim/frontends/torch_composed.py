@@ -21,7 +21,7 @@ from functional_optim.core.state import LeafState, Shared, state_tensors
 from functional_optim.core.unmatched_selectors import UnmatchedSelectors
 from functional_optim.frontends.composed_steps import GroupSteps
 from functional_optim.frontends.group_parts import CheckParam, GroupPart, divided
-from functional_optim.frontends.group_plans import HYPERS
+from functional_optim.frontends.group_plans import HYPERS, GroupTensors
 from functional_optim.frontends.torch_flat import Entries, Group
 from functional_optim.frontends.torch_inputs import of_parameters
 from functional_optim.kernels import EXECUTORS, Executor, in_place
@@ -130,27 +130,36 @@ class ComposedGroups:
         if not all(map(_PLACES, self.parts)):
             groups = [group for group in groups if self.parts[group.number][1]]
         links = self.links(groups)
-        known = self._planned
-        if known is not None and known.taken.holds(groups, states):
-            params, chains = known.taken.params, known.chains(groups)
-            grads = gradients(params)
-            given = of_parameters(links, every, params, extra) if extra else extra
-            step = known.steps.prepared(links, chains, grads, self.shared, measured, given)
+        known, held = self._known(groups, states)
+        if known is not None:
+            grads, chains = gradients(held.params), known.chains(groups)
+            given = of_parameters(links, every, held.params, extra) if extra else extra
+            tensors = [*held.params, *held.values]
+            step = known.steps.prepared(links, chains, tensors, grads, self.shared, measured, given)
             if step is not None:
                 defer_interrupts(known.steps.make, step, self.shared)
                 return
         leaves = self.leaves(groups, state_of, gradients)
-        extra = of_parameters(links, every, [k.param for k in leaves.leaves], extra)
-        executor = self._executor_for([k.param for k in leaves.leaves])
+        extra = of_parameters(links, every, leaves.params, extra)
+        executor = self._executor_for(leaves.params)
         with torch.no_grad():  # totals of parameters are plain numbers
             leaves = leaves.with_gradients_apart()
             decided = one_step.decide(links, executor, leaves, self.shared, measured, extra)
         one_step.update_(executor, decided, self.shared)
-        if known is None or not known.taken.holds(groups, states):
-            known = GroupSteps.of(groups, states, self.parts, executor, leaves.leaves, self.masks)
+        known, held = self._known(groups, states)
+        if known is None:
+            own, masks = leaves.leaves, self.masks
+            known = GroupSteps.of(groups, held, self.parts, executor, own, masks)
             self._planned = known
         if known is not None:
-            known.steps.learn(leaves, decided)
+            known.steps.learn([*held.params, *held.values], leaves, decided)
+
+    def _known(
+        self, groups: Sequence[Group], states: Entries
+    ) -> tuple[GroupSteps | None, GroupTensors]:
+        """Return the plans for what groups hold, if there are any, and what they hold."""
+        held, known = GroupTensors.of(groups, states), self._planned
+        return (known if known is not None and known.holds(groups, held) else None), held
 
     def addends(
         self,
@@ -167,15 +176,16 @@ class ComposedGroups:
         """
         if not all(map(_PLACES, self.parts)):
             groups = [group for group in groups if self.parts[group.number][1]]
-        links, known = self.links(groups), self._planned
-        found = None
-        if known is not None and known.taken.holds(groups, states):
-            params, chains = known.taken.params, known.chains(groups)
-            grads = gradients(params)
-            found = known.steps.addends(links, chains, grads, self.shared, measured)
+        links, found = self.links(groups), None
+        known, held = self._known(groups, states)
+        params: Sequence[Tensor] = held.params
+        if known is not None:
+            grads, tensors = gradients(held.params), [*held.params, *held.values]
+            chains = known.chains(groups)
+            found = known.steps.addends(links, chains, tensors, grads, self.shared, measured)
         if found is None:
             leaves = self.leaves(groups, state_of, gradients)
-            params = [leaf.param for leaf in leaves.leaves]
+            params = leaves.params
             executor = self._executor_for(params)
             with torch.no_grad():
                 decider = Decider(links, executor, leaves, self.shared, measured, {})

@@ -69,15 +69,16 @@ def reduced_each(
     stage: Stage,
     params: list[Tensor],
     grads: list[Tensor],
-    states: Sequence[Any],
+    state: Any,
     coefficients: Any,
 ) -> list[list[float]] | None:
     """Return the numbers that a stage's ``reduce`` gives for each leaf, a list for each total.
 
     Args:
         stage: that reduces.
-        params, grads, states: of the leaves.
-        coefficients: which they share.
+        params, grads: of the leaves.
+        state: a State with a list of all leaves' tensors in the place of each tensor.
+        coefficients: which the leaves share.
 
     Returns:
         None where the stage is asked one by one.
@@ -86,12 +87,12 @@ def reduced_each(
         return None
     if not (_are_alike(params) and _are_alike(grads)):
         return None
-    found = stage.reduce_each(params, grads, _columns(states), coefficients)
+    found = stage.reduce_each(params, grads, state, coefficients)
     return None if found is None else [one.tolist() for one in found]
 
 
-def _columns(states: Sequence[Any]) -> Any:
-    """Return a state with a list of all tensors in the place of each tensor."""
+def columns_of(states: Sequence[Any]) -> Any:
+    """Return a State with a list of all entries in the place of each entry."""
 
     def column(values: Sequence[Any]) -> Any:
         if isinstance(values[0], list):

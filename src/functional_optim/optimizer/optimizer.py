@@ -142,6 +142,11 @@ class Optimizer(Chain):
         if made is not None:
             return made
         if self.is_composed or extra:
+            made = (
+                None if is_traced else composed_trees.step(optimizer, given, measured, extra or {})
+            )
+            if made is not None:
+                return made
             step = self._update_composed
             if is_traced and has_gates(self.links):
                 step = self._gates_are_not_traced
@@ -162,7 +167,11 @@ class Optimizer(Chain):
     def _update_composed(self, optimizer: Chain, *given: Any) -> tuple[Any, State]:
         """The pure step of an optimizer whose steps are decided as a whole."""
         params, _ = flatten(given[0], self.namespace)
-        return one_step.update(optimizer, executor_for(self.executor, params, self.stages), *given)
+        executor = executor_for(self.executor, params, self.stages)
+        made, leaves, decided = one_step.update(optimizer, executor, *given)
+        if not torch.compiler.is_compiling():
+            composed_trees.learn(optimizer, given[:3], leaves, decided, in_place=False)
+        return made
 
     @uncompiled
     def _gates_are_not_traced(self, optimizer: Chain, *given: Any) -> tuple[Any, State]:
@@ -219,7 +228,7 @@ class Optimizer(Chain):
         extra: Mapping[str, Any],
     ) -> None:
         """Step in place where leaves differ in their chains, or numbers are shared."""
-        if composed_trees.make(optimizer, given, measured, extra):
+        if composed_trees.step_(optimizer, given, measured, extra):
             return
         leaves, spec, _, read = one_step.step_leaves(optimizer, *given)
         check_in_place(leaves, spec, read.leaves)
@@ -230,7 +239,7 @@ class Optimizer(Chain):
         with torch.no_grad():
             decided = one_step.decide(optimizer.links, executor, found, shared, measured, extra)
         one_step.update_(executor, decided, shared)
-        composed_trees.learn(optimizer, given, found, decided)
+        composed_trees.learn(optimizer, given, found, decided, in_place=True)
 
     def view(self, params: Any, state: State) -> Any:
         """The parameters to evaluate with: those that an average, say, has come to.

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from functional_optim.core.state import LeafState, map_state, state_tensors
+from functional_optim.core.state import GateCounts, LeafState, map_state, state_tensors
 from functional_optim.kernels import Leaf
 from functional_optim.plan.item import Item, Made
 
@@ -21,6 +21,8 @@ class LeafPositions(NamedTuple):
     """The step count: a tensor of one whole number, or of several that are equal."""
     name: str
     """The leaf's name, for errors."""
+    gates: tuple[Any, ...] = ()
+    """The counts at each gate, with positions in the place of tensors."""
 
     @property
     def written(self) -> list[int]:
@@ -34,6 +36,22 @@ class LeafPositions(NamedTuple):
         param, *states = self.written
         return [param, self.grad, *states]
 
+    @property
+    def counts(self) -> list[int]:
+        """Positions of the step count, and of the counts at gates."""
+        return [self.step, *(k for gate in self.gates for k in gate)]
+
+    @property
+    def kept(self) -> list[int]:
+        """Positions of all that a leaf has from step to step."""
+        return [*self.written, *self.counts]
+
+    def state(self, tensors: Sequence[Tensor]) -> LeafState:
+        """Return the state of a leaf."""
+        states = tuple([map_state(tensors.__getitem__, one) for one in self.states])
+        gates = tuple([GateCounts(tensors[one.runs], tensors[one.held]) for one in self.gates])
+        return LeafState(tensors[self.step], states, gates)
+
     def leaf(self, tensors: Sequence[Tensor], made: Made) -> Leaf:
         """Return the leaf of a step, as stages see it."""
         states = tuple([map_state(tensors.__getitem__, one) for one in self.states])
@@ -42,18 +60,17 @@ class LeafPositions(NamedTuple):
 
     def item(self, tensors: Sequence[Tensor], hypers: tuple[Any, ...]) -> Item:
         """Return the leaf of a step, as the engine takes it."""
-        states = tuple([map_state(tensors.__getitem__, one) for one in self.states])
-        state = LeafState(tensors[self.step], states)
+        state = self.state(tensors)
         return Item(tensors[self.param], tensors[self.grad], state, hypers, self.name)
 
 
 def rows_of(
-    items: Sequence[Item], tensors: Sequence[Tensor], grads: Iterable[int]
+    items: Sequence[Any], tensors: Sequence[Tensor], grads: Iterable[int]
 ) -> list[LeafPositions] | None:
     """Return the positions of leaves' tensors in a list; None if the list lacks one.
 
     Args:
-        items: the leaves.
+        items: the leaves: anything with a ``param``, a ``state`` and a ``name``.
         tensors: parameters, gradients, state and step counts.
         grads: positions of the gradients. They are not looked for: two leaves that have one
             gradient now may have two at the next step.
@@ -67,10 +84,11 @@ def rows_of(
     rows = []
     try:
         for item, grad in zip(items, grads, strict=True):
-            states = tuple([map_state(place, one) for one in item.state.stages])
-            rows.append(
-                LeafPositions(place(item.param), grad, states, place(item.state.step), item.name)
-            )
+            own = item.state
+            states = tuple([map_state(place, one) for one in own.stages])
+            gates = tuple([GateCounts(place(one.runs), place(one.held)) for one in own.gates])
+            param, step = place(item.param), place(own.step)
+            rows.append(LeafPositions(param, grad, states, step, item.name, gates))
     except KeyError:
         return None
     return rows

@@ -5,7 +5,6 @@ tensors. The list is handed over at each step. One call checks the layouts of al
 returns their pointers, which are an argument of the kernels.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -20,15 +19,14 @@ from functional_optim.core.leaf import PLAIN
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import state_tensors
 from functional_optim.kernels import Executor, Leaf
-from functional_optim.kernels.chunks import extent_of, is_dense
+from functional_optim.kernels.chunks import extent_of
 from functional_optim.kernels.kernel import Call, Part
-from functional_optim.native import LOOPS
 from functional_optim.plan import engine
 from functional_optim.plan.chunks import chunks_of
 from functional_optim.plan.guard import kinds_of
 from functional_optim.plan.item import Item, Made
 from functional_optim.plan.leaf_positions import LeafPositions, rows_of
-from functional_optim.plan.python_loops import PYTHON_LOOPS, loops_for
+from functional_optim.plan.list_layout import ListLayout, fills_memory
 from functional_optim.plan.totals import Totals
 
 Numbers = Sequence[Made]
@@ -131,66 +129,33 @@ class StepPlan:
         self.written = [k in written for k in range(len(tensors))]
         """For each tensor, whether the step writes to it."""
         alone = [k for index in self.others for k in rows[index].written]
-        self._loose = [k for k in alone if not _is_dense(tensors[k])]
+        self._loose = [k for k in alone if not fills_memory(tensors[k])]
         """Those written of leaves that are stepped alone which do not fill their memory."""
         used = {k for row in together for k in row.all} | written
-        self._located = sorted(used - set(self._loose))
-        """The positions of the tensors whose layouts are fixed."""
-        self._is_all = self._located == list(range(len(tensors)))
-        self._kept = bisect_left(self._located, kept)
         self._alone = alone
         self._kinds = kinds_of([tensors[k] for k in alone])
-        slots = [-1] * len(tensors)
         places = [k for own in members for index in own for k in rows[index].all]
-        for slot, k in enumerate(places):
-            slots[k] = slot
-        self._slots = slots
-        loops = loops_for(len(tensors))
-        are_apart = len({*places}) == len(places)  # else a kernel would find no pointer
-        self._laid: tuple[Any, Any] = loops, self._lay_out(loops, tensors) if are_apart else None
-        self._steps = 0
-
-    def _fixed(self, tensors: list[Any]) -> list[Any]:
-        """Return those of a list whose layouts are fixed."""
-        return tensors if self._is_all else list(map(tensors.__getitem__, self._located))
-
-    def _lay_out(self, loops: Any, tensors: list[Tensor]) -> Any:
-        """Record the layouts of tensors; None if a kernel cannot step such."""
-        each = self._fixed(tensors), self._fixed(self.written), self._fixed(self._slots)
-        return loops.lay_out(*each)
+        self._layout = ListLayout(
+            tensors, used - set(self._loose), written, places, leaves=len(rows), kept=kept
+        )
 
     def takes(self, tensors: list[Tensor]) -> bool:
         """Return True if the tensors have the layouts of the plan, and share no memory."""
-        return self._locate(tensors) is not None
+        return self._layout.locate(tensors) is not None
 
     def is_for(self, tensors: list[Tensor]) -> bool:
         """Return True if the tensors have the layouts of the plan, wherever they are.
 
         So do the step counts: those of leaves that are stepped together are equal.
         """
-        loops, layout = self._laid
+        loops = self._layout.loops
         for chunk in self._chunks:
             count = loops.common(tensors, chunk.steps)
             if count is None or count is False:
                 return False
-        if layout is None or any(_is_dense(tensors[k]) for k in self._loose):
+        if any(fills_memory(tensors[k]) for k in self._loose):
             return False  # a plan that steps these together is to be made
-        return bool(loops.hold(layout, self._fixed(tensors), False))
-
-    def _locate(self, tensors: list[Tensor]) -> bytes | None:
-        loops, layout = self._laid
-        if layout is None:
-            return None
-        fixed = tensors if self._is_all else self._fixed(tensors)
-        pointers: bytes | None = loops.locate(layout, fixed, self._kept)
-        if loops is PYTHON_LOOPS and pointers is not None:
-            # A plan of few leaves is worth a compiler once it has made many steps.
-            self._steps += 1
-            native = LOOPS.get(len(self._rows) * self._steps)
-            layout = None if native is None else self._lay_out(native, tensors)
-            if layout is not None:
-                self._laid = native, layout
-        return pointers
+        return self._layout.hold(tensors)
 
     def prepared(
         self,
@@ -212,7 +177,7 @@ class StepPlan:
             TypeError, ValueError, RuntimeError: a gradient that does not fit.
             KernelError, NotPointwiseError: the executor does not step the leaves.
         """
-        loops = self._laid[0]
+        loops = self._layout.loops
         every: list[Made] = []
         for chunk in self._chunks:  # as a rule one
             if numbers is not None:
@@ -222,7 +187,7 @@ class StepPlan:
             if count is None or count is False or not (count or self._may_begin):
                 return None
             every.append(chunk.made(hypers[chunk.group], count + 1.0))
-        pointers = self._locate(tensors)
+        pointers = self._layout.locate(tensors)
         if pointers is None or (self.others and not self._others_hold(tensors, numbers)):
             return None
         totals = measured
@@ -261,10 +226,10 @@ class StepPlan:
         """Return True if leaves that are stepped alone are such as they were."""
         if kinds_of([tensors[k] for k in self._alone]) != self._kinds:
             return False
-        if any(_is_dense(tensors[k]) for k in self._loose):
+        if any(fills_memory(tensors[k]) for k in self._loose):
             return False
         loose = [tensors[k] for k in self._loose if type(tensors[k]) in PLAIN]
-        if loose and not _are_apart(loose, self._fixed(tensors)):
+        if loose and not _are_apart(loose, self._layout.fixed(tensors)):
             return False
         if numbers is not None or self._may_begin:
             return True
@@ -316,11 +281,6 @@ class StepPlan:
             id(item.state.step): self._groups[k] for k, item in zip(indices, items, strict=True)
         }
         return items, partial(_made, numbers, groups)
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Return True if loops can tell where a tensor is."""
-    return type(tensor) in PLAIN and tensor.layout == torch.strided and is_dense(tensor)
 
 
 def _are_apart(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:

@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import optree
+import torch
 from torch import Tensor
 
+from functional_optim._torch import has_dispatch_mode, is_forward_mode, is_transforming
 from functional_optim.core.chain import Chain
 from functional_optim.core.hyper import all_plain
 from functional_optim.core.initial import StateFields
@@ -21,6 +24,8 @@ Given = tuple[Any, Any, State]
 """Parameters, gradients and state of a step."""
 
 _LEAVES = PLAIN | {type(None)}
+
+_REQUIRES_GRAD = attrgetter("requires_grad")
 
 _SPECS: dict[Any, optree.PyTreeSpec] = {}
 """Structure of the last tree of a class and length, which is tried first: comparing is faster than
@@ -87,6 +92,27 @@ def _flatten_again(params: Any, namespace: str) -> tuple[list[Any], optree.PyTre
         _SPECS.clear()
     leaves, _SPECS[key] = flatten(params, namespace)
     return leaves, _SPECS[key]
+
+
+def listed(
+    optimizer: Chain, given: Given, *, in_place: bool, has_gradients: bool = True
+) -> Tree | None:
+    """List the arguments of a step as :func:`tree_of`; None where no plan may make it.
+
+    Args:
+        optimizer, given, in_place, has_gradients: as for :func:`tree_of`.
+    """
+    if is_transforming():
+        return None
+    if in_place:
+        return tree_of(optimizer, given, in_place=True, has_gradients=has_gradients)
+    if has_dispatch_mode() or is_forward_mode() or torch.is_inference_mode_enabled():
+        return None
+    tree = tree_of(optimizer, given, in_place=False, has_gradients=has_gradients)
+    if tree is None or not torch.is_grad_enabled():
+        return tree
+    grads = () if has_gradients else [one for one in tree.grads if isinstance(one, Tensor)]
+    return None if any(map(_REQUIRES_GRAD, (*tree.tensors, *grads))) else tree
 
 
 class TreeChains:

@@ -7,19 +7,13 @@ same form. ``update`` runs the same plan on copies. What no plan steps goes thro
 
 from collections.abc import Iterator, Sequence
 from itertools import compress
-from operator import attrgetter
 from typing import Any
 
 import optree
 import torch
 from torch import Tensor
 
-from functional_optim._torch import (
-    foreach_clone,
-    has_dispatch_mode,
-    is_forward_mode,
-    is_transforming,
-)
+from functional_optim._torch import foreach_clone
 from functional_optim.core.chain import Chain
 from functional_optim.core.hyper import all_plain
 from functional_optim.core.overrides import paths_of
@@ -29,15 +23,13 @@ from functional_optim.plan.item import Item, next_step
 from functional_optim.plan.leaf_positions import rows_of
 from functional_optim.plan.step_counts import is_count
 from functional_optim.plan.step_plan import StepPlan
-from functional_optim.plan.tree import Given, Tree, TreeChains, tree_of
+from functional_optim.plan.tree import Given, Tree, TreeChains, listed
 
 Hypers = list[tuple[Any, ...]]
 """The hyper-parameters of each chain of a tree."""
 
 PLANS = 16
 """Largest number of plans that are kept, for all trees."""
-
-_REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 class TreePlan:
@@ -149,9 +141,9 @@ def step_(optimizer: Chain, given: Given, measured: Sequence[Tensor]) -> bool:
     Returns:
         False if no plan makes the step; then nothing was changed.
     """
-    listed = _listed(optimizer, given, in_place=True) if _PLANS else None
-    for plan, tree, hypers in _plans_for(optimizer, listed):
-        if plan.step_(tree.tensors, hypers, measured):
+    tree = listed(optimizer, given, in_place=True) if _PLANS else None
+    for plan, own, hypers in _plans_for(optimizer, tree):
+        if plan.step_(own.tensors, hypers, measured):
             return True
     return False
 
@@ -163,28 +155,14 @@ def step(optimizer: Chain, given: Given) -> tuple[Any, State] | None:
         optimizer: with the hyper-parameters of this step.
         given: parameters, gradients and state.
     """
-    listed = _listed(optimizer, given, in_place=False) if _PLANS else None
-    for plan, tree, hypers in _plans_for(optimizer, listed):
+    tree = listed(optimizer, given, in_place=False) if _PLANS else None
+    for plan, own, hypers in _plans_for(optimizer, tree):
         is_fixed = all_plain(hypers)  # else there may be a derivative
-        if is_fixed and plan.is_for(tree):
+        if is_fixed and plan.is_for(own):
             with torch.no_grad():
-                made = plan.step(tree, hypers)
+                made = plan.step(own, hypers)
             return made and (made[0], State(made[1], given[2].shared))
     return None
-
-
-def _listed(optimizer: Chain, given: Given, *, in_place: bool) -> Tree | None:
-    """List the tensors of a step; None where no plan may make it."""
-    if is_transforming():
-        return None
-    if in_place:
-        return tree_of(optimizer, given, in_place=True)
-    if has_dispatch_mode() or is_forward_mode() or torch.is_inference_mode_enabled():
-        return None
-    tree = tree_of(optimizer, given, in_place=False)
-    if tree is None or not torch.is_grad_enabled():
-        return tree
-    return None if any(map(_REQUIRES_GRAD, tree.tensors)) else tree
 
 
 def learn(
@@ -213,7 +191,7 @@ def learn(
     is_planned = executor.in_chunks(stages) is not None or executor.in_wholes(stages) is not None
     if not is_planned or not all(is_count(item.state.step) for item in items):
         return
-    tree = _listed(optimizer, given, in_place=in_place)
+    tree = listed(optimizer, given, in_place=in_place)
     if tree is None or any(one.is_for(tree) for one, *_ in _plans_for(optimizer, tree)):
         return
     with torch.no_grad():

@@ -25,7 +25,7 @@ from functional_optim import (
 )
 from functional_optim.algorithms.prodigy import SUM_BLOCK
 from functional_optim.kernels import total_of
-from functional_optim.kernels.totals import added, measured_each, reduced_each
+from functional_optim.kernels.totals import added, columns_of, measured_each, reduced_each
 from functional_optim.transforms.clip_by_global_norm import (
     BLOCK,
     CLIP_BY_GLOBAL_NORM,
@@ -81,7 +81,7 @@ def test_what_is_not_finite_is_counted_by_norms(monkeypatch: pytest.MonkeyPatch)
 
 def counts(given: list[Tensor]) -> Any:
     coefficients = ApplyIfFiniteCoefficients()
-    return reduced_each(APPLY_IF_FINITE, given, given, [()] * len(given), coefficients)
+    return reduced_each(APPLY_IF_FINITE, given, given, (), coefficients)
 
 
 @each_value(last=[torch.float32, torch.bfloat16], decay=[0.0, 0.1])
@@ -125,7 +125,7 @@ def test_a_stage_without_a_form_for_lists_is_called_for_each() -> None:
     assert measured_each(plain, given) is None
     assert torch.equal(total_of(plain, given), total_of(CLIP_BY_GLOBAL_NORM, given))
     alone = replace(SAM, reduce_each=None)
-    assert reduced_each(alone, given, given, [()] * 2, ()) is None
+    assert reduced_each(alone, given, given, (), ()) is None
 
 
 def test_a_form_for_lists_belongs_to_one_for_a_tensor() -> None:
@@ -227,7 +227,7 @@ def test_sums_over_states_have_the_bits_of_one_after_the_other(
     states = [one._replace(s=normal(*one.s.shape, seed=50).to(dtype)) for one in states]
     alone = zip(params, grads, states, strict=True)
     one_by_one = [[float(x) for x in stage.reduce(*one, coefficients)] for one in alone]
-    found = reduced_each(stage, params, grads, states, coefficients)
+    found = reduced_each(stage, params, grads, columns_of(states), coefficients)
     assert found is not None
     wanted = list(map(list, zip(*one_by_one, strict=True)))
     assert torch.equal(bits(torch.tensor(found)), bits(torch.tensor(wanted)))
@@ -239,7 +239,8 @@ def test_sums_over_large_states_are_taken_one_by_one() -> None:
     coefficients = link.stage.coefficients(1.0, link.hyper, link.stage.init_shared(link.hyper))
     given = [normal(3), normal(SUM_BLOCK + 1)]
     states = [link.stage.init(one, link.hyper) for one in given]
-    assert reduced_each(link.stage, given, given, states, coefficients) is None
+    columns = columns_of(states)
+    assert reduced_each(link.stage, given, given, columns, coefficients) is None
 
 
 def test_large_gradients_are_squared_in_blocks_beside_small_ones_that_are_asked_at_once() -> None:

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from functional_optim.core.leaf import PLAIN
 from functional_optim.core.stage import Stage, Transform
-from functional_optim.core.state import state_tensors
+from functional_optim.core.state import map_state
 from functional_optim.kernels import HandedOn, Leaf, ReferenceExecutor
-from functional_optim.kernels.totals import measured_each, reduced_each
-from functional_optim.plan.composed.counted import Counted
+from functional_optim.kernels.totals import columns_of, measured_each, reduced_each
+from functional_optim.plan.composed.counted import Counted, Numbers
 from functional_optim.plan.composed.decider import Decider
 from functional_optim.plan.composed.outline import LeafPart
-from functional_optim.plan.composed.step_leaves import StepLeaf
 from functional_optim.plan.item import Made
+from functional_optim.plan.leaf_positions import LeafPositions
 
 _IS_CPU = attrgetter("is_cpu")
 
@@ -35,54 +35,65 @@ class _Batch:
     group: int
     """Whose coefficients they have."""
     places: list[int] = field(default_factory=list)
-    params: list[Tensor] = field(default_factory=list)
-    states: list[Any] = field(default_factory=list)
 
 
 class Addends:
-    """The leaves of a part, whose last stage needs a total.
+    """The leaves of a part, whose last stage needs a total. It holds no tensor.
 
     Args:
         part: of leaves.
-        leaves: of the step, on memory that stays.
-        counted: what those of the part have counted.
+        rows: the positions of their tensors, with the states of the part's stages alone.
+        counted: what the leaves have counted.
+        tensors: the list of a step.
     """
 
-    def __init__(self, part: LeafPart, leaves: Sequence[StepLeaf], counted: Counted) -> None:
+    def __init__(
+        self,
+        part: LeafPart,
+        rows: Sequence[LeafPositions],
+        counted: Counted,
+        tensors: list[Tensor],
+    ) -> None:
         self.counted = counted
-        self._part = part
-        own = [leaves[k] for k in part.members]
-        self._leaves = [
-            (one.param, one.state.stages[part.start : part.stop], one.name) for one in own
-        ]
-        tensors = [
-            one for param, states, _ in self._leaves for one in (param, *state_tensors(states))
-        ]
-        self.are_simple = is_simple(tensors) and all(map(_IS_CPU, tensors))
+        self._part, self._rows_of = part, rows
+        params = [tensors[row.param] for row in rows]
+        own = [tensors[k] for row in rows for k in row.written]
+        self.are_simple = is_simple(own) and all(map(_IS_CPU, own))
         """Whether they may be summed up here."""
         kinds: dict[Any, int] = {}
-        for k, (leaf, group) in enumerate(zip(own, counted.groups, strict=True)):
-            kinds.setdefault((group, leaf.param.shape, leaf.param.dtype), k)
+        for k, (param, group) in enumerate(zip(params, counted.groups, strict=True)):
+            kinds.setdefault((group, param.shape, param.dtype), k)
         self._kinds = list(kinds.values())  # one of each shape and dtype that counted the same
         self._handed_on = HandedOn(part.stages[:-1])
-        self._batches = self._batched() if part.stages[-1].reduce is not None else []
+        batches = self._batched(params) if part.stages[-1].reduce is not None else []
+        self._batches = [(one, *self._columns(one)) for one in batches]
+        """Each with the positions of its parameters, and of the tensors of the last stage's state.
+        """
 
-    def rows(self, decider: Decider, totals: Sequence[Tensor]) -> Sequence[Sequence[float]]:
+    def rows(
+        self,
+        decider: Decider,
+        tensors: list[Tensor],
+        counts: Numbers,
+        totals: Sequence[Tensor],
+    ) -> Sequence[Sequence[float]]:
         """Return the addends of each leaf.
 
         Args:
             decider: of the step; it has a gradient for each, laid out as the parameter.
+            tensors: the list of the step.
+            counts: what the leaves have counted.
             totals: of the measured stages before.
         """
         part, last = self._part, self._part.stages[-1]
         grads: list[Any] = list(map(decider.grads.__getitem__, part.members))
         made = []
-        for one in self.counted.now:  # as a rule one, and a comprehension is a call
+        for one in counts:  # as a rule one, and a comprehension is a call
             made.append(decider.numbers(part, *one))  # noqa: PERF401
-        rows = self._rows(decider, grads, made)
+        rows = self._rows(decider, tensors, grads, made)
         if rows is not None:
             return rows
-        leaves = [self._leaf(k, grads, made) for k in range(len(grads))]
+        leaves = [self._leaf(k, tensors, grads, made) for k in range(len(grads))]
         if last.reduce is None:
             measure = decider.executor.measure
             return [[float(measure(part.stages, [one], totals).item())] for one in leaves]
@@ -90,13 +101,15 @@ class Addends:
         return [[float(one.item()) for one in parts] for parts in addends]
 
     def _rows(
-        self, decider: Decider, grads: list[Any], made: Sequence[Made]
+        self, decider: Decider, tensors: list[Tensor], grads: list[Any], made: Sequence[Made]
     ) -> Sequence[Sequence[float]] | None:
         """Return the addends of leaves that the stages before leave as they are."""
         last, handed_on = self._part.stages[-1], self._handed_on
         now = [one.coefficients[:-1] for one in made]
         if now != handed_on.asked:
-            handed_on.look(now, [self._leaf(k, grads, made) for k in self._kinds])
+            handed_on = HandedOn(self._part.stages[:-1])  # other threads may use the last
+            handed_on.look(now, [self._leaf(k, tensors, grads, made) for k in self._kinds])
+            self._handed_on = handed_on
         if not handed_on.gradients:
             return None
         if last.reduce is None:
@@ -105,27 +118,29 @@ class Addends:
             return None
         numbers = [one.coefficients[-1] for one in made]
         rows: dict[int, list[float]] = {}
-        for batch in tuple(self._batches):
+        for each in self._batches:
+            batch, params, columns = each
             own = [grads[k] for k in batch.places]
-            shared, states = numbers[batch.group], batch.states
-            found = reduced_each(last, batch.params, own, states, shared)
-            if found is None:
-                self._batches.remove(batch)  # the stage is asked one by one
+            given = list(map(tensors.__getitem__, params)), own, _taken(tensors, columns)
+            found = reduced_each(last, *given, numbers[batch.group])
+            if found is None:  # the stage is asked one by one
+                self._batches = [one for one in self._batches if one is not each]
                 continue
             for k, *row in zip(batch.places, *found, strict=True):
                 rows[k] = row
-        for k, (param, kept, _) in enumerate(self._leaves if len(rows) < len(grads) else ()):
+        for k, row in enumerate(self._rows_of if len(rows) < len(grads) else ()):
             if k not in rows:
-                shared = numbers[self.counted.groups[k]]
-                alone = last.reduce(param, grads[k], kept[-1], shared)
+                shared, state = numbers[self.counted.groups[k]], row.states[-1]
+                own = map_state(tensors.__getitem__, state)
+                alone = last.reduce(tensors[row.param], grads[k], own, shared)
                 rows[k] = [float(one.item()) for one in alone]
         return [rows[k] for k in range(len(grads))]
 
-    def _batched(self) -> list[_Batch]:
+    def _batched(self, params: Sequence[Tensor]) -> list[_Batch]:
         """Leaves of the same coefficients: all of them, or small ones where there is a state."""
         copies, found = self._part.stages[-1].stateful, list[_Batch]()
         last: dict[Any, tuple[_Batch, int]] = {}
-        for k, (param, states, _) in enumerate(self._leaves):
+        for k, param in enumerate(params):
             count = param.numel() if copies else 0
             if count > BATCH:
                 continue
@@ -137,14 +152,32 @@ class Addends:
                 found.append(batch)
             last[key] = batch, held + count
             batch.places.append(k)
-            batch.params.append(param)
-            batch.states.append(states[-1])
         return [one for one in found if not copies or len(one.places) >= FEWEST]
 
-    def _leaf(self, k: int, grads: Sequence[Any], made: Sequence[Made]) -> Leaf:
+    def _columns(self, batch: _Batch) -> tuple[list[int], Any]:
+        """Return the positions of a batch's parameters, and of the states of the last stage."""
+        rows = [self._rows_of[k] for k in batch.places]
+        return [row.param for row in rows], columns_of([row.states[-1] for row in rows])
+
+    def _leaf(
+        self, k: int, tensors: Sequence[Tensor], grads: Sequence[Any], made: Sequence[Made]
+    ) -> Leaf:
         """Return a leaf as stages see it."""
-        (param, states, name), now = self._leaves[k], made[self.counted.groups[k]]
-        return Leaf(param, grads[k], states, now.coefficients, name, now.hypers, now.step)
+        row, now = self._rows_of[k], made[self.counted.groups[k]]
+        param, states = tensors[row.param], row.state(tensors).stages
+        return Leaf(param, grads[k], states, now.coefficients, row.name, now.hypers, now.step)
+
+
+def _taken(tensors: list[Tensor], columns: Any) -> Any:
+    """Return a State with lists of tensors in the place of lists of their positions."""
+    if not columns:
+        return columns
+    take, fields = tensors.__getitem__, []
+    for column in columns:
+        are_lists = bool(column) and isinstance(column[0], list)
+        found = [list(map(take, one)) for one in column] if are_lists else list(map(take, column))
+        fields.append(found)
+    return type(columns)(*fields)
 
 
 def _measured(stage: Stage, grads: list[Any]) -> Sequence[Sequence[float]]:

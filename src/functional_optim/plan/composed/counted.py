@@ -1,87 +1,92 @@
 """Counts of leaves: steps, and runs at gates; read together."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from functional_optim._torch import foreach_add_
-from functional_optim.plan.composed.step_leaves import GateNumbers, StepLeaf
+from functional_optim.plan.composed.step_leaves import GateNumbers
+from functional_optim.plan.leaf_positions import LeafPositions
 from functional_optim.plan.python_loops import loops_for
 
-_Counts = list[Tensor]
-_Class = tuple[_Counts, tuple[tuple[_Counts, _Counts], ...]]
-"""Of leaves that have counted the same: their steps; at each gate the runs, and those held."""
+Numbers = list[tuple[float, GateNumbers]]
+"""For each class of leaves, the number of its next step and what it has counted at gates."""
+
+
+class _Class(NamedTuple):
+    """Positions of the counts of leaves that have counted the same."""
+
+    steps: list[int]
+    gates: tuple[tuple[list[int], list[int]], ...]
+    """At each gate the runs, and those held."""
 
 
 class Counted:
-    """Counts of leaves, read together.
+    """Classes of leaves that have counted the same. It holds no tensor.
 
     Args:
-        leaves: of one chain.
+        rows: the positions of leaves of one chain.
+        tensors: the list of a step, with the counts that decide the classes.
     """
 
-    def __init__(self, leaves: Sequence[StepLeaf]) -> None:
-        classes: dict[Any, list[StepLeaf]] = {}
+    def __init__(self, rows: Sequence[LeafPositions], tensors: list[Tensor]) -> None:
+        classes: dict[Any, list[LeafPositions]] = {}
         numbers: dict[Any, int] = {}
         self.groups: list[int] = []
-        """For each leaf, the number of those that have counted the same."""
-        for leaf in leaves:
-            own = leaf.state
-            key = (int(own.step), *((int(g.runs), int(g.held)) for g in own.gates))
-            classes.setdefault(key, []).append(leaf)
+        """For each leaf, the number of its class."""
+        for row in rows:
+            key = tuple([int(tensors[k]) for k in row.counts])
+            classes.setdefault(key, []).append(row)
             self.groups.append(numbers.setdefault(key, len(numbers)))
         self._classes = list(map(_class, classes.values()))
-        self.turn: int | None = None
-        """The step for which they were read."""
-        self.now: list[tuple[float, GateNumbers]] = []
-        """Of each such class, the number of its next step and what it has counted at gates."""
 
-    def read(self, turn: int | None = None) -> bool:
-        """Return True if leaves that counted the same have not parted; :attr:`now` is new then.
-
-        Nor is it known of leaves before their first step, whose state may be made anew.
+    def read(self, tensors: list[Tensor], *, may_begin: bool) -> Numbers | None:
+        """Return the numbers of a step; None if leaves of one class have parted.
 
         Args:
-            turn: a number of this step, to be kept.
+            tensors: the list of the step.
+            may_begin: whether leaves may be before their first step, whose state is then as it is.
         """
-        found: list[tuple[float, GateNumbers]] = []
+        found: Numbers = []
         common = loops_for(len(self.groups)).common
         for steps, gates in self._classes:
-            made, begun = common(steps), False
+            made, begun = common(tensors, steps), may_begin
             at_gates = []
             for runs, held in gates:
-                pair = common(runs), common(held)
-                if pair[0] is None or pair[1] is None:
-                    return False
+                pair = common(tensors, runs), common(tensors, held)
+                if pair[0] is None or pair[0] is False or pair[1] is None or pair[1] is False:
+                    return None
                 begun = begun or pair[0] > 0
-                at_gates.append((pair[0], pair[1]))
-            if made is None or not (made or begun):
-                return False
+                at_gates.append(pair)
+            if made is None or made is False or not (made or begun):
+                return None
             found.append((made + 1.0, tuple(at_gates)))
-        self.now, self.turn = found, turn
-        return True
+        return found
 
-    def at_gates(self, gates: Sequence[tuple[int, bool]]) -> None:
-        """Count a run up to some gates, by what was read last.
+    def at_gates(
+        self, tensors: list[Tensor], numbers: Numbers, gates: Sequence[tuple[int, bool]]
+    ) -> None:
+        """Count a run up to some gates.
 
         Args:
+            tensors: the list of the step.
+            numbers: of the step.
             gates: the number of each, and whether it lets the leaves through.
         """
         loops = loops_for(len(self.groups))
-        for (_, counts), (_, before) in zip(self._classes, self.now, strict=True):
+        for one, (_, before) in zip(self._classes, numbers, strict=True):
             for k, passed in gates:
-                runs, held = counts[k]
+                runs, held = one.gates[k]
                 by = -before[k][1] if passed else 1
-                loops.advance_each(runs)
+                loops.advance_each(tensors, runs)
                 if by == 1:
-                    loops.advance_each(held)
+                    loops.advance_each(tensors, held)
                 elif by:
-                    foreach_add_(held, by)
+                    foreach_add_(list(map(tensors.__getitem__, held)), by)
 
 
-def _class(leaves: Sequence[StepLeaf]) -> _Class:
-    states = [leaf.state for leaf in leaves]
-    columns = zip(*(state.gates for state in states), strict=True)
-    gates = [([g.runs for g in k], [g.held for g in k]) for k in columns]
-    return [state.step for state in states], tuple(gates)
+def _class(rows: Sequence[LeafPositions]) -> _Class:
+    columns = zip(*(row.gates for row in rows), strict=True)
+    gates = [([one.runs for one in column], [one.held for one in column]) for column in columns]
+    return _Class([row.step for row in rows], tuple(gates))

@@ -320,8 +320,11 @@ class Decider:
         if self.inputs:
             states = self.inputs.put(member, part.stages, states)
         own = LeafState(leaf.state.step, states, leaf.state.gates)
-        hypers = self._chains[part.number].hypers[part.start : part.stop]
-        return Item(leaf.param, grad, own, hypers, leaf.name)
+        return Item(leaf.param, grad, own, self.hypers_of(part), leaf.name)
+
+    def hypers_of(self, part: LeafPart) -> tuple[Any, ...]:
+        """The hyper-parameters of the stages of a part."""
+        return self._chains[part.number].hypers[part.start : part.stop]
 
     def _gate_before(self, part: LeafPart, k: int) -> int | None:
         """Return the place of the last gate in front of stage ``k`` of a chain."""

@@ -4,13 +4,15 @@ While a step is made, they stand in the state of the stages that take them, so t
 shards and plans see tensors of a state as any others; when it is made, they are there no more.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import optree
 import torch
 from torch import Tensor
 
+from functional_optim._torch import foreach_copy_
 from functional_optim.core.aliasing import laid_as
 from functional_optim.core.brief import brief
 from functional_optim.core.dtensors import is_sharded
@@ -22,6 +24,7 @@ from functional_optim.core.tree import flatten_like, path_name
 from functional_optim.plan.composed.outline import LeafPart
 from functional_optim.plan.composed.step_leaves import StepLeaf
 from functional_optim.plan.item import Item
+from functional_optim.plan.leaf_positions import LeafPositions
 
 
 def input_names(links: Links) -> frozenset[str]:
@@ -144,11 +147,18 @@ class LeafInputs:
             made.append(state._replace(**given) if given else state)
         return tuple(made)
 
-    def of(self, part: LeafPart) -> list[Tensor]:
-        """Return the inputs of the leaves of a part, in the order of :func:`places_of`."""
+    def copies(self, part: LeafPart) -> list[Tensor]:
+        """Return copies of the inputs of the leaves of a part, laid out as their parameters.
+
+        They are in the order of :func:`rows_with_inputs`.
+        """
         names = [one.name for stage in part.stages for one in stage.inputs if self._has(one.name)]
-        found: list[Any] = [self._given[name][k] for k in part.members for name in names]
-        return [one.detach() for one in found]
+        pairs = [(k, name) for k in part.members for name in names]
+        given: list[Any] = [self._given[name][k] for k, name in pairs]
+        made = [torch.empty_like(self._leaves[k].param) for k, _ in pairs]
+        if made:
+            foreach_copy_(made, [one.detach() for one in given])
+        return made
 
     def _has(self, name: str) -> bool:
         return name in self._given
@@ -174,15 +184,25 @@ def _copied(stages: Sequence[Stage], item: Item) -> Item:
     return item._replace(state=item.state._replace(stages=tuple(states)))
 
 
-def places_of(stages: Sequence[Stage], items: Sequence[Item]) -> list[Tensor]:
-    """Return the tensors of items that hold inputs: item by item, in the order of their stages."""
-    return [
-        tensor
-        for item in items
-        for stage, state in zip(stages, item.state.stages, strict=True)
-        for one in stage.inputs
-        for tensor in getattr(state, one.name)
-    ]
+def rows_with_inputs(
+    stages: Sequence[Stage], rows: Sequence[LeafPositions], names: Collection[str], start: int
+) -> list[LeafPositions]:
+    """Return positions of leaves, with those of their inputs in the states of the stages.
+
+    Args:
+        stages: of the leaves.
+        rows: the positions, with a state for each of these stages.
+        names: of the inputs that are given.
+        start: the position of the first input; the others follow, leaf by leaf.
+    """
+    at, found = count(start), []
+    for row in rows:
+        states: list[Any] = []
+        for stage, state in zip(stages, row.states, strict=True):
+            own: dict[str, Any] = {k: [next(at)] for k, _ in stage.inputs if k in names}
+            states.append(state._replace(**own) if own else state)
+        found.append(row._replace(states=tuple(states)))
+    return found
 
 
 def emptied(stages: Sequence[Stage], states: Sequence[Any]) -> tuple[Any, ...]:

@@ -4,9 +4,8 @@ Everything is decided first (see :mod:`functional_optim.plan.composed.decider`),
 refused once writing has begun.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import optree
@@ -45,8 +44,6 @@ from functional_optim.plan.composed.outline import StageRun
 from functional_optim.plan.composed.shared_numbers import as_tensor, check_shared, with_opened
 from functional_optim.plan.composed.step_leaves import StepLeaf, StepLeaves
 from functional_optim.plan.item import next_step
-
-_PARAM = attrgetter("param")  # no frame for each leaf
 
 
 def check_extra(links: Links, extra: Mapping[str, Any]) -> None:
@@ -133,7 +130,7 @@ def decide(
         check_measured([link.stage for link in links], measured)
     if extra:
         check_extra(links, extra)
-    check_not_captured(map(_PARAM, leaves.leaves))
+    check_not_captured(leaves.params)
     return Decider(links, executor, leaves, shared, measured, extra, rows).decide()
 
 
@@ -145,8 +142,8 @@ def update(
     state: State,
     measured: Sequence[Tensor],
     extra: Mapping[str, Any],
-) -> tuple[Any, State]:
-    """:meth:`Optimizer.update`."""
+) -> tuple[tuple[Any, State], StepLeaves, Decider]:
+    """:meth:`Optimizer.update`; what it returns, the leaves before the step, and what was done."""
     state = state._replace(shared=with_opened(optimizer.links, state.shared))
     leaves, spec, states, found = step_leaves(optimizer, params, grads, state)
     extra = of_tree(optimizer.links, spec, found.leaves, extra)
@@ -160,7 +157,8 @@ def update(
             leaves[leaf.position] = param
             states[leaf.position] = _after(run, leaf.state, part)
     made, kept = unflatten(spec, params, optimizer.namespace, leaves, states)
-    return made, State(kept, _shared_after(state.shared, decided))
+    after = State(kept, shared_after(state.shared, decided.shared, decided.opened))
+    return (made, after), found, decided
 
 
 def _after(run: StageRun, before: LeafState, part: LeafState) -> LeafState:
@@ -180,15 +178,22 @@ def _copied(state: Any) -> Any:
     return map_state(torch.clone, state)
 
 
-def _shared_after(shared: Any, decided: Decider) -> Any:
+def shared_after(shared: Any, numbers: Sequence[Any], opened: Collection[int]) -> Any:
+    """What belongs to no leaf after a pure step: new tensors.
+
+    Args:
+        shared: as it was before the step.
+        numbers: the shared numbers of every link, after the step.
+        opened: the places of the gates that let the step through.
+    """
     if not isinstance(shared, Shared):
         return shared
-    stages = tuple(type(one)(*map(as_tensor, one)) if one else () for one in decided.shared)
-    opened = [
-        one + int(place in decided.opened) if isinstance(one, Tensor) else one
+    stages = tuple(type(one)(*map(as_tensor, one)) if one else () for one in numbers)
+    counts = [
+        one + int(place in opened) if isinstance(one, Tensor) else one
         for place, one in enumerate(shared.opened)
     ]
-    return Shared(shared.step + 1, stages, tuple(opened))
+    return Shared(shared.step + 1, stages, tuple(counts))
 
 
 def update_(executor: Executor, decided: Decider, shared: Any) -> None:

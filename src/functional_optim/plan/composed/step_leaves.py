@@ -1,16 +1,19 @@
 """The leaves of a step."""
 
 from collections.abc import Iterable, Sequence
-from collections.abc import Set as AbstractSet
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from functional_optim.core.aliasing import Storage, apart_from_storages, storages_of
+from functional_optim.core.aliasing import apart_from
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import LeafChain
 from functional_optim.core.state import LeafState, state_tensors
 from functional_optim.plan.composed.outline import Cohort, Outline
+from functional_optim.plan.leaf_positions import LeafPositions
+
+_PARAM = attrgetter("param")  # no frame for each leaf
 
 GateNumbers = tuple[tuple[int, int], ...]
 """What a leaf has counted at each of its gates: runs, and how many of them were held."""
@@ -27,10 +30,43 @@ class StepLeaf(NamedTuple):
     name: str
 
 
+class ListedLeaves(Sequence[StepLeaf]):
+    """Leaves whose tensors are in the list of a step. Each is made when it is asked for.
+
+    Args:
+        rows: for each, the positions of its tensors.
+        positions: for each, its place among the leaves of the tree.
+        numbers: for each, the number of its chain.
+        chains: by their numbers.
+        tensors: the list of this step.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[LeafPositions],
+        positions: Sequence[int],
+        numbers: Sequence[int],
+        chains: Sequence[LeafChain],
+        tensors: Sequence[Tensor],
+    ) -> None:
+        self._rows, self._positions, self._tensors = rows, positions, tensors
+        self._numbers, self._chains = numbers, chains
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, k: Any) -> Any:
+        row, chain = self._rows[k], self._chains[self._numbers[k]]
+        param, state = self._tensors[row.param], row.state(self._tensors)
+        return StepLeaf(self._positions[k], param, state, chain, row.name)
+
+
 class StepLeaves(NamedTuple):
     """All leaves of a step."""
 
     leaves: Sequence[StepLeaf]
+    params: Sequence[Tensor]
+    """Of the leaves."""
     grads: Sequence[Tensor | None]
     """One for each; None where it is missing."""
     chains: Sequence[LeafChain]
@@ -68,20 +104,12 @@ class StepLeaves(NamedTuple):
             for (number, there), members in found.items()
         ]
         places = [chain.places for chain in chains]
-        return cls(leaves, grads, chains, Outline(links, cohorts, [*places, *everywhere]))
+        outline = Outline(links, cohorts, [*places, *everywhere])
+        return cls(leaves, list(map(_PARAM, leaves)), grads, chains, outline)
 
-    def with_gradients_apart(self, written: AbstractSet[Storage] | None = None) -> "StepLeaves":
-        """Return the same leaves, with gradients that no step of them in place changes.
-
-        Args:
-            written: what :func:`storages_written` gives for these leaves, where it is known.
-        """
-        storages = storages_written(self.leaves) if written is None else written
-        grads = apart_from_storages(self.grads, storages)
+    def with_gradients_apart(self) -> "StepLeaves":
+        """Return the same leaves, with gradients that no step of them in place changes."""
+        states = [leaf.state.stages for leaf in self.leaves]
+        written = [*self.params, *(one for own in states for one in state_tensors(own))]
+        grads = apart_from(self.grads, written)
         return self if grads is self.grads else self._replace(grads=grads)
-
-
-def storages_written(leaves: Sequence[StepLeaf]) -> set[Storage]:
-    """Return the storages that a step in place writes: of parameters and states."""
-    every = [(leaf.param, *state_tensors(leaf.state.stages)) for leaf in leaves]
-    return storages_of(one for own in every for one in own)

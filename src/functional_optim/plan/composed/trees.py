@@ -1,158 +1,165 @@
-"""Planned steps in place of trees whose leaves differ in their chains, or that keep shared numbers.
+"""Planned steps of trees whose leaves differ in their chains, or that keep shared numbers.
 
-What a step does is decided anew each time, for tensors that stay where they are. So a tree is known
-by its first parameter, and planned when it is stepped for the second time. Its plans hold other
-tensors on the same memory, and are dropped as soon as one of the given tensors goes.
+What a step does is decided anew each time; the plans that make it hold no tensor. Plans are found
+by the form of a tree, and serve ``update_`` and, on copies, ``update``.
 """
 
-from collections.abc import Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from weakref import ref
 
+import optree
 import torch
 from torch import Tensor
 
 from functional_optim.core.chain import Chain
-from functional_optim.core.checks import check_grad
+from functional_optim.core.hyper import all_plain
 from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.leaf import PLAIN
-from functional_optim.core.overrides import paths_of
-from functional_optim.core.state import GateCounts, LeafState, map_state
-from functional_optim.kernels import EXECUTORS, in_place
-from functional_optim.kernels.errors import NotPointwiseError
+from functional_optim.core.overrides import LeafChain, paths_of
+from functional_optim.core.state import State
+from functional_optim.kernels import Executor, executor_for
+from functional_optim.plan.composed import one_step
 from functional_optim.plan.composed.addends import is_simple
 from functional_optim.plan.composed.decider import Decider
 from functional_optim.plan.composed.leaf_inputs import of_tree
-from functional_optim.plan.composed.step_leaves import StepLeaf, StepLeaves
+from functional_optim.plan.composed.planned_runs import Prepared
+from functional_optim.plan.composed.shared_numbers import with_opened
+from functional_optim.plan.composed.step_leaves import ListedLeaves, StepLeaves
 from functional_optim.plan.composed.steps import ComposedSteps
-from functional_optim.plan.guard import MemoryGuard
-from functional_optim.plan.tree import Given, Tree, TreeChains, tree_of
+from functional_optim.plan.guard import mask_of
+from functional_optim.plan.leaf_positions import rows_of
+from functional_optim.plan.list_layout import ListLayout
+from functional_optim.plan.step_counts import is_count
+from functional_optim.plan.tree import Given, Tree, TreeChains, listed
 
-PLANS = 8
-"""Largest number of plans of one tree: for different optimizers and states."""
+PLANS = 16
+"""Largest number of trees, by their form, for which plans are kept."""
 
-_IS_LEAF = attrgetter("is_leaf")
 _GRADIENTS = PLAIN | {type(None)}
+_FIXED = {int, float, bool, str, type(None), *PLAIN}
 
 
 class ComposedTree:
-    """Plans for the steps of a tree.
+    """Plans for the steps of all trees with a certain form.
 
     Args:
-        optimizer: that steps it.
-        tree: what was given.
+        optimizer: that made such a step.
+        executor: that made it.
+        tree: that was stepped, with shared numbers in the place of gradients.
         leaves: all of it that are no None.
     """
 
-    def __init__(self, optimizer: Chain, tree: Tree, leaves: Sequence[StepLeaf]) -> None:
+    def __init__(
+        self, optimizer: Chain, executor: Executor, tree: Tree, leaves: StepLeaves
+    ) -> None:
         self._spec, self._form = tree.spec, tree.form
-        paths = paths_of(self._spec)
-        params = [leaf.param for leaf in leaves]
-        marks = [id(leaf.chain) for leaf in leaves]
-        self._chains = TreeChains(optimizer, marks, [paths[k.position] for k in leaves], params)
-        self._now = self._chains.of(optimizer) or []
-        self._guard = MemoryGuard(tree.tensors)
-        with torch.no_grad():
-            self._leaves = [
-                leaf._replace(param=leaf.param.detach(), state=_on_the_same_memory(leaf.state))
-                for leaf in leaves
-            ]
-        stages = [link.stage for link in optimizer.links]
-        executor = EXECUTORS[in_place(optimizer.executor, params, stages)]
-        self._steps = ComposedSteps(executor, self._leaves, self._chains.numbers)
-        self._frozen = [k for k, leaf in enumerate(leaves) if not leaf.chain.stages]
-        self._is_of_use = True
+        paths, every = paths_of(self._spec), leaves.leaves
+        self._places = [leaf.position for leaf in every]
+        marks = [id(leaf.chain) for leaf in every]
+        own = [paths[k] for k in self._places]
+        self._chains = TreeChains(optimizer, marks, own, leaves.params)
+        count = len(tree.tensors)
+        rows = rows_of(every, tree.tensors, range(count, count + len(every)))
+        assert rows is not None, "all tensors are in the list"
+        states: Any = tree.states
+        structure = optree.tree_structure(states)
+        start, end = len(every), len(every) + structure.num_leaves
+        self._states = structure, start, end
+        shared = range(end, count)
+        self._steps = ComposedSteps(
+            executor,
+            rows,
+            self._chains.numbers,
+            places=self._places,
+            more=shared,
+            may_begin=True,
+        )
+        self._layout = ListLayout(tree.tensors, range(count), (), leaves=len(every))
 
-    def is_for(self, optimizer: Chain, tree: Tree) -> bool:
-        """Return True if it is a step of these leaves, where they were, by the same stages."""
-        if self._spec != tree.spec or self._form != tree.form:
-            return False
-        chains = self._chains.of(optimizer) if self._guard.hold(tree.tensors) else None
-        self._now = self._now if chains is None else chains
-        return chains is not None
+    def chains(self, optimizer: Chain, tree: Tree) -> list[LeafChain] | None:
+        """Return the chains of a step; None if the plans are for other steps."""
+        if self._form != tree.form or (self._spec is not tree.spec and self._spec != tree.spec):
+            return None
+        return self._chains.of(optimizer)
 
-    def make(
+    def is_for(self, tree: Tree) -> bool:
+        """Return True if parameters and state have the layouts of the plans."""
+        return self._layout.hold(tree.tensors)
+
+    def prepared(
         self,
         optimizer: Chain,
+        chains: list[LeafChain],
         tree: Tree,
         shared: Any,
         measured: Sequence[Tensor],
         extra: Mapping[str, Any],
-    ) -> bool:
-        """The step; False, with nothing changed, where it was not planned.
+        *,
+        in_place: bool,
+    ) -> Prepared | None:
+        """A step of which nothing is refused any more; None where it was not planned.
 
         Args:
             optimizer: with the hyper-parameters of this step.
+            chains: with the same.
             tree: what is given.
-            shared: what belongs to no leaf; it is written to.
+            shared: what belongs to no leaf.
             measured: totals that are known.
             extra: the inputs beside the gradients; those of leaves are trees.
+            in_place: False to step copies.
 
         Raises:
             FloatingPointError, TypeError, ValueError, RuntimeError: as for any step; nothing was
                 changed.
         """
-        if not self._is_of_use:
-            return False
-        pairs = zip(tree.params, tree.grads, strict=True)
-        gradients = [grad for param, grad in pairs if param is not None]
-        for k in self._frozen:
-            if gradients[k] is not None:
-                check_grad(self._leaves[k].param, gradients[k], self._leaves[k].name)
-        given = of_tree(optimizer.links, tree.spec, self._leaves, extra)
-        try:
-            step = self._steps.prepared(
-                optimizer.links, self._now, gradients, shared, measured, given
-            )
-        except NotPointwiseError:  # a rule that only says so is left to the reference
-            self._is_of_use = False
-            return False
-        if step is None:
-            return False
-        defer_interrupts(self._steps.make, step, shared)
-        return True
+        links, tensors, grads = optimizer.links, tree.tensors, _gradients(tree)
+        if extra:
+            rows = self._steps.rows
+            every = ListedLeaves(rows, self._places, self._chains.numbers, chains, tensors)
+            extra = of_tree(links, tree.spec, every, extra)
+        return self._steps.prepared(
+            links, chains, tensors, grads, shared, measured, extra, in_place=in_place
+        )
 
-    def learn(self, leaves: StepLeaves, decided: Decider) -> None:
+    def make(self, prepared: Prepared, shared: Any) -> None:
+        """Make a step in place."""
+        defer_interrupts(self._steps.make, prepared, shared)
+
+    def made(self, prepared: Prepared, tree: Tree, shared: Any) -> tuple[Any, State]:
+        """Make a pure step; return parameters and state."""
+        for run in prepared.runs:
+            run()
+        structure, start, end = self._states
+        left = iter(prepared.tensors)
+        params = [None if one is None else next(left) for one in tree.params]
+        states: Any = structure.unflatten(prepared.tensors[start:end])
+        for k in map(self._places.__getitem__, prepared.kept):  # such a leaf is the same object
+            states[k] = tree.states[k]
+        after = one_step.shared_after(shared, prepared.numbers, prepared.opened)
+        return tree.spec.unflatten(params), State(tree.spec.unflatten(states), after)
+
+    def learn(self, tree: Tree, leaves: StepLeaves, decided: Decider, *, in_place: bool) -> None:
         """Plan the steps after one that was made of these leaves."""
-        if self._is_of_use:
-            self._steps.learn(leaves, decided)
+        self._steps.learn(tree.tensors, leaves, decided, in_place=in_place)
 
 
-class _Known:
-    """Plans of a tree, as long as all of its tensors live."""
-
-    def __init__(self, first: Tensor) -> None:
-        address = id(first)
-        self.first = ref(first, lambda _: KNOWN.pop(address, None))
-        self.plans: list[ComposedTree] = []
-        self._watched: list[Any] = []
-
-    def find(self, optimizer: Chain, tree: Tree) -> ComposedTree | None:
-        """Return the plan of a step."""
-        return next((one for one in self.plans if one.is_for(optimizer, tree)), None)
-
-    def keep(self, planned: ComposedTree, tensors: Sequence[Tensor]) -> None:
-        """Keep a plan until one of the tensors goes."""
-        if len(self.plans) >= PLANS:
-            self._forget()
-        self.plans.append(planned)
-        self._watched += [ref(one, self._forget) for one in tensors]
-
-    def _forget(self, _: Any = None) -> None:
-        self.plans.clear()
-        self._watched.clear()
+_PLANS: list[ComposedTree] = []
+"""All plans, the latest first."""
 
 
-KNOWN: dict[int, _Known] = {}
-"""Trees that were stepped before, by the identity of the first parameter."""
+def _plans_for(
+    optimizer: Chain, tree: Tree | None
+) -> Iterator[tuple[ComposedTree, Tree, list[LeafChain]]]:
+    """Yield the plans that fit a step but perhaps for the layouts."""
+    if tree is not None:
+        for plan in tuple(_PLANS):  # another thread may add one
+            chains = plan.chains(optimizer, tree)
+            if chains is not None:
+                yield plan, tree, chains
 
 
-def make(
-    optimizer: Chain,
-    given: Given,
-    measured: Sequence[Tensor],
-    extra: Mapping[str, Any],
+def step_(
+    optimizer: Chain, given: Given, measured: Sequence[Tensor], extra: Mapping[str, Any]
 ) -> bool:
     """Step a tree in place by its plan.
 
@@ -163,53 +170,109 @@ def make(
         extra: the inputs beside the gradients.
 
     Returns:
-        False if the tree has no plan for the step; then nothing was changed.
+        False if no plan makes the step; then nothing was changed.
     """
-    tree = _listed(optimizer, given) if KNOWN else None
-    known = None if tree is None else KNOWN.get(id(tree.tensors[0]))
-    planned = None if tree is None or known is None else known.find(optimizer, tree)
-    if tree is None or planned is None:
-        return False
-    return planned.make(optimizer, tree, given[2].shared, measured, extra)
+    shared, found = given[2].shared, _listed(optimizer, given, in_place=True) if _PLANS else None
+    for plan, tree, chains in _plans_for(optimizer, found):
+        step = plan.prepared(optimizer, chains, tree, shared, measured, extra, in_place=True)
+        if step is not None:
+            plan.make(step, shared)
+            return True
+    return False
 
 
-def learn(optimizer: Chain, given: Given, leaves: StepLeaves, decided: Decider) -> None:
-    """Plan the steps after this one, if the tree was stepped before.
+def step(
+    optimizer: Chain, given: Given, measured: Sequence[Tensor], extra: Mapping[str, Any]
+) -> tuple[Any, State] | None:
+    """Return parameters and state after a pure step of a tree; None if no plan makes it.
 
     Args:
-        optimizer: that made a step.
-        given: parameters, gradients, and the state.
-        leaves: of the step.
-        decided: what it did.
+        optimizer, given, measured, extra: as for :func:`step_`.
     """
-    tree = _listed(optimizer, given)
-    if tree is None:
+    if not _PLANS or not _are_fixed(measured, extra):
+        return None
+    for plan, tree, chains in _plans_for(optimizer, _listed(optimizer, given, in_place=False)):
+        if torch.is_grad_enabled() and not all_plain([one.hypers for one in chains]):
+            continue  # there may be a derivative
+        shared = with_opened(optimizer.links, given[2].shared)
+        with torch.no_grad():
+            own = plan.prepared(optimizer, chains, tree, shared, measured, extra, in_place=False)
+            if own is not None:
+                return plan.made(own, tree, shared)
+    return None
+
+
+def learn(
+    optimizer: Chain, given: Given, leaves: StepLeaves, decided: Decider, *, in_place: bool
+) -> None:
+    """Plan steps like one that was made.
+
+    Args:
+        optimizer: that made the step.
+        given: parameters, gradients, and the state.
+        leaves: of the step; of a pure one, as they were before it.
+        decided: what it did.
+        in_place: False for a pure step.
+    """
+    executor = executor_for(optimizer.executor, leaves.params, optimizer.stages)
+    tree = _listed(optimizer, given, in_place=in_place)
+    if tree is None or not is_simple(tree.tensors) or not _is_planned(executor, leaves):
         return
-    first = tree.tensors[0]
-    known = KNOWN.get(id(first))
-    if known is None or known.first() is not first:
-        KNOWN[id(first)] = _Known(first)
-    elif is_simple(tree.tensors):
-        planned = known.find(optimizer, tree)
-        if planned is None:
-            planned = ComposedTree(optimizer, tree, leaves.leaves)
-            known.keep(planned, tree.tensors)
-        planned.learn(leaves, decided)
+    with torch.no_grad():
+        for plan, *_ in _plans_for(optimizer, tree):
+            if plan.is_for(tree):
+                plan.learn(tree, leaves, decided, in_place=in_place)
+                return
+        plan = ComposedTree(optimizer, executor, tree, leaves)
+        if plan.is_for(tree):
+            plan.learn(tree, leaves, decided, in_place=in_place)
+            _PLANS.insert(0, plan)
+            del _PLANS[PLANS:]
 
 
-def _listed(optimizer: Chain, given: Given) -> Tree | None:
-    """List parameters and state; None where no plan is for them, or autograd computed one."""
-    tree = tree_of(optimizer, given, in_place=True, has_gradients=False)
-    if tree is None or not all(map(_IS_LEAF, tree.tensors)):
+def _is_planned(executor: Executor, leaves: StepLeaves) -> bool:
+    """Return True if kernels step some of the leaves, and all counts are whole numbers."""
+    every = [one.stages for one in leaves.chains]
+    if all(executor.in_chunks(k) is executor.in_wholes(k) is None for k in every):
+        return False
+    return all(is_count(leaf.state.step) for leaf in leaves.leaves)
+
+
+def _listed(optimizer: Chain, given: Given, *, in_place: bool) -> Tree | None:
+    """List parameters and state; None where no plan is for them."""
+    if not isinstance(given[2], State):
+        return None
+    params, grads, state = given
+    if not in_place:
+        state = state._replace(shared=with_opened(optimizer.links, state.shared))
+    tree = listed(optimizer, (params, grads, state), in_place=in_place, has_gradients=False)
+    if tree is None:
         return None
     kinds = set(map(type, tree.grads))
+    return None if kinds == {type(None)} or not kinds <= _GRADIENTS or _has_stray(tree) else tree
+
+
+def _has_stray(tree: Tree) -> bool:
+    """Return True if there is a gradient of no parameter."""
+    if mask_of(tree.params) is None:
+        return False
     pairs = zip(tree.params, tree.grads, strict=True)
-    has_stray = [None for param, grad in pairs if param is None and grad is not None]
-    return None if has_stray or kinds == {type(None)} or not kinds <= _GRADIENTS else tree
+    return bool([None for param, grad in pairs if param is None and grad is not None])
 
 
-def _on_the_same_memory(state: LeafState) -> LeafState:
-    """Return a state in other tensors on its memory, so that the given ones are not kept."""
-    stages = tuple(map_state(Tensor.detach, one) for one in state.stages)
-    gates = tuple(GateCounts(one.runs.detach(), one.held.detach()) for one in state.gates)
-    return LeafState(state.step.detach(), stages, gates)
+def _gradients(tree: Tree) -> list[Tensor | None]:
+    """Return a gradient, or None, for each leaf that is no None."""
+    if mask_of(tree.params) is None:
+        return tree.grads
+    pairs = zip(tree.params, tree.grads, strict=True)
+    return [grad for param, grad in pairs if param is not None]
+
+
+def _are_fixed(measured: Sequence[Tensor], extra: Mapping[str, Any]) -> bool:
+    """Return True if no derivative is taken by what is given beside the gradients."""
+    every: list[Any] = [*measured, *(optree.tree_leaves(dict(extra)) if extra else ())]
+    if not torch.is_grad_enabled() or not every:
+        return True
+    if not _FIXED.issuperset(map(type, every)):
+        return False
+    return not any(one.requires_grad for one in every if isinstance(one, Tensor))

@@ -1,0 +1,121 @@
+"""Planned runs of composed steps, and what they read of the tensors of a step."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from functional_optim.plan.composed.counted import Counted, Numbers
+from functional_optim.plan.composed.decider import Decider
+from functional_optim.plan.composed.outline import End, Outline, StageRun
+from functional_optim.plan.composed.step_layout import StepLayout
+from functional_optim.plan.step_plan import StepPlan, Steps
+
+
+class Prepared(NamedTuple):
+    """A step of which nothing is refused any more."""
+
+    runs: list[Callable[[], object]]
+    """What makes each run."""
+    numbers: list[Any]
+    """The shared numbers of every link, after the step."""
+    opened: list[int]
+    """The places of the gates that let it through."""
+    tensors: list[Any]
+    """The list of the step: of a pure one, with copies of what it writes to."""
+    kept: list[int]
+    """Of a pure step, the leaves that it leaves alone."""
+
+
+class StepNow:
+    """The tensors of a step, and what was read of their counts.
+
+    Args:
+        tensors: the list of the step.
+        may_begin: as for :class:`ComposedSteps`.
+    """
+
+    def __init__(self, tensors: list[Any], *, may_begin: bool) -> None:
+        self.tensors, self._may_begin = tensors, may_begin
+        self._numbers: dict[Counted, Numbers | None] = {}
+
+    def numbers(self, counted: Counted) -> Numbers | None:
+        """Return what leaves have counted; None if those that counted the same have parted."""
+        if counted not in self._numbers:
+            found = counted.read(self.tensors, may_begin=self._may_begin)
+            self._numbers[counted] = found
+        return self._numbers[counted]
+
+    def first(self, kept: Sequence[Any]) -> Any:
+        """Return the first that was kept for what leaves have counted; None if there is none."""
+        for one in kept:
+            if self.numbers(one.counted) is not None:
+                return one
+        return None
+
+
+class PlannedRun(NamedTuple):
+    """A run that is planned."""
+
+    counted: Counted
+    plan: StepPlan
+    has_inputs: bool
+
+    def prepared(
+        self, run: StageRun, decided: Decider, tensors: list[Any], numbers: Numbers
+    ) -> Callable[[], object] | None:
+        """Bind the run, all errors are raised now; None if the plan does not make it.
+
+        Args:
+            run: to be made.
+            decided: what is to be done.
+            tensors: the list of the step.
+            numbers: what the leaves have counted.
+        """
+        part, made = run.part, []
+        if self.has_inputs and decided.inputs is not None:
+            tensors = [*tensors, *decided.inputs.copies(part)]
+        for one in numbers:  # as a rule one, and a comprehension is a call
+            made.append(decided.numbers(part, *one))  # noqa: PERF401
+        totals = decided.totals_of(part) if part.totals else ()
+        steps = self.plan.prepared(tensors, (), totals, numbers=made)
+        if steps is None:
+            return None
+        return partial(_make, steps, self.counted, numbers, run.gates) if run.gates else steps.make
+
+
+def _make(
+    steps: Steps, counted: Counted, numbers: Numbers, gates: Sequence[tuple[int, bool]]
+) -> None:
+    steps.make()
+    counted.at_gates(steps.tensors, numbers, gates)
+
+
+class Counts(NamedTuple):
+    """A way in which leaves have counted."""
+
+    counted: Counted
+
+
+class Mask:
+    """The steps in which the same gradients are missing.
+
+    Args:
+        outline: of them.
+        chains: of each of its chains, the number among those of all steps.
+        layout: of all tensors.
+        sums: whether leaves may be summed up together: gradients are laid out as parameters.
+    """
+
+    def __init__(
+        self, outline: Outline, chains: list[int], layout: StepLayout, *, sums: bool
+    ) -> None:
+        self.outline, self.layout, self.sums = outline, layout, sums
+        self.chains = None if chains == list(range(len(chains))) else chains
+        """Of each chain of the outline, its number among those of all steps, where it is another.
+        """
+        self.counts: list[list[Counts]] = []
+        """What those with gradients have counted."""
+        self.ends: dict[tuple[End, tuple[str, ...]], list[list[PlannedRun]]] = {}
+        """The plans of what there is to do, also by what leaves are given."""
+        self.moved: dict[End, tuple[list[bool], list[int]]] = {}
+        """For each tensor whether a step writes to it, and the leaves that it leaves alone."""

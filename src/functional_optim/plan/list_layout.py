@@ -1,0 +1,91 @@
+"""ListLayout: the layouts of tensors in the list of a step, compared and located by one call."""
+
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from torch import strided
+
+from functional_optim.core.leaf import PLAIN
+from functional_optim.kernels.chunks import is_dense
+from functional_optim.native import LOOPS
+from functional_optim.plan.python_loops import PYTHON_LOOPS, loops_for
+
+
+class ListLayout:
+    """The layouts of some tensors in the list of a step. It holds no tensor.
+
+    Args:
+        tensors: the list of a step.
+        positions: of the tensors whose layouts are fixed.
+        written: positions of those that the step writes to.
+        places: positions of those that kernels take, in the order of their table of pointers.
+        leaves: number of leaves of the step.
+        kept: number of tensors, the first of the list, that the caller makes sure are the same at
+            each step, in the same memory.
+    """
+
+    def __init__(
+        self,
+        tensors: list[Any],
+        positions: Iterable[int],
+        written: Collection[int],
+        places: Sequence[int] = (),
+        *,
+        leaves: int,
+        kept: int = 0,
+    ) -> None:
+        self._positions = sorted(positions)
+        self._is_all = self._positions == list(range(len(tensors)))
+        self._kept = bisect_left(self._positions, kept)
+        slots = [-1] * len(tensors)
+        for slot, k in enumerate(places):
+            slots[k] = slot
+        self._written = [k in written for k in self._positions]
+        self._slots = self.fixed(slots)
+        self._leaves, self._steps = leaves, 0
+        loops = loops_for(len(tensors))
+        are_apart = len({*places}) == len(places)  # else a kernel would find no pointer
+        self._laid: tuple[Any, Any] = loops, self._lay_out(loops, tensors) if are_apart else None
+
+    @property
+    def loops(self) -> Any:
+        """The loops that look at the tensors."""
+        return self._laid[0]
+
+    def fixed(self, tensors: list[Any]) -> list[Any]:
+        """Return those of a list whose layouts are fixed."""
+        return tensors if self._is_all else list(map(tensors.__getitem__, self._positions))
+
+    def _lay_out(self, loops: Any, tensors: list[Any]) -> Any:
+        """Record the layouts of tensors; None if a kernel cannot step such."""
+        return loops.lay_out(self.fixed(tensors), self._written, self._slots)
+
+    def hold(self, tensors: list[Any]) -> bool:
+        """Return True if the tensors have these layouts, wherever they are."""
+        loops, layout = self._laid
+        return layout is not None and bool(loops.hold(layout, self.fixed(tensors), False))
+
+    def locate(self, tensors: list[Any]) -> bytes | None:
+        """Return the pointers of tensors; None if they have other layouts, or share memory.
+
+        Nor may one that is written be computed by autograd, or share memory with any other.
+        """
+        loops, layout = self._laid
+        if layout is None:
+            return None
+        fixed = tensors if self._is_all else self.fixed(tensors)
+        pointers: bytes | None = loops.locate(layout, fixed, self._kept)
+        if loops is PYTHON_LOOPS and pointers is not None:
+            # A plan of few leaves is worth a compiler once it has made many steps.
+            self._steps += 1
+            native = LOOPS.get(self._leaves * self._steps)
+            layout = None if native is None else self._lay_out(native, tensors)
+            if layout is not None:
+                self._laid = native, layout
+        return pointers
+
+
+def fills_memory(tensor: Any) -> bool:
+    """Return True for a plain tensor that fills its memory, so that loops can tell where it is."""
+    return type(tensor) in PLAIN and tensor.layout == strided and is_dense(tensor)
