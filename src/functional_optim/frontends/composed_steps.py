@@ -11,7 +11,8 @@ from functional_optim.frontends.torch_flat import Group
 from functional_optim.kernels import Executor
 from functional_optim.optimizer import Optimizer
 from functional_optim.plan.composed.addends import is_simple
-from functional_optim.plan.composed.step_leaves import StepLeaf
+from functional_optim.plan.composed.decider import Decider
+from functional_optim.plan.composed.step_leaves import StepLeaf, StepLeaves
 from functional_optim.plan.composed.steps import ComposedSteps
 from functional_optim.plan.leaf_positions import rows_of
 
@@ -23,13 +24,13 @@ class GroupSteps:
     """The steps of the groups of a torch.optim front-end, as long as these keep their form.
 
     Args:
-        form: what the groups hold but for the tensors.
-        parts: by the number of a group.
+        parts: by the number of a group, its own optimizer and the places of its links.
         steps: of their parameters.
     """
 
-    def __init__(self, form: GroupForm, parts: Parts, steps: ComposedSteps) -> None:
-        self._form, self._parts, self.steps = form, parts, steps
+    def __init__(self, parts: Parts, steps: ComposedSteps) -> None:
+        self._parts, self.steps = parts, steps
+        self._form: GroupForm | None = None
         self._chains: list[LeafChain] = []
 
     @classmethod
@@ -52,22 +53,38 @@ class GroupSteps:
             leaves: of the step.
             masks: for how many sets of missing gradients steps are kept.
         """
-        tensors = [*held.params, *held.values]
+        tensors = held.tensors
         if len(leaves) != len(held.params) or not is_simple(held.params):
             return None  # a parameter stands at two places, or is a DTensor, say
         rows = rows_of(leaves, tensors, range(len(tensors), len(tensors) + len(leaves)))
         if rows is None or not PLAIN.issuperset(type(tensors[k]) for row in rows for k in row.kept):
             return None
-        places = {group.number: place for place, group in enumerate(groups)}
-        numbers = [places[group.number] for group in groups for _ in group.params]
-        stages = [parts[group.number][0].stages for group in groups]
-        form = GroupForm(groups, held, stages.__getitem__)
+        numbers = [place for place, group in enumerate(groups) for _ in group.params]
         steps = ComposedSteps(executor, rows, numbers, masks=masks, owns_shared=True)
-        return cls(form, parts, steps)
+        return cls(parts, steps)
+
+    def learn(
+        self,
+        groups: Sequence[Group],
+        held: GroupTensors,
+        leaves: StepLeaves,
+        decided: Decider,
+    ) -> None:
+        """Plan the steps after one that was made of these leaves.
+
+        Args:
+            groups, held: as for :meth:`of`.
+            leaves: of the step.
+            decided: what it did.
+        """
+        stages = [self._parts[group.number][0].stages for group in groups]
+        self._form = GroupForm(groups, held, stages.__getitem__)
+        self.steps.learn(held.tensors, leaves, decided)
 
     def holds(self, groups: Sequence[Group], held: GroupTensors) -> bool:
         """Return True if groups hold what they did, but for the tensors."""
-        return self._form.holds(held, list(map(HYPERS, groups)))
+        form = self._form
+        return form is not None and form.holds(held, list(map(HYPERS, groups)))
 
     def chains(self, groups: Sequence[Group]) -> list[LeafChain]:
         """Return the chain of each group; the same objects while hyper-parameters are."""

@@ -49,6 +49,11 @@ class GroupTensors(NamedTuple):
     values: list[Any]
     """All entries, of which some may be no tensors."""
 
+    @property
+    def tensors(self) -> list[Any]:
+        """All parameters, and all entries."""
+        return [*self.params, *self.values]
+
     @classmethod
     def of(cls, groups: Sequence[Group], state: Entries) -> "GroupTensors":
         """List what groups hold."""

@@ -134,7 +134,7 @@ class ComposedGroups:
         if known is not None:
             grads, chains = gradients(held.params), known.chains(groups)
             given = of_parameters(links, every, held.params, extra) if extra else extra
-            tensors = [*held.params, *held.values]
+            tensors = held.tensors
             step = known.steps.prepared(links, chains, tensors, grads, self.shared, measured, given)
             if step is not None:
                 defer_interrupts(known.steps.make, step, self.shared)
@@ -152,7 +152,7 @@ class ComposedGroups:
             known = GroupSteps.of(groups, held, self.parts, executor, own, masks)
             self._planned = known
         if known is not None:
-            known.steps.learn([*held.params, *held.values], leaves, decided)
+            known.learn(groups, held, leaves, decided)
 
     def _known(
         self, groups: Sequence[Group], states: Entries
@@ -180,7 +180,7 @@ class ComposedGroups:
         known, held = self._known(groups, states)
         params: Sequence[Tensor] = held.params
         if known is not None:
-            grads, tensors = gradients(held.params), [*held.params, *held.values]
+            grads, tensors = gradients(held.params), held.tensors
             chains = known.chains(groups)
             found = known.steps.addends(links, chains, tensors, grads, self.shared, measured)
         if found is None:

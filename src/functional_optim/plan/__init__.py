@@ -15,13 +15,13 @@ To read, in this order:
 ``chunks``, ``leaf_positions``, ``totals``
     Leaves that are stepped together, and how kernels are bound to them; sums that measured stages
     need.
-``python_loops``, ``guard``, ``step_counts``
+``list_layout``, ``python_loops``, ``guard``, ``step_counts``
     Layouts, addresses and step counts of tensors, looked at without the native loops; layouts of
     tensors that somebody else holds.
 ``tree_plan``, with ``items``, ``tree``
     Plans of ``update_`` and ``update``.
 ``composed/``
-    The same for optimizers whose leaves differ in their stages, or that keep shared numbers.
+    The same plans for optimizers whose leaves differ in their stages, or that keep shared numbers.
 ``flat/``
     Parameters as views of flat buffers, which ``bind`` and ZeRO step by plans.
 ``device_numbers``, ``fed_coefficients``

@@ -1,6 +1,6 @@
 """Trees of a step: flattened, and compared with others by plain values."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from functional_optim.core.chain import Chain
 from functional_optim.core.hyper import all_plain
 from functional_optim.core.initial import StateFields
 from functional_optim.core.leaf import PLAIN, Leaf
-from functional_optim.core.overrides import LeafChain
+from functional_optim.core.overrides import LeafChain, paths_of
 from functional_optim.core.state import State
 from functional_optim.core.tree import Path, flatten
 from functional_optim.native import LOOPS
@@ -172,6 +172,60 @@ class TreeChains:
         links = optimizer.links
         hypers = tuple([link.hyper for link in links])
         return [LeafChain(tuple(range(len(links))), optimizer.stages, hypers)]
+
+
+class TreeForm:
+    """Form of the trees for which plans are kept, and the chains of their leaves.
+
+    Args:
+        optimizer: that made a step.
+        tree: that was stepped.
+        marks: for each leaf of the plans a value that the leaves of a chain share.
+        positions: of these leaves in the tree.
+    """
+
+    def __init__(
+        self, optimizer: Chain, tree: Tree, marks: Sequence[Any], positions: Sequence[int]
+    ) -> None:
+        paths, states = paths_of(tree.spec), tree.states
+        self._spec, self._form = tree.spec, tree.form
+        params = [tree.params[k] for k in positions]
+        self._chains = TreeChains(optimizer, marks, [paths[k] for k in positions], params)
+        structure = optree.tree_structure(states)  # type: ignore[arg-type]
+        start = sum(one is not None for one in tree.params)
+        self._states = structure, start, start + structure.num_leaves
+
+    @property
+    def numbers(self) -> list[int]:
+        """For each leaf, the number of its chain."""
+        return self._chains.numbers
+
+    @property
+    def end(self) -> int:
+        """The number of tensors of parameters and leaf states."""
+        return self._states[2]
+
+    def chains(self, optimizer: Chain, tree: Tree) -> list[LeafChain] | None:
+        """Return the chains by their numbers; None if the plans are for other steps."""
+        if self._form != tree.form or (self._spec is not tree.spec and self._spec != tree.spec):
+            return None
+        return self._chains.of(optimizer)
+
+    def after(self, tree: Tree, tensors: Sequence[Tensor], kept: Iterable[int]) -> tuple[Any, Any]:
+        """Return parameters and leaf states after a pure step.
+
+        Args:
+            tree: that was stepped.
+            tensors: those after the step, in the order of those before it.
+            kept: positions of the leaves that were left alone, whose states are the same objects.
+        """
+        structure, start, end = self._states
+        left = iter(tensors)
+        params = [None if one is None else next(left) for one in tree.params]
+        states: Any = structure.unflatten(tensors[start:end])
+        for k in kept:
+            states[k] = tree.states[k]
+        return tree.spec.unflatten(params), tree.spec.unflatten(states)
 
 
 def _key_of(optimizer: Chain) -> tuple[Any, ...]:

@@ -9,21 +9,19 @@ from collections.abc import Iterator, Sequence
 from itertools import compress
 from typing import Any
 
-import optree
 import torch
 from torch import Tensor
 
 from functional_optim._torch import foreach_clone
 from functional_optim.core.chain import Chain
 from functional_optim.core.hyper import all_plain
-from functional_optim.core.overrides import paths_of
 from functional_optim.core.state import State
 from functional_optim.kernels import Executor, executor_for
 from functional_optim.plan.item import Item, next_step
 from functional_optim.plan.leaf_positions import rows_of
 from functional_optim.plan.step_counts import is_count
 from functional_optim.plan.step_plan import StepPlan
-from functional_optim.plan.tree import Given, Tree, TreeChains, listed
+from functional_optim.plan.tree import Given, Tree, TreeForm, listed
 
 Hypers = list[tuple[Any, ...]]
 """The hyper-parameters of each chain of a tree."""
@@ -51,15 +49,8 @@ class TreePlan:
         items: Sequence[Item],
         positions: Sequence[int],
     ) -> None:
-        paths, params = paths_of(tree.spec), [item.param for item in items]
-        marks = [id(item.hypers) for item in items]
-        self._spec, self._form = tree.spec, tree.form
-        self._chains = TreeChains(optimizer, marks, [paths[k] for k in positions], params)
-        states: Any = tree.states
-        structure = optree.tree_structure(states)
-        start = sum(one is not None for one in tree.params)
+        self._form = TreeForm(optimizer, tree, [id(item.hypers) for item in items], positions)
         end = len(tree.tensors) - len(items)  # gradients are last
-        self._states = structure, start, end
         self._missing = [k for k, one in enumerate(tree.grads) if one is None]
         rows = rows_of(items, tree.tensors, range(end, len(tree.tensors)))
         assert rows is not None, "all tensors are in the list"
@@ -67,7 +58,7 @@ class TreePlan:
             optimizer.stages,
             executor,
             items,
-            self._chains.numbers,
+            self._form.numbers,
             rows,
             tree.tensors,
             may_begin=True,
@@ -77,9 +68,7 @@ class TreePlan:
 
     def hypers(self, optimizer: Chain, tree: Tree) -> Hypers | None:
         """Return the hyper-parameters of a step; None if the plan is for another step."""
-        if self._form != tree.form or (self._spec is not tree.spec and self._spec != tree.spec):
-            return None
-        chains = self._chains.of(optimizer)
+        chains = self._form.chains(optimizer, tree)
         return None if chains is None else [one.hypers for one in chains]
 
     def is_for(self, tree: Tree) -> bool:
@@ -108,13 +97,7 @@ class TreePlan:
         if steps is None:
             return None
         steps.make()
-        structure, start, end = self._states
-        left = iter(after)
-        params = [None if one is None else next(left) for one in tree.params]
-        states: Any = structure.unflatten(after[start:end])
-        for k in self._missing:  # such a leaf is the same object
-            states[k] = tree.states[k]
-        return tree.spec.unflatten(params), tree.spec.unflatten(states)
+        return self._form.after(tree, after, self._missing)
 
 
 _PLANS: list[TreePlan] = []

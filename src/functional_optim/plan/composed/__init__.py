@@ -2,5 +2,5 @@
 
 ``outline`` says where a step waits, and what runs behind which gates; ``decider`` goes along it
 with the numbers of a step; ``one_step`` does what was decided leaf by leaf; ``steps`` keeps
-StepPlans for it over leaves that stay, ``trees`` over trees that are stepped in place again.
+StepPlans for it, and ``trees`` finds them by the form of a tree.
 """

@@ -128,11 +128,11 @@ class Addends:
                 continue
             for k, *row in zip(batch.places, *found, strict=True):
                 rows[k] = row
-        for k, row in enumerate(self._rows_of if len(rows) < len(grads) else ()):
+        for k, leaf in enumerate(self._rows_of if len(rows) < len(grads) else ()):
             if k not in rows:
-                shared, state = numbers[self.counted.groups[k]], row.states[-1]
-                own = map_state(tensors.__getitem__, state)
-                alone = last.reduce(tensors[row.param], grads[k], own, shared)
+                state = map_state(tensors.__getitem__, leaf.states[-1])
+                shared = numbers[self.counted.groups[k]]
+                alone = last.reduce(tensors[leaf.param], grads[k], state, shared)
                 rows[k] = [float(one.item()) for one in alone]
         return [rows[k] for k in range(len(grads))]
 

@@ -250,20 +250,20 @@ class ComposedSteps:
         every = [*tensors, *grads]
         if len(self._runs) + len(runs) > RUNS * self._most:
             self._forget()
-        known = self._masks.get(mask_of(grads))
+        mask = mask_of(grads)
+        known = self._masks.get(mask)
         if known is None or not known.layout.holds(every, in_place=False):
             known = self._mask(leaves, every)
         if not known.layout.holds(every, in_place=in_place):
             return  # a step in place of tensors that share memory
-        if self._masks.get(mask_of(grads)) is not known:
-            if len(self._masks) >= self._most:
-                self._forget()
-            self._masks[mask_of(grads)] = known
+        if mask not in self._masks and len(self._masks) >= self._most:
+            self._forget()
         now = StepNow([*tensors, *decided.grads], may_begin=True)
         with_gradients = [one.members for one in leaves.outline.cohorts if one.has_gradients]
         for members in with_gradients:
             self._count(members, now)
         known.counts = [self._counts[members] for members in with_gradients]
+        self._masks[mask] = known
         if decided.inputs is None or not decided.inputs.are_seldom:
             names = () if decided.inputs is None else decided.inputs.names
             for run in runs:

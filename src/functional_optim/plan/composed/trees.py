@@ -15,7 +15,7 @@ from functional_optim.core.chain import Chain
 from functional_optim.core.hyper import all_plain
 from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.leaf import PLAIN
-from functional_optim.core.overrides import LeafChain, paths_of
+from functional_optim.core.overrides import LeafChain
 from functional_optim.core.state import State
 from functional_optim.kernels import Executor, executor_for
 from functional_optim.plan.composed import one_step
@@ -30,9 +30,9 @@ from functional_optim.plan.guard import mask_of
 from functional_optim.plan.leaf_positions import rows_of
 from functional_optim.plan.list_layout import ListLayout
 from functional_optim.plan.step_counts import is_count
-from functional_optim.plan.tree import Given, Tree, TreeChains, listed
+from functional_optim.plan.tree import Given, Tree, TreeForm, listed
 
-PLANS = 16
+PLANS = 32
 """Largest number of trees, by their form, for which plans are kept."""
 
 _GRADIENTS = PLAIN | {type(None)}
@@ -52,35 +52,22 @@ class ComposedTree:
     def __init__(
         self, optimizer: Chain, executor: Executor, tree: Tree, leaves: StepLeaves
     ) -> None:
-        self._spec, self._form = tree.spec, tree.form
-        paths, every = paths_of(self._spec), leaves.leaves
+        every = leaves.leaves
         self._places = [leaf.position for leaf in every]
-        marks = [id(leaf.chain) for leaf in every]
-        own = [paths[k] for k in self._places]
-        self._chains = TreeChains(optimizer, marks, own, leaves.params)
+        self.form = TreeForm(optimizer, tree, [id(leaf.chain) for leaf in every], self._places)
+        """Form of the trees."""
         count = len(tree.tensors)
         rows = rows_of(every, tree.tensors, range(count, count + len(every)))
         assert rows is not None, "all tensors are in the list"
-        states: Any = tree.states
-        structure = optree.tree_structure(states)
-        start, end = len(every), len(every) + structure.num_leaves
-        self._states = structure, start, end
-        shared = range(end, count)
         self._steps = ComposedSteps(
             executor,
             rows,
-            self._chains.numbers,
+            self.form.numbers,
             places=self._places,
-            more=shared,
+            more=range(self.form.end, count),
             may_begin=True,
         )
         self._layout = ListLayout(tree.tensors, range(count), (), leaves=len(every))
-
-    def chains(self, optimizer: Chain, tree: Tree) -> list[LeafChain] | None:
-        """Return the chains of a step; None if the plans are for other steps."""
-        if self._form != tree.form or (self._spec is not tree.spec and self._spec != tree.spec):
-            return None
-        return self._chains.of(optimizer)
 
     def is_for(self, tree: Tree) -> bool:
         """Return True if parameters and state have the layouts of the plans."""
@@ -115,7 +102,7 @@ class ComposedTree:
         links, tensors, grads = optimizer.links, tree.tensors, _gradients(tree)
         if extra:
             rows = self._steps.rows
-            every = ListedLeaves(rows, self._places, self._chains.numbers, chains, tensors)
+            every = ListedLeaves(rows, self._places, self.form.numbers, chains, tensors)
             extra = of_tree(links, tree.spec, every, extra)
         return self._steps.prepared(
             links, chains, tensors, grads, shared, measured, extra, in_place=in_place
@@ -129,14 +116,11 @@ class ComposedTree:
         """Make a pure step; return parameters and state."""
         for run in prepared.runs:
             run()
-        structure, start, end = self._states
-        left = iter(prepared.tensors)
-        params = [None if one is None else next(left) for one in tree.params]
-        states: Any = structure.unflatten(prepared.tensors[start:end])
-        for k in map(self._places.__getitem__, prepared.kept):  # such a leaf is the same object
-            states[k] = tree.states[k]
-        after = one_step.shared_after(shared, prepared.numbers, prepared.opened)
-        return tree.spec.unflatten(params), State(tree.spec.unflatten(states), after)
+        kept = map(self._places.__getitem__, prepared.kept)
+        params, states = self.form.after(tree, prepared.tensors, kept)
+        return params, State(
+            states, one_step.shared_after(shared, prepared.numbers, prepared.opened)
+        )
 
     def learn(self, tree: Tree, leaves: StepLeaves, decided: Decider, *, in_place: bool) -> None:
         """Plan the steps after one that was made of these leaves."""
@@ -153,7 +137,7 @@ def _plans_for(
     """Yield the plans that fit a step but perhaps for the layouts."""
     if tree is not None:
         for plan in tuple(_PLANS):  # another thread may add one
-            chains = plan.chains(optimizer, tree)
+            chains = plan.form.chains(optimizer, tree)
             if chains is not None:
                 yield plan, tree, chains
 
@@ -270,7 +254,8 @@ def _gradients(tree: Tree) -> list[Tensor | None]:
 
 def _are_fixed(measured: Sequence[Tensor], extra: Mapping[str, Any]) -> bool:
     """Return True if no derivative is taken by what is given beside the gradients."""
-    every: list[Any] = [*measured, *(optree.tree_leaves(dict(extra)) if extra else ())]
+    given: Any = [measured, list(extra.values())]
+    every: list[Any] = optree.tree_leaves(given)
     if not torch.is_grad_enabled() or not every:
         return True
     if not _FIXED.issuperset(map(type, every)):
