@@ -11,6 +11,7 @@ from functional_optim import Optimizer, TorchOptimizer, accumulate, adamw, chain
 from functional_optim.kernels import ChunkExecutor, ReferenceExecutor
 from functional_optim.optimizer.bound import BoundOptimizer
 from functional_optim.plan import tree_plan
+from functional_optim.plan.composed import trees as composed_trees
 from tests.choices import case
 
 from .support import assert_same, noise
@@ -88,7 +89,8 @@ def by_kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return before(self, stages, chunk, totals)
 
     monkeypatch.setattr(ChunkExecutor, "bind_chunk", noted)
-    monkeypatch.setattr(tree_plan, "_PLANS", [])  # they have kernels of earlier steps
+    for plans in (tree_plan, composed_trees):  # they have kernels of earlier steps
+        monkeypatch.setattr(plans, "_PLANS", [])
     return found
 
 

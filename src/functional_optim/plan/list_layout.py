@@ -44,14 +44,11 @@ class ListLayout:
         self._written = [k in written for k in self._positions]
         self._slots = self.fixed(slots)
         self._leaves, self._steps = leaves, 0
-        loops = loops_for(len(tensors))
-        are_apart = len({*places}) == len(places)  # else a kernel would find no pointer
-        self._laid: tuple[Any, Any] = loops, self._lay_out(loops, tensors) if are_apart else None
-
-    @property
-    def loops(self) -> Any:
+        self.loops = loops_for(len(tensors))
         """The loops that look at the tensors."""
-        return self._laid[0]
+        are_apart = len({*places}) == len(places)  # else a kernel would find no pointer
+        layout = self._lay_out(self.loops, tensors) if are_apart else None
+        self._laid: tuple[Any, Any] = self.loops, layout
 
     def fixed(self, tensors: list[Any]) -> list[Any]:
         """Return those of a list whose layouts are fixed."""
@@ -63,8 +60,9 @@ class ListLayout:
 
     def hold(self, tensors: list[Any]) -> bool:
         """Return True if the tensors have these layouts, wherever they are."""
-        loops, layout = self._laid
-        return layout is not None and bool(loops.hold(layout, self.fixed(tensors), False))
+        loops, layout = self._laid  # ``fixed`` would be a call more
+        fixed = tensors if self._is_all else list(map(tensors.__getitem__, self._positions))
+        return layout is not None and bool(loops.hold(layout, fixed, False))
 
     def locate(self, tensors: list[Any]) -> bytes | None:
         """Return the pointers of tensors; None if they have other layouts, or share memory.
@@ -74,7 +72,7 @@ class ListLayout:
         loops, layout = self._laid
         if layout is None:
             return None
-        fixed = tensors if self._is_all else self.fixed(tensors)
+        fixed = tensors if self._is_all else list(map(tensors.__getitem__, self._positions))
         pointers: bytes | None = loops.locate(layout, fixed, self._kept)
         if loops is PYTHON_LOOPS and pointers is not None:
             # A plan of few leaves is worth a compiler once it has made many steps.
@@ -82,7 +80,7 @@ class ListLayout:
             native = LOOPS.get(self._leaves * self._steps)
             layout = None if native is None else self._lay_out(native, tensors)
             if layout is not None:
-                self._laid = native, layout
+                self.loops, self._laid = native, (native, layout)
         return pointers
 
 

@@ -1,9 +1,9 @@
 """Trees of a step: flattened, and compared with others by plain values."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import optree
 import torch
@@ -226,6 +226,32 @@ class TreeForm:
         for k in kept:
             states[k] = tree.states[k]
         return tree.spec.unflatten(params), tree.spec.unflatten(states)
+
+
+class _ForTrees(Protocol):
+    """Plans for trees of a form."""
+
+    form: TreeForm
+
+
+_Plans = TypeVar("_Plans", bound=_ForTrees)
+
+
+def plans_for(
+    plans: Sequence[_Plans], optimizer: Chain, tree: Tree | None
+) -> Iterator[tuple[_Plans, Tree, list[LeafChain]]]:
+    """Yield the plans that fit a step but perhaps for the layouts, with the chains of the leaves.
+
+    Args:
+        plans: that are kept.
+        optimizer: with the hyper-parameters of this step.
+        tree: to be stepped; None where no plan may step it.
+    """
+    if tree is not None:
+        for plan in tuple(plans):  # another thread may add one
+            chains = plan.form.chains(optimizer, tree)
+            if chains is not None:
+                yield plan, tree, chains
 
 
 def _key_of(optimizer: Chain) -> tuple[Any, ...]:

@@ -5,7 +5,7 @@ same form. ``update`` runs the same plan on copies. What no plan steps goes thro
 :mod:`functional_optim.plan.engine`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import compress
 from typing import Any
 
@@ -21,7 +21,7 @@ from functional_optim.plan.item import Item, next_step
 from functional_optim.plan.leaf_positions import rows_of
 from functional_optim.plan.step_counts import is_count
 from functional_optim.plan.step_plan import StepPlan
-from functional_optim.plan.tree import Given, Tree, TreeForm, listed
+from functional_optim.plan.tree import Given, Tree, TreeForm, listed, plans_for
 
 Hypers = list[tuple[Any, ...]]
 """The hyper-parameters of each chain of a tree."""
@@ -49,7 +49,8 @@ class TreePlan:
         items: Sequence[Item],
         positions: Sequence[int],
     ) -> None:
-        self._form = TreeForm(optimizer, tree, [id(item.hypers) for item in items], positions)
+        self.form = TreeForm(optimizer, tree, [id(item.hypers) for item in items], positions)
+        """Form of the trees."""
         end = len(tree.tensors) - len(items)  # gradients are last
         self._missing = [k for k, one in enumerate(tree.grads) if one is None]
         rows = rows_of(items, tree.tensors, range(end, len(tree.tensors)))
@@ -58,18 +59,13 @@ class TreePlan:
             optimizer.stages,
             executor,
             items,
-            self._form.numbers,
+            self.form.numbers,
             rows,
             tree.tensors,
             may_begin=True,
         )
         self._is_of_use = not self._plan.others
         """Whether kernels step all leaves."""
-
-    def hypers(self, optimizer: Chain, tree: Tree) -> Hypers | None:
-        """Return the hyper-parameters of a step; None if the plan is for another step."""
-        chains = self._form.chains(optimizer, tree)
-        return None if chains is None else [one.hypers for one in chains]
 
     def is_for(self, tree: Tree) -> bool:
         """Return True if all tensors have the layouts of the plan."""
@@ -97,20 +93,11 @@ class TreePlan:
         if steps is None:
             return None
         steps.make()
-        return self._form.after(tree, after, self._missing)
+        return self.form.after(tree, after, self._missing)
 
 
 _PLANS: list[TreePlan] = []
 """All plans, the latest first."""
-
-
-def _plans_for(optimizer: Chain, tree: Tree | None) -> Iterator[tuple[TreePlan, Tree, Hypers]]:
-    """Yield the plans that fit a step but perhaps for the layouts."""
-    if tree is not None:
-        for plan in tuple(_PLANS):  # another thread may add one
-            hypers = plan.hypers(optimizer, tree)
-            if hypers is not None:
-                yield plan, tree, hypers
 
 
 def step_(optimizer: Chain, given: Given, measured: Sequence[Tensor]) -> bool:
@@ -125,8 +112,8 @@ def step_(optimizer: Chain, given: Given, measured: Sequence[Tensor]) -> bool:
         False if no plan makes the step; then nothing was changed.
     """
     tree = listed(optimizer, given, in_place=True) if _PLANS else None
-    for plan, own, hypers in _plans_for(optimizer, tree):
-        if plan.step_(own.tensors, hypers, measured):
+    for plan, own, chains in plans_for(_PLANS, optimizer, tree):
+        if plan.step_(own.tensors, [one.hypers for one in chains], measured):
             return True
     return False
 
@@ -139,7 +126,8 @@ def step(optimizer: Chain, given: Given) -> tuple[Any, State] | None:
         given: parameters, gradients and state.
     """
     tree = listed(optimizer, given, in_place=False) if _PLANS else None
-    for plan, own, hypers in _plans_for(optimizer, tree):
+    for plan, own, chains in plans_for(_PLANS, optimizer, tree):
+        hypers = [one.hypers for one in chains]
         is_fixed = all_plain(hypers)  # else there may be a derivative
         if is_fixed and plan.is_for(own):
             with torch.no_grad():
@@ -175,7 +163,7 @@ def learn(
     if not is_planned or not all(is_count(item.state.step) for item in items):
         return
     tree = listed(optimizer, given, in_place=in_place)
-    if tree is None or any(one.is_for(tree) for one, *_ in _plans_for(optimizer, tree)):
+    if tree is None or any(one.is_for(tree) for one, *_ in plans_for(_PLANS, optimizer, tree)):
         return
     with torch.no_grad():
         plan = TreePlan(optimizer, executor, tree, items, positions)

@@ -1,7 +1,6 @@
 """The leaves of a step."""
 
 from collections.abc import Iterable, Sequence
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -12,8 +11,6 @@ from functional_optim.core.overrides import LeafChain
 from functional_optim.core.state import LeafState, state_tensors
 from functional_optim.plan.composed.outline import Cohort, Outline
 from functional_optim.plan.leaf_positions import LeafPositions
-
-_PARAM = attrgetter("param")  # no frame for each leaf
 
 GateNumbers = tuple[tuple[int, int], ...]
 """What a leaf has counted at each of its gates: runs, and how many of them were held."""
@@ -105,7 +102,7 @@ class StepLeaves(NamedTuple):
         ]
         places = [chain.places for chain in chains]
         outline = Outline(links, cohorts, [*places, *everywhere])
-        return cls(leaves, list(map(_PARAM, leaves)), grads, chains, outline)
+        return cls(leaves, [leaf.param for leaf in leaves], grads, chains, outline)
 
     def with_gradients_apart(self) -> "StepLeaves":
         """Return the same leaves, with gradients that no step of them in place changes."""

@@ -4,7 +4,7 @@ What a step does is decided anew each time; the plans that make it hold no tenso
 by the form of a tree, and serve ``update_`` and, on copies, ``update``.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optree
@@ -30,7 +30,7 @@ from functional_optim.plan.guard import mask_of
 from functional_optim.plan.leaf_positions import rows_of
 from functional_optim.plan.list_layout import ListLayout
 from functional_optim.plan.step_counts import is_count
-from functional_optim.plan.tree import Given, Tree, TreeForm, listed
+from functional_optim.plan.tree import Given, Tree, TreeForm, listed, plans_for
 
 PLANS = 32
 """Largest number of trees, by their form, for which plans are kept."""
@@ -131,17 +131,6 @@ _PLANS: list[ComposedTree] = []
 """All plans, the latest first."""
 
 
-def _plans_for(
-    optimizer: Chain, tree: Tree | None
-) -> Iterator[tuple[ComposedTree, Tree, list[LeafChain]]]:
-    """Yield the plans that fit a step but perhaps for the layouts."""
-    if tree is not None:
-        for plan in tuple(_PLANS):  # another thread may add one
-            chains = plan.form.chains(optimizer, tree)
-            if chains is not None:
-                yield plan, tree, chains
-
-
 def step_(
     optimizer: Chain, given: Given, measured: Sequence[Tensor], extra: Mapping[str, Any]
 ) -> bool:
@@ -157,7 +146,7 @@ def step_(
         False if no plan makes the step; then nothing was changed.
     """
     shared, found = given[2].shared, _listed(optimizer, given, in_place=True) if _PLANS else None
-    for plan, tree, chains in _plans_for(optimizer, found):
+    for plan, tree, chains in plans_for(_PLANS, optimizer, found):
         step = plan.prepared(optimizer, chains, tree, shared, measured, extra, in_place=True)
         if step is not None:
             plan.make(step, shared)
@@ -175,7 +164,9 @@ def step(
     """
     if not _PLANS or not _are_fixed(measured, extra):
         return None
-    for plan, tree, chains in _plans_for(optimizer, _listed(optimizer, given, in_place=False)):
+    for plan, tree, chains in plans_for(
+        _PLANS, optimizer, _listed(optimizer, given, in_place=False)
+    ):
         if torch.is_grad_enabled() and not all_plain([one.hypers for one in chains]):
             continue  # there may be a derivative
         shared = with_opened(optimizer.links, given[2].shared)
@@ -203,7 +194,7 @@ def learn(
     if tree is None or not is_simple(tree.tensors) or not _is_planned(executor, leaves):
         return
     with torch.no_grad():
-        for plan, *_ in _plans_for(optimizer, tree):
+        for plan, *_ in plans_for(_PLANS, optimizer, tree):
             if plan.is_for(tree):
                 plan.learn(tree, leaves, decided, in_place=in_place)
                 return
