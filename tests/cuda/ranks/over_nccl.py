@@ -1,4 +1,4 @@
-"""What ranks do over NCCL, each with other data."""
+"""Jobs of ranks over NCCL, each with other data."""
 
 import os
 from collections.abc import Sequence
