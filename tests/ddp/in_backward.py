@@ -1,4 +1,4 @@
-"""What the ranks do: a DDP module that steps in backward beside its twin that steps after it."""
+"""Jobs of the ranks: a DDP module that steps in backward beside a twin that steps after it."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -115,7 +115,7 @@ def compare(
 
 
 def ignored() -> dict[str, str]:
-    """What DDP ignores steps on this rank's gradient, the rest on the mean.
+    """Step parameters that DDP ignores on this rank's gradient, the rest on the mean.
 
     Returns:
         Digests of what it ignores, and of the rest.
