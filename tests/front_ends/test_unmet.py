@@ -1,4 +1,4 @@
-"""What is meant for no parameter, by its name, is refused by whatever is made over parameters."""
+"""Names that select no parameter: refused by every front-end that is made over parameters."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
