@@ -397,7 +397,7 @@ def test_a_gradient_buffer_that_has_moved_is_not_written_where_it_was() -> None:
 
 
 def test_buffers_are_told_apart() -> None:
-    """What lies between two buffers in memory lies in neither."""
+    """Memory between two buffers belongs to neither buffer."""
     whole = torch.zeros(30)
     one, between, other = (part.clone() for part in whole.split(10))
     by_address = sorted([one, between, other], key=Tensor.data_ptr)
