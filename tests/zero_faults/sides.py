@@ -104,7 +104,7 @@ class Overlapped:
         return len(compared.moved(before, self.ddp))
 
     def as_plain(self) -> bool:
-        """Whether parameters are, bit for bit, those of DDP with torch.optim after the same."""
+        """Return True if parameters are bit for bit those of DDP with torch.optim."""
         ddp = DistributedDataParallel(self.start, **self.arguments)
         optimizer = torch.optim.SGD(self.groups(self.start), foreach=False, **self.options)
         for number, lr in enumerate(self.rates):
