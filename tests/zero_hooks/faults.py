@@ -58,7 +58,7 @@ def make_hook(kind: str, ddp: Any, zero: Any, **options: Any) -> Any:
 
 
 def refused(group: LocalGroup) -> dict[str, list[str]]:
-    """What hooks refuse when they are made."""
+    """Return the errors of hooks that are made with wrong arguments."""
     ddp, zero = made(group)
     _, plain = made(group, overlap_with_ddp=False)
     other = wrapped(group, models.Tower())

@@ -174,7 +174,7 @@ def pair(case: Case, group: dist.ProcessGroup | None = None) -> tuple[Run, Alone
 
 
 def compare(case: Case, group: dist.ProcessGroup | None = None) -> dict[str, Any]:
-    """What differs between the two, bit for bit, from the first iteration on."""
+    """Compare a run with one process's, bit for bit, in each iteration."""
     run, alone = pair(case, group)
     rank = run.group.rank()
     seen: dict[str, Any] = {"differences": [], "apart": [], "losses": [], "moved": []}

@@ -174,7 +174,7 @@ def _step_with_the_rest(alone: Alone, number: int) -> None:
 
 
 def freed(kind: str, unused: bool, memory: bool) -> list[str]:
-    """What is still in memory once a DDP module with a hook is out of use."""
+    """Return the names of the objects that outlive a DDP module with a hook."""
     if memory:
         return in_memory(lambda: freed(kind, unused, memory=False))
     run = Run(Case(kind=kind, ddp=UNUSED if unused else {}), models.Tower())
@@ -194,7 +194,7 @@ def freed(kind: str, unused: bool, memory: bool) -> list[str]:
 
 
 def bytes_sent(policy: str, cap: float) -> dict[str, Any]:
-    """What one iteration sends, as transports count it, beside an all-reduce's bytes."""
+    """Return the bytes that each iteration sends, by the transports' count, and an all-reduce's."""
     made = []
 
     def recorded(*arguments: Any, **options: Any) -> Any:
