@@ -16,7 +16,7 @@ from hooks.in_backward import get_in_backward_optimizers, reduce_in_backward
 from tests.choices import case
 
 from .cases import SMALL, STATIC, UNUSED
-from .compared import digest
+from .comparison import digest
 from .models import WIDTH, Branches, Convolutions, Tower
 from .twins import backward
 

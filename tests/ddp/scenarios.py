@@ -23,7 +23,7 @@ from hooks.step_hook import hook_of
 from tests.choices import case as tried
 
 from .cases import ADAMW, CASES, CLIPPED, SGD, SMALL, UNUSED
-from .compared import Pair, digest, finite, state_pairs, trainable
+from .comparison import Pair, digest, finite, state_pairs, trainable
 from .models import Branches, Tower
 from .torch_side import Hook
 from .twins import Case, Ours, backward, compare, made, pairs

@@ -19,7 +19,7 @@ from functional_optim.plan import PlannedLeaves
 from hooks import OptimizerState
 from hooks.step_hook import hook_of
 
-from .compared import Pair, copied, dense, digest, fields, finite, moved, state_pairs, trainable
+from .comparison import Pair, copied, dense, digest, fields, finite, moved, state_pairs, trainable
 from .models import BATCH, WIDTH, Tower
 from .torch_side import FOR_TORCH, INNER, Hook, on_cpu
 

@@ -16,7 +16,7 @@ from hooks import hook_with_zero_step, hook_with_zero_step_interleaved, zero_ste
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport.local import LocalWorld
 from sharding.transport.local_group import LocalGroup
-from tests.ddp import compared, through_memory, torch_side
+from tests.ddp import comparison, through_memory, torch_side
 
 from .cases import OPTIMIZERS, POLICIES, REDUCING, Case, of_json
 from .model import Model
@@ -161,8 +161,8 @@ def train(run: Run, alone: Alone) -> dict[str, Any]:
         if case.hook not in REDUCING:
             seen["gradients"].append(wrong_gradients(module, gradients))
         run.ddp.zero_grad()
-    seen["digest"] = compared.digest(module.parameters())
-    seen["finite"] = compared.finite(module.parameters())
+    seen["digest"] = comparison.digest(module.parameters())
+    seen["finite"] = comparison.finite(module.parameters())
     seen["stepped"], seen["used"] = run.stepped, alone.used
     seen["sizes"] = {name: param.numel() for name, param in alone.params.items()}
     seen["state"] = wrong_state(run, alone)
