@@ -1,7 +1,7 @@
 """Plans of the steps of torch-like parameter groups, and of what these hold."""
 
 from collections.abc import Callable, Sequence
-from itertools import chain
+from itertools import chain, repeat
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
@@ -45,8 +45,8 @@ class _Listed(NamedTuple):
     """The number of parameters of each group."""
     mask: bytes | None
     """Which gradients are present; None if all are."""
-    keys: list[str]
-    """The keys of all entries of state."""
+    keys: list[str | None]
+    """The keys of all entries of state, None behind those of each parameter."""
     tensors: list[Any]
     """All parameters, all entries, and the gradients that are present."""
     grads: int
@@ -276,14 +276,15 @@ class GroupTensors:
         return all(id(one) in held for one in tensors)
 
 
-def _entries_of(state: Entries, params: list[Tensor]) -> tuple[list[str], list[Any]]:
-    """Return the keys of the dicts of these parameters, and their values."""
+def _entries_of(state: Entries, params: list[Tensor]) -> tuple[list[str | None], list[Any]]:
+    """Return the keys of the dicts of these parameters, None behind those of each; all values."""
     loops = LOOPS.loaded
     found = None if loops is None or not isinstance(state, dict) else loops.entries(state, params)
     if found is not None:
         return found
     dicts = list(dicts_of(state, params))
-    return list(chain.from_iterable(dicts)), list(chain.from_iterable(map(dict.values, dicts)))
+    keys = chain.from_iterable(chain.from_iterable(zip(dicts, repeat((None,)))))
+    return list(keys), list(chain.from_iterable(map(dict.values, dicts)))
 
 
 def _values_of(state: Entries, params: Sequence[Tensor]) -> list[Any]:
