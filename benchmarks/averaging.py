@@ -39,7 +39,7 @@ class Way(Protocol):
         """After so many steps it sends the same again."""
 
     def averager(self, module: nn.Module, warmup_steps: int) -> ModelAverager | None:
-        """What averages after each step; None where gradients are averaged. Collective.
+        """Return the averager of each step; None if gradients are averaged. Collective.
 
         Args:
             module: whose parameters.
@@ -47,16 +47,19 @@ class Way(Protocol):
         """
 
     def sent_bytes(self, module: nn.Module, ranks: int) -> float:
-        """What a rank is to send in a period, by arithmetic alone."""
+        """Return the bytes that a rank should send in a period, by arithmetic alone."""
 
 
 def steps_of(way: Way) -> int:
-    """How many steps are counted: whole periods."""
+    """Return the number of counted steps: whole periods."""
     return way.period * math.ceil(LEAST_STEPS / way.period)
 
 
 def mean_bytes(numel: int, ranks: int) -> float:
-    """What a rank sends for one mean in float32: all but its share, and its share to all others."""
+    """Return the bytes that a rank sends for one mean in float32.
+
+    It sends all but its share once, and its share to all others.
+    """
     return 2 * (ranks - 1) / ranks * FLOAT32_BYTES * numel
 
 

@@ -1,4 +1,4 @@
-"""What ranks send while they train, counted by the kernel at their sockets."""
+"""Bytes that ranks send while they train, counted by the kernel at their sockets."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

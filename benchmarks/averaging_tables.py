@@ -1,4 +1,4 @@
-"""What was measured of averaging, as Markdown."""
+"""Results of averaging, as Markdown."""
 
 from collections.abc import Iterator
 

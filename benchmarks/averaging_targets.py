@@ -1,4 +1,4 @@
-"""What is promised of averaging, and whether this run keeps it."""
+"""Promises of averaging, and checks of whether a run keeps them."""
 
 from collections.abc import Iterator
 

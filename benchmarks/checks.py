@@ -1,4 +1,4 @@
-"""What a promise is judged by."""
+"""Checks that a promise is judged by: figures, and their limits."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -14,7 +14,7 @@ class Check(NamedTuple):
 
     @property
     def met(self) -> bool:
-        """Whether the figure is within the limit."""
+        """Return True if the figure is within the limit."""
         return self.value <= self.limit
 
 

@@ -1,4 +1,4 @@
-"""What runs in a process of its own: one part of the benchmark, named in JSON on standard input.
+"""Process of one part of the benchmark, named in JSON on standard input.
 
 It answers by lines of JSON: ``{"progress": ...}`` as it goes along, ``{"result": ...}`` at the end.
 """
@@ -38,7 +38,7 @@ def cpu_name() -> str:
 
 
 def machine() -> dict[str, str]:
-    """What the figures depend on."""
+    """Return the versions and devices that the figures depend on."""
     torch = importlib.import_module("torch")
     cuda = torch.cuda.is_available()
     return {

@@ -27,7 +27,7 @@ THREADS = min(2, os.cpu_count() or 1)
 
 
 class Shown:
-    """How far a run has come: a bar on a terminal, a line per part anywhere else."""
+    """Progress of a run: a bar on a terminal, a line per part anywhere else."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

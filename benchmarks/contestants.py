@@ -53,7 +53,7 @@ _VARIANTS: dict[str, dict[str, bool]] = {
 
 
 class Way(NamedTuple):
-    """How one of our contestants is run."""
+    """Settings of one of our contestants: executor, gradients, and ``requires_grad``."""
 
     executor: str
     grads: str = "flat"

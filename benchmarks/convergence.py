@@ -34,7 +34,7 @@ NEAREST = "bfloat16, to nearest"
 
 
 class Run(NamedTuple):
-    """What is trained how."""
+    """A training run: its storage and its seed."""
 
     storage: Mapping[str, Any]
     """Arguments of ``stored``."""
@@ -60,7 +60,7 @@ QUICK_RUNS = (
 
 
 class Scale(NamedTuple):
-    """How much is trained."""
+    """Size of a training run."""
 
     steps: int
     validation: int

@@ -1,4 +1,4 @@
-"""How far from float32's the losses of the other storages end, and how far they may."""
+"""Distances of the losses of other storages from float32's, and their limits."""
 
 import math
 
@@ -12,12 +12,12 @@ SPREADS = 2.0
 
 
 def runs(report: Report) -> dict[str, Convergence]:
-    """What was trained, by name."""
+    """Return the training runs of a report, by name."""
     return {one.name: one for one in report.convergence}
 
 
 def float32_spread(report: Report) -> float | None:
-    """How far float32's loss is from that of another seed; None if one of the two is not there."""
+    """Return the distance of float32's loss from another seed's; None if one is missing."""
     found = runs(report)
     if convergence.FLOAT32 not in found or convergence.AGAIN not in found:
         return None
@@ -25,7 +25,7 @@ def float32_spread(report: Report) -> float | None:
 
 
 def allowed(report: Report) -> float | None:
-    """How far a storage's loss may be from float32's; None if that cannot be said."""
+    """Return the greatest distance allowed from float32's loss; None if it is unknown."""
     spread = float32_spread(report)
     if spread is None or not math.isfinite(spread):
         return None

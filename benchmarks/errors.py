@@ -1,5 +1,5 @@
-"""Why a contestant does not take part."""
+"""Error for a contestant that cannot take part."""
 
 
 class Absent(Exception):  # noqa: N818  it is a fact about the world, not a fault
-    """What does not exist here; the text says why."""
+    """Error for a contestant that does not exist here; the text says why."""

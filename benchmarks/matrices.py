@@ -41,7 +41,7 @@ def _tensors(shapes: list[tuple[int, int]], dtype: torch.dtype, seed: int) -> li
 
 
 class Contestant(NamedTuple):
-    """Who makes steps of Muon, over matrices of its own."""
+    """Contestant that steps matrices of its own by Muon."""
 
     step: Step
     params: Sequence[Tensor]

@@ -1,4 +1,4 @@
-"""How evenly ``two_resource`` plans real models for Muon: ``python -m benchmarks.matrix_plans``.
+"""Evenness of ``two_resource`` plans of real models: ``python -m benchmarks.matrix_plans``.
 
 Computed from shapes: no process group, no tensor. Hidden matrices are stepped by Muon, and
 embeddings, biases and norms by AdamW.

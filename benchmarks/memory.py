@@ -28,7 +28,7 @@ PEERS: dict[str, dict[str, bool]] = {
 
 
 def missing() -> str:
-    """Why the peak cannot be measured here; empty where it can."""
+    """Return why the peak cannot be measured here; empty if it can."""
     try:
         CLEAR.write_text("5", encoding="ascii")
     except OSError as error:

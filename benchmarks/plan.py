@@ -1,4 +1,4 @@
-"""Which parts make up a run, in which order, and how long each contestant has."""
+"""Plan of a run: its parts, their order, and the time of each contestant."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ QUICK_OPTIMIZERS = ("AdamW", "Lion", "clip + decay + QHM")
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run is to do."""
+    """Settings of a run."""
 
     size: Size
     rounds: int
@@ -45,12 +45,12 @@ class Settings:
 
     @property
     def turn_seconds(self) -> float:
-        """How long a turn lasts at least."""
+        """The least length of a turn, in seconds."""
         return {"full": 0.05, "quick": 0.01, "tiny": 0.001}[self.size]
 
     @property
     def complete(self) -> bool:
-        """Whether it measures all that is promised, in full size."""
+        """Return True if the run measures all that is promised, in full size."""
         return self == Settings("full", self.rounds, self.threads)
 
 

@@ -50,7 +50,7 @@ def spread_of(ratios: Iterable[float]) -> Spread:
 
 
 def ratio(cell: Cell, ours: str, theirs: str) -> Spread | None:
-    """How long ``ours`` takes against ``theirs``, over the rounds of every heat that has both."""
+    """Return the time of ``ours`` over that of ``theirs``, in the rounds of heats with both."""
     ratios = [
         mine / other
         for heat in cell.heats

@@ -1,4 +1,4 @@
-"""How long it takes until the first compiled step is done, in a process of its own."""
+"""Time until the first compiled step is done, in a process of its own."""
 
 import time
 from typing import Any

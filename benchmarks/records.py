@@ -1,4 +1,4 @@
-"""What a run found, as records that JSON keeps: times as they were taken, nothing derived."""
+"""Records of a run, which JSON keeps: times as they were taken, nothing derived."""
 
 import json
 from collections.abc import Mapping
@@ -139,7 +139,7 @@ class ShardedSaving:
 
 @dataclass(frozen=True)
 class Balance:
-    """How evenly a model is spread over ranks."""
+    """Spread of a model over ranks, in bytes by policy."""
 
     model: str
     ranks: int
@@ -155,7 +155,7 @@ class Balance:
 
 @dataclass(frozen=True)
 class AveragingSent:
-    """What ranks send that come to one model in one way, as the kernel counts it."""
+    """Bytes that ranks send to come to one model in one way, as the kernel counts them."""
 
     way: str
     ranks: int
@@ -262,7 +262,7 @@ def cell_from(found: Mapping[str, Any]) -> Cell:
 
 
 def sharded_from(found: Mapping[str, Any]) -> Sharded:
-    """What was timed at one place, from its JSON."""
+    """Return the times taken at one place, from their JSON."""
     return Sharded(**{**found, "cell": cell_from(found["cell"])})
 
 

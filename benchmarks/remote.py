@@ -85,5 +85,5 @@ RULES: Mapping[str, Rule] = {
 
 
 def names_of(rule: str) -> list[str]:
-    """Who steps by a rule."""
+    """Return the names of the contestants that step by a rule."""
     return [name for name in NAMES if name != SCRIPTED or RULES[rule].scripted is not None]

@@ -72,7 +72,7 @@ def measured(model: str, rules: Sequence[str], size: Size, rounds: int, tell: Te
 def _built(
     model: str, rule: str, size: Size, stack: ExitStack
 ) -> tuple[dict[str, Way], dict[str, str]]:
-    """Those who step, warm; and why others do not."""
+    """Build and warm up the contestants of a rule; return them, and why others failed."""
     ways: dict[str, Way] = {}
     failed: dict[str, str] = {}
     for name in who.names_of(rule):

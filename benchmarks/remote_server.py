@@ -1,4 +1,4 @@
-"""What the server does when the trainers' process calls it: functions that RPC finds by name."""
+"""Functions of the server that the trainers' process calls: RPC finds them by name."""
 
 import os
 import threading
@@ -55,7 +55,7 @@ def _end_after(join_parent: Callable[[], object]) -> None:
 
 
 def prepare(rule: str, count: int) -> None:
-    """What is built in the background, or only after many steps, is there from now on.
+    """Build now what would be built in the background, or only after many steps.
 
     Args:
         rule: a key of CASES.
@@ -88,17 +88,17 @@ def loss(name: str) -> Tensor:
 
 
 def moved(name: str) -> list[float]:
-    """How far each parameter of a contestant is from where it began."""
+    """Return the distance of each parameter of a contestant from its start."""
     return [distance(one) for one in HELD[name]]
 
 
 def distance(param: Tensor) -> float:
-    """How far a parameter is from where it began: its greatest element."""
+    """Return the greatest change of an element of a parameter since its start."""
     return (param.detach() - START).abs().max().item()
 
 
 def python_seconds(count: int) -> float:
-    """How long a loop takes that has nothing to do with optimizers."""
+    """Return the seconds of a loop that has nothing to do with optimizers."""
     begin = time.perf_counter()
     total = 0
     for number in range(count):

@@ -1,4 +1,4 @@
-"""What was measured of DistributedOptimizer, as Markdown."""
+"""Results of DistributedOptimizer, as Markdown."""
 
 from collections.abc import Iterator
 from statistics import median
@@ -47,7 +47,7 @@ def remote_sections(report: Report) -> Iterator[str]:
 
 
 def remote_failures(report: Report) -> dict[str, str]:
-    """Who did not run, and why."""
+    """Return why contestants did not run, by name."""
     return {
         f"{who.TITLE}{place(one)}: {name}": why
         for one in report.remote

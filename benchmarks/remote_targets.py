@@ -1,4 +1,4 @@
-"""What is promised of DistributedOptimizer's speed, and whether this run keeps it."""
+"""Promises of DistributedOptimizer's speed, and checks of whether a run keeps them."""
 
 from collections.abc import Iterable, Iterator
 
@@ -14,12 +14,12 @@ KEPT_SHARE = 0.8
 
 
 def place(one: Remote) -> str:
-    """What was stepped, by which rule, and by how many."""
+    """Return the name of a measurement: the rule, the model, and the number of trainers."""
     return f"{one.optimizer}, {one.model}, {counted(one.trainers)}"
 
 
 def counted(trainers: int) -> str:
-    """How many trainers."""
+    """Format a number of trainers."""
     return f"{trainers} trainer{'s' if trainers > 1 else ''}"
 
 
@@ -31,7 +31,7 @@ def times_faster(one: Remote, ours: str, theirs: str) -> Spread | None:
 
 
 def kept(one: Remote, name: str) -> Spread | None:
-    """What a thread of Python keeps of its speed on the server while all trainers step."""
+    """Return the share of its speed that a Python thread on the server keeps while all step."""
     return spread(one.alone[name], one.beside[name]) if one.beside.get(name) else None
 
 

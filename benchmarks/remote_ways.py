@@ -1,4 +1,4 @@
-"""Who steps a model that lives on the server: ours and torch's, and the threads that train it."""
+"""Optimizers of a model on the server, ours and torch's, and the threads that train it."""
 
 import importlib
 import threading
@@ -34,7 +34,7 @@ class Way(Protocol):
         """Of a loop in Python, in a thread of the server's process."""
 
     def moved(self) -> list[float]:
-        """How far each parameter is from where it began."""
+        """Return the distance of each parameter from its start."""
 
     def close(self) -> None:
         """Let go of the parameters."""
@@ -157,7 +157,7 @@ class Trainers:
         return float(max(ended) - min(begun)) / (self.count * count)
 
     def python_seconds(self, count: int) -> float:
-        """How long a loop of Python takes in the server's process while all step."""
+        """Return the seconds of a Python loop in the server's process while all trainers step."""
         ended = threading.Event()
         futures = self._sent(self._until, ended)
         try:

@@ -1,4 +1,4 @@
-"""How evenly plans spread a model over ranks: computed, without a process group."""
+"""Evenness of plans that spread a model over ranks: computed, without a process group."""
 
 from collections.abc import Callable
 

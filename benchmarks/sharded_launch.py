@@ -61,7 +61,7 @@ def run_ranks(
     tell: Tell = lambda _: None,
     places: LaunchSettings = HERE,
 ) -> list[Any]:
-    """What each rank answers.
+    """Run a job on ranks, each a process; return the answer of each rank.
 
     Args:
         job: a key of ``benchmarks.sharded_rank.JOBS``.
@@ -153,7 +153,7 @@ def _ended(process: Rank, hearing: threading.Thread) -> None:
 
 
 class _Watch:
-    """What the ranks say."""
+    """Watcher of the ranks' lines: it collects results, and ends on a failure or silence."""
 
     def __init__(
         self,

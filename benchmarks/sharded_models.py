@@ -36,7 +36,7 @@ class Task(NamedTuple):
         return self.make()
 
     def batch(self, rank: int) -> Batch:
-        """What a rank trains on, in every iteration."""
+        """Return the batch that a rank trains on in every iteration."""
         return self.draw(torch.Generator().manual_seed(1 + rank))
 
 
@@ -128,6 +128,6 @@ TASKS: dict[str, dict[Size, Task]] = {
 
 
 def numel(model: str, size: Size) -> int:
-    """How many parameters a model has, in elements."""
+    """Return the number of elements of a model's parameters."""
     with torch.device("meta"):
         return sum(param.numel() for param in TASKS[model][size].make().parameters())

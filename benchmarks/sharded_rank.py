@@ -73,7 +73,7 @@ def slowest(value: float) -> float:
 
 
 class Unsharded(NamedTuple):
-    """What one AdamW makes of all ranks' batches together, in some steps."""
+    """Result of one AdamW on all ranks' batches together, after some steps."""
 
     params: list[Tensor]
     total: float
@@ -85,7 +85,7 @@ class Unsharded(NamedTuple):
 
 
 class Off(NamedTuple):
-    """How far a contestant is from the unsharded result, in units of the way that that moved."""
+    """Distance of a contestant from the unsharded result, in units of how far that moved."""
 
     distance: float
     total: float
@@ -120,7 +120,7 @@ def unsharded(task: Task, ranks: int, steps: int) -> Unsharded:
 
 
 def checked(contestant: Contestant, right: Unsharded) -> Off:
-    """How far a contestant is off, on the rank where it is worst.
+    """Return the distance of a contestant, on the rank where it is greatest.
 
     Raises:
         RuntimeError: farther than the tolerance.

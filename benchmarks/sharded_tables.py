@@ -1,4 +1,4 @@
-"""What was measured of sharded training, as Markdown."""
+"""Results of sharded training, as Markdown."""
 
 from collections.abc import Iterator
 from statistics import median
@@ -11,7 +11,7 @@ from benchmarks.sharded_balance import POLICIES
 
 
 def sharded_failures(report: Report) -> dict[str, str]:
-    """Who should have been measured and was not, and why."""
+    """Return why contestants and parts were not measured, by name."""
     failed: dict[str, str] = {}
     for one in report.sharded:
         for name, why in one.cell.failed.items():

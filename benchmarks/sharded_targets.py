@@ -1,4 +1,4 @@
-"""What is promised of sharded training, and whether this run keeps it."""
+"""Promises of sharded training, and checks of whether a run keeps them."""
 
 from collections.abc import Iterator
 from statistics import median

@@ -26,7 +26,7 @@ class NoLinkError(RuntimeError):
 
 
 class Link(NamedTuple):
-    """What is between a rank and the bridge."""
+    """Link between a rank and the bridge: its rate and its delay."""
 
     megabits: int = 100
     """In a second, in each direction."""
@@ -81,7 +81,7 @@ def slow_network(ranks: int, link: Link) -> Iterator[Network]:
 
 
 def _why_not() -> str:
-    """What can be known before anything is tried."""
+    """Return why namespaces cannot be made, without a trial; empty if no reason is found."""
     if sys.platform != "linux":
         return f"network namespaces are Linux's, and this is {sys.platform}"
     absent = [tool for tool in TOOLS if shutil.which(tool) is None]

@@ -25,7 +25,7 @@ def since(before: dict[int, int]) -> int:
 
 
 def uncounted() -> str | None:
-    """Why this machine's kernel cannot say; None where it can, which is tried."""
+    """Return why this machine's kernel cannot count sent bytes; None if a trial succeeds."""
     if sys.platform != "linux":
         return f"TCP_INFO is read as Linux gives it, and this is {sys.platform}"
     with (

@@ -1,4 +1,4 @@
-"""What is promised of speed, and whether this run keeps it."""
+"""Promises of speed, and checks of whether a run keeps them."""
 
 from collections.abc import Iterable, Iterator
 from statistics import median
@@ -118,7 +118,7 @@ def _small(cells: Iterable[Cell]) -> Iterator[Check | str]:
 
 
 def learning(report: Report) -> Iterator[Check | str]:
-    """How far the losses of storages are from float32's; rounding to nearest is not judged."""
+    """Yield a check of each storage's loss against float32's, except rounding to nearest."""
     left_out = convergence.TITLE + convergence.NEAREST
     yield from (name for name in _failed(report, convergence.TITLE) if name != left_out)
     limit = allowed(report)

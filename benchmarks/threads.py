@@ -45,7 +45,7 @@ def _nothing() -> None:
 
 
 def _python(count: int) -> int:
-    """What a thread does that has nothing to do with optimizers."""
+    """Run a loop that has nothing to do with optimizers."""
     total = 0
     for number in range(count):
         total += number

@@ -39,7 +39,7 @@ def seconds_per_step(step: Step, wait: Wait, count: int) -> float:
 
 
 def steps_in_a_turn(step: Step, wait: Wait, turn_seconds: float) -> int:
-    """How many steps fill a turn; at least one."""
+    """Return the number of steps that fill a turn; at least one."""
     once = seconds_per_step(step, wait, 1)
     if once < turn_seconds / 10:  # too short to be known from one
         once = seconds_per_step(step, wait, max(1, math.ceil(turn_seconds / 10 / max(once, 1e-7))))

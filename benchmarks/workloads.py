@@ -1,4 +1,4 @@
-"""What is stepped: lists of shapes, in full size, in a quick size, and in a size for tests."""
+"""Workloads: lists of shapes, in full size, in a quick size, and in a size for tests."""
 
 from collections.abc import Callable
 from math import prod
@@ -53,7 +53,7 @@ class Workload(NamedTuple):
     """Whether the number of tensors decides."""
 
     def numel(self, size: Size) -> int:
-        """How many parameters there are, in elements."""
+        """Return the number of elements of all parameters."""
         return sum(prod(shape) for shape in self.shapes[size]())
 
 

@@ -48,7 +48,7 @@ class Settings(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """What came of a run."""
+    """Result of a run: its losses, seconds and counters."""
 
     points: list[tuple[int, float]]
     """(samples, validation loss)"""
@@ -137,7 +137,7 @@ def _every(settings: Settings) -> int:
 
 
 def told(counters: Counters) -> Table:
-    """What was done on the server."""
+    """Return a table of the server's counters."""
     table = Table("counter", "value", title="The server", title_justify="left")
     ages = ", ".join(f"{age}: {steps}" for age, steps in sorted(counters.staleness.items()))
     for name, value in (

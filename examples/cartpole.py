@@ -49,7 +49,7 @@ class Settings(NamedTuple):
 
 
 class ActorCritic(nn.Module):
-    """What to do, and what is to be expected from here on."""
+    """Networks of the agent: log-probabilities of the actions, and the expected return."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class Observer:
         return list(torch.autograd.grad(loss, list(leaves.values())))
 
     def _now(self) -> Tensor:
-        """What all environments show."""
+        """Return the observations of all environments."""
         return torch.stack([torch.from_numpy(one) for one in self._seen])
 
     def _run(self, parameters: Parameters, seen: Tensor) -> tuple[Tensor, Tensor]:
@@ -210,7 +210,7 @@ class Agent:
 
 
 def train(settings: Settings, observers: list[str], output: Path) -> None:
-    """What the agent's process does."""
+    """Train in the agent's process until CartPole is solved, and draw the returns."""
     agent, done = Agent(settings, observers), 0
     episodes: list[float] = []
     recent: Sequence[float] = []
@@ -239,7 +239,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def is_solved(recent: Sequence[float]) -> bool:
-    """Whether the last episodes brought what CartPole-v1 asks for."""
+    """Return True if the last episodes reach the mean return that CartPole-v1 asks for."""
     return len(recent) == EPISODES and mean(recent) >= SOLVED
 
 

@@ -126,7 +126,7 @@ def runs_of(model: nn.Module) -> list[Run]:
 
 
 def train(steps: int, batch_size: int, output: Path) -> None:
-    """What the trainer does."""
+    """Train every run in the trainer's process, draw the losses, and compare the runs."""
     torch.manual_seed(0)
     corpus, chance = text.corpus(), torch.Generator().manual_seed(0)
     model = Decoder(len(corpus.alphabet), width=96, heads=4, blocks=2)

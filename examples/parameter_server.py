@@ -63,7 +63,7 @@ class LanguageModel:
 
 
 def train(steps: int, batch_size: int, output: Path) -> None:
-    """What the trainer does."""
+    """Train in the trainer's process, and draw the losses."""
     torch.manual_seed(0)
     corpus, chance = text.corpus(), torch.Generator().manual_seed(0)
     validation = text.even_batch(corpus.validation, 64, CONTEXT)

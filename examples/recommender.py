@@ -41,7 +41,7 @@ PLACEMENT = {"history.weight": "first", "items.weight": "second", "popularity.we
 
 
 class Users(NamedTuple):
-    """What they clicked before, candidates for each, and whether they click on these."""
+    """Histories of users' clicks, candidates for each user, and clicks on these."""
 
     history: Tensor
     candidates: Tensor
@@ -82,7 +82,7 @@ def made_up(users: int, draws: torch.Generator, items: Tensor, popularity: Tenso
 
 
 def ranked_right(scores: Tensor, clicked: Tensor) -> float:
-    """How often a click is ranked above none: the area under the ROC curve."""
+    """Return the area under the ROC curve: how often a click ranks above a non-click."""
     scores, clicked = scores.flatten(), clicked.flatten()
     ranks = torch.empty(len(scores), dtype=torch.float64)
     ranks[scores.argsort()] = torch.arange(1, len(scores) + 1, dtype=torch.float64)

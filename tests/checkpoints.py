@@ -6,6 +6,7 @@ that torch makes on all ranks, in torch's order.
 
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
@@ -19,6 +20,9 @@ from sharding.zero.collective import together
 
 _PARTS: dict[str, dict[int, Any]] = {}
 """By folder and rank, what threads save."""
+
+_LOADING = Lock()
+"""torch reads a checkpoint that has more keys than are asked for in a mode of the whole process."""
 
 
 def save(zero: Any, folder: Path | str) -> None:
@@ -47,8 +51,8 @@ def load(zero: Any, folder: Path | str, *, partial: bool = False) -> None:
     group = zero.process_group
     planner = DefaultLoadPlanner(allow_partial_load=partial)
     if isinstance(group, LocalGroup):
-        reader = ChecksumReader(folder)
-        _load_state_dict(state, reader, no_dist=True, planner=planner)
+        with _LOADING:
+            _load_state_dict(state, ChecksumReader(folder), no_dist=True, planner=planner)
     else:
         reader = ChecksumReader(folder, group)
         dcp.load(state, storage_reader=reader, process_group=group, planner=planner)

@@ -1,4 +1,4 @@
-"""Which of all cases a run tries, and how a failing one says which it is.
+"""Selection of test cases, options in pairs or all of them, and the names of failing cases.
 
 `make test` tries enough of them to find a fault in any option: options in pairs, and few drawn
 examples, the same in every run. `make test-all` tries every combination, and many examples, others

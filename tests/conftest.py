@@ -1,4 +1,4 @@
-"""What all tests share: their tiers, one folder of what is compiled, how Hypothesis draws.
+"""Fixtures and hooks of all tests: tiers, the folder of compiled code, Hypothesis settings.
 
 No example of Hypothesis has a deadline, here or in any folder: how long one takes says how busy the
 machine is, and the first one also pays for what is compiled.
@@ -103,9 +103,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: collections of garbage in tests need not look at it.
+    """Exempt everything imported by now from garbage collection during the tests.
 
-    Nor at what torch.optim imports when it is first used, which is most of it.
+    This imports torch._dynamo first, which torch.optim imports when it is first used.
     """
     import torch._dynamo  # noqa: F401
 
@@ -163,7 +163,7 @@ def tier_of(path: Path) -> str:
 
 @pytest.fixture(autouse=True, scope="session")
 def compiled_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is compiled lies in one folder, so that it is compiled once, and for this run."""
+    """Keep all compiled code of a run in one folder, so that it is compiled once."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     folder = Path(shared) / "compiled_steps"
@@ -211,7 +211,7 @@ def no_loops_in_unit_tests(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def fresh_compiler() -> Iterator[None]:
-    """What torch.compile made before is not there, and what it makes here goes after the test."""
+    """Reset torch.compile before the test and after it."""
     torch.compiler.reset()
     yield
     torch.compiler.reset()

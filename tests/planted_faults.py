@@ -1,4 +1,4 @@
-"""Whether the tests see faults: each is planted in a copy of src, and a test must fail.
+"""Check of the tests: each fault is planted in a copy of src, and a test must fail.
 
 ``python -m tests.planted_faults [NAME ...] [--check] [--jobs N]`` reads
 ``tests/planted_faults.toml``::
@@ -73,7 +73,7 @@ def read(path: Path) -> list[Fault]:
 
 
 def chosen(faults: Sequence[Fault], names: Sequence[str], *, check: bool) -> list[Fault]:
-    """Those that are asked for: by name, or all; and of these perhaps only the unit tests'.
+    """Return the faults with these names, or all; with ``check``, those of unit tests only.
 
     Raises:
         ValueError: a name that none has.
@@ -112,7 +112,7 @@ def copied(root: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the tests."""
+    """Exit code and output of a run of pytest."""
 
     code: int
     said: str
@@ -150,7 +150,7 @@ def outcome(
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a fault was seen."""
+    """Result of planting a fault: the test that failed, or why there is no proof."""
 
     fault: Fault
     by: str
@@ -205,7 +205,7 @@ def _planted(fault: Fault, root: Path, *, check: bool) -> Verdict:
 
 
 def _failing_without(tests: Sequence[str], root: Path) -> list[str]:
-    """Which of some tests fail where nothing is planted."""
+    """Return the tests that fail in a copy without a fault."""
     if not tests:
         return []
     with copied(root) as copy:

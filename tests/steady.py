@@ -1,4 +1,4 @@
-"""What a step makes that could have been made once: plans, programs, memory."""
+"""Counts of the plans, programs and memory that a step makes, and could have made once."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +43,7 @@ NOTHING = Made(0, [], NUMBER)
 
 
 def made_by(*steps: Callable[[], object]) -> Made:
-    """What they make, one after the other."""
+    """Return the plans, programs and memory that steps make, run one after the other."""
     plans: list[None] = []
     programs: list[str] = []
     with ExitStack() as stack:

@@ -1,1 +1,1 @@
-"""What papers say of training with few means, tried in small: ``python -m benchmarks.claims``."""
+"""Papers' claims on training with few means, tried in small: ``python -m benchmarks.claims``."""

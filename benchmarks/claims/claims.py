@@ -1,4 +1,4 @@
-"""What papers claim, and what has to be measured for it to count as reproduced: said beforehand."""
+"""Claims of papers, and the measurements that would reproduce each: stated beforehand."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -45,7 +45,7 @@ class Difference(NamedTuple):
 
     @property
     def words(self) -> str:
-        """What is subtracted from what."""
+        """The difference in words: ``a, less b``."""
         pairs = [(self.run, self.other), *([self.beyond] if self.beyond else [])]
         said = [f"{one}, less {other}" for one, other in pairs]
         return said[0] if len(said) == 1 else ", less ".join(f"({one})" for one in said)
@@ -59,7 +59,7 @@ class Difference(NamedTuple):
         return [one - other for one, other in pairs]
 
     def holds(self, losses: Losses) -> bool:
-        """Whether it was so in every seed; what is no number is not so."""
+        """Return True if the difference held in every seed; NaN does not hold."""
         return all(difference <= self.at_most for difference in self.measured(losses))
 
 
@@ -68,14 +68,14 @@ def _less(losses: Losses, run: str, other: str) -> list[float]:
 
 
 class Claim(NamedTuple):
-    """What a paper says, and the differences that all have to hold."""
+    """A paper's claim, and the differences that all have to hold."""
 
     words: str
     source: str
     differences: Sequence[Difference]
 
     def verdict(self, losses: Losses) -> str:
-        """Whether it was reproduced."""
+        """Return the verdict on the claim: "reproduced" or "not reproduced"."""
         held = all(one.holds(losses) for one in self.differences)
         return "reproduced" if held else "not reproduced"
 

@@ -9,7 +9,7 @@ from benchmarks.markdown import table
 
 
 class Measured(NamedTuple):
-    """What was measured, by the names of runs."""
+    """Measured losses and learning rates, by the names of runs."""
 
     same: dict[str, list[float]]
     """The loss of each seed, at one learning rate for all runs."""

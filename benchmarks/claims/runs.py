@@ -1,4 +1,4 @@
-"""What is trained: the demo's transformer, smaller, by replicas that are stacked in this process.
+"""Training runs of the claims: a small transformer, with replicas stacked in this process.
 
 All runs of one seed begin with the same weights and see the same batches; what differs is how the
 replicas come to one model.
@@ -37,7 +37,7 @@ OUTER = OUTER_SETTINGS["MaxText"]
 
 
 class Scale(NamedTuple):
-    """How much is trained."""
+    """Size of a training run."""
 
     steps: int = 320
     """A multiple of all periods."""
@@ -63,7 +63,7 @@ Inner = Callable[[HyperParameters], Optimizer]
 
 
 def adamw_within(hyper: HyperParameters) -> Optimizer:
-    """What steps all parameters, unless a run says otherwise."""
+    """Return the optimizer of all parameters, unless a run says otherwise."""
     return adamw(lr=hyper.learning_rate, betas=hyper.betas, weight_decay=hyper.weight_decay)
 
 

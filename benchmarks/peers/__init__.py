@@ -1,1 +1,1 @@
-"""What we are compared with, where torch.optim has nothing: usual classes, and a loop in C."""
+"""Peers to compare with where torch.optim has none: usual classes, and a loop in C."""

@@ -27,7 +27,7 @@ Build = Callable[[float | None, Params], Optimizer]
 
 
 class Run(NamedTuple):
-    """How a run went: scores after the steps."""
+    """Steps of a run, and the scores after them."""
 
     steps: list[int]
     scores: list[float]

@@ -159,6 +159,10 @@ def root(x: float) -> float:
     return math.sqrt(x)
 
 
+KEEPS_NUMBER = "it keeps a number for a whole parameter, and reads it in each step"
+"""The reason that a rule which reads such a number is not compiled for each element."""
+
+
 def number(x: Tensor) -> float:
     """The number in a 0-d tensor of a state, in double precision, to be used as a coefficient.
 
@@ -170,7 +174,7 @@ def number(x: Tensor) -> float:
     """
     if not torch.jit.is_scripting():
         if not isinstance(x, Tensor):
-            raise TypeError("it keeps a number for a whole parameter, and reads it in each step")
+            raise TypeError(KEEPS_NUMBER)
         known = None if carries_derivative(x) else concrete(x)
         return cast("float", x.to(torch.float64) if known is None else known)
     return float(x.item())

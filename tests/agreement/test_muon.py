@@ -83,7 +83,7 @@ def test_muon_is_its_formula_with_each_scale_and_polar_factor() -> None:
 
 
 def test_normuon_is_its_formula() -> None:
-    """That of the paper, and that of the authors' program."""
+    """NorMuon is the formula of the paper, or by default that of the authors' program."""
     options: dict[bool, dict[str, Any]] = {
         True: {"nesterov": False, "adjust_lr_fn": "match_rms_adamw"},
         False: {},

@@ -1,4 +1,4 @@
-"""What ranks do in the tests of averaging."""
+"""Jobs of the ranks in the tests of averaging."""
 
 import hashlib
 import os

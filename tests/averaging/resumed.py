@@ -78,7 +78,7 @@ class Run:
         return [one.detach().clone() for one in (*self.module.parameters(), *state)]
 
     def buckets(self) -> list[Any]:
-        """Those of the last backward pass."""
+        """Return the hook's buckets of the last backward pass."""
         found: list[Any] = self.optimizer.state_dict()["averaging"]["hook_buckets"]
         return found
 
@@ -150,7 +150,7 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
 
 
 def stopped_is_never_stopped(kind: str) -> int:
-    """How many cases were tried."""
+    """Assert that a stopped run equals one that never stops; return the number of cases."""
     made, cases = KINDS[kind]
     group = dist.group.WORLD
     for cut, options in cases:

@@ -6,7 +6,7 @@ import pytest
 
 from hooks import AveragingSchedule
 from sharding.transport.local import LocalWorld
-from tests.averaging_alone import within
+from tests.averaging_alone import inner_optimizers
 from tests.choices import case
 from tests.ranks import Job, Outcomes, run_ranks
 
@@ -104,9 +104,13 @@ def test_a_run_under_a_hook_that_was_stopped_is_never_stopped() -> None:
 
 
 def test_a_stopped_run_with_parts_within_has_the_bits_of_one_that_never_was() -> None:
-    todo = {name: Job(within.in_the_world, {"name": name}) for name in within.WITHIN}
+    todo = {
+        name: Job(inner_optimizers.in_the_world, {"name": name}) for name in inner_optimizers.WITHIN
+    }
     for name, outcomes in run_ranks(todo, ranks=2, seconds=120).items():
-        want = LocalWorld(2).run(lambda group, name=name: within.whole_and_stopped(group, name))
+        want = LocalWorld(2).run(
+            lambda group, name=name: inner_optimizers.whole_and_stopped(group, name)
+        )
         with case(within=name):
             found = [outcome.result() for outcome in outcomes]
             assert found == want

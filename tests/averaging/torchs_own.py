@@ -66,7 +66,7 @@ def _named(nodes: Sequence[ast.AST], names: Sequence[str]) -> list[Any]:
 
 
 class _Case(unittest.TestCase):
-    """What torch's tests ask of the object that they are methods of."""
+    """Test case that torch's tests take as ``self``."""
 
     rank: int
     world_size: int
@@ -107,7 +107,7 @@ def _torchs_class() -> type[_Case]:
 
 @contextmanager
 def _nothing_is_moved() -> Iterator[None]:
-    """What is sent to a GPU stays where it is."""
+    """Keep everything on the CPU that torch's tests send to a GPU."""
 
     def stay(one: Any, *_: Any, **__: Any) -> Any:
         return one

@@ -76,5 +76,5 @@ def vectors(draw: st.DrawFn, *, bounded: bool = False) -> Tensor:
 
 
 def arrived(compression: Compression, flat: Tensor) -> Tensor:
-    """What a vector is, in float32, when it was sent."""
+    """Return a vector, in float32, as it arrives after it was sent."""
     return compression.decode(compression.encode(flat), flat.numel(), torch.float32)

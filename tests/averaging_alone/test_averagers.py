@@ -1,4 +1,4 @@
-"""What averaging makes of parameters."""
+"""Tests of model averagers: the means, when they are taken, and what is refused."""
 
 import functools
 from collections.abc import Sequence

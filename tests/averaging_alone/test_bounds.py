@@ -1,4 +1,4 @@
-"""What a compression promises of each vector: the bytes, and the error."""
+"""Promises of a compression for each vector: the bytes, and the error."""
 
 import torch
 from hypothesis import given

@@ -22,7 +22,7 @@ STEPS = 13
 
 
 def moved(rank: int, step: int) -> float:
-    """What a rank's own step changes."""
+    """Return the change of a rank's own step."""
     return math.sin(1.0 + rank + 3.0 * step)
 
 

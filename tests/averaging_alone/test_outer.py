@@ -214,7 +214,7 @@ def test_stopped_in_mid_period_and_loaded_is_never_stopped() -> None:
 
 
 def test_another_number_of_ranks_goes_on_from_a_checkpoint() -> None:
-    """What a period began with is the same on all ranks; what ranks have lost is their own."""
+    """The beginning of a period is shared by all ranks; residuals belong to one rank."""
 
     def made(group: Any) -> tuple[nn.Module, OuterModelAverager]:
         module, rule = model(), sgd(lr=0.7, momentum=0.9, nesterov=True)

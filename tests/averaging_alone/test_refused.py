@@ -1,4 +1,4 @@
-"""What is refused, and what is said of it."""
+"""Refusals of compressions: arguments, vectors and payloads, and the errors' texts."""
 
 from typing import Any
 

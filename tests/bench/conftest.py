@@ -27,7 +27,7 @@ def compiled_little(without_loops: None, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture(autouse=True, scope="session")
 def answers_are_closed() -> Iterator[None]:
-    """What programs answer to, once they are imported."""
+    """Close the files that imported programs answer to, after all tests."""
     yield
     for program in (child, sharded_rank):
         program.ANSWERS.close()
@@ -68,7 +68,7 @@ def hang():
 
 
 class Silence(queue.Queue[Any]):
-    """What ranks say, by a clock of its own: time is up once every rank has said that it hangs."""
+    """Queue of ranks' lines: time is up once every rank has said that it hangs."""
 
     ranks = 2
 

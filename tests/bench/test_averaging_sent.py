@@ -1,4 +1,4 @@
-"""What averaging sends: counted on real ranks, planned, promised and shown."""
+"""Bytes that averaging sends: counted on real ranks, planned, promised and shown."""
 
 from dataclasses import replace
 from typing import Any

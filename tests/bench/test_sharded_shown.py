@@ -1,4 +1,4 @@
-"""What is promised of sharded training, and what is shown of it."""
+"""Promises of sharded training, and the figures that are shown of it."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""What is shown is what was measured."""
+"""Tests of the tables, pages and pictures of a report."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""What is stepped has the shapes it claims."""
+"""Tests of the shapes and sizes of workloads."""
 
 from benchmarks.workloads import (
     GPT2,

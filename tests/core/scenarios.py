@@ -111,7 +111,7 @@ def assert_steps_alike(optimizer: Optimizer, scenario: Scenario, executor: Execu
 
 
 def assert_apart(made: Any, given: Any) -> None:
-    """What was made lies in memory of its own: apart from what was given, and from one another."""
+    """Assert that results have memory of their own: no argument's, and no other result's."""
     places = [(storage_of(one), one.storage_offset()) for one in tensors(made)]
     assert len(set(places)) == len(places)
     assert not {storage for storage, _ in places} & set(map(storage_of, tensors(given)))

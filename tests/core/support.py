@@ -1,4 +1,4 @@
-"""What the tests of the core share: bit-for-bit comparison, frozen inputs, tables of optimizers."""
+"""Support of the core's tests: bit-for-bit comparison, frozen inputs, tables of optimizers."""
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
@@ -62,7 +62,7 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have one shape, one dtype, and the same bits."""
+    """Return True if two tensors have one shape, one dtype, and the same bits."""
     return a.shape == b.shape and a.dtype == b.dtype and torch.equal(bits(a), bits(b))
 
 

@@ -139,7 +139,7 @@ def stepped(make: Callable[[dict[str, Any]], Any], params: dict[str, Any]) -> li
 def test_what_stands_behind_a_rule_sees_the_gradient_as_the_stages_before_have_left_it(
     name: str,
 ) -> None:
-    """What torch's classes do one after the other, by the optimizer itself and by front-ends."""
+    """A chain does what torch's classes do one after the other, by each front-end too."""
     optimizer, made = BEHIND_A_RULE[name]
     want = torchs(*made)
 

@@ -33,7 +33,7 @@ def _by_torch(clip: Any, limit: float, grads: list[Tensor]) -> list[Any]:
 
 
 def _clipped(optimizer: Optimizer, grads: list[Any]) -> list[Any]:
-    """What comes out of a chain that ends in sgd(lr=1): the clipped gradients, negated twice."""
+    """Return the clipped gradients: the result, negated, of a chain that ends in sgd(lr=1)."""
     params = [None if grad is None else torch.zeros_like(grad) for grad in grads]
     new = step(optimizer, params, grads)
     return [None if param is None else -param for param in new]

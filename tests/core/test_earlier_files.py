@@ -1,4 +1,4 @@
-"""What was saved when modules had other names is read all the same."""
+"""Files that were saved when modules had other names, and can still be read."""
 
 import io
 import pickle

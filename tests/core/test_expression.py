@@ -1,4 +1,4 @@
-"""What is printed of an optimizer is the expression that makes it."""
+"""Printed text of an optimizer: the expression that makes it."""
 
 import pickle
 from functools import partial

@@ -85,7 +85,7 @@ class Decompositions(torch.overrides.TorchFunctionMode):
 
 
 def declared(optimizer: Optimizer, shape: Sequence[int]) -> int:
-    """What the rules of a chain declare, without what is counted of other stages."""
+    """Return the FLOPs that the rules of a chain declare, without other stages."""
     links = [link for link in optimizer.links if link.stage.flops is not None]
     assert links, "it declares FLOPs"
     return step_flops([one.stage for one in links], [one.hyper for one in links], shape)

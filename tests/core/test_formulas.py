@@ -1,4 +1,4 @@
-"""What torch has no twin of, against its paper's formula in Python numbers, and its identities."""
+"""Rules that torch lacks, against their papers' formulas in Python numbers; identities."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a constructor refuses: exactly what torch.optim refuses, NaN, and a learning rate of inf."""
+"""Bounds of constructors: exactly torch.optim's, and neither NaN nor an infinite lr."""
 
 import inspect
 import math
@@ -204,7 +204,7 @@ OWN: dict[Make, dict[str, tuple[float, float]]] = {
 
 
 def _arguments(kind: type, makes: Any = TWINS) -> list[Place]:
-    """Those arguments whose default is of a kind."""
+    """Return the arguments whose default is of a type."""
     return [
         (make, one.name)
         for make in makes

@@ -1,4 +1,4 @@
-"""What an error says of what it was given: short, what is wrong, and what to write instead."""
+"""Error messages about arguments: short, with what is wrong and what to write instead."""
 
 import inspect
 import pickle

@@ -1,4 +1,4 @@
-"""What autograd has computed is not written into: what it was used for would not be told."""
+"""Tensors that autograd has computed: no step writes to them, as their users would not know."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What ``init`` and ``update`` return lies in memory of its own."""
+"""Memory of the results of ``init`` and ``update``: it is their own."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Whether a chain is pointwise is tried when it is made, and not at each step of a scheduler."""
+"""Trials of whether a chain is pointwise: when it is made, and not at a scheduler's steps."""
 
 from typing import Any
 

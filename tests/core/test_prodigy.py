@@ -321,7 +321,7 @@ def test_gradients_that_never_turn_end_in_an_error_that_says_so() -> None:
 
 
 def test_it_is_pointwise_though_it_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is cut is stepped by the sums of the whole; so it is not tried in parts that have none.
+    """Parts are stepped by the sums of the whole, so parts without sums are not tried.
 
     The third decay is the root of the second, also of a tensor or a schedule.
     """

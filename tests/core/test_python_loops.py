@@ -40,6 +40,11 @@ def read_beside(tensors: Tensors) -> Tensors:
     return [memory[4:8], memory[8:].view(3, 2).t(), memory[:4], tensors[3]]
 
 
+def freed(tensors: Tensors) -> Tensors:
+    tensors[0].untyped_storage().resize_(0)
+    return tensors
+
+
 CHANGES: dict[str, Callable[[Tensors], Any]] = {
     "others of these layouts": lambda tensors: [torch.empty_like(one) for one in tensors],
     "beside each other": read_beside,
@@ -52,6 +57,7 @@ CHANGES: dict[str, Callable[[Tensors], Any]] = {
     "one with gaps": lambda tensors: [torch.zeros(8)[::2], *tensors[1:]],
     "requires a gradient": lambda tensors: [tensors[0].clone().requires_grad_(), *tensors[1:]],
     "computed by autograd": lambda tensors: [torch.zeros(4, requires_grad=True) * 2, *tensors[1:]],
+    "freed": freed,
     "no tensor": lambda tensors: [*tensors[:3], None],
     "fewer": lambda tensors: tensors[:3],
 }

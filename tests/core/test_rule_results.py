@@ -1,4 +1,4 @@
-"""What a stage returns is what it promised, or an error that names the stage and what it made."""
+"""Results of stages: as promised, or an error that names the stage and what it returned."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -221,7 +221,7 @@ def test_a_fall_without_an_end_falls(start: float, gamma: float, steps: int, mad
 
 
 def _jump(one: Any, boundary: float) -> float:
-    """How much a value changes within one unit in the last place of the step count."""
+    """Return the change of a value within one unit in the last place of the step count."""
     return abs(one(boundary) - one(math.nextafter(boundary, 0.0)))
 
 

@@ -1,4 +1,4 @@
-"""What makes no schedule is refused where it is made, and says what to write instead."""
+"""Arguments that make no schedule: refused at once, with what to write instead."""
 
 import math
 from collections.abc import Callable

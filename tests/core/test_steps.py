@@ -74,7 +74,7 @@ def test_no_gradient_at_all_is_no_step() -> None:
 
 
 def test_an_old_state_can_be_stepped_from_again() -> None:
-    """What belongs to no leaf is handed on."""
+    """State that belongs to no leaf is handed on."""
     optimizer, params = adam(0.1), tree(0)
     state = optimizer.init(params)._replace(shared=(torch.ones(2),))
     params, state = optimizer.update(params, tree(1), state)

@@ -206,7 +206,7 @@ def test_a_step_by_rows_is_the_dense_step_of_these_rows(
 
 @each_value(name=list(RULES), dtype=[torch.float32, torch.bfloat16])
 def test_other_rows_are_neither_read_nor_written(name: str, dtype: torch.dtype) -> None:
-    """What is not finite there reaches no row, and no sign of a zero is lost."""
+    """Other rows that are not finite change no row, and no sign of a zero is lost."""
     optimizer, start = RULES[name], noise(0, ROWS, WIDTH, dtype=dtype)
     odd = start.clone()
     odd[5], odd[6], odd[7] = torch.nan, -0.0, torch.inf

@@ -105,7 +105,7 @@ def matrix(seed: int, dtype: torch.dtype, layout: str) -> Tensor:
 
 
 class Stepped(NamedTuple):
-    """What a way to step makes of a parameter: its values, and its state where one can see it."""
+    """Result of a step: the parameter's values, and its state if it can be seen."""
 
     param: Tensor
     state: LeafState | None = None

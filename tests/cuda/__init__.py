@@ -1,1 +1,1 @@
-"""What needs a CUDA device: left out, and said to be, where there is none."""
+"""Tests that need a CUDA device: skipped, with the reason, where there is none."""

@@ -1,4 +1,4 @@
-"""What the ranks do: a DDP module that steps in backward beside its twin that steps after it."""
+"""Jobs of the ranks: a DDP module that steps in backward beside a twin that steps after it."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from hooks.in_backward import get_in_backward_optimizers, reduce_in_backward
 from tests.choices import case
 
 from .cases import SMALL, STATIC, UNUSED
-from .compared import digest
+from .comparison import digest
 from .models import WIDTH, Branches, Convolutions, Tower
 from .twins import backward
 
@@ -115,7 +115,7 @@ def compare(
 
 
 def ignored() -> dict[str, str]:
-    """What DDP ignores steps on this rank's gradient, the rest on the mean.
+    """Step parameters that DDP ignores on this rank's gradient, the rest on the mean.
 
     Returns:
         Digests of what it ignores, and of the rest.

@@ -19,7 +19,7 @@ from functional_optim.kernels.exact import kernel
 from functional_optim.native import cache
 from hooks import step_hook
 
-from .compared import digest
+from .comparison import digest
 
 ITERATIONS = 5
 WIDTH = 80

@@ -23,7 +23,7 @@ from hooks.step_hook import hook_of
 from tests.choices import case as tried
 
 from .cases import ADAMW, CASES, CLIPPED, SGD, SMALL, UNUSED
-from .compared import Pair, digest, finite, state_pairs, trainable
+from .comparison import Pair, digest, finite, state_pairs, trainable
 from .models import Branches, Tower
 from .torch_side import Hook
 from .twins import Case, Ours, backward, compare, made, pairs
@@ -49,7 +49,7 @@ def run_on(ddp: DistributedDataParallel, iterations: range, step: Callable[[], o
 
 
 def nothing() -> None:
-    """What follows a backward pass with our hook."""
+    """Do nothing after a backward pass: our hook has stepped."""
 
 
 def resumed(name: str) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def on_subgroup(name: str) -> dict[str, Any]:
 
 
 def freed(unused: bool) -> list[str]:
-    """What is still in memory once a DDP module with our hook is out of use.
+    """Return the names of the objects that outlive a DDP module with our hook.
 
     A thread of gloo may be about to let go of the last bucket, so it is given time; meanwhile the
     process group is held, through which nothing of the module may be.

@@ -13,7 +13,7 @@ RING = 4 * CHUNK
 
 
 class Seen:
-    """What went through memory."""
+    """Count of the operations that went through memory."""
 
     def __init__(self) -> None:
         self.operations = 0

@@ -1,4 +1,4 @@
-"""What torch does not have, or only for accelerators: the other half of a comparison."""
+"""Other half of comparisons: classes and hooks that torch lacks, or has for accelerators."""
 
 import time
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""What is asked of a pool of ranks to see what it makes of trouble."""
+"""Jobs for a pool of ranks that get it into trouble: failures, waits and deaths."""
 
 import os
 import time

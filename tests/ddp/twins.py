@@ -19,7 +19,7 @@ from functional_optim.plan import PlannedLeaves
 from hooks import OptimizerState
 from hooks.step_hook import hook_of
 
-from .compared import Pair, copied, dense, digest, fields, finite, moved, state_pairs, trainable
+from .comparison import Pair, copied, dense, digest, fields, finite, moved, state_pairs, trainable
 from .models import BATCH, WIDTH, Tower
 from .torch_side import FOR_TORCH, INNER, Hook, on_cpu
 
@@ -154,7 +154,7 @@ class Twin:
         self.steps = dict.fromkeys(self.params, 0)
 
     def step(self) -> float:
-        """What follows a backward pass. Returns the norm of the gradients, if they are clipped."""
+        """Step after backward; return the norm of the gradients, 0 if they are not clipped."""
         norm = 0.0
         if self.clip is not None:
             norm = nn.utils.clip_grad_norm_(self.params.values(), self.clip).item()

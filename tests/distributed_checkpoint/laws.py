@@ -285,7 +285,7 @@ def with_missing_state(folder: str) -> None:
 
 
 def every_range_is_offered_once(folder: str) -> list[list[Any]]:
-    """What each rank has of the state: its own ranges, and no more."""
+    """Assert that each rank offers its own ranges of the state, and no more; return them."""
     model, zero = made("adamw", 0, "elements")
     train(zero, range(BEFORE))
     state = get_optimizer_state_dict(model, zero)["state"]

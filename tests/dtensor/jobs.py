@@ -1,4 +1,4 @@
-"""What the ranks do: models whose parameters are DTensors, stepped by ours and by torch's."""
+"""Jobs of the ranks: models whose parameters are DTensors, stepped by ours and by torch's."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -49,7 +49,7 @@ def with_gymnasium(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def said_by(name: str, tmp_path: Path, *arguments: str) -> str:
-    """What an example prints, which ends well and draws a picture."""
+    """Run an example, which must end well and draw a picture; return its output."""
     picture = tmp_path / "new" / "folder" / "curves.png"
     command = [sys.executable, str(EXAMPLES / name), *arguments, f"--output={picture}"]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What the tests of the executors share."""
+"""Fixtures of the tests of the executors."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ def near_borders(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def executors(near_borders: None, with_loops: None) -> tuple[str, ...]:
-    """Those that are the reference bit for bit; here those that compile, in plain/ the others."""
+    """Names of exact executors: here those that compile, in plain/ those that do not."""
     return "compiled", "auto"
 
 
@@ -40,7 +40,7 @@ def few_are_enough(near_borders: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def gathers(few_are_enough: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What was copied into the flat gradient."""
+    """Record the gradients that are copied into the flat gradient."""
     seen: list[Any] = []
     gather, at_once = FlatLayout.gather, FlatLayout.gather_at_once
 
@@ -60,7 +60,7 @@ def gathers(few_are_enough: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Which parameters had gradients, for each plan of a bound step that is made."""
+    """Record which parameters have gradients, for each plan of a bound step."""
     made: list[Any] = []
     before = bound_plans._BoundPlan.__init__
 

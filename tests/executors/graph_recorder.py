@@ -1,4 +1,4 @@
-"""What a CUDA graph does, on the CPU: it keeps the kernels of some calls, and runs them again.
+"""Stand-in on the CPU for a CUDA graph: it records the kernels of some calls and runs them again.
 
 As there, the kernels of a replay read and write the memory that they had when they were recorded,
 and get the same numbers from Python; no Python of ours runs. And as there, nothing may wait for the
@@ -61,7 +61,7 @@ class _Recorder(TorchDispatchMode):
 
 
 class Graph:
-    """What was recorded."""
+    """Recorded kernels, which can be run again."""
 
     def __init__(self) -> None:
         self._kernels: list[Callable[[], None]] = []

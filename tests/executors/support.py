@@ -1,4 +1,4 @@
-"""What the tests of the executors share."""
+"""Support of the tests of the executors: values, steps, comparisons, threads and processes."""
 
 import os
 import signal
@@ -51,7 +51,7 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have one shape, one dtype, and the same bits."""
+    """Return True if two tensors have one shape, one dtype, and the same bits."""
     return a.shape == b.shape and a.dtype == b.dtype and torch.equal(bits(a), bits(b))
 
 
@@ -67,7 +67,7 @@ def assert_same(got: Any, want: Any) -> None:
 
 
 def differ(a: Any, b: Any) -> bool:
-    """Whether two trees differ anywhere; guards a comparison that could not fail."""
+    """Return True if two trees differ anywhere; guards a comparison that could not fail."""
     return not all(map(same_bits, tensors(a), tensors(b)))
 
 
@@ -212,7 +212,7 @@ def chunk_of(
 
 
 def why_not(name: str, optimizer: Optimizer, param: Tensor) -> str:
-    """What an executor says of a leaf."""
+    """Return an executor's explanation of how a leaf is stepped."""
     return chunk_executor(name).explain(optimizer.stages, chunk_of(optimizer, param))
 
 

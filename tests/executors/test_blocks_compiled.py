@@ -15,7 +15,7 @@ from .support import Twins, assert_same, noise
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """How many elements each chunk had, for each call of an exact loop."""
+    """Record the number of elements of each chunk, for each call of an exact loop."""
     seen: list[tuple[int, ...]] = []
     bound = LoopProgram.bound
 
@@ -76,7 +76,7 @@ def test_the_end_of_a_chunk_is_not_a_block_of_something_else() -> None:
 
 
 def test_a_lone_element_does_not_stand_for_longer_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it has per block looks like what it has per element."""
+    """State per block of a lone element looks like state per element."""
     asked: list[tuple[int, int]] = []
     bind_table = ChunkExecutor.bind_table
 

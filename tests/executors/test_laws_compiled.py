@@ -1,4 +1,4 @@
-"""What holds of executors that compile nothing holds of those that compile.
+"""Laws of executors that compile nothing, tried with executors that compile.
 
 Every test of plain/ that takes the fixture ``executors`` is one here too, with other executors.
 """

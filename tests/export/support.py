@@ -1,4 +1,4 @@
-"""What the tests of exporting share: a tree of params, and a run beside the reference executor."""
+"""Support of the tests of exporting: a tree of params, and a run of the reference executor."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Which numbers are fed, which are fixed, and what feeding them does."""
+"""Inputs of exported steps: numbers that are fed, numbers that are fixed, and their effect."""
 
 from typing import Any
 

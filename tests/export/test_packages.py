@@ -19,7 +19,7 @@ from .support import STEPS, assert_same, grads_of, job, run_elsewhere, stepped, 
 
 
 class Told(NamedTuple):
-    """What is exported, and how."""
+    """An export: an optimizer, its options, and the dtype or length of its parameters."""
 
     optimizer: Optimizer
     options: dict[str, Any]

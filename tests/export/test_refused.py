@@ -1,4 +1,4 @@
-"""What cannot be exported is said before anything is traced, compiled or written."""
+"""Refusals of exporting, raised before anything is traced, compiled or written."""
 
 from pathlib import Path
 from typing import Any

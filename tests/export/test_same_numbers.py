@@ -32,7 +32,7 @@ def assert_alike(
     ulps: float = 0.0,
     **options: Any,
 ) -> None:
-    """What is exported steps as the reference: to the bit, or if it is to be compiled, close."""
+    """Assert that an exported step is the reference's: to the bit, or close if compiled."""
     state = optimizer.init(params)
     exported = export_step(optimizer, params, path, **options)
     found = run_in_place(exported, exported.program.module(), params, state)

@@ -1,4 +1,4 @@
-"""What importing, failing and the example do."""
+"""Effects of exporting beyond the step: imports, files after a failure, and the example."""
 
 import subprocess
 import sys

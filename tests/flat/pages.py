@@ -1,4 +1,4 @@
-"""What Linux says of the memory of this process."""
+"""Memory of this process, as Linux reports it."""
 
 import mmap
 from pathlib import Path
@@ -10,5 +10,5 @@ linux = pytest.mark.skipif(not USED.exists(), reason="only Linux says how much m
 
 
 def resident() -> int:
-    """How many bytes of memory are in use."""
+    """Return the number of bytes of memory in use."""
     return int(USED.read_text().split()[1]) * mmap.PAGESIZE

@@ -1,4 +1,4 @@
-"""What the tests of the flat layout share: drawn parameters, modules, layouts of them."""
+"""Support of the tests of the flat layout: drawn parameters, modules, and their layouts."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +44,7 @@ class Drawn:
 
     @property
     def stays(self) -> bool:
-        """Whether it has to stay where it is: it has gaps, or is a view of another tensor."""
+        """Return True if it cannot move: it has gaps, or is a view of another tensor."""
         sliced = self.layout == "sliced" and len(self.shape) > 0
         turned = self.layout == "transposed" and len(self.shape) > 1
         has_gaps = sliced and torch.Size(self.shape).numel() > 0

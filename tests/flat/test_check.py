@@ -176,7 +176,7 @@ def test_the_counter_counts() -> None:
 
 
 def calls(layout: FlatLayout, params: list[Tensor]) -> dict[str, Callable[[], object]]:
-    """What a step asks of a layout."""
+    """Return the calls that a step makes to a layout, by name."""
     grads = [torch.ones_like(param) for param in params]
     for param in params:
         param.requires_grad_()

@@ -39,7 +39,7 @@ def gaps(layout: FlatLayout) -> list[Tensor]:
 
 
 class Operations(TorchDispatchMode):
-    """Those of torch that are called, but for views."""
+    """Recorder of the torch operations that are called, except views."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Operations(TorchDispatchMode):
 
 
 def operations(call: Callable[[], object]) -> list[str]:
-    """What a call comes to."""
+    """Return the names of the torch operations that a call runs, except views."""
     with Operations() as seen:
         call()
     return seen.names

@@ -94,7 +94,7 @@ class Functional:
 
 
 def _is_told_apart(live: torch.optim.Optimizer) -> bool:
-    """Whether another class has the same chain."""
+    """Return True if another class has the same chain."""
     decouples = live.param_groups[0].get("decoupled_weight_decay", False)
     return type(live) is torch.optim.Adam and bool(decouples)
 

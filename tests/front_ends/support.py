@@ -1,4 +1,4 @@
-"""What these tests share: torch's classes with their options, twin optimizers, exact comparison."""
+"""Support of these tests: torch's classes with options, twin optimizers, exact comparison."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -135,7 +135,7 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have one shape, one dtype, and the same bits."""
+    """Return True if two tensors have one shape, one dtype, and the same bits."""
     return a.shape == b.shape and a.dtype == b.dtype and torch.equal(bits(a), bits(b))
 
 

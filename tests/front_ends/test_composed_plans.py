@@ -45,7 +45,7 @@ from ..tensors import assert_same, normal, watched
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is called of what a steady step does not need."""
+    """Record the calls of functions that a steady step does not need."""
     places = (StepPlan, "__init__"), (engine, "prepared"), (Decider, "add_up")
     return noted_calls(monkeypatch, places)
 

@@ -114,7 +114,7 @@ def wrapped(dtype: torch.dtype, group: Any) -> DistributedDataParallel:
 
 
 def every(runs: Sequence[tuple[Tree, Any]]) -> tuple[Tree, Any]:
-    """What all ranks have; they have the same."""
+    """Return the first rank's run; assert that all ranks have the same."""
     for params, counted in runs[1:]:
         assert_same(params, runs[0][0])
         assert counted == runs[0][1]

@@ -1,4 +1,4 @@
-"""What TorchOptimizer takes as parameters, and the errors of torch's types for what it does not."""
+"""Parameters that TorchOptimizer accepts, and torch's types of errors for all others."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

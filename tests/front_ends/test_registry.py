@@ -72,7 +72,7 @@ def test_the_defaults_in_which_torch_s_functional_classes_differ() -> None:
 
 @each(name=CASES)
 def test_arguments_by_name(name: str) -> None:
-    """Those that choose an implementation are taken, where the class has them, without effect."""
+    """Arguments that choose an implementation have no effect; a class without them refuses."""
     cls, options = CASES[name]
     made = as_functional_optim(cls, **options)
     numbers = options.keys() - {"decoupled_weight_decay"}

@@ -171,7 +171,7 @@ def matrices_rule(param: Tensor, grad: Tensor, state: Kept, c: Hyper) -> tuple[T
 
 @each(flat=FLAT)
 def test_element_by_element_but_for_matrices_only(flat: bool) -> None:
-    """What is laid flat has the fields of its shape, or is not laid flat."""
+    """A parameter in a flat buffer has the fields of its shape, or is not put there."""
     stage = Rule(name="m", hyper=Hyper, state=Kept, init=matrices_init, rule=matrices_rule)
     optimizer, own = chain(stage(lr=0.1)), params()
     run(own, TorchOptimizer(own, optimizer, flat=flat), range(3))

@@ -28,7 +28,7 @@ def assert_steps_as(
     plain: torch.optim.Optimizer,
     loss: Callable[[nn.Module, int], Tensor] = loss,
 ) -> None:
-    """What steps in backward moves as its twin, that is stepped afterwards, in each iteration."""
+    """Assert that a model stepped in backward equals its twin, which is stepped afterwards."""
     for iteration in range(3):
         before = [param.detach().clone() for param in ours.parameters()]
         plain.zero_grad()

@@ -1,4 +1,4 @@
-"""Which bucket of its iteration each one is, by itself."""
+"""Index of each bucket in its iteration, found for each bucket by itself."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ PARAMS = {name: torch.empty(()) for name in "abcde"}
 
 
 class Bucket(NamedTuple):
-    """What DDP says of a bucket."""
+    """Stand-in for DDP's bucket: its index, its parameters, and if it is the last."""
 
     number: int
     is_the_last: bool

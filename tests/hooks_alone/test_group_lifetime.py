@@ -1,4 +1,4 @@
-"""How long a group lives that its hook has let go of."""
+"""Lifetime of a process group after its hook has let go of it."""
 
 import os
 import threading
@@ -12,7 +12,7 @@ from hooks.group_lifetime import outlive
 
 
 class Owner:
-    """What has a group."""
+    """Owner of a process group."""
 
 
 def test_it_is_freed_in_another_thread_some_time_later(monkeypatch: pytest.MonkeyPatch) -> None:

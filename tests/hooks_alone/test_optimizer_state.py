@@ -1,4 +1,4 @@
-"""What OptimizerState refuses, and set_hyper."""
+"""Tests of OptimizerState: arguments, ``set_hyper``, and when state begins."""
 
 from collections.abc import Callable
 from typing import Any

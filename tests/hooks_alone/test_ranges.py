@@ -1,4 +1,4 @@
-"""What torch.profiler shows of each front-end, by name."""
+"""Ranges that torch.profiler shows of each front-end, by name."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which law is tried with which chain, dtype and storage."""
+"""Laws to try with each chain, dtype and storage, and the runs that try them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

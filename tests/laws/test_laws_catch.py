@@ -59,7 +59,7 @@ def test_the_example_is_small() -> None:
 
 
 class Parts(NamedTuple):
-    """That Hypothesis cannot make smaller: it is drawn whole."""
+    """A drawn value that only ``smaller`` can shrink: Hypothesis draws it whole."""
 
     numbers: tuple[int, ...]
 

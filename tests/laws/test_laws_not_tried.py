@@ -1,4 +1,4 @@
-"""What an optimizer refuses whatever the law is reported as that, and not as a broken law."""
+"""Reports of dtypes and options that an optimizer refuses: not tried, and no broken law."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def test_the_dtypes_that_it_takes_are_tried() -> None:
 
 
 def test_a_declared_dtype_is_named() -> None:
-    """What the stage says it takes."""
+    """The error names the dtypes that the stage declares."""
     factory = optimizer_of(plain, dtypes=(torch.float64,))
     with pytest.raises(LawNotTried, match=r"plain takes parameters of torch\.float64"):
         check_optimizer(factory, laws=["pure"])

@@ -1,4 +1,4 @@
-"""What the ranks do: sharded models stepped by owners, beside one process."""
+"""Jobs of the ranks: sharded models stepped by owners, beside one process."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the ranks are refused: errors name parameters and ranks, and change nothing."""
+"""Refusals on ranks: errors name parameters and ranks, and nothing is changed."""
 
 import copy
 import pickle
@@ -86,7 +86,7 @@ def refused() -> None:
 
 
 def failing_owner() -> None:
-    """What an owner fails by is raised there; the other ranks name it, and none of them waits."""
+    """A failing owner raises its error; the other ranks name the owner, and none waits."""
     for name in ("muon", "lamb", "clipped"):
         with case(optimizer=name):
             pair = Pair(OPTIMIZERS[name](), world())

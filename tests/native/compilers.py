@@ -42,7 +42,7 @@ class Compiler:
 
     @property
     def runs(self) -> int:
-        """How often it was run."""
+        """The number of runs of the compiler."""
         return len(self._noted.read_text().split())
 
     def release(self) -> None:

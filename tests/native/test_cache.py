@@ -29,7 +29,7 @@ def text(number: int) -> str:
 
 
 def loaded(number: int) -> int:
-    """What a library says, found or made anew by this call."""
+    """Load a library, found or compiled by this call; return the number that it says."""
     cache._LOADED.clear()
     return library(text(number), FLAGS).number()
 
@@ -42,7 +42,7 @@ def entry(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What g++ makes of the texts."""
+    """Compile each text by g++ into a folder."""
     folder = tmp_path_factory.mktemp("libraries")
     for number in NUMBERS:
         source = folder / f"{number}.cpp"

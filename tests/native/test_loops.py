@@ -294,7 +294,7 @@ def test_some_of_a_list_by_their_positions() -> None:
 def test_entries_of_parameters_in_their_order() -> None:
     params = [torch.zeros(1), torch.zeros(1)]
     state = {params[0]: {"step": 1, "exp_avg": 2}, params[1]: {}}
-    assert loops().entries(state, params) == (["step", "exp_avg"], [1, 2])
+    assert loops().entries(state, params) == (["step", "exp_avg", None, None], [1, 2])
     assert loops().entries({}, []) == ([], [])
     assert loops().entries(state, params[::-1]) is None, "another order"
     assert loops().entries(state, params[:1]) is None, "more than was asked for"
@@ -397,7 +397,7 @@ def test_a_gradient_buffer_that_has_moved_is_not_written_where_it_was() -> None:
 
 
 def test_buffers_are_told_apart() -> None:
-    """What lies between two buffers in memory lies in neither."""
+    """Memory between two buffers belongs to neither buffer."""
     whole = torch.zeros(30)
     one, between, other = (part.clone() for part in whole.split(10))
     by_address = sorted([one, between, other], key=Tensor.data_ptr)

@@ -69,7 +69,7 @@ def test_kept_short_without_output_and_of_no_machine(name: str) -> None:
 
 
 class Executed:
-    """What a notebook showed."""
+    """Output of an executed notebook: text, errors and pictures."""
 
     def __init__(self, notebook: NotebookNode) -> None:
         outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
@@ -107,7 +107,7 @@ class Runner:
         return Executed(notebook)
 
     def interpreter(self) -> str:
-        """What the kernel runs on."""
+        """Return the interpreter that the kernel runs on."""
         manager = self._kernel()
         assert manager.kernel_spec is not None
         return str(manager.kernel_spec.argv[0])

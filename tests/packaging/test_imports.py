@@ -1,4 +1,4 @@
-"""What imports what: one direction between packages, and nothing heavy with the core."""
+"""Tests of imports: one direction between packages, and nothing heavy with the core."""
 
 import ast
 import json
@@ -30,7 +30,7 @@ def imported(source: str) -> set[str]:
 
 
 def declared() -> set[str]:
-    """What pyproject.toml names, the extras that a command or a suite needs among them."""
+    """Return the dependencies of pyproject.toml, with the extras of the command and the tests."""
     project = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"], *extras["cli"], *extras["ray"], *extras["test"]]
@@ -136,7 +136,7 @@ def test_the_first_step_brings_no_computer_algebra() -> None:
 
 
 def modules_brought_by(*lines: str) -> list[str]:
-    """What a new process has imported after these lines, beyond torch and optree."""
+    """Return the modules that a new process imports for these lines, beyond torch and optree."""
     program = "\n".join(
         [
             "import json, sys, torch, optree",

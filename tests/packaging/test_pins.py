@@ -1,4 +1,4 @@
-"""What is declared: few dependencies, all of them pinned for the tests, types shipped."""
+"""Tests of declared dependencies: few, all of them pinned for the tests, types shipped."""
 
 import tomllib
 from pathlib import Path

@@ -15,14 +15,14 @@ def run(*arguments: object) -> Result:
 
 
 def shown(*arguments: object) -> str:
-    """What it shows where all is well."""
+    """Return the output of the command, which must succeed."""
     result = run(*arguments)
     assert result.exit_code == 0, result.output
     return result.output
 
 
 def refused(message: str, *arguments: object) -> str:
-    """What it says, in one line, of what it does not take."""
+    """Return the output of the command, in one line, which must fail with this message."""
     result = run(*arguments)
     said = " ".join(result.output.split())
     with case(arguments=arguments):

@@ -111,7 +111,7 @@ def values(spec: ParameterSpec, seed: int = 0) -> Tensor:
 
 
 def sharded(plan: ShardPlan, tensors: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-    """What each rank holds by a plan: of each parameter its ranges, end to end."""
+    """Return the elements that a plan gives each rank: of each parameter its ranges, joined."""
     held: list[dict[str, Tensor]] = []
     for rank in range(plan.world_size):
         mine: dict[str, Tensor] = {}

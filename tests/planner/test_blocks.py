@@ -72,7 +72,7 @@ def test_blocks_that_do_not_fit_are_refused() -> None:
 def stepped_by_owners(
     specs: list[ParameterSpec], ranks: int, rule: Optimizer, start: Any, grads: list[Any]
 ) -> dict[str, torch.Tensor]:
-    """What all ranks make together: each steps its own views, as parameters of their own."""
+    """Return the parameters after each rank has stepped its views as parameters of its own."""
     params = {path: one.clone() for path, one in start.items()}
     made = plan(specs, ranks, "two_resource")
     for rank in range(ranks):

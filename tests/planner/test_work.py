@@ -17,7 +17,7 @@ RANKS = 64
 
 
 def opcodes(run: Callable[[], Any]) -> int:
-    """How many bytecodes a call executes."""
+    """Count the bytecodes that a call executes."""
     count = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:

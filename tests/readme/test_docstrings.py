@@ -1,4 +1,4 @@
-"""What is public is documented: a docstring each, and a runnable example where one can call it."""
+"""Docstrings of public names: each has one, with a runnable example if it can be called."""
 
 import inspect
 

@@ -107,7 +107,7 @@ def test_counts_are_those_of_the_code_and_the_tables() -> None:
     first = faults[0].split("|")[2]
     unmoved = re.match(r"(?: 0,)*", first)
     assert unmoved is not None
-    assert numbers("faults") == [len(faults), unmoved[0].count("0")]
+    assert numbers("behaviour") == [len(faults), unmoved[0].count("0")]
 
 
 def test_every_class_of_torch_optim_has_an_equivalent() -> None:

@@ -1,4 +1,4 @@
-"""What the documentation says of files that have to be trusted, and of those that have not."""
+"""Documentation of trust: files that may run code when loaded, and files that cannot."""
 
 import contextlib
 import json

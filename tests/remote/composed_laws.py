@@ -1,4 +1,4 @@
-"""What holds for optimizers of optimizers over every transport."""
+"""Laws of optimizers of optimizers, over every transport."""
 
 import itertools
 import threading

@@ -1,4 +1,4 @@
-"""What laws of every transport are given, and how they read parameters."""
+"""Argument type of the laws of every transport, and a reader of all parameters."""
 
 from collections.abc import Callable
 

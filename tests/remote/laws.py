@@ -1,4 +1,4 @@
-"""What holds for DistributedOptimizer over every transport, bit for bit the same numbers.
+"""Laws of DistributedOptimizer over every transport: bit for bit the same numbers.
 
 Each law is given a function that makes an optimizer, as ``DistributedOptimizer.over_threads`` does,
 on the workers "ps0" and "ps1" or what a transport has for them. Parameters are read by snapshots.
@@ -134,7 +134,7 @@ def clipping_and_a_scaler_are_over_all_workers(make: Make) -> None:
 
 
 def sparse_gradients_touch_their_rows(make: Make) -> None:
-    """Those of an embedding bag, read and stepped where the table lives; state too, by rows."""
+    """Sparse gradients of an embedding bag step their rows, where the table is stored."""
     for factory in (rowwise_adagrad, ftrl):
         with case(factory=factory):
             bag = nn.EmbeddingBag(6, 3, mode="sum", sparse=True)

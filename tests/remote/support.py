@@ -1,4 +1,4 @@
-"""What these tests share: a small model by name, gradients, and what a local run makes of them."""
+"""Support of these tests: a small model by name, gradients, and the parameters of a local run."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -29,7 +29,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def taken(sent: list[Any]) -> list[bool]:
-    """What was noted since the last time."""
+    """Return the noted entries, and clear them."""
     found = list(sent)
     sent.clear()
     return found

@@ -41,7 +41,7 @@ def all_read_then_step_in_turn(
     read: Callable[[], tuple[Mapping[str, Tensor], Any]],
     step: Callable[[Sequence[Tensor], Any], None],
 ) -> tuple[int, int]:
-    """How many backward passes fail, and how many steps are made.
+    """Train in rounds; return the number of failed backward passes, and of steps.
 
     Every round, all trainers read and run forward before the first goes backward; each goes
     backward when the one before has stepped.
@@ -244,7 +244,7 @@ def test_only_what_is_stepped_makes_way() -> None:
 
 
 def test_a_trainer_that_dies_lets_go_of_its_version() -> None:
-    """Whether between forward and backward, or with an error that somebody keeps."""
+    """A trainer dies between forward and backward, or by an error that somebody keeps."""
     params = model()
     where = dict.fromkeys(dict(params.named_parameters()), "ps")
     optimizer = over_threads(sgd, params, where, lr=0.1)

@@ -1,4 +1,4 @@
-"""What holds over every transport, over threads; in other folders the same over RPC and Ray."""
+"""Laws of every transport, tried over threads; other folders try them over RPC and Ray."""
 
 import sys
 

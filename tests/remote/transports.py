@@ -1,4 +1,4 @@
-"""What every transport does, tried on one worker of it."""
+"""Calls that every transport must answer, tried on one worker."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from .support import LIMIT
 
 
 class Shelf:
-    """What is placed: keeps tensors."""
+    """Object to place on a worker: it keeps tensors."""
 
     def __init__(self, first: Tensor) -> None:
         if first.numel() == 0:
@@ -30,7 +30,7 @@ class Shelf:
 
 
 class Count:
-    """What is placed, and nothing can refer to weakly."""
+    """Object to place on a worker that weak references cannot refer to."""
 
     __slots__ = ("made",)
 
@@ -43,7 +43,7 @@ class Count:
 
 
 def tried(transport: Transport, worker: str) -> dict[str, Any]:
-    """What came of it, in what JSON can hold."""
+    """Try calls and errors over a transport; return the results as JSON can hold them."""
     handle = transport.place(worker, Shelf, torch.ones(2)).result(LIMIT)
     other = transport.place(worker, Shelf, torch.zeros(2)).result(LIMIT)
     added = [transport.call(handle, "add", torch.full((2,), float(k))) for k in range(5)]

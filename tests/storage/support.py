@@ -1,4 +1,4 @@
-"""What the tests of storage share: every storage, over rules with all kinds of state."""
+"""Support of the tests of storage: every storage, over rules with all kinds of state."""
 
 from collections.abc import Callable
 from typing import Any

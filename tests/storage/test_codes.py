@@ -48,7 +48,7 @@ def noise_of(name: str, like: Tensor, step: float = 1.0) -> Noise | None:
 
 
 def kept(name: str, x: Tensor, step: float = 1.0) -> Tensor:
-    """What is left of numbers that are kept."""
+    """Encode numbers by a storage of state, and decode them."""
     one = STATE_STORAGES[name]
     return one.decode(one.encode(x, noise_of(name, x, step), 1))
 

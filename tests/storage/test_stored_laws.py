@@ -45,7 +45,7 @@ LEARNS = (
 
 
 def distance(optimizer: Optimizer, dtype: torch.dtype) -> float:
-    """How far from the least of a quadratic function many steps end."""
+    """Return the distance from the minimum of a quadratic function after 60 steps."""
     target, curvature = normal(256, seed=1), 1 + normal(256, seed=2).square()
     param = (target + 0.08 * normal(256, seed=3)).to(dtype)
     state = optimizer.init(param)

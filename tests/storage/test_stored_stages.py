@@ -217,7 +217,7 @@ class _Means(NamedTuple):
 
 
 def test_a_field_of_an_option_that_cannot_be_encoded_is_named_by_init() -> None:
-    """What a stage keeps by default shows nothing of it."""
+    """The state that a stage has by default does not show the field."""
     rule = Rule(
         name="means",
         hyper=_Option,

@@ -64,7 +64,7 @@ def replicas(names: Any) -> None:
 
 @row(("nn.RNNBase", "_flat_weights"))
 def replica_of_lists_beside_parameters(names: Any) -> None:
-    """What the class's own way is for; without it, an LSTM's copy has the list of the first."""
+    """An LSTM's copy, made by the class's own method, has a list of its own."""
     module = nn.LSTM(2, 2)
     assert vars(names.replica_of(module))["_flat_weights"] is not vars(module)["_flat_weights"]
 
@@ -189,7 +189,7 @@ def current_context(names: Any) -> None:
 
 
 def _in_backward(*functions: Any) -> list[Any]:
-    """What functions give in a backward pass."""
+    """Call functions within a backward pass; return their results."""
     found: list[Any] = []
     param = torch.ones(1, requires_grad=True)
     param.register_hook(lambda _: found.extend(one() for one in functions))
@@ -213,7 +213,7 @@ def numbers_of_backward_passes(names: Any) -> None:
     refuses=lambda names: names.queue_callback(print),
 )
 def end_of_backward(names: Any) -> None:
-    """What a callback queues comes after whatever was queued before."""
+    """A callback that is queued by a callback runs after all that were queued before."""
     order: list[str] = []
     param = torch.ones(1, requires_grad=True)
 

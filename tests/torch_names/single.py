@@ -257,7 +257,7 @@ def guards(names: Any) -> None:
 
 
 def _in_transforms(look: Any) -> dict[str, Any]:
-    """What is seen of a vector in each transform of torch.func."""
+    """Return what ``look`` sees of a vector in each transform of torch.func."""
     seen: dict[str, Any] = {"none": look(torch.ones(3)), "meta": look(torch.ones(3, device="meta"))}
 
     def looked(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What is relied on of each private part of torch, and how a torch without it is made.
+"""Table of checks: what is relied on of each private part of torch, and torch without it.
 
 Each check is run with torch as it is, and again with the name hidden: then it holds as well, by
 what is done instead, or there is another check, of the error.
@@ -69,5 +69,5 @@ def loaded_anew() -> Iterator[ModuleType]:
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have one dtype and the same values, NaN among them."""
+    """Return True if two tensors have one dtype and the same values, counting NaN as equal."""
     return one.dtype == other.dtype and torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))

@@ -64,7 +64,7 @@ def test_they_are_found() -> None:
 
 
 def test_what_is_known_is_found_out_of_the_files() -> None:
-    """Those that are looked for in other files, and those that they may have for themselves."""
+    """Private names to look for are found, and so are the names that a file defines itself."""
     known = known_names(THERE.values())
     assert {"_foreach_add_", "_C", "_functorch", "_version", "_join_config", "_dynamo"} <= known
     source = (
@@ -74,7 +74,7 @@ def test_what_is_known_is_found_out_of_the_files() -> None:
 
 
 def test_each_name_is_used() -> None:
-    """What nobody imports any more is deleted."""
+    """A name that nobody imports any more must be deleted."""
     wanted = set[str]()
     for source in OTHERS.values():
         for node in nodes(source):

@@ -31,7 +31,7 @@ def gradient(rank: int, n: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
 
 
 def reduced(terms: list[Tensor]) -> Tensor:
-    """What one process gets that adds the ranks' buffers in order."""
+    """Add the ranks' buffers in order, as one process does."""
     if terms[0].dtype in (torch.bfloat16, torch.float16):
         wide = [term.float() for term in terms]
         return functools.reduce(operator.add, wide).to(terms[0].dtype)

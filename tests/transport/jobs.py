@@ -1,4 +1,4 @@
-"""What the ranks do: exchanges of buffers that differ on every rank, beside one process's sums."""
+"""Jobs of the ranks: exchanges of buffers that differ on every rank, and one process's sums."""
 
 import functools
 import operator
@@ -83,7 +83,7 @@ def beside_ddp() -> bool:
     flat = gradient(rank, n, torch.float32)
 
     class Bucket:
-        """What ``allreduce_hook`` asks of a GradBucket."""
+        """Stand-in for a GradBucket, with what ``allreduce_hook`` calls."""
 
         def buffer(self) -> Tensor:
             return theirs
@@ -200,7 +200,7 @@ def dropped_groups(times: int = 30) -> int:
 
 
 def different_counts() -> str | None:
-    """What torch makes by the number of groups is refused where ranks know different numbers."""
+    """Return the error of a sub-group on ranks that know different numbers of groups."""
     others = dist.new_group([0, 1])
     group = dist.new_group([1, 3])
     found = None

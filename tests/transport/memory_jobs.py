@@ -1,4 +1,4 @@
-"""What the ranks do with memory that they share; and where they cannot share any."""
+"""Jobs of the ranks with shared memory, and where no memory can be shared."""
 
 import os
 import platform
@@ -34,7 +34,7 @@ def _exchanged(transport: Any) -> bool:
 
 
 def names() -> list[int]:
-    """How many names in a file system the memory of each rank has."""
+    """Return the number of file names of each rank's shared memory."""
     with through_memory():
         transport: Any = make_transport()
         assert _exchanged(transport)

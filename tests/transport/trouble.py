@@ -1,4 +1,4 @@
-"""What the ranks do in trouble: one dies, does not come, does not go on, or asks for another size.
+"""Jobs of ranks in trouble: one dies, never comes, stops, or asks for another size.
 
 Ranks meet at files, not over the network: where one is dead, the others still can.
 """
@@ -53,7 +53,7 @@ class Launch:
             self.launch().wait()
 
     def error(self, work: Callable[[], Any]) -> dict[str, str]:
-        """What it says."""
+        """Run work; return the text and the cause of its TransportError, empty without one."""
         try:
             work()
         except TransportError as error:

@@ -1,4 +1,4 @@
-"""What a transport refuses of buffers and ranges; its memory, and the tags of its messages."""
+"""Buffers and ranges that a transport refuses; its memory, and the tags of its messages."""
 
 from typing import Any
 

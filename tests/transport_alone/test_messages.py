@@ -1,4 +1,4 @@
-"""What is said of messages that did not arrive."""
+"""Errors of messages that did not arrive."""
 
 import time
 from datetime import timedelta

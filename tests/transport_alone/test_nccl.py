@@ -116,6 +116,6 @@ def test_nccl_calls(ranges: list[tuple[int, int]], data: st.DataObject) -> None:
 
 
 def _lies_there(ranges: list[tuple[int, int]]) -> bool:
-    """Whether a collective works where the ranges lie."""
+    """Return True if a collective can work on the ranges where they are stored."""
     of_one_size = len({stop - start for start, stop in ranges}) == 1
     return not of_one_size or all(one[1] == other[0] for one, other in pairwise(ranges))

@@ -18,7 +18,7 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
 def added(terms: list[Tensor], rank: int, divisor: int = 1) -> Tensor:
-    """What this rank makes of all terms."""
+    """Return the sum of all terms in rank order, as one rank computes it."""
     own = terms[rank].clone()
     others = [term.clone() for place, term in enumerate(terms) if place != rank]
     add_in_rank_order(own, rank, others, divisor)

@@ -1,4 +1,4 @@
-"""What the ranks do while one of them dies in a step, or in a collection of state.
+"""Jobs of the ranks, one of which dies in a step, or while state is collected.
 
 The timeout of the group is far away: a rank that waited for it would be taken for a hang. The rank
 that dies ends with the code of one that ends well, so that the others have their time.

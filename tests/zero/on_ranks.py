@@ -1,4 +1,4 @@
-"""What processes do, beside torch's own class and beside one process of the pure core."""
+"""Jobs of the ranks: training beside torch's own class, and beside one process of the core."""
 
 import copy
 import functools

@@ -98,7 +98,7 @@ def give(zero: Any, step: int) -> None:
 
 
 class Plain:
-    """What a twin has of one parameter, decoded by the storages themselves."""
+    """State of one parameter of a twin, decoded by the storages themselves."""
 
     def __init__(self, storage: str, param: Tensor, leaf: Any) -> None:
         state = leaf.stages[-1]
@@ -143,7 +143,7 @@ def own_part(one: Any, name: str, whole: Tensor) -> Tensor:
 
 
 def wrong_state(zero: Any, wanted: dict[str, tuple[Tensor, dict[str, Tensor]]]) -> list[str]:
-    """What is not as it should be of this rank's state, and of all parameters."""
+    """Return the parameters, and the entries of this rank's state, that are not as wanted."""
     wrong = [
         f"{name}: parameter"
         for name, (param, _) in wanted.items()

@@ -1,4 +1,4 @@
-"""What can be seen with one rank: the constructor, its arguments, and plans."""
+"""Tests with one rank: the constructor, its arguments, and plans."""
 
 import functools
 import logging

@@ -89,7 +89,7 @@ def partial_zero(given: Any) -> Callable[[list[nn.Parameter]], torch.optim.Optim
 
 
 def test_one_s_own_constructor_is_taken() -> None:
-    """Whether or not it declares what it returns; it steps as the optimizer does."""
+    """A constructor steps as its optimizer does, even if it does not declare what it returns."""
     want = stepped(lambda params: ZeroRedundancyOptimizer(params, undeclared(lr=0.25)))
     for name, given in OURS.items():
         with case(name=name):

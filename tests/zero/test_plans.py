@@ -34,7 +34,7 @@ def values(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
 
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many ranges each plan has that is made."""
+    """Record the number of ranges of each plan that is made."""
     monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1)
     made: list[int] = []
     before = StepPlan.__init__
@@ -117,7 +117,7 @@ def test_sets_of_gradients_in_turn_have_a_plan_each(planned: list[int]) -> None:
 def test_the_state_of_a_large_shard_is_made_some_blocks_at_a_time(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is encoded is made in float32 first: never for all of it."""
+    """Encoded state is made in float32 first, and never for the whole shard at once."""
     asked: list[int] = []
 
     def noted(stages: Any, hypers: Any, param: Tensor) -> Any:

@@ -91,7 +91,7 @@ def test_ranges_in_any_order_are_one_process(
 
 
 def test_account_of_an_iteration() -> None:
-    """What is refused changes nothing."""
+    """A refused call changes nothing."""
 
     def law(group: LocalGroup) -> None:
         weight, bias = (torch.nn.Parameter(torch.ones(size)) for size in (8, 2))

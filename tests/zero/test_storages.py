@@ -36,7 +36,7 @@ OPTIONS = {"lr": 0.01, "amsgrad": True}
 
 
 class Saved(NamedTuple):
-    """What two ranks made in three steps."""
+    """Checkpoint of two ranks after three steps."""
 
     folder: Path
     state_dict: dict[str, Any]

@@ -106,7 +106,7 @@ def test_any_other_class(views: bool) -> None:
 
 @either
 def test_a_group_that_is_added(policy: str) -> None:
-    """What was owned stays where it was, and a wrong option changes nothing."""
+    """Adding a group moves no range that is owned, and a wrong option changes nothing."""
 
     def law(group: LocalGroup) -> None:
         cls, options = CLASSES["adam"]

@@ -190,7 +190,7 @@ class Halving(torch.optim.Optimizer):
 
 
 def raised(function: Any, *arguments: Any, **named: Any) -> str:
-    """What a call raises, an interrupt too: ``Type: text``."""
+    """Return the error that a call raises, an interrupt too, as ``Type: text``."""
     try:
         function(*arguments, **named)
     except BaseException as error:  # noqa: BLE001  the test says which it should be

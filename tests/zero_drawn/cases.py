@@ -1,4 +1,4 @@
-"""What is drawn: a case is plain data, which ranks read from JSON."""
+"""Drawn cases as plain data, which ranks read from JSON."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -142,7 +142,7 @@ class Case(NamedTuple):
 
     @property
     def ranks(self) -> int:
-        """How many train."""
+        """The number of ranks that train."""
         return self.world if self.members is None else len(self.members)
 
     def parts(self, iteration: int) -> int:
@@ -155,7 +155,7 @@ class Case(NamedTuple):
 
     @property
     def exact(self) -> bool:
-        """Whether gradients are small whole numbers, which have the same sum in any order.
+        """Return True if gradients are small whole numbers, which add up alike in any order.
 
         An all-reduce of gloo's among more than two ranks adds in an order of its own, and a
         compressed one rounds: neither can be foreseen for other numbers.
@@ -173,7 +173,7 @@ def of_json(told: Mapping[str, Any]) -> Case:
 
 
 def is_used(used: str, rank: int, iteration: int) -> bool:
-    """Whether a parameter has a part in the loss of a rank in an iteration."""
+    """Return True if a parameter has a part in the loss of a rank in an iteration."""
     return {
         "always": True,
         "never": False,
@@ -189,7 +189,7 @@ FIXED_USES = USES[:3]
 
 
 def refusals(case: Case) -> list[str]:
-    """What the error may say where a case cannot be combined, by the documentation."""
+    """Return the errors that the documentation allows for a case; empty if it must run."""
     nodes = {"nodes of one": 1, "nodes of two": 2, "nodes, cut": max(1, case.ranks // 2)}
     size = nodes.get(case.policy, case.ranks)
     stepped = [one for one in case.params if not one.left and not one.frozen]

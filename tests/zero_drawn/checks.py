@@ -1,4 +1,4 @@
-"""What must hold of what the ranks saw of a case."""
+"""Checks of what the ranks saw of a case."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How cases are drawn."""
+"""Hypothesis strategies that draw cases."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What each rank does with a case: it trains, beside one process that does what all ranks do."""
+"""Job of each rank in a case: training beside one process that does what all ranks do."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from hooks import hook_with_zero_step, hook_with_zero_step_interleaved, zero_ste
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport.local import LocalWorld
 from sharding.transport.local_group import LocalGroup
-from tests.ddp import compared, through_memory, torch_side
+from tests.ddp import comparison, through_memory, torch_side
 
 from .cases import OPTIMIZERS, POLICIES, REDUCING, Case, of_json
 from .model import Model
@@ -107,7 +107,7 @@ class Run:
 
 
 def run_case(case: dict[str, Any]) -> Any:
-    """What this process's rank sees of a case; None where it is not one of those that train."""
+    """Run a case on this process's rank; None if this rank does not train."""
     told = of_json(case)
     with through_memory.through_memory() if told.memory else nullcontext():
         group = None if told.members is None else dist.new_group(list(told.members))
@@ -117,7 +117,7 @@ def run_case(case: dict[str, Any]) -> Any:
 
 
 def run_locally(case: Case) -> list[Any]:
-    """What each rank sees of a case in which all are threads of this process."""
+    """Run a case whose ranks are threads of this process; return the result of each."""
 
     def run(group: LocalGroup) -> Any:
         if case.members is None:
@@ -130,7 +130,7 @@ def run_locally(case: Case) -> list[Any]:
 
 
 def run_on(group: dist.ProcessGroup | None, told: Case) -> Any:
-    """What a rank sees of a case."""
+    """Run a case on one rank; return its refusal, or its differences from one process."""
     module = Model(told)
     twin = copy.deepcopy(module)
     run = Run(told, module, group)
@@ -145,7 +145,7 @@ def run_on(group: dist.ProcessGroup | None, told: Case) -> Any:
 
 
 def train(run: Run, alone: Alone) -> dict[str, Any]:
-    """What differs between the two, bit for bit, from the first iteration on."""
+    """Train beside one process; return the differences, bit for bit, of each iteration."""
     case, module = run.case, run.ddp.module
     seen: dict[str, Any] = {"differences": [], "losses": [], "gradients": []}
     for iteration in range(case.iterations):
@@ -161,8 +161,8 @@ def train(run: Run, alone: Alone) -> dict[str, Any]:
         if case.hook not in REDUCING:
             seen["gradients"].append(wrong_gradients(module, gradients))
         run.ddp.zero_grad()
-    seen["digest"] = compared.digest(module.parameters())
-    seen["finite"] = compared.finite(module.parameters())
+    seen["digest"] = comparison.digest(module.parameters())
+    seen["finite"] = comparison.finite(module.parameters())
     seen["stepped"], seen["used"] = run.stepped, alone.used
     seen["sizes"] = {name: param.numel() for name, param in alone.params.items()}
     seen["state"] = wrong_state(run, alone)
@@ -184,7 +184,7 @@ def differing(module: nn.Module, wanted: Mapping[str, Tensor]) -> list[str]:
 
 
 def wrong_gradients(module: nn.Module, wanted: Mapping[str, Tensor | None]) -> list[str]:
-    """Those that an inner hook has brought and that are not as it gave them."""
+    """Return the parameters whose gradients are not those that one process computes."""
     return [
         name
         for name, param in module.named_parameters()
@@ -201,7 +201,7 @@ def left_behind(module: nn.Module) -> list[str]:
 
 
 def wrong_state(run: Run, alone: Alone) -> list[str]:
-    """What of the state that one rank collects is not the one process's. Collective."""
+    """Return the entries of collected state that are not one process's. Collective."""
     run.zero.consolidate_state_dict()
     if run.rank:
         return []

@@ -1,1 +1,1 @@
-"""What goes wrong with torch's ZeroRedundancyOptimizer, beside ours, on real processes."""
+"""Faults of torch's ZeroRedundancyOptimizer, run beside ours on real processes."""

@@ -54,7 +54,7 @@ def learning_rates(side: str) -> dict[str, Any]:
 
 
 def refused_on_gloo(side: str) -> str:
-    """What a hook says to a process group of gloo."""
+    """Return the error of a hook that is made for a process group of gloo."""
     ddp = DistributedDataParallel(models.Tower())
     zero = zero_class(side)(ddp.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.1)
     return raised(lambda: make_hook(side, ddp, zero, on_gloo=False))
@@ -106,7 +106,7 @@ def mixed_dtypes(side: str) -> dict[str, Any]:
 
 
 def _state_of_torch(run: Overlapped) -> dict[str, Any]:
-    """What torch.optim.SGD would have saved after a step of the same model."""
+    """Return the state dict of torch.optim.SGD after a step of the same model."""
     module = copy.deepcopy(run.start)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, foreach=False)
     twins.loss_of(module, 0, 0).backward()  # the same on all ranks
@@ -115,7 +115,7 @@ def _state_of_torch(run: Overlapped) -> dict[str, Any]:
 
 
 def saved_under_overlap(side: str) -> dict[str, Any]:
-    """What saving says before the first iteration and after some; and what it saves."""
+    """Return the errors of saving before the first iteration and later, and what is saved."""
     run = Overlapped(side, momentum=0.9)
     before, _ = _saved(run.zero)
     for _ in range(4):
@@ -125,7 +125,7 @@ def saved_under_overlap(side: str) -> dict[str, Any]:
 
 
 def _saved(zero: Any) -> tuple[str, int]:
-    """What went wrong where the state is collected on each rank in turn; how much came."""
+    """Collect the state on each rank in turn; return the error, and the number of entries."""
     entries = 0
     for to in range(dist.get_world_size()):
         error = raised(partial(zero.consolidate_state_dict, to))
@@ -306,7 +306,7 @@ def _sent_bytes(kind: str, policy: str) -> dict[str, Any]:
 
 @mock.patch.dict(os.environ, {ring_channel.SWITCH: "0"})
 def broadcasts(kind: str) -> int:
-    """How many broadcasts one iteration takes, between hosts: of 12 parameters in one bucket."""
+    """Count the broadcasts of one iteration, between hosts, of 12 parameters in one bucket."""
     torch.manual_seed(0)
     ddp = DistributedDataParallel(models.Tower())
     overlap = kind != STEP

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hooks
 import sharding
-from tests.ddp import compared, models, twins
+from tests.ddp import comparison, models, twins
 
 TORCH = "torch"
 OURS = ("zero_step_hook", "hook_with_zero_step", "hook_with_zero_step_interleaved")
@@ -97,14 +97,14 @@ class Overlapped:
         """One iteration, with a new learning rate if there is one; how many parameters moved."""
         for group in self.zero.param_groups if lr is not None else ():
             group["lr"] = lr
-        before = compared.copied(self.ddp)
+        before = comparison.copied(self.ddp)
         twins.backward(self.ddp, len(self.rates))
         self.rates.append(lr)
         self.ddp.zero_grad()
-        return len(compared.moved(before, self.ddp))
+        return len(comparison.moved(before, self.ddp))
 
     def as_plain(self) -> bool:
-        """Whether parameters are, bit for bit, those of DDP with torch.optim after the same."""
+        """Return True if parameters are bit for bit those of DDP with torch.optim."""
         ddp = DistributedDataParallel(self.start, **self.arguments)
         optimizer = torch.optim.SGD(self.groups(self.start), foreach=False, **self.options)
         for number, lr in enumerate(self.rates):

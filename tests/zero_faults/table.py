@@ -31,7 +31,7 @@ class Row(NamedTuple):
 
 
 def _each(ranks: list[Any]) -> Any:
-    """What all ranks saw alike."""
+    """Return what the first rank saw; assert that all ranks saw the same."""
     assert all(seen == ranks[0] for seen in ranks), ranks
     return ranks[0]
 
@@ -209,7 +209,7 @@ def lines(on_two: Outcomes, on_four: Outcomes) -> list[str]:
 
 
 def in_page() -> str:
-    """What stands between the marks.
+    """Return the text between the marks of the page.
 
     Raises:
         ValueError: the marks are not there, or not once.

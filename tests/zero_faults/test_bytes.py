@@ -38,7 +38,7 @@ def test_connections_that_are_closed_meanwhile_take_nothing_away() -> None:
 
 
 def test_the_kernel_counts_an_all_reduce(on_four: Outcomes) -> None:
-    """What DDP sends is known: each rank sends and receives 2 (W - 1) / W of all gradients."""
+    """Ranks of DDP each send and receive 2 (W - 1) / W of the bytes of all gradients."""
     ranks = on_four[f"bytes, {PLAIN}"]
     expected = 2 * (len(ranks) - 1) * ranks[0].result()["numel"] * 4
     assert total(on_four, PLAIN) == pytest.approx(expected, rel=0.01)

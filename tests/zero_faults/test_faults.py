@@ -51,7 +51,7 @@ def test_ranks_of_a_subgroup(on_four: Outcomes) -> None:
 
 
 def test_the_dict_that_is_loaded_stays_whole(on_two: Outcomes) -> None:
-    """What other ranks own is gone from it, with torch's."""
+    """torch's class removes other ranks' state from the caller's dict; ours does not."""
     for side, left in ((OURS[0], 12), (TORCH, 6)):
         wanted = {"before": 12, "after": left}
         assert results(on_two, f"callers_dict, {side}") == [wanted, wanted]

@@ -18,7 +18,7 @@ from hooks import hook_with_zero_step, zero_step_hook
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport import gather_group
 from sharding.transport.local_group import LocalGroup
-from tests.ddp import compared, models
+from tests.ddp import comparison, models
 
 from .cases import UNUSED
 from .runs import INNER_KINDS, Case, Run, backward, fresh, pair
@@ -58,7 +58,7 @@ def make_hook(kind: str, ddp: Any, zero: Any, **options: Any) -> Any:
 
 
 def refused(group: LocalGroup) -> dict[str, list[str]]:
-    """What hooks refuse when they are made."""
+    """Return the errors of hooks that are made with wrong arguments."""
     ddp, zero = made(group)
     _, plain = made(group, overlap_with_ddp=False)
     other = wrapped(group, models.Tower())
@@ -151,16 +151,16 @@ def added_later(group: Group, kind: str) -> dict[str, Any]:
     for number in range(3):
         if number == 1:
             zero.add_param_group({"params": rest, "lr": 0.2})
-        before = compared.copied(ddp)
+        before = comparison.copied(ddp)
         backward(ddp, number)
         right = [
             torch.equal(before[name].sub(one.grad, alpha=0.2 if "bias" in name else 0.1), one)
             for name, one in named.items()
-            if name in compared.moved(before, ddp)
+            if name in comparison.moved(before, ddp)
         ]
         moved.append([len(right), all(right)])
         ddp.zero_grad()
-    return {"moved": moved, "digest": compared.digest(named.values())}
+    return {"moved": moved, "digest": comparison.digest(named.values())}
 
 
 def added_strange(group: Group) -> list[str]:
@@ -198,8 +198,8 @@ def skipped_by_ddp(group: Group) -> dict[str, Any]:
             backward(ddp, iteration)
             ddp.zero_grad()
 
-    before = compared.copied(ddp)
-    return {"raised": raised(train), "moved": compared.moved(before, ddp)}
+    before = comparison.copied(ddp)
+    return {"raised": raised(train), "moved": comparison.moved(before, ddp)}
 
 
 def sparse(group: Group) -> list[str]:

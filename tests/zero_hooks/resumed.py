@@ -47,7 +47,7 @@ def weights(iteration: int, apart: int = 0) -> list[Tensor]:
 
 
 def alone() -> list[Tensor]:
-    """What one process makes of it, from the first iteration to the last."""
+    """Return the parameters that one process trains, from the first iteration to the last."""
     module = Weighted()
     optimizer = torch.optim.AdamW(module.parameters(), **OPTIONS)
     for iteration in range(END):

@@ -17,7 +17,7 @@ from functional_optim import Optimizer, adamw
 from hooks import hook_with_zero_step, hook_with_zero_step_interleaved, zero_step_hook
 from sharding import ZeroRedundancyOptimizer
 from sharding.problem import Policy
-from tests.ddp import compared, models, torch_side, twins
+from tests.ddp import comparison, models, torch_side, twins
 
 Named = dict[str, nn.Parameter]
 _SEED = threading.Lock()
@@ -174,12 +174,12 @@ def pair(case: Case, group: dist.ProcessGroup | None = None) -> tuple[Run, Alone
 
 
 def compare(case: Case, group: dist.ProcessGroup | None = None) -> dict[str, Any]:
-    """What differs between the two, bit for bit, from the first iteration on."""
+    """Compare a run with one process's, bit for bit, in each iteration."""
     run, alone = pair(case, group)
     rank = run.group.rank()
     seen: dict[str, Any] = {"differences": [], "apart": [], "losses": [], "moved": []}
     for number in range(case.iterations):
-        before = compared.copied(run.ddp)
+        before = comparison.copied(run.ddp)
         loss = run.iterate(number)
         gradients, losses = alone.gradients(number)
         if case.kind in INNER_KINDS:
@@ -198,9 +198,9 @@ def compare(case: Case, group: dist.ProcessGroup | None = None) -> dict[str, Any
             run.hook.wait()
             seen["differences"].append(different(run, alone))
             seen["apart"].append(apart(run, alone))
-            seen["moved"].append(len(compared.moved(before, run.ddp)))
-    seen["digest"] = compared.digest(run.ddp.module.parameters())
-    seen["finite"] = compared.finite(run.ddp.module.parameters())
+            seen["moved"].append(len(comparison.moved(before, run.ddp)))
+    seen["digest"] = comparison.digest(run.ddp.module.parameters())
+    seen["finite"] = comparison.finite(run.ddp.module.parameters())
     seen["norm"] = None if run.hook.norm is None else run.hook.norm.item()
     return seen
 

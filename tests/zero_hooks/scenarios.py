@@ -20,7 +20,7 @@ from functional_optim import adamw, chain, clip_by_global_norm, sgd
 from hooks import hook_with_zero_step, hook_with_zero_step_interleaved
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport import make_transport
-from tests.ddp import compared, models, through_memory, twins
+from tests.ddp import comparison, models, through_memory, twins
 
 from .cases import CASES, UNUSED, Attention, Wide
 from .runs import Alone, Case, Run, backward, compare, different, fresh, pair
@@ -68,7 +68,7 @@ def not_finite(group: Group, kind: str, where: str) -> dict[str, Any]:
             handle = weight.register_hook(
                 lambda grad: torch.where(torch.arange(64) == 7, float(where), grad)
             )
-        before = compared.copied(run.ddp)
+        before = comparison.copied(run.ddp)
         run.iterate(number)
         if handle is not None:
             handle.remove()
@@ -76,7 +76,7 @@ def not_finite(group: Group, kind: str, where: str) -> dict[str, Any]:
             alone.step(alone.gradients(number)[0], number)
         run.ddp.zero_grad()
         run.hook.wait()
-        seen["moved"].append(len(compared.moved(before, run.ddp)))
+        seen["moved"].append(len(comparison.moved(before, run.ddp)))
     return {**seen, "differences": different(run, alone), "skipped": run.hook.skipped}
 
 
@@ -93,7 +93,7 @@ def scaled(group: Group, kind: str) -> dict[str, Any]:
         handle = None
         if number == 2 and group.rank() == 1:
             handle = weight.register_hook(lambda grad: grad * torch.inf)
-        before = compared.copied(run.ddp)
+        before = comparison.copied(run.ddp)
         scaler.scale(twins.loss_of(run.ddp, group.rank(), number)).backward()
         if handle is not None:
             handle.remove()
@@ -105,7 +105,7 @@ def scaled(group: Group, kind: str) -> dict[str, Any]:
             alone.step(alone.gradients(number)[0], number)
         run.ddp.zero_grad()
         run.hook.wait()
-        seen["moved"].append(len(compared.moved(before, run.ddp)))
+        seen["moved"].append(len(comparison.moved(before, run.ddp)))
         seen["scales"].append(scaler.get_scale())
     return {**seen, "differences": different(run, alone), "skipped": run.hook.skipped}
 
@@ -125,14 +125,14 @@ def uneven(kind: str, name: str, memory: bool, late: bool = False) -> dict[str, 
         for number in range(2 + 2 * rank):
             run.iterate(number)
             run.ddp.zero_grad()
-    at_once = compared.copied(run.ddp)
+    at_once = comparison.copied(run.ddp)
     run.hook.wait()  # what is still on its way would arrive now
-    moved = compared.moved(at_once, run.ddp)
+    moved = comparison.moved(at_once, run.ddp)
     for number in range(2 * ranks):
         _step_with_the_rest(alone, number)
     return {
         "differences": different(run, alone),
-        "digest": compared.digest(run.ddp.module.parameters()),
+        "digest": comparison.digest(run.ddp.module.parameters()),
         "moved later": moved,
     }
 
@@ -154,7 +154,7 @@ def uneven_scaled(kind: str) -> dict[str, Any]:
         _step_with_the_rest(alone, number)
     return {
         "differences": different(run, alone),
-        "digest": compared.digest(run.ddp.module.parameters()),
+        "digest": comparison.digest(run.ddp.module.parameters()),
         "scale": scaler.get_scale(),
     }
 
@@ -174,7 +174,7 @@ def _step_with_the_rest(alone: Alone, number: int) -> None:
 
 
 def freed(kind: str, unused: bool, memory: bool) -> list[str]:
-    """What is still in memory once a DDP module with a hook is out of use."""
+    """Return the names of the objects that outlive a DDP module with a hook."""
     if memory:
         return in_memory(lambda: freed(kind, unused, memory=False))
     run = Run(Case(kind=kind, ddp=UNUSED if unused else {}), models.Tower())
@@ -194,7 +194,7 @@ def freed(kind: str, unused: bool, memory: bool) -> list[str]:
 
 
 def bytes_sent(policy: str, cap: float) -> dict[str, Any]:
-    """What one iteration sends, as transports count it, beside an all-reduce's bytes."""
+    """Return the bytes that each iteration sends, by the transports' count, and an all-reduce's."""
     made = []
 
     def recorded(*arguments: Any, **options: Any) -> Any:
@@ -280,7 +280,7 @@ def jitter(kind: str, memory: bool) -> dict[str, Any]:
         run.hook.wait()
     return {
         "differences": different(run, alone),
-        "digest": compared.digest(run.ddp.module.parameters()),
+        "digest": comparison.digest(run.ddp.module.parameters()),
     }
 
 
@@ -319,7 +319,7 @@ def nested(group: Group) -> dict[str, Any]:
         "differences": [
             name for name, one in module.named_parameters() if not torch.equal(one, params[name])
         ],
-        "digest": compared.digest(module.parameters()),
+        "digest": comparison.digest(module.parameters()),
     }
 
 
@@ -345,7 +345,7 @@ def saved_under_overlap(group: Group) -> dict[str, Any]:
     given = states[0]
     kept = copy.deepcopy(given)
     again.zero.load_state_dict(given)
-    at_start = compared.digest(module.parameters())
+    at_start = comparison.digest(module.parameters())
     for number in range(3, 6):
         again.iterate(number)
         again.ddp.zero_grad()
@@ -355,7 +355,7 @@ def saved_under_overlap(group: Group) -> dict[str, Any]:
             for name, one in run.ddp.module.named_parameters()
             if not torch.equal(one, again.ddp.module.get_parameter(name))
         ],
-        "went on": compared.digest(module.parameters()) != at_start,
+        "went on": comparison.digest(module.parameters()) != at_start,
         "untouched": _same(given, kept),
         "entries": len(given["state"]),
     }

@@ -121,7 +121,7 @@ SAYS = {
 
 @pytest.mark.parametrize("name", faults.INNER)
 def test_an_inner_hook_that_breaks_its_promise(name: str) -> None:
-    """What it raised comes out of backward.
+    """Backward raises an error that says what the inner hook did.
 
     Where it raised before it returned a future, DDP is left with a reduction that has not ended,
     and refuses every forward pass from then on: nothing can be lost in silence.

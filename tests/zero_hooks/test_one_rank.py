@@ -1,4 +1,4 @@
-"""What surrounds a hook: schedulers, scalers, modules wrapped again; seen with one rank."""
+"""Hooks with schedulers, scalers and modules that are wrapped again, tested with one rank."""
 
 import copy
 import functools
@@ -190,7 +190,7 @@ def test_what_a_failed_backward_leaves_under_way_is_waited_for(kind: str) -> Non
 
 @each_kind
 def test_a_parameter_in_other_memory_is_stepped_there(kind: str) -> None:
-    """What was prepared for the memory that it was in is found out about again."""
+    """A hook prepares a parameter again after the parameter's memory has changed."""
     module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
     twin = copy.deepcopy(module)
     ddp, _, hook = made(kind, module, torch.optim.Adam)

@@ -71,7 +71,7 @@ def test_no_rank_steps_by_what_is_not_finite(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_grad_scaler(kind: str) -> None:
-    """What overflows on one rank is skipped on all, and lowers the scale of all."""
+    """An overflow on one rank skips the step of all ranks, and lowers the scale of all."""
     for seen in on_threads(scenarios.scaled, kind=kind):
         assert seen["moved"][2] == 0 and all(seen["moved"][:2] + seen["moved"][3:])
         assert seen["scales"] == [2.0**10, 2.0**11, 2.0**10, 2.0**10, 2.0**11]

@@ -1,4 +1,4 @@
-"""Which parameters are waited for, and when, where gathers run on into forward."""
+"""Waits of forward for parameters that are still being gathered: for which ones, and when."""
 
 from collections.abc import Iterable
 
@@ -25,7 +25,7 @@ class Watched:
         self.waited.append({self.names[id(param)] for param in params})
 
     def forward(self, x: Tensor) -> list[set[str]]:
-        """What one forward pass waits for, wait by wait; empty ones left out."""
+        """Run forward; return the parameters of each wait, without empty waits."""
         self.waited.clear()
         self.module(x, 0, 0)
         return [names for names in self.waited if names]

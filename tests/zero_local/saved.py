@@ -37,7 +37,7 @@ def state_of(zero: Any) -> dict[str, Any]:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two trees are equal, tensors bit for bit; the names of parameters aside."""
+    """Return True if two trees are equal, tensors bit for bit, apart from parameter names."""
     if isinstance(one, torch.Tensor):
         return isinstance(other, torch.Tensor) and torch.equal(one, other)
     if isinstance(one, dict):

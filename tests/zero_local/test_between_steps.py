@@ -1,4 +1,4 @@
-"""What a caller does between steps, over any number of ranks: it is what one process does."""
+"""Calls between steps, on any number of ranks: they do what they do on one process."""
 
 import copy
 import random

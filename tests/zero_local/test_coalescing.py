@@ -87,7 +87,7 @@ ALONE = BucketPlace(0, last=True, backward=0)
 
 
 class FakeBucket(NamedTuple):
-    """What is asked of a GradBucket."""
+    """Stand-in for a GradBucket: a buffer and its parameters."""
 
     flat: Tensor
     params: list[Tensor]

@@ -1,4 +1,4 @@
-"""What grows with the ranks and the parameters, counted: messages, bytes and calls, never time."""
+"""Growth with the ranks and the parameters, counted: messages, bytes and calls, never time."""
 
 import math
 import threading

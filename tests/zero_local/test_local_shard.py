@@ -1,4 +1,4 @@
-"""What a rank owns is a local optimizer as any other: given its gradients, state and options."""
+"""Local optimizer of what a rank owns: it takes gradients, state and options as any other."""
 
 import copy
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def named() -> dict[str, Tensor]:
 def stepped(
     local: LocalOptimizer, given: list[Tensor | None], summed: Callable[..., Tensor]
 ) -> None:
-    """What every front-end does with a local optimizer."""
+    """Step a local optimizer as every front-end does."""
     measured: list[Tensor] = []
     for _ in range(local.measured_stages):
         measured.append(summed(local.measure(given, measured=measured)))

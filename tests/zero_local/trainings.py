@@ -52,7 +52,7 @@ CUTTING = ("elements", "sliced", "thin slices")
 
 
 class World(NamedTuple):
-    """How many ranks, and how they share."""
+    """Number of ranks, and how they share."""
 
     ranks: int
     policy: str
@@ -67,7 +67,7 @@ class World(NamedTuple):
 
 
 class Training(NamedTuple):
-    """What is trained."""
+    """A drawn training: optimizer, parameters, groups, and missing gradients."""
 
     optimizer: str
     executor: str | None
@@ -204,7 +204,7 @@ class Sharded:
                 param.copy_(params[name])
 
     def check_state(self, alone: Alone) -> None:
-        """What one rank, here the last, collects of all is what one process has. Collective."""
+        """Assert that the state collected by the last rank is one process's. Collective."""
         size = self.group.size()
         self.zero.consolidate_state_dict(to=size - 1)
         if self.group.rank() != size - 1:

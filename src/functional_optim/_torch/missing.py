@@ -28,7 +28,7 @@ class Missing(NamedTuple):
 
 
 def why_missing(*functions: Any) -> str | None:
-    """Why one of these functions cannot be called; None where all can."""
+    """Return why one of these functions cannot be called; None if all can."""
     return next((one.why for one in functions if isinstance(one, Missing)), None)
 
 

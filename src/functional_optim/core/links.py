@@ -137,7 +137,7 @@ def _require_kinds(links: Sequence[Link]) -> None:
 
 
 def no_part(part: Any, place: int) -> str:
-    """Why something cannot be a part of a chain at a place, and what to write instead.
+    """Return the error message for a value that cannot be part of a chain.
 
     Args:
         part: what was given.

@@ -1,7 +1,7 @@
 """Plans of the steps of torch-like parameter groups, and of what these hold."""
 
 from collections.abc import Callable, Sequence
-from itertools import chain
+from itertools import chain, repeat
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
@@ -43,8 +43,8 @@ class GroupTensors(NamedTuple):
 
     sizes: list[int]
     """The number of parameters of each group."""
-    keys: list[str]
-    """The keys of all entries of state."""
+    keys: list[str | None]
+    """The keys of all entries of state, None behind those of each parameter."""
     params: list[Tensor]
     values: list[Any]
     """All entries, of which some may be no tensors."""
@@ -274,14 +274,15 @@ def items_of(
     return items, numbers
 
 
-def _entries_of(state: Entries, params: list[Tensor]) -> tuple[list[str], list[Any]]:
-    """Return the keys of the dicts of these parameters, and their values."""
+def _entries_of(state: Entries, params: list[Tensor]) -> tuple[list[str | None], list[Any]]:
+    """Return the keys of the dicts of these parameters, None behind those of each; all values."""
     loops = LOOPS.loaded
     found = None if loops is None or not isinstance(state, dict) else loops.entries(state, params)
     if found is not None:
         return found
     dicts = list(dicts_of(state, params))
-    return list(chain.from_iterable(dicts)), list(chain.from_iterable(map(dict.values, dicts)))
+    keys = chain.from_iterable(chain.from_iterable(zip(dicts, repeat((None,)))))
+    return list(keys), list(chain.from_iterable(map(dict.values, dicts)))
 
 
 def dicts_of(state: Entries, params: Sequence[Tensor]) -> Any:

@@ -98,7 +98,7 @@ NOTED: dict[tuple[Stage, ...], str] = {}
 
 
 def why_not_pointwise(stages: Sequence[Stage]) -> str | None:
-    """Why a chain cannot be cut at all; None if it can."""
+    """Return why a chain cannot be stepped in chunks; None if it can."""
     whole = [stage.name for stage in stages if stage.kind != "pointwise"]
     if whole:
         return f"{whole[0]} needs its whole tensor"
@@ -106,7 +106,7 @@ def why_not_pointwise(stages: Sequence[Stage]) -> str | None:
 
 
 def why_not_flat(stages: Sequence[Stage], leaf: Leaf) -> str | None:
-    """Why a leaf cannot be (part of) a chunk; None if it can."""
+    """Return why a leaf cannot be a chunk or part of one; None if it can."""
     block_size = block_size_of(stages)
     allowed = {leaf.param.numel(), -(-leaf.param.numel() // block_size)}
     for tensor in tensors_of(leaf):

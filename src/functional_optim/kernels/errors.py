@@ -1,4 +1,4 @@
-"""Why a chain cannot be written as a graph, or run on elements."""
+"""Errors of chains that cannot be written as a graph, or run on elements."""
 
 
 class UntraceableError(TypeError):

@@ -66,7 +66,7 @@ class Kernel(Protocol):
         ...
 
     def supports(self, stages: Sequence[Stage], chunk: Leaf) -> str | None:
-        """Why this chunk cannot be stepped by this kernel; None if it can."""
+        """Return why this chunk cannot be stepped by this kernel; None if it can."""
         ...
 
     def bind(self, stages: Sequence[Stage], chunk: Leaf) -> KernelStep | str:

@@ -1,6 +1,7 @@
-"""Operations of torch that round an element by where it is in its tensor.
+"""Pointwise chains whose leaves have to be stepped as they are.
 
-Torch computes most elements of a tensor in vectors and the last ones one by one. A few operations
+They keep a number for a whole parameter, or round an element by where it is in its tensor: torch
+computes most elements of a tensor in vectors and the last ones one by one. A few operations
 round differently in the two. A chain with such an operation has the reference's bits only where
 each tensor is stepped as it is: not in a pack, a flat buffer or a block.
 """
@@ -19,6 +20,7 @@ from functional_optim.kernels.errors import NotPointwiseError, UntraceableError
 from functional_optim.kernels.graph import Trace
 from functional_optim.kernels.signature import signature
 from functional_optim.kernels.trace import trace
+from functional_optim.numeric import KEEPS_NUMBER
 
 _NAMES = frozenset(
     [
@@ -36,7 +38,10 @@ _SAFE_POWERS = frozenset([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0])
 
 
 def note_rounding(stages: Sequence[Stage], leaf: Leaf) -> None:
-    """Find out if a chain rounds by place, so that its leaves are stepped as they are from now on.
+    """Find out if a chain rounds by place, or keeps a number for a whole parameter.
+
+    Its leaves are stepped as they are from now on: of parameters without dimensions, such numbers
+    look like a state of each element.
 
     Args:
         stages: of the chain.
@@ -49,13 +54,16 @@ def note_rounding(stages: Sequence[Stage], leaf: Leaf) -> None:
         shape, numbers, _ = signature(chain, leaf)
         traced = trace(chain, tuple(map(type, leaf.coefficients)), shape)
         found = _rounded_by_place(traced, numbers)
-    except (ArithmeticError, NotPointwiseError, UntraceableError, ValueError):
+        reason = f"torch rounds {found} by where an element is in its tensor" if found else ""
+    except UntraceableError as error:
+        reason = KEEPS_NUMBER if KEEPS_NUMBER in str(error) else ""
+    except (ArithmeticError, NotPointwiseError, ValueError):
         return
-    if found is None:
+    if not reason:
         return
     if len(NOTED) >= ENTRIES:
         NOTED.clear()
-    NOTED[chain] = f"torch rounds {found} by where an element is in its tensor"
+    NOTED[chain] = reason
 
 
 def _rounded_by_place(traced: Trace, numbers: Any) -> str | None:

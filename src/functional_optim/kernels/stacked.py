@@ -144,7 +144,7 @@ class StackedExecutor:
 
 
 def why_not_stacked(stages: Sequence[Stage]) -> str | None:
-    """Why leaves of one shape cannot be stepped together; None if they can."""
+    """Return why leaves of one shape cannot be stepped together; None if they can."""
     for stage in stages:
         if stage.kind == "per_matrix" and not stage.stacked:
             return f"{stage.name} does not say that its matrices may be stacked"

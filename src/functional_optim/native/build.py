@@ -89,7 +89,7 @@ def thread_flags() -> tuple[str, ...]:
 
 
 def nothing_compiles() -> str:
-    """Why nothing can compile the loops on this machine; empty if something can."""
+    """Return why the loops cannot be compiled on this machine; empty if they can."""
     headers = Path(sysconfig.get_path("include")) / "Python.h"
     return no_compiler("cpu") or ("" if headers.exists() else f"there is no {headers}")
 

@@ -53,7 +53,7 @@ def compile_seconds() -> float:
 
 
 def no_compiler(device: str) -> str:
-    """Why nothing can be compiled on this machine; empty if it can."""
+    """Return why nothing can be compiled on this machine; empty if something can."""
     if device != "cpu":
         return ""
     try:

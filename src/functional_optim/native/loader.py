@@ -59,8 +59,8 @@ class Loops(Protocol):
 
     def entries(
         self, state: dict[Any, Any], params: list[Any], /
-    ) -> tuple[list[str], list[Any]] | None:
-        """Return the keys of the dicts of parameters, and their values.
+    ) -> tuple[list[str | None], list[Any]] | None:
+        """Return the keys of the dicts of parameters, None behind those of each, and their values.
 
         None unless the state holds a dict for each parameter, in this order, and nothing else.
         """

@@ -278,8 +278,9 @@ PyObject* copy(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Py_RETURN_TRUE;
 }
 
-// entries(state, params) -> the keys of the dicts that a dict holds for these keys, in this order, and
-// their values, each as a list; None where it holds others, or in another order
+// entries(state, params) -> the keys of the dicts that a dict holds for these keys, in this order, with
+// None behind those of each dict, and their values, each as a list; None where it holds others, or in
+// another order
 PyObject* entries(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 2 || !PyDict_Check(args[0]) || !PyList_CheckExact(args[1])) {
     PyErr_SetString(PyExc_TypeError, "entries() takes a dict and a list of its keys");
@@ -296,17 +297,21 @@ PyObject* entries(PyObject*, PyObject* const* args, Py_ssize_t count) {
     }
     size += PyDict_GET_SIZE(own);
   }
-  PyObject* keys = PyList_New(size);
+  const Py_ssize_t count_of_dicts = PyDict_GET_SIZE(args[0]);
+  PyObject* keys = PyList_New(size + count_of_dicts);
   PyObject* values = keys == nullptr ? nullptr : PyList_New(size);
-  Py_ssize_t k = 0;
-  for (place = 0; values != nullptr && PyDict_Next(args[0], &place, &key, &own);) {
+  Py_ssize_t k = 0, ends = 0;
+  for (place = 0; values != nullptr && ends < count_of_dicts && PyDict_Next(args[0], &place, &key, &own);
+       ++ends) {
     PyObject* value;
     for (Py_ssize_t at = 0; k < size && PyDict_Next(own, &at, &key, &value); ++k) {
-      PyList_SET_ITEM(keys, k, Py_NewRef(key));
+      PyList_SET_ITEM(keys, k + ends, Py_NewRef(key));
       PyList_SET_ITEM(values, k, Py_NewRef(value));
     }
+    PyList_SET_ITEM(keys, k + ends, Py_NewRef(Py_None));
   }
-  if (values == nullptr || k < size) {  // making a list may run what changes dicts
+  // Making a list may run what changes dicts.
+  if (values == nullptr || k < size || ends < count_of_dicts) {
     Py_XDECREF(keys);
     Py_XDECREF(values);
     if (PyErr_Occurred() != nullptr) {

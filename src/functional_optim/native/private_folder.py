@@ -160,7 +160,7 @@ class Folder:
 
 
 def _not_ours(found: os.stat_result) -> str:
-    """Why what was opened is not ours alone; empty if it is."""
+    """Return why an opened file or folder is not ours alone; empty if it is."""
     if found.st_uid != os.geteuid():
         return f"belongs to user {found.st_uid}, and not to us, {os.geteuid()}"
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

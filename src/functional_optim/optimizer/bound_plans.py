@@ -105,6 +105,7 @@ class _BoundPlan:
             item = bound.item(k)._replace(grad=gradients[k])
             items.append(_real_item(item) if self._as_real else item)
         groups += [bound.groups[k] for k in self._places]
+        self._runs = len(self._fixed)
         in_order = not self._fixed and self._places == list(every)
         self._in_order = in_order and not self._as_real
         self._leaves = PlannedLeaves(
@@ -117,6 +118,12 @@ class _BoundPlan:
         """Check and bind a step by the gradients of all parameters."""
         own = gradients if self._in_order else self._own(gradients)
         return self._leaves.prepared(own, hypers, measured)
+
+    @property
+    def steps_runs(self) -> bool:
+        """True if each run is stepped as one: not if a gradient is a parameter of the run."""
+        plan = self._leaves.plan
+        return plan is not None and not any(k < self._runs for k in plan.others)
 
     def takes(self, gradients: Sequence[Any]) -> bool:
         """Return True if the plan steps leaves with such gradients."""
@@ -208,8 +215,9 @@ class BoundPlans:
         if steps is None:
             self._bound.check(gradients, present)
             plan = _BoundPlan(self._bound, present, self._flat if flat else (), gradients)
-            self._keep(key, plan)
-            steps = plan.prepared(gradients, hypers, measured)
+            if plan.steps_runs:
+                self._keep(key, plan)
+                steps = plan.prepared(gradients, hypers, measured)
         if steps is not None:
             mark_changed(self._written)
             steps.make()

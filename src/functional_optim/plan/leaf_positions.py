@@ -67,7 +67,9 @@ class LeafPositions(NamedTuple):
 def rows_of(
     items: Sequence[Any], tensors: Sequence[Tensor], grads: Iterable[int]
 ) -> list[LeafPositions] | None:
-    """Return the positions of leaves' tensors in a list; None if the list lacks one.
+    """Return the positions of leaves' tensors in a list.
+
+    None if the list lacks one, or has one twice, at positions that may hold two at the next step.
 
     Args:
         items: the leaves: anything with a ``param``, a ``state`` and a ``name``.
@@ -75,8 +77,12 @@ def rows_of(
         grads: positions of the gradients. They are not looked for: two leaves that have one
             gradient now may have two at the next step.
     """
-    last = len(tensors) - 1  # the first position counts: a gradient may be the parameter itself
-    places = {id(one): last - k for k, one in enumerate(reversed(tensors))}
+    grads = list(grads)
+    of_grads = set(grads)  # a gradient may be the parameter itself
+    held = [(id(one), k) for k, one in enumerate(tensors) if k not in of_grads]
+    places = dict(held)
+    if len(places) < len(held):
+        return None
 
     def place(tensor: Tensor) -> Any:
         return places[id(tensor)]

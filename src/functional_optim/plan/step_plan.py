@@ -27,6 +27,7 @@ from functional_optim.plan.guard import kinds_of
 from functional_optim.plan.item import Item, Made
 from functional_optim.plan.leaf_positions import LeafPositions, rows_of
 from functional_optim.plan.list_layout import ListLayout, fills_memory
+from functional_optim.plan.step_counts import is_count
 from functional_optim.plan.totals import Totals
 
 Numbers = Sequence[Made]
@@ -133,6 +134,7 @@ class StepPlan:
         """Those written of leaves that are stepped alone which do not fill their memory."""
         used = {k for row in together for k in row.all} | written
         self._alone = alone
+        self._steps_alone = [rows[index].step for index in self.others]
         self._kinds = kinds_of([tensors[k] for k in alone])
         places = [k for own in members for index in own for k in rows[index].all]
         self._layout = ListLayout(
@@ -224,8 +226,11 @@ class StepPlan:
 
     def _others_hold(self, tensors: list[Tensor], numbers: Numbers | None) -> bool:
         """Return True if leaves that are stepped alone are such as they were."""
-        if kinds_of([tensors[k] for k in self._alone]) != self._kinds:
+        alone = [tensors[k] for k in self._alone]
+        if not all(isinstance(one, Tensor) for one in alone) or kinds_of(alone) != self._kinds:
             return False
+        if not all(is_count(tensors[k]) for k in self._steps_alone):
+            return False  # an entry of a state dict that is converted
         if any(fills_memory(tensors[k]) for k in self._loose):
             return False
         loose = [tensors[k] for k in self._loose if type(tensors[k]) in PLAIN]
@@ -328,18 +333,12 @@ class PlannedLeaves:
         grads = [item.grad for item in items]
         start, every = len(self._tensors), [*self._tensors, *grads]
         rows = rows_of(items, every, range(start, start + len(items)))
-        assert rows is not None, "all tensors are in the list"
-        self.plan = StepPlan(
-            stages,
-            executor,
-            items,
-            groups,
-            rows,
-            every,
-            counted=counted,
-            may_begin=may_begin,
-            kept=start if guarded else 0,
-        )
+        self.plan: StepPlan | None = None
+        """None if two leaves hold one tensor."""
+        if rows is not None:
+            kept = start if guarded else 0
+            options: Any = {"counted": counted, "may_begin": may_begin, "kept": kept}
+            self.plan = StepPlan(stages, executor, items, groups, rows, every, **options)
 
     def prepared(
         self,
@@ -350,12 +349,14 @@ class PlannedLeaves:
         numbers: Numbers | None = None,
     ) -> Steps | None:
         """Check and bind a step by these gradients: see :meth:`StepPlan.prepared`."""
+        if self.plan is None:
+            return None
         tensors = [*self._tensors, *gradients]
         return self.plan.prepared(tensors, hypers, measured, numbers=numbers)
 
     def takes(self, gradients: Sequence[Tensor]) -> bool:
         """Return True if the plan steps leaves with such gradients."""
-        return self.plan.takes([*self._tensors, *gradients])
+        return self.plan is not None and self.plan.takes([*self._tensors, *gradients])
 
     def make(self, gradients: Sequence[Tensor], hypers: Sequence[tuple[Any, ...]]) -> bool:
         """Make a step by these gradients; return False, with nothing changed, if it cannot."""

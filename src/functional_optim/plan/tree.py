@@ -1,8 +1,9 @@
 """Trees of a step: flattened, and compared with others by plain values."""
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import optree
@@ -47,6 +48,14 @@ class Tree(NamedTuple):
     form: list[Any]
     """Everything but the tensors: classes, lengths, and what is None."""
 
+    def has(self, params: Sequence[Tensor], positions: Sequence[int]) -> bool:
+        """Return True if these are the parameters at positions.
+
+        Leaves of an OrderedDict are in the order of its keys, and here perhaps in the order of
+        another one.
+        """
+        return all(map(is_, map(self.params.__getitem__, positions), params))
+
     def leaf(self, position: int, coefficients: tuple[Any, ...]) -> Leaf:
         """Return a leaf as stages see it."""
         states = self.states[position].stages
@@ -81,6 +90,8 @@ def tree_of(
 
 def _flatten_again(params: Any, namespace: str) -> tuple[list[Any], optree.PyTreeSpec]:
     """Flatten parameters, perhaps by the structure of an earlier tree."""
+    if isinstance(params, OrderedDict):
+        return flatten(params, namespace)  # another one may have the same keys in another order
     size = len(params) if isinstance(params, (dict, list, tuple)) else 0
     key = namespace, type(params), size
     if key in _SPECS:

@@ -18,7 +18,7 @@ from functional_optim.core.hyper import all_plain
 from functional_optim.core.state import State
 from functional_optim.kernels import Executor, executor_for
 from functional_optim.plan.item import Item, next_step
-from functional_optim.plan.leaf_positions import rows_of
+from functional_optim.plan.leaf_positions import LeafPositions, rows_of
 from functional_optim.plan.step_counts import is_count
 from functional_optim.plan.step_plan import StepPlan
 from functional_optim.plan.tree import Given, Tree, TreeForm, listed, plans_for
@@ -39,6 +39,7 @@ class TreePlan:
         tree: that was stepped.
         items: the leaves that were stepped: all with a gradient.
         positions: of the items in the tree.
+        rows: for each item, the positions of its tensors among those of the tree.
     """
 
     def __init__(
@@ -48,13 +49,11 @@ class TreePlan:
         tree: Tree,
         items: Sequence[Item],
         positions: Sequence[int],
+        rows: Sequence[LeafPositions],
     ) -> None:
         self.form = TreeForm(optimizer, tree, [id(item.hypers) for item in items], positions)
         """Form of the trees."""
-        end = len(tree.tensors) - len(items)  # gradients are last
         self._missing = [k for k, one in enumerate(tree.grads) if one is None]
-        rows = rows_of(items, tree.tensors, range(end, len(tree.tensors)))
-        assert rows is not None, "all tensors are in the list"
         self._plan = StepPlan(
             optimizer.stages,
             executor,
@@ -165,8 +164,12 @@ def learn(
     tree = listed(optimizer, given, in_place=in_place)
     if tree is None or any(one.is_for(tree) for one, *_ in plans_for(_PLANS, optimizer, tree)):
         return
+    start = len(tree.tensors) - len(items)  # gradients are last
+    rows = rows_of(items, tree.tensors, range(start, len(tree.tensors)))
+    if rows is None or not tree.has(params, positions):
+        return
     with torch.no_grad():
-        plan = TreePlan(optimizer, executor, tree, items, positions)
+        plan = TreePlan(optimizer, executor, tree, items, positions, rows)
         if plan.is_for(tree):
             _PLANS.insert(0, plan)
             del _PLANS[PLANS:]

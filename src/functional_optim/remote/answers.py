@@ -33,7 +33,7 @@ def sendable(error: BaseException, worker: str) -> Failure:
 
 
 def no_answer(worker: str, why: str, error: BaseException | None = None) -> ConnectionError:
-    """Why a worker did not answer.
+    """Return the error for a worker that did not answer.
 
     Args:
         worker: its name.

@@ -281,7 +281,7 @@ def _storages(
 
 
 def _oddity(link: Link, field: str) -> str | None:
-    """Why a field cannot be encoded, as ``init`` makes it for a matrix."""
+    """Return why a field of the state of a matrix cannot be encoded; None if it can."""
     param = torch.zeros(2, 3, device="cpu")
     value = getattr(link.stage.init(param, link.hyper), field)
     for tensor in field_tensors(value):

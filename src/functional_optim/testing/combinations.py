@@ -37,7 +37,7 @@ STORAGES: dict[str, dict[str, Any]] = {
 
 
 def why_not(optimizer: Optimizer, storage: str, executor: str) -> str | None:
-    """Why a chain cannot be run in a storage by an executor; None where it can.
+    """Return why an executor cannot run a chain in a storage; None if it can.
 
     Args:
         optimizer: a chain, not stored, with the options that it has by default.

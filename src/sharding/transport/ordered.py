@@ -36,7 +36,7 @@ class _Functions(NamedTuple):
 
 
 def why_not() -> str:
-    """Why numbers cannot be told in order on this machine; empty if they can."""
+    """Return why numbers cannot be exchanged in order on this machine; empty if they can."""
     try:
         _functions()
     except CompileError as error:

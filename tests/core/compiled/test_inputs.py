@@ -1,4 +1,4 @@
-"""What leaves are given beside gradients, by executors that compile: in some steps, or in all."""
+"""Inputs beside gradients, by executors that compile: in some steps, or in all."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def graphs_of(optimizer: Optimizer, every: int | None) -> int:
-    """How many graphs torch.compile makes of all steps, which are those of Python."""
+    """Count the graphs that torch.compile makes of all steps; assert Python's numbers."""
     torch.compiler.reset()
     graphs = 0
 

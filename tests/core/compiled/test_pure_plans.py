@@ -67,7 +67,7 @@ def _every_step_is_worth_a_kernel(with_loops: None, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def unplanned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many leaves each step has that was not planned, of those by other executors too."""
+    """Record the number of leaves of each unplanned step, by any executor."""
     stepped: list[int] = []
     before = engine.update
 

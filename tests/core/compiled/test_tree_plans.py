@@ -49,7 +49,7 @@ def _every_step_is_worth_a_kernel(with_loops: None, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many leaves each plan has that is made."""
+    """Record the number of leaves of each plan that is made."""
     made: list[int] = []
     before = tree_plan.TreePlan.__init__
 
@@ -65,7 +65,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many leaves each step has that was not planned."""
+    """Record the number of leaves of each unplanned step."""
     stepped: list[int] = []
     before = engine.update_
 
@@ -92,7 +92,7 @@ def grads(step: int, without: str = "") -> dict[str, Any]:
 
 
 def pure(optimizer: Optimizer, steps: Any) -> tuple[Any, Any]:
-    """What pure steps of the reference give."""
+    """Return params and state after pure steps."""
     params = tree()
     state = optimizer.init(params)
     with torch.no_grad():
@@ -439,7 +439,7 @@ def test_lists_are_planned_where_a_kernel_takes_no_pointers(
 def test_leaves_without_a_loop_are_planned(
     name: str, most: int, monkeypatch: pytest.MonkeyPatch, one_by_one: list[int]
 ) -> None:
-    """Those of 16-bit floats, and small ones before a loop is compiled: large ones one by one."""
+    """Leaves of 16 bits, and small ones before a loop is compiled; large ones go one by one."""
     monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1 << 40)
     monkeypatch.setattr(packs, "LARGE", most)
     optimizer = CHAINS[name]

@@ -1,4 +1,4 @@
-"""What ranks do over NCCL, each with other data."""
+"""Jobs of ranks over NCCL, each with other data."""
 
 import os
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from functional_optim import TorchOptimizer, sgd
 from hooks import PeriodicModelAverager, PostLocalSGDOptimizer
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport import gather_group, make_transport
-from tests.ddp import compared, models, twins
+from tests.ddp import comparison, models, twins
 from tests.ddp.cases import CASES as HOOKED
 from tests.transport.buffers import CUTS, gradient, same
 from tests.zero_hooks.cases import CASES, SGD
@@ -126,7 +126,7 @@ def zero_alone(name: str, policy: str, backend: str) -> dict[str, Any]:
     saved = zero.state_dict() if dist.get_rank() == 0 else {"state": {}}
     return {
         "apart": max(apart),
-        "digest": compared.digest(ours.module.parameters()),
+        "digest": comparison.digest(ours.module.parameters()),
         "saved": len(saved["state"]),
         "params": len(params),
     }
@@ -148,5 +148,5 @@ def averaged(kind: str) -> dict[str, Any]:
         optimizer.zero_grad()
         twins.loss_of(module, dist.get_rank(), number).backward()
         optimizer.step()
-        digests.append(compared.digest(module.parameters()))
+        digests.append(comparison.digest(module.parameters()))
     return {"digests": digests}

@@ -1,4 +1,4 @@
-"""What ranks do over NCCL with sharded matrices, and with checkpoints of sharded state."""
+"""Jobs of ranks over NCCL: sharded matrices, and checkpoints of sharded state."""
 
 import copy
 from typing import Any

@@ -1,4 +1,4 @@
-"""What ranks do while streams are late: each collective, gradient and step begins after a delay."""
+"""Jobs of ranks with late streams: each collective, gradient and step begins after a delay."""
 
 import random
 import warnings
@@ -102,7 +102,7 @@ def background_means(iterations: int) -> dict[str, Any]:
 
 
 def synchronisations(options: dict[str, Any], iterations: int) -> dict[str, Any]:
-    """How often an iteration has the host wait for the device, and whether memory grows."""
+    """Return how often an iteration makes the host wait for the device, and memory growth."""
     group = group_on_devices()
     torch.manual_seed(0)
     case = CASES["tower"]

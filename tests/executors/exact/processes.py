@@ -95,7 +95,7 @@ def waiting_compiler(folder: Path) -> tuple[Path, Began, Path]:
 
 
 def compilations(log: Path) -> list[str]:
-    """What was noted: a line for each compilation, the same for the same text."""
+    """Return the noted compilations: a line for each, equal for equal texts."""
     return log.read_text().splitlines()
 
 
@@ -112,7 +112,7 @@ def started(executor: str, count: int, **environment: str) -> "subprocess.Popen[
 
 
 def answer(process: "subprocess.Popen[str]") -> dict[str, Any]:
-    """What it found."""
+    """Return the result that a process prints; the process must succeed."""
     output, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
     found: dict[str, Any] = json.loads(output)

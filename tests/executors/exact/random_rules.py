@@ -89,7 +89,7 @@ class RandomRule(NamedTuple):
 
 
 class _Pools:
-    """What a line may use, by kind."""
+    """Operands that a line may use, by kind."""
 
     def __init__(self, draw: Any, states: int) -> None:
         self.draw = draw

@@ -1,4 +1,4 @@
-"""What the tests of exact loops share: rules of one function, and numbers of every kind."""
+"""Support of the tests of exact loops: rules of one function, and numbers of every kind."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -73,7 +73,7 @@ STYLES = ("plain", "wide", "special")
 
 
 def explained(optimizer: Optimizer, params: Any, executor: Any = "compiled") -> str:
-    """What steps these, and why."""
+    """Return the name of the kernel that steps these parameters, and why."""
     return optimizer.using(executor=executor).explain(params).partition(": ")[2]
 
 

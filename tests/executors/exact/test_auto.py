@@ -1,4 +1,4 @@
-"""What auto picks."""
+"""Choices of the executor ``auto``."""
 
 from typing import Any
 

@@ -129,7 +129,7 @@ def program_of(optimizer: Optimizer) -> Any:
 
 
 def root_kept(p: Any, g: Any, s: Any, c: Numbers) -> list[Any]:
-    """What the root is of is overwritten before the root is read again."""
+    """Overwrite the argument of a root before the root is read again."""
     root = s[0].sqrt()
     return [p - c.a * root / (g.abs() + 1.0).sqrt(), s[0] * c.a + g * g, root]
 

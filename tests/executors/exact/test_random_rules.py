@@ -14,7 +14,7 @@ LENGTHS = (1, 7, 129, 1_025, 4_100)
 
 
 def test_random_rules() -> None:
-    """Those of which torch gives one result, and that is nearly all of them, have a loop."""
+    """Rules for which torch gives one result, nearly all of them, have a loop."""
     compiled: list[bool] = []
 
     @examples(25, report_multiple_bugs=False, phases=(Phase.generate, Phase.shrink))

@@ -22,7 +22,7 @@ _KIND = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, c
 
 @pytest.fixture
 def anew() -> Iterator[None]:
-    """What was found out before is forgotten, and what is found out here too."""
+    """Forget all roots found out so far, before the test and after it."""
     for one in (table, roots.roots_like):
         one.cache_clear()
     yield

@@ -42,5 +42,5 @@ def near_borders(near_borders: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def executors(near_borders: None) -> tuple[str, ...]:
-    """Those that are the reference bit for bit, and compile nothing."""
+    """Names of the executors that are the reference bit for bit, and compile nothing."""
     return "reference", "blocked"

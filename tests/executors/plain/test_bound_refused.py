@@ -1,4 +1,4 @@
-"""What a bound optimizer cannot do is said before anything is changed."""
+"""Refusals of a bound optimizer, raised before anything is changed."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""What is found out of a chunk once, and holds at every step that follows."""
+"""Keys of chunks, found once and valid at every step that follows."""
 
 import operator
 from enum import Enum

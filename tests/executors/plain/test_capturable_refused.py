@@ -163,7 +163,7 @@ def test_measuring_refuses_to_be_captured() -> None:
 
 
 def test_nothing_is_examined_while_it_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether a chain is pointwise, which is seen in numbers, is found out at binding."""
+    """Binding examines with numbers if a chain is pointwise; capturing examines nothing."""
     calls: list[Any] = []
     validate = ChunkExecutor.validate
     monkeypatch.setattr(

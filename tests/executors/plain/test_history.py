@@ -1,4 +1,4 @@
-"""What is remembered for all does not depend on whose values came first."""
+"""Independence of steps from the values that earlier optimizers were given."""
 
 from typing import Any, NamedTuple
 

@@ -123,7 +123,7 @@ def test_the_gradient_may_be_the_parameter_itself(executors: Any) -> None:
 
 
 def test_the_gradient_may_be_a_state_or_another_s_parameter(executors: Any) -> None:
-    """What has a gradient that is stepped before it gets the new one."""
+    """A gradient that is a parameter stepped earlier is read with its new values."""
     optimizer = VARIANTS["sgd nesterov"]
 
     def stepped(executor: Any, count: int) -> Any:

@@ -69,7 +69,7 @@ def test_in_a_steady_step_nothing_is_made() -> None:
 
 
 def test_optimizers_take_turns_in_memory_that_grows() -> None:
-    """What outgrows a place of another is where that is found from then on."""
+    """Shared memory that one optimizer outgrows is replaced for all optimizers."""
     sizes = (5, 3, 50, 20, 900)
     ours = [trained([normal(size, seed=k) for k in range(3)], "adamw") for size in sizes]
     wanted: list[Any] = [[normal(size, seed=k) for k in range(3)] for size in sizes]

@@ -34,7 +34,7 @@ DTYPES = (torch.float32, torch.float64, torch.complex64)
 
 
 def expected(optimizer: Optimizer, dtype: torch.dtype = torch.float32) -> Any:
-    """What the pure reference executor gives: it never writes to what a rule was given."""
+    """Return steps of the pure reference executor, which never writes to its arguments."""
     return pure_steps(
         optimizer.using(executor="reference"), tree(0, dtype), lambda step: gradients(step, dtype)
     )
@@ -53,7 +53,7 @@ def test_rules_are_the_reference_bit_for_bit(executors: Any) -> None:
 
 
 def test_values_that_are_not_finite_are_the_reference_s(executors: Any) -> None:
-    """What overflows, vanishes or is no number does so in every executor, also in company."""
+    """Values that overflow, vanish or are NaN do so in every executor, also beside others."""
     special = [0.0, -0.0, 1e-45, -1e-38, 3e38, -3e38, 1e20, -1e20, 1.0, 2e19, 5e-20]
     numbers = torch.tensor([*special, float("nan"), float("inf"), -float("inf")])
     params = {"w": numbers.repeat(14), "v": numbers.flip(0)}
@@ -94,7 +94,7 @@ STORAGES: list[dict[str, Any]] = [
 
 
 def new_memory_of(optimizer: Optimizer) -> list[str]:
-    """What later steps make, one in place and two of a bound optimizer."""
+    """Return the new memory of later steps: one in place, and two of a bound optimizer."""
     dtype = next((stage.dtypes[0] for stage in optimizer.stages if stage.dtypes), torch.float32)
     params, grads = ({"z": noise(k, LARGE, dtype=dtype)} for k in range(2))
     state, bound = optimizer.init(params), optimizer.bind(copied(params))

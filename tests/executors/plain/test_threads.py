@@ -92,7 +92,7 @@ class Opcodes:
 
 
 def instructions(optimizer: Optimizer, way: str, many: int) -> int:
-    """How many of Python's a fourth bound step takes."""
+    """Count the Python instructions of a fourth bound step."""
     params = {str(k): torch.nn.Parameter(noise(k, 3)) for k in range(many)}
     bound = optimizer.bind(params)
     given: Any = bound.gradients
@@ -205,7 +205,7 @@ def test_no_two_are_within_a_step_of_a_torch_optimizer(flat: bool) -> None:
 
 
 def test_a_closure_may_step_another_and_itself() -> None:
-    """What is called within a step may step again, in the same thread."""
+    """A closure that a step calls may step again, in the same thread."""
     param = torch.nn.Parameter(torch.ones(2))
     made = TorchOptimizer([param], sgd(lr=0.5))
     param.grad = torch.ones(2)

@@ -1,4 +1,4 @@
-"""What all gradients add to a total is taken by one call: the bits of one after the other."""
+"""Totals over all gradients, taken by one call: the bits of one gradient after another."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -101,7 +101,7 @@ def test_complex_gradients_of_bound_parameters_are_measured_as_their_real_views(
 
 @each_value(parts=[False, True])
 def test_a_stage_that_begins_to_change_gradients_is_in_the_total(parts: bool) -> None:
-    """Whether stages before the sum hand gradients on is asked again for other numbers."""
+    """Stages before the sum are asked again, for other numbers, if they change gradients."""
     rule = partition({"all": sgd(1.0)}, lambda *_: "all") if parts else sgd(1.0)
     optimizer = chain(weight_decay(0.0), clip_by_global_norm(0.1), rule)
     name = "weight_decay" if parts else "weight_decay.weight_decay"

@@ -1,4 +1,4 @@
-"""What a graph cannot be made of: it runs by the reference executor, and is told why."""
+"""Rules that cannot be a graph: the reference executor runs them, and says why."""
 
 import itertools
 from enum import Enum

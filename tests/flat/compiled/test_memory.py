@@ -1,4 +1,4 @@
-"""How much memory steps take that read gradients where they lie."""
+"""Memory of steps that read gradients where they are stored."""
 
 from collections.abc import Callable
 

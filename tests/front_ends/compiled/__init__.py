@@ -1,1 +1,1 @@
-"""What compiles: TorchScript, torch.compile, new processes."""
+"""Tests that compile: TorchScript, torch.compile, new processes."""

@@ -170,7 +170,7 @@ def written(optimizer: Optimizer, params: Any) -> Step:
     executor=["reference", "auto"],
 )
 def test_every_front_end(front_end: Callable[..., Any], executor: str) -> None:
-    """What keeps state of its own steps inside compiled code as outside."""
+    """Front-ends keep the state of their steps inside compiled code as outside."""
     torch.compiler.reset()
 
     def program(compile_: Callable[..., Any]) -> list[torch.nn.Parameter]:

@@ -49,7 +49,7 @@ def _every_step_is_worth_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many leaves each plan has that is made."""
+    """Record the number of leaves of each plan that is made."""
     made: list[int] = []
     before = StepPlan.__init__
 
@@ -158,7 +158,7 @@ def test_gradients_of_any_kind_between_others(kind: str) -> None:
 def test_a_gradient_that_overlaps_its_parameter_is_read_before_that_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whether loops in C++ see where it lies, or Python."""
+    """The overlap is found by the loops in C++, and by Python without them."""
     for loaded in (LOOPS.loaded, None):
         monkeypatch.setattr(LOOPS, "loaded", loaded)
         monkeypatch.setattr(LOOPS, "get", lambda count, loaded=loaded: loaded)

@@ -17,6 +17,6 @@ def test_torch_zero_is_one_process_bit_for_bit(worker: Any) -> None:
 
 
 def test_ddp_steps_in_its_hook_as_after_backward() -> None:
-    """What torch registers as the fused optimizer of a DDP module steps there."""
+    """The optimizer that torch registers as fused with a DDP module steps in its hook."""
     outcomes = run_ranks({"fused": Job(fused_worker.job)}, ranks=2, seconds=300, fresh=True)
     assert [outcome.result() for outcome in outcomes["fused"]] == ["parity", "parity"]

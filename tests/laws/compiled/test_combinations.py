@@ -22,7 +22,7 @@ QUICK: tuple[ExecutorName, ...] = ("reference", "blocked", "auto")
 def refusal(
     optimizer: Optimizer, storage: str, executor: ExecutorName, *, matrices: bool
 ) -> str | None:
-    """What the code says to a combination; None where it runs it."""
+    """Return the reason for which the code refuses a combination; None if it runs it."""
     refused = TypeError if optimizer.is_composed else ValueError
     try:
         made = fed(stored(optimizer, **STORAGES[storage]).using(executor=executor))

@@ -47,7 +47,7 @@ def test_it_is_compiled_and_the_reference_bit_for_bit(
 
 
 def test_a_first_leaf_that_ends_within_a_block_is_no_reason_against_a_loop() -> None:
-    """What is found out of it is kept for leaves of any length."""
+    """The loop found for one leaf serves leaves of any length."""
     optimizer = stored(lion(lr=0.1), state="int8").using(executor="compiled")
     for count in (300, 5, 700):
         exact_kernel._PROGRAMS.clear()

@@ -1,4 +1,4 @@
-"""What a worker's step is made of: one program over all parameters, with TorchScript or without."""
+"""Steps of a worker as one program over all parameters, with TorchScript or without."""
 
 import sys
 from typing import Any

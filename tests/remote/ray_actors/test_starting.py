@@ -29,7 +29,7 @@ class Held(Actor):
 
 @pytest.fixture
 def pipe(cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """That one waits at this end until the worker waits at the other."""
+    """Make a pipe that the worker of its name reads before it starts."""
     monkeypatch.setattr(ray_actor, "Actor", Held)
     os.mkfifo(tmp_path / "ps0")
     return tmp_path / "ps0"

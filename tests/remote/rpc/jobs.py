@@ -1,4 +1,4 @@
-"""What the processes of the tests over torch's RPC do: all scenarios, or lose a worker."""
+"""Jobs of the processes over torch's RPC: run all scenarios, or lose a worker."""
 
 import contextlib
 import os

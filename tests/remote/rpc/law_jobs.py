@@ -42,7 +42,7 @@ def over_rpc(
 
 
 def the_laws() -> dict[str, str]:
-    """Which of them hold, and of others why not."""
+    """Try the laws; return for each name "holds", or the traceback."""
     found = {}
     for name, law in LAWS.items():
         try:
@@ -58,7 +58,7 @@ _MAY_START = threading.Event()
 
 
 def _held() -> Shelf:
-    """What a worker makes when it is told to."""
+    """Begin to make an object on a worker only when told to."""
     assert _MAY_START.wait(LIMIT)
     return Shelf(torch.ones(2))
 
@@ -71,7 +71,7 @@ _MAY_END = threading.Event()
 
 
 def _endless(*_: Any) -> Shelf:
-    """What a worker does not finish before it is told to."""
+    """Make an object on a worker, and end only when told to."""
     assert _MAY_END.wait(LIMIT)
     return Shelf(torch.ones(2))
 
@@ -81,7 +81,7 @@ def _may_end() -> None:
 
 
 def endless_start() -> str:
-    """What comes of a start that has no end, where a call has all the time there is."""
+    """Return the error of a start that does not end, where calls have no limit of time."""
     transport = RpcTransport(start_timeout=0.1)
     told = transport.place("ps1", _endless).exception(LIMIT)
     rpc.rpc_sync("ps1", _may_end)

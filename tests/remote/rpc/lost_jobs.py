@@ -97,7 +97,7 @@ def locally(steps: int) -> dict[str, Tensor]:
 
 
 def same(optimizer: DistributedOptimizer, steps: int, *workers: str) -> list[bool]:
-    """Whether parameters are those of a local run, each."""
+    """Return for each parameter if it equals that of a local run."""
     found, want = optimizer.snapshot(workers=workers or None).parameters, locally(steps)
     return [torch.equal(one, want[name]) for name, one in found.items()]
 

@@ -58,7 +58,7 @@ def rrefs_there(module: Any) -> list[tuple[str, Any]]:
 
 
 def grads_there(module: Any, context_id: int) -> int:
-    """How many leaves of a context have gradients."""
+    """Count the leaves of a context that have gradients."""
     return len(dist_autograd.get_gradients(context_id))
 
 
@@ -134,7 +134,7 @@ def in_turn(
 
 
 def in_rounds() -> list[Tensor]:
-    """What those trainers make of the model: gradients of each round are of its beginning."""
+    """Train in one process as the trainers do: gradients of a round are of its beginning."""
     model = Whole()
     params = list(model.parameters())
     for _ in range(ROUNDS):
@@ -312,7 +312,7 @@ def composed_in_contexts() -> dict[str, Any]:
 
 
 def one_buffer_a_call() -> dict[str, Any]:
-    """How many tensors are sent to each worker with gradients, and with a state dict."""
+    """Count the tensors sent to each worker with gradients, and with a state dict."""
     _, params = remote_model("ps1", "ps2")
     optimizer = DistributedOptimizer(sgd, params, lr=LR, momentum=0.5)
     grads = [torch.ones_like(one) for one in optimizer.snapshot().parameters.values()]

@@ -14,7 +14,7 @@ from . import jobs
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the trainer found. In processes of their own: torch's RPC starts once in a process."""
+    """Results of the trainer, in processes of their own: RPC starts once in a process."""
     meeting = tmp_path_factory.mktemp("rpc") / "meeting"
     job = Job(jobs.drive, {"meeting": str(meeting)})
     outcomes: Outcomes = run_ranks({"drive": job}, ranks=3, seconds=120, fresh=True)

@@ -27,7 +27,7 @@ from functional_optim.plan.composed.shared_numbers import with_opened
 from functional_optim.plan.composed.step_leaves import ListedLeaves, StepLeaves
 from functional_optim.plan.composed.steps import ComposedSteps
 from functional_optim.plan.guard import mask_of
-from functional_optim.plan.leaf_positions import rows_of
+from functional_optim.plan.leaf_positions import LeafPositions, rows_of
 from functional_optim.plan.list_layout import ListLayout
 from functional_optim.plan.step_counts import is_count
 from functional_optim.plan.tree import Given, Tree, TreeForm, listed, plans_for
@@ -47,18 +47,22 @@ class ComposedTree:
         executor: that made it.
         tree: that was stepped, with shared numbers in the place of gradients.
         leaves: all of it that are no None.
+        rows: for each leaf, the positions of its tensors among those of the tree.
     """
 
     def __init__(
-        self, optimizer: Chain, executor: Executor, tree: Tree, leaves: StepLeaves
+        self,
+        optimizer: Chain,
+        executor: Executor,
+        tree: Tree,
+        leaves: StepLeaves,
+        rows: Sequence[LeafPositions],
     ) -> None:
         every = leaves.leaves
         self._places = [leaf.position for leaf in every]
         self.form = TreeForm(optimizer, tree, [id(leaf.chain) for leaf in every], self._places)
         """Form of the trees."""
         count = len(tree.tensors)
-        rows = rows_of(every, tree.tensors, range(count, count + len(every)))
-        assert rows is not None, "all tensors are in the list"
         self._steps = ComposedSteps(
             executor,
             rows,
@@ -198,7 +202,11 @@ def learn(
             if plan.is_for(tree):
                 plan.learn(tree, leaves, decided, in_place=in_place)
                 return
-        plan = ComposedTree(optimizer, executor, tree, leaves)
+        every, count = leaves.leaves, len(tree.tensors)
+        rows = rows_of(every, tree.tensors, range(count, count + len(every)))
+        if rows is None or not tree.has(leaves.params, [one.position for one in every]):
+            return
+        plan = ComposedTree(optimizer, executor, tree, leaves, rows)
         if plan.is_for(tree):
             plan.learn(tree, leaves, decided, in_place=in_place)
             _PLANS.insert(0, plan)

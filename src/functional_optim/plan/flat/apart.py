@@ -12,9 +12,9 @@ from functional_optim.core.buffer_memory import buffer_of
 
 
 def reasons_apart(params: Sequence[Tensor], names: Sequence[str]) -> dict[int, str]:
-    """Why parameters have to stay where they are, by their place in the list.
+    """Return why parameters cannot move to other memory, by their index in the list.
 
-    Those that are not in it can be given other memory without anyone noticing.
+    Parameters that are not in it can be given other memory without anyone noticing.
     """
     reasons = {i: why for i, param in enumerate(params) if (why := reason_apart(param)) is not None}
     holders: dict[tuple[torch.device, int], list[int]] = {}
@@ -38,7 +38,7 @@ def _memory(param: Tensor) -> tuple[torch.device, int] | None:
 
 
 def reason_apart(param: Tensor) -> str | None:
-    """Why one parameter, looked at alone, has to stay where it is; None if it need not."""
+    """Return why one parameter, by itself, cannot move to other memory; None if it can."""
     return _reason_of_class(param) or _reason_of_kind(param) or _reason_of_memory(param)
 
 

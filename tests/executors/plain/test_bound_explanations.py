@@ -1,4 +1,4 @@
-"""What a bound optimizer says of parameters that it steps one by one."""
+"""Explanations of a bound optimizer for parameters that it steps one by one."""
 
 import torch
 from torch import Tensor

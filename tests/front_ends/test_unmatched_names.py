@@ -1,4 +1,4 @@
-"""What is meant for no parameter, by its name, is refused by whatever is made over parameters."""
+"""Names that select no parameter: refused by every front-end that is made over parameters."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -145,7 +145,10 @@ def test_predicates_and_beginnings_of_paths_are_names_too() -> None:
     def is_gain(path: tuple[Any, ...]) -> bool:
         return bool(path[-1] == "gain")
 
-    for where, shown in ((("heda",), r"\('heda',\)"), (is_gain, "is_gain at .*test_unmet.py")):
+    for where, shown in (
+        (("heda",), r"\('heda',\)"),
+        (is_gain, "is_gain at .*test_unmatched_names.py"),
+    ):
         with case(where=where), pytest.raises(ValueError, match=rf"{shown}.*\.if_any\(where\)"):
             chain(freeze(where), sgd(0.1)).init(params)
     none_such = with_shape(lambda shape: len(shape) == 7)

@@ -9,7 +9,7 @@ from functional_optim import adamw, lion, sgd, stored
 from functional_optim.kernels.exact import kernel
 
 from ..choices import case, pairs
-from .plain.test_joined import in_buckets, params
+from .plain.test_separate_gradients import in_buckets, params
 from .support import Twins, noise
 
 

@@ -1,4 +1,4 @@
-"""What a rule refuses, or a transform does not let be written, it refuses of the whole step."""
+"""Steps that a rule or a transform refuses change no leaf."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

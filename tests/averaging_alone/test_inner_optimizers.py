@@ -9,8 +9,8 @@ from functional_optim import adamw, matching, muon
 from sharding.transport.local import LocalWorld
 from tests.choices import case
 
+from .inner_optimizers import FORMS, PERIOD, WITHIN, Run, whole_and_stopped
 from .training import WIDTH, batch, model
-from .within import FORMS, PERIOD, WITHIN, Run, whole_and_stopped
 
 
 def test_stopped_in_mid_period_is_never_stopped_whatever_is_within() -> None:
