@@ -140,7 +140,7 @@ class PythonLoops:
 
         False where one is no plain tensor of whole numbers.
         """
-        counts = _some(tensors, positions)
+        counts = tensors if positions is None else list(map(tensors.__getitem__, positions))
         if not PLAIN.issuperset(map(type, counts)) or {*map(_DTYPE, counts)} != {torch.int64}:
             return False
         if not all(map(Tensor.is_contiguous, counts)):
@@ -155,18 +155,16 @@ class PythonLoops:
     @staticmethod
     def advance_each(tensors: list[Any], positions: list[int] | None = None) -> bool:
         """Add one to each whole number in each tensor, or in each of those at positions."""
+        counts = tensors if positions is None else list(map(tensors.__getitem__, positions))
         with torch.no_grad():
-            foreach_add_(_some(tensors, positions), 1)
+            foreach_add_(counts, 1)
         return True
 
     @staticmethod
     def bump(tensors: list[Any], positions: list[int] | None = None) -> None:
         """Tell autograd that tensors, or those at positions, were written to."""
-        torch.autograd.graph.increment_version(_some(tensors, positions))
-
-
-def _some(tensors: list[Any], positions: list[int] | None) -> list[Any]:
-    return tensors if positions is None else list(map(tensors.__getitem__, positions))
+        some = tensors if positions is None else list(map(tensors.__getitem__, positions))
+        torch.autograd.graph.increment_version(some)
 
 
 PYTHON_LOOPS = PythonLoops()
