@@ -268,10 +268,11 @@ def test_a_derivative_goes_through_a_step_that_was_planned_before(carrier: str) 
         params, state = optimizer.update(params, grads_at(step), state, extra=extra)
     assert len(composed_trees._PLANS) == 1
     given: dict[str, Any] = {
-        "params": params, "state": state, "grads": grads_at(3), "weight": torch.tensor(0.1),
+        "params": params, "state": state, "grads": grads_at(3), "weight": 0.1,
         "extra": {"loss": torch.tensor(2.0)}, "measured": [torch.tensor(4.0).double()],
     }  # fmt: skip
-    given[carrier] = optree.tree_map(floating_with_grad, given[carrier])
+    carrying = torch.tensor(0.1) if carrier == "weight" else given[carrier]
+    given[carrier] = optree.tree_map(floating_with_grad, carrying)
     made = optimizer.update(
         given["params"],
         given["grads"],
