@@ -130,12 +130,11 @@ class ComposedSteps:
         plans = self._plans_of(known, decided, now)
         if plans is None:
             return None
-        after, kept = tensors, list[int]()
+        kept: list[int] = []
         if not in_place:
             moved, kept = self._moved(known, decided.end, len(tensors))
-            copies = iter(foreach_clone(list(compress(tensors, moved))))
-            after = [next(copies) if k else one for one, k in zip(tensors, moved, strict=True)]
-        after = [*after, *decided.grads]
+            tensors = _copied(tensors, moved)
+        after = [*tensors, *decided.grads]
         runs = []
         for one, run in zip(plans, decided.end.runs, strict=True):
             numbers = now.numbers(one.counted)
@@ -344,6 +343,13 @@ class ComposedSteps:
             return None
         rows: Sequence[Sequence[float]] = found.rows(decider, now.tensors, numbers, totals)
         return rows
+
+
+def _copied(tensors: list[Any], moved: list[bool]) -> list[Any]:
+    """Return a list with copies of some tensors."""
+    given = list(compress(tensors, moved))
+    copies = iter(foreach_clone(given) if given else ())
+    return [next(copies) if k else one for one, k in zip(tensors, moved, strict=True)]
 
 
 def _key(run: StageRun, names: tuple[str, ...]) -> Any:
