@@ -144,6 +144,20 @@ def test_trees_of_one_form_have_plans_in_common(name: str, in_place: bool, seen:
     assert len(composed_trees._PLANS) == 1
 
 
+def test_a_step_in_which_no_leaf_is_stepped() -> None:
+    """There are gradients of frozen leaves alone."""
+    optimizer = KINDS["frozen"]()
+    params = params_of()
+    state = optimizer.init(params)
+    for step in range(4):
+        grads = grads_without(step, params.keys() - {"head.weight"})
+        want = one_by_one(optimizer).update(params, grads, state)
+        made = optimizer.update(params, grads, state)
+        assert_same(list(made), list(want))
+        assert all(made[0][name] is param for name, param in params.items())
+        params, state = made
+
+
 def transposed(tree: Any) -> Any:
     return optree.tree_map(lambda one: one.t().contiguous().t() if one.dim() == 2 else one, tree)
 
@@ -268,10 +282,11 @@ def test_a_derivative_goes_through_a_step_that_was_planned_before(carrier: str) 
         params, state = optimizer.update(params, grads_at(step), state, extra=extra)
     assert len(composed_trees._PLANS) == 1
     given: dict[str, Any] = {
-        "params": params, "state": state, "grads": grads_at(3), "weight": torch.tensor(0.1),
+        "params": params, "state": state, "grads": grads_at(3), "weight": 0.1,
         "extra": {"loss": torch.tensor(2.0)}, "measured": [torch.tensor(4.0).double()],
     }  # fmt: skip
-    given[carrier] = optree.tree_map(floating_with_grad, given[carrier])
+    carrying = torch.tensor(0.1) if carrier == "weight" else given[carrier]
+    given[carrier] = optree.tree_map(floating_with_grad, carrying)
     made = optimizer.update(
         given["params"],
         given["grads"],

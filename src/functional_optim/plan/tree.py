@@ -94,15 +94,17 @@ def _flatten_again(params: Any, namespace: str) -> tuple[list[Any], optree.PyTre
         return flatten(params, namespace)  # another one may have the same keys in another order
     size = len(params) if isinstance(params, (dict, list, tuple)) else 0
     key = namespace, type(params), size
-    if key in _SPECS:
+    spec = _SPECS.get(key)
+    if spec is not None:
         with suppress(ValueError):
-            leaves: list[Any] = _SPECS[key].flatten_up_to(params)
+            leaves: list[Any] = spec.flatten_up_to(params)
             if _LEAVES.issuperset(map(type, leaves)):
-                return leaves, _SPECS[key]
+                return leaves, spec
     if len(_SPECS) >= _KINDS:
         _SPECS.clear()
-    leaves, _SPECS[key] = flatten(params, namespace)
-    return leaves, _SPECS[key]
+    leaves, spec = flatten(params, namespace)
+    _SPECS[key] = spec  # another thread may clear it
+    return leaves, spec
 
 
 def listed(

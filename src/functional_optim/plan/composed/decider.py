@@ -34,7 +34,7 @@ from functional_optim.plan.composed.shared_numbers import (
     combined,
     with_common_hypers,
 )
-from functional_optim.plan.composed.step_leaves import GateNumbers, StepLeaf, StepLeaves
+from functional_optim.plan.composed.step_leaves import GateNumbers, StepLeaves
 from functional_optim.plan.item import Item, Made, next_step
 
 _NUMBERS = frozenset({float, int, bool, str, type(None)})
@@ -305,18 +305,13 @@ class Decider:
         """The leaves of a part, with the state of its stages alone, and what these are given."""
         if self.inputs is not None:
             self.inputs.require(part)
-        return [self.item(part, self.leaves[k], k) for k in part.members]
+        return [self._item(part, k) for k in part.members]
 
-    def item(self, part: LeafPart, leaf: StepLeaf, member: int) -> Item:
-        """Return a leaf as an item.
-
-        Args:
-            part: that runs.
-            leaf: of it: as of this step, or another on the same memory.
-            member: its place among the leaves of the step.
-        """
-        grad, states = self.grads[member], leaf.state.stages[part.start : part.stop]
+    def _item(self, part: LeafPart, member: int) -> Item:
+        """Return the leaf at a place among those of the step as an item."""
+        leaf, grad = self.leaves[member], self.grads[member]
         assert grad is not None
+        states = leaf.state.stages[part.start : part.stop]
         if self.inputs:
             states = self.inputs.put(member, part.stages, states)
         own = LeafState(leaf.state.step, states, leaf.state.gates)

@@ -12,6 +12,7 @@ now and then is no part of a plan.
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import compress
+from threading import Lock
 from typing import Any
 
 import torch
@@ -81,6 +82,8 @@ class ComposedSteps:
         self._places, self._more = places or range(len(rows)), more
         self._most, self._may_begin = masks, may_begin
         self._written = Written() if owns_shared else None
+        self._learning = Lock()
+        """Trees of one form have these plans in common, and threads step them at once."""
         self._forget()
 
     def _forget(self) -> None:
@@ -130,12 +133,11 @@ class ComposedSteps:
         plans = self._plans_of(known, decided, now)
         if plans is None:
             return None
-        after, kept = tensors, list[int]()
+        kept: list[int] = []
         if not in_place:
             moved, kept = self._moved(known, decided.end, len(tensors))
-            copies = iter(foreach_clone(list(compress(tensors, moved))))
-            after = [next(copies) if k else one for one, k in zip(tensors, moved, strict=True)]
-        after = [*after, *decided.grads]
+            tensors = _copied(tensors, moved)
+        after = [*tensors, *decided.grads]
         runs = []
         for one, run in zip(plans, decided.end.runs, strict=True):
             numbers = now.numbers(one.counted)
@@ -244,9 +246,14 @@ class ComposedSteps:
             decided: what it did.
             in_place: False if it was made of copies.
         """
+        if is_simple([one for one in leaves.grads if one is not None]):
+            with self._learning:
+                self._learn(tensors, leaves, decided, in_place=in_place)
+
+    def _learn(
+        self, tensors: list[Any], leaves: StepLeaves, decided: Decider, *, in_place: bool
+    ) -> None:
         grads, runs = list(leaves.grads), decided.end.runs
-        if not is_simple([one for one in grads if one is not None]):
-            return
         every = [*tensors, *grads]
         if len(self._runs) + len(runs) > RUNS * self._most:
             self._forget()
@@ -344,6 +351,13 @@ class ComposedSteps:
             return None
         rows: Sequence[Sequence[float]] = found.rows(decider, now.tensors, numbers, totals)
         return rows
+
+
+def _copied(tensors: list[Any], moved: list[bool]) -> list[Any]:
+    """Return a list with copies of some tensors."""
+    given = list(compress(tensors, moved))
+    copies = iter(foreach_clone(given) if given else ())
+    return [next(copies) if k else one for one, k in zip(tensors, moved, strict=True)]
 
 
 def _key(run: StageRun, names: tuple[str, ...]) -> Any:
