@@ -17,6 +17,7 @@ pytestmark = pytest.mark.usefixtures("alone")
 
 def is_proportional(calls: Callable[[int], int]) -> bool:
     """Return True if each further parameter costs as many calls as the one before."""
+    calls(20)  # imports what is imported when it is first needed
     few, more, most = calls(20), calls(40), calls(80)
     return more > few and most - more == 2 * (more - few)
 
