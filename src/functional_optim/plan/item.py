@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.hyper import numbers, resolve
-from functional_optim.core.leaf import Leaf, Scalars
+from functional_optim.core.leaf import Scalars
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState
 
@@ -63,21 +63,6 @@ def coefficients_at(
         for stage, hyper in zip(stages, resolved, strict=True)
     )
     return resolved, coefficients
-
-
-def leaf_at_first_step(stages: Sequence[Stage], item: Item) -> Leaf:
-    """Return an item as a leaf, with the coefficients of its first step.
-
-    Those of a stage with shared numbers are of what these are before that step.
-    """
-    resolved, coefficients = [], []
-    for stage, hyper in zip(stages, item.hypers, strict=True):
-        own = resolve(stage.name, stage.bounds, stage.check, hyper, 1.0)
-        shared = () if stage.combine is None else (stage.init_shared(own),)
-        resolved.append(own)
-        coefficients.append(numbers(stage.coefficients(1.0, own, *shared)))
-    states, made = item.state.stages, tuple(coefficients)
-    return Leaf(item.param, item.grad, states, made, item.name, tuple(resolved), 1.0)
 
 
 class Made(NamedTuple):

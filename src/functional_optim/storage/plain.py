@@ -110,14 +110,6 @@ def extras_in(names: Collection[str], fields: Collection[str]) -> list[str]:
     return [name for name in EXTRAS if name in names and name not in fields]
 
 
-def unknown_in(names: Collection[str], fields: Collection[str]) -> list[str]:
-    """Return those of these names that belong to no stored field."""
-    known = {STEP, *extras_in(names, fields)}
-    for parts in parts_of(fields, names).values():
-        known.update(name for name in parts if name is not None)
-    return [name for name in names if name not in known]
-
-
 def decoded(entries: Mapping[str, Any], fields: Collection[str]) -> dict[str, Any]:
     """Entries of a state from any storage, as plain ones.
 
