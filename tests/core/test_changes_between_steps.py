@@ -203,3 +203,12 @@ def test_numbers_for_whole_parameters_without_dimensions(
         return run.result()
 
     assert_same(program(executor), program("reference"))
+
+    def bound(by: str) -> Any:
+        params = {name: normal(seed=k) for k, name in enumerate("abc")}
+        made = constructor(lr=0.1).using(executor=by).bind(params)
+        for k in range(6):
+            made.step({name: normal(seed=10 * k + place) for place, name in enumerate("abc")})
+        return params
+
+    assert_same(bound(executor), bound("reference"))

@@ -96,6 +96,10 @@ def part(tensors: Sequence[Tensor], block_size: int, start: int, stop: int) -> l
 NOTED: dict[tuple[Stage, ...], str] = {}
 """Pointwise chains whose leaves are stepped as they are, and why (see ``rounding``)."""
 
+KEEPING_NUMBERS: set[tuple[Stage, ...]] = set()
+"""Pointwise chains that keep a number for a whole parameter. If the parameter has no dimensions,
+the number looks like a state of its element (see ``rounding``)."""
+
 
 def why_not_pointwise(stages: Sequence[Stage]) -> str | None:
     """Return why a chain cannot be stepped in chunks; None if it can."""
@@ -109,6 +113,8 @@ def why_not_flat(stages: Sequence[Stage], leaf: Leaf) -> str | None:
     """Return why a leaf cannot be a chunk or part of one; None if it can."""
     block_size = block_size_of(stages)
     allowed = {leaf.param.numel(), -(-leaf.param.numel() // block_size)}
+    if KEEPING_NUMBERS and leaf.param.dim() == 0 and tuple(stages) in KEEPING_NUMBERS:
+        return f"{leaf.name!r} keeps a number for the whole parameter"
     for tensor in tensors_of(leaf):
         if tensor.numel() not in allowed or (tensor.dim() == 0) != (leaf.param.dim() == 0):
             return f"{leaf.name!r} keeps a state of another shape than the parameter"

@@ -1,9 +1,9 @@
 """Pointwise chains whose leaves have to be stepped as they are.
 
-They keep a number for a whole parameter, or round an element by where it is in its tensor: torch
-computes most elements of a tensor in vectors and the last ones one by one. A few operations
+Torch computes most elements of a tensor in vectors and the last ones one by one. A few operations
 round differently in the two. A chain with such an operation has the reference's bits only where
-each tensor is stepped as it is: not in a pack, a flat buffer or a block.
+each tensor is stepped as it is: not in a pack, a flat buffer or a block. Nor are parameters without
+dimensions stepped together by a rule that keeps a number for each.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.kernels.cache import ENTRIES
-from functional_optim.kernels.chunks import NOTED, why_not_pointwise
+from functional_optim.kernels.chunks import KEEPING_NUMBERS, NOTED, why_not_pointwise
 from functional_optim.kernels.errors import NotPointwiseError, UntraceableError
 from functional_optim.kernels.graph import Trace
 from functional_optim.kernels.signature import signature
@@ -40,8 +40,8 @@ _SAFE_POWERS = frozenset([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0])
 def note_rounding(stages: Sequence[Stage], leaf: Leaf) -> None:
     """Find out if a chain rounds by place, or keeps a number for a whole parameter.
 
-    Its leaves are stepped as they are from now on: of parameters without dimensions, such numbers
-    look like a state of each element.
+    Its leaves are stepped as they are from now on; where it keeps numbers, those without dimensions
+    are.
 
     Args:
         stages: of the chain.
@@ -54,16 +54,19 @@ def note_rounding(stages: Sequence[Stage], leaf: Leaf) -> None:
         shape, numbers, _ = signature(chain, leaf)
         traced = trace(chain, tuple(map(type, leaf.coefficients)), shape)
         found = _rounded_by_place(traced, numbers)
-        reason = f"torch rounds {found} by where an element is in its tensor" if found else ""
     except UntraceableError as error:
-        reason = KEEPS_NUMBER if KEEPS_NUMBER in str(error) else ""
+        if KEEPS_NUMBER in str(error) and chain not in KEEPING_NUMBERS:
+            if len(KEEPING_NUMBERS) >= ENTRIES:
+                KEEPING_NUMBERS.clear()
+            KEEPING_NUMBERS.add(chain)
+        return
     except (ArithmeticError, NotPointwiseError, ValueError):
         return
-    if not reason:
+    if found is None:
         return
     if len(NOTED) >= ENTRIES:
         NOTED.clear()
-    NOTED[chain] = reason
+    NOTED[chain] = f"torch rounds {found} by where an element is in its tensor"
 
 
 def _rounded_by_place(traced: Trace, numbers: Any) -> str | None:
