@@ -1,4 +1,4 @@
-"""What is composed is stepped alike by every executor, in place, in parts, and after a pause."""
+"""Composed optimizers step alike by every executor, in place, in parts, and after a pause."""
 
 import io
 from typing import Any

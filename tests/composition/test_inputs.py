@@ -153,7 +153,7 @@ def test_it_may_lie_in_memory_as_it_likes(layout: str, executor: Any, name: str)
 
 
 def test_it_may_be_the_gradient_or_the_parameter_itself() -> None:
-    """What a step in place writes does not reach it before it is read."""
+    """A step in place reads the input before it writes to its memory."""
     for name, (make, _) in BOTH.items():
         for which in ("gradient", "parameter"):
             with case(name=name, which=which):

@@ -46,7 +46,7 @@ def no_plans() -> None:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is called of what a planned step does not need."""
+    """Note the calls of functions that a planned step does not need."""
     places = (StepPlan, "__init__"), (engine, "update"), (engine, "prepared"), (Decider, "add_up")
     return noted_calls(monkeypatch, places)
 
@@ -85,7 +85,7 @@ def test_planned_pure_steps_are_those_of_the_reference(name: str, seen: list[str
 
 
 def assert_apart(made: Any, before: Any, missing: set[str]) -> None:
-    """What a step makes shares no memory with its arguments; what it leaves alone is the same."""
+    """Results share no memory with the arguments; a leaf without a gradient is the same object."""
     (params, state), (old, old_state) = made, before
     for name, param in params.items():
         own, old_own = state.leaves[name], old_state.leaves[name]

@@ -1,4 +1,4 @@
-"""What takes one chain for all leaves says so of anything else, before it does anything."""
+"""Functions that take one chain for all leaves refuse any other optimizer before they start."""
 
 from collections.abc import Callable
 from typing import Any

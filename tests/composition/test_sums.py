@@ -46,7 +46,7 @@ def tensors(seed: int) -> dict[str, Any]:
 
 @contextmanager
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """How many leaves each call sums up."""
+    """Note the number of leaves that each call sums up."""
     found: list[int] = []
     plain = addends.reduced_each
 

@@ -42,7 +42,7 @@ from .trees import (
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is called of what a steady step does not need."""
+    """Note the calls of functions that a steady step does not need."""
     places = (StepPlan, "__init__"), (engine, "prepared"), (Decider, "add_up")
     return noted_calls(monkeypatch, places)
 

@@ -89,6 +89,17 @@ def test_a_tensor_of_state_at_two_places_and_then_at_one(key: str) -> None:
     as_without_plans(program)
 
 
+def test_entries_of_state_that_are_none_do_not_keep_a_step_from_being_planned() -> None:
+    run = Groups(adamw(0.1), of_shapes((3,), (3,)))
+    run.step(1)
+    for entries in run.state.values():
+        entries["max_exp_avg_sq"] = None
+    run.step(2)
+    with mock.patch.object(GroupPlans, "_learn") as learn:
+        run.step(2)
+    assert not learn.called
+
+
 def test_state_that_moves_to_another_parameter() -> None:
     def program() -> Any:
         run = Groups(adamw(0.1), of_shapes((3,), (3,), (3,)))
@@ -195,7 +206,7 @@ def test_a_bound_step_by_a_gradient_that_is_a_bound_parameter(name: str, warm: i
 def test_numbers_for_whole_parameters_without_dimensions(
     constructor: Callable[..., Optimizer], executor: str
 ) -> None:
-    """Those of several parameters are no state of one tensor's elements."""
+    """Numbers of several parameters are no state of the elements of one tensor."""
 
     def program(by: str) -> Any:
         run = Groups(constructor(lr=0.1).using(executor=by), of_shapes((), (), ()))

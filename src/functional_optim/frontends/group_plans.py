@@ -64,7 +64,7 @@ class GroupTensors(NamedTuple):
 
 
 class GroupForm:
-    """What groups hold but for the tensors: numbers of parameters, keys, and what options need.
+    """All that groups hold but the tensors: numbers of parameters, keys, and what options need.
 
     Args:
         groups: that were stepped.
@@ -99,7 +99,7 @@ class GroupForm:
 
 
 class _Listed(NamedTuple):
-    """What a step of parameter groups is made of."""
+    """List of all that a step of parameter groups is made of."""
 
     held: GroupTensors
     mask: bytes | None

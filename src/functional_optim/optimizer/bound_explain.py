@@ -88,7 +88,7 @@ class Explainer:
 def why_alone(
     stages: Sequence[Stage], params: Sequence[Tensor], others: Sequence[int], layout: FlatLayout
 ) -> list[str]:
-    """Why parameters are stepped one by one, a line for each reason.
+    """Return why parameters are stepped one by one, a line for each reason.
 
     Args:
         stages: of the chain.

@@ -65,7 +65,7 @@ class LeafPositions(NamedTuple):
 
 
 def rows_of(
-    items: Sequence[Any], tensors: Sequence[Tensor], grads: Iterable[int]
+    items: Sequence[Any], tensors: Sequence[Any], grads: Iterable[int]
 ) -> list[LeafPositions] | None:
     """Return the positions of leaves' tensors in a list.
 
@@ -73,13 +73,14 @@ def rows_of(
 
     Args:
         items: the leaves: anything with a ``param``, a ``state`` and a ``name``.
-        tensors: parameters, gradients, state and step counts.
+        tensors: parameters, gradients, state and step counts, and what else is listed.
         grads: positions of the gradients. They are not looked for: two leaves that have one
             gradient now may have two at the next step.
     """
     grads = list(grads)
     of_grads = set(grads)  # a gradient may be the parameter itself
-    held = [(id(one), k) for k, one in enumerate(tensors) if k not in of_grads]
+    every = [(one, k) for k, one in enumerate(tensors) if k not in of_grads]
+    held = [(id(one), k) for one, k in every if isinstance(one, Tensor)]
     places = dict(held)
     if len(places) < len(held):
         return None

@@ -179,7 +179,7 @@ def _copied(state: Any) -> Any:
 
 
 def shared_after(shared: Any, numbers: Sequence[Any], opened: Collection[int]) -> Any:
-    """What belongs to no leaf after a pure step: new tensors.
+    """Return new tensors of what belongs to no leaf, after a pure step.
 
     Args:
         shared: as it was before the step.
