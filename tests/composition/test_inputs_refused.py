@@ -26,7 +26,7 @@ from functional_optim import (
     sgd,
     sophia,
 )
-from functional_optim.frontends.composed_local import ComposedLocal
+from functional_optim.frontends.local_optimizer import FunctionalOptimizer
 from functional_optim.frontends.recipe import recipe_of
 from hooks import apply_optimizer_in_backward
 
@@ -191,8 +191,8 @@ def test_a_total_of_a_stage_behind_one_that_lacks_its_input_says_so() -> None:
 
 FRONT_ENDS: dict[str, Callable[[Optimizer], object]] = {
     "in backward": lambda one: apply_optimizer_in_backward(one, [normal(2).requires_grad_()], {}),
-    "workers": lambda one: ComposedLocal(
-        recipe_of(one, {}),  # type: ignore[arg-type]  of what is composed
+    "workers": lambda one: FunctionalOptimizer(
+        recipe_of(one, {}),  # type: ignore[arg-type]  not None
         [{"params": [normal(2).requires_grad_()]}],
     ),
     **{way: lambda one, way=way: WAYS[way](one, params_of()) for way in WAYS},  # type: ignore[misc]

@@ -86,6 +86,7 @@ AVERAGERS: dict[str, Callable[[list[Tensor], dist.ProcessGroup], ModelAverager]]
     "DiLoCo, bfloat16": lambda params, group: OuterModelAverager(
         params, DILOCO, 3, process_group=group, compression=BFloat16()
     ),
+    "gossip": lambda params, group: GossipModelAverager(params, 3, process_group=group, seed=5),
 }
 
 
@@ -130,6 +131,7 @@ def refused() -> None:
     for rule in (muon(lr=0.1), chain(clip_by_global_norm(1.0), sgd(lr=0.7))):
         with pytest.raises(ValueError, match=r"params\[0\] is a DTensor .*, of the outer rule"):
             OuterModelAverager(model.parameters(), rule, 2, process_group=group)
-    with pytest.raises(ValueError, match=r"'params\[0\]' is a DTensor .*GossipModelAverager"):
-        GossipModelAverager(model.parameters(), 2, process_group=group)
+    gossip = GossipModelAverager(model.parameters(), 1, process_group=mesh.get_group("shards"))
+    with pytest.raises(ValueError, match=r"of DTensors the same shards"):
+        gossip.average_parameters()
     assert all(torch.equal(one, other) for one, other in zip(before, wholes(model), strict=True))

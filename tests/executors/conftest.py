@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import functional_optim
-from functional_optim.kernels import EXECUTORS, ChunkExecutor, packs
+from functional_optim.kernels import EXECUTORS, ChunkExecutor, chunks
 from functional_optim.kernels.blocked import BLOCK_VARIABLE
 from functional_optim.kernels.inductor import InductorKernel
 from functional_optim.optimizer import bound_plans
@@ -19,9 +19,8 @@ HOME = str(Path(functional_optim.__file__).parent)
 
 @pytest.fixture
 def near_borders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks, packs, blocks and loops begin at some hundred elements, so that a test meets them."""
-    monkeypatch.setattr(packs, "LARGE", 512)
-    monkeypatch.setattr(packs, "PACK", 1024)
+    """Chunks, blocks and loops begin at some hundred elements, so that a test meets them."""
+    monkeypatch.setattr(chunks, "LARGE", 512)
     monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 512)
     monkeypatch.setenv(BLOCK_VARIABLE, "256")
 

@@ -72,7 +72,7 @@ def differ(a: Any, b: Any) -> bool:
 
 
 def tree(seed: int, dtype: torch.dtype = torch.float32, *, large: bool = True) -> Tree:
-    """A tree of small leaves and, where asked for, one that is no longer packed."""
+    """A tree of small leaves and, where asked for, one that is stepped alone."""
     made = {
         key: noise(seed + 7 * k, *shape, dtype=dtype)
         for k, (key, shape) in enumerate(SHAPES.items())

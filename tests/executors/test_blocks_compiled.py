@@ -62,7 +62,7 @@ def test_of_leaves_that_are_not_bound_it_is_said_how_long_their_chunk_is() -> No
     """Together, they are worth the compiler."""
     leaves = [noise(k, 100) for k in range(200)]
     said = EIGHT_BITS.using(executor="auto").explain(leaves)
-    assert said.startswith("200 parameters, 20,000 elements of torch.float32 on cpu, packed")
+    assert said.startswith("200 parameters, 20,000 elements of torch.float32 on cpu, together")
     assert "no loop is compiled for so few elements" not in said
 
 

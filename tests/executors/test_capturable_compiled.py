@@ -17,7 +17,7 @@ from functional_optim import (
     stored,
     weight_decay,
 )
-from functional_optim.kernels import packs
+from functional_optim.kernels import blocked
 
 from ..choices import case
 from .bound_tree import full, parameters
@@ -91,21 +91,20 @@ def test_parameters_of_every_kind_and_the_first_step_captured() -> None:
 def test_memory_that_other_optimizers_use_again_is_not_captured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Small leaves that lie apart are packed: into scratch, where nothing is captured."""
+    """Temporaries of a block lie in scratch, where nothing is captured."""
 
     def used(*_: Any) -> Any:
         raise AssertionError("scratch of the thread")
 
-    monkeypatch.setattr(packs, "scratch", used)
+    monkeypatch.setattr(blocked, "scratch", used)
     params = {"apart": noise(1, 6, 5)[::2], "flat": noise(2, 4)}
     grads = {"apart": noise(3, 5, 3).t(), "flat": noise(4, 4)}
     optimizer = chain(clip_by_global_norm(1.0), adamw(0.1)).using(executor="compiled")
     bound = optimizer.bind(params, capturable=True)
     recorded(bound, grads)
-    apart = {"a": noise(1, 6), "b": noise(2, 4)}
-    blocked = optimizer.using(executor="blocked")
+    large, in_blocks = noise(1, 300, 300), optimizer.using(executor="blocked")
     with pytest.raises(AssertionError, match="scratch of the thread"):
-        blocked.update_(apart, apart, blocked.init(apart))
+        in_blocks.update_(large, large.clone(), in_blocks.init(large))
 
 
 def test_numbers_in_tensors_of_a_tuple_are_not_compiled_elsewhere() -> None:

@@ -48,7 +48,7 @@ def test_each_part_of_a_partition_has_its_lines() -> None:
         "param_groups[1]: 1 parameters, 6 elements of torch.float32 on cpu: frozen",
     ]
     # By the loop that another step of this process has compiled, or by none.
-    start = "param_groups[2]: 1 parameters, 1 elements of torch.float32 on cpu, packed together: "
+    start = "param_groups[2]: 1 parameters, 1 elements of torch.float32 on cpu, together: "
     assert last.removeprefix(start) in {
         "blocked; no loop is compiled for so few elements",
         "exact; compiled, with fused multiplications and additions as torch has them",
@@ -59,4 +59,4 @@ def test_one_group_is_explained_as_it_is() -> None:
     weight = torch.ones(3, requires_grad=True)
     for optimizer in (sgd(lr=0.1), chain(accumulate(2), sgd(lr=0.1))):
         said = TorchOptimizer([weight], optimizer).explain()
-        assert said.startswith("1 parameters, 3 elements of torch.float32 on cpu, packed together")
+        assert said.startswith("1 parameters, 3 elements of torch.float32 on cpu, together")

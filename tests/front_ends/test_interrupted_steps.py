@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from functional_optim import TorchOptimizer, adamw
-from functional_optim.kernels import packs
+from functional_optim.kernels import chunks
 from tests.choices import case
 from tests.executors.support import broken_off
 
@@ -18,9 +18,9 @@ def _made() -> TorchOptimizer:
     return TorchOptimizer(params, adamw(0.1).using(executor="blocked"))
 
 
-def test_between_packs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_between_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """The steps that follow are those of whoever had no gradients for what was not stepped."""
-    monkeypatch.setattr(packs, "LARGE", 1)  # each leaf is one
+    monkeypatch.setattr(chunks, "LARGE", 1)  # each leaf is one
     for at in range(1, len(SHAPES) + 1):
         broken, plain = _made(), _made()
         with case(at=at):

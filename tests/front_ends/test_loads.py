@@ -18,7 +18,7 @@ from functional_optim import (
     schedule_free_adamw,
     sgd,
 )
-from tests.choices import each
+from tests.choices import case, each
 
 from .support import (
     FLAT,
@@ -51,6 +51,22 @@ BROKEN: dict[str, Callable[[dict[str, Any]], Any]] = {
     "other options": lambda saved: saved["param_groups"][0].update(amsgrad=True),
     "no lr": lambda saved: saved["param_groups"][1].pop("lr"),
 }
+
+
+@each(what=["text", 3.5, [1, 2]], loaded=[True, False], flat=FLAT)
+def test_an_entry_of_state_that_is_no_tensor_is_named(what: Any, loaded: bool, flat: bool) -> None:
+    """Where a tensor is kept, and where nothing is."""
+    for key, error, match in (
+        ("exp_avg", TypeError, r"has .* as 'exp_avg', and a tensor is kept there"),
+        ("mine", ValueError, r"does not fit this optimizer: .*\(differing: mine\)"),
+    ):
+        ours = started(flat=flat)
+        saved = ours.state_dict()
+        saved["state"][1] = {**saved["state"][1], key: what}
+        if not loaded:
+            ours.state[params_of(ours)[1]][key] = what
+        with case(key=key), pytest.raises(error, match=match):
+            ours.load_state_dict(saved) if loaded else run(ours, 2)
 
 
 @each(name=BROKEN, flat=FLAT)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from functional_optim import TorchOptimizer, adamw, chain, clip_by_global_norm, ema, muon, partition
 from sharding import MatrixBlocks, MatrixOwnerOptimizer, ParameterSpec, ShardPlan, plan
+from sharding.matrices.exchange import RowExchange
 from tests.choices import case
 from tests.tensors import normal
 
@@ -95,6 +97,31 @@ def collectives() -> None:
                 with Collectives() as seen:
                     pair.ours.step()
                 assert seen.names == found
+
+
+def overlapped() -> None:
+    """Matrices are on their way back before the other parameters are stepped."""
+    for name in ("muon", "clipped"):
+        pair = Pair(OPTIMIZERS[name](), world())
+        for step in range(3):  # without a plan, and with one
+            pair.backward(step)
+            rest = [one.tensor for one in pair.ours._stand_ins.by_tensor.values()]
+            rest = [one for one in rest if not pair.ours._is_matrix(one)]
+            before, seen = [one.clone() for one in rest], list[list[bool]]()
+            scatter = RowExchange.scatter
+
+            def noted(self: Any, *given: Any) -> Any:
+                pairs = zip(rest, before, strict=True)  # noqa: B023  called in this turn
+                seen.append([torch.equal(*pair) for pair in pairs])  # noqa: B023
+                return scatter(self, *given)  # noqa: B023
+
+            with case(optimizer=name, step=step):
+                with mock.patch.object(RowExchange, "scatter", noted):
+                    pair.ours.step()
+                pair.theirs.step()
+                pair.check()
+                assert seen == [[True] * len(rest)]
+                assert not any(map(torch.equal, rest, before))
 
 
 def planned() -> str:

@@ -18,6 +18,7 @@ def worlds() -> dict[int, Outcomes]:
         "as one": Job(jobs.as_one_process, {"names": NAMES}),
         "bfloat16": Job(jobs.as_one_process, {"names": ["muon", "clipped"], "dtype": "bfloat16"}),
         "collectives": Job(jobs.collectives),
+        "overlapped": Job(jobs.overlapped),
         "experts": Job(jobs.experts),
         "experts alone": Job(jobs.experts_alone),
         "frozen and tied": Job(jobs.frozen_and_tied),
@@ -46,6 +47,7 @@ def worlds() -> dict[int, Outcomes]:
         "meshes": Job(refusals.refused_meshes),
         "beside plain": Job(jobs.beside_plain),
         "collectives": Job(jobs.collectives),
+        "overlapped": Job(jobs.overlapped),
         "planned": Job(jobs.planned),
     }
     return {
@@ -77,6 +79,10 @@ def test_ranks_make_the_same_plan_of_blocks(worlds: dict[int, Outcomes]) -> None
 
 def test_two_collectives_for_all_matrices(worlds: dict[int, Outcomes]) -> None:
     check_well(worlds, "collectives")
+
+
+def test_rows_travel_while_other_parameters_are_stepped(worlds: dict[int, Outcomes]) -> None:
+    check_well(worlds, "overlapped")
 
 
 def test_stacks_of_experts_are_stepped_where_they_are(worlds: dict[int, Outcomes]) -> None:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.core.brief import brief
 from functional_optim.core.checks import check_leaf_state
 from functional_optim.core.hyper import is_plain
 from functional_optim.core.initial import fields_depend_on, fields_of, init_leaf
@@ -108,6 +109,7 @@ def from_entries(
             starts as the parameter was, or as a hyper-parameter, may differ from it by now.
 
     Raises:
+        TypeError: an entry that is no tensor.
         ValueError: some entries are missing, unknown, or of another shape; or they are those of a
             parameter that was stepped, and nothing says how often.
     """
@@ -119,7 +121,7 @@ def from_entries(
     # What an option that is off has left behind is not used, as in torch.
     unused = {key for key in entries if any(field.left_behind(key) for field in every)}
     given = {
-        key: value.to_dense() if value.is_sparse else value
+        key: value.to_dense() if isinstance(value, Tensor) and value.is_sparse else value
         for key, value in entries.items()
         if key != "step" and key not in unused and key not in counts and value is not None
     }
@@ -129,6 +131,11 @@ def from_entries(
             f"the state of {name!r} does not fit this optimizer: it has {sorted(given)}, wanted is "
             f"{sorted(wanted)} (differing: {', '.join(odd)})"
         )
+    for key, value in given.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"the state of {name!r} has {brief(value)} as {key!r}, and a tensor is kept there"
+            )
     if wanted and not given:
         with torch.no_grad():
             start = init_leaf(stages, hypers, param)

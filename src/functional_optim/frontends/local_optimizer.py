@@ -8,35 +8,15 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from functional_optim.core.brief import brief
-from functional_optim.core.hyper import copy_tensors
-from functional_optim.core.known_options import KnownOptions
-from functional_optim.core.links import values
 from functional_optim.core.one_at_a_time import StepLock, one_at_a_time
-from functional_optim.core.stage import Link
-from functional_optim.frontends.checkpoint_names import matched_by_name
-from functional_optim.frontends.composed_local import ComposedLocal
 from functional_optim.frontends.foreign import ForeignOptimizer
+from functional_optim.frontends.local_options import ClassOptions, LocalOptions, OwnOptions
 from functional_optim.frontends.recipe import (
-    Chains,
     ComposedRecipe,
-    GroupChain,
     Recipe,
     class_of_functional,
     recipe_of,
 )
-from functional_optim.frontends.torch_checkpoint import DECOUPLED
-from functional_optim.frontends.torch_given import GivenGradients
-from functional_optim.frontends.torch_groups import (
-    NOT_OPTIONS,
-    neutral_flags,
-    options_of,
-    params_of_groups,
-    require_options,
-)
-from functional_optim.frontends.torch_schedule import guarded
-
-_WRITTEN = ("step", DECOUPLED)
-"""What checkpoints have in groups beside options of their class, and need to be read."""
 
 
 class LocalOptimizer(Protocol):
@@ -166,8 +146,6 @@ def bound(found: Recipe | Foreign, params: Iterable[Any]) -> LocalOptimizer:
     groups = as_groups(params)
     if isinstance(found, Foreign):
         return ForeignOptimizer(found.make, groups, found.args, found.options)
-    if isinstance(found, ComposedRecipe):
-        return ComposedLocal(found, groups)
     return FunctionalOptimizer(found, groups)
 
 
@@ -222,147 +200,65 @@ def _refuse_twice(groups: Sequence[Mapping[str, Any]]) -> None:
 
 
 class FunctionalOptimizer:
-    """A local optimizer by a chain: groups have the options of the class that was given.
+    """A local optimizer by what has a functional equivalent.
 
     Args:
-        recipe: turns options into chains.
-        groups: of parameters.
+        recipe: of the optimizer; groups have the options of the class that was given, or its
+            hyper-parameters.
+        groups: of parameters, or pairs of a name and a parameter.
 
     Raises:
-        TypeError, ValueError: an option with a wrong value; groups that need different chains.
+        TypeError, ValueError: an option with a wrong value; groups that need different chains; a
+            stage that needs inputs beside the gradients; a parameter on which no rule acts.
     """
 
     def __init__(self, recipe: Recipe, groups: Sequence[Mapping[str, Any]]) -> None:
         self._lock = StepLock()
-        self._chains = Chains(lambda number: recipe)
-        for group in groups:
-            require_options(group, recipe.defaults)
-        options = [copy_tensors({**recipe.defaults, **options_of(group)}) for group in groups]
-        given = [group["params"] for group in groups]
-        first = next(one for params in given for one in params)
+        first = next(one for group in groups for one in group["params"])
         param = first[1] if isinstance(first, tuple) else first
-        self._device = param.device.type if isinstance(param, Tensor) else "cpu"
-        chain = recipe.made(options[0], self._device)
-        self._stages = chain.stages
-        # A class that counts steps for a group has the count written there.
-        counted = {key: 0 for key in ("step",) if key in recipe.form.options}
-        self._inner = GivenGradients(
-            [
-                {**_hyper_of(self._chain(number, one)), **counted, "params": params}
-                for number, (one, params) in enumerate(zip(options, given, strict=True))
-            ],
-            chain,
+        device = param.device.type if isinstance(param, Tensor) else "cpu"
+        self._options: LocalOptions = (
+            OwnOptions(recipe, groups, device)
+            if isinstance(recipe, ComposedRecipe)
+            else ClassOptions(recipe, groups, device)
         )
-        self._taken: dict[int, GroupChain] = {}
-        self._known = KnownOptions(beside=NOT_OPTIONS)
-        self.param_groups: list[dict[str, Any]] = [
-            guarded({**_parameters_of(inner), **one}, recipe.defaults)
-            for inner, one in zip(self._inner.param_groups, options, strict=True)
-        ]
+        self._inner = self._options.inner
+        self.param_groups = self._options.shown()
 
     @property
     def params(self) -> list[Tensor]:
         """The parameters, group by group."""
-        return params_of_groups(self._inner.param_groups)
+        return self._inner.params
 
     @property
     def measured_stages(self) -> int:
-        """Number of totals over all gradients that the chain needs."""
+        """Number of totals over all gradients that a step needs."""
         return self._inner.measured_stages
 
     @one_at_a_time
     def step(self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()) -> None:
         """Make a step, by the current options."""
-        self._take_options()
+        self._options.hand_on(self.param_groups)
         self._inner.step_by(gradients, measured=measured)
 
     @one_at_a_time
     def measure(
         self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()
     ) -> Tensor:
-        """Return each parameter's addend to the next total."""
-        self._take_options()
+        """Return each parameter's addend to the next total; a row of several, where needed."""
+        self._options.hand_on(self.param_groups)
         return self._inner.measure(gradients, measured=measured)
 
     @one_at_a_time
     def state_dict(self) -> dict[str, Any]:
         """Options and state, as the class that was given writes them."""
-        self._take_options()
-        found = self._inner.state_dict()
-        groups = [
-            {
-                **options_of(own),
-                **{key: inner[key] for key in _WRITTEN if key in inner},
-                **_parameters_of(inner),
-            }
-            for inner, own in zip(found["param_groups"], self.param_groups, strict=True)
-        ]
-        return {**found, "param_groups": groups}
+        self._options.hand_on(self.param_groups)
+        return self._options.written(self._inner.state_dict(), self.param_groups)
 
     @one_at_a_time
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over options and state: of this class, or of the equivalent torch.optim class."""
-        saved = matched_by_name(state_dict["param_groups"], self.param_groups)
-        if len(saved) != len(self.param_groups):
-            raise ValueError(
-                f"this state has {len(saved)} parameter groups, the optimizer "
-                f"{len(self.param_groups)}"
-            )
-        taken = [
-            {**options_of(own), **neutral_flags(one, own), **options_of(one)}
-            for own, one in zip(self.param_groups, saved, strict=True)
-        ]
-        groups = [
-            {
-                **_hyper_of(self._chain(number, options)),
-                **{key: one[key] for key in _WRITTEN if key in one},
-                **_parameters_of(one),
-            }
-            for number, (options, one) in enumerate(zip(taken, saved, strict=True))
-        ]
-        self._inner.load_state_dict({**state_dict, "param_groups": groups})
-        self._taken = {}
-        self._known.forget()
-        for own, options, inner in zip(
-            self.param_groups, taken, self._inner.param_groups, strict=True
-        ):
-            kept = {key: value for key, value in options.items() if key != "step"}
-            own.clear()
-            own.update({**_parameters_of(inner), **kept})
-
-    def _take_options(self) -> None:
-        """Hand options on that have changed."""
-        if self._known.hold(self.param_groups):
-            return
-        for number, own in enumerate(self.param_groups):
-            chain = self._chain(number, own)
-            if self._taken.get(number) is not chain:
-                self._inner.param_groups[number].update(_hyper_of(chain))
-                self._taken[number] = chain
-        self._known.learn(self.param_groups)
-
-    def _chain(self, number: int, options: Mapping[str, Any]) -> GroupChain:
-        """The chain for a group's options.
-
-        Raises:
-            ValueError: it is another than the first group's.
-        """
-        chain = self._chains.of(number, options, self._device)
-        if chain.stages != self._stages:
-            raise ValueError(
-                f"the options of parameter group {number} need another chain than those of group "
-                "0; make an optimizer of its own for that group"
-            )
-        return chain
-
-
-def _hyper_of(chain: GroupChain) -> dict[str, Any]:
-    """The hyper-parameters of a chain, by name."""
-    return values(tuple(map(Link, chain.stages, chain.hypers)))
-
-
-def _parameters_of(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: group[key] for key in NOT_OPTIONS if key in group}
+        self._options.load(state_dict, self.param_groups)
 
 
 def _named(

@@ -27,6 +27,7 @@ from functional_optim.frontends.torch_inputs import of_parameters
 from functional_optim.kernels import EXECUTORS, Executor, in_place
 from functional_optim.optimizer import Optimizer
 from functional_optim.plan.composed import one_step
+from functional_optim.plan.composed.between_runs import BetweenRuns
 from functional_optim.plan.composed.decider import Decider
 from functional_optim.plan.composed.shared_numbers import (
     as_tensor,
@@ -115,6 +116,7 @@ class ComposedGroups:
         gradients: Callable[[list[Tensor]], list[Tensor | None]],
         extra: Mapping[str, Any],
         measured: Sequence[Tensor] = (),
+        between: BetweenRuns | None = None,
     ) -> None:
         """Step all groups by a plan; without one, plan the next steps.
 
@@ -125,6 +127,7 @@ class ComposedGroups:
             gradients: gives the gradients of parameters.
             extra: the inputs beside the gradients; those of parameters are mappings.
             measured: totals that are known.
+            between: a call between the runs of the step.
         """
         every = groups
         if not all(map(_PLACES, self.parts)):
@@ -136,6 +139,9 @@ class ComposedGroups:
             given = of_parameters(links, every, held.params, extra) if extra else extra
             tensors = held.tensors
             step = known.steps.prepared(links, chains, tensors, grads, self.shared, measured, given)
+            if step is not None and between is not None:
+                runs = between.ordered(step.runs, step.members, held.params)
+                step = step._replace(runs=runs)
             if step is not None:
                 defer_interrupts(known.steps.make, step, self.shared)
                 return
@@ -145,7 +151,7 @@ class ComposedGroups:
         with torch.no_grad():  # totals of parameters are plain numbers
             leaves = leaves.with_gradients_apart()
             decided = one_step.decide(links, executor, leaves, self.shared, measured, extra)
-        one_step.update_(executor, decided, self.shared)
+        one_step.update_(executor, decided, self.shared, between)
         known, held = self._known(groups, states)
         if known is None:
             own, masks = leaves.leaves, self.masks

@@ -1,6 +1,9 @@
 """Explanation of how a torch.optim front-end steps its parameter groups."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
 
 from functional_optim.frontends.torch_flat import Group
 from functional_optim.kernels import in_place
@@ -9,7 +12,10 @@ from functional_optim.optimizer.explain import chain_lines
 
 
 def explain_groups(
-    groups: Sequence[Group], optimizer_of: Callable[[int], Optimizer], executor: str
+    groups: Sequence[Group],
+    state: Mapping[Tensor, Mapping[str, Any]],
+    optimizer_of: Callable[[int], Optimizer],
+    executor: str,
 ) -> str:
     """Return which executor steps which parameters, and why, a line for each kind of them.
 
@@ -17,6 +23,7 @@ def explain_groups(
 
     Args:
         groups: as they are now.
+        state: torch's dicts.
         optimizer_of: gives the chain of the group of a number.
         executor: the name of the whole optimizer's.
     """
@@ -28,5 +35,6 @@ def explain_groups(
         head = f"param_groups[{group.number}]: " if len(groups) > 1 else ""
         stages = optimizer_of(group.number).stages
         found = [(param, group.hypers) for param in group.params]
-        lines += [head + line for line in chain_lines(stages, executor, found)]
+        step = 1.0 + max([int(state.get(one, {}).get("step", 0)) for one in group.params] or [0])
+        lines += [head + line for line in chain_lines(stages, executor, found, step)]
     return "\n".join(lines)

@@ -1,8 +1,7 @@
 """The blocked kernel: the rule's own operations over blocks that stay in the cache.
 
 No compiler is needed, nothing is allocated but a few blocks of scratch, which are kept. A block is
-cut so that all that it touches fits the last-level cache, where there is more than one operation;
-blocks of several parameters are packed together by :mod:`functional_optim.kernels.chunks`.
+cut so that all that it touches fits the last-level cache, where there is more than one operation.
 """
 
 import os

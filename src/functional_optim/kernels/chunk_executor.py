@@ -1,4 +1,4 @@
-"""An executor that runs a kernel over chunks: leaves packed, cut and stepped in place."""
+"""An executor that runs a kernel over chunks: leaves listed, cut and stepped in place."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -20,11 +20,12 @@ from functional_optim.core.capturing import check_not_captured
 from functional_optim.core.leaf import PLAIN, Leaf, Scalars, Stepped, is_measured, on_device
 from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.core.state import map_state
-from functional_optim.kernels import packs
 from functional_optim.kernels.bound_leaves import BoundLeaves
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.chunks import (
     Table,
+    as_chunk,
+    is_large,
     joined,
     tensors_of,
     why_not_pointwise,
@@ -52,8 +53,8 @@ from functional_optim.kernels.validate import require_pointwise_stages
 PIECE = 1 << 20
 """Elements that are done at a time where a step, or a sum, cannot be done in place."""
 
-_NARROW = ForeachKernel(on_cpu=True, dtypes={torch.bfloat16, torch.float16})
-"""Steps small leaves of 16-bit floats, for which there is no loop: they cannot be packed."""
+_LISTS = ForeachKernel(on_cpu=True)
+"""Steps small leaves that no loop steps together."""
 
 _TESTED: Cache[None] = Cache()
 """Chains that are pointwise, by their stages and dtypes."""
@@ -85,8 +86,8 @@ class ChunkExecutor(Executor):
     ) -> None:
         self.kernels = kernels
         self._joining = joining
-        narrow = () if strict else (_NARROW,)
-        self._listings = (*((listing,) if listing is not None else ()), *narrow)
+        every = (listing, None if strict else _LISTS)
+        self._listings = [one for one in every if one is not None]
         self.strict = strict
         self._stacks = stacks
         self._takes_device_scalars = on_device
@@ -200,7 +201,7 @@ class ChunkExecutor(Executor):
     def may_list(self, stages: Sequence[Stage], tensors: Sequence[Tensor]) -> bool:
         """Return True if a leaf with these tensors, parameter first, is stepped in a list."""
         param = tensors[0]
-        if block_size_of(stages) > 1 or (param.is_cpu and param.numel() >= packs.LARGE):
+        if block_size_of(stages) > 1 or (param.is_cpu and is_large(param)):
             return False
         return len({(one.shape, one.stride()) for one in tensors}) == 1
 
@@ -225,12 +226,12 @@ class ChunkExecutor(Executor):
                 run = listing.bind_lists(stages, like, columns)
                 if not isinstance(run, str):
                     return partial(run, totals)
-        if self.exact and like.param.dtype.itemsize <= 2:
-            return packs.bind_each(self.bind_chunk, stages, like, columns, totals)
-        if like.entries is None or "packs" not in like.entries:
-            self.bind_chunk(stages, like, totals)  # a kernel says more of what it refuses
-            self.validate(stages, like, totals)
-        return packs.bind_packs(self.bind_chunk, stages, like, columns, totals)
+        calls = []
+        for row in zip(*columns, strict=True):
+            chunk = as_chunk(with_tensors(like, row))
+            assert chunk is not None, "it fills its memory"
+            calls.append(self.bind_chunk(stages, chunk._replace(entries=None), totals))
+        return partial(_in_turn, calls)
 
     def totals(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
@@ -286,28 +287,26 @@ class ChunkExecutor(Executor):
         if all(stage.granularity == 1 for stage in stages):
             _TESTED.get_or_make(key, lambda: require_pointwise_stages(stages, chunk, totals))
 
-    def explain(self, stages: Sequence[Stage], chunk: Leaf) -> str:
-        """Return the kernel of a chunk, and why."""
+    def explain(self, stages: Sequence[Stage], chunk: Leaf, *, listed: bool = False) -> str:
+        """Return the kernel of a chunk, or of small leaves with so many elements, and why."""
         reasons: list[str] = []
         for kernel in self._asked(chunk):
             reason = kernel.supports(stages, chunk)
             if reason is None:
-                lists = [] if kernel is self._joining else self._by_lists(stages, chunk)
-                by = [kernel.explain(stages, chunk), *lists, *reasons]
-                return "; ".join(by)
+                is_listed = listed and kernel is not self._joining
+                by = self._by_lists(stages, chunk) if is_listed else None
+                return "; ".join([by or kernel.explain(stages, chunk), *reasons])
             reasons.append(reason)
         return "; ".join(["reference", *dict.fromkeys(reasons)])
 
-    def _by_lists(self, stages: Sequence[Stage], chunk: Leaf) -> list[str]:
-        """Return the explanation of small leaves that no loop steps."""
-        if chunk.param.is_cpu and chunk.param.numel() >= packs.LARGE:
-            return []
+    def _by_lists(self, stages: Sequence[Stage], chunk: Leaf) -> str | None:
+        """Return the name of the kernel that steps small leaves in lists; None if there is none."""
         for listing in self._listings:
             if listing.is_for(chunk):
                 run = listing.bind_lists(stages, chunk, [[one] for one in tensors_of(chunk)])
                 if not isinstance(run, str):
-                    return [f"tensors that lie apart by {listing.called}"]
-        return []
+                    return listing.called
+        return None
 
     def _asked(self, chunk: Leaf) -> list[Kernel]:
         """The kernels that are for a chunk."""
@@ -329,6 +328,11 @@ class ChunkExecutor(Executor):
             added(self._leaves.measure(stages, [one], measured) for one in _pieces(stages, leaf))
             for leaf in leaves
         )
+
+
+def _in_turn(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call()
 
 
 def _why_not(kernel: Kernel, stages: Sequence[Stage], chunk: Leaf) -> str | None:

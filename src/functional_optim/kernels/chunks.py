@@ -1,6 +1,6 @@
 """Leaves as chunks: elements in one piece of memory, which kernels work through.
 
-A leaf that fills its memory is a chunk as it stands; others are packed (``packs``).
+A leaf that fills its memory is a chunk as it stands.
 """
 
 import ctypes
@@ -14,6 +14,10 @@ from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.core.state import map_state
 
 POINTER = ctypes.c_void_p
+
+LARGE = 1 << 16
+"""Elements from which a leaf is stepped alone where no loop takes pointers: the call is then cheap
+beside the work. Smaller leaves are stepped in lists."""
 
 
 class Table(NamedTuple):
@@ -52,6 +56,11 @@ class Table(NamedTuple):
         """The table of leaves, of which each is its tensors, the parameter first."""
         lengths = [tensors[0].numel() for tensors in leaves]
         return cls.of(lengths, [one.data_ptr() for tensors in leaves for one in tensors])
+
+
+def is_large(tensor: Tensor) -> bool:
+    """Return True for a tensor of :data:`LARGE` elements or more."""
+    return tensor.numel() >= LARGE
 
 
 def tensors_of(leaf: Leaf) -> list[Tensor]:

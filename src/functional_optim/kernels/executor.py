@@ -70,8 +70,14 @@ class Chunks(Protocol):
         """Make sure, once, that chunks may be joined and cut; NotPointwiseError if not."""
         ...
 
-    def explain(self, stages: Sequence[Stage], chunk: Leaf) -> str:
-        """Return the kernel of a chunk, and why."""
+    def explain(self, stages: Sequence[Stage], chunk: Leaf, *, listed: bool = False) -> str:
+        """Return the kernel of a chunk, and why.
+
+        Args:
+            stages: of the chain.
+            chunk: memory that is stepped.
+            listed: whether it stands for several leaves, each of which may be stepped in a list.
+        """
         ...
 
     def compile(self, stages: Sequence[Stage], chunk: Leaf) -> None:

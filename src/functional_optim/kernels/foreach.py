@@ -1,12 +1,13 @@
 """The foreach kernel: a chain over lists, by torch's functions that do one thing to each tensor.
 
-On an accelerator a call costs more than the work on a small tensor. Of the chain's own graph, each
-operation is made of all leaves at once where torch has a function for lists that gives the same
-bits, which is tried out; any other one leaf by leaf. So the step has the reference's bits, needs no
-compiler, and takes about as many launches as the rule has operations.
+On an accelerator a call costs more than the work on a small tensor; so does a call from Python on
+the CPU, where torch goes through a list one by one. Of the chain's own graph, each operation is made
+of all leaves at once where torch has a function for lists that gives the same bits, which is tried
+out; any other one leaf by leaf. So the step has the reference's bits, needs no compiler, and takes
+about as many launches as the rule has operations.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +20,6 @@ from functional_optim.kernels.cache_key import CacheKey, entry, key_of
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.kernel import KernelStep
 from functional_optim.kernels.list_program import ListProgram, list_program
-from functional_optim.kernels.packs import runs_of
 from functional_optim.kernels.signature import Numbers
 from functional_optim.kernels.trace import trace
 
@@ -33,22 +33,16 @@ class ForeachKernel:
     """A chain by torch's functions of lists, with the reference's bits.
 
     Args:
-        on_cpu: whether it is for the CPU too. torch goes through a list there one by one, which
-            costs less than calls from Python do.
-        dtypes: of parameters that it is for; None for all.
+        on_cpu: whether it is for the CPU, or for accelerators.
     """
 
     called = "foreach"
 
-    def __init__(
-        self, *, on_cpu: bool = False, dtypes: Collection[torch.dtype] | None = None
-    ) -> None:
-        self._on_cpu, self._dtypes = on_cpu, dtypes
+    def __init__(self, *, on_cpu: bool) -> None:
+        self._on_cpu = on_cpu
 
     def is_for(self, like: Leaf) -> bool:
-        if like.scalars is not Scalars.HOST or (like.param.is_cpu and not self._on_cpu):
-            return False
-        return self._dtypes is None or like.param.dtype in self._dtypes
+        return like.scalars is Scalars.HOST and like.param.is_cpu is self._on_cpu
 
     def bind_lists(
         self, stages: Sequence[Stage], like: Leaf, columns: Sequence[list[Tensor]]
@@ -64,7 +58,7 @@ class ForeachKernel:
         except UntraceableError as error:
             return str(error)
         program, compute_scalars = found
-        slabs = runs_of(list(map(Tensor.numel, columns[0])), SLAB)
+        slabs = slabs_of(list(map(Tensor.numel, columns[0])), SLAB)
 
         def run(totals: Sequence[Tensor]) -> None:
             scalar_args = compute_scalars(numbers, totals)
@@ -92,3 +86,16 @@ def _program(
 
     want = (stages, key.classes, key.shape, key.dtypes, device.type)
     return _PROGRAMS.get_or_make(want, make), traced.compute_scalars
+
+
+def slabs_of(lengths: Sequence[int], most: int) -> list[tuple[int, int]]:
+    """Return where lists are cut, so that a slab has at most so many elements, or is one leaf."""
+    if sum(lengths) <= most:
+        return [(0, len(lengths))]
+    found, start, count = [], 0, 0
+    for place, length in enumerate(lengths):
+        if count and count + length > most:
+            found.append((start, place))
+            start, count = place, 0
+        count += length
+    return [*found, (start, len(lengths))]

@@ -42,7 +42,7 @@ EXECUTORS: dict[str, Executor] = {
     "reference": ReferenceExecutor(ChunkExecutor(on_device=True)),
     "blocked": ChunkExecutor(_BLOCKED, stacks=_STACKS),
     "fused": ChunkExecutor(_FUSED, listing=_FUSED, strict=True),
-    "eager": ChunkExecutor(_BLOCKED, listing=ForeachKernel(), stacks=_STACKS),
+    "eager": ChunkExecutor(_BLOCKED, listing=ForeachKernel(on_cpu=False), stacks=_STACKS),
 }
 """All executors by name, those of users (:func:`register_executor`) among them.
 

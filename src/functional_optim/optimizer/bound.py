@@ -24,7 +24,7 @@ from functional_optim.optimizer.bound_copies import BoundCopies
 from functional_optim.optimizer.bound_explain import Explainer, why_alone
 from functional_optim.optimizer.bound_gradients import BoundGradients
 from functional_optim.optimizer.bound_plans import BoundParams, BoundPlans
-from functional_optim.optimizer.bound_states import make_states
+from functional_optim.optimizer.bound_states import StateGuard, make_states
 from functional_optim.plan.flat.layout import FlatLayout
 from functional_optim.plan.guard import MemoryGuard, grads_of, mask_of
 from functional_optim.plan.item import coefficients_at
@@ -122,6 +122,7 @@ class BoundOptimizer(BoundCopies):
         self._guarded = [*self._layout.params, *written, *self._layout.gradient_buffers()]
         """Parameters and buffers, which have to stay where they are."""
         self._guard = MemoryGuard(self._guarded)
+        self._handed_out: StateGuard | None = None
         self._reads: bool | None = None  # found out when it is asked
 
     def _flat_buffers(self) -> list[BoundBuffer]:
@@ -149,7 +150,13 @@ class BoundOptimizer(BoundCopies):
 
     @property
     def state(self) -> State:
-        """The state, stepped in place: what ``update`` takes, to be saved like any other."""
+        """The state, stepped in place: what ``update`` takes, to be saved like any other.
+
+        Values may be written into its tensors. Tensors that are given other memory make the next
+        step raise.
+        """
+        if self._handed_out is None:
+            self._handed_out = StateGuard(self._states, self._names)
         return self._state
 
     @property
@@ -242,8 +249,9 @@ class BoundOptimizer(BoundCopies):
             TypeError: an unknown hyper-parameter, or a gradient that is no tensor.
             ValueError: another tree, a gradient of another shape, dtype or device, or a value out
                 of bounds.
-            RuntimeError: a parameter or buffer that someone has moved, resized or re-pointed; a
-                sparse gradient that the chain cannot take; a CUDA graph is being captured.
+            RuntimeError: a parameter, a buffer or a tensor of the state that someone has moved,
+                resized or re-pointed; a sparse gradient that the chain cannot take; a CUDA graph is
+                being captured.
         """
         if LOOPS.unsaid:
             LOOPS.say()
@@ -251,6 +259,8 @@ class BoundOptimizer(BoundCopies):
             check_not_captured(self._watched)
         if measured:
             check_measured(self._optimizer.stages, measured)
+        if self._handed_out is not None:
+            self._handed_out.check()
         hypers = self._of_groups(self._with(hyper)[1]) if hyper else self._group_hypers
         given = None if grads is self._gradient_tree else self._grad_list(grads)
         self._step(hypers, given, measured)

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from functional_optim.core.initial import init_leaf
 from functional_optim.core.stage import Stage
-from functional_optim.core.state import LeafState
+from functional_optim.core.state import LeafState, state_tensors
 from functional_optim.optimizer.bound_buffer import BoundBuffer, keeps_flat_state
 from functional_optim.plan.flat.layout import FlatLayout
+from functional_optim.plan.guard import MemoryGuard
 
 
 def make_states(
@@ -54,3 +55,42 @@ def make_states(
             step = alone.step.to(params[i].device) if counts_beside else alone.step
             states[i] = alone._replace(step=step)
     return buffers, [states[i] for i in range(len(params))], others
+
+
+class StateGuard:
+    """Check that the tensors of a state lie where they did when a caller was given it.
+
+    Args:
+        states: of the parameters.
+        names: of the parameters.
+    """
+
+    def __init__(self, states: Sequence[LeafState], names: Sequence[str]) -> None:
+        own = [_tensors_of(one) for one in states]
+        self._tensors = [tensor for tensors in own for tensor in tensors]
+        self._names = [
+            name for name, tensors in zip(names, own, strict=True) for _ in range(len(tensors))
+        ]
+        self._starts = list(map(Tensor.data_ptr, self._tensors))
+        self._guard = MemoryGuard(self._tensors)
+
+    def check(self) -> None:
+        """Make sure that they lie there.
+
+        Raises:
+            RuntimeError: names the parameter whose state was given other memory.
+        """
+        if self._guard.hold(self._tensors):
+            return
+        pairs = zip(self._tensors, self._starts, self._names, strict=True)
+        name = next((name for one, start, name in pairs if one.data_ptr() != start), None)
+        raise RuntimeError(
+            f"the state{'' if name is None else f' of {name!r}'} was resized or given other memory "
+            "since it was bound, and steps do not see that; write values in place, as by "
+            "tensor.copy_(value), or give a whole state to load_state()"
+        )
+
+
+def _tensors_of(state: LeafState) -> list[Tensor]:
+    gates = [one for counts in state.gates for one in counts]
+    return [state.step, *gates, *state_tensors(state.stages)]

@@ -15,8 +15,11 @@ from functional_optim.core.state import map_state
 from functional_optim.core.tree import flatten
 from functional_optim.core.views import real_view
 from functional_optim.kernels import EXECUTORS, Leaf
-from functional_optim.kernels.packs import LARGE, PACK
+from functional_optim.kernels.chunks import is_large
 from functional_optim.kernels.rounding import note_rounding
+
+MOST = 1 << 20
+"""Elements of the chunk that kernels are asked about, at most."""
 
 
 class _Alike(NamedTuple):
@@ -41,7 +44,10 @@ def explain(optimizer: Chain, params: Any) -> str:
 
 
 def chain_lines(
-    stages: Sequence[Stage], executor: str, leaves: Sequence[tuple[Any, tuple[Any, ...]]]
+    stages: Sequence[Stage],
+    executor: str,
+    leaves: Sequence[tuple[Any, tuple[Any, ...]]],
+    step: float = 1.0,
 ) -> list[str]:
     """Return which executor steps leaves with one chain, and why, a line for each kind of them.
 
@@ -49,15 +55,20 @@ def chain_lines(
         stages: of the chain. Where it has gates, the lines are about a step in which all are open.
         executor: the name of the chain's.
         leaves: parameters, with the hyper-parameters of each.
+        step: number of the next step: leaves that make many steps are worth a compiler.
     """
     found: dict[_Alike, list[tuple[Tensor, tuple[Any, ...]]]] = {}
     for leaf, own in leaves:
         if isinstance(leaf, Tensor):
             view = real_view(leaf.detach())
-            alike = _Alike(view.dtype, view.device, id(own), view.numel() >= LARGE)
+            alike = _Alike(view.dtype, view.device, id(own), is_large(view))
             found.setdefault(alike, []).append((view, own))
+    joined: dict[_Alike, int] = {}
+    for alike, members in found.items():
+        key = alike._replace(large=False)
+        joined[key] = joined.get(key, 0) + sum(view.numel() for view, _ in members)
     return [
-        _line(stages, executor, alike, [view for view, _ in members], members[0][1])
+        _line(stages, executor, alike, members, joined[alike._replace(large=False)], step)
         for alike, members in found.items()
     ]
 
@@ -66,27 +77,35 @@ def _line(
     stages: Sequence[Stage],
     name: str,
     alike: _Alike,
-    views: list[Tensor],
-    hypers: tuple[Any, ...],
+    members: Sequence[tuple[Tensor, tuple[Any, ...]]],
+    joined: int,
+    step: float,
 ) -> str:
+    """Return the line of some parameters; a loop over pointers joins so many elements."""
+    views, hypers = [view for view, _ in members], members[0][1]
     counts = [view.numel() for view in views]
     head = f"{len(views)} parameters, {sum(counts):,} elements of {alike.dtype} on {alike.device}"
     if not stages:
         return f"{head}: frozen"
     executor = EXECUTORS[name]
     if executor.in_chunks(stages) is not None:
-        note_rounding(stages, _chunk(stages, hypers, 1, alike))
+        note_rounding(stages, _chunk(stages, hypers, 1, alike, step))
     by_chunks = executor.in_chunks(stages)
     if by_chunks is None:
         return f"{head}: {executor.explain_leaves(stages, name)}"
-    together = "each alone" if alike.large else "packed together"
+    together = "each alone" if alike.large else "together"
     # What runs depends on whether a parameter is large, not on how large.
-    count = min(max(counts) if alike.large else sum(counts), PACK)
-    chunk = _chunk(stages, hypers, count, alike)
-    return f"{head}, {together}: {by_chunks.explain(stages, chunk)}"
+    count = max(counts) if alike.large else sum(counts)
+    if by_chunks.joins and alike.device.type == "cpu":
+        count = joined
+    chunk = _chunk(stages, hypers, min(count, MOST), alike, step)
+    listed = len(views) > 1 and by_chunks.may_list(stages, views[:1])
+    return f"{head}, {together}: {by_chunks.explain(stages, chunk, listed=listed)}"
 
 
-def _chunk(stages: Sequence[Stage], hypers: tuple[Any, ...], count: int, alike: _Alike) -> Leaf:
+def _chunk(
+    stages: Sequence[Stage], hypers: tuple[Any, ...], count: int, alike: _Alike, step: float
+) -> Leaf:
     """A chunk of this length with memory that is never touched."""
     block_size = block_size_of(stages)
     count = max(in_full_blocks(count, block_size), 1)
@@ -98,7 +117,7 @@ def _chunk(stages: Sequence[Stage], hypers: tuple[Any, ...], count: int, alike: 
 
     param = torch.empty(count, dtype=alike.dtype, device=alike.device)
     own = tuple(map_state(real, state) for state in states)
-    return Leaf(param, torch.empty_like(param), own, coefficients, "", resolved, 1.0)
+    return Leaf(param, torch.empty_like(param), own, coefficients, "", resolved, step)
 
 
 def _first_coefficients(

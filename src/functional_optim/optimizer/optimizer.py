@@ -395,7 +395,7 @@ class Optimizer(Chain):
             >>> import torch
             >>> from functional_optim import adamw
             >>> print(adamw().using(executor="blocked").explain([torch.ones(3), torch.ones(2)]))
-            2 parameters, 5 elements of torch.float32 on cpu, packed together: blocked
+            2 parameters, 5 elements of torch.float32 on cpu, together: foreach
         """
         leaves = [one for one in flatten(params, self.namespace)[0] if isinstance(one, Tensor)]
         return explain(self.using(executor=in_place(self.executor, leaves, self.stages)), params)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from functional_optim.core.brief import brief
 from functional_optim.core.dtensors import is_sharded
-from functional_optim.core.local_shards import check_whole
 from hooks.averaging.rank_means import PendingMean, has_mean
 
 RANGE = "functional_optim.average_parameters"
@@ -163,22 +162,6 @@ def shards_in(tensors: Sequence[Tensor]) -> list[Any] | None:
             cuts = [(repr(one), at) for one, at in pairs if not one.is_replicate()]
             found.append((place, tuple(tensor.shape), cuts))
     return found or None
-
-
-def whole_params_in(params: Params, what: str) -> list[Tensor]:
-    """Return the parameters of :func:`params_in`, none of which may be a DTensor.
-
-    Args:
-        params: parameters or parameter groups.
-        what: takes plain tensors only, for the error.
-
-    Raises:
-        NotImplementedError: neither parameters nor groups, as torch raises it.
-        ValueError: names a parameter that is a DTensor.
-    """
-    found = params_in(params)
-    check_whole({f"params[{place}]": one for place, one in enumerate(found)}, what)
-    return found
 
 
 def params_in(params: Params) -> list[Tensor]:

@@ -1,6 +1,7 @@
 """Matrices on their way to their owners and back: one all_to_all each way for all of them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -145,7 +146,7 @@ class RowExchange:
         for one in (one for own in self._by_owner for one in own):
             rows += [local(one.param.detach()), grads.get(one.path)]
         sent.write(header, rows)
-        self._exchange(found, sent, "gather matrices")
+        self._begin(found, sent, "gather matrices")()
         mine, pairs = self._by_owner[self._shards.rank], []
         for sender, views in enumerate(found.tensors):
             both = [whole for one in mine for whole in (one.whole, one.grad)]
@@ -155,17 +156,12 @@ class RowExchange:
         copy_pairs(pairs)
         return found.read_headers()
 
-    def scatter(
-        self, header: bytes, value_of: Callable[[OwnedMatrix], Tensor]
-    ) -> tuple[list[bytes], dict[str, Tensor]]:
-        """Return the local rows of what owners have of each matrix, and the headers of all ranks.
+    def scatter(self, header: bytes, value_of: Callable[[OwnedMatrix], Tensor]) -> "PendingRows":
+        """Begin to bring back the local rows of what owners have of each matrix.
 
         Args:
             header: what all other ranks are to know.
             value_of: gives a whole tensor of the shape and dtype of each matrix owned here.
-
-        Returns:
-            The header of each rank; and the rows by path, in memory of their own.
 
         Raises:
             TransportError: another rank died, or did not come.
@@ -174,24 +170,63 @@ class RowExchange:
         sent, found = (Parcels(forms, self._device) for forms in self._scattered)
         size = self._shards.size
         sent.write(header, [one.rows_of(v, k) for k in range(size) for one, v in values])
-        self._exchange(found, sent, "scatter matrices")
-        rows = {
-            one.path: view
-            for own, views in zip(self._by_owner, found.tensors, strict=True)
-            for one, view in zip(own, views, strict=True)
-        }
-        return found.read_headers(), rows
+        paths = [[one.path for one in own] for own in self._by_owner]
+        return PendingRows(self._begin(found, sent, "scatter matrices"), found, sent, paths)
 
-    def _exchange(self, found: Parcels, sent: Parcels, what: str) -> None:
-        try:
-            dist.all_to_all_single(
-                found.bytes, sent.bytes, found.sizes, sent.sizes, group=self._shards.group
+    def _begin(self, found: Parcels, sent: Parcels, what: str) -> Callable[[], None]:
+        """Begin an exchange, and return the call that waits for it."""
+        with self._named(what):
+            work = dist.all_to_all_single(
+                found.bytes,
+                sent.bytes,
+                found.sizes,
+                sent.sizes,
+                group=self._shards.group,
+                async_op=True,
             )
+
+        def wait() -> None:
+            with self._named(what):
+                work.wait()
+
+        return wait
+
+    @contextmanager
+    def _named(self, what: str) -> Iterator[None]:
+        """Raise errors of torch as those of a rank that did not come."""
+        try:
+            yield
         except RuntimeError as error:
             raise TransportError(
                 f"group rank {self._shards.rank} could not {what}: another rank died, or did not "
                 f"come within the group's timeout ({error})"
             ) from error
+
+
+@dataclass(frozen=True, eq=False)
+class PendingRows:
+    """Rows on their way back from the owners of matrices."""
+
+    wait_for: Callable[[], None]
+    found: Parcels
+    sent: Parcels
+    """Kept, since the exchange reads it."""
+    paths: Sequence[Sequence[str]]
+    """Of the matrices of each owner."""
+
+    def wait(self) -> tuple[list[bytes], dict[str, Tensor]]:
+        """Return the header of each rank; and the rows by path, in memory of their own.
+
+        Raises:
+            TransportError: another rank died, or did not come.
+        """
+        self.wait_for()
+        rows = {
+            path: view
+            for own, views in zip(self.paths, self.found.tensors, strict=True)
+            for path, view in zip(own, views, strict=True)
+        }
+        return self.found.read_headers(), rows
 
 
 def copy_pairs(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:

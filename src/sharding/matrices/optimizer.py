@@ -15,10 +15,11 @@ from functional_optim.frontends.torch_composed import ComposedGroups
 from functional_optim.frontends.torch_groups import params_of_groups, require_optimizer
 from functional_optim.frontends.torch_optimizer import TorchOptimizer
 from functional_optim.optimizer import Optimizer
+from functional_optim.plan.composed.between_runs import BetweenRuns
 from functional_optim.plan.composed.one_step import check_extra
 from sharding.cost import Cost
 from sharding.matrices.agreement import Attempt, check_same_gradients, has_failed
-from sharding.matrices.exchange import OwnedMatrix, copy_pairs
+from sharding.matrices.exchange import OwnedMatrix, PendingRows, copy_pairs
 from sharding.matrices.owners import Owners
 from sharding.matrices.shard_group import find_shard_group
 from sharding.matrices.stand_ins import StandIns, StandInStates
@@ -26,6 +27,7 @@ from sharding.matrices.state_dict import local_state, part_of_state
 from sharding.matrices.totals import all_totals
 from sharding.problem import Policy
 from sharding.shard_plan import ShardPlan
+from sharding.transport.protocol import TransportError
 from sharding.zero.params import group_numbers, named_params
 
 
@@ -40,10 +42,10 @@ class MatrixOwnerOptimizer(TorchOptimizer):
                      P, S = rule(P, G, S)
         on rank r:   P_r = rows_r(P)
 
-    One all_to_all gathers all matrices, and one brings all rows back. Results are those of one
-    process with the whole tensors, bit for bit on the CPU. Pointwise chains, and rules over stacked
-    matrices ``[E, m, n]`` (``muon(batch_axes=1)``), step the rows of each rank without
-    communication. Each total over all gradients (``clip_by_global_norm``, ``apply_if_finite``)
+    One all_to_all gathers all matrices, and one brings all rows back, while each rank steps its
+    part of the other parameters. Results are those of one process with the whole tensors, bit for
+    bit on the CPU. Pointwise chains, and rules over stacked matrices ``[E, m, n]``
+    (``muon(batch_axes=1)``), step the rows of each rank without communication. Each total over all gradients (``clip_by_global_norm``, ``apply_if_finite``)
     takes one all_reduce more. What the rows of pointwise parameters add to a total is summed over
     ranks: the total is the same on all ranks, and may differ from that of one process in the last
     bit of a float64. State is kept by the owner alone.
@@ -213,11 +215,19 @@ class MatrixOwnerOptimizer(TorchOptimizer):
             return found[0]
 
         totals = all_totals(owners, self._optimizer, addends, attempt)
-        states, state_of = self._states, self._leaf_state
-        attempt.make(parts.step, groups, states, state_of, gradients, {}, totals)
+        states, state_of, sent = self._states, self._leaf_state, list[PendingRows]()
+        # Rows travel while this rank steps its part of all other parameters.
+        send = BetweenRuns(self._is_matrix, lambda: sent.extend(self._sent(attempt)))
+        attempt.make(parts.step, groups, states, state_of, gradients, {}, totals, send)
         if attempt.error is None:
             parts.show(self.param_groups)
-        self._scatter(attempt, mask)
+        elif isinstance(attempt.error, TransportError):
+            raise attempt.error  # a rank is gone
+        self._receive(sent or self._sent(attempt), attempt, mask)
+
+    def _is_matrix(self, tensor: Tensor) -> bool:
+        """Return True for a matrix that this rank owns."""
+        return self._stand_ins.by_tensor[id(tensor)].is_matrix
 
     def _local_gradients(self) -> dict[str, Tensor]:
         """Return the part of each gradient that this rank has, by the path of its parameter."""
@@ -262,13 +272,20 @@ class MatrixOwnerOptimizer(TorchOptimizer):
             owners.exchange.gather(attempt.header(present), grads)
         return bool(late)
 
-    def _scatter(self, attempt: Attempt, mask: Mapping[str, bool]) -> None:
-        """Bring the rows of matrices that may have changed back to the ranks that hold them."""
+    def _sent(self, attempt: Attempt) -> list[PendingRows]:
+        """Begin to bring rows back to the ranks that hold them; no list entry without matrices."""
+        exchange = self._of_ranks.exchange
+        return [exchange.scatter(attempt.header(), _whole)] if exchange.matrices else []
+
+    def _receive(
+        self, sent: Sequence[PendingRows], attempt: Attempt, mask: Mapping[str, bool]
+    ) -> None:
+        """Copy the rows of matrices that may have changed."""
         owners = self._of_ranks
         matrices, rows = owners.exchange.matrices, dict[str, Tensor]()
         failed = [False]
-        if matrices:
-            headers, rows = owners.exchange.scatter(attempt.header(), _whole)
+        for one in sent:
+            headers, rows = one.wait()
             failed = has_failed(headers)
         attempt.raise_failures(owners.shards, failed, "make its part of the step")
         late = has_gates(self._optimizer.links)  # a gate lets through what it has kept
@@ -280,7 +297,8 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         owners = self._of_ranks
         stepped = params_of_groups(self._stepped_groups())
         views = dict(zip(map(id, stepped), super()._viewed(), strict=True))
-        _, rows = owners.exchange.scatter(Attempt().header(), lambda one: views[id(one.whole)])
+        pending = owners.exchange.scatter(Attempt().header(), lambda one: views[id(one.whole)])
+        _, rows = pending.wait()
         for path, param in owners.params.items():
             one = self._stand_ins.by_param.get(id(param))
             if one is not None and not one.is_matrix:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from functional_optim.kernels.packs import LARGE
+from functional_optim.kernels.chunks import LARGE
 from functional_optim.plan.flat.apart import is_dense
 from functional_optim.plan.flat.buffer import difference
 from functional_optim.plan.flat.layout import FlatBuffer, FlatLayout

@@ -23,7 +23,7 @@ from functional_optim import (
     rmsprop,
     sgd,
 )
-from functional_optim.kernels import packs
+from functional_optim.kernels import chunks
 from functional_optim.kernels.foreach import ForeachKernel
 from functional_optim.plan import engine, tree_plan
 from tests.choices import case, each
@@ -441,7 +441,7 @@ def test_leaves_without_a_loop_are_planned(
 ) -> None:
     """Leaves of 16 bits, and small ones before a loop is compiled; large ones go one by one."""
     monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1 << 40)
-    monkeypatch.setattr(packs, "LARGE", most)
+    monkeypatch.setattr(chunks, "LARGE", most)
     optimizer = CHAINS[name]
     reference = optimizer.using(executor="reference")
     for dtype in (torch.bfloat16, torch.float32):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from functional_optim import Optimizer, Rule, adamw, chain, clip_by_value, lion, qhm, sgd
 from functional_optim.core.stage import NoState
-from functional_optim.kernels import packs
+from functional_optim.kernels import chunks
 from functional_optim.optimizer.bound import BoundOptimizer
 
 from ...choices import case, pairs
@@ -203,7 +203,7 @@ def test_a_step_that_is_broken_off_between_chunks_is_whole_for_those_before(
     executors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one buffer, in which a parameter in the middle has no gradient."""
-    monkeypatch.setattr(packs, "LARGE", 1)  # each run is a chunk of its own
+    monkeypatch.setattr(chunks, "LARGE", 1)  # each run is a chunk of its own
     by_one_call = ("reference", "compiled", "auto")
     for executor in (one for one in executors if one not in by_one_call):
         twins = Twins(adamw(0.1), tensors, executor)

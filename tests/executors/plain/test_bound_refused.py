@@ -130,12 +130,23 @@ def resized_state(bound: BoundOptimizer) -> None:
     storage.resize_(4 * storage.nbytes())
 
 
+def repointed_state(bound: BoundOptimizer) -> None:
+    square_avg = bound.state.leaves["b"].stages[-1].square_avg
+    square_avg.data = square_avg.detach().clone()
+
+
+def repointed_count(bound: BoundOptimizer) -> None:
+    bound.state.leaves["e"].step.data = torch.tensor(7)
+
+
 MEDDLING: dict[str, tuple[Callable[[BoundOptimizer], object], str]] = {
     "repointed": (repointed, "'a' has left its flat buffer"),
     "halved": (halved, "'a'"),
     "reshaped": (reshaped, "'b'"),
     "resized": (lambda bound: bound.params["b"].resize_(3), "'b'"),
     "resized state": (resized_state, "was resized or given other memory"),
+    "repointed state": (repointed_state, "the state of 'b' was resized or given other memory"),
+    "repointed count": (repointed_count, "the state of 'e' was resized or given other memory"),
     "resized gradients": (
         lambda bound: bound.gradients["a"].untyped_storage().resize_(8),
         "was resized or given other memory",

@@ -21,7 +21,7 @@ from ..support import LARGE, assert_same, copied, differ, noise
 RULE = RULES["reuses"]
 CLIPPED = chain(clip_by_global_norm(0.5), RULE)
 COUNTS = (3, 700, LARGE)
-"""Elements of a leaf that is packed, that is a chunk, and that no pack has room for."""
+"""Elements of a leaf that is small, that is a chunk, and that is cut."""
 LAYOUTS = ("contiguous", "transposed", "sliced", "channels_last", "expanded", "backwards")
 SHAPES = ((), (1,), (0,), (3,), (5, 7), (4, 1), (2, 0, 3), (2, 3, 4, 5), (1, 2, 1, 2), (LARGE,))
 

@@ -52,7 +52,7 @@ def require_same(rule: Rule, grads: list[Tensor], *, bound: bool) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_they_are_the_reference_bit_for_bit(dtype: torch.dtype) -> None:
-    """Fault 13: packed or cut, they were off by a unit in the last place."""
+    """Fault 13: joined or cut, they were off by a unit in the last place."""
     for name, rule in RULES.items():
         with case(name=name):
             require_same(rule, leaves(2, dtype), bound=True)

@@ -18,7 +18,8 @@ from functional_optim import (
     clip_by_global_norm,
     stored,
 )
-from functional_optim.kernels import ExecutorName, packs
+from functional_optim.kernels import ExecutorName, chunks
+from functional_optim.kernels.foreach import ForeachKernel
 from functional_optim.native import LOOPS
 from functional_optim.plan import StepPlan, engine
 from tests.choices import case, each
@@ -278,22 +279,22 @@ def _mixed(dtype: torch.dtype) -> list[torch.nn.Parameter]:
 def test_an_executor_without_a_table_steps_small_leaves_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As each of them would be stepped alone; large ones, and those of 16 bits, are."""
-    monkeypatch.setattr(packs, "LARGE", 1000)
-    packed: list[int] = []
-    before = packs.bind_packs
+    """As each of them would be stepped alone; large ones are."""
+    monkeypatch.setattr(chunks, "LARGE", 1000)
+    listed: list[int] = []
+    before = ForeachKernel.bind_lists
 
-    def noted(bind: Any, stages: Any, like: Any, columns: Any, totals: Any) -> Any:
-        packed.append(len(columns[0]))
-        return before(bind, stages, like, columns, totals)
+    def noted(self: Any, stages: Any, like: Any, columns: Any) -> Any:
+        listed.append(len(columns[0]))
+        return before(self, stages, like, columns)
 
-    monkeypatch.setattr(packs, "bind_packs", noted)
+    monkeypatch.setattr(ForeachKernel, "bind_lists", noted)
     chains = {**CHAINS, "eight bits": stored(adamw(0.1), state="int8")}
     blocked = product(chains, ["blocked"], [torch.float32])
     sixteen_bits = product(CHAINS, ["blocked"], [torch.bfloat16])
     for name, executor, dtype in [*blocked, *sixteen_bits]:
         with case(name=name, executor=executor, dtype=dtype):
-            packed.clear()
+            listed.clear()
             ways = [chains[name].using(executor=one) for one in ("auto", executor)]  # type: ignore[arg-type]  # names of executors
             alone, together = (TorchOptimizer(_mixed(dtype), one) for one in ways)
             for seed in range(5):
@@ -304,15 +305,14 @@ def test_an_executor_without_a_table_steps_small_leaves_together(
                 assert torch.equal(one, other)
             # A block of state is of one leaf. One that is large, or whose gradient has strides of
             # its own, is alone.
-            one_by_one = dtype == torch.bfloat16 or name == "eight bits"
-            assert set(packed) == (set() if one_by_one else {4})
+            assert set(listed) == (set() if name == "eight bits" else {4})
 
 
 @each(executor=["auto", "blocked", "compiled"])
 def test_what_is_clipped_together_is_planned_with_every_executor(
     executor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its sums are taken before anything is written; packs are stepped by them as others are."""
+    """Its sums are taken before anything is written; lists are stepped by them as others are."""
     chosen = CHAINS["clipped"].using(executor=executor)  # type: ignore[arg-type]  # its name
     params = [torch.nn.Parameter(noise(seed, size)) for seed, size in enumerate((3, 100, 70_000))]
     tree = {str(place): param.detach().clone() for place, param in enumerate(params)}

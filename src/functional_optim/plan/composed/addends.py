@@ -55,7 +55,7 @@ class Addends:
         tensors: list[Tensor],
     ) -> None:
         self.counted = counted
-        self._part, self._rows_of = part, rows
+        self._part, self._positions = part, rows
         params = [tensors[row.param] for row in rows]
         own = [tensors[k] for row in rows for k in row.written]
         self.are_simple = is_simple(own) and all(map(_IS_CPU, own))
@@ -128,7 +128,7 @@ class Addends:
                 continue
             for k, *row in zip(batch.places, *found, strict=True):
                 rows[k] = row
-        for k, leaf in enumerate(self._rows_of if len(rows) < len(grads) else ()):
+        for k, leaf in enumerate(self._positions if len(rows) < len(grads) else ()):
             if k not in rows:
                 state = map_state(tensors.__getitem__, leaf.states[-1])
                 shared = numbers[self.counted.groups[k]]
@@ -156,14 +156,14 @@ class Addends:
 
     def _columns(self, batch: _Batch) -> tuple[list[int], Any]:
         """Return the positions of a batch's parameters, and of the states of the last stage."""
-        rows = [self._rows_of[k] for k in batch.places]
+        rows = [self._positions[k] for k in batch.places]
         return [row.param for row in rows], columns_of([row.states[-1] for row in rows])
 
     def _leaf(
         self, k: int, tensors: Sequence[Tensor], grads: Sequence[Any], made: Sequence[Made]
     ) -> Leaf:
         """Return a leaf as stages see it."""
-        row, now = self._rows_of[k], made[self.counted.groups[k]]
+        row, now = self._positions[k], made[self.counted.groups[k]]
         param, states = tensors[row.param], row.state(tensors).stages
         return Leaf(param, grads[k], states, now.coefficients, row.name, now.hypers, now.step)
 

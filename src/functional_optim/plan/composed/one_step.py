@@ -38,6 +38,7 @@ from functional_optim.core.tree import (
 from functional_optim.kernels import Executor
 from functional_optim.numeric import larger
 from functional_optim.plan import engine
+from functional_optim.plan.composed.between_runs import BetweenRuns
 from functional_optim.plan.composed.decider import Decider, Rows
 from functional_optim.plan.composed.leaf_inputs import copied, emptied, of_tree
 from functional_optim.plan.composed.outline import StageRun
@@ -196,22 +197,30 @@ def shared_after(shared: Any, numbers: Sequence[Any], opened: Collection[int]) -
     return Shared(shared.step + 1, stages, tuple(counts))
 
 
-def update_(executor: Executor, decided: Decider, shared: Any) -> None:
+def update_(
+    executor: Executor, decided: Decider, shared: Any, between: BetweenRuns | None = None
+) -> None:
     """Make a step that was decided, in place, with interrupts deferred.
 
     Args:
         executor: that steps the leaves.
         decided: what is to be done.
         shared: to be written to.
+        between: a call between the runs of the step.
 
     Raises:
         RuntimeError, KernelError: as of :func:`engine.prepared`; nothing was changed.
     """
-    defer_interrupts(_written, executor, decided, shared)
+    defer_interrupts(_written, executor, decided, shared, between)
 
 
-def _written(executor: Executor, decided: Decider, shared: Any) -> None:
+def _written(
+    executor: Executor, decided: Decider, shared: Any, between: BetweenRuns | None
+) -> None:
     runs = [prepared(executor, decided, run) for run in decided.end.runs]
+    if between is not None:
+        members = [run.part.members for run in decided.end.runs]
+        runs = between.ordered(runs, members, [leaf.param for leaf in decided.leaves])
     make(runs, decided.shared, decided.opened, shared)
     forget_history(leaf.state for leaf in decided.leaves)
 

@@ -145,7 +145,8 @@ class ComposedSteps:
             if bound is None:
                 return None
             runs.append(bound)
-        return Prepared(runs, decided.shared, decided.opened, after, kept)
+        members = [run.part.members for run in decided.end.runs]
+        return Prepared(runs, decided.shared, decided.opened, after, kept, members)
 
     def addends(
         self,

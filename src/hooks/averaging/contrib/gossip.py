@@ -10,14 +10,16 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from functional_optim.core.compiling import uncompiled
+from functional_optim.core.dtensors import is_sharded, local
 from hooks.averaging.contrib.pairs import RankPairs, partners
 from hooks.averaging.model_averager import (
     RANGE,
     ModelAverager,
     Params,
     check_steps,
+    params_in,
     refuse_state,
-    whole_params_in,
+    shards_in,
 )
 from hooks.averaging.outer import check_shapes, wide
 from hooks.ranges import named_range
@@ -52,7 +54,9 @@ class GossipModelAverager(ModelAverager):
     anchor, up to rounding.
 
     Anchors of 16-bit parameters are kept, and sent, in float32. All arithmetic is in the order of
-    group ranks, so that partners have the bits of one another's means.
+    group ranks, so that partners have the bits of one another's means. Of a DTensor, each rank has
+    the anchor of its shard: the process group is that of the dimension of a mesh over which
+    parameters are replicated.
 
     Args:
         params: that are averaged, or parameter groups; equal on all ranks at first, as DDP makes
@@ -113,9 +117,11 @@ class GossipModelAverager(ModelAverager):
         self.lr, self.momentum, self.gamma = lr, momentum, gamma
         self.seed = seed
         """Of the pairs; the same on all ranks."""
-        self._params = whole_params_in(params, "GossipModelAverager")
-        if not self._params:
+        self._given = params_in(params)
+        if not self._given:
             raise ValueError("params has no floating parameters: there is nothing to average")
+        self._shards = shards_in(self._given)
+        self._params = list(map(local, self._given))
         self._anchors = [wide(param) for param in self._params]
         self._deltas = [torch.zeros_like(anchor) for anchor in self._anchors]
         self._pairs = RankPairs(members)
@@ -194,10 +200,12 @@ class GossipModelAverager(ModelAverager):
             delta.sub_(anchor - center, alpha=self.gamma)
             anchor.add_(delta)
             param.copy_(anchor)
+        # Autograd counts the versions of a DTensor and of its shard separately.
+        torch.autograd.graph.increment_version([*filter(is_sharded, self._given)])
 
     def _means(self, number: int, own: list[Tensor]) -> list[Tensor]:
         """Over this rank and its partner."""
-        mark = (number, self.seed, self.period, self.lr, self.momentum, self.gamma)
+        mark = (number, self.seed, self.period, self.lr, self.momentum, self.gamma, self._shards)
         found = partners(self.process_group.size(), number, self.seed)
         return self._pairs.means(found, own, mark=mark)
 

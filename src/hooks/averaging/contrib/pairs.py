@@ -105,8 +105,8 @@ class RankPairs:
         if not torch.equal(told, digest):
             raise ValueError(
                 f"{named(self._group, [GroupRank(partner)])} brought other tensors to swap than "
-                "this rank; both must have the same parameters, of the same shapes and dtypes, "
-                "the same settings, and have made as many steps"
+                "this rank; both must have the same parameters, of the same shapes and dtypes, of "
+                "DTensors the same shards, the same settings, and have made as many steps"
             )
         given, (taken, views) = coalesced(own)[0], coalesced(own)
         for outgoing, incoming in zip(given, taken, strict=True):

@@ -1,16 +1,15 @@
-"""Small leaves that lie apart are brought together, in places that are found once."""
+"""Small leaves that lie apart are stepped in lists, where no loop is compiled."""
 
-import weakref
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
-from functional_optim import TorchOptimizer, adamw, chain, clip_by_global_norm, lion, sgd
+from functional_optim import TorchOptimizer, adamw, chain, clip_by_global_norm, lion, muon, sgd
 from functional_optim.kernels import scratch
 from tests.choices import case, each_value
-from tests.steady import NOTHING, made_by
 from tests.tensors import assert_same, normal
 
 CHAINS = {
@@ -23,11 +22,6 @@ LAYOUTS: dict[str, Any] = {
     "turned": lambda one: one.t().contiguous().t(),
     "with gaps": lambda one: torch.stack([one, one], -1)[..., 0],
 }
-
-
-@pytest.fixture(autouse=True)
-def own_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scratch, "_SCRATCH", scratch._Scratch())
 
 
 def trained(params: list[Tensor], name: str) -> TorchOptimizer:
@@ -59,40 +53,38 @@ def test_in_any_layout_steps_are_the_reference_s(
         assert_same([one.contiguous() for one in got], want)
 
 
-def test_in_a_steady_step_nothing_is_made() -> None:
-    for name in ("adamw", "lion"):
-        optimizer = trained([normal(70 + k) for k in range(3)], name)
-        for seed in range(3):
-            step(optimizer, seed)
-        with case(name=name):
-            assert made_by(optimizer.step, optimizer.step) == NOTHING
+def test_small_leaves_are_stepped_by_one_call_for_each_operation() -> None:
+    """However many they are."""
+    calls = []
+    for count in (3, 30):
+        optimizer = trained([normal(7 + k, seed=k) for k in range(count)], "adamw")
+        step(optimizer, 0)
+        step(optimizer, 1)
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            optimizer.step()
+        names = [event.name for event in seen.events()]
+        calls.append(sorted(name for name in names if name.startswith("aten::_foreach")))
+    assert calls[0]
+    assert calls[0] == calls[1]
 
 
-def test_optimizers_take_turns_in_memory_that_grows() -> None:
-    """Shared memory that one optimizer outgrows is replaced for all optimizers."""
-    sizes = (5, 3, 50, 20, 900)
-    ours = [trained([normal(size, seed=k) for k in range(3)], "adamw") for size in sizes]
-    wanted: list[Any] = [[normal(size, seed=k) for k in range(3)] for size in sizes]
-    states = [adamw(0.1).init(one) for one in wanted]
+def test_optimizers_take_turns_in_memory_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory of temporaries that one optimizer outgrows is replaced for all optimizers."""
+    monkeypatch.setattr(scratch, "_SCRATCH", scratch._Scratch())
+    sizes, optimizer = (5, 3, 50, 20, 90), muon(0.1)
+    reference = optimizer.using(executor="reference")
+    ours: list[Any] = [normal(size, 7, seed=size) for size in sizes]
+    wanted = [one.clone() for one in ours]
+    states = [[optimizer.init(one) for one in ours] for _ in range(2)]
     for seed in range(3):
         for k, size in enumerate(sizes):
-            step(ours[k], seed)
-            grads = [normal(size, seed=seed + i) for i in range(3)]
-            wanted[k], states[k] = adamw(0.1).update(wanted[k], grads, states[k])
+            grad = normal(size, 7, seed=seed)
+            optimizer.update_(ours[k], grad, states[0][k])
+            reference.update_(wanted[k], grad, states[1][k])
             with case(size=size, seed=seed):
-                assert_same([one.detach() for one in ours[k].param_groups[0]["params"]], wanted[k])
+                assert_same([ours[k]], [wanted[k]])
     kept = scratch._SCRATCH
     pieces = {one.data_ptr() for one in kept.pieces.values()}
-    assert {one.chunk.grad.data_ptr() for one in kept.views.values()} <= pieces
-
-
-def test_what_is_kept_of_a_pack_goes_with_it() -> None:
-    params = [normal(9, seed=k) for k in range(3)]
-    memory = [weakref.ref(one.untyped_storage()) for one in params]
-    optimizer = trained(params, "adamw")
-    step(optimizer, 0)
-    step(optimizer, 1)
-    assert len(scratch._SCRATCH.views) == 1
-    del optimizer, params
-    assert len(scratch._SCRATCH.views) == 0
-    assert [one() for one in memory] == [None] * 3
+    views = {one.data_ptr() for own in kept.views.values() for one in own if one.numel()}
+    assert views
+    assert views <= pieces

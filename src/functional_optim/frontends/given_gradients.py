@@ -1,0 +1,154 @@
+"""A TorchOptimizer that is given its gradients, in place of reading them from ``.grad``."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.checks import check_count, check_grad, check_measured
+from functional_optim.core.compiling import uncompiled
+from functional_optim.frontends.torch_flat import Group
+from functional_optim.frontends.torch_groups import params_of_groups
+from functional_optim.frontends.torch_optimizer import TorchOptimizer
+from functional_optim.kernels import EXECUTORS, in_place, needs_total
+from functional_optim.optimizer import Optimizer
+from functional_optim.plan import reduction
+from functional_optim.plan.item import Item
+
+
+class GivenGradients(TorchOptimizer):
+    """torch's groups and state dicts, and steps by given gradients.
+
+    Args:
+        params: as for :class:`TorchOptimizer`.
+        optimizer: any that needs nothing beside gradients.
+        flat: move parameters into flat buffers; False for an optimizer of optimizers, whose groups
+            are divided, so that each has one chain.
+
+    Example::
+
+        >>> from functional_optim import sgd
+        >>> weight = torch.ones(2)
+        >>> optimizer = GivenGradients([weight], sgd(lr=0.5))
+        >>> optimizer.step_by([torch.ones(2)])
+        >>> weight
+        tensor([0.5000, 0.5000])
+    """
+
+    def __init__(self, params: Iterable[Any], optimizer: Optimizer, *, flat: bool = True) -> None:
+        super().__init__(params, optimizer, flat=flat)
+
+    @property
+    def params(self) -> list[Tensor]:
+        """The parameters, group by group: the order of all gradients."""
+        return params_of_groups(self.param_groups)
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """Entries of groups that are no options: numbers that belong to no parameter."""
+        return {} if self._composed is None else self._composed.numbers()
+
+    @property
+    def measured_stages(self) -> int:
+        """Number of stages that need totals over all gradients."""
+        return sum(map(needs_total, self.chain.stages))
+
+    @uncompiled
+    def step_by(
+        self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()
+    ) -> None:
+        """Make a step; ``.grad`` is neither read nor written.
+
+        Args:
+            gradients: one for each of :attr:`params`; None leaves a parameter alone.
+            measured: totals of stages that need one, as for :meth:`Optimizer.update`.
+
+        Raises:
+            TypeError, ValueError: another number of gradients than of parameters, or one that does
+                not fit; nothing is changed then.
+        """
+        if measured:
+            check_measured(self.chain.stages, measured)
+        self._lock.alone(self._step_by, gradients, measured)
+
+    @uncompiled
+    def measure(
+        self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()
+    ) -> Tensor:
+        """Return each parameter's addend to the next total that a stage needs.
+
+        Args:
+            gradients: as for :meth:`step_by`.
+            measured: the totals before the one that is asked for.
+
+        Returns:
+            For each parameter one float64 number, or a row where the stage needs several totals,
+            on the CPU; 0 for one without a gradient. Their sum, over all parts of a model, is the
+            next entry of ``measured``.
+
+        Raises:
+            ValueError: no stage needs a total more; or as for :meth:`step_by`.
+        """
+        check_measured(self.chain.stages, measured, asked=1)
+        return self._lock.alone(self._measure, gradients, measured)
+
+    def _step_by(self, gradients: Sequence[Tensor | None], measured: Sequence[Tensor]) -> None:
+        groups, composed = self._groups(), self._composed
+        if composed is None:
+            check_count(gradients, sum(len(group.params) for group in groups))
+            assert self._flat is not None, "of a plain chain"
+            self._flat.step(groups, self.state, gradients, measured)
+            return
+        given = partial(_taken, _by_parameter(groups, gradients))
+        composed.step(groups, self.state, self._leaf_state, given, {}, measured)
+        composed.show(self.param_groups)
+
+    def _measure(self, gradients: Sequence[Tensor | None], measured: Sequence[Tensor]) -> Tensor:
+        groups, composed = self._groups(), self._composed
+        given = _by_parameter(groups, gradients)
+        if composed is None:
+            return torch.tensor(
+                self._addends(groups, given, measured), dtype=torch.float64, device="cpu"
+            )
+        taken, state_of = partial(_taken, given), self._leaf_state
+        by_id, nothing = composed.addends(groups, self.state, state_of, taken, measured)
+        return torch.stack([by_id.get(id(one), nothing).cpu() for one in self.params])
+
+    def _addends(
+        self,
+        groups: Sequence[Group],
+        given: Mapping[int, Tensor | None],
+        measured: Sequence[Tensor],
+    ) -> list[float]:
+        """Return the addend of each parameter of a plain chain."""
+        stages, found = self.chain.stages, []
+        executor = EXECUTORS[in_place(self.chain.executor, self.params, stages)]
+        for group in groups:
+            for param, name in group.every():
+                grad, addend = given[id(param)], 0.0
+                if grad is not None:
+                    state = self._leaf_state(group, param, name)
+                    item = Item(param, grad, state, group.hypers, name)
+                    with torch.no_grad():
+                        addend = reduction.measure(stages, executor, [item], measured).item()
+                found.append(addend)
+        return found
+
+
+def _by_parameter(
+    groups: Sequence[Group], gradients: Sequence[Tensor | None]
+) -> dict[int, Tensor | None]:
+    """Return gradients by the identity of their parameters, checked: those of frozen ones, too."""
+    every = [one for group in groups for one in group.every()]
+    check_count(gradients, len(every))
+    for (param, name), grad in zip(every, gradients, strict=True):
+        if grad is not None:
+            check_grad(param, grad, name)
+    return {id(param): grad for (param, _), grad in zip(every, gradients, strict=True)}
+
+
+def _taken(given: Mapping[int, Tensor | None], params: Sequence[Tensor]) -> list[Tensor | None]:
+    """Return the gradients of parameters."""
+    return [given[id(one)] for one in params]

@@ -1,0 +1,114 @@
+"""A law: what ``explain`` says is what runs."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+
+from functional_optim import (
+    Optimizer,
+    TorchOptimizer,
+    accumulate,
+    adamw,
+    chain,
+    clip_by_global_norm,
+    lamb,
+    muon,
+    partition,
+    sgd,
+    with_shape,
+)
+from functional_optim.kernels.blocked import BlockedKernel
+from functional_optim.kernels.exact.program import LoopProgram
+from functional_optim.kernels.foreach import ForeachKernel
+from functional_optim.kernels.reference import ReferenceExecutor
+from functional_optim.kernels.whole import Known
+from functional_optim.storage import stored
+
+from ..choices import case, each
+from .support import noise
+
+OPTIMIZERS: dict[str, Callable[[], Optimizer]] = {
+    "sgd": lambda: sgd(0.1),
+    "adamw": lambda: adamw(0.1),
+    "clipped": lambda: chain(clip_by_global_norm(0.5), adamw(0.1)),
+    "accumulated": lambda: chain(accumulate(1), adamw(0.1)),
+    "muon": lambda: muon(0.1),
+    "lamb": lambda: lamb(0.1),
+    "divided": lambda: partition(
+        {"matrices": muon(0.1), "rest": adamw(0.1)},
+        lambda path, shape: "matrices" if len(shape) == 2 else "rest",
+    ),
+    "overridden": lambda: adamw(0.1).override(with_shape(ndim=1), lr=0.2),
+    "8 bits": lambda: stored(adamw(0.1), state="int8"),
+}
+SHAPES: dict[str, list[tuple[int, ...]]] = {
+    "one small": [(5, 3)],
+    "small": [(5, 3), (4,), (7, 2)],
+    "small and large": [(5, 3), (4,), (300, 300)],
+    "large": [(300, 300), (70_000,)],
+}
+RAN: dict[str, tuple[Any, str]] = {
+    "exact": (LoopProgram, "bound"),
+    "blocked": (BlockedKernel, "bind"),
+    "foreach": (ForeachKernel, "bind_lists"),
+    "reference": (ReferenceExecutor, "update_"),
+    "one by one": (Known, "arguments"),
+}
+
+
+@contextmanager
+def kernels_seen() -> Iterator[set[str]]:
+    """The names of the kernels that run, by what is called of each."""
+    seen: set[str] = set()
+
+    def noting(name: str, before: Any) -> Any:
+        def called(*given: Any, **options: Any) -> Any:
+            found = before(*given, **options)
+            if not isinstance(found, str):  # a reason why it does not
+                seen.add(name)
+            return found
+
+        return called
+
+    with ExitStack() as stack:
+        for name, (owner, attribute) in RAN.items():
+            before = getattr(owner, attribute)
+            stack.enter_context(mock.patch.object(owner, attribute, noting(name, before)))
+        yield seen
+
+
+def said_by(text: str) -> set[str]:
+    """The kernels that an explanation names, one in each line."""
+    lines = [re.sub(r"^param_groups\[\d+\]: ", "", line) for line in text.splitlines()]
+    found = [re.split(r"[;,]", line.partition(": ")[2])[0] for line in lines]
+    return {one for one in found if one != "frozen"}
+
+
+@each(
+    name=OPTIMIZERS,
+    shapes=SHAPES,
+    executor=["auto", "reference", "blocked"],
+    dtype=[torch.float32, torch.bfloat16],
+    steps=[2, 400],
+)
+def test_it_is_what_runs(
+    name: str, shapes: str, executor: Any, dtype: torch.dtype, steps: int
+) -> None:
+    """In a warm step: of few steps, and of so many that a small loop is worth a compiler."""
+    if steps > 2 and "large" in shapes:
+        steps = 3
+    params = [torch.nn.Parameter(noise(k, *one).to(dtype)) for k, one in enumerate(SHAPES[shapes])]
+    optimizer = TorchOptimizer(params, OPTIMIZERS[name]().using(executor=executor))
+    for k, param in enumerate(params):
+        param.grad = noise(10 + k, *param.shape).to(dtype)
+    for _ in range(steps):
+        optimizer.step()
+    said = optimizer.explain()
+    with kernels_seen() as seen:
+        optimizer.step()
+    with case(said=said):
+        assert seen == said_by(said)
