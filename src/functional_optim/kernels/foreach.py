@@ -1,10 +1,10 @@
 """The foreach kernel: a chain over lists, by torch's functions that do one thing to each tensor.
 
 On an accelerator a call costs more than the work on a small tensor; so does a call from Python on
-the CPU, where torch goes through a list one by one. Of the chain's own graph, each operation is made
-of all leaves at once where torch has a function for lists that gives the same bits, which is tried
-out; any other one leaf by leaf. So the step has the reference's bits, needs no compiler, and takes
-about as many launches as the rule has operations.
+the CPU, where torch goes through a list one by one. Of the chain's own graph, each operation is
+made of all leaves at once where torch has a function for lists that gives the same bits, which is
+tried out; any other one leaf by leaf. So the step has the reference's bits, needs no compiler, and
+takes about as many launches as the rule has operations.
 """
 
 from collections.abc import Callable, Sequence

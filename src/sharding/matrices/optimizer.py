@@ -45,10 +45,11 @@ class MatrixOwnerOptimizer(TorchOptimizer):
     One all_to_all gathers all matrices, and one brings all rows back, while each rank steps its
     part of the other parameters. Results are those of one process with the whole tensors, bit for
     bit on the CPU. Pointwise chains, and rules over stacked matrices ``[E, m, n]``
-    (``muon(batch_axes=1)``), step the rows of each rank without communication. Each total over all gradients (``clip_by_global_norm``, ``apply_if_finite``)
-    takes one all_reduce more. What the rows of pointwise parameters add to a total is summed over
-    ranks: the total is the same on all ranks, and may differ from that of one process in the last
-    bit of a float64. State is kept by the owner alone.
+    (``muon(batch_axes=1)``), step the rows of each rank without communication. Each total over all
+    gradients (``clip_by_global_norm``, ``apply_if_finite``) takes one all_reduce more. What the
+    rows of pointwise parameters add to a total is summed over ranks: the total is the same on all
+    ranks, and may differ from that of one process in the last bit of a float64. State is kept by
+    the owner alone.
 
     The constructor, :meth:`step` and :meth:`add_param_group` are collective over the ranks that
     share a copy of the parameters: with a mesh of replicas and shards, those along the sharded
