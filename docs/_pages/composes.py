@@ -52,7 +52,7 @@ KINDS = (
 
 REASONS = {
     "one chain": "one chain for all leaves, and \\w+ acts on",
-    "shared numbers": "keeps numbers that belong to no leaf",
+    "shared scalars": "keeps numbers that belong to no leaf",
     "gradients only": "takes nothing beside gradients",
     "numbers only": "a TorchScript program holds numbers|has no Python to ask|"
     "changes with what is fed",
@@ -67,7 +67,7 @@ REASONS = {
 MEANING = {
     "one chain": "All parameters must have the same chain. Run each part alone, or choose a way "
     "that takes partitions.",
-    "shared numbers": "The optimizer keeps scalars that belong to no parameter.",
+    "shared scalars": "The optimizer keeps scalars that belong to no parameter.",
     "gradients only": "A step takes gradients and nothing else. Use `update` or `TorchOptimizer`.",
     "numbers only": "Hyper-parameters are numbers in a program. Give a number, and set another one "
     "before a step.",

@@ -15,6 +15,7 @@ from functional_optim import (
     adamw,
     chain,
     clip_by_global_norm,
+    if_any,
     lamb,
     muon,
     partition,
@@ -36,13 +37,12 @@ OPTIMIZERS: dict[str, Callable[[], Optimizer]] = {
     "adamw": lambda: adamw(0.1),
     "clipped": lambda: chain(clip_by_global_norm(0.5), adamw(0.1)),
     "accumulated": lambda: chain(accumulate(1), adamw(0.1)),
-    "muon": lambda: muon(0.1),
     "lamb": lambda: lamb(0.1),
     "divided": lambda: partition(
         {"matrices": muon(0.1), "rest": adamw(0.1)},
         lambda path, shape: "matrices" if len(shape) == 2 else "rest",
     ),
-    "overridden": lambda: adamw(0.1).override(with_shape(ndim=1), lr=0.2),
+    "overridden": lambda: adamw(0.1).override(if_any(with_shape(ndim=1)), lr=0.2),
     "8 bits": lambda: stored(adamw(0.1), state="int8"),
 }
 SHAPES: dict[str, list[tuple[int, ...]]] = {
@@ -99,6 +99,8 @@ def test_it_is_what_runs(
     name: str, shapes: str, executor: Any, dtype: torch.dtype, steps: int
 ) -> None:
     """In a warm step: of few steps, and of so many that a small loop is worth a compiler."""
+    if name == "8 bits" and dtype != torch.float32:
+        return  # it is refused
     if steps > 2 and "large" in shapes:
         steps = 3
     params = [torch.nn.Parameter(noise(k, *one).to(dtype)) for k, one in enumerate(SHAPES[shapes])]
