@@ -1,5 +1,6 @@
 """The rows of names of modules, of GradScaler, of backward passes, DDP and groups of processes."""
 
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -333,6 +335,11 @@ def options_of_gloo(names: Any) -> None:
             assert names.timeout_of(part, CPU) == SECONDS
             own, others = (one._get_backend(CPU).options for one in (part, world))
             assert own.global_ranks_in_group == others.global_ranks_in_group == [0]
+    with mock.patch.dict(os.environ, {"GLOO_SOCKET_IFNAME": "lo,lo"}), world_of_one():
+        # The interfaces of the parent, not the one that the name of the host leads to.
+        devices = names.gloo_options(dist.group.WORLD, [0], SECONDS)._devices
+        assert len(devices) == 2
+        assert devices == dist.group.WORLD._get_backend(CPU).options._devices  # type: ignore[union-attr]  # there is one
 
 
 @row((C10D, "_world"), refuses=lambda names: names.group_count())

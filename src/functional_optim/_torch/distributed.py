@@ -151,6 +151,9 @@ def is_profiling() -> bool:
 def gloo_options(group: Any, ranks: Sequence[int], timeout: timedelta) -> Any:
     """Return options for a part of a group of gloo, for ``group.split_group``.
 
+    The part has the network interfaces of its parent, as ``GLOO_SOCKET_IFNAME`` names them: torch
+    reads that variable in ``init_process_group`` and ``new_group`` only.
+
     ``split_group`` reads the ranks of the parent from its options. torch 2.13 leaves them empty for
     the world, and then reads beyond the end of the list, so they are written there.
 
@@ -169,10 +172,12 @@ def gloo_options(group: Any, ranks: Sequence[int], timeout: timedelta) -> Any:
     )
     gloo = getattr(torch.distributed, "ProcessGroupGloo", None)
     options = held(gloo, "_Options", without)()
-    options._devices = [held(gloo, "create_default_device", without)()]
-    options._timeout = timeout
     parent = held(group, "_get_backend", without)(torch.device("cpu"))
-    held(parent, "options", without).global_ranks_in_group = list(ranks)
+    own = held(parent, "options", without)
+    own.global_ranks_in_group = list(ranks)
+    options._devices = held(own, "_devices", without)
+    options._threads = held(own, "_threads", without)
+    options._timeout = timeout
     return options
 
 
