@@ -320,6 +320,7 @@ def strided_shards(names: Any) -> None:
 @row(
     (dist.ProcessGroupGloo, "_Options"),
     (dist.ProcessGroupGloo._Options, "_devices"),
+    (dist.ProcessGroupGloo._Options, "_threads"),
     refuses=lambda names: names.gloo_options(None, [0], SECONDS),
 )
 def options_of_gloo(names: Any) -> None:

@@ -11,6 +11,7 @@
 
 #include "places.hpp"
 #include "sources.hpp"
+#include "squares.hpp"
 #include "trees.hpp"
 
 namespace {
@@ -361,6 +362,7 @@ PyMethodDef methods[] = {
     fast("entries", entries),
     fast("lay_out", lay_out),
     fast("locate", locate),
+    fast("squares", squares),
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef module = {

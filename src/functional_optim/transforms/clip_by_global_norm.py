@@ -17,14 +17,17 @@ from functional_optim.bounds import NON_NEGATIVE
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.leaf import PLAIN
 from functional_optim.core.stage import Link, NoState, Transform, rows_of_sparse
+from functional_optim.native import LOOPS, native_squares
 
 
 class ClipByGlobalNormHyper(NamedTuple):
     max_norm: float  # c
 
 
-BLOCK = 1 << 17
-"""Elements that are squared at a time: torch copies them into numbers of 64 bits, in a cache."""
+BLOCK = 3 << 13
+"""Elements that are squared at a time: torch copies them into numbers of 64 bits, in a cache. Of
+more than 2^15 elements torch makes a sum for each of its threads, so the number of threads would
+show."""
 
 
 def sum_of_squares(grad: Tensor) -> Tensor:
@@ -45,6 +48,13 @@ def sum_of_squares(grad: Tensor) -> Tensor:
 
 def squares_of_each(grads: list[Tensor]) -> Tensor:
     """Return :func:`sum_of_squares` of each gradient, with the same bits, in one tensor."""
+    found = None if LOOPS.loaded is None else native_squares(grads, BLOCK)
+    if found is not None:
+        squares = torch.tensor(found, dtype=torch.float64, device="cpu")
+        if len(found) == len(grads):
+            return squares
+        parts = squares.split([max(1, -(-one.numel() // BLOCK)) for one in grads])
+        return torch.stack([one.sum() for one in parts])
     if not grads[0].is_cpu or max(map(Tensor.numel, grads)) <= BLOCK:
         return torch.stack(foreach_vector_norm(grads, dtype=torch.float64)).square()
     large = [k for k, one in enumerate(grads) if one.numel() > BLOCK]

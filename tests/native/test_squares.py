@@ -1,0 +1,92 @@
+"""Squares of norms by the native loops have the bits of torch's norms."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from functional_optim.native import native_squares
+from functional_optim.transforms.clip_by_global_norm import BLOCK, squares_of_each, sum_of_squares
+
+from ..choices import case, examples
+from ..tensors import normal
+from .support import loops
+
+pytestmark = pytest.mark.usefixtures("with_loops")
+
+
+def drawn(count: int, seed: int, dtype: torch.dtype) -> Tensor:
+    """Numbers of very different sizes, so that the order of their sum shows."""
+    return (normal(count, seed=seed) * normal(count, seed=seed + 1).mul(4).exp()).to(dtype)
+
+
+def wanted(parts: list[Tensor]) -> list[float]:
+    norms: Any = [torch.linalg.vector_norm(one, 2.0, dtype=torch.float64) for one in parts]
+    return [float(one.square()) for one in norms]
+
+
+@given(
+    lengths=st.lists(st.integers(0, 300) | st.sampled_from([5_000, BLOCK]), min_size=1, max_size=9),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    most=st.sampled_from([1, 7, 64, BLOCK]),
+)
+@examples(30)
+def test_they_are_torchs(lengths: list[int], dtype: torch.dtype, most: int) -> None:
+    """Of tensors of any lengths, added up side by side, whole or in parts."""
+    loops()
+    tensors = [drawn(count, 2 * k, dtype) for k, count in enumerate(lengths)]
+    found = native_squares(tensors, most)
+    assert found == wanted([part for one in tensors for part in one.split(most)])
+
+
+def test_infinity_and_nan() -> None:
+    loops()
+    for value in (float("inf"), float("-inf"), float("nan")):
+        tensors = [torch.ones(9), torch.ones(9)]
+        tensors[1][4] = value
+        found = native_squares(tensors, BLOCK)
+        assert found is not None
+        torch.testing.assert_close(found, [9.0, value * value], equal_nan=True)
+
+
+OTHERS: dict[str, Callable[[], Tensor]] = {
+    "float64": lambda: torch.ones(3, dtype=torch.float64),
+    "float16": lambda: torch.ones(3, dtype=torch.float16),
+    "bfloat16 beside float32": lambda: torch.ones(3, dtype=torch.bfloat16),
+    "turned": lambda: torch.ones(2, 3).t(),
+    "expanded": lambda: torch.ones(1).expand(3),
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "negative": lambda: torch._neg_view(torch.ones(3)),
+    "meta": lambda: torch.ones(3, device="meta"),
+}
+
+
+def test_torch_is_asked_for_all_others() -> None:
+    for name, make in OTHERS.items():
+        with case(name=name):
+            assert loops().squares([torch.ones(2), make()], BLOCK, 4) is None
+    for wrong in ((0, 4), (5, 3)):
+        with pytest.raises(ValueError, match="parts have an element or more"):
+            loops().squares([torch.ones(2)], *wrong)
+    with pytest.raises(TypeError, match="takes a list of tensors and two numbers"):
+        loops().squares((torch.ones(2),), BLOCK, 4)  # type: ignore[arg-type]  no list
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_sums_are_those_of_each_gradient_alone(dtype: torch.dtype) -> None:
+    """With and without the loops, in one thread or two; large gradients are added up in parts."""
+    loops()
+    sizes = (1, 40, BLOCK, BLOCK + 1, 5 * BLOCK + 3, 70_000)
+    grads = [drawn(size, size, dtype) for size in sizes]
+    threads, found = torch.get_num_threads(), []
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            found += [squares_of_each(grads), torch.stack([*map(sum_of_squares, grads)])]
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(one, found[0]) for one in found)
