@@ -68,19 +68,19 @@ OTHERS: dict[str, Callable[[], Tensor]] = {
 def test_torch_is_asked_for_all_others() -> None:
     for name, make in OTHERS.items():
         with case(name=name):
-            assert loops().squares([torch.ones(2), make()], BLOCK, 4) is None
+            assert loops().squares([torch.ones(2), make()], BLOCK, 4, 1) is None
     for wrong in ((0, 4), (5, 3)):
         with pytest.raises(ValueError, match="parts have an element or more"):
-            loops().squares([torch.ones(2)], *wrong)
-    with pytest.raises(TypeError, match="takes a list of tensors and two numbers"):
-        loops().squares((torch.ones(2),), BLOCK, 4)  # type: ignore[arg-type]  no list
+            loops().squares([torch.ones(2)], *wrong, 1)
+    with pytest.raises(TypeError, match="takes a list of tensors and three numbers"):
+        loops().squares((torch.ones(2),), BLOCK, 4, 1)  # type: ignore[arg-type]  no list
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_sums_are_those_of_each_gradient_alone(dtype: torch.dtype) -> None:
     """With and without the loops, in one thread or two; large gradients are added up in parts."""
     loops()
-    sizes = (1, 40, BLOCK, BLOCK + 1, 5 * BLOCK + 3, 70_000)
+    sizes = (1, 40, BLOCK, BLOCK + 1, 5 * BLOCK + 3, 70_000, 3_000_000)
     grads = [drawn(size, size, dtype) for size in sizes]
     threads, found = torch.get_num_threads(), []
     try:

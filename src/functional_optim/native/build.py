@@ -72,7 +72,7 @@ def _expanded(path: Path, known: set[str]) -> str:
 
 def _flags() -> list[str]:
     """Return the flags that decide the compiled code."""
-    flags = ["-std=c++20", "-O2", "-fPIC", "-shared", "-w"]
+    flags = ["-std=c++20", "-O2", "-fPIC", "-pthread", "-shared", "-w"]
     if sys.platform == "darwin":
         flags += ["-undefined", "dynamic_lookup"]
     return flags

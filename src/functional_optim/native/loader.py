@@ -95,7 +95,9 @@ class Loops(Protocol):
         """
         ...
 
-    def squares(self, tensors: list[Any], most: int, lanes: int, /) -> list[float] | None:
+    def squares(
+        self, tensors: list[Any], most: int, lanes: int, threads: int, /
+    ) -> list[float] | None:
         """Return the square of the norm of each part of each tensor, in double precision.
 
         None unless all tensors are contiguous and of float32, or all of bfloat16, on the CPU.
@@ -104,6 +106,7 @@ class Loops(Protocol):
             tensors: without elements, a tensor has one part.
             most: elements of a part, the last of a tensor excepted.
             lanes: 4 or 8 sums of every 4th or 8th element, which are then added.
+            threads: at most so many add up. Their number changes no bit.
         """
         ...
 

@@ -12,6 +12,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <system_error>
+#include <thread>
 #include <type_traits>
 #include <vector>
 
@@ -19,7 +21,8 @@
 
 namespace {
 
-constexpr int kStreams = 4;  // stretches that are added up at once
+constexpr int kStreams = 4;          // stretches that are added up at once
+constexpr int64_t kWorth = 1 << 20;  // elements for which a thread is begun
 
 struct Stretch {
   const char* begin;
@@ -105,12 +108,11 @@ struct Row {
     }
   };
 
-  static void add_all(std::vector<Stretch>& every) {
+  static void add_all(Stretch* next, Stretch* end) {
     Stream streams[kStreams];
-    size_t begun = 0;
     int active = 0;
-    while (active < kStreams && begun < every.size()) {
-      streams[active++].begin(&every[begun++]);
+    while (active < kStreams && next < end) {
+      streams[active++].begin(next++);
     }
     while (active == kStreams) {
       int64_t rows = streams[0].rows;
@@ -135,8 +137,8 @@ struct Row {
       for (int k = 0; k < active; ++k) {
         if (streams[k].rows == 0) {
           streams[k].end();
-          if (begun < every.size()) {
-            streams[k].begin(&every[begun++]);
+          if (next < end) {
+            streams[k].begin(next++);
           } else {
             std::swap(streams[k--], streams[--active]);
           }
@@ -150,9 +152,41 @@ struct Row {
   }
 };
 
-template <int L>
-void add_all(std::vector<Stretch>& every, bool is_float) {
-  is_float ? Row<float, L>::add_all(every) : Row<uint16_t, L>::add_all(every);
+void add_up(Stretch* begin, Stretch* end, bool is_float, int lanes) {
+  if (lanes == 4) {
+    is_float ? Row<float, 4>::add_all(begin, end) : Row<uint16_t, 4>::add_all(begin, end);
+  } else {
+    is_float ? Row<float, 8>::add_all(begin, end) : Row<uint16_t, 8>::add_all(begin, end);
+  }
+}
+
+// Add up all stretches in at most so many threads, each of which has work enough.
+void add_up_in_threads(std::vector<Stretch>& every, bool is_float, int lanes, int64_t most) {
+  int64_t left = 0;
+  for (const Stretch& one : every) {
+    left += one.count;
+  }
+  const int64_t each = std::max(left / std::max<int64_t>(most, 1) + 1, kWorth);
+  std::vector<std::thread> threads;
+  Stretch *begin = every.data(), *end = begin + every.size();
+  while (left > each) {
+    Stretch* until = begin;
+    int64_t own = 0;
+    while (own < each) {
+      own += (until++)->count;
+    }
+    try {
+      threads.emplace_back(add_up, begin, until, is_float, lanes);
+    } catch (const std::system_error&) {
+      break;  // there is no thread more: this one does the rest
+    }
+    begin = until;
+    left -= own;
+  }
+  add_up(begin, end, is_float, lanes);
+  for (std::thread& one : threads) {
+    one.join();
+  }
 }
 
 // The stretches of tensors, of at most `most` elements each; false unless all are contiguous floats,
@@ -184,14 +218,15 @@ bool stretches_of(PyObject* list, int64_t most, std::vector<Stretch>& found, boo
   return true;
 }
 
-// squares(tensors, most, lanes) -> the square of the norm of each tensor, or of each of its parts of
+// squares(tensors, most, lanes, threads) -> the square of the norm of each tensor, or of each of its parts of
 // so many elements, as a list; None where torch has to be asked
 PyObject* squares(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 3 || !PyList_CheckExact(args[0])) {
-    PyErr_SetString(PyExc_TypeError, "squares() takes a list of tensors and two numbers");
+  if (count != 4 || !PyList_CheckExact(args[0])) {
+    PyErr_SetString(PyExc_TypeError, "squares() takes a list of tensors and three numbers");
     return nullptr;
   }
   const long long most = PyLong_AsLongLong(args[1]), lanes = PyLong_AsLongLong(args[2]);
+  const long long threads = PyLong_AsLongLong(args[3]);
   if (PyErr_Occurred() != nullptr) {
     return nullptr;
   }
@@ -209,7 +244,7 @@ PyObject* squares(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Py_RETURN_NONE;
   }
   Py_BEGIN_ALLOW_THREADS;
-  lanes == 4 ? add_all<4>(every, is_float) : add_all<8>(every, is_float);
+  add_up_in_threads(every, is_float, static_cast<int>(lanes), threads);
   Py_END_ALLOW_THREADS;
   PyObject* found = PyList_New(every.size());
   for (size_t i = 0; found != nullptr && i < every.size(); ++i) {

@@ -31,7 +31,7 @@ def native_squares(tensors: list[Tensor], most: int) -> list[float] | None:
     lanes = None if loops is None else _lanes_of(loops)
     if loops is None or lanes is None:
         return None
-    found: list[float] | None = loops.squares(tensors, most, lanes)
+    found: list[float] | None = loops.squares(tensors, most, lanes, torch.get_num_threads())
     return found
 
 
@@ -44,7 +44,7 @@ def _lanes_of(loops: Any) -> int | None:
         every = [[one.to(kind) for one in wide] for kind in (torch.float32, torch.bfloat16)]
         wanted = [[_square(one) for one in own] for own in every]
         for lanes in _LANES:
-            if [loops.squares(own, max(_LENGTHS), lanes) for own in every] == wanted:
+            if [loops.squares(own, max(_LENGTHS), lanes, 1) for own in every] == wanted:
                 return lanes
     return None
 
