@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from functional_optim import Optimizer, TorchOptimizer, accumulate, adamw, chain, ema, sgd
-from functional_optim.kernels import ChunkExecutor, ReferenceExecutor
+from functional_optim.kernels import ChunkExecutor, ReferenceExecutor, chunks
 from functional_optim.optimizer.bound import BoundOptimizer
 from functional_optim.plan import tree_plan
 from functional_optim.plan.composed import trees as composed_trees
@@ -89,6 +89,7 @@ def by_kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return before(self, stages, chunk, totals)
 
     monkeypatch.setattr(ChunkExecutor, "bind_chunk", noted)
+    monkeypatch.setattr(chunks, "LARGE", 1)  # smaller leaves are stepped in lists
     for plans in (tree_plan, composed_trees):  # they have kernels of earlier steps
         monkeypatch.setattr(plans, "_PLANS", [])
     return found

@@ -188,6 +188,8 @@ class ChunkExecutor(Executor):
                 return [call, *mark]
         rows = [tensors_of(leaf) for leaf, _ in group]
         is_listed = [self.may_list(stages, row) for row in rows]
+        if sum(is_listed) == 1:
+            is_listed = [False] * len(rows)
         calls = [
             self.bind_chunk(stages, view, totals)
             for view, one in zip(views, is_listed, strict=True)

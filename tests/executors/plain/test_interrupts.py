@@ -4,6 +4,7 @@ The interrupt is a real one, sent by the process to itself: before each operatio
 each line of the package, that a step comes to.
 """
 
+import linecache
 import signal
 import sys
 import threading
@@ -48,7 +49,11 @@ class AtOperation(TorchDispatchMode):
 
 
 class AtLine:
-    """Sends the interrupt at one line of the package; counts them all."""
+    """Sends the interrupt at one line of the package; counts them all, but those of ``with``.
+
+    Such a line is traced again when its block ends. An interrupt that is raised there, where Python
+    itself lets none through, would leave the block without its exit.
+    """
 
     def __init__(self, place: int) -> None:
         self.place, self.seen = place, 0
@@ -65,7 +70,8 @@ class AtLine:
         return self._line if frame.f_code.co_filename.startswith(HOME) else None
 
     def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if event == "line":
+        text = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        if event == "line" and not text.lstrip().startswith("with "):
             self.seen += 1
             if self.seen == self.place:
                 interrupt()

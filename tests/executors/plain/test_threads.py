@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from functional_optim import Optimizer, TorchOptimizer, adamw, chain, clip_by_global_norm, sgd
-from functional_optim.kernels import blocked, scratch
+from functional_optim.kernels import blocked, chunks, scratch
 
 from ...choices import case, pairs
 from ..rules import RULES, VARIANTS
@@ -54,7 +54,9 @@ def test_models_at_once_are_models_one_after_the_other(executors: Any) -> None:
                 assert_same(got, want)
 
 
-def test_scratch_is_not_shared_between_threads() -> None:
+def test_scratch_is_not_shared_between_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "LARGE", 1)  # smaller leaves are stepped in lists
+
     def pieces() -> list[int]:
         optimizer = RULES["reuses"].using(executor="blocked")
         params = {"a": noise(0, 9), "b": noise(1, 9)}
