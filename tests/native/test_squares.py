@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from functional_optim.native import native_squares
+from functional_optim.native import native_squares, squares
 from functional_optim.transforms.clip_by_global_norm import BLOCK, squares_of_each, sum_of_squares
 
 from ..choices import case, examples
@@ -74,6 +74,23 @@ def test_torch_is_asked_for_all_others() -> None:
             loops().squares([torch.ones(2)], *wrong, 1)
     with pytest.raises(TypeError, match="takes a list of tensors and three numbers"):
         loops().squares((torch.ones(2),), BLOCK, 4, 1)  # type: ignore[arg-type]  no list
+
+
+def test_torch_is_asked_inside_of_a_transform_and_there_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where tensors are wrapped, nothing is found out of the loops."""
+    loops()
+    monkeypatch.setattr(squares, "_KNOWN", {})
+    plain, seen = [torch.ones(3), torch.ones(2)], []
+
+    def inside(x: Tensor) -> Tensor:
+        seen.append(native_squares(plain, BLOCK))
+        return x
+
+    torch.func.functionalize(inside)(torch.ones(2))
+    assert seen == [None]
+    assert native_squares(plain, BLOCK) == wanted(plain)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)

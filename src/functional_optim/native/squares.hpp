@@ -189,6 +189,16 @@ void add_up_in_threads(std::vector<Stretch>& every, bool is_float, int lanes, in
   }
 }
 
+// Whether a tensor's values are not what is in its memory: it stands for another, or is negated.
+bool is_wrapped(const at::TensorImpl* impl) {
+  static const c10::DispatchKeySet keys{
+      c10::DispatchKey::Negative,         c10::DispatchKey::Conjugate,
+      c10::DispatchKey::ZeroTensor,       c10::DispatchKey::Functionalize,
+      c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
+      c10::DispatchKey::Python};
+  return impl->key_set().has_any(keys);
+}
+
 // The stretches of tensors, of at most `most` elements each; false unless all are contiguous floats,
 // or all contiguous bfloat16, on the CPU.
 bool stretches_of(PyObject* list, int64_t most, std::vector<Stretch>& found, bool& is_float) {
@@ -196,8 +206,7 @@ bool stretches_of(PyObject* list, int64_t most, std::vector<Stretch>& found, boo
     fetch_ahead(list, i, PyList_GET_SIZE(list));
     const at::TensorImpl* impl = plain(PyList_GET_ITEM(list, i));
     if (impl == nullptr || impl->layout() != c10::kStrided || !impl->is_cpu() ||
-        impl->has_symbolic_sizes_strides() || !impl->is_contiguous() ||
-        impl->key_set().has(c10::DispatchKey::Negative)) {
+        impl->has_symbolic_sizes_strides() || !impl->is_contiguous() || is_wrapped(impl)) {
       return false;
     }
     const bool own = impl->dtype() == caffe2::TypeMeta::Make<float>();
@@ -208,6 +217,9 @@ bool stretches_of(PyObject* list, int64_t most, std::vector<Stretch>& found, boo
     is_float = own;
     const char* begin = address_of(impl);
     int64_t left = impl->numel();
+    if (begin == nullptr && left > 0) {
+      return false;
+    }
     do {
       const int64_t count = std::min(left, most);
       found.push_back({begin, count});

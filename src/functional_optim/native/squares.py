@@ -1,6 +1,5 @@
 """Squares of norms by the native loops, where these give the bits of torch's norms."""
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -10,6 +9,9 @@ from functional_optim.native.loader import LOOPS
 
 _LANES = (4, 8)
 """Doubles in one of torch's vectors, by processor."""
+
+_KNOWN: dict[Any, int] = {}
+"""By the loops, the number of lanes with which they have torch's bits; 0 where there is none."""
 
 _LENGTHS = (0, 1, 3, 8, 21, 100, 1000, 4099)
 """Of the tensors on which the loops are held against torch."""
@@ -28,25 +30,32 @@ def native_squares(tensors: list[Tensor], most: int) -> list[float] | None:
         None where the loops do not give them.
     """
     loops: Any = LOOPS.loaded
-    lanes = None if loops is None else _lanes_of(loops)
-    if loops is None or lanes is None:
+    lanes = _KNOWN.get(loops)
+    if lanes is None and loops is not None:
+        lanes = _tried(loops)
+        if lanes is not None:  # else this is inside of torch.func, where every tensor is wrapped
+            _KNOWN.clear()
+            _KNOWN[loops] = lanes
+    if not lanes:
         return None
     found: list[float] | None = loops.squares(tensors, most, lanes, torch.get_num_threads())
     return found
 
 
-@lru_cache(maxsize=1)
-def _lanes_of(loops: Any) -> int | None:
-    """Return the number of lanes with which the loops have torch's bits; None if there is none."""
+def _tried(loops: Any) -> int | None:
+    """Return the lanes; 0 where the loops differ from torch, and None where they cannot tell."""
     with torch.inference_mode(mode=False), torch.no_grad(), torch.device("cpu"):
         draws = torch.Generator().manual_seed(0)
         wide = [torch.randn(n, generator=draws, dtype=torch.float64).exp() for n in _LENGTHS]
         every = [[one.to(kind) for one in wide] for kind in (torch.float32, torch.bfloat16)]
         wanted = [[_square(one) for one in own] for own in every]
         for lanes in _LANES:
-            if [loops.squares(own, max(_LENGTHS), lanes, 1) for own in every] == wanted:
+            found = [loops.squares(own, max(_LENGTHS), lanes, 1) for own in every]
+            if None in found:
+                return None
+            if found == wanted:
                 return lanes
-    return None
+    return 0
 
 
 def _square(tensor: Tensor) -> float:
