@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from functional_optim.native import native_squares, squares
 from functional_optim.transforms.clip_by_global_norm import BLOCK, squares_of_each, sum_of_squares
@@ -62,6 +63,8 @@ OTHERS: dict[str, Callable[[], Tensor]] = {
     "sparse": lambda: torch.eye(3).to_sparse(),
     "negative": lambda: torch._neg_view(torch.ones(3)),
     "meta": lambda: torch.ones(3, device="meta"),
+    "zero": lambda: torch._efficientzerotensor(3),  # type: ignore[attr-defined]  # torch's own
+    "functional": lambda: torch._to_functional_tensor(torch.ones(3)),
 }
 
 
@@ -76,10 +79,11 @@ def test_torch_is_asked_for_all_others() -> None:
         loops().squares((torch.ones(2),), BLOCK, 4, 1)  # type: ignore[arg-type]  no list
 
 
+@pytest.mark.parametrize("transform", [torch.func.vmap, torch.func.functionalize])
 def test_torch_is_asked_inside_of_a_transform_and_there_alone(
-    monkeypatch: pytest.MonkeyPatch,
+    transform: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where tensors are wrapped, nothing is found out of the loops."""
+    """Nothing is found out of the loops where tensors are wrapped, or numbers cannot be drawn."""
     loops()
     monkeypatch.setattr(squares, "_KNOWN", {})
     plain, seen = [torch.ones(3), torch.ones(2)], []
@@ -88,9 +92,20 @@ def test_torch_is_asked_inside_of_a_transform_and_there_alone(
         seen.append(native_squares(plain, BLOCK))
         return x
 
-    torch.func.functionalize(inside)(torch.ones(2))
+    transform(inside)(torch.ones(2))
     assert seen == [None]
     assert native_squares(plain, BLOCK) == wanted(plain)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # of torch's own decompositions
+def test_derivatives_are_torchs() -> None:
+    """A dual gradient has a tangent, which the loops do not see."""
+    loops()
+    grads = [torch.full((3,), 2.0), torch.ones(2)]
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(grads[0], torch.ones(3))
+        assert native_squares([dual, grads[1]], BLOCK) is None
+    assert native_squares(grads, BLOCK) == wanted(grads)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)

@@ -9,6 +9,7 @@ from functional_optim.frontends.torch_flat import Group
 from functional_optim.kernels import in_place
 from functional_optim.optimizer import Optimizer
 from functional_optim.optimizer.explain import chain_lines
+from functional_optim.plan.step_counts import is_count
 
 
 def explain_groups(
@@ -35,6 +36,7 @@ def explain_groups(
         head = f"param_groups[{group.number}]: " if len(groups) > 1 else ""
         stages = optimizer_of(group.number).stages
         found = [(param, group.hypers) for param in group.params]
-        step = 1.0 + max([int(state.get(one, {}).get("step", 0)) for one in group.params] or [0])
+        counts = [state.get(one, {}).get("step") for one in group.params]
+        step = 1.0 + max([int(one) for one in counts if is_count(one)] or [0])
         lines += [head + line for line in chain_lines(stages, executor, found, step)]
     return "\n".join(lines)

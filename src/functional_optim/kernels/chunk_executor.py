@@ -228,8 +228,12 @@ class ChunkExecutor(Executor):
                 run = listing.bind_lists(stages, like, columns)
                 if not isinstance(run, str):
                     return partial(run, totals)
-        calls = []
-        for row in zip(*columns, strict=True):
+        rows, calls = list(zip(*columns, strict=True)), []
+        if not self.strict and any(one.is_for(like) for one in self._listings):
+            self.validate(stages, like, totals)
+            leaves = [with_tensors(like, row)._replace(entries=None) for row in rows]
+            return partial(self._leaves.update_, stages, leaves, totals)
+        for row in rows:
             chunk = as_chunk(with_tensors(like, row))
             assert chunk is not None, "it fills its memory"
             calls.append(self.bind_chunk(stages, chunk._replace(entries=None), totals))

@@ -206,7 +206,8 @@ bool stretches_of(PyObject* list, int64_t most, std::vector<Stretch>& found, boo
     fetch_ahead(list, i, PyList_GET_SIZE(list));
     const at::TensorImpl* impl = plain(PyList_GET_ITEM(list, i));
     if (impl == nullptr || impl->layout() != c10::kStrided || !impl->is_cpu() ||
-        impl->has_symbolic_sizes_strides() || !impl->is_contiguous() || is_wrapped(impl)) {
+        impl->has_symbolic_sizes_strides() || !impl->is_contiguous() || is_wrapped(impl) ||
+        THPVariable_Unpack(PyList_GET_ITEM(list, i))._fw_grad(0).defined()) {
       return false;
     }
     const bool own = impl->dtype() == caffe2::TypeMeta::Make<float>();

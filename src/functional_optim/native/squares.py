@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim._torch import has_dispatch_mode, is_transforming
 from functional_optim.native.loader import LOOPS
 
 _LANES = (4, 8)
@@ -31,29 +32,25 @@ def native_squares(tensors: list[Tensor], most: int) -> list[float] | None:
     """
     loops: Any = LOOPS.loaded
     lanes = _KNOWN.get(loops)
-    if lanes is None and loops is not None:
+    if lanes is None and loops is not None and not (is_transforming() or has_dispatch_mode()):
         lanes = _tried(loops)
-        if lanes is not None:  # else this is inside of torch.func, where every tensor is wrapped
-            _KNOWN.clear()
-            _KNOWN[loops] = lanes
+        _KNOWN.clear()
+        _KNOWN[loops] = lanes
     if not lanes:
         return None
     found: list[float] | None = loops.squares(tensors, most, lanes, torch.get_num_threads())
     return found
 
 
-def _tried(loops: Any) -> int | None:
-    """Return the lanes; 0 where the loops differ from torch, and None where they cannot tell."""
+def _tried(loops: Any) -> int:
+    """Return the lanes; 0 where the loops differ from torch."""
     with torch.inference_mode(mode=False), torch.no_grad(), torch.device("cpu"):
         draws = torch.Generator().manual_seed(0)
         wide = [torch.randn(n, generator=draws, dtype=torch.float64).exp() for n in _LENGTHS]
         every = [[one.to(kind) for one in wide] for kind in (torch.float32, torch.bfloat16)]
         wanted = [[_square(one) for one in own] for own in every]
         for lanes in _LANES:
-            found = [loops.squares(own, max(_LENGTHS), lanes, 1) for own in every]
-            if None in found:
-                return None
-            if found == wanted:
+            if [loops.squares(own, max(_LENGTHS), lanes, 1) for own in every] == wanted:
                 return lanes
     return 0
 

@@ -41,6 +41,10 @@ def sum_of_squares(grad: Tensor) -> Tensor:
             and not torch.compiler.is_compiling()
             and grad.numel() > BLOCK
         ):
+            is_fixed = not (grad.requires_grad and torch.is_grad_enabled())
+            found = native_squares([grad], BLOCK) if is_fixed and LOOPS.loaded is not None else None
+            if found is not None:
+                return torch.tensor(found, dtype=torch.float64, device="cpu").sum()
             return torch.stack([*map(sum_of_squares, grad.reshape(-1).split(BLOCK))]).sum()
     square: Tensor = torch.linalg.vector_norm(grad, 2.0, dtype=torch.float64).square()
     return square

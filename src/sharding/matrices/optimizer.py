@@ -107,6 +107,8 @@ class MatrixOwnerOptimizer(TorchOptimizer):
     ) -> None:
         require_gradients_alone(require_optimizer(optimizer), "MatrixOwnerOptimizer")
         self._owners: Owners | None = None
+        self._failed: Exception | None = None
+        """The error of a step that failed here when its matrices were on their way already."""
         self._stand_ins = StandIns()
         super().__init__(params, optimizer)
         self.register_state_dict_post_hook(_as_part)
@@ -200,6 +202,7 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         check_extra(self._optimizer.links, extra)  # none is taken
         owners, attempt, parts = self._of_ranks, Attempt(), self._composed
         assert parts is not None, "of every optimizer here"
+        attempt.error = self._failed
         self._stand_ins.refresh()
         groups = attempt.make(self._groups) or []  # options are checked before anything moves
         grads = attempt.make(self._local_gradients) or {}
@@ -288,10 +291,12 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         for one in sent:
             headers, rows = one.wait()
             failed = has_failed(headers)
-        attempt.raise_failures(owners.shards, failed, "make its part of the step")
         late = has_gates(self._optimizer.links)  # a gate lets through what it has kept
-        changed = [one for one in matrices if late or mask[one.path]]
+        changed = [one for one in matrices if late or mask[one.path]] if not any(failed) else []
         copy_pairs([(local(one.param.detach()), rows[one.path]) for one in changed])
+        if attempt.error is not None and not any(failed):
+            self._failed = attempt.error  # after its rows were sent: others learn of it next time
+        attempt.raise_failures(owners.shards, failed, "make its part of the step")
 
     def _viewed(self) -> list[Tensor]:
         """Return what each parameter is evaluated with, sharded as it is. Collective."""

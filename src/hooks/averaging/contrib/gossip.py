@@ -121,10 +121,14 @@ class GossipModelAverager(ModelAverager):
         if not self._given:
             raise ValueError("params has no floating parameters: there is nothing to average")
         self._shards = shards_in(self._given)
-        self._params = list(map(local, self._given))
         self._anchors = [wide(param) for param in self._params]
         self._deltas = [torch.zeros_like(anchor) for anchor in self._anchors]
         self._pairs = RankPairs(members)
+
+    @property
+    def _params(self) -> list[Tensor]:
+        """Return the parameters; of a DTensor, the shard that this rank holds now."""
+        return [local(param.detach()) for param in self._given]
 
     @property
     def bytes_sent(self) -> int:
