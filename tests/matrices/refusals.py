@@ -2,16 +2,19 @@
 
 import copy
 import pickle
+from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from functional_optim import muon
+from functional_optim import NoState, Rule, chain, muon, partition
 from sharding import MatrixOwnerOptimizer
+from sharding.matrices.exchange import RowExchange
 from tests.choices import case
 from tests.tensors import normal
 
@@ -20,6 +23,7 @@ from .models import (
     OPTIMIZERS,
     Collectives,
     Pair,
+    kind,
     raised,
     whole,
     world,
@@ -100,6 +104,60 @@ def failing_owner() -> None:
             said = raised(pair.ours.step)
             owns = dist.get_rank() == ranks[0]
             assert place in said if owns else f"group rank {ranks[0]} (global" in said
+
+
+class StepHyper(NamedTuple):
+    lr: float
+
+
+def failing_after_sending() -> None:
+    """Matrices are on their way when a rank fails: it says so now, and to the others next time."""
+    victim, fails = dist.get_world_size() - 1, list[bool]()
+
+    def rule(param: Tensor, grad: Tensor, state: NoState, c: StepHyper) -> tuple[Tensor, NoState]:
+        if fails:
+            raise RuntimeError("no memory is left")
+        return param - c.lr * grad, state
+
+    descent = chain(Rule(name="descent", hyper=StepHyper, rule=rule)(lr=LR))
+    parts = {"matrices": muon(lr=LR), "rest": descent}
+    pair = Pair(partition(parts, kind).using(executor="reference"), world())
+    pair.step(0)
+    pair.backward(1)
+    scatter = RowExchange.scatter
+
+    def then_fails(*given: Any) -> Any:
+        found = scatter(*given)
+        fails.extend([True] * (dist.get_rank() == victim))
+        return found
+
+    with mock.patch.object(RowExchange, "scatter", then_fails):
+        if dist.get_rank() == victim:
+            assert "no memory is left" in raised(pair.ours.step)
+        else:
+            pair.ours.step()
+    fails.clear()
+    pair.theirs.step()
+    for name, param in pair.model.named_parameters():
+        if name in {spec.path for spec in pair.ours.plan.specs}:
+            assert torch.equal(whole(param), pair.twin.get_parameter(name).detach())
+    pair.backward(2)
+    said = raised(pair.ours.step)
+    is_victim = dist.get_rank() == victim
+    assert "no memory is left" in said if is_victim else f"group rank {victim} (global" in said
+
+
+def mended() -> None:
+    """Without a matrix that is sent, a step that fails changes nothing, and the next goes on."""
+    pair = Pair(OPTIMIZERS["pointwise"](), world())
+    pair.step(0)
+    pair.backward(1)
+    pair.ours.param_groups[0]["lr"] = -1.0
+    assert "lr must be" in raised(pair.ours.step)
+    pair.ours.param_groups[0]["lr"] = LR
+    pair.ours.step()
+    pair.theirs.step()
+    pair.check()
 
 
 def refused_meshes() -> None:

@@ -30,6 +30,8 @@ def worlds() -> dict[int, Outcomes]:
         "evaluated": Job(jobs.evaluated),
         "refused": Job(refusals.refused),
         "failing owner": Job(refusals.failing_owner),
+        "failing later": Job(refusals.failing_after_sending),
+        "mended": Job(refusals.mended),
         "not finite": Job(jobs.not_finite),
         "beside plain": Job(jobs.beside_plain),
         "moved": Job(jobs.moved),
@@ -43,6 +45,8 @@ def worlds() -> dict[int, Outcomes]:
         "saved": Job(jobs.saved, {"names": ["finite, clipped"]}),
         "refused": Job(refusals.refused),
         "failing owner": Job(refusals.failing_owner),
+        "failing later": Job(refusals.failing_after_sending),
+        "mended": Job(refusals.mended),
         "not finite": Job(jobs.not_finite),
         "meshes": Job(refusals.refused_meshes),
         "beside plain": Job(jobs.beside_plain),
@@ -116,4 +120,4 @@ def test_averages_are_evaluated(worlds: dict[int, Outcomes]) -> None:
 
 
 def test_errors_name_parameters_and_ranks(worlds: dict[int, Outcomes]) -> None:
-    check_well(worlds, "refused", "failing owner", "meshes")
+    check_well(worlds, "refused", "failing owner", "failing later", "mended", "meshes")

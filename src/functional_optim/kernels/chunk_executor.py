@@ -1,5 +1,6 @@
 """An executor that runs a kernel over chunks: leaves listed, cut and stepped in place."""
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate, compress
@@ -20,6 +21,7 @@ from functional_optim.core.capturing import check_not_captured
 from functional_optim.core.leaf import PLAIN, Leaf, Scalars, Stepped, is_measured, on_device
 from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.core.state import map_state
+from functional_optim.kernels.blocked import BLOCK_VARIABLE, block_elements
 from functional_optim.kernels.bound_leaves import BoundLeaves
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.chunks import (
@@ -253,7 +255,10 @@ class ChunkExecutor(Executor):
 
         Raises:
             KernelError: none does, and this executor is strict.
+            ValueError: the environment variable of the blocks' size holds no positive number.
         """
+        if BLOCK_VARIABLE in os.environ:
+            block_elements(1)
         self._leaves.require(stages, leaves)
         for leaf in leaves if self.strict else ():
             # Its dtypes and coefficients matter here, not its size.

@@ -294,7 +294,7 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         late = has_gates(self._optimizer.links)  # a gate lets through what it has kept
         changed = [one for one in matrices if late or mask[one.path]] if not any(failed) else []
         copy_pairs([(local(one.param.detach()), rows[one.path]) for one in changed])
-        if attempt.error is not None and not any(failed):
+        if sent and attempt.error is not None and not any(failed):
             self._failed = attempt.error  # after its rows were sent: others learn of it next time
         attempt.raise_failures(owners.shards, failed, "make its part of the step")
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import NoState, Optimizer, sgd, stored
-from functional_optim.kernels import blocked, chunks
+from functional_optim.kernels import blocked
 
 from ...choices import case, pairs
 from ..rules import RULES, VARIANTS, Hyper, TwoState, optimizer_of, stateless, two_init
@@ -183,7 +183,6 @@ def test_blocks_are_large_where_a_launch_takes_as_long_as_a_small_one() -> None:
 
 
 def test_a_block_size_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "LARGE", 1)  # smaller leaves are stepped in lists
     optimizer, params = VARIANTS["adamw"].using(executor="blocked"), tree(0)
     state = optimizer.init(params)
     for text in ("0", "-5", "many", "1.5", ""):
