@@ -9,7 +9,7 @@ from functional_optim.core.known_options import KnownOptions
 from functional_optim.core.links import values
 from functional_optim.core.stage import Link
 from functional_optim.frontends.checkpoint_names import matched_by_name
-from functional_optim.frontends.given_gradients import GivenGradients
+from functional_optim.frontends.explicit_gradients import ExplicitGradients
 from functional_optim.frontends.recipe import Chains, ComposedRecipe, GroupChain, Recipe
 from functional_optim.frontends.torch_checkpoint import DECOUPLED
 from functional_optim.frontends.torch_groups import (
@@ -28,9 +28,9 @@ Dict = Mapping[str, Any]
 
 
 class LocalOptions(Protocol):
-    """Translates between the groups that a caller sees and those of a GivenGradients."""
+    """Translates between the groups that a caller sees and those of a ExplicitGradients."""
 
-    inner: GivenGradients
+    inner: ExplicitGradients
     """Steps the parameters."""
 
     def shown(self) -> list[Group]:
@@ -74,7 +74,7 @@ class OwnOptions:
     def __init__(self, recipe: ComposedRecipe, groups: Sequence[Dict], device: str) -> None:
         require_gradients_alone(recipe.optimizer, "an optimizer that is given its gradients")
         optimizer = recipe.made({}, device)
-        self.inner = GivenGradients(list(map(dict, groups)), optimizer, flat=False)
+        self.inner = ExplicitGradients(list(map(dict, groups)), optimizer, flat=False)
 
     def shown(self) -> list[Group]:
         """Return the inner groups without the numbers in them."""
@@ -125,7 +125,7 @@ class ClassOptions:
             {**_hyper_of(self._chain(number, one)), **counted, "params": group["params"]}
             for number, (one, group) in enumerate(zip(self._given, groups, strict=True))
         ]
-        self.inner = GivenGradients(made, chain)
+        self.inner = ExplicitGradients(made, chain)
         self._taken: dict[int, GroupChain] = {}
         self._known = KnownOptions(beside=NOT_OPTIONS)
 

@@ -140,7 +140,7 @@ class ComposedGroups:
             tensors = held.tensors
             step = known.steps.prepared(links, chains, tensors, grads, self.shared, measured, given)
             if step is not None and between is not None:
-                runs = between.ordered(step.runs, step.members, held.params)
+                runs = between.ordered(step.runs, step.end.members, held.params)
                 step = step._replace(runs=runs)
             if step is not None:
                 defer_interrupts(known.steps.make, step, self.shared)

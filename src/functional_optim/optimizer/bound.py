@@ -204,7 +204,10 @@ class BoundOptimizer(BoundCopies):
 
         Raises:
             TypeError, ValueError: it is of another optimizer or tree; nothing is changed then.
+            RuntimeError: a tensor of the state was given other memory; nothing is changed then.
         """
+        if self._handed_out is not None:
+            self._handed_out.check()
         copy_states(self._states, self._checked(state))
 
     def ready(self, timeout: float | None = None) -> bool:

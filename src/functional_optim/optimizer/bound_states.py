@@ -86,8 +86,8 @@ class StateGuard:
         name = next((name for one, start, name in pairs if one.data_ptr() != start), None)
         raise RuntimeError(
             f"the state{'' if name is None else f' of {name!r}'} was resized or given other memory "
-            "since it was bound, and steps do not see that; write values in place, as by "
-            "tensor.copy_(value), or give a whole state to load_state()"
+            "since it was bound, and steps do not see that; bind the parameters again, and write "
+            "values in place, as by tensor.copy_(value) or load_state()"
         )
 
 

@@ -55,16 +55,18 @@ WAYS: dict[str, Callable[[BoundOptimizer, list[Tensor], int], None]] = {
 }
 
 
+@pytest.mark.parametrize("large", [1, chunks.LARGE])
 @pytest.mark.parametrize("least", [1, 1 << 20])
 def test_a_steady_bound_step_makes_nothing(
-    least: int, executors: Any, monkeypatch: pytest.MonkeyPatch
+    least: int, large: int, executors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With another learning rate each time; gradients read where they lie, or copied.
 
-    Lists, in which small leaves are stepped without a loop, are made anew.
+    Several small runs are stepped in lists where there is no loop: an operation that is not made in
+    place makes a tensor of the size of a run, and nothing else is made.
     """
     monkeypatch.setattr(bound_plans, "LEAST", least)
-    monkeypatch.setattr(chunks, "LARGE", 1)
+    monkeypatch.setattr(chunks, "LARGE", large)
     chosen = [one for one in executors if one != "reference"]  # it makes every tensor anew
     for one in pairs(name=CHAINS, executor=chosen, way=WAYS):
         bound = CHAINS[one["name"]].using(executor=one["executor"])
@@ -74,7 +76,11 @@ def test_a_steady_bound_step_makes_nothing(
             step(made, grads, number)
         with case(**one):
             steps = [partial(step, made, grads, number) for number in range(12, 18)]
-            assert made_by(*steps) == NOTHING
+            found = made_by(*steps)
+            if large > 1 and one["way"] == "masked" and one["executor"] == "blocked":
+                assert found.largest < 4 * sum(grad.numel() for grad in grads)
+                found = found._replace(largest=NOTHING.largest)
+            assert found == NOTHING
 
 
 def test_what_is_made_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

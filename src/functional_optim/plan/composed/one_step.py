@@ -219,8 +219,8 @@ def _written(
 ) -> None:
     runs = [prepared(executor, decided, run) for run in decided.end.runs]
     if between is not None:
-        members = [run.part.members for run in decided.end.runs]
-        runs = between.ordered(runs, members, [leaf.param for leaf in decided.leaves])
+        params = [leaf.param for leaf in decided.leaves]
+        runs = between.ordered(runs, decided.end.members, params)
     make(runs, decided.shared, decided.opened, shared)
     forget_history(leaf.state for leaf in decided.leaves)
 

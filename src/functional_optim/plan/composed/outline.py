@@ -120,6 +120,11 @@ class End:
     runs: tuple[StageRun, ...]
     """What there is to do, in the order of the first leaves."""
 
+    @property
+    def members(self) -> list[tuple[int, ...]]:
+        """Return the indices of the leaves of each run."""
+        return [run.part.members for run in self.runs]
+
 
 class Outline:
     """The ways of the leaves of a step.

@@ -24,8 +24,8 @@ class Prepared(NamedTuple):
     """The list of the step: of a pure one, with copies of what it writes to."""
     kept: list[int]
     """Of a pure step, the leaves that it leaves alone."""
-    members: list[tuple[int, ...]]
-    """For each run, the indices of its leaves."""
+    end: End
+    """What there is to do."""
 
 
 class StepNow:

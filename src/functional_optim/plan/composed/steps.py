@@ -145,8 +145,7 @@ class ComposedSteps:
             if bound is None:
                 return None
             runs.append(bound)
-        members = [run.part.members for run in decided.end.runs]
-        return Prepared(runs, decided.shared, decided.opened, after, kept, members)
+        return Prepared(runs, decided.shared, decided.opened, after, kept, decided.end)
 
     def addends(
         self,

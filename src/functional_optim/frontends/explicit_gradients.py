@@ -18,7 +18,7 @@ from functional_optim.plan import reduction
 from functional_optim.plan.item import Item
 
 
-class GivenGradients(TorchOptimizer):
+class ExplicitGradients(TorchOptimizer):
     """torch's groups and state dicts, and steps by given gradients.
 
     Args:
@@ -31,7 +31,7 @@ class GivenGradients(TorchOptimizer):
 
         >>> from functional_optim import sgd
         >>> weight = torch.ones(2)
-        >>> optimizer = GivenGradients([weight], sgd(lr=0.5))
+        >>> optimizer = ExplicitGradients([weight], sgd(lr=0.5))
         >>> optimizer.step_by([torch.ones(2)])
         >>> weight
         tensor([0.5000, 0.5000])
