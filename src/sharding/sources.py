@@ -130,7 +130,10 @@ def from_shapes(path: Path, optimizer: Optimizer | None = None) -> Specs:
     """
     entries = _json(path, path.read_bytes())
     if not isinstance(entries, list):
-        raise ValueError(f"{path} must hold a list of shapes, got {type(entries).__name__}")
+        raise ValueError(
+            f"{path} must hold a list of shapes, got {type(entries).__name__}; write, for example, "
+            '[[768, 768], {"path": "bias", "shape": [768]}]'
+        )
     specs, declared = [], []
     for place, entry in enumerate(entries):
         known: Any = entry if isinstance(entry, dict) else {"shape": entry}

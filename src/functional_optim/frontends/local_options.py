@@ -28,7 +28,7 @@ Dict = Mapping[str, Any]
 
 
 class LocalOptions(Protocol):
-    """Translates between the groups that a caller sees and those of a ExplicitGradients."""
+    """Translates between the groups that a caller sees and those of an ExplicitGradients."""
 
     inner: ExplicitGradients
     """Steps the parameters."""

@@ -2,7 +2,7 @@
 
 Torch computes most elements of a tensor in vectors and the last ones one by one. A few operations
 round differently in the two. A chain with such an operation has the reference's bits only where
-each tensor is stepped as it is: not in a pack, a flat buffer or a block. Nor are parameters without
+each tensor is stepped as it is: not in a flat buffer or a block. Nor are parameters without
 dimensions stepped together by a rule that keeps a number for each.
 """
 

@@ -88,7 +88,7 @@ def _line(
     if not stages:
         return f"{head}: frozen"
     executor = EXECUTORS[name]
-    if executor.in_chunks(stages) is not None:
+    if executor.in_chunks(stages) is not None:  # no longer so where rounding is noted
         note_rounding(stages, _chunk(stages, hypers, 1, alike, step))
     by_chunks = executor.in_chunks(stages)
     if by_chunks is None:
