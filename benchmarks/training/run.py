@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.training import contestants
 from benchmarks.training.tasks import TASKS, Instance, Params, Task
 from functional_optim import Optimizer, hutchinson
-from functional_optim.plan.composed.leaf_inputs import input_names
+from functional_optim.plan.leaf_inputs import input_names
 
 SEEDS = (0, 1, 2)
 """Seeds of the runs that are judged."""

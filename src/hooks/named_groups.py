@@ -1,27 +1,35 @@
 """A TorchOptimizer that is stepped a few parameters at a time, by gradients that it is given."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from functional_optim import LeafState, Optimizer, State, TorchOptimizer
-from functional_optim.core.initial import StateFields
 from functional_optim.core.links import addresses
 from functional_optim.core.torch_state import from_entries, to_entries
 from functional_optim.core.tree import flatten, leaf_states
-from functional_optim.frontends.torch_composed import NO_STATE
-from functional_optim.frontends.torch_flat import Group
+from functional_optim.frontends.group_steps import NO_STATE, GroupSteps
+from functional_optim.frontends.group_tensors import Group
 from functional_optim.frontends.torch_schedule import guarded
-from functional_optim.kernels import EXECUTORS
-from functional_optim.plan import PlannedLeaves, engine
-from functional_optim.plan.composed.one_step import checked_leaf
-from functional_optim.plan.composed.shared_numbers import check_shared
-from functional_optim.plan.composed.step_leaves import StepLeaf
-from functional_optim.plan.item import Item
+from functional_optim.plan.leaf_by_leaf import checked_leaf
+from functional_optim.plan.shared_numbers import check_shared
+from functional_optim.plan.step_leaves import StepLeaf
 
 PLANS = 64
 """For how many buckets plans are kept."""
+
+
+class _Bucket(NamedTuple):
+    """Parameters that are stepped together."""
+
+    parts: list[tuple[int, list[Tensor], list[str]]]
+    """Of each group of them the number, its parameters, and their names."""
+    steps: GroupSteps
+
+    def of(self, groups: Sequence[Group]) -> list[Group]:
+        """Return groups of these parameters alone, with the options of now."""
+        return [Group(groups[k].hypers, params, names, k) for k, params, names in self.parts]
 
 
 class NamedGroups(TorchOptimizer):
@@ -41,7 +49,7 @@ class NamedGroups(TorchOptimizer):
     ) -> None:
         self._by_name = dict(params)
         self._given = {} if state is None else _checked(self._by_name, optimizer, state)
-        self._buckets: dict[tuple[str, ...], PlannedLeaves] = {}
+        self._buckets: dict[tuple[str, ...], _Bucket] = {}
         super().__init__(list(params.items()), optimizer)
         self._given = {}
         self._group_of = {
@@ -49,55 +57,44 @@ class NamedGroups(TorchOptimizer):
             for number, group in enumerate(self.param_groups)
             for name in group["param_names"]
         }
-        self._known: list[Any] = [None] * len(self.param_groups)  # the hyper-parameters of plans
-        self._forms: list[StateFields | None] = [None] * len(self.param_groups)
-        if self._composed is not None:
-            self._composed.masks = PLANS
-            if state is not None:
-                self._composed.shared = state.shared
+        self._steps = GroupSteps(optimizer.executor, masks=PLANS)
+        if state is not None and self._chains.keeps_numbers:
+            self._chains.shared = state.shared
 
     def state_tree(self) -> State:
         """The state as :meth:`Optimizer.init` makes it, by name; the tensors that are stepped."""
         groups = self._groups()
         leaves = {name: self._leaf_at(groups[self._group_of[name]], name) for name in self._by_name}
-        return State(leaves, () if self._composed is None else self._composed.shared)
+        return State(leaves, self._chains.shared)
 
     def step_some(self, names: Sequence[str], gradients: Sequence[Tensor]) -> None:
         """Step these parameters, in place, by as few calls of a kernel as can be."""
-        if self._composed is not None and self._optimizer.is_composed:
-            given = {id(self._by_name[k]): one for k, one in zip(names, gradients, strict=True)}
-            self._composed.step(
-                self._groups(),
-                self.state,
-                self._leaf_state,
-                lambda params: [given.get(id(param)) for param in params],
-                {},
-            )
-            return
-        key = tuple(names)
-        hypers = [self._hypers(number, group) for number, group in enumerate(self.param_groups)]
-        for number, own in enumerate(hypers):
-            if own is not self._known[number]:
-                self._known[number] = own
-                self._look_at(number, own)
-        plan = self._buckets.get(key)
-        if not names or (plan is not None and plan.make(list(gradients), hypers)):
-            return
-        groups, numbers = self._groups(), [self._group_of[name] for name in names]
-        items = [
-            Item(self._by_name[name], gradient, self._leaf_at(groups[n], name), hypers[n], name)
-            for name, gradient, n in zip(names, gradients, numbers, strict=True)
-        ]
-        stages, executor = self._optimizer.stages, EXECUTORS[self._optimizer.executor]
-        engine.update_(stages, executor, items)
-        if plan is None and len(self._buckets) >= PLANS:
-            self._buckets.clear()
-        self._buckets[key] = PlannedLeaves(stages, executor, items, numbers)
+        given = {id(self._by_name[k]): one for k, one in zip(names, gradients, strict=True)}
+        groups, steps = self._groups(), self._steps
+        if not self._chains.keeps_numbers:  # else the others take part, without gradients
+            bucket = self._bucket_of(tuple(names))
+            groups, steps = bucket.of(groups), bucket.steps
+
+        def gradients_of(params: list[Tensor]) -> list[Tensor | None]:
+            return [given.get(id(param)) for param in params]
+
+        steps.step(self._chains.now(groups, self.state, self._leaf_state, gradients_of))
+
+    def _bucket_of(self, names: tuple[str, ...]) -> "_Bucket":
+        found = self._buckets.get(names)
+        if found is None:
+            if len(self._buckets) >= PLANS:
+                self._buckets.clear()
+            own: dict[int, list[str]] = {}
+            for name in names:
+                own.setdefault(self._group_of[name], []).append(name)
+            parts = [(k, [self._by_name[one] for one in some], some) for k, some in own.items()]
+            found = self._buckets[names] = _Bucket(parts, GroupSteps(self._optimizer.executor))
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """As :class:`TorchOptimizer`, with the numbers of now that belong to no parameter."""
-        if self._composed is not None:
-            self._composed.show(self.param_groups)
+        self._chains.show(self.param_groups)
         return super().state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -146,16 +143,6 @@ class NamedGroups(TorchOptimizer):
             own = self.state[param]
             from_entries(chain.stages, chain.hypers, param, own, name, begins_anew=True)
         return found
-
-    def _look_at(self, number: int, hypers: tuple[Any, ...]) -> None:
-        """Forget the plans if these hyper-parameters ask for other fields of state."""
-        known = self._forms[number]
-        if known is not None and known.hold(hypers):
-            return
-        self._buckets.clear()
-        alike = [self._by_name[name] for name in self._one_of_each(number)]
-        kinds = [(one.shape, one.dtype) for one in alike]
-        self._forms[number] = StateFields(self._optimizer.stages, hypers, kinds)
 
     def _one_of_each(self, number: int) -> Collection[str]:
         """Return a name for each shape and dtype of a group, on which fields of state depend."""

@@ -23,9 +23,8 @@ from functional_optim import (
     sgd,
 )
 from functional_optim.core.state import State
-from functional_optim.plan import StepPlan, engine
-from functional_optim.plan.composed import trees as composed_trees
-from functional_optim.plan.composed.decider import Decider
+from functional_optim.plan import StepPlan, engine, tree_steps
+from functional_optim.plan.decision import Decision
 
 from ..choices import case
 from ..steady import calls_of, noted_calls
@@ -41,13 +40,13 @@ KINDS: dict[str, Callable[[], Optimizer]] = {
 
 @pytest.fixture(autouse=True)
 def no_plans() -> None:
-    composed_trees._PLANS.clear()
+    tree_steps._PLANS.clear()
 
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Note the calls of functions that a planned step does not need."""
-    places = (StepPlan, "__init__"), (engine, "update"), (engine, "prepared"), (Decider, "add_up")
+    places = (StepPlan, "__init__"), (engine, "update"), (engine, "prepared"), (Decision, "add_up")
     return noted_calls(monkeypatch, places)
 
 
@@ -141,7 +140,7 @@ def test_trees_of_one_form_have_plans_in_common(name: str, in_place: bool, seen:
             seen.clear()
             with case(step=step):
                 assert_same(own, want)
-    assert len(composed_trees._PLANS) == 1
+    assert len(tree_steps._PLANS) == 1
 
 
 def test_a_step_in_which_no_leaf_is_stepped() -> None:
@@ -280,7 +279,7 @@ def test_a_derivative_goes_through_a_step_that_was_planned_before(carrier: str) 
     extra = {"loss": torch.tensor(2.0)}
     for step in range(3):
         params, state = optimizer.update(params, grads_at(step), state, extra=extra)
-    assert len(composed_trees._PLANS) == 1
+    assert len(tree_steps._PLANS) == 1
     given: dict[str, Any] = {
         "params": params, "state": state, "grads": grads_at(3), "weight": 0.1,
         "extra": {"loss": torch.tensor(2.0)}, "measured": [torch.tensor(4.0).double()],

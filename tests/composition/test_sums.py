@@ -19,12 +19,12 @@ from functional_optim import (
     prodigy,
     sgd,
 )
-from functional_optim.plan.composed import addends
+from functional_optim.plan import addend_rows
 
 from ..choices import case, each_value
 from ..tensors import assert_same, normal
 
-LARGE = (addends.BATCH + 1,)
+LARGE = (addend_rows.BATCH + 1,)
 SIZES = ((3,), LARGE, (), (2, 5), (0, 4), (7,), (200, 150), (4, 4), (9,), LARGE, (6,))
 OPTIMIZERS: dict[str, Any] = {
     "prodigy": prodigy(),
@@ -48,7 +48,7 @@ def tensors(seed: int) -> dict[str, Any]:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Note the number of leaves that each call sums up."""
     found: list[int] = []
-    plain = addends.reduced_each
+    plain = addend_rows.reduced_each
 
     def noted(stage: Any, params: Any, *more: Any) -> Any:
         sums = plain(stage, params, *more)
@@ -56,7 +56,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return sums
 
     with monkeypatch.context() as patch:
-        patch.setattr(addends, "reduced_each", noted)
+        patch.setattr(addend_rows, "reduced_each", noted)
         yield found
 
 

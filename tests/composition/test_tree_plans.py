@@ -21,9 +21,8 @@ from functional_optim import (
     sgd,
 )
 from functional_optim.kernels.errors import NotPointwiseError
-from functional_optim.plan import StepPlan, engine
-from functional_optim.plan.composed import trees as composed_trees
-from functional_optim.plan.composed.decider import Decider
+from functional_optim.plan import StepPlan, engine, tree_steps
+from functional_optim.plan.decision import Decision
 
 from ..choices import case
 from ..steady import calls_of, noted_calls
@@ -43,7 +42,7 @@ from .trees import (
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Note the calls of functions that a steady step does not need."""
-    places = (StepPlan, "__init__"), (engine, "prepared"), (Decider, "add_up")
+    places = (StepPlan, "__init__"), (engine, "prepared"), (Decision, "add_up")
     return noted_calls(monkeypatch, places)
 
 
@@ -135,10 +134,10 @@ def test_no_plan_and_no_step_holds_what_was_given(name: str) -> None:
 
 def test_so_many_plans_are_kept_and_no_more() -> None:
     optimizer = COMPOSED["parts"]()
-    for length in range(composed_trees.PLANS + 3):
+    for length in range(tree_steps.PLANS + 3):
         params = {"a": normal(length + 1), "b": normal(2, length + 1)}
         optimizer.update(params, params, optimizer.init(params))
-    assert len(composed_trees._PLANS) == composed_trees.PLANS
+    assert len(tree_steps._PLANS) == tree_steps.PLANS
 
 
 def moved(params: Tree, state: Any) -> None:

@@ -13,8 +13,8 @@ from torch.nn import Parameter
 
 from functional_optim import Optimizer, TorchOptimizer, adamw, asgd, nadam, sgd, stored
 from functional_optim.core.state import State, map_state
-from functional_optim.frontends.group_plans import GroupPlans
-from functional_optim.plan import tree_plan
+from functional_optim.plan import tree_steps
+from functional_optim.plan.planned_steps import PlannedSteps
 from tests.choices import case
 from tests.tensors import assert_same, normal
 
@@ -23,16 +23,15 @@ from tests.tensors import assert_same, normal
 def without_plans() -> Iterator[None]:
     """Keep every step from being planned."""
     with (
-        mock.patch.object(GroupPlans, "_learn"),
-        mock.patch.object(tree_plan, "learn"),
-        mock.patch.object(tree_plan, "_PLANS", []),
+        mock.patch.object(PlannedSteps, "learn"),
+        mock.patch.object(tree_steps, "_PLANS", []),
     ):
         yield
 
 
 @pytest.fixture(autouse=True)
 def _no_plans_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tree_plan, "_PLANS", [])
+    monkeypatch.setattr(tree_steps, "_PLANS", [])
 
 
 def as_without_plans(program: Callable[[], Any]) -> None:
@@ -95,7 +94,7 @@ def test_entries_of_state_that_are_none_do_not_keep_a_step_from_being_planned() 
     for entries in run.state.values():
         entries["max_exp_avg_sq"] = None
     run.step(2)
-    with mock.patch.object(GroupPlans, "_learn") as learn:
+    with mock.patch.object(PlannedSteps, "learn") as learn:
         run.step(2)
     assert not learn.called
 

@@ -10,8 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from functional_optim import Optimizer, TorchOptimizer, accumulate, adamw, chain, ema, sgd
 from functional_optim.kernels import ChunkExecutor, ReferenceExecutor, chunks
 from functional_optim.optimizer.bound import BoundOptimizer
-from functional_optim.plan import tree_plan
-from functional_optim.plan.composed import trees as composed_trees
+from functional_optim.plan import tree_steps
 from tests.choices import case
 
 from .support import assert_same, noise
@@ -90,7 +89,7 @@ def by_kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(ChunkExecutor, "bind_chunk", noted)
     monkeypatch.setattr(chunks, "LARGE", 1)  # smaller leaves are stepped in lists
-    for plans in (tree_plan, composed_trees):  # they have kernels of earlier steps
+    for plans in (tree_steps,):  # they have kernels of earlier steps
         monkeypatch.setattr(plans, "_PLANS", [])
     return found
 

@@ -182,8 +182,7 @@ def test_shared_numbers_of_steps_in_place_are_no_part_of_a_graph() -> None:
     for _ in range(2):
         optimizer.step()
         chosen.update_(params, {name: torch.ones_like(p) for name, p in params.items()}, state)
-    assert optimizer._composed is not None
-    for shared in (optimizer._composed.shared, state.shared):
+    for shared in (optimizer._chains.shared, state.shared):
         assert not any(one.requires_grad for record in shared.stages for one in record)
     assert optimizer.shared == chosen.shared(state)
 

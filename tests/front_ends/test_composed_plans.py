@@ -26,7 +26,7 @@ from functional_optim import (
     weight_decay,
 )
 from functional_optim.plan import StepPlan, engine
-from functional_optim.plan.composed.decider import Decider
+from functional_optim.plan.decision import Decision
 from functional_optim.plan.step_plan import Steps
 
 from ..choices import case
@@ -46,7 +46,7 @@ from ..tensors import assert_same, normal, watched
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record the calls of functions that a steady step does not need."""
-    places = (StepPlan, "__init__"), (engine, "prepared"), (Decider, "add_up")
+    places = (StepPlan, "__init__"), (engine, "prepared"), (Decision, "add_up")
     return noted_calls(monkeypatch, places)
 
 
@@ -160,8 +160,7 @@ def test_what_somebody_changed_between_steps_is_seen(name: str, change: str) -> 
             for one, grad in grads_at(step).items():
                 params[one].grad = grad
             if not plans:
-                assert optimizer._composed is not None
-                optimizer._composed.forget()
+                optimizer._steps.forget()
             optimizer.step()
         results.append(({k: p.detach() for k, p in params.items()}, optimizer.state_dict()))
     assert_same(results[0][0], results[1][0])

@@ -109,9 +109,9 @@ def test_no_parameter_is_stepped_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[Any] = []
     prepared = engine.prepared
 
-    def noted(*given: Any) -> Any:
+    def noted(*given: Any, **options: Any) -> Any:
         steps.append(given)
-        return prepared(*given)
+        return prepared(*given, **options)
 
     monkeypatch.setattr(engine, "prepared", noted)
     for optimizer, alone in zip(pair, (False, True), strict=True):

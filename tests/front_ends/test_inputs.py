@@ -27,7 +27,7 @@ from functional_optim import (
     with_shape,
 )
 from functional_optim.plan import StepPlan, engine
-from functional_optim.plan.composed.decider import Decider
+from functional_optim.plan.decision import Decision
 
 from ..choices import case, each
 from ..composition.second_order import BOTH, EVERY, given_at, run_given
@@ -232,13 +232,13 @@ def test_a_required_one_is_asked_for_at_each_step() -> None:
 
 def test_a_chain_without_inputs_looks_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    before = Decider.decide
+    before = Decision.decide
 
-    def noted(self: Decider) -> Any:
+    def noted(self: Decision) -> Any:
         made.append(self.inputs)
         return before(self)
 
-    monkeypatch.setattr(Decider, "decide", noted)
+    monkeypatch.setattr(Decision, "decide", noted)
     params = named()
     optimizer = TorchOptimizer(params.items(), chain(accumulate(2), adamw(0.1)))
     for name, grad in grads_at(0).items():

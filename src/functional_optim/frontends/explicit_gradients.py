@@ -1,6 +1,6 @@
 """A TorchOptimizer that is given its gradients, in place of reading them from ``.grad``."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,13 +9,11 @@ from torch import Tensor
 
 from functional_optim.core.checks import check_count, check_grad, check_measured
 from functional_optim.core.compiling import uncompiled
-from functional_optim.frontends.torch_flat import Group
+from functional_optim.frontends.group_steps import GroupsNow
+from functional_optim.frontends.group_tensors import Group
 from functional_optim.frontends.torch_groups import params_of_groups
 from functional_optim.frontends.torch_optimizer import TorchOptimizer
-from functional_optim.kernels import EXECUTORS, in_place, needs_total
-from functional_optim.optimizer import Optimizer
-from functional_optim.plan import reduction
-from functional_optim.plan.item import Item
+from functional_optim.kernels import needs_total
 
 
 class ExplicitGradients(TorchOptimizer):
@@ -24,8 +22,6 @@ class ExplicitGradients(TorchOptimizer):
     Args:
         params: as for :class:`TorchOptimizer`.
         optimizer: any that needs nothing beside gradients.
-        flat: move parameters into flat buffers; False for an optimizer of optimizers, whose groups
-            are divided, so that each has one chain.
 
     Example::
 
@@ -37,9 +33,6 @@ class ExplicitGradients(TorchOptimizer):
         tensor([0.5000, 0.5000])
     """
 
-    def __init__(self, params: Iterable[Any], optimizer: Optimizer, *, flat: bool = True) -> None:
-        super().__init__(params, optimizer, flat=flat)
-
     @property
     def params(self) -> list[Tensor]:
         """The parameters, group by group: the order of all gradients."""
@@ -48,7 +41,7 @@ class ExplicitGradients(TorchOptimizer):
     @property
     def numbers(self) -> dict[str, Any]:
         """Entries of groups that are no options: numbers that belong to no parameter."""
-        return {} if self._composed is None else self._composed.numbers()
+        return self._chains.numbers()
 
     @property
     def measured_stages(self) -> int:
@@ -95,46 +88,17 @@ class ExplicitGradients(TorchOptimizer):
         return self._lock.alone(self._measure, gradients, measured)
 
     def _step_by(self, gradients: Sequence[Tensor | None], measured: Sequence[Tensor]) -> None:
-        groups, composed = self._groups(), self._composed
-        if composed is None:
-            check_count(gradients, sum(len(group.params) for group in groups))
-            assert self._flat is not None, "of a plain chain"
-            self._flat.step(groups, self.state, gradients, measured)
-            return
-        given = partial(_taken, _by_parameter(groups, gradients))
-        composed.step(groups, self.state, self._leaf_state, given, {}, measured)
-        composed.show(self.param_groups)
+        self._steps.prepared(self._now(gradients), measured)()
+        self._chains.show(self.param_groups)
 
     def _measure(self, gradients: Sequence[Tensor | None], measured: Sequence[Tensor]) -> Tensor:
-        groups, composed = self._groups(), self._composed
-        given = _by_parameter(groups, gradients)
-        if composed is None:
-            return torch.tensor(
-                self._addends(groups, given, measured), dtype=torch.float64, device="cpu"
-            )
-        taken, state_of = partial(_taken, given), self._leaf_state
-        by_id, nothing = composed.addends(groups, self.state, state_of, taken, measured)
+        by_id, nothing = self._steps.addends(self._now(gradients), measured)
         return torch.stack([by_id.get(id(one), nothing).cpu() for one in self.params])
 
-    def _addends(
-        self,
-        groups: Sequence[Group],
-        given: Mapping[int, Tensor | None],
-        measured: Sequence[Tensor],
-    ) -> list[float]:
-        """Return the addend of each parameter of a plain chain."""
-        stages, found = self.chain.stages, []
-        executor = EXECUTORS[in_place(self.chain.executor, self.params, stages)]
-        for group in groups:
-            for param, name in group.every():
-                grad, addend = given[id(param)], 0.0
-                if grad is not None:
-                    state = self._leaf_state(group, param, name)
-                    item = Item(param, grad, state, group.hypers, name)
-                    with torch.no_grad():
-                        addend = reduction.measure(stages, executor, [item], measured).item()
-                found.append(addend)
-        return found
+    def _now(self, gradients: Sequence[Tensor | None]) -> GroupsNow:
+        groups = self._groups()
+        given = partial(_taken, _by_parameter(groups, gradients))
+        return self._chains.now(groups, self._states, self._leaf_state, given)
 
 
 def _by_parameter(

@@ -74,7 +74,7 @@ class OwnOptions:
     def __init__(self, recipe: ComposedRecipe, groups: Sequence[Dict], device: str) -> None:
         require_gradients_alone(recipe.optimizer, "an optimizer that is given its gradients")
         optimizer = recipe.made({}, device)
-        self.inner = ExplicitGradients(list(map(dict, groups)), optimizer, flat=False)
+        self.inner = ExplicitGradients(list(map(dict, groups)), optimizer)
 
     def shown(self) -> list[Group]:
         """Return the inner groups without the numbers in them."""

@@ -117,7 +117,7 @@ class ComposedRecipe:
         """A parameter group as groups that have one chain each, each with its recipe.
 
         Args:
-            group: as for :func:`~functional_optim.frontends.torch_composed.divided`.
+            group: as for :func:`~functional_optim.frontends.group_parts.divided`.
             first, unmet: likewise.
         """
         return [

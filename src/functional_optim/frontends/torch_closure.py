@@ -42,7 +42,7 @@ class TorchClosureOptimizer(TorchOptimizer):
             refuse_closure(optimizer, "TorchOptimizer(flat=True)")
         self._lock = StepLock()
         self._closure_optimizer: ClosureOptimizer = optimizer
-        self._composed = self._flat = None
+        self._flat = None
         torch.optim.Optimizer.__init__(self, params, copy_tensors(optimizer.hyper))
 
     @property
@@ -195,7 +195,6 @@ class TorchClosureOptimizer(TorchOptimizer):
         return {
             **torch.optim.Optimizer.__getstate__(self),
             "_closure_optimizer": self._closure_optimizer,
-            "_composed": None,
             "_flat": None,
         }
 

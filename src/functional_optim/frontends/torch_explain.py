@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from functional_optim.frontends.torch_flat import Group
+from functional_optim.frontends.group_tensors import Group
 from functional_optim.kernels import in_place
 from functional_optim.optimizer import Optimizer
 from functional_optim.optimizer.explain import chain_lines

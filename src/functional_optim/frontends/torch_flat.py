@@ -5,7 +5,7 @@ what was bound, by loops in C. Where something is new, parameters and state are 
 the values of now.
 """
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from operator import is_
@@ -20,35 +20,15 @@ from functional_optim.core.initial import StateFields, init_leaf
 from functional_optim.core.state import LeafState, State
 from functional_optim.core.torch_state import from_entries, to_entries
 from functional_optim.core.tree import Path
+from functional_optim.frontends.group_tensors import Entries, Group
 from functional_optim.kernels import in_place
 from functional_optim.optimizer import Optimizer
 from functional_optim.optimizer.bound import BoundOptimizer
 from functional_optim.optimizer.bound_buffer import copy_states
 from functional_optim.plan.guard import MemoryGuard
 
-Entries = MutableMapping[Tensor, dict[str, Any]]
-"""torch's dicts of state, by parameter."""
-
 Given = Sequence[Tensor | None]
 """Gradients, one for each parameter, group by group."""
-
-
-class Group(NamedTuple):
-    """A parameter group, as it is now."""
-
-    hypers: tuple[Any, ...]
-    params: Sequence[Tensor]
-    names: Sequence[str] | None
-    number: int
-
-    def every(self) -> list[tuple[Tensor, str]]:
-        """Each parameter, and what errors call it."""
-        names = self.names or [f"param_groups[{self.number}][{k}]" for k in range(len(self.params))]
-        return list(zip(self.params, names, strict=True))
-
-    def kinds(self) -> set[tuple[torch.Size, torch.dtype]]:
-        """The shapes and dtypes of its parameters."""
-        return {(param.shape, param.dtype) for param in self.params}
 
 
 class _Bound(BoundOptimizer):

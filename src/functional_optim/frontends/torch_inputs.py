@@ -7,20 +7,20 @@ from torch import Tensor
 
 from functional_optim.core.brief import brief, some
 from functional_optim.core.links import Links
-from functional_optim.frontends.torch_flat import Group
-from functional_optim.plan.composed.leaf_inputs import input_names
+from functional_optim.frontends.group_tensors import Group
+from functional_optim.plan.leaf_inputs import input_names
 
 
 def of_parameters(
-    links: Links, groups: Sequence[Group], params: Sequence[Tensor], extra: Mapping[str, Any]
+    links: Links, groups: Sequence[Group], extra: Mapping[str, Any], params: Sequence[Tensor]
 ) -> Mapping[str, Any]:
     """Inputs of which those of parameters are lists: one entry for each of ``params``.
 
     Args:
         links: of the optimizer.
         groups: all of its parameter groups, those that are frozen among them.
-        params: of the step.
         extra: as the caller gave it.
+        params: of the step.
 
     Raises:
         TypeError: no mapping by parameter or by name.

@@ -1,6 +1,7 @@
 """The local front-end: a torch.optim.Optimizer whose mathematics is any chain."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -12,10 +13,10 @@ from functional_optim.core.compiling import uncompiled
 from functional_optim.core.one_at_a_time import StepLock
 from functional_optim.core.state import LeafState
 from functional_optim.frontends.averaged_params import AveragedParams
-from functional_optim.frontends.group_parts import needs_groups
-from functional_optim.frontends.group_plans import GroupPlans
+from functional_optim.frontends.group_chains import GroupChains, viewed_params
+from functional_optim.frontends.group_steps import GroupSteps
+from functional_optim.frontends.group_tensors import Group
 from functional_optim.frontends.torch_checkpoint import own_copy
-from functional_optim.frontends.torch_composed import ComposedGroups, viewed_params
 from functional_optim.frontends.torch_entries import (
     States,
     complete_state,
@@ -23,7 +24,7 @@ from functional_optim.frontends.torch_entries import (
     leaf_state,
 )
 from functional_optim.frontends.torch_explain import explain_groups
-from functional_optim.frontends.torch_flat import FlatGroups, Group
+from functional_optim.frontends.torch_flat import FlatGroups
 from functional_optim.frontends.torch_groups import (
     GroupOptions,
     check_given,
@@ -32,6 +33,7 @@ from functional_optim.frontends.torch_groups import (
     own_options,
     require_optimizer,
 )
+from functional_optim.frontends.torch_inputs import of_parameters
 from functional_optim.frontends.torch_replaced import complete_replaced
 from functional_optim.frontends.torch_schedule import guarded
 from functional_optim.frontends.torch_state_dict import (
@@ -41,10 +43,9 @@ from functional_optim.frontends.torch_state_dict import (
 )
 from functional_optim.optimizer import Optimizer
 from functional_optim.optimizer.bound import BoundOptimizer
-from functional_optim.plan.composed.one_step import check_extra
-from functional_optim.plan.composed.shared_numbers import shared_by_name
 from functional_optim.plan.flat.layout import FlatLayout
-from functional_optim.plan.guard import grads_of
+from functional_optim.plan.leaf_by_leaf import check_extra
+from functional_optim.plan.shared_numbers import shared_by_name
 
 _FOR_CLOSURES: list[type["TorchOptimizer"]] = []
 """The subclass that runs a :class:`ClosureOptimizer`, which registers itself here."""
@@ -109,24 +110,24 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
             require_one_dense_chain(optimizer, "TorchOptimizer(flat=True)")
         self._lock = StepLock()
         self._optimizer = optimizer
-        self._composed = self._composed_groups(optimizer)
+        self._chains = self._chains_of(optimizer)
+        self._steps = GroupSteps(optimizer.executor)
         self._names = tuple(optimizer.hyper)
         self._options: dict[int, GroupOptions] = {}
         self._loaded: dict[str, Any] = {}
-        self._plans = GroupPlans(optimizer.stages)
         self._flat: FlatGroups | None = None
-        super().__init__(params, optimizer.hyper if self._composed is None else {})
+        super().__init__(params, {} if self._chains.divides else optimizer.hyper)
         self._translate_checkpoints()
-        if self._composed is not None:
-            self._composed.unmet.check()
+        if self._chains.divides:
+            self._chains.unmet.check()
         if flat:
             self._flat = FlatGroups(optimizer)
             self._flat.bind(self._groups(), self.state)
 
     @staticmethod
-    def _composed_groups(optimizer: Optimizer) -> ComposedGroups | None:
-        """Return the groups of an optimizer that needs any, with a chain each."""
-        return ComposedGroups(optimizer) if needs_groups(optimizer) else None
+    def _chains_of(optimizer: Optimizer) -> GroupChains:
+        """Return the chains of an optimizer's groups, before there are any."""
+        return GroupChains(optimizer)
 
     def _tensors(self, number: int) -> list[Tensor]:
         """Return the tensor that stands for each parameter of a group."""
@@ -181,31 +182,32 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, and state for its parameters: as torch's, but checked first."""
         group: Any = param_group
+        chains = self._chains
         if isinstance(group, dict) and "params" in group:
-            if self._composed is None:
+            if not chains.divides:
                 check_group(self._optimizer, self._names, self.defaults, group)
             given = group["params"]
             if not isinstance(given, (Tensor, set)):
                 given = list(given)  # an iterator serves for one look only
-            stages = self._optimizer.stages if self._composed is None else ()
+            stages = () if chains.divides else self._optimizer.stages
             check_given([given] if isinstance(given, Tensor) else given, stages)
             param_group = {**group, "params": given}
-        if self._composed is not None and isinstance(param_group.get("params"), list):
-            parts = self._composed.divided(param_group)
+        if chains.divides and isinstance(param_group.get("params"), list):
+            parts = chains.divided(param_group)
             own = [links_of(one.optimizer, tuple(one.optimizer.hyper), one.group) for one in parts]
             more = [(*one[1:], links) for one, links in zip(parts, own, strict=True)]
-            self._composed.require_common(self._groups(), more)
+            chains.require_common(self._groups(), more)
             for part in parts:
                 super().add_param_group(part.group)
-                self._composed.parts.append((part.optimizer, part.places))
-                self._composed.names.append(tuple(part.optimizer.hyper))
+                chains.add(part.optimizer, part.places)
                 self._complete_state(len(self.param_groups) - 1)
-            self._composed.show(self.param_groups)
+            chains.show(self.param_groups)
             return
         super().add_param_group(param_group)
         own_options(self.param_groups[-1])
-        if self._composed is not None:
+        if chains.divides:
             raise TypeError("params must be parameters, or pairs of a name and a parameter")
+        chains.add(self._optimizer, tuple(range(len(self._optimizer.links))))
         self._complete_state(len(self.param_groups) - 1)
         if self._flat is not None:
             self._flat.bind(self._groups(), self.state)
@@ -216,9 +218,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
     @property
     def shared(self) -> dict[str, Any]:
         """The numbers that belong to no parameter: see :meth:`Optimizer.shared`."""
-        if self._composed is None:
-            return {}
-        return shared_by_name(self._optimizer.links, self._composed.shared)
+        return shared_by_name(self._optimizer.links, self._chains.shared)
 
     def step(
         self, closure: Callable[[], Any] | None = None, *, extra: Mapping[str, Any] | None = None
@@ -264,22 +264,20 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
                 that nothing counts; nothing is changed.
         """
         before = (self.state, self.param_groups)
-        numbers = {} if self._composed is None else self._composed.numbers()
+        numbers = self._chains.numbers()
         # After the caller's hooks, which may put another dict in its place.
         handle = self.register_load_state_dict_pre_hook(note_loaded)
         try:
             super().load_state_dict(own_copy(state_dict))
         except Exception:
             self.state, self.param_groups = before
-            if numbers and self._composed is not None:
-                self._composed.take_numbers([dict(numbers)])
+            if numbers:
+                self._chains.take_numbers([dict(numbers)])
             raise
         finally:
             handle.remove()
             self._loaded = {}
-            self._plans = GroupPlans(self._optimizer.stages)  # they keep what was there before
-            if self._composed is not None:
-                self._composed.forget()
+            self._steps.forget()  # what was there before
         if self._flat is not None:
             self._flat.bind(self._groups(), self.state)
 
@@ -287,11 +285,11 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         return {
             **super().__getstate__(),
             "_optimizer": self._optimizer,
-            "_composed": self._composed,
+            "_chains": self._chains,
+            "_steps": self._steps,
             "_names": self._names,
             "_options": {},
             "_loaded": {},
-            "_plans": GroupPlans(self._optimizer.stages),
             "_flat": None if self._flat is None else FlatGroups(self._optimizer),
         }
 
@@ -325,7 +323,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
 
     def _optimizer_of(self, number: int) -> Optimizer:
         """The chain of a group."""
-        return self._optimizer if self._composed is None else self._composed.parts[number][0]
+        return self._chains.parts[number][0] if self._chains.divides else self._optimizer
 
     @uncompiled
     def _step(self, loss: Any, extra: Mapping[str, Any]) -> None:
@@ -333,24 +331,19 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
 
     def _step_now(self, loss: Any, extra: Mapping[str, Any]) -> None:
         """Step each parameter, in flat buffers or where it lies."""
-        if self._composed is not None and self._optimizer.is_composed:
-            self._step_composed(self._composed, loss, extra)
-            return
-        if extra:
-            check_extra(self._optimizer.links, extra)
+        groups, chains = self._groups(), self._chains
         if self._flat is not None:
-            self._flat.step(self._groups(), self.state)
+            if extra:
+                check_extra(self._optimizer.links, extra)
+            self._flat.step(groups, self.state)
             return
-        executor = self._optimizer.executor
-        self._plans.prepared(self._groups(), self.state, self._leaf_state, executor)()
-
-    def _step_composed(self, parts: ComposedGroups, loss: Any, extra: Mapping[str, Any]) -> None:
-        """Step groups that differ in their stages, or share numbers."""
-        if loss is not None and any("loss" in link.stage.extra for link in parts.optimizer.links):
+        if loss is not None and any("loss" in link.stage.extra for link in self._optimizer.links):
             extra = {"loss": loss.detach() if isinstance(loss, Tensor) else loss, **extra}
-        parts.step(self._groups(), self._states, self._leaf_state, grads_of, extra)
-        if parts.keeps_numbers:
-            parts.show(self.param_groups)
+        now = chains.now(groups, self._states, self._leaf_state)
+        given = partial(of_parameters, now.links, groups, extra) if extra else None
+        self._steps.prepared(now, extra=given)()
+        if chains.keeps_numbers:
+            chains.show(self.param_groups)
 
     def _leaf_state(
         self, group: Group, param: Tensor, name: str, *, begins: bool = True
@@ -379,7 +372,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
 
     def _names_of(self, number: int) -> tuple[str, ...]:
         """The names of a group's hyper-parameters."""
-        return self._names if self._composed is None else self._composed.names[number]
+        return self._chains.names[number] if self._chains.divides else self._names
 
     def _hypers(self, index: int, group: Mapping[str, Any]) -> tuple[Any, ...]:
         """The hyper-parameters in a group now."""

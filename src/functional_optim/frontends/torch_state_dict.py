@@ -23,9 +23,7 @@ def write_as_torch_does(optimizer: Any, state_dict: dict[str, Any]) -> None:
 
 def complete_loaded(optimizer: Any) -> None:
     """Complete the state of every parameter of an optimizer that was loaded."""
-    parts = optimizer._composed  # noqa: SLF001
-    if parts is not None:
-        parts.take_numbers(optimizer.param_groups)
+    optimizer._chains.take_numbers(optimizer.param_groups)  # noqa: SLF001
     for number, group in enumerate(optimizer.param_groups):
         require_same_decay(optimizer._optimizer_of(number).stages, group)  # noqa: SLF001
         optimizer._load_group(number)  # noqa: SLF001

@@ -8,24 +8,22 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.chain import Chain, with_hyper
-from functional_optim.core.checks import check_measured, forget_history
+from functional_optim.core.checks import check_measured
 from functional_optim.core.compiling import uncompiled
 from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.links import has_gates
 from functional_optim.core.state import State
-from functional_optim.core.tree import flatten, unflatten
-from functional_optim.kernels import check_executor, executor_for, in_place
+from functional_optim.core.tree import flatten
+from functional_optim.kernels import check_executor, in_place
 from functional_optim.optimizer.bound import BoundOptimizer
 from functional_optim.optimizer.capturable import CapturableOptimizer
 from functional_optim.optimizer.explain import explain
 from functional_optim.optimizer.scripted import ScriptedOptimizer, build_scripted
-from functional_optim.plan import engine, reduction, tree_plan
-from functional_optim.plan.composed import one_step
-from functional_optim.plan.composed import trees as composed_trees
-from functional_optim.plan.composed.decider import Decider
-from functional_optim.plan.composed.leaf_inputs import of_tree
-from functional_optim.plan.composed.shared_numbers import shared_by_name
-from functional_optim.plan.items import check_in_place, initial_state, items_of
+from functional_optim.plan import leaf_by_leaf, tree_steps
+from functional_optim.plan.decision import Decision
+from functional_optim.plan.items import check_in_place, initial_state
+from functional_optim.plan.leaf_inputs import of_tree
+from functional_optim.plan.shared_numbers import shared_by_name
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -135,48 +133,26 @@ class Optimizer(Chain):
                 captured.
         """
         optimizer = with_hyper(self, hyper) if hyper else self
-        given = params, grads, state
+        given, extra = (params, grads, state), extra or {}
         is_traced = torch.compiler.is_compiling()
-        has_plans = not (is_traced or self.is_composed or measured or extra)
-        made = tree_plan.step(optimizer, given) if has_plans else None
+        made = None if is_traced else tree_steps.step(optimizer, given, measured, extra)
         if made is not None:
             return made
-        if self.is_composed or extra:
-            made = (
-                None if is_traced else composed_trees.step(optimizer, given, measured, extra or {})
-            )
-            if made is not None:
-                return made
-            step = self._update_composed
-            if is_traced and has_gates(self.links):
-                step = self._gates_are_not_traced
-            return step(optimizer, params, grads, state, measured, extra or {})
-        if measured:
-            check_measured(self.stages, measured)
-        leaves, spec, states, items, positions = items_of(optimizer, params, grads, state)
-        executor = executor_for(self.executor, [item.param for item in items], self.stages)
-        results = engine.update(self.stages, executor, items, measured)
-        if has_plans:
-            tree_plan.learn(optimizer, given, items, positions, in_place=False)
-        for position, (param, leaf_state) in zip(positions, results, strict=True):
-            leaves[position] = param
-            states[position] = leaf_state
-        after, kept = unflatten(spec, params, self.namespace, leaves, states)
-        return after, State(kept, state.shared)
+        if is_traced and has_gates(self.links):
+            return self._gates_are_not_traced(optimizer, *given, measured, extra)
+        return self._update(optimizer, *given, measured, extra)
 
-    def _update_composed(self, optimizer: Chain, *given: Any) -> tuple[Any, State]:
-        """The pure step of an optimizer whose steps are decided as a whole."""
-        params, _ = flatten(given[0], self.namespace)
-        executor = executor_for(self.executor, params, self.stages)
-        made, leaves, decided = one_step.update(optimizer, executor, *given)
+    def _update(self, optimizer: Chain, *given: Any) -> tuple[Any, State]:
+        """The pure step of a tree for which there is no plan."""
+        made, leaves, decided = leaf_by_leaf.update(optimizer, *given)
         if not torch.compiler.is_compiling():
-            composed_trees.learn(optimizer, given[:3], leaves, decided, in_place=False)
+            tree_steps.learn(optimizer, given[:3], leaves, decided, in_place=False)
         return made
 
     @uncompiled
     def _gates_are_not_traced(self, optimizer: Chain, *given: Any) -> tuple[Any, State]:
         """Run a step of an optimizer with gates outside of torch.compile's graph."""
-        return self._update_composed(optimizer, *given)
+        return self._update(optimizer, *given)
 
     @uncompiled
     def update_(
@@ -200,46 +176,28 @@ class Optimizer(Chain):
         tensors at once.
         """
         optimizer = with_hyper(self, hyper) if hyper else self
-        if self.is_composed or extra:
-            self._update_composed_(optimizer, (params, grads, state), measured, extra or {})
-            return
-        if measured:
-            check_measured(self.stages, measured)
-        defer_interrupts(self._update_plain_, optimizer, (params, grads, state), measured)
+        given, extra = (params, grads, state), extra or {}
+        if not tree_steps.step_(optimizer, given, measured, extra):
+            defer_interrupts(self._update_, optimizer, given, measured, extra)
 
-    def _update_plain_(
-        self, optimizer: "Optimizer", given: tuple[Any, Any, State], measured: Sequence[Tensor]
-    ) -> None:
-        """A step in place of leaves that have one chain: by a plan, or else one is made of it."""
-        if tree_plan.step_(optimizer, given, measured):
-            return
-        leaves, spec, _, items, positions = items_of(optimizer, *given)
-        check_in_place(leaves, spec, items)
-        executor = executor_for(self.executor, [item.param for item in items], self.stages)
-        engine.update_(self.stages, executor, items, measured)
-        forget_history(item.state for item in items)
-        tree_plan.learn(optimizer, given, items, positions, in_place=True)
-
-    def _update_composed_(
+    def _update_(
         self,
         optimizer: "Optimizer",
         given: tuple[Any, Any, State],
         measured: Sequence[Tensor],
         extra: Mapping[str, Any],
     ) -> None:
-        """Step in place where leaves differ in their chains, or numbers are shared."""
-        if composed_trees.step_(optimizer, given, measured, extra):
-            return
-        leaves, spec, _, read = one_step.step_leaves(optimizer, *given)
-        check_in_place(leaves, spec, read.leaves)
+        """The step in place of a tree for which there is no plan."""
+        leaves, spec, _, read = leaf_by_leaf.step_leaves(optimizer, *given)
+        check_in_place(leaves, spec, read.stepped)
         found = read.with_gradients_apart()
         extra = of_tree(optimizer.links, spec, found.leaves, extra)
-        executor = executor_for(self.executor, [leaf.param for leaf in found.leaves], self.stages)
+        executor = found.executor(optimizer)
         shared = given[2].shared
         with torch.no_grad():
-            decided = one_step.decide(optimizer.links, executor, found, shared, measured, extra)
-        one_step.update_(executor, decided, shared)
-        composed_trees.learn(optimizer, given, found, decided, in_place=True)
+            decided = leaf_by_leaf.decide(optimizer.links, executor, found, shared, measured, extra)
+        leaf_by_leaf.bound(executor, decided, shared)()
+        tree_steps.learn(optimizer, given, found, decided, in_place=True)
 
     def view(self, params: Any, state: State) -> Any:
         """The parameters to evaluate with: those that an average, say, has come to.
@@ -268,7 +226,7 @@ class Optimizer(Chain):
             >>> params, optimizer.view(params, state)
             (tensor([0.]), tensor([0.5000]))
         """
-        return one_step.view(self, params, state)
+        return leaf_by_leaf.view(self, params, state)
 
     def shared(self, state: State) -> dict[str, Any]:
         """The numbers in a state that belong to no leaf, by the name of the stage that keeps them.
@@ -326,17 +284,11 @@ class Optimizer(Chain):
             tensor(25., dtype=torch.float64)
         """
         check_measured(self.stages, measured, asked=1)
-        if self.is_composed or extra:
-            _, spec, _, found = one_step.step_leaves(self, params, grads, state)
-            given = of_tree(self.links, spec, found.leaves, extra or {})
-            one_step.check_extra(self.links, given)
-            executor = executor_for(
-                self.executor, [leaf.param for leaf in found.leaves], self.stages
-            )
-            return Decider(self.links, executor, found, state.shared, measured, given).total()
-        *_, items, _ = items_of(self, params, grads, state)
-        executor = executor_for(self.executor, [item.param for item in items], self.stages)
-        return reduction.measure(self.stages, executor, items, measured)
+        _, spec, _, found = leaf_by_leaf.step_leaves(self, params, grads, state)
+        given = of_tree(self.links, spec, found.leaves, extra or {})
+        leaf_by_leaf.check_extra(self.links, given)
+        executor = found.executor(self)
+        return Decision(self.links, executor, found, state.shared, measured, given).total()
 
     def script(self, params: Any, state: State | None = None) -> ScriptedOptimizer:
         """This optimizer bound to parameters, as one TorchScript program.

@@ -81,7 +81,8 @@ def grads_of(tensors: Sequence[Tensor]) -> list[Tensor | None]:
 def mask_of(gradients: Sequence[Any]) -> bytes | None:
     """Return which gradients are present, as bytes; None if all are."""
     if LOOPS.loaded is not None:
-        return LOOPS.loaded.mask(list_of(gradients))
+        every = gradients if isinstance(gradients, list) else list(gradients)
+        return LOOPS.loaded.mask(every)
     if type(None) in map(type, gradients):
         return bytes([one is not None for one in gradients])
     return None

@@ -7,21 +7,17 @@ import optree
 
 from functional_optim.core.chain import Chain
 from functional_optim.core.checks import (
-    check_grad,
-    check_leaf_state,
-    check_param,
     check_params,
     check_writable,
     check_writable_state,
 )
-from functional_optim.core.initial import FieldsOfTree, init_leaf
+from functional_optim.core.initial import init_leaf
 from functional_optim.core.local_shards import check_takes_dtensor
 from functional_optim.core.overrides import chains_of, paths_of
 from functional_optim.core.state import State
-from functional_optim.core.tree import Path, flatten, flatten_like, leaf_states, path_name
+from functional_optim.core.tree import Path, flatten, path_name
 from functional_optim.core.unmatched_selectors import check_used
-from functional_optim.plan.composed.shared_numbers import initial_shared
-from functional_optim.plan.item import Item
+from functional_optim.plan.shared_numbers import initial_shared
 
 
 def params_of(
@@ -52,33 +48,6 @@ def initial_state(optimizer: Chain, params: Any) -> State:
         for leaf, chain in zip(leaves, chains, strict=True)
     ]
     return State(spec.unflatten(states), initial_shared(optimizer.links, chains))
-
-
-def items_of(
-    optimizer: Chain, params: Any, grads: Any, state: Any
-) -> tuple[list[Any], optree.PyTreeSpec, list[Any], list[Item], list[int]]:
-    """Everything flattened and checked: (leaves, spec, states, items, their positions)."""
-    leaves, spec = flatten(params, optimizer.namespace)
-    grad_leaves = flatten_like(spec, grads, "gradients")
-    states = leaf_states(spec, state)
-    chains = chains_of(optimizer.links, optimizer.overrides, spec, leaves)
-    paths, fields = paths_of(spec), FieldsOfTree()
-    items: list[Item] = []
-    positions: list[int] = []
-    for i, (param, grad) in enumerate(zip(leaves, grad_leaves, strict=True)):
-        if grad is None:
-            continue
-        name = path_name(paths[i])
-        if param is None:
-            raise ValueError(f"there is a gradient at {name!r}, but the parameter is None")
-        check_param(param, name)
-        check_grad(param, grad, name)
-        hypers = chains[i].hypers
-        own = fields.of(chains[i])
-        check_leaf_state(optimizer.stages, hypers, param, states[i], name, own)
-        items.append(Item(param, grad, states[i], hypers, name))
-        positions.append(i)
-    return leaves, spec, states, items, positions
 
 
 def check_in_place(leaves: Sequence[Any], spec: optree.PyTreeSpec, items: Sequence[Any]) -> None:

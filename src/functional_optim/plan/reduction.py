@@ -46,22 +46,6 @@ def complete(
     return found
 
 
-def measure(
-    stages: Sequence[Stage],
-    executor: Executor,
-    items: Sequence[Item],
-    measured: Sequence[Tensor] = (),
-) -> Tensor:
-    """The sum over these items that the first stage not yet in ``measured`` needs."""
-    check_not_captured(item.param for item in items)
-    if any(is_sharded(item.param) for item in items):
-        places = [place for place, stage in enumerate(stages) if is_measured(stage)]
-        return complete(stages[: places[len(measured)] + 1], executor, items, measured)[-1]
-    forms, leaves = leaves_of(stages, items, on_host(stages))
-    entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
-    return executor.measure(stages, entered, measured)
-
-
 def reduced(
     stages: Sequence[Stage],
     executor: Executor,

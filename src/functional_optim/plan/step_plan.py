@@ -127,7 +127,8 @@ class StepPlan:
         self._changed = sorted(k for k in changed if k >= kept)
         counts = {row.step for row in together}
         written = changed | counts | {k for row in rows for k in row.written}
-        self.written = [k in written for k in range(len(tensors))]
+        every = written.union(self._steps_of)
+        self.written = [k in every for k in range(len(tensors))]
         """For each tensor, whether the step writes to it."""
         alone = [k for index in self.others for k in rows[index].written]
         self._loose = [k for k in alone if not fills_memory(tensors[k])]
@@ -214,15 +215,6 @@ class StepPlan:
             alone = {self._rows[k].step for k in others}
             counted = [k for k in self._counted if k not in alone]
         return Steps(loops, first, parts, tensors, changed, counted, self._steps_of, totals)
-
-    def items(self, tensors: list[Tensor], hypers: Sequence[tuple[Any, ...]]) -> list[Item] | None:
-        """Return the leaves of a step; None if tensors have other layouts.
-
-        Args:
-            tensors, hypers: as for :meth:`prepared`, and so are the errors.
-        """
-        every = range(len(self._rows))
-        return self._items(every, tensors, hypers, None)[0] if self.takes(tensors) else None
 
     def _others_hold(self, tensors: list[Tensor], numbers: Numbers | None) -> bool:
         """Return True if leaves that are stepped alone are such as they were."""
@@ -357,11 +349,3 @@ class PlannedLeaves:
     def takes(self, gradients: Sequence[Tensor]) -> bool:
         """Return True if the plan steps leaves with such gradients."""
         return self.plan is not None and self.plan.takes([*self._tensors, *gradients])
-
-    def make(self, gradients: Sequence[Tensor], hypers: Sequence[tuple[Any, ...]]) -> bool:
-        """Make a step by these gradients; return False, with nothing changed, if it cannot."""
-        steps = self.prepared(gradients, hypers)
-        if steps is None:
-            return False
-        steps.make()
-        return True

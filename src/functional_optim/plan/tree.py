@@ -14,7 +14,7 @@ from functional_optim._torch import has_dispatch_mode, is_forward_mode, is_trans
 from functional_optim.core.chain import Chain
 from functional_optim.core.hyper import all_plain
 from functional_optim.core.initial import StateFields
-from functional_optim.core.leaf import PLAIN, Leaf
+from functional_optim.core.leaf import PLAIN
 from functional_optim.core.overrides import LeafChain, paths_of
 from functional_optim.core.state import State
 from functional_optim.core.tree import Path, flatten
@@ -44,7 +44,7 @@ class Tree(NamedTuple):
     grads: list[Any]
     states: list[Any]
     tensors: list[Tensor]
-    """All parameters, then the state leaf by leaf, then gradients or shared state."""
+    """All parameters, then the state leaf by leaf, then the shared state."""
     form: list[Any]
     """Everything but the tensors: classes, lengths, and what is None."""
 
@@ -56,15 +56,8 @@ class Tree(NamedTuple):
         """
         return all(map(is_, map(self.params.__getitem__, positions), params))
 
-    def leaf(self, position: int, coefficients: tuple[Any, ...]) -> Leaf:
-        """Return a leaf as stages see it."""
-        states = self.states[position].stages
-        return Leaf(self.params[position], self.grads[position], states, coefficients, "")
 
-
-def tree_of(
-    optimizer: Chain, given: Given, *, in_place: bool, has_gradients: bool = True
-) -> Tree | None:
+def tree_of(optimizer: Chain, given: Given, *, in_place: bool) -> Tree | None:
     """List the arguments of a step; None if they do not fit, or hold anything but plain tensors.
 
     Args:
@@ -72,7 +65,6 @@ def tree_of(
         given: parameters, gradients and state.
         in_place: True if no tree is built from the structure: a dict and an OrderedDict with the
             same keys are then the same structure.
-        has_gradients: False to list the tensors of the shared state in place of the gradients.
     """
     params, grads, state = given
     if not isinstance(state, State):
@@ -82,9 +74,7 @@ def tree_of(
         every, states = spec.flatten_up_to(grads), spec.flatten_up_to(state.leaves)
     except (TypeError, ValueError):  # the checks of a step without a plan name the difference
         return None
-    found = (LOOPS.loaded or PYTHON_LOOPS).walk(
-        [leaves, states, every if has_gradients else state.shared]
-    )
+    found = (LOOPS.loaded or PYTHON_LOOPS).walk([leaves, states, state.shared])
     return None if found is None else Tree(spec, leaves, every, states, *found)
 
 
@@ -107,24 +97,22 @@ def _flatten_again(params: Any, namespace: str) -> tuple[list[Any], optree.PyTre
     return leaves, spec
 
 
-def listed(
-    optimizer: Chain, given: Given, *, in_place: bool, has_gradients: bool = True
-) -> Tree | None:
+def listed(optimizer: Chain, given: Given, *, in_place: bool) -> Tree | None:
     """List the arguments of a step as :func:`tree_of`; None where no plan may make it.
 
     Args:
-        optimizer, given, in_place, has_gradients: as for :func:`tree_of`.
+        optimizer, given, in_place: as for :func:`tree_of`.
     """
     if is_transforming():
         return None
     if in_place:
-        return tree_of(optimizer, given, in_place=True, has_gradients=has_gradients)
+        return tree_of(optimizer, given, in_place=True)
     if has_dispatch_mode() or is_forward_mode() or torch.is_inference_mode_enabled():
         return None
-    tree = tree_of(optimizer, given, in_place=False, has_gradients=has_gradients)
+    tree = tree_of(optimizer, given, in_place=False)
     if tree is None or not torch.is_grad_enabled():
         return tree
-    grads = () if has_gradients else [one for one in tree.grads if isinstance(one, Tensor)]
+    grads = [one for one in tree.grads if isinstance(one, Tensor)]
     return None if any(map(_REQUIRES_GRAD, (*tree.tensors, *grads))) else tree
 
 

@@ -6,13 +6,13 @@ from typing import Any
 from functional_optim.core.chain import require_gradients_alone
 from functional_optim.core.stage import Stage
 from functional_optim.core.unmatched_selectors import UnmatchedSelectors
+from functional_optim.frontends.group_chains import GroupChains
 from functional_optim.frontends.group_parts import GroupPart
 from functional_optim.frontends.local_optimizer import Foreign
 from functional_optim.frontends.recipe import Chains, ComposedRecipe, GroupChain, Recipe
-from functional_optim.frontends.torch_composed import ComposedGroups
 from functional_optim.frontends.torch_groups import neutral_flags, options_of, require_options
 from functional_optim.frontends.torch_schedule import guarded
-from functional_optim.plan.composed.shared_numbers import common_hyper
+from functional_optim.plan.shared_numbers import common_hyper
 from functional_optim.remote.errors import failed
 from functional_optim.remote.placing import PlacedGroup
 
@@ -114,7 +114,7 @@ class Arranged:
         self.found = recipe.listed({one.name: one.like for one in self.given})
         optimizer, self._stages = recipe.optimizer, recipe.optimizer.stages
         require_gradients_alone(optimizer, "DistributedOptimizer")
-        self._beside = ("step", *ComposedGroups(optimizer).numbers())
+        self._beside = ("step", *GroupChains(optimizer).numbers())
         unmet = UnmatchedSelectors(optimizer.links, optimizer.overrides)
         unmet.are_numbered = not all(group.named for group in self.groups)
         groups, first = self.groups, 0

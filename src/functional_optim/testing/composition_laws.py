@@ -16,7 +16,7 @@ from functional_optim.core.state import LeafState, Shared, State
 from functional_optim.kernels import needs_total
 from functional_optim.numeric import add, mul
 from functional_optim.optimizer import Optimizer
-from functional_optim.plan.composed.leaf_inputs import input_names
+from functional_optim.plan.leaf_inputs import input_names
 from functional_optim.testing.compare import require_same
 from functional_optim.testing.runs import Grads, Params, Run, replay_steps
 from functional_optim.testing.subject import Subject

@@ -10,7 +10,7 @@ from functional_optim.core.state import State
 from functional_optim.frontends.local_optimizer import local_optimizer
 from functional_optim.frontends.torch_optimizer import TorchOptimizer
 from functional_optim.optimizer import Optimizer
-from functional_optim.plan.composed.leaf_inputs import input_names
+from functional_optim.plan.leaf_inputs import input_names
 from functional_optim.testing.compare import require_same
 from functional_optim.testing.runs import Params, Run
 from functional_optim.testing.subject import Subject, named_state

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from functional_optim.core.state import State
 from functional_optim.optimizer import Optimizer
-from functional_optim.plan.composed.leaf_inputs import input_names
+from functional_optim.plan.leaf_inputs import input_names
 
 SCALE = -0.75
 """What inputs are of gradients: of every part of a tensor then, and of its real view, the same."""

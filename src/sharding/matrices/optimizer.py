@@ -11,12 +11,13 @@ from functional_optim.core.compiling import uncompiled
 from functional_optim.core.dtensors import from_local_part, is_sharded, local
 from functional_optim.core.links import has_gates
 from functional_optim.core.local_shards import local_gradient
-from functional_optim.frontends.torch_composed import ComposedGroups
+from functional_optim.frontends.group_chains import GroupChains
+from functional_optim.frontends.group_steps import GroupsNow
 from functional_optim.frontends.torch_groups import params_of_groups, require_optimizer
 from functional_optim.frontends.torch_optimizer import TorchOptimizer
 from functional_optim.optimizer import Optimizer
-from functional_optim.plan.composed.between_runs import BetweenRuns
-from functional_optim.plan.composed.one_step import check_extra
+from functional_optim.plan.between_runs import BetweenRuns
+from functional_optim.plan.leaf_by_leaf import check_extra
 from sharding.cost import Cost
 from sharding.matrices.agreement import Attempt, check_same_gradients, has_failed
 from sharding.matrices.exchange import OwnedMatrix, PendingRows, copy_pairs
@@ -132,8 +133,8 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         return self._owners
 
     @staticmethod
-    def _composed_groups(optimizer: Optimizer) -> ComposedGroups:
-        return ComposedGroups(optimizer, check=lambda stages, param, name: None)
+    def _chains_of(optimizer: Optimizer) -> GroupChains:
+        return GroupChains(optimizer, check=lambda stages, param, name: None, divides=True)
 
     @uncompiled
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -154,13 +155,12 @@ class MatrixOwnerOptimizer(TorchOptimizer):
                 one if isinstance(one, tuple) else (str(k), one) for k, one in enumerate(every)
             ]
             find_shard_group(dict(named), self._owners.shards)
-        before, parts = len(self.param_groups), self._composed
+        before, chains = len(self.param_groups), self._chains
         try:
             super().add_param_group(param_group)
             self._find_owners()
         except BaseException:  # an interrupt, too
-            assert parts is not None, "of every optimizer here"
-            del self.param_groups[before:], parts.parts[before:], parts.names[before:]
+            del self.param_groups[before:], chains.parts[before:], chains.names[before:]
             raise
 
     def _find_owners(self) -> None:
@@ -200,8 +200,7 @@ class MatrixOwnerOptimizer(TorchOptimizer):
     def _step_now(self, loss: Any, extra: Mapping[str, Any]) -> None:
         """Gather matrices, step what this rank owns and its rows of the rest, bring rows back."""
         check_extra(self._optimizer.links, extra)  # none is taken
-        owners, attempt, parts = self._of_ranks, Attempt(), self._composed
-        assert parts is not None, "of every optimizer here"
+        owners, attempt = self._of_ranks, Attempt()
         attempt.error = self._failed
         self._stand_ins.refresh()
         groups = attempt.make(self._groups) or []  # options are checked before anything moves
@@ -214,17 +213,19 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         def gradients(params: list[Tensor]) -> list[Tensor | None]:
             return [given.get(id(one)) for one in params]
 
+        def now() -> GroupsNow:
+            return self._chains.now(groups, self._states, self._leaf_state, gradients)
+
         def addends(before: Sequence[Tensor]) -> Mapping[int, Tensor]:
-            found = parts.addends(groups, self._states, self._leaf_state, gradients, before)
-            return found[0]
+            return self._steps.addends(now(), before)[0]
 
         totals = all_totals(owners, self._optimizer, addends, attempt)
-        states, state_of, sent = self._states, self._leaf_state, list[PendingRows]()
+        sent = list[PendingRows]()
         # Rows travel while this rank steps its part of all other parameters.
         send = BetweenRuns(self._is_matrix, lambda: sent.extend(self._sent(attempt)))
-        attempt.make(parts.step, groups, states, state_of, gradients, {}, totals, send)
+        attempt.make(lambda: self._steps.step(now(), totals, between=send))
         if attempt.error is None:
-            parts.show(self.param_groups)
+            self._chains.show(self.param_groups)
         elif isinstance(attempt.error, TransportError):
             raise attempt.error  # a rank is gone
         self._receive(sent or self._sent(attempt), attempt, mask)

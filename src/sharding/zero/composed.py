@@ -13,14 +13,13 @@ from torch import Tensor
 from functional_optim.core.checks import check_measured
 from functional_optim.core.links import has_gates
 from functional_optim.core.stage import Stage
-from functional_optim.core.state import LeafState
-from functional_optim.frontends.group_plans import Gradients
-from functional_optim.frontends.torch_composed import ComposedGroups, StateOf
-from functional_optim.frontends.torch_flat import Group
+from functional_optim.frontends.group_chains import GroupChains
+from functional_optim.frontends.group_steps import GroupsNow, GroupSteps
+from functional_optim.frontends.group_tensors import Gradients, Group
 from functional_optim.frontends.torch_groups import GroupOptions
 from functional_optim.kernels import needs_total
 from functional_optim.optimizer import Optimizer
-from functional_optim.plan.composed.shared_numbers import shared_by_name
+from functional_optim.plan.shared_numbers import shared_by_name
 from sharding.zero.group_recipes import GroupRecipes
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards
@@ -38,8 +37,9 @@ class ComposedShards:
     def __init__(self, recipes: GroupRecipes, shards: LocalShards) -> None:
         self._shards, self._recipes = shards, recipes
         device = next((one.device for one in shards.every()), "cpu")
-        self._composed = ComposedGroups(recipes.whole.made({}, device))
-        self._composed.parts = recipes.parts
+        optimizer = recipes.whole.made({}, device)
+        self._chains, self._steps = GroupChains(optimizer), GroupSteps(optimizer.executor)
+        self._chains.parts = recipes.parts
         self._options: dict[int, tuple[Optimizer, GroupOptions]] = {}
         self._own: dict[int, list[LocalShard]] = {}
         self._count = -1
@@ -53,7 +53,7 @@ class ComposedShards:
         Args:
             trained: paths of those that are trained now.
         """
-        if not has_gates(self._composed.optimizer.links):
+        if not has_gates(self._chains.optimizer.links):
             return {*trained}
         self._were_trained.update(trained)
         return {*self._were_trained}
@@ -65,21 +65,21 @@ class ComposedShards:
     @property
     def totals(self) -> list[Stage]:
         """The stages that need totals over all gradients, in their order."""
-        return [stage for stage in self._composed.optimizer.stages if needs_total(stage)]
+        return [stage for stage in self._chains.optimizer.stages if needs_total(stage)]
 
     @property
     def shared(self) -> dict[str, Any]:
         """The numbers that belong to no parameter, by the name of the stage that keeps them."""
-        composed = self._composed
-        return shared_by_name(composed.optimizer.links, composed.shared)
+        chains = self._chains
+        return shared_by_name(chains.optimizer.links, chains.shared)
 
     def numbers(self) -> dict[str, Any]:
         """Numbers that belong to no parameter, as groups show them."""
-        return self._composed.numbers()
+        return self._chains.numbers()
 
     def show_numbers(self, groups: Sequence[dict[str, Any]]) -> None:
         """Write it into groups."""
-        self._composed.show(groups)
+        self._chains.show(groups)
 
     def check_numbers(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Make sure that groups which are to be loaded have it.
@@ -87,7 +87,7 @@ class ComposedShards:
         Raises:
             ValueError: some of it is missing, or groups differ.
         """
-        self._composed.check_numbers(groups)
+        self._chains.check_numbers(groups)
 
     def take_numbers(self, groups: Sequence[dict[str, Any]]) -> None:
         """Take it over from groups that were loaded; plans are forgotten.
@@ -95,8 +95,8 @@ class ComposedShards:
         Raises:
             ValueError: some of it is missing, or groups differ; nothing is taken over then.
         """
-        self._composed.take_numbers(groups)
-        self._composed.forget()
+        self._chains.take_numbers(groups)
+        self._steps.forget()
 
     def step(self, groups: Groups, gradients: Gradients, measured: Sequence[Tensor]) -> None:
         """Make a step, with interrupts deferred; everything is checked first.
@@ -115,8 +115,7 @@ class ComposedShards:
                 f"this optimizer needs {len(wanted)} totals of all ranks' gradients, got "
                 f"{len(measured)}; make them with measure()"
             )
-        own, state_of = self._groups(groups), self._state_of(groups)
-        self._composed.step(own, self._shards.states, state_of, gradients, {}, measured)
+        self._steps.step(self._now(groups, gradients), measured)
 
     def addends(
         self, groups: Groups, gradients: Gradients, measured: Sequence[Tensor]
@@ -129,16 +128,16 @@ class ComposedShards:
         Raises:
             ValueError: no stage needs one.
         """
-        check_measured(self._composed.optimizer.stages, measured, asked=1)
-        own, state_of = self._groups(groups), self._state_of(groups)
-        states = self._shards.states
-        found, _ = self._composed.addends(own, states, state_of, gradients, measured)
-        by_path: dict[str, Tensor] = {}
-        for tensor, added in found.items():
-            path = self._shards.by_tensor[tensor].path
-            by_path[path] = by_path[path] + added if path in by_path else added
+        check_measured(self._chains.optimizer.stages, measured, asked=1)
+        found, _ = self._steps.addends(self._now(groups, gradients), measured)
+        by_path = self._shards.added_by_path(found)
         stage = self.totals[len(measured)]
         return by_path, 0 if stage.reduce is None else stage.totals
+
+    def _now(self, groups: Groups, gradients: Gradients) -> GroupsNow:
+        """Return shards as they are at a step."""
+        own, state_of = self._groups(groups), self._shards.state_by(groups)
+        return self._chains.now(own, self._shards.states, state_of, gradients)
 
     def _groups(self, groups: Groups) -> list[Group]:
         """Groups with the options of now; of their parameters, those that have state."""
@@ -162,11 +161,3 @@ class ComposedShards:
             for one in self._shards.with_state():
                 self._own.setdefault(one.group, []).append(one)
         return self._own.get(number, [])
-
-    def _state_of(self, groups: Groups) -> StateOf:
-        """Gives the state of a shard; before its first step it is made anew, as torch's is."""
-
-        def found(group: Group, param: Tensor, name: str, *, begins: bool = True) -> LeafState:
-            return self._shards.state_of(param, groups, begins=begins)
-
-        return found

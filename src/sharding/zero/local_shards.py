@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from functional_optim.core.state import LeafState
+from functional_optim.frontends.group_tensors import Group, StateOf
 from functional_optim.frontends.recipe import Chains, GroupChain
 from functional_optim.plan.step_counts import beside
 from sharding.shard_plan import ShardPlan
@@ -154,6 +155,30 @@ class LocalShards:
         if begins:
             one.begin_anew(chain)
         return one.state_for(chain)
+
+    def state_by(self, groups: Groups) -> StateOf:
+        """Return what gives the state of a shard by its tensor.
+
+        Args:
+            groups: with the options of now.
+        """
+
+        def found(group: Group, param: Tensor, name: str, *, begins: bool = True) -> LeafState:
+            return self.state_of(param, groups, begins=begins)
+
+        return found
+
+    def added_by_path(self, addends: Mapping[int, Tensor]) -> dict[str, Tensor]:
+        """Return the sum of the addends of each parameter's shards.
+
+        Args:
+            addends: by the identity of what stands for a shard.
+        """
+        found: dict[str, Tensor] = {}
+        for tensor, added in addends.items():
+            path = self.by_tensor[tensor].path
+            found[path] = found[path] + added if path in found else added
+        return found
 
     def with_state(self) -> Iterator[LocalShard]:
         """Shards that have state."""

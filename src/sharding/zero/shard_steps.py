@@ -9,7 +9,7 @@ from torch import Tensor
 
 from functional_optim.core.checks import check_count, check_measured
 from functional_optim.core.hyper import copy_tensors
-from functional_optim.frontends.group_plans import Gradients
+from functional_optim.frontends.group_tensors import Gradients
 from functional_optim.frontends.torch_groups import options_of, params_of_groups
 from functional_optim.kernels import is_measured
 from functional_optim.plan.guard import grads_of

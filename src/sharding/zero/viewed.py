@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.overrides import LeafChain
-from functional_optim.plan.composed.one_step import viewed
-from functional_optim.plan.composed.step_leaves import StepLeaf
+from functional_optim.plan.leaf_by_leaf import viewed
+from functional_optim.plan.step_leaves import StepLeaf
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards
 from sharding.zero.params import Groups

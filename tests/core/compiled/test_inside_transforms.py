@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import Optimizer, adamw, chain, clip_by_global_norm, lion, schedule_free_adamw
-from functional_optim.plan import tree_plan
-from functional_optim.plan.composed import trees as composed_trees
+from functional_optim.plan import tree_steps
 from tests.composition.trees import COMPOSED, grads_at, params_of
 from tests.tensors import assert_same
 
@@ -42,7 +41,7 @@ def _beside(step: Callable[[], object]) -> Callable[[Tensor], Tensor]:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    for plans in (tree_plan, composed_trees):
+    for plans in (tree_steps,):
         monkeypatch.setattr(plans, "_PLANS", [])
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from functional_optim import Optimizer, adagrad, adamw, rmsprop, sgd
-from functional_optim.plan import engine, tree_plan
+from functional_optim.plan import StepPlan, engine, tree_steps
 from tests.choices import case, each, pairs
 from tests.tensors import assert_same, normal, watched
 
@@ -62,7 +62,7 @@ def test_a_tangent_goes_through_a_step_that_was_planned() -> None:
 @pytest.fixture(autouse=True)
 def _every_step_is_worth_a_kernel(with_loops: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1)
-    monkeypatch.setattr(tree_plan, "_PLANS", [])
+    monkeypatch.setattr(tree_steps, "_PLANS", [])
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_plans_hold_no_tensor(name: str) -> None:
     try:
         for k in range(4):
             made = optimizer.update(params, grads(k), state)
-        assert tree_plan._PLANS
+        assert tree_steps._PLANS
         del params, state, made
         assert [one() for one in arrays] == [None] * len(arrays)
     finally:
@@ -204,13 +204,13 @@ def test_what_is_unlike_the_example_is_stepped_as_ever(name: str, change: Any) -
 
 def test_a_tree_that_no_kernel_steps_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
-    before = tree_plan.TreePlan.__init__
+    before = StepPlan.__init__
 
-    def noted(self: Any, optimizer: Any, executor: Any, tree: Any, items: Any, *more: Any) -> None:
+    def noted(self: Any, stages: Any, executor: Any, items: Any, *more: Any, **rest: Any) -> None:
         looked.append(len(items))
-        before(self, optimizer, executor, tree, items, *more)
+        before(self, stages, executor, items, *more, **rest)
 
-    monkeypatch.setattr(tree_plan.TreePlan, "__init__", noted)
+    monkeypatch.setattr(StepPlan, "__init__", noted)
     optimizer = adamw(0.1).using(executor="auto")
     gaps = {"a": normal(40, 2)[:, 0], "b": normal(5)}  # a column does not lie densely
     params, state = gaps, optimizer.init(gaps)

@@ -18,7 +18,7 @@ from functional_optim import (
     sgd,
 )
 from functional_optim.core.aliasing import storage_of
-from functional_optim.plan import engine, tree_plan
+from functional_optim.plan import engine, tree_steps
 from functional_optim.testing.compare import tensors_in
 from tests.composition.trees import COMPOSED, grads_at, params_of
 from tests.steady import noted_calls
@@ -37,7 +37,7 @@ STEPS = 12
 
 @pytest.fixture(autouse=True)
 def _nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tree_plan, "_PLANS", [])
+    monkeypatch.setattr(tree_steps, "_PLANS", [])
 
 
 def by_auto(name: str) -> Optimizer:
@@ -76,7 +76,7 @@ def test_a_steady_step_plans_nothing_and_steps_no_leaf_alone(
 ) -> None:
     monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1)
     seen = noted_calls(
-        monkeypatch, ((tree_plan.TreePlan, "__init__"), (engine, "prepared"), (engine, "update"))
+        monkeypatch, ((tree_steps.TreeSteps, "__init__"), (engine, "prepared"), (engine, "update"))
     )
     optimizer, params = by_auto("clipped"), params_of()
     state = optimizer.init(params)

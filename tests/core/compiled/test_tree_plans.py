@@ -25,7 +25,7 @@ from functional_optim import (
 )
 from functional_optim.kernels import chunks
 from functional_optim.kernels.foreach import ForeachKernel
-from functional_optim.plan import engine, tree_plan
+from functional_optim.plan import StepPlan, engine, tree_steps
 from tests.choices import case, each
 from tests.laws.support import TABLE
 from tests.tensors import assert_same, normal, watched
@@ -44,22 +44,20 @@ CHAINS: dict[str, Optimizer] = {
 @pytest.fixture(autouse=True)
 def _every_step_is_worth_a_kernel(with_loops: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1)
-    monkeypatch.setattr(tree_plan, "_PLANS", [])
+    monkeypatch.setattr(tree_steps, "_PLANS", [])
 
 
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record the number of leaves of each plan that is made."""
     made: list[int] = []
-    before = tree_plan.TreePlan.__init__
+    before = StepPlan.__init__
 
-    def noted(
-        self: Any, optimizer: Any, executor: Any, listed: Any, items: Any, *rest: Any
-    ) -> None:
+    def noted(self: Any, stages: Any, executor: Any, items: Any, *rest: Any, **more: Any) -> None:
         made.append(len(items))
-        before(self, optimizer, executor, listed, items, *rest)
+        before(self, stages, executor, items, *rest, **more)
 
-    monkeypatch.setattr(tree_plan.TreePlan, "__init__", noted)
+    monkeypatch.setattr(StepPlan, "__init__", noted)
     return made
 
 
@@ -67,13 +65,13 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record the number of leaves of each unplanned step."""
     stepped: list[int] = []
-    before = engine.update_
+    before = engine.prepared
 
-    def noted(stages: Any, executor: Any, items: Any, *rest: Any, **more: Any) -> None:
+    def noted(stages: Any, executor: Any, items: Any, *rest: Any, **more: Any) -> Any:
         stepped.append(len(items))
-        before(stages, executor, items, *rest, **more)
+        return before(stages, executor, items, *rest, **more)
 
-    monkeypatch.setattr(engine, "update_", noted)
+    monkeypatch.setattr(engine, "prepared", noted)
     return stepped
 
 
@@ -111,7 +109,7 @@ def test_planned_steps_are_the_pure_ones(
         for k in range(8)
     ]
     one_by_one.clear()
-    tree_plan._PLANS.clear()
+    tree_steps._PLANS.clear()
     params = tree()
     state = CHAINS[name].init(params)
     for given, hyper in steps:
@@ -128,7 +126,7 @@ def test_planned_steps_are_the_pure_ones(
 def test_a_plan_is_made_once(name: str, plans: list[int], one_by_one: list[int]) -> None:
     plans.clear()
     one_by_one.clear()
-    tree_plan._PLANS.clear()
+    tree_steps._PLANS.clear()
     params = tree()
     state = CHAINS[name].init(params)
     for k in range(10):
@@ -175,7 +173,7 @@ def test_no_plan_holds_what_was_given(name: str) -> None:
     """Parameters, gradients and states go with their names, and the plan stays."""
     optimizer = CHAINS[name]
     arrays: list[Any] = []
-    tree_plan._PLANS.clear()
+    tree_steps._PLANS.clear()
     gc.disable()
     try:
         params = watched(tree(), arrays)
@@ -185,7 +183,7 @@ def test_no_plan_holds_what_was_given(name: str) -> None:
             optimizer.update_(params, given, state)
         del params, state, given
         assert [one() for one in arrays] == [None] * len(arrays)
-        assert len(tree_plan._PLANS) == 1
+        assert len(tree_steps._PLANS) == 1
     finally:
         gc.enable()
 
@@ -346,7 +344,7 @@ def test_a_planned_step_of_three_tensors_makes_few_calls(
     for k in range(4):
         optimizer.update_(params, grads(k, without), state)
     given = grads(4, without)
-    for step, most in ((optimizer.update_, 37), (optimizer.update, 46)):
+    for step, most in ((optimizer.update_, 40), (optimizer.update, 50)):
         calls.clear()
         sys.setprofile(noted)
         step(params, given, state)
@@ -420,7 +418,7 @@ def test_lists_are_planned_where_a_kernel_takes_no_pointers(
     monkeypatch.setattr(ForeachKernel, "is_for", lambda self, like: True)
     optimizer = CHAINS[name].using(executor="eager")
     reference = optimizer.using(executor="reference")
-    tree_plan._PLANS.clear()
+    tree_steps._PLANS.clear()
     arrays: list[Any] = []
     params, want = watched(tree(), arrays), tree()
     state, after = optimizer.init(params), reference.init(want)
@@ -445,7 +443,7 @@ def test_leaves_without_a_loop_are_planned(
     optimizer = CHAINS[name]
     reference = optimizer.using(executor="reference")
     for dtype in (torch.bfloat16, torch.float32):
-        tree_plan._PLANS.clear()
+        tree_steps._PLANS.clear()
 
         def cast(given: Any, dtype: torch.dtype = dtype) -> Any:
             return optree.tree_map(lambda one: one.to(dtype), given)
@@ -485,7 +483,7 @@ def test_trees_that_share_memory_are_not_stepped_by_the_plan_of_others() -> None
     for build in (overlapping, within_state, counted_together):
         found = []
         for is_known in (False, True):
-            tree_plan._PLANS.clear()
+            tree_steps._PLANS.clear()
             apart = [normal(6), normal(6, seed=1)]
             known = optimizer.init(apart)
             for _ in range(3 * is_known):

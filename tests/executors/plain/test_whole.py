@@ -24,7 +24,7 @@ from functional_optim import (
     weight_decay,
 )
 from functional_optim.kernels import cache, scratch, whole
-from functional_optim.plan import tree_plan
+from functional_optim.plan import tree_steps
 from functional_optim.testing.compare import require_same
 
 from ...choices import case, pairs
@@ -232,7 +232,7 @@ def test_no_view_keeps_memory_that_was_outgrown(monkeypatch: pytest.MonkeyPatch)
 def test_few_programs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "ENTRIES", 3)
     monkeypatch.setattr(whole, "_PROGRAMS", cache.Cache())
-    monkeypatch.setattr(tree_plan, "_PLANS", [])  # they have programs of earlier steps
+    monkeypatch.setattr(tree_steps, "_PLANS", [])  # they have programs of earlier steps
     optimizer = muon(0.1).using(executor="auto")
     require_same("auto", steps(optimizer, torch.float32), steps(muon(0.1), torch.float32))
     (programs,) = whole._PROGRAMS.values()

@@ -1,6 +1,6 @@
 """Steps of optimizers whose leaves differ in their stages, or that keep what belongs to no leaf.
 
-Everything is decided first (see :mod:`functional_optim.plan.composed.decider`), and nothing can be
+Everything is decided first (see :mod:`functional_optim.plan.decision`), and nothing can be
 refused once writing has begun.
 """
 
@@ -24,7 +24,6 @@ from functional_optim.core.checks import (
 )
 from functional_optim.core.hyper import resolve
 from functional_optim.core.initial import FieldsOf, FieldsOfTree, fields_of
-from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import chains_of, paths_of
 from functional_optim.core.state import GateCounts, LeafState, Shared, State, map_state
@@ -38,13 +37,13 @@ from functional_optim.core.tree import (
 from functional_optim.kernels import Executor
 from functional_optim.numeric import larger
 from functional_optim.plan import engine
-from functional_optim.plan.composed.between_runs import BetweenRuns
-from functional_optim.plan.composed.decider import Decider, Rows
-from functional_optim.plan.composed.leaf_inputs import copied, emptied, of_tree
-from functional_optim.plan.composed.outline import StageRun
-from functional_optim.plan.composed.shared_numbers import as_tensor, check_shared, with_opened
-from functional_optim.plan.composed.step_leaves import StepLeaf, StepLeaves
+from functional_optim.plan.between_runs import BetweenRuns
+from functional_optim.plan.decision import Decision, Rows
 from functional_optim.plan.item import next_step
+from functional_optim.plan.leaf_inputs import copied, emptied, of_tree
+from functional_optim.plan.points import StageRun, does_wait
+from functional_optim.plan.shared_numbers import as_tensor, check_shared, with_opened
+from functional_optim.plan.step_leaves import StepLeaf, StepLeaves
 
 
 def check_extra(links: Links, extra: Mapping[str, Any]) -> None:
@@ -72,6 +71,9 @@ def step_leaves(
     states = leaf_states(spec, state)
     check_shared(optimizer.links, state.shared)
     chains = chains_of(optimizer.links, optimizer.overrides, spec, leaves)
+    shares = isinstance(state.shared, Shared)
+    places = [chain.places for chain, leaf in zip(chains, leaves, strict=True) if leaf is not None]
+    asks_all = does_wait(optimizer.stages, places, shares=shares)
     found: list[StepLeaf] = []
     given = []
     fields = FieldsOfTree()
@@ -82,9 +84,11 @@ def step_leaves(
                 raise ValueError(f"there is a gradient at {name!r}, but the parameter is None")
             continue
         leaf = StepLeaf(i, param, states[i], chains[i], name)
-        found.append(checked_leaf(leaf, grad, fields.of(leaf.chain)))
+        if asks_all or grad is not None:  # else it is left alone, whatever its state is
+            checked_leaf(leaf, grad, fields.of(leaf.chain))
+        found.append(leaf)
         given.append(grad)
-    return leaves, spec, states, StepLeaves.of(optimizer.links, found, given)
+    return leaves, spec, states, StepLeaves.of(optimizer.links, found, given, shares=shares)
 
 
 def checked_leaf(leaf: StepLeaf, grad: Any, fields: FieldsOf = fields_of) -> StepLeaf:
@@ -120,8 +124,8 @@ def decide(
     measured: Sequence[Tensor],
     extra: Mapping[str, Any],
     rows: Rows | None = None,
-) -> Decider:
-    """Decide a step; arguments as for :class:`Decider`.
+) -> Decision:
+    """Decide a step; arguments as for :class:`Decision`.
 
     Raises:
         FloatingPointError, TypeError, ValueError: a total, or an input beside the gradients, that
@@ -132,21 +136,22 @@ def decide(
     if extra:
         check_extra(links, extra)
     check_not_captured(leaves.params)
-    return Decider(links, executor, leaves, shared, measured, extra, rows).decide()
+    return Decision(links, executor, leaves, shared, measured, extra, rows).decide()
 
 
 def update(
     optimizer: Chain,
-    executor: Executor,
     params: Any,
     grads: Any,
     state: State,
     measured: Sequence[Tensor],
     extra: Mapping[str, Any],
-) -> tuple[tuple[Any, State], StepLeaves, Decider]:
+) -> tuple[tuple[Any, State], StepLeaves, Decision]:
     """:meth:`Optimizer.update`; what it returns, the leaves before the step, and what was done."""
-    state = state._replace(shared=with_opened(optimizer.links, state.shared))
+    if isinstance(state, State):
+        state = state._replace(shared=with_opened(optimizer.links, state.shared))
     leaves, spec, states, found = step_leaves(optimizer, params, grads, state)
+    executor = found.executor(optimizer)
     extra = of_tree(optimizer.links, spec, found.leaves, extra)
     decided = decide(optimizer.links, executor, found, state.shared, measured, extra)
     for run in decided.end.runs:
@@ -197,10 +202,10 @@ def shared_after(shared: Any, numbers: Sequence[Any], opened: Collection[int]) -
     return Shared(shared.step + 1, stages, tuple(counts))
 
 
-def update_(
-    executor: Executor, decided: Decider, shared: Any, between: BetweenRuns | None = None
-) -> None:
-    """Make a step that was decided, in place, with interrupts deferred.
+def bound(
+    executor: Executor, decided: Decision, shared: Any, between: BetweenRuns | None = None
+) -> Callable[[], None]:
+    """Return the call that makes a step in place, of which nothing is refused any more.
 
     Args:
         executor: that steps the leaves.
@@ -211,21 +216,19 @@ def update_(
     Raises:
         RuntimeError, KernelError: as of :func:`engine.prepared`; nothing was changed.
     """
-    defer_interrupts(_written, executor, decided, shared, between)
-
-
-def _written(
-    executor: Executor, decided: Decider, shared: Any, between: BetweenRuns | None
-) -> None:
     runs = [prepared(executor, decided, run) for run in decided.end.runs]
     if between is not None:
         params = [leaf.param for leaf in decided.leaves]
         runs = between.ordered(runs, decided.end.members, params)
+    return partial(_written, runs, decided, shared)
+
+
+def _written(runs: Sequence[Callable[[], object]], decided: Decision, shared: Any) -> None:
     make(runs, decided.shared, decided.opened, shared)
-    forget_history(leaf.state for leaf in decided.leaves)
+    forget_history(leaf.state for leaf in decided.stepped)
 
 
-def prepared(executor: Executor, decided: Decider, run: StageRun) -> Callable[[], object]:
+def prepared(executor: Executor, decided: Decision, run: StageRun) -> Callable[[], object]:
     """Bind a run, leaf by leaf, with its counts; all errors are raised now.
 
     Raises:

@@ -21,10 +21,10 @@ from functional_optim.core.local_shards import check_same_places
 from functional_optim.core.overrides import paths_of
 from functional_optim.core.stage import Stage
 from functional_optim.core.tree import flatten_like, path_name
-from functional_optim.plan.composed.outline import LeafPart
-from functional_optim.plan.composed.step_leaves import StepLeaf
 from functional_optim.plan.item import Item
 from functional_optim.plan.leaf_positions import LeafPositions
+from functional_optim.plan.points import LeafPart
+from functional_optim.plan.step_leaves import StepLeaf
 
 
 def input_names(links: Links) -> frozenset[str]:

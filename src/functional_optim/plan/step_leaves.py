@@ -6,11 +6,13 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from functional_optim.core.aliasing import apart_from
+from functional_optim.core.chain import Chain
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import LeafChain
 from functional_optim.core.state import LeafState, state_tensors
-from functional_optim.plan.composed.outline import Cohort, Outline
+from functional_optim.kernels import Executor, executor_for
 from functional_optim.plan.leaf_positions import LeafPositions
+from functional_optim.plan.points import Cohort, Outline
 
 GateNumbers = tuple[tuple[int, int], ...]
 """What a leaf has counted at each of its gates: runs, and how many of them were held."""
@@ -66,8 +68,11 @@ class StepLeaves(NamedTuple):
     """Of the leaves."""
     grads: Sequence[Tensor | None]
     """One for each; None where it is missing."""
+    groups: Sequence[int]
+    """For each leaf the number of its chain: leaves of a group have their hyper-parameters in
+    common, too."""
     chains: Sequence[LeafChain]
-    """With the hyper-parameters of this step, by the numbers that the outline has for them."""
+    """By number, with the hyper-parameters of this step."""
     outline: Outline
 
     @classmethod
@@ -77,36 +82,58 @@ class StepLeaves(NamedTuple):
         leaves: Sequence[StepLeaf],
         grads: Sequence[Tensor | None],
         everywhere: Iterable[tuple[int, ...]] = (),
+        *,
+        shares: bool,
     ) -> "StepLeaves":
-        """Leaves whose ways are found out.
+        """Return leaves with the outline of their step.
 
         Args:
             links: of the optimizer.
             leaves: of the step.
             grads: one for each.
             everywhere: the places of the chains of leaves that are elsewhere, on other ranks.
+            shares: whether the optimizer keeps anything that belongs to no leaf.
         """
         numbers: dict[int, int] = {}
         chains: list[LeafChain] = []
-        found: dict[tuple[int, bool], list[int]] = {}
+        groups: list[int] = []
+        found: dict[tuple[tuple[int, ...], bool], list[int]] = {}
         for place, (leaf, grad) in enumerate(zip(leaves, grads, strict=True)):
-            if not leaf.chain.stages:
-                continue
             number = numbers.setdefault(id(leaf.chain), len(chains))
             if number == len(chains):
                 chains.append(leaf.chain)
-            found.setdefault((number, grad is not None), []).append(place)
+            groups.append(number)
+            if leaf.chain.stages:
+                found.setdefault((leaf.chain.places, grad is not None), []).append(place)
         cohorts = [
-            Cohort(number, chains[number].places, chains[number].stages, tuple(members), there)
-            for (number, there), members in found.items()
+            Cohort(places, leaves[members[0]].chain.stages, tuple(members), there)
+            for (places, there), members in found.items()
         ]
-        places = [chain.places for chain in chains]
-        outline = Outline(links, cohorts, [*places, *everywhere])
-        return cls(leaves, [leaf.param for leaf in leaves], grads, chains, outline)
+        places = [chain.places for chain in chains if chain.stages]
+        outline = Outline(links, cohorts, [*places, *everywhere], shares=shares)
+        return cls(leaves, [leaf.param for leaf in leaves], grads, groups, chains, outline)
+
+    @property
+    def stepped(self) -> list[StepLeaf]:
+        """The leaves that a step may write to: of a plain one, those with a gradient."""
+        plain = self.outline.plain
+        if plain is None:
+            return list(self.leaves)
+        return [self.leaves[k] for own in plain.members for k in own]
+
+    def executor(self, optimizer: Chain) -> Executor:
+        """Return the executor that steps the leaves."""
+        params = [leaf.param for leaf in self.stepped]
+        return executor_for(optimizer.executor, params, optimizer.stages)
 
     def with_gradients_apart(self) -> "StepLeaves":
         """Return the same leaves, with gradients that no step of them in place changes."""
-        states = [leaf.state.stages for leaf in self.leaves]
-        written = [*self.params, *(one for own in states for one in state_tensors(own))]
+        plain = self.outline.plain
+        if plain is not None and len(plain.runs) < 2:
+            return self  # a run sees to its own leaves
+        leaves = self.stepped
+        params = [leaf.param for leaf in leaves]
+        states = [leaf.state.stages for leaf in leaves]
+        written = [*params, *(one for own in states for one in state_tensors(own))]
         grads = apart_from(self.grads, written)
         return self if grads is self.grads else self._replace(grads=grads)

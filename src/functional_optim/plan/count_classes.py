@@ -6,40 +6,44 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from functional_optim._torch import foreach_add_
-from functional_optim.plan.composed.step_leaves import GateNumbers
 from functional_optim.plan.leaf_positions import LeafPositions
 from functional_optim.plan.python_loops import loops_for
+from functional_optim.plan.step_leaves import GateNumbers
 
-Numbers = list[tuple[float, GateNumbers]]
-"""For each class of leaves, the number of its next step and what it has counted at gates."""
+Numbers = list[tuple[int, float, GateNumbers]]
+"""For each class of leaves the number of its chain, of its next step, and its counts at gates."""
 
 
 class _Class(NamedTuple):
-    """Positions of the counts of leaves that have counted the same."""
+    """Positions of the counts of leaves that have one chain, and have counted the same."""
 
+    group: int
     steps: list[int]
     gates: tuple[tuple[list[int], list[int]], ...]
     """At each gate the runs, and those held."""
 
 
 class Counted:
-    """Classes of leaves that have counted the same. It holds no tensor.
+    """Classes of leaves that have one chain, and have counted the same. It holds no tensor.
 
     Args:
-        rows: the positions of leaves of one chain.
+        rows: the positions of leaves with the same stages.
+        groups: for each, the number of its chain.
         tensors: the list of a step, with the counts that decide the classes.
     """
 
-    def __init__(self, rows: Sequence[LeafPositions], tensors: list[Tensor]) -> None:
+    def __init__(
+        self, rows: Sequence[LeafPositions], groups: Sequence[int], tensors: list[Tensor]
+    ) -> None:
         classes: dict[Any, list[LeafPositions]] = {}
         numbers: dict[Any, int] = {}
         self.groups: list[int] = []
         """For each leaf, the number of its class."""
-        for row in rows:
-            key = tuple([int(tensors[k]) for k in row.counts])
+        for row, group in zip(rows, groups, strict=True):
+            key = (group, *[int(tensors[k]) for k in row.counts])
             classes.setdefault(key, []).append(row)
             self.groups.append(numbers.setdefault(key, len(numbers)))
-        self._classes = list(map(_class, classes.values()))
+        self._classes = [_class(group, own) for (group, *_), own in classes.items()]
 
     def read(self, tensors: list[Tensor], *, may_begin: bool) -> Numbers | None:
         """Return the numbers of a step; None if leaves of one class have parted.
@@ -50,7 +54,7 @@ class Counted:
         """
         found: Numbers = []
         common = loops_for(len(self.groups)).common
-        for steps, gates in self._classes:
+        for group, steps, gates in self._classes:
             made, begun = common(tensors, steps), may_begin
             at_gates = []
             for runs, held in gates:
@@ -61,7 +65,7 @@ class Counted:
                 at_gates.append(pair)
             if made is None or made is False or not (made or begun):
                 return None
-            found.append((made + 1.0, tuple(at_gates)))
+            found.append((group, made + 1.0, tuple(at_gates)))
         return found
 
     def at_gates(
@@ -75,7 +79,7 @@ class Counted:
             gates: the number of each, and whether it lets the leaves through.
         """
         loops = loops_for(len(self.groups))
-        for one, (_, before) in zip(self._classes, numbers, strict=True):
+        for one, (_, _, before) in zip(self._classes, numbers, strict=True):
             for k, passed in gates:
                 runs, held = one.gates[k]
                 by = -before[k][1] if passed else 1
@@ -86,7 +90,7 @@ class Counted:
                     foreach_add_(list(map(tensors.__getitem__, held)), by)
 
 
-def _class(rows: Sequence[LeafPositions]) -> _Class:
+def _class(group: int, rows: Sequence[LeafPositions]) -> _Class:
     columns = zip(*(row.gates for row in rows), strict=True)
     gates = [([one.runs for one in column], [one.held for one in column]) for column in columns]
-    return _Class([row.step for row in rows], tuple(gates))
+    return _Class(group, [row.step for row in rows], tuple(gates))

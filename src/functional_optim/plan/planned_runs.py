@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import compress, count
 from typing import Any, NamedTuple
 
-from functional_optim.plan.composed.counted import Counted, Numbers
-from functional_optim.plan.composed.decider import Decider
-from functional_optim.plan.composed.outline import End, Outline, StageRun
-from functional_optim.plan.composed.step_layout import StepLayout
+from functional_optim._torch import foreach_clone
+from functional_optim.plan.count_classes import Counted, Numbers
+from functional_optim.plan.decision import Decision
+from functional_optim.plan.points import End, Outline, StageRun
+from functional_optim.plan.step_layout import StepLayout
 from functional_optim.plan.step_plan import StepPlan, Steps
 
 
@@ -16,16 +18,29 @@ class Prepared(NamedTuple):
 
     runs: list[Callable[[], object]]
     """What makes each run."""
-    numbers: list[Any]
-    """The shared numbers of every link, after the step."""
-    opened: list[int]
+    numbers: Sequence[Any]
+    """The shared numbers of every link, after the step; none where the step waits for nothing."""
+    opened: Sequence[int]
     """The places of the gates that let it through."""
     tensors: list[Any]
     """The list of the step: of a pure one, with copies of what it writes to."""
-    kept: list[int]
+    kept: Sequence[int]
     """Of a pure step, the leaves that it leaves alone."""
     end: End
     """What there is to do."""
+
+
+def copied_where(tensors: list[Any], moved: Sequence[bool]) -> list[Any]:
+    """Return a list with copies of some tensors.
+
+    Args:
+        tensors: the list of a step.
+        moved: for each, whether it is copied; those behind the last are not.
+    """
+    found, given = tensors.copy(), list(compress(tensors, moved))
+    for k, one in zip(compress(count(), moved), foreach_clone(given) if given else (), strict=True):
+        found[k] = one
+    return found
 
 
 class StepNow:
@@ -33,7 +48,7 @@ class StepNow:
 
     Args:
         tensors: the list of the step.
-        may_begin: as for :class:`ComposedSteps`.
+        may_begin: as for :class:`PlannedSteps`.
     """
 
     def __init__(self, tensors: list[Any], *, may_begin: bool) -> None:
@@ -63,7 +78,7 @@ class PlannedRun(NamedTuple):
     has_inputs: bool
 
     def prepared(
-        self, run: StageRun, decided: Decider, tensors: list[Any], numbers: Numbers
+        self, run: StageRun, decided: Decision, tensors: list[Any], numbers: Numbers
     ) -> Callable[[], object] | None:
         """Bind the run, all errors are raised now; None if the plan does not make it.
 
@@ -103,18 +118,12 @@ class Mask:
 
     Args:
         outline: of them.
-        chains: of each of its chains, the number among those of all steps.
         layout: of all tensors.
         sums: whether leaves may be summed up together: gradients are laid out as parameters.
     """
 
-    def __init__(
-        self, outline: Outline, chains: list[int], layout: StepLayout, *, sums: bool
-    ) -> None:
+    def __init__(self, outline: Outline, layout: StepLayout, *, sums: bool) -> None:
         self.outline, self.layout, self.sums = outline, layout, sums
-        self.chains = None if chains == list(range(len(chains))) else chains
-        """Of each chain of the outline, its number among those of all steps, where it is another.
-        """
         self.counts: list[list[Counts]] = []
         """What those with gradients have counted."""
         self.ends: dict[tuple[End, tuple[str, ...]], list[list[PlannedRun]]] = {}

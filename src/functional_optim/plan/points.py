@@ -18,12 +18,10 @@ _MOST = 16
 
 
 class Cohort(NamedTuple):
-    """Leaves that have one chain, of which each has a gradient, or none has."""
+    """Leaves that have the same stages, of which each has a gradient, or none has."""
 
-    number: int
-    """Of their chain among those of the step."""
     places: tuple[int, ...]
-    """Of its stages among all links."""
+    """Of their stages among all links."""
     stages: tuple[Stage, ...]
     members: tuple[int, ...]
     """The places of the leaves among those of the step, in order."""
@@ -32,10 +30,8 @@ class Cohort(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LeafPart:
-    """Leaves at stages ``[start, stop)`` of the chain that they have in common."""
+    """Leaves at stages ``[start, stop)`` of those that they have in common."""
 
-    number: int
-    """Of the chain among those of the step."""
     start: int
     stop: int
     members: tuple[int, ...]
@@ -46,6 +42,8 @@ class LeafPart:
     """Of these among all links."""
     gates: tuple[int, ...]
     """Where the gates of the whole chain stand in it."""
+    gate_places: tuple[int, ...]
+    """Of these gates among all links."""
     totals: tuple[int, ...]
     """The places of the measured stages whose totals these stages are given."""
 
@@ -137,10 +135,16 @@ class Outline:
         links: of the optimizer.
         cohorts: of all leaves that have a stage.
         chains: the places of each chain that a leaf has on any rank.
+        shares: whether the optimizer keeps anything that belongs to no leaf.
     """
 
     def __init__(
-        self, links: Links, cohorts: Sequence[Cohort], chains: Collection[tuple[int, ...]]
+        self,
+        links: Links,
+        cohorts: Sequence[Cohort],
+        chains: Collection[tuple[int, ...]],
+        *,
+        shares: bool,
     ) -> None:
         self._links, self._chains = links, dict.fromkeys(chains)
         stages = self._stages = [link.stage for link in links]
@@ -152,6 +156,11 @@ class Outline:
         """Whether leaves are given anything beside their gradients."""
         ways = [_Passage(one, one.members, 0, 0, not one.has_gradients, False) for one in cohorts]
         self.start = self._at(0, tuple(ways), frozenset())
+        stepped = [one for one in cohorts if one.has_gradients]
+        waits = does_wait(stages, [one.places for one in stepped], shares=shares)
+        self.plain = None if waits else End(tuple(map(_plain_run, stepped)))
+        """What there is to do where a step waits for nothing but the totals of one run, which takes
+        them itself; else None."""
 
     def after(
         self, point: Point, *, is_open: bool = True, late: tuple[tuple[int, ...], ...] = ()
@@ -199,16 +208,31 @@ class Outline:
         return [tuple(gate for gate in before if implies(own, self._links[gate].where))]
 
 
+def does_wait(
+    stages: Collection[Stage], chains: Collection[tuple[int, ...]], *, shares: bool
+) -> bool:
+    """Return True if a step has to be decided before its first run.
+
+    Args:
+        stages: of all links.
+        chains: the places of each chain of a leaf that is stepped.
+        shares: whether the optimizer keeps anything that belongs to no leaf.
+    """
+    if shares or any(stage.inputs for stage in stages):
+        return True
+    return len({*chains}) > 1 and any(map(needs_total, stages))
+
+
 def _point(
     place: int,
     stage: Stage,
     ways: tuple[_Passage, ...],
     gates: tuple[tuple[int | None, ...], frozenset[int]],
 ) -> Point:
-    parts: dict[tuple[int, int], tuple[_Passage, list[int]]] = {}
+    parts: dict[tuple[int, tuple[int, ...]], tuple[_Passage, list[int]]] = {}
     for way in ways if needs_total(stage) else ():
         if way.reaches(place):
-            key = way.start, way.cohort.number
+            key = way.start, way.cohort.places
             parts.setdefault(key, (way, []))[1].extend(way.members)
     found = [
         _part(way.cohort, way.start, way.cohort.places.index(place) + 1, sorted(members), before=1)
@@ -251,6 +275,12 @@ def _runs(way: _Passage) -> bool:
     return bool(way.members) and (way.stop > 0 or not way.is_closed)
 
 
+def _plain_run(cohort: Cohort) -> StageRun:
+    stop = len(cohort.stages)
+    part = _part(cohort, 0, stop, cohort.members, before=stop)
+    return StageRun(part, is_late=False, is_step=True, gates=())
+
+
 def _run(way: _Passage) -> StageRun:
     cohort = way.cohort
     stop = way.stop if way.is_closed else len(cohort.stages)
@@ -274,7 +304,8 @@ def _part(
     given = zip(stages[: len(stages) - before], places, strict=False)
     totals = tuple(place for stage, place in given if is_measured(stage))
     gates = _gates(cohort)
-    return LeafPart(cohort.number, start, stop, tuple(members), stages, places, gates, totals)
+    at_gates = tuple(map(cohort.places.__getitem__, gates))
+    return LeafPart(start, stop, tuple(members), stages, places, gates, at_gates, totals)
 
 
 def _gates(cohort: Cohort) -> tuple[int, ...]:

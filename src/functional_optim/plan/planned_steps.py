@@ -11,29 +11,36 @@ now and then is no part of a plan.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import compress
+from operator import attrgetter
 from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from functional_optim._torch import foreach_clone
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import LeafChain
 from functional_optim.kernels import Executor
-from functional_optim.plan.composed import one_step
-from functional_optim.plan.composed.addends import Addends, is_simple
-from functional_optim.plan.composed.counted import Counted
-from functional_optim.plan.composed.decider import Decider
-from functional_optim.plan.composed.leaf_inputs import rows_with_inputs
-from functional_optim.plan.composed.outline import End, LeafPart, StageRun
-from functional_optim.plan.composed.planned_runs import Counts, Mask, PlannedRun, Prepared, StepNow
-from functional_optim.plan.composed.shared_numbers import Written
-from functional_optim.plan.composed.step_layout import StepLayout
-from functional_optim.plan.composed.step_leaves import ListedLeaves, StepLeaves
+from functional_optim.plan import leaf_by_leaf
+from functional_optim.plan.addend_rows import Addends, is_simple
+from functional_optim.plan.count_classes import Counted
+from functional_optim.plan.decision import Decision
 from functional_optim.plan.guard import mask_of
-from functional_optim.plan.leaf_positions import LeafPositions
+from functional_optim.plan.leaf_inputs import rows_with_inputs
+from functional_optim.plan.leaf_positions import LeafPositions, rows_of
+from functional_optim.plan.plain_steps import COUNTS, PlainSteps
+from functional_optim.plan.planned_runs import (
+    Counts,
+    Mask,
+    PlannedRun,
+    Prepared,
+    StepNow,
+    copied_where,
+)
+from functional_optim.plan.points import End, LeafPart, StageRun
+from functional_optim.plan.shared_numbers import Written
+from functional_optim.plan.step_layout import StepLayout
+from functional_optim.plan.step_leaves import ListedLeaves, StepLeaves
 from functional_optim.plan.step_plan import StepPlan
 
 MASKS = 8
@@ -45,17 +52,15 @@ RUNS = 8
 ENDS = 64
 """Of how many ends, for each such set, the plans are known: late leaves may be others each time."""
 
-COUNTS = 4
-"""For how many ways in which leaves have counted plans of a run are kept, the latest first."""
+HYPERS = attrgetter("hypers")
+"""Of a chain; no frame for each step."""
 
 
-class ComposedSteps:
+class PlannedSteps:
     """Keeps what is known of the steps of certain leaves, and makes them by kept plans.
 
     Args:
         executor: that steps the leaves.
-        rows: for each leaf the positions of its tensors: its parameter has its own number, and its
-            gradient that number behind all other tensors.
         numbers: for each leaf the number of its chain.
         places: for each leaf its place in the tree.
         more: positions of tensors that a step writes to, and that belong to no leaf.
@@ -69,7 +74,6 @@ class ComposedSteps:
     def __init__(
         self,
         executor: Executor,
-        rows: Sequence[LeafPositions],
         numbers: Sequence[int],
         *,
         places: Sequence[int] = (),
@@ -78,8 +82,11 @@ class ComposedSteps:
         may_begin: bool = False,
         owns_shared: bool = False,
     ) -> None:
-        self._executor, self.rows, self._numbers = executor, rows, numbers
-        self._places, self._more = places or range(len(rows)), more
+        self._executor, self._numbers = executor, numbers
+        self.rows: Sequence[LeafPositions] = ()
+        """For each leaf the positions of its tensors, once a step was made that waits: its
+        parameter has its own number, and its gradient that number behind all other tensors."""
+        self._places, self._more = places or range(len(numbers)), more
         self._most, self._may_begin = masks, may_begin
         self._written = Written() if owns_shared else None
         self._learning = Lock()
@@ -87,6 +94,9 @@ class ComposedSteps:
         self._forget()
 
     def _forget(self) -> None:
+        self._plain = PlainSteps(
+            self._executor, self._numbers, masks=self._most, may_begin=self._may_begin
+        )
         self._masks: dict[bytes | None, Mask] = {}
         self._runs: dict[Any, list[PlannedRun]] = {}
         self._counts: dict[tuple[int, ...], list[Counts]] = {}
@@ -120,7 +130,14 @@ class ComposedSteps:
             FloatingPointError, TypeError, ValueError, RuntimeError: as for any step; nothing was
                 changed.
         """
-        known, now = self._known(tensors, grads, in_place=in_place)
+        mask = mask_of(grads)
+        plain = self._plain.masks.get(mask)
+        if plain is not None:
+            hypers = list(map(HYPERS, chains))
+            if extra:  # nothing takes it
+                return None
+            return plain.prepared(tensors, grads, hypers, measured, in_place=in_place)
+        known, now = self._known(mask, tensors, grads, in_place=in_place)
         if known is None:
             return None
         before = shared if self._written is None else self._written.before(shared)
@@ -129,14 +146,16 @@ class ComposedSteps:
         with torch.no_grad():
             if in_place and not known.layout.is_located:
                 leaves = leaves.with_gradients_apart()
-            decided = one_step.decide(links, self._executor, leaves, before, measured, extra, rows)
+            decided = leaf_by_leaf.decide(
+                links, self._executor, leaves, before, measured, extra, rows
+            )
         plans = self._plans_of(known, decided, now)
         if plans is None:
             return None
         kept: list[int] = []
         if not in_place:
             moved, kept = self._moved(known, decided.end, len(tensors))
-            tensors = _copied(tensors, moved)
+            tensors = copied_where(tensors, moved)
         after = [*tensors, *decided.grads]
         runs = []
         for one, run in zip(plans, decided.end.runs, strict=True):
@@ -161,20 +180,20 @@ class ComposedSteps:
         Args:
             links, chains, tensors, grads, shared, measured: as for :meth:`prepared`.
         """
-        known, now = self._known(tensors, grads, in_place=False)
+        known, now = self._known(mask_of(grads), tensors, grads, in_place=False)
         if known is None:
             return None
         rows = partial(self._rows_of, now) if known.sums else None
         leaves = self._leaves(known, now, chains, grads)
-        decider = Decider(links, self._executor, leaves, shared, measured, {}, rows)
+        decider = Decision(links, self._executor, leaves, shared, measured, {}, rows)
         with torch.no_grad():
             return decider.addends()
 
     def _known(
-        self, tensors: list[Any], grads: list[Tensor | None], *, in_place: bool
+        self, mask: bytes | None, tensors: list[Any], grads: list[Tensor | None], *, in_place: bool
     ) -> tuple[Mask | None, StepNow]:
         """Return what is known of steps with such tensors, if anything is, and the tensors."""
-        known = self._masks.get(mask_of(grads))
+        known = self._masks.get(mask)
         now = StepNow([*tensors, *grads], may_begin=self._may_begin)
         if known is None or not known.layout.holds(now.tensors, in_place=in_place):
             return None, now
@@ -188,12 +207,10 @@ class ComposedSteps:
     ) -> StepLeaves:
         """Return the leaves of a step."""
         leaves = ListedLeaves(self.rows, self._places, self._numbers, chains, now.tensors)
-        if known.chains is not None:
-            chains = [chains[number] for number in known.chains]
         params = now.tensors[: len(grads)]
-        return StepLeaves(leaves, params, grads, chains, known.outline)
+        return StepLeaves(leaves, params, grads, self._numbers, chains, known.outline)
 
-    def _plans_of(self, known: Mask, decided: Decider, now: StepNow) -> list[PlannedRun] | None:
+    def _plans_of(self, known: Mask, decided: Decision, now: StepNow) -> list[PlannedRun] | None:
         """The plans of all that there is to do; None where there is none."""
         names: tuple[str, ...] = ()
         if decided.inputs is not None:
@@ -231,12 +248,16 @@ class ComposedSteps:
 
     def make(self, prepared: Prepared, shared: Any) -> None:
         """Make a step in place; ``shared`` is written to."""
-        one_step.make(prepared.runs, prepared.numbers, prepared.opened, shared)
+        if not prepared.numbers:
+            for run in prepared.runs:
+                run()
+            return
+        leaf_by_leaf.make(prepared.runs, prepared.numbers, prepared.opened, shared)
         if self._written is not None:
             self._written.after(shared, prepared.numbers)
 
     def learn(
-        self, tensors: list[Any], leaves: StepLeaves, decided: Decider, *, in_place: bool = True
+        self, tensors: list[Any], leaves: StepLeaves, decided: Decision, *, in_place: bool = True
     ) -> None:
         """Plan the steps after one that was made of these leaves.
 
@@ -246,15 +267,23 @@ class ComposedSteps:
             decided: what it did.
             in_place: False if it was made of copies.
         """
-        if is_simple([one for one in leaves.grads if one is not None]):
+        if leaves.outline.plain is not None:
+            with self._learning:
+                self._plain.learn(tensors, leaves, in_place=in_place)
+        elif is_simple([one for one in leaves.grads if one is not None]):
             with self._learning:
                 self._learn(tensors, leaves, decided, in_place=in_place)
 
     def _learn(
-        self, tensors: list[Any], leaves: StepLeaves, decided: Decider, *, in_place: bool
+        self, tensors: list[Any], leaves: StepLeaves, decided: Decision, *, in_place: bool
     ) -> None:
-        grads, runs = list(leaves.grads), decided.end.runs
+        grads, runs, count = list(leaves.grads), decided.end.runs, len(tensors)
         every = [*tensors, *grads]
+        if not self.rows:
+            rows = rows_of(leaves.leaves, tensors, range(count, count + len(grads)))
+            if rows is None or not is_simple([every[k] for row in rows for k in row.kept]):
+                return
+            self.rows = rows
         if len(self._runs) + len(runs) > RUNS * self._most:
             self._forget()
         mask = mask_of(grads)
@@ -280,13 +309,11 @@ class ComposedSteps:
         """Return what is known of steps in which the same gradients are missing."""
         pairs = zip(leaves.params, leaves.grads, strict=True)
         is_same = all(one.stride() == grad.stride() for one, grad in pairs if grad is not None)
-        cohorts = {one.number: one for one in leaves.outline.cohorts}
-        chains = [self._numbers[cohorts[k].members[0]] for k in range(len(leaves.chains))]
         layout = StepLayout(self.rows, self._more, every)
         sums = is_same and bool(leaves.outline.summing)
-        return Mask(leaves.outline, chains, layout, sums=sums)
+        return Mask(leaves.outline, layout, sums=sums)
 
-    def _plan(self, run: StageRun, names: tuple[str, ...], decided: Decider, now: StepNow) -> None:
+    def _plan(self, run: StageRun, names: tuple[str, ...], decided: Decision, now: StepNow) -> None:
         """Plan a run that was made, unless it is."""
         part, tensors = run.part, now.tensors
         counted = self._count(part.members, now)
@@ -299,8 +326,8 @@ class ComposedSteps:
         before = [one for one in plans if one.counted is counted]
         if before and before[0].plan.is_for(tensors):
             return
-        hypers = decided.hypers_of(part)
-        items = [row.item(tensors, hypers) for row in rows]
+        hypers = [decided.hypers_of(part, self._numbers[k]) for k in part.members]
+        items = [row.item(tensors, own) for row, own in zip(rows, hypers, strict=True)]
         plan = StepPlan(
             part.stages,
             self._executor,
@@ -325,13 +352,14 @@ class ComposedSteps:
         known = now.first(counts)
         if known is None:
             rows = [self.rows[k] for k in members]
-            known = Counts(Counted(rows, now.tensors))
+            groups = [self._numbers[k] for k in members]
+            known = Counts(Counted(rows, groups, now.tensors))
             counts[:] = [known, *counts[: COUNTS - 1]]
         found: Counted = known.counted
         return found
 
     def _rows_of(
-        self, now: StepNow, decider: Decider, part: LeafPart, totals: Sequence[Tensor]
+        self, now: StepNow, decider: Decision, part: LeafPart, totals: Sequence[Tensor]
     ) -> Sequence[Sequence[float]] | None:
         """Return the addends of each leaf of a part; None where it is not so simple."""
         if decider.inputs:
@@ -351,13 +379,6 @@ class ComposedSteps:
             return None
         rows: Sequence[Sequence[float]] = found.rows(decider, now.tensors, numbers, totals)
         return rows
-
-
-def _copied(tensors: list[Any], moved: list[bool]) -> list[Any]:
-    """Return a list with copies of some tensors."""
-    given = list(compress(tensors, moved))
-    copies = iter(foreach_clone(given) if given else ())
-    return [next(copies) if k else one for one, k in zip(tensors, moved, strict=True)]
 
 
 def _key(run: StageRun, names: tuple[str, ...]) -> Any:

@@ -13,11 +13,11 @@ from functional_optim.core.stage import Stage, Transform
 from functional_optim.core.state import map_state
 from functional_optim.kernels import HandedOn, Leaf, ReferenceExecutor
 from functional_optim.kernels.totals import columns_of, measured_each, reduced_each
-from functional_optim.plan.composed.counted import Counted, Numbers
-from functional_optim.plan.composed.decider import Decider
-from functional_optim.plan.composed.outline import LeafPart
+from functional_optim.plan.count_classes import Counted, Numbers
+from functional_optim.plan.decision import Decision
 from functional_optim.plan.item import Made
 from functional_optim.plan.leaf_positions import LeafPositions
+from functional_optim.plan.points import LeafPart
 
 _IS_CPU = attrgetter("is_cpu")
 
@@ -72,7 +72,7 @@ class Addends:
 
     def rows(
         self,
-        decider: Decider,
+        decider: Decision,
         tensors: list[Tensor],
         counts: Numbers,
         totals: Sequence[Tensor],
@@ -101,7 +101,7 @@ class Addends:
         return [[float(one.item()) for one in parts] for parts in addends]
 
     def _rows(
-        self, decider: Decider, tensors: list[Tensor], grads: list[Any], made: Sequence[Made]
+        self, decider: Decision, tensors: list[Tensor], grads: list[Any], made: Sequence[Made]
     ) -> Sequence[Sequence[float]] | None:
         """Return the addends of leaves that the stages before leave as they are."""
         last, handed_on = self._part.stages[-1], self._handed_on

@@ -20,34 +20,34 @@ from functional_optim.core.global_step import at_global_step
 from functional_optim.core.hyper import is_plain, numbers, resolve
 from functional_optim.core.links import Links
 from functional_optim.core.local_shards import RankSums
-from functional_optim.core.stage import Stage
+from functional_optim.core.stage import Stage, Transform
 from functional_optim.core.state import LeafState, Shared
 from functional_optim.kernels import Executor, needs_total
-from functional_optim.kernels.totals import sum_in_order
+from functional_optim.kernels.totals import measured_each, sum_in_order
 from functional_optim.numeric import larger
 from functional_optim.plan import reduction
-from functional_optim.plan.composed.leaf_inputs import LeafInputs
-from functional_optim.plan.composed.outline import End, LeafPart, Point
-from functional_optim.plan.composed.shared_numbers import (
+from functional_optim.plan.item import Item, Made, next_step
+from functional_optim.plan.leaf_inputs import LeafInputs
+from functional_optim.plan.points import End, LeafPart, Point
+from functional_optim.plan.shared_numbers import (
     as_all_numbers,
     as_number,
     combined,
     with_common_hypers,
 )
-from functional_optim.plan.composed.step_leaves import GateNumbers, StepLeaves
-from functional_optim.plan.item import Item, Made, next_step
+from functional_optim.plan.step_leaves import GateNumbers, StepLeaf, StepLeaves
 
 _NUMBERS = frozenset({float, int, bool, str, type(None)})
 """Types of what is the same at each step; asked so, it is no call for each stage."""
 
-Rows = Callable[["Decider", LeafPart, Sequence[Tensor]], "Sequence[Sequence[float]] | None"]
+Rows = Callable[["Decision", LeafPart, Sequence[Tensor]], "Sequence[Sequence[float]] | None"]
 """Gives what each leaf of a part adds to the totals of its last stage, by the totals before it.
 
 It gives None where leaves are to be asked one by one.
 """
 
 
-class Decider:
+class Decision:
     """Decides a step; then it says what is to be done.
 
     Args:
@@ -72,13 +72,15 @@ class Decider:
         extra: Mapping[str, Any],
         rows: Rows | None = None,
     ) -> None:
-        self._chains, self._outline = leaves.chains, leaves.outline
+        self._chains, self._groups, self._outline = leaves.chains, leaves.groups, leaves.outline
         self._links = with_common_hypers(links, leaves.chains)
         self.executor = executor
+        self._step = leaves
         self.leaves = leaves.leaves
         self.grads = leaves.grads
         """Of the leaves; of those that are late, zeros."""
         summing = self._outline.summing
+        self._measured = tuple(measured)
         self._given = dict(zip(summing, measured, strict=False))
         """Totals that are known, by the place of the stage."""
         self._next = summing[len(measured)] if len(measured) < len(summing) else None
@@ -99,15 +101,16 @@ class Decider:
         """
         self._totals: dict[int, Tensor] = {}
         self._made: dict[Any, Made] = {}
+        self._hypers: dict[Any, tuple[Any, ...]] = {}
         self._rows = rows
 
-    def decide(self) -> "Decider":
+    def decide(self) -> "Decision":
         """Decide the step.
 
         Raises:
             FloatingPointError, ValueError, TypeError: a stage refuses it.
         """
-        at = self._outline.start
+        at: Point | End = self._outline.plain or self._outline.start
         while isinstance(at, Point):
             at = self._passed(at)
         self.end = at
@@ -115,6 +118,11 @@ class Decider:
             for run in at.runs:
                 self.inputs.require(run.part)
         return self
+
+    @property
+    def stepped(self) -> list[StepLeaf]:
+        """The leaves that the step may write to."""
+        return self._step.stepped
 
     def total(self) -> Tensor:
         """Return what the leaves add to the total of the first stage whose total is not given.
@@ -132,7 +140,7 @@ class Decider:
         point, nothing = self._first_not_given(), self._none_of_next()
         alone: dict[int, Tensor] = {}
         for part in () if point is None else point.parts:
-            rows = self._rows_of(part)
+            rows = self._rows_of(part) or self._measured_rows(part)
             if rows is None:
                 assert point is not None
                 alone |= {k: self._total(point, only=k) for k in part.members}
@@ -283,6 +291,17 @@ class Decider:
         rows = self._rows
         return None if rows is None else rows(self, part, self.totals_of(part))
 
+    def _measured_rows(self, part: LeafPart) -> "Sequence[Sequence[float]] | None":
+        """Return what each gradient adds to the total of the first stage; None for any other."""
+        stage, grads = part.stages[-1], [self.grads[k] for k in part.members]
+        if len(part.stages) > 1 or not isinstance(stage, Transform) or stage.measure is None:
+            return None
+        real = [one for one in grads if isinstance(one, Tensor) and not one.is_complex()]
+        if not self.executor.exact or len(real) < len(grads):
+            return None
+        found = measured_each(stage, real)
+        return None if found is None else [[one] for one in found.tolist()]
+
     def add_up(
         self, part: LeafPart, totals: Sequence[Tensor], sums: RankSums | None = None
     ) -> Tensor:
@@ -299,6 +318,8 @@ class Decider:
 
     def totals_of(self, part: LeafPart) -> tuple[Tensor, ...]:
         """The totals that the stages of a part are given."""
+        if self._outline.plain is not None and not part.totals:
+            return self._measured
         return tuple([self._totals[place] for place in part.totals])
 
     def items(self, part: LeafPart) -> list[Item]:
@@ -315,45 +336,56 @@ class Decider:
         if self.inputs:
             states = self.inputs.put(member, part.stages, states)
         own = LeafState(leaf.state.step, states, leaf.state.gates)
-        return Item(leaf.param, grad, own, self.hypers_of(part), leaf.name)
+        hypers = self.hypers_of(part, self._groups[member])
+        return Item(leaf.param, grad, own, hypers, leaf.name)
 
-    def hypers_of(self, part: LeafPart) -> tuple[Any, ...]:
-        """The hyper-parameters of the stages of a part."""
-        return self._chains[part.number].hypers[part.start : part.stop]
+    def hypers_of(self, part: LeafPart, group: int) -> tuple[Any, ...]:
+        """Return the hyper-parameters of the stages of a part, for leaves of a group.
 
-    def _gate_before(self, part: LeafPart, k: int) -> int | None:
-        """Return the place of the last gate in front of stage ``k`` of a chain."""
-        before = [at for at in part.gates if at < k]
-        return self._chains[part.number].places[before[-1]] if before else None
+        The same object for the same stages and group.
+        """
+        key = group, part.start, part.stop
+        found = self._hypers.get(key)
+        if found is None:
+            found = self._hypers[key] = self._chains[group].hypers[part.start : part.stop]
+        return found
 
     def make(self, part: LeafPart, item: Item) -> Made:
-        """The coefficients of the stages of a part, for one of its items."""
+        """Return the coefficients of the stages of a part, for one of its items."""
         counts = tuple((int(one.runs), int(one.held)) for one in item.state.gates)
-        return self.numbers(part, next_step(item.state.step, item.param.device), counts)
+        step = next_step(item.state.step, item.param.device)
+        return self._numbers(part, item.hypers, step, counts)
 
-    def numbers(self, part: LeafPart, step: float | Tensor, counts: GateNumbers) -> Made:
-        """The coefficients of the stages of leaves.
+    def numbers(
+        self, part: LeafPart, group: int, step: float | Tensor, counts: GateNumbers
+    ) -> Made:
+        """Return the coefficients of the stages of leaves.
 
         Args:
             part: of them.
+            group: the number of their chain.
             step: the number of the step to be made, where they count as one.
             counts: what they have counted at gates.
         """
+        return self._numbers(part, self.hypers_of(part, group), step, counts)
+
+    def _numbers(
+        self, part: LeafPart, hypers: tuple[Any, ...], step: float | Tensor, counts: GateNumbers
+    ) -> Made:
         key = None
         if not isinstance(step, Tensor):
-            key = step, counts, part.number, part.start, part.stop
+            key = step, counts, id(hypers), part.start, part.stop
             known = self._made.get(key)
             if known is not None:
                 return known
         resolved, found = [], []
         last = part.gates[-1] if counts else -1
-        hypers = self._chains[part.number].hypers
         for k, stage in enumerate(part.stages, part.start):
-            own: Any = hypers[k]
+            own: Any = hypers[k - part.start]
             at: Any = _step_of(part.gates, k, step, counts) if k <= last else step
             if not (_NUMBERS.issuperset(map(type, own)) or is_plain(own)):
                 device = at.device if isinstance(at, Tensor) else None
-                gate = self._gate_before(part, k)
+                gate = _gate_before(part, k)
                 own = self._resolved(stage, own, at, self._global_step(gate, device))
             if stage.combine is None:
                 made = stage.coefficients(at, own)
@@ -368,6 +400,12 @@ class Decider:
         if key is not None:
             self._made[key] = both
         return both
+
+
+def _gate_before(part: LeafPart, k: int) -> int | None:
+    """Return the place of the last gate in front of stage ``k`` of a chain."""
+    before = [place for at, place in zip(part.gates, part.gate_places, strict=True) if at < k]
+    return before[-1] if before else None
 
 
 def _beside(step: Tensor, shared: Any) -> Any:

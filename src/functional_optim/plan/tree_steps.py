@@ -1,10 +1,11 @@
-"""Planned steps of trees whose leaves differ in their chains, or that keep shared numbers.
+"""Planned steps of trees. The plans hold no tensor.
 
-What a step does is decided anew each time; the plans that make it hold no tensor. Plans are found
-by the form of a tree, and serve ``update_`` and, on copies, ``update``.
+They are found by the form of a tree, and serve ``update_`` and, on copies, ``update``.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
+from operator import not_
 from typing import Any
 
 import optree
@@ -16,30 +17,30 @@ from functional_optim.core.hyper import all_plain
 from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.leaf import PLAIN
 from functional_optim.core.overrides import LeafChain
-from functional_optim.core.state import State
-from functional_optim.kernels import Executor, executor_for
-from functional_optim.plan.composed import one_step
-from functional_optim.plan.composed.addends import is_simple
-from functional_optim.plan.composed.decider import Decider
-from functional_optim.plan.composed.leaf_inputs import of_tree
-from functional_optim.plan.composed.planned_runs import Prepared
-from functional_optim.plan.composed.shared_numbers import with_opened
-from functional_optim.plan.composed.step_leaves import ListedLeaves, StepLeaves
-from functional_optim.plan.composed.steps import ComposedSteps
+from functional_optim.core.state import Shared, State
+from functional_optim.kernels import Executor
+from functional_optim.plan import leaf_by_leaf
+from functional_optim.plan.addend_rows import is_simple
+from functional_optim.plan.decision import Decision
 from functional_optim.plan.guard import mask_of
-from functional_optim.plan.leaf_positions import LeafPositions, rows_of
+from functional_optim.plan.leaf_inputs import of_tree
 from functional_optim.plan.list_layout import ListLayout
+from functional_optim.plan.planned_runs import Prepared
+from functional_optim.plan.planned_steps import HYPERS, PlannedSteps
+from functional_optim.plan.shared_numbers import with_opened
 from functional_optim.plan.step_counts import is_count
+from functional_optim.plan.step_leaves import ListedLeaves, StepLeaves
 from functional_optim.plan.tree import Given, Tree, TreeForm, listed, plans_for
 
 PLANS = 32
 """Largest number of trees, by their form, for which plans are kept."""
 
+_NOTHING = {type(None)}
 _GRADIENTS = PLAIN | {type(None)}
 _FIXED = {int, float, bool, str, type(None), *PLAIN}
 
 
-class ComposedTree:
+class TreeSteps:
     """Plans for the steps of all trees with a certain form.
 
     Args:
@@ -47,30 +48,24 @@ class ComposedTree:
         executor: that made it.
         tree: that was stepped, with shared numbers in the place of gradients.
         leaves: all of it that are no None.
-        rows: for each leaf, the positions of its tensors among those of the tree.
     """
 
     def __init__(
-        self,
-        optimizer: Chain,
-        executor: Executor,
-        tree: Tree,
-        leaves: StepLeaves,
-        rows: Sequence[LeafPositions],
+        self, optimizer: Chain, executor: Executor, tree: Tree, leaves: StepLeaves
     ) -> None:
         every = leaves.leaves
         self._places = [leaf.position for leaf in every]
         self.form = TreeForm(optimizer, tree, [id(leaf.chain) for leaf in every], self._places)
         """Form of the trees."""
         count = len(tree.tensors)
-        self._steps = ComposedSteps(
+        self.steps = PlannedSteps(
             executor,
-            rows,
             self.form.numbers,
             places=self._places,
             more=range(self.form.end, count),
             may_begin=True,
         )
+        """Of such trees."""
         self._layout = ListLayout(tree.tensors, range(count), (), leaves=len(every))
 
     def is_for(self, tree: Tree) -> bool:
@@ -103,18 +98,16 @@ class ComposedTree:
             FloatingPointError, TypeError, ValueError, RuntimeError: as for any step; nothing was
                 changed.
         """
-        links, tensors, grads = optimizer.links, tree.tensors, _gradients(tree)
+        links, tensors, grads = optimizer.links, tree.tensors, tree.grads
         if extra:
-            rows = self._steps.rows
+            rows = self.steps.rows
+            if not rows:
+                return None
             every = ListedLeaves(rows, self._places, self.form.numbers, chains, tensors)
             extra = of_tree(links, tree.spec, every, extra)
-        return self._steps.prepared(
+        return self.steps.prepared(
             links, chains, tensors, grads, shared, measured, extra, in_place=in_place
         )
-
-    def make(self, prepared: Prepared, shared: Any) -> None:
-        """Make a step in place."""
-        defer_interrupts(self._steps.make, prepared, shared)
 
     def made(self, prepared: Prepared, tree: Tree, shared: Any) -> tuple[Any, State]:
         """Make a pure step; return parameters and state."""
@@ -122,16 +115,16 @@ class ComposedTree:
             run()
         kept = map(self._places.__getitem__, prepared.kept)
         params, states = self.form.after(tree, prepared.tensors, kept)
-        return params, State(
-            states, one_step.shared_after(shared, prepared.numbers, prepared.opened)
-        )
+        if isinstance(shared, Shared):
+            shared = leaf_by_leaf.shared_after(shared, prepared.numbers, prepared.opened)
+        return params, State(states, shared)
 
-    def learn(self, tree: Tree, leaves: StepLeaves, decided: Decider, *, in_place: bool) -> None:
+    def learn(self, tree: Tree, leaves: StepLeaves, decided: Decision, *, in_place: bool) -> None:
         """Plan the steps after one that was made of these leaves."""
-        self._steps.learn(tree.tensors, leaves, decided, in_place=in_place)
+        self.steps.learn(tree.tensors, leaves, decided, in_place=in_place)
 
 
-_PLANS: list[ComposedTree] = []
+_PLANS: list[TreeSteps] = []
 """All plans, the latest first."""
 
 
@@ -149,11 +142,12 @@ def step_(
     Returns:
         False if no plan makes the step; then nothing was changed.
     """
-    shared, found = given[2].shared, _listed(optimizer, given, in_place=True) if _PLANS else None
+    found = _listed(optimizer, given, in_place=True) if _PLANS else None
     for plan, tree, chains in plans_for(_PLANS, optimizer, found):
+        shared = given[2].shared
         step = plan.prepared(optimizer, chains, tree, shared, measured, extra, in_place=True)
         if step is not None:
-            plan.make(step, shared)
+            defer_interrupts(plan.steps.make, step, shared)
             return True
     return False
 
@@ -166,14 +160,15 @@ def step(
     Args:
         optimizer, given, measured, extra: as for :func:`step_`.
     """
-    if not _PLANS or not _are_fixed(measured, extra):
+    if not _PLANS or ((measured or extra) and not _are_fixed(measured, extra)):
         return None
-    for plan, tree, chains in plans_for(
-        _PLANS, optimizer, _listed(optimizer, given, in_place=False)
-    ):
-        if torch.is_grad_enabled() and not all_plain([one.hypers for one in chains]):
+    listed_tree = _listed(optimizer, given, in_place=False)
+    for plan, tree, chains in plans_for(_PLANS, optimizer, listed_tree):
+        if torch.is_grad_enabled() and not all_plain(list(map(HYPERS, chains))):
             continue  # there may be a derivative
-        shared = with_opened(optimizer.links, given[2].shared)
+        shared = given[2].shared
+        if isinstance(shared, Shared):
+            shared = with_opened(optimizer.links, shared)
         with torch.no_grad():
             own = plan.prepared(optimizer, chains, tree, shared, measured, extra, in_place=False)
             if own is not None:
@@ -182,7 +177,7 @@ def step(
 
 
 def learn(
-    optimizer: Chain, given: Given, leaves: StepLeaves, decided: Decider, *, in_place: bool
+    optimizer: Chain, given: Given, leaves: StepLeaves, decided: Decision, *, in_place: bool
 ) -> None:
     """Plan steps like one that was made.
 
@@ -193,7 +188,7 @@ def learn(
         decided: what it did.
         in_place: False for a pure step.
     """
-    executor = executor_for(optimizer.executor, leaves.params, optimizer.stages)
+    executor = leaves.executor(optimizer)
     tree = _listed(optimizer, given, in_place=in_place)
     if tree is None or not is_simple(tree.tensors) or not _is_planned(executor, leaves):
         return
@@ -202,11 +197,9 @@ def learn(
             if plan.is_for(tree):
                 plan.learn(tree, leaves, decided, in_place=in_place)
                 return
-        every, count = leaves.leaves, len(tree.tensors)
-        rows = rows_of(every, tree.tensors, range(count, count + len(every)))
-        if rows is None or not tree.has(leaves.params, [one.position for one in every]):
+        if not tree.has(leaves.params, [one.position for one in leaves.leaves]):
             return
-        plan = ComposedTree(optimizer, executor, tree, leaves, rows)
+        plan = TreeSteps(optimizer, executor, tree, leaves)
         if plan.is_for(tree):
             plan.learn(tree, leaves, decided, in_place=in_place)
             _PLANS.insert(0, plan)
@@ -218,37 +211,33 @@ def _is_planned(executor: Executor, leaves: StepLeaves) -> bool:
     every = [one.stages for one in leaves.chains]
     if all(executor.in_chunks(k) is executor.in_wholes(k) is None for k in every):
         return False
-    return all(is_count(leaf.state.step) for leaf in leaves.leaves)
+    pairs = zip(leaves.leaves, leaves.grads, strict=True)
+    plain = leaves.outline.plain is not None
+    return all(is_count(leaf.state.step) for leaf, grad in pairs if grad is not None or not plain)
 
 
 def _listed(optimizer: Chain, given: Given, *, in_place: bool) -> Tree | None:
-    """List parameters and state; None where no plan is for them."""
+    """List parameters and state, with a gradient or None for each parameter that is no None.
+
+    Returns:
+        None where no plan is for them.
+    """
     if not isinstance(given[2], State):
         return None
     params, grads, state = given
-    if not in_place:
+    if not in_place and isinstance(state.shared, Shared):
         state = state._replace(shared=with_opened(optimizer.links, state.shared))
-    tree = listed(optimizer, (params, grads, state), in_place=in_place, has_gradients=False)
+    tree = listed(optimizer, (params, grads, state), in_place=in_place)
     if tree is None:
         return None
+    mask = mask_of(tree.params)
+    if mask is not None:
+        strays = compress(tree.grads, map(not_, mask))  # gradients of no parameter
+        if not _NOTHING.issuperset(map(type, strays)):
+            return None
+        tree = tree._replace(grads=list(compress(tree.grads, mask)))
     kinds = set(map(type, tree.grads))
-    return None if kinds == {type(None)} or not kinds <= _GRADIENTS or _has_stray(tree) else tree
-
-
-def _has_stray(tree: Tree) -> bool:
-    """Return True if there is a gradient of no parameter."""
-    if mask_of(tree.params) is None:
-        return False
-    pairs = zip(tree.params, tree.grads, strict=True)
-    return bool([None for param, grad in pairs if param is None and grad is not None])
-
-
-def _gradients(tree: Tree) -> list[Tensor | None]:
-    """Return a gradient, or None, for each leaf that is no None."""
-    if mask_of(tree.params) is None:
-        return tree.grads
-    pairs = zip(tree.params, tree.grads, strict=True)
-    return [grad for param, grad in pairs if param is not None]
+    return None if kinds == _NOTHING or not kinds <= _GRADIENTS else tree
 
 
 def _are_fixed(measured: Sequence[Tensor], extra: Mapping[str, Any]) -> bool:

@@ -1,0 +1,258 @@
+"""The chains of a torch.optim front-end's parameter groups, one for each.
+
+Groups whose parameters differ in their stages, or in the hyper-parameters that overrides give
+them, are divided; numbers that belong to no leaf are kept here, and shown in every group.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import is_, itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.links import Links
+from functional_optim.core.local_shards import check_takes_dtensor
+from functional_optim.core.overrides import LeafChain
+from functional_optim.core.state import LeafState, Shared, state_tensors
+from functional_optim.core.unmatched_selectors import UnmatchedSelectors
+from functional_optim.frontends.group_parts import CheckParam, GroupPart, divided, needs_groups
+from functional_optim.frontends.group_steps import NO_STATE, GroupsNow
+from functional_optim.frontends.group_tensors import HYPERS, Entries, Gradients, Group, StateOf
+from functional_optim.optimizer import Optimizer
+from functional_optim.plan import leaf_by_leaf
+from functional_optim.plan.guard import grads_of
+from functional_optim.plan.shared_numbers import (
+    as_tensor,
+    initial_shared,
+    shared_labels,
+    with_common_hypers,
+)
+from functional_optim.plan.step_leaves import StepLeaf
+
+_PLACES = itemgetter(1)  # no frame for each step
+
+CALLS = "shared_step"
+"""Under which a group of a checkpoint has the number of calls."""
+
+
+class GroupChains:
+    """The chains of a torch.optim front-end's groups, and the numbers that belong to no leaf.
+
+    Args:
+        optimizer: of all groups.
+        check: refuses a parameter that the front-end cannot step.
+        divides: whether a group is divided by chain; None where it needs to be.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        check: CheckParam = check_takes_dtensor,
+        *,
+        divides: bool | None = None,
+    ) -> None:
+        self.optimizer, self._check = optimizer, check
+        """The whole, and what refuses parameters of it."""
+        self.divides = needs_groups(optimizer) if divides is None else divides
+        """Whether a group is divided by chain."""
+        self.parts: list[tuple[Optimizer, tuple[int, ...]]] = []
+        """Of each parameter group, its own optimizer and the places of its links."""
+        self.names: list[tuple[str, ...]] = []
+        """Of each parameter group, those of its hyper-parameters."""
+        self.unmet = UnmatchedSelectors(optimizer.links, optimizer.overrides)
+        self.shared: Any = initial_shared(optimizer.links)
+        self.keeps_numbers = isinstance(self.shared, Shared)
+        """Whether anything belongs to no leaf."""
+        self._keys = {
+            _key(name, field): (place, at)
+            for name, place in shared_labels(optimizer.links).items()
+            for at, field in enumerate(self.shared.stages[place]._fields)
+        }
+        """Where the numbers stand in it, by the key that groups have for each."""
+        self._opened = {
+            f"{name}.shared_opened": place
+            for name, place in shared_labels(optimizer.links).items()
+            if optimizer.links[place].stage.gate is not None
+        }
+        """Of each gate, its place by the key under which groups say how often it has opened."""
+        self._links, self._chains = optimizer.links, list[LeafChain]()
+        """With the hyper-parameters of the last step, and the chain of each group."""
+        self._combines = any(link.stage.combine is not None for link in optimizer.links)
+        self._count = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_chains": []}
+
+    def add(self, optimizer: Optimizer, places: tuple[int, ...]) -> None:
+        """Take one more group.
+
+        Args:
+            optimizer: of its chain.
+            places: of its stages among all links.
+        """
+        self.parts.append((optimizer, places))
+        self.names.append(tuple(optimizer.hyper))
+
+    def divided(self, group: Mapping[str, Any]) -> list[GroupPart]:
+        """A group as groups that have one chain each, in the order of their first parameters.
+
+        Raises:
+            ValueError: a parameter on which no rule acts.
+        """
+        found = divided(self.optimizer, group, self._count, self.unmet, self._check)
+        self._count += len(group["params"])
+        return found
+
+    def now(
+        self,
+        groups: Sequence[Group],
+        states: Entries,
+        state_of: StateOf,
+        gradients: Gradients = grads_of,
+    ) -> GroupsNow:
+        """Return groups as they are at a step, but those that are frozen.
+
+        Args:
+            groups: as they are now.
+            states: torch's dicts.
+            state_of: gives the state of a parameter, which is written to.
+            gradients: gives the gradients of parameters.
+
+        Raises:
+            ValueError: groups differ in an option that numbers for all parameters depend on.
+        """
+        if not all(map(_PLACES, self.parts)):
+            groups = [group for group in groups if self.parts[group.number][1]]
+        if not self._are_known(groups):
+            if self._combines:
+                self._links = self._links_of(groups)
+            self._chains = self._chains_of(groups)
+        chains, links = self._chains, self._links
+        return GroupsNow(groups, chains, links, self.shared, states, state_of, gradients)
+
+    def _are_known(self, groups: Sequence[Group]) -> bool:
+        """Return True if these groups have the hyper-parameters of the chains."""
+        own: list[Any] = list(map(HYPERS, groups))
+        chains = self._chains
+        return len(own) == len(chains) and all(map(is_, own, map(HYPERS, chains)))
+
+    def _links_of(self, groups: Sequence[Group]) -> Links:
+        """Return all links with the hyper-parameters of now: of the first group that has each.
+
+        Raises:
+            ValueError: groups differ in one that numbers for all parameters depend on.
+        """
+        links = list(self.optimizer.links)
+        for group in reversed(groups):
+            for place, hyper in zip(self.parts[group.number][1], group.hypers, strict=True):
+                links[place] = links[place]._replace(hyper=hyper)
+        links = list(with_common_hypers(tuple(links), self._chains_of(groups)))
+        if isinstance(self.shared, Shared) and not int(self.shared.step):
+            begun = state_tensors(initial_shared(tuple(links)).stages)  # by the options of now
+            for before, now in zip(state_tensors(self.shared.stages), begun, strict=True):
+                before.copy_(now)
+        return tuple(links)
+
+    def require_common(
+        self, groups: Sequence[Group], more: Sequence[tuple[Optimizer, tuple[int, ...], Links]]
+    ) -> None:
+        """Make sure that groups which are to be added agree in what shared numbers depend on.
+
+        Args:
+            groups: that there are.
+            more: of each that is to be added its optimizer, the places of its links, and these
+                with the options of the group.
+
+        Raises:
+            ValueError: they do not.
+        """
+        chains = [LeafChain(k, own.stages, tuple(one.hyper for one in h)) for own, k, h in more]
+        with_common_hypers(self.optimizer.links, [*self._chains_of(groups), *chains])
+
+    def _chains_of(self, groups: Sequence[Group]) -> list[LeafChain]:
+        parts = [(self.parts[group.number], group.hypers) for group in groups]
+        return [LeafChain(places, own.stages, hypers) for (own, places), hypers in parts]
+
+    def numbers(self) -> dict[str, Any]:
+        """Numbers that belong to no leaf, as the groups of a checkpoint have them."""
+        if not isinstance(self.shared, Shared):
+            return {}
+        found: dict[str, Any] = {CALLS: int(self.shared.step)}
+        for key, (place, at) in self._keys.items():
+            found[key] = float(self.shared.stages[place][at])
+        for key, place in self._opened.items():
+            found[key] = int(self.shared.opened[place])
+        return found
+
+    def show(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Write what belongs to no leaf into parameter groups, where every checkpoint finds it."""
+        numbers = self.numbers()
+        for group in groups if numbers else ():
+            group.update(numbers)
+
+    def check_numbers(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Make sure that the groups of a checkpoint have what belongs to no leaf.
+
+        Raises:
+            ValueError: some of it is missing, or groups differ.
+        """
+        wanted = self.numbers()
+        found = [{key: group[key] for key in wanted if key in group} for group in groups]
+        if not wanted:
+            return
+        # Earlier versions did not write how often gates have opened.
+        missing = sorted(wanted.keys() - found[0].keys() - self._opened.keys())
+        if missing or any(one != found[0] for one in found):
+            what = f"it has no {', '.join(missing)}" if missing else "its groups differ in that"
+            raise ValueError(
+                f"this checkpoint does not say what {self.optimizer} keeps for all parameters: "
+                f"{what}"
+            )
+
+    def take_numbers(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Take over what belongs to no leaf from the groups of a checkpoint that was loaded.
+
+        Raises:
+            ValueError: as of :meth:`check_numbers`; nothing is taken over then.
+        """
+        self.check_numbers(groups)
+        if not isinstance(self.shared, Shared):
+            return
+        with torch.no_grad():
+            self.shared.step.fill_(groups[0][CALLS])
+            for key, (place, at) in self._keys.items():
+                self.shared.stages[place][at].copy_(as_tensor(groups[0][key]))
+            for key, place in self._opened.items():
+                # There schedules went by the calls, and go on from these.
+                self.shared.opened[place].fill_(groups[0].get(key, groups[0][CALLS]))
+        self.show(groups)
+
+
+def _key(name: str, field: str) -> str:
+    """Under which a group has a shared number: never the name of a hyper-parameter."""
+    return f"{name}.shared.{field}"
+
+
+def viewed_params(
+    groups: Sequence[Group],
+    optimizer_of: Callable[[int], Optimizer],
+    state_of: Callable[[Group, Tensor, str], LeafState],
+) -> list[Tensor]:
+    """The parameters to evaluate with, group by group.
+
+    Args:
+        groups: as they are now.
+        optimizer_of: gives the chain of the group of a number.
+        state_of: gives the state of a parameter.
+    """
+    seen: list[Tensor] = []
+    with torch.no_grad():
+        for group in groups:
+            stages = optimizer_of(group.number).stages
+            chain = LeafChain((), stages, group.hypers)
+            for param, name in group.every():
+                state = state_of(group, param, name) if stages else NO_STATE
+                leaf = StepLeaf(len(seen), param.detach(), state, chain, name)
+                seen.append(leaf_by_leaf.viewed(leaf))
+    return seen

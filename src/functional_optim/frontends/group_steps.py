@@ -1,0 +1,211 @@
+"""Steps of parameter groups, each of which has one chain: by plans, as long as they hold."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.initial import none_made
+from functional_optim.core.interrupts import defer_interrupts
+from functional_optim.core.links import Links
+from functional_optim.core.overrides import LeafChain
+from functional_optim.core.state import LeafState, Shared
+from functional_optim.frontends.group_tensors import (
+    HYPERS,
+    Entries,
+    Gradients,
+    Group,
+    GroupForm,
+    GroupTensors,
+    StateOf,
+)
+from functional_optim.kernels import EXECUTORS, Executor, in_place
+from functional_optim.plan import leaf_by_leaf
+from functional_optim.plan.between_runs import BetweenRuns
+from functional_optim.plan.decision import Decision
+from functional_optim.plan.planned_steps import MASKS, PlannedSteps
+from functional_optim.plan.points import does_wait
+from functional_optim.plan.step_leaves import StepLeaf, StepLeaves
+
+NO_STATE = LeafState(none_made(), ())
+"""Of a parameter that is frozen, or left alone in a step."""
+
+Extra = Callable[[Sequence[Tensor]], Any]
+"""Gives the inputs beside the gradients, of which those of parameters are lists."""
+
+
+class GroupsNow(NamedTuple):
+    """Parameter groups as they are at a step."""
+
+    groups: Sequence[Group]
+    """But those that are frozen."""
+    chains: Sequence[LeafChain]
+    """Of each group; the same objects while hyper-parameters are."""
+    links: Links
+    """Of the optimizer, with the hyper-parameters of now."""
+    shared: Any
+    """What belongs to no parameter, which is written to."""
+    states: Entries
+    """torch's dicts of state."""
+    state_of: StateOf
+    """Gives the state of a parameter, which is written to."""
+    gradients: Gradients
+
+
+class _Planned(NamedTuple):
+    """Planned steps of groups, as long as these hold what they did but for the tensors."""
+
+    form: GroupForm
+    steps: PlannedSteps
+
+
+class GroupSteps:
+    """Makes the steps of some parameter groups, and keeps what is known of them.
+
+    Args:
+        executor: the name of the optimizer's.
+        masks: for how many sets of missing gradients steps are kept.
+    """
+
+    def __init__(self, executor: str, *, masks: int = MASKS) -> None:
+        self._executor, self._masks = executor, masks
+        self._planned: _Planned | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_planned": None}
+
+    def forget(self) -> None:
+        """Let go of what is known of parameters and state."""
+        self._planned = None
+
+    def step(
+        self,
+        now: GroupsNow,
+        measured: Sequence[Tensor] = (),
+        extra: Extra | None = None,
+        between: BetweenRuns | None = None,
+    ) -> None:
+        """Make a step, with interrupts deferred.
+
+        Args:
+            now: the groups.
+            measured: totals that are known.
+            extra: the inputs beside the gradients, if there are any.
+            between: a call between the runs of the step.
+
+        Raises:
+            FloatingPointError, TypeError, ValueError, RuntimeError: as for any step; nothing was
+                changed.
+        """
+        defer_interrupts(self.prepared(now, measured, extra, between))
+
+    def prepared(
+        self,
+        now: GroupsNow,
+        measured: Sequence[Tensor] = (),
+        extra: Extra | None = None,
+        between: BetweenRuns | None = None,
+    ) -> Callable[[], object]:
+        """Return the call that makes a step; arguments and errors as for :meth:`step`."""
+        known, held = self._known(now)
+        if known is not None:
+            params, steps = held.params, known.steps
+            given = {} if extra is None else extra(params)
+            grads = now.gradients(params)
+            tensors = [*params, *held.values]
+            step = steps.prepared(
+                now.links, now.chains, tensors, grads, now.shared, measured, given
+            )
+            if step is not None and between is not None:
+                runs = between.ordered(step.runs, step.end.members, params)
+                step = step._replace(runs=runs)
+            if step is not None:
+                return partial(steps.make, step, now.shared)
+        leaves = self._leaves(now)
+        executor = self._executor_for(leaves.params, now.links)
+        given = {} if extra is None else extra(leaves.params)
+        with torch.no_grad():  # totals of parameters are plain numbers
+            leaves = leaves.with_gradients_apart()
+            decided = leaf_by_leaf.decide(now.links, executor, leaves, now.shared, measured, given)
+        make = leaf_by_leaf.bound(executor, decided, now.shared, between)
+        return partial(self._make, make, now, executor, leaves, decided)
+
+    def addends(
+        self, now: GroupsNow, measured: Sequence[Tensor]
+    ) -> tuple[dict[int, Tensor], Tensor]:
+        """Return each parameter's addend to the next total, by identity, and the neutral addend.
+
+        Args:
+            now: the groups.
+            measured: the totals before.
+        """
+        known, held = self._known(now)
+        params: Sequence[Tensor] = held.params
+        found = None
+        if known is not None:
+            grads, tensors = now.gradients(held.params), held.tensors
+            found = known.steps.addends(now.links, now.chains, tensors, grads, now.shared, measured)
+        if found is None:
+            leaves = self._leaves(now)
+            params = leaves.params
+            executor = self._executor_for(params, now.links)
+            with torch.no_grad():
+                decider = Decision(now.links, executor, leaves, now.shared, measured, {})
+                found = decider.addends()
+        return dict(zip(map(id, params), found[0], strict=True)), found[1]
+
+    def _known(self, now: GroupsNow) -> tuple[_Planned | None, GroupTensors]:
+        """Return the plans for what groups hold, if there are any, and what they hold."""
+        held, known = GroupTensors.of(now.groups, now.states), self._planned
+        if known is not None and not known.form.holds(held, list(map(HYPERS, now.groups))):
+            known = None
+        return known, held
+
+    def _executor_for(self, params: Sequence[Tensor], links: Links) -> Executor:
+        stages = [link.stage for link in links]
+        return EXECUTORS[in_place(self._executor, params, stages)]
+
+    def _leaves(self, now: GroupsNow) -> StepLeaves:
+        """Return the parameters of all groups, each once, checked."""
+        every: dict[int, tuple[int, Group, Tensor, str]] = {}
+        for number, group in enumerate(now.groups):
+            for param, name in group.every():
+                every.setdefault(id(param), (number, group, param, name))
+        grads = now.gradients([param for _, _, param, _ in every.values()])
+        shares = isinstance(now.shared, Shared)
+        everywhere = [chain.places for chain in now.chains]
+        asks_all = does_wait([link.stage for link in now.links], everywhere, shares=shares)
+        leaves: list[StepLeaf] = []
+        for (number, group, param, name), grad in zip(every.values(), grads, strict=True):
+            chain, state = now.chains[number], NO_STATE
+            is_asked = asks_all or grad is not None  # else it is left alone, whatever its state is
+            if is_asked:
+                state = now.state_of(group, param, name, begins=grad is not None)
+            leaf = StepLeaf(len(leaves), param, state, chain, name)
+            if is_asked:
+                leaf_by_leaf.checked_leaf(leaf, grad)
+            leaves.append(leaf)
+        return StepLeaves.of(now.links, leaves, grads, everywhere, shares=shares)
+
+    def _make(
+        self,
+        make: Callable[[], object],
+        now: GroupsNow,
+        executor: Executor,
+        leaves: StepLeaves,
+        decided: Decision,
+    ) -> None:
+        """Make a step, and plan those after it."""
+        make()
+        known, held = self._known(now)
+        if len(leaves.leaves) != len(held.params):
+            return  # a parameter stands at two places
+        steps = None if known is None else known.steps
+        if steps is None:
+            numbers = [place for place, one in enumerate(now.groups) for _ in one.params]
+            steps = PlannedSteps(executor, numbers, masks=self._masks, owns_shared=True)
+        stages = [chain.stages for chain in now.chains]
+        self._planned = _Planned(GroupForm(now.groups, held, stages.__getitem__), steps)
+        steps.learn(held.tensors, leaves, decided)

@@ -1,0 +1,129 @@
+"""What torch-like parameter groups hold: parameters, entries of state, options."""
+
+from collections.abc import Callable, MutableMapping, Sequence
+from itertools import chain, repeat
+from operator import attrgetter, is_
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.initial import StateFields
+from functional_optim.core.stage import Stage
+from functional_optim.core.state import LeafState
+from functional_optim.native import LOOPS
+
+HYPERS = attrgetter("hypers")
+"""Of a group, or a chain; no frame for each step."""
+
+_PARAMS = attrgetter("params")
+
+Entries = MutableMapping[Tensor, dict[str, Any]]
+"""torch's dicts of state, by parameter."""
+
+Gradients = Callable[[list[Tensor]], list[Tensor | None]]
+"""Gives the gradient of each parameter, or None."""
+
+
+class Group(NamedTuple):
+    """A parameter group, as it is now."""
+
+    hypers: tuple[Any, ...]
+    params: Sequence[Tensor]
+    names: Sequence[str] | None
+    number: int
+
+    def every(self) -> list[tuple[Tensor, str]]:
+        """Each parameter, and what errors call it."""
+        names = self.names or [f"param_groups[{self.number}][{k}]" for k in range(len(self.params))]
+        return list(zip(self.params, names, strict=True))
+
+    def kinds(self) -> set[tuple[torch.Size, torch.dtype]]:
+        """The shapes and dtypes of its parameters."""
+        return {(param.shape, param.dtype) for param in self.params}
+
+
+class StateOf(Protocol):
+    """Gives the state of a parameter of a group, by its name: see :func:`leaf_state`."""
+
+    def __call__(
+        self, group: Group, param: Tensor, name: str, *, begins: bool = True
+    ) -> LeafState: ...
+
+
+class GroupTensors(NamedTuple):
+    """Parameters and entries of state that groups hold now."""
+
+    sizes: list[int]
+    """The number of parameters of each group."""
+    keys: list[str | None]
+    """The keys of all entries of state, None behind those of each parameter."""
+    params: list[Tensor]
+    values: list[Any]
+    """All entries, of which some may be no tensors."""
+
+    @property
+    def tensors(self) -> list[Any]:
+        """All parameters, and all entries."""
+        return [*self.params, *self.values]
+
+    @classmethod
+    def of(cls, groups: Sequence[Group], state: Entries) -> "GroupTensors":
+        """List what groups hold."""
+        lists = list(map(_PARAMS, groups))
+        params = list(chain.from_iterable(lists))
+        keys, values = _entries_of(state, params)
+        return cls(list(map(len, lists)), keys, params, values)
+
+
+class GroupForm:
+    """All that groups hold but the tensors: numbers of parameters, keys, and what options need.
+
+    Args:
+        groups: that were stepped.
+        held: by the groups.
+        stages_of: gives the stages of a group by its place among these.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        held: GroupTensors,
+        stages_of: Callable[[int], Sequence[Stage]],
+    ) -> None:
+        self._sizes, self._keys = held.sizes, held.keys
+        self._fields = [
+            StateFields(stages_of(place), one.hypers, one.kinds())
+            for place, one in enumerate(groups)
+        ]
+        self._hypers = list(map(HYPERS, groups))
+        """Those for which the state was checked."""
+
+    def holds(self, held: GroupTensors, hypers: list[tuple[Any, ...]]) -> bool:
+        """Return True if groups hold what they did, but for the tensors."""
+        if held.sizes != self._sizes or held.keys != self._keys:
+            return False
+        if not all(map(is_, hypers, self._hypers)):
+            for k, own in enumerate(hypers):
+                if own is not self._hypers[k] and not self._fields[k].hold(own):
+                    return False
+            self._hypers = hypers
+        return True
+
+
+def _entries_of(state: Entries, params: list[Tensor]) -> tuple[list[str | None], list[Any]]:
+    """Return the keys of the dicts of these parameters, None behind those of each; all values."""
+    loops = LOOPS.loaded
+    found = None if loops is None or not isinstance(state, dict) else loops.entries(state, params)
+    if found is not None:
+        return found
+    dicts = list(dicts_of(state, params))
+    keys = chain.from_iterable(chain.from_iterable(zip(dicts, repeat((None,)))))
+    return list(keys), list(chain.from_iterable(map(dict.values, dicts)))
+
+
+def dicts_of(state: Entries, params: Sequence[Tensor]) -> Any:
+    """Return the dict of each parameter."""
+    if len(state) == len(params) and all(map(is_, state, params)):
+        return state.values()  # a tensor's hash is Python's, one call for each
+    return [state.get(param, {}) for param in params]

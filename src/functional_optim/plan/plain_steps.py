@@ -1,0 +1,167 @@
+"""Planned steps that wait for nothing: every stage runs, by totals that a run takes itself."""
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+from torch import Tensor
+
+from functional_optim.kernels import Executor
+from functional_optim.plan.addend_rows import is_simple
+from functional_optim.plan.guard import mask_of
+from functional_optim.plan.leaf_positions import LeafPositions, rows_of
+from functional_optim.plan.planned_runs import Prepared, copied_where
+from functional_optim.plan.points import End, StageRun
+from functional_optim.plan.step_layout import StepLayout
+from functional_optim.plan.step_leaves import StepLeaves
+from functional_optim.plan.step_plan import StepPlan
+
+COUNTS = 4
+"""For how many ways in which leaves have counted plans of a run are kept, the latest first."""
+
+TRIES = 3
+"""How often a step is planned whose tensors no plan takes, such as those that share memory."""
+
+
+class PlainMask:
+    """Plans of the steps in which the same gradients are missing.
+
+    Args:
+        end: what there is to do.
+        layout: of all tensors, which tells if runs share memory; None for a single run.
+        kept: the leaves that a step leaves alone.
+    """
+
+    def __init__(self, end: End, layout: StepLayout | None, kept: Sequence[int]) -> None:
+        self.end, self.layout = end, layout
+        self.plans: list[list[StepPlan]] = [[] for _ in end.runs]
+        """Of each run, the latest first."""
+        self.written: list[bool] = []
+        """For each tensor, whether a step writes to it."""
+        self.kept = kept
+        self.failed = 0
+        """Number of plans that took no tensors of the step for which they were made."""
+
+    def prepared(
+        self,
+        tensors: list[Any],
+        grads: list[Tensor | None],
+        hypers: Sequence[tuple[Any, ...]],
+        measured: Sequence[Tensor],
+        *,
+        in_place: bool,
+    ) -> Prepared | None:
+        """Bind every run; None if one of them has no plan.
+
+        Args:
+            tensors: the list of the step.
+            grads: one for each leaf.
+            hypers: of each group of leaves.
+            measured: totals that are known.
+            in_place: False to step copies.
+        """
+        if not in_place:
+            tensors = copied_where(tensors, self.written)
+        every, runs = [*tensors, *grads], []
+        layout = self.layout if in_place else None
+        if layout is not None and not layout.holds(every, in_place=True):
+            return None
+        for plans in self.plans:
+            for plan in plans:
+                # Copies of leaves that are stepped alone may have other strides.
+                may = in_place or not plan.others
+                steps = plan.prepared(every, hypers, measured) if may else None
+                if steps is not None:
+                    runs.append(steps.make)
+                    break
+            else:
+                return None
+        return Prepared(runs, (), (), every, self.kept, self.end)
+
+
+class PlainSteps:
+    """Plans of steps that wait for nothing, by the gradients that are missing.
+
+    Args:
+        executor: that steps the leaves.
+        groups: for each leaf the number of its chain.
+        masks: for how many sets of missing gradients plans are kept.
+        may_begin: as for :class:`StepPlan`.
+    """
+
+    def __init__(
+        self, executor: Executor, groups: Sequence[int], *, masks: int, may_begin: bool
+    ) -> None:
+        self._executor, self._groups = executor, groups
+        self._most, self._may_begin = masks, may_begin
+        self.masks: dict[bytes | None, PlainMask] = {}
+        """Plans of steps, by the gradients that are missing."""
+
+    def learn(self, tensors: list[Any], leaves: StepLeaves, *, in_place: bool) -> None:
+        """Plan the steps after one that was made of these leaves.
+
+        Args:
+            tensors: parameters, state and what else is listed.
+            leaves: of the step.
+            in_place: False if it was made of copies.
+        """
+        end, mask = leaves.outline.plain, mask_of(leaves.grads)
+        assert end is not None, "asked before"
+        every = [*tensors, *leaves.grads]
+        rows = [self._rows(run, leaves, tensors) for run in end.runs]
+        if None in rows:
+            return  # made of what is in no list, as of a sparse state: made anew each time
+        known = self.masks.get(mask) or _mask(end, rows, every, len(leaves.grads))
+        if known is None or known.failed >= TRIES:
+            return
+        for run, own, plans in zip(end.runs, rows, known.plans, strict=True):
+            if any(plan.is_for(every) for plan in plans):
+                continue
+            plan = self._plan(run, own, leaves, every)
+            if plan.is_for(every):
+                plans[:] = [plan, *plans[: COUNTS - 1]]
+                written = [plan.written for own in known.plans for plan in own]
+                known.written = [any(one) for one in zip(*written, strict=True)]
+            else:
+                known.failed += 1
+        if mask not in self.masks and len(self.masks) >= self._most:
+            self.masks = {}
+        self.masks[mask] = known
+
+    def _rows(
+        self, run: StageRun, leaves: StepLeaves, tensors: list[Any]
+    ) -> list[LeafPositions] | None:
+        """Return the positions of the leaves of a run; None if the list lacks one."""
+        members, count = run.part.members, len(tensors)
+        own = [leaves.leaves[k] for k in members]
+        return rows_of(own, tensors, [count + k for k in members])
+
+    def _plan(
+        self, run: StageRun, rows: Sequence[LeafPositions], leaves: StepLeaves, every: list[Any]
+    ) -> StepPlan:
+        members = run.part.members
+        groups = [self._groups[k] for k in members]
+        hypers = [leaves.chains[leaves.groups[k]].hypers for k in members]
+        items = [row.item(every, own) for row, own in zip(rows, hypers, strict=True)]
+        return StepPlan(
+            run.part.stages,
+            self._executor,
+            items,
+            groups,
+            rows,
+            every,
+            may_begin=self._may_begin,
+        )
+
+
+def _mask(end: End, rows: Sequence[Any], every: list[Any], count: int) -> PlainMask | None:
+    """Return no plans yet, for so many leaves; None where nothing tells if runs share memory."""
+    own = {k for members in end.members for k in members}
+    kept = [k for k in range(count) if k not in own]
+    if len(rows) < 2:
+        return PlainMask(end, None, kept)
+    leaves = list(chain.from_iterable(rows))
+    if not is_simple([every[k] for row in leaves for k in (row.grad, *row.kept)]):
+        return None
+    layout = StepLayout(leaves, (), every)
+    return PlainMask(end, layout, kept) if layout.is_located else None
