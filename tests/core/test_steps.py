@@ -74,13 +74,15 @@ def test_no_gradient_at_all_is_no_step() -> None:
 
 
 def test_an_old_state_can_be_stepped_from_again() -> None:
-    """State that belongs to no leaf is handed on."""
     optimizer, params = adam(0.1), tree(0)
-    state = optimizer.init(params)._replace(shared=(torch.ones(2),))
+    state = optimizer.init(params)
     params, state = optimizer.update(params, tree(1), state)
     first = optimizer.update(params, tree(2), state)
     assert_same(optimizer.update(params, tree(2), state), first)
-    assert first[1].shared is state.shared
+    other = state._replace(shared=(torch.ones(2),))
+    for step in (optimizer.update, optimizer.update_):
+        with pytest.raises(ValueError, match="has shared numbers, and this optimizer keeps none"):
+            step(params, tree(2), other)
 
 
 def test_module_parameters_are_stepped_in_place_without_autograd() -> None:

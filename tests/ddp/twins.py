@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import LeafState, Optimizer
 from functional_optim.kernels import ChunkExecutor, ReferenceExecutor
-from functional_optim.plan import PlannedLeaves
+from functional_optim.plan.step_plan import Steps
 from hooks import OptimizerState
 from hooks.step_hook import hook_of
 
@@ -190,7 +190,7 @@ def executor_calls() -> Iterator[list[int]]:
     with (
         mock.patch.object(ChunkExecutor, "update_", _noting(ChunkExecutor.update_, calls)),
         mock.patch.object(ReferenceExecutor, "update_", _noting(ReferenceExecutor.update_, calls)),
-        mock.patch.object(PlannedLeaves, "make", _noting_plans(PlannedLeaves.make, calls)),
+        mock.patch.object(Steps, "make", _noting_plans(Steps.make, calls)),
     ):
         yield calls
 
@@ -212,16 +212,14 @@ def _noting(method: Callable[..., None], calls: list[int]) -> Callable[..., None
     return update_
 
 
-def _noting_plans(method: Callable[..., bool], calls: list[int]) -> Callable[..., bool]:
-    def make(self: Any, gradients: Any, *more: Any) -> bool:
+def _noting_plans(method: Callable[..., None], calls: list[int]) -> Callable[..., None]:
+    def make(self: Any) -> None:
         _INSIDE.call = True
         try:
-            made = method(self, gradients, *more)
+            method(self)
         finally:
             _INSIDE.call = False
-        if made:
-            calls.append(len(gradients))
-        return made
+        calls.append(len(self.steps))
 
     return make
 

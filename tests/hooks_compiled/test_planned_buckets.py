@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import Optimizer, adamw, sgd
-from functional_optim.plan import PlannedLeaves
+from functional_optim.plan import StepPlan
 from hooks import OptimizerState
 from tests.ddp.models import Tower
 from tests.steady import NOTHING, made_by
@@ -20,16 +20,15 @@ def test_buckets_in_turn_have_a_plan_each(monkeypatch: pytest.MonkeyPatch) -> No
     """Also where one parameter is stepped more often, and the learning rate is always another."""
     monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1)
     planned: list[tuple[str, ...]] = []
-    before = PlannedLeaves.__init__
+    before = StepPlan.__init__
 
-    def counted(
-        self: PlannedLeaves, stages: Any, executor: Any, items: Any, *a: Any, **k: Any
-    ) -> None:
+    def counted(self: StepPlan, stages: Any, executor: Any, items: Any, *a: Any, **k: Any) -> None:
         planned.append(tuple(item.name for item in items))
         before(self, stages, executor, items, *a, **k)
 
-    monkeypatch.setattr(PlannedLeaves, "__init__", counted)
+    monkeypatch.setattr(StepPlan, "__init__", counted)
     optimizer = adamw(lr=0.1)
+    reference = optimizer.using(executor="reference")
     state = OptimizerState(optimizer, DistributedDataParallel(Tower()))
     names = sorted(state.params)
     buckets = [names[:3], names[3:]]
@@ -45,7 +44,7 @@ def test_buckets_in_turn_have_a_plan_each(monkeypatch: pytest.MonkeyPatch) -> No
         }
         state.set_hyper(lr=lr)
         state.step_some(bucket, [one for name in bucket if (one := grads[name]) is not None])
-        params, plain = optimizer.update(params, grads, plain, lr=lr)
+        params, plain = reference.update(params, grads, plain, lr=lr)
 
     for seed in range(6):
         for bucket in buckets:

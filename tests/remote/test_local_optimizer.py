@@ -23,10 +23,20 @@ from tests.choices import case, each_value
 from .support import SHAPES, assert_same, gradients, locally, noise, parameters
 
 
-def test_a_class_for_sparse_gradients_is_refused() -> None:
-    """Gradients lie in flat buffers here."""
+def test_a_class_for_sparse_gradients_takes_no_others() -> None:
+    param, twin = (torch.nn.Parameter(noise(0, 4, 2)) for _ in range(2))
+    local = local_optimizer(torch.optim.SparseAdam, [param], lr=0.1)
+    other = torch.optim.SparseAdam([twin], lr=0.1)
+    for step in range(3):
+        rows = torch.tensor([[step, 3]])
+        values = noise(step, 2, 2)
+        twin.grad = torch.sparse_coo_tensor(rows, values, (4, 2), check_invariants=True)
+        local.step([twin.grad])
+        other.step()
+        assert_same({"param": param}, {"param": twin})
     with pytest.raises(RuntimeError, match="sparse_adam takes sparse ones"):
-        local_optimizer(torch.optim.SparseAdam, [torch.ones(4, 2)], lr=0.1)
+        local.step([torch.ones(4, 2)])
+    assert_same({"param": param}, {"param": twin})
 
 
 def test_every_class_as_torch_and_its_state_both_ways() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import is_
 from typing import Any
 
 import torch
@@ -97,22 +98,42 @@ class ExplicitGradients(TorchOptimizer):
 
     def _now(self, gradients: Sequence[Tensor | None]) -> GroupsNow:
         groups = self._groups()
-        given = partial(_taken, _by_parameter(groups, gradients))
+        every = params_of_groups(self.param_groups)
+        check_count(gradients, len(every))
+        for group in groups:
+            if not self._optimizer_of(group.number).stages:  # no step looks at these
+                _check(group, dict(zip(map(id, every), gradients, strict=True)))
+        given = partial(_taken, every, gradients)
         return self._chains.now(groups, self._states, self._leaf_state, given)
 
 
-def _by_parameter(
-    groups: Sequence[Group], gradients: Sequence[Tensor | None]
-) -> dict[int, Tensor | None]:
-    """Return gradients by the identity of their parameters, checked: those of frozen ones, too."""
-    every = [one for group in groups for one in group.every()]
-    check_count(gradients, len(every))
-    for (param, name), grad in zip(every, gradients, strict=True):
+def _check(group: Group, gradients: Mapping[int, Tensor | None]) -> None:
+    """Make sure that the gradients of a group belong to its parameters.
+
+    Args:
+        group: of parameters.
+        gradients: by the identity of their parameters.
+
+    Raises:
+        TypeError, ValueError: one does not.
+    """
+    for param, name in group.every():
+        grad = gradients[id(param)]
         if grad is not None:
             check_grad(param, grad, name)
-    return {id(param): grad for (param, _), grad in zip(every, gradients, strict=True)}
 
 
-def _taken(given: Mapping[int, Tensor | None], params: Sequence[Tensor]) -> list[Tensor | None]:
-    """Return the gradients of parameters."""
-    return [given[id(one)] for one in params]
+def _taken(
+    every: Sequence[Tensor], gradients: Sequence[Tensor | None], params: list[Tensor]
+) -> list[Tensor | None]:
+    """Return the gradients of some parameters.
+
+    Args:
+        every: all parameters.
+        gradients: of all.
+        params: those.
+    """
+    if len(params) == len(every) and all(map(is_, params, every)):
+        return list(gradients)
+    by_id = dict(zip(map(id, every), gradients, strict=True))
+    return list(map(by_id.__getitem__, map(id, params)))

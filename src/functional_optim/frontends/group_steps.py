@@ -29,6 +29,9 @@ from functional_optim.plan.planned_steps import MASKS, PlannedSteps
 from functional_optim.plan.points import does_wait
 from functional_optim.plan.step_leaves import StepLeaf, StepLeaves
 
+FORMS = 4
+"""For how many forms of groups steps are kept: options may be turned off, and on again."""
+
 NO_STATE = LeafState(none_made(), ())
 """Of a parameter that is frozen, or left alone in a step."""
 
@@ -71,14 +74,14 @@ class GroupSteps:
 
     def __init__(self, executor: str, *, masks: int = MASKS) -> None:
         self._executor, self._masks = executor, masks
-        self._planned: _Planned | None = None
+        self._planned: list[_Planned] = []  # the latest first
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_planned": None}
+        return {**self.__dict__, "_planned": []}
 
     def forget(self) -> None:
         """Let go of what is known of parameters and state."""
-        self._planned = None
+        self._planned = []
 
     def step(
         self,
@@ -158,10 +161,11 @@ class GroupSteps:
 
     def _known(self, now: GroupsNow) -> tuple[_Planned | None, GroupTensors]:
         """Return the plans for what groups hold, if there are any, and what they hold."""
-        held, known = GroupTensors.of(now.groups, now.states), self._planned
-        if known is not None and not known.form.holds(held, list(map(HYPERS, now.groups))):
-            known = None
-        return known, held
+        held, hypers = GroupTensors.of(now.groups, now.states), list(map(HYPERS, now.groups))
+        for known in self._planned:  # as a rule one
+            if known.form.holds(held, hypers):
+                return known, held
+        return None, held
 
     def _executor_for(self, params: Sequence[Tensor], links: Links) -> Executor:
         stages = [link.stage for link in links]
@@ -202,10 +206,10 @@ class GroupSteps:
         known, held = self._known(now)
         if len(leaves.leaves) != len(held.params):
             return  # a parameter stands at two places
-        steps = None if known is None else known.steps
-        if steps is None:
+        if known is None:
             numbers = [place for place, one in enumerate(now.groups) for _ in one.params]
             steps = PlannedSteps(executor, numbers, masks=self._masks, owns_shared=True)
-        stages = [chain.stages for chain in now.chains]
-        self._planned = _Planned(GroupForm(now.groups, held, stages.__getitem__), steps)
-        steps.learn(held.tensors, leaves, decided)
+            stages = [chain.stages for chain in now.chains]
+            known = _Planned(GroupForm(now.groups, held, stages.__getitem__), steps)
+            self._planned = [known, *self._planned[: FORMS - 1]]
+        known.steps.learn(held.tensors, leaves, decided)

@@ -336,8 +336,7 @@ class Decision:
         if self.inputs:
             states = self.inputs.put(member, part.stages, states)
         own = LeafState(leaf.state.step, states, leaf.state.gates)
-        hypers = self.hypers_of(part, self._groups[member])
-        return Item(leaf.param, grad, own, hypers, leaf.name)
+        return Item(leaf.param, grad, own, self.hypers_at(part, member), leaf.name)
 
     def hypers_of(self, part: LeafPart, group: int) -> tuple[Any, ...]:
         """Return the hyper-parameters of the stages of a part, for leaves of a group.
@@ -349,6 +348,10 @@ class Decision:
         if found is None:
             found = self._hypers[key] = self._chains[group].hypers[part.start : part.stop]
         return found
+
+    def hypers_at(self, part: LeafPart, member: int) -> tuple[Any, ...]:
+        """Return the hyper-parameters of the stages of a part, for one of its leaves."""
+        return self.hypers_of(part, self._groups[member])
 
     def make(self, part: LeafPart, item: Item) -> Made:
         """Return the coefficients of the stages of a part, for one of its items."""

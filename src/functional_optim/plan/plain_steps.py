@@ -28,7 +28,8 @@ class PlainMask:
 
     Args:
         end: what there is to do.
-        layout: of all tensors, which tells if runs share memory; None for a single run.
+        layout: of the tensors of all runs, which tells if they share memory, and of frozen leaves
+            with gradients; None for a single run alone.
         kept: the leaves that a step leaves alone.
     """
 
@@ -63,8 +64,7 @@ class PlainMask:
         if not in_place:
             tensors = copied_where(tensors, self.written)
         every, runs = [*tensors, *grads], []
-        layout = self.layout if in_place else None
-        if layout is not None and not layout.holds(every, in_place=True):
+        if self.layout is not None and not self.layout.holds(every, in_place=in_place):
             return None
         for plans in self.plans:
             for plan in plans:
@@ -111,7 +111,7 @@ class PlainSteps:
         rows = [self._rows(run, leaves, tensors) for run in end.runs]
         if None in rows:
             return  # made of what is in no list, as of a sparse state: made anew each time
-        known = self.masks.get(mask) or _mask(end, rows, every, len(leaves.grads))
+        known = self.masks.get(mask) or _mask(end, rows, leaves, tensors)
         if known is None or known.failed >= TRIES:
             return
         for run, own, plans in zip(end.runs, rows, known.plans, strict=True):
@@ -154,14 +154,19 @@ class PlainSteps:
         )
 
 
-def _mask(end: End, rows: Sequence[Any], every: list[Any], count: int) -> PlainMask | None:
-    """Return no plans yet, for so many leaves; None where nothing tells if runs share memory."""
-    own = {k for members in end.members for k in members}
-    kept = [k for k in range(count) if k not in own]
-    if len(rows) < 2:
+def _mask(
+    end: End, rows: Sequence[Any], leaves: StepLeaves, tensors: list[Any]
+) -> PlainMask | None:
+    """Return no plans yet; None where nothing tells if runs share memory."""
+    own, count = {k for members in end.members for k in members}, len(tensors)
+    kept = [k for k in range(len(leaves.grads)) if k not in own]
+    # Those that are frozen are left alone, but a wrong gradient of one is an error.
+    frozen = [k for k in kept if leaves.grads[k] is not None]
+    if len(rows) < 2 and not frozen:
         return PlainMask(end, None, kept)
-    leaves = list(chain.from_iterable(rows))
-    if not is_simple([every[k] for row in leaves for k in (row.grad, *row.kept)]):
+    others = rows_of([leaves.leaves[k] for k in frozen], tensors, [count + k for k in frozen])
+    every, found = [*tensors, *leaves.grads], [*chain.from_iterable(rows), *(others or ())]
+    if others is None or not is_simple([every[k] for row in found for k in (row.grad, *row.kept)]):
         return None
-    layout = StepLayout(leaves, (), every)
+    layout = StepLayout(found, (), every)
     return PlainMask(end, layout, kept) if layout.is_located else None

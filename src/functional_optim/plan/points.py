@@ -136,6 +136,7 @@ class Outline:
         cohorts: of all leaves that have a stage.
         chains: the places of each chain that a leaf has on any rank.
         shares: whether the optimizer keeps anything that belongs to no leaf.
+        sharded: whether totals are summed over ranks, as those of DTensors.
     """
 
     def __init__(
@@ -145,6 +146,7 @@ class Outline:
         chains: Collection[tuple[int, ...]],
         *,
         shares: bool,
+        sharded: bool,
     ) -> None:
         self._links, self._chains = links, dict.fromkeys(chains)
         stages = self._stages = [link.stage for link in links]
@@ -157,7 +159,7 @@ class Outline:
         ways = [_Passage(one, one.members, 0, 0, not one.has_gradients, False) for one in cohorts]
         self.start = self._at(0, tuple(ways), frozenset())
         stepped = [one for one in cohorts if one.has_gradients]
-        waits = does_wait(stages, [one.places for one in stepped], shares=shares)
+        waits = does_wait(stages, [one.places for one in stepped], shares=shares, sharded=sharded)
         self.plain = None if waits else End(tuple(map(_plain_run, stepped)))
         """What there is to do where a step waits for nothing but the totals of one run, which takes
         them itself; else None."""
@@ -209,7 +211,11 @@ class Outline:
 
 
 def does_wait(
-    stages: Collection[Stage], chains: Collection[tuple[int, ...]], *, shares: bool
+    stages: Collection[Stage],
+    chains: Collection[tuple[int, ...]],
+    *,
+    shares: bool,
+    sharded: bool = False,
 ) -> bool:
     """Return True if a step has to be decided before its first run.
 
@@ -217,10 +223,11 @@ def does_wait(
         stages: of all links.
         chains: the places of each chain of a leaf that is stepped.
         shares: whether the optimizer keeps anything that belongs to no leaf.
+        sharded: whether totals are summed over ranks.
     """
     if shares or any(stage.inputs for stage in stages):
         return True
-    return len({*chains}) > 1 and any(map(needs_total, stages))
+    return (sharded or len({*chains}) > 1) and any(map(needs_total, stages))
 
 
 def _point(

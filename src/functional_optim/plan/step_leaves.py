@@ -7,6 +7,7 @@ from torch import Tensor
 
 from functional_optim.core.aliasing import apart_from
 from functional_optim.core.chain import Chain
+from functional_optim.core.dtensors import is_sharded
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import LeafChain
 from functional_optim.core.state import LeafState, state_tensors
@@ -110,7 +111,9 @@ class StepLeaves(NamedTuple):
             for (places, there), members in found.items()
         ]
         places = [chain.places for chain in chains if chain.stages]
-        outline = Outline(links, cohorts, [*places, *everywhere], shares=shares)
+        sharded = any(is_sharded(leaf.param) for leaf in leaves)
+        everywhere = [*places, *everywhere]
+        outline = Outline(links, cohorts, everywhere, shares=shares, sharded=sharded)
         return cls(leaves, [leaf.param for leaf in leaves], grads, groups, chains, outline)
 
     @property
