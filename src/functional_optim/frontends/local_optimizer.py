@@ -88,8 +88,8 @@ def local_optimizer(
         options: the same, by name.
 
     Returns:
-        A :class:`LocalOptimizer`. What has a functional equivalent is stepped in flat buffers; an
-        optimizer of optimizers where parameters lie, in groups that are divided by chain.
+        A :class:`LocalOptimizer`. What has a functional equivalent is stepped by that; any other
+        class by its own step.
 
     Raises:
         TypeError: something else than an optimizer, or an option that it does not have.

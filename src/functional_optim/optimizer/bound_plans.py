@@ -8,14 +8,15 @@ from torch import Tensor
 
 from functional_optim.core.checks import check_grad
 from functional_optim.core.stage import Stage
-from functional_optim.core.state import LeafState, map_state
+from functional_optim.core.state import LeafState, map_state, state_tensors
 from functional_optim.core.views import real_view
 from functional_optim.kernels import Executor
 from functional_optim.optimizer.bound_buffer import BoundBuffer
-from functional_optim.plan import PlannedLeaves, engine
+from functional_optim.plan import StepPlan, engine
 from functional_optim.plan.flat.layout import FlatLayout
 from functional_optim.plan.guard import mark_changed
 from functional_optim.plan.item import Item
+from functional_optim.plan.leaf_positions import rows_of
 from functional_optim.plan.step_plan import Steps
 
 LEAST = 1 << 14
@@ -108,33 +109,47 @@ class _BoundPlan:
         self._runs = len(self._fixed)
         in_order = not self._fixed and self._places == list(every)
         self._in_order = in_order and not self._as_real
-        self._leaves = PlannedLeaves(
-            bound.stages, bound.executor, items, groups, may_begin=True, guarded=True
-        )
+        self._tensors = [
+            tensor
+            for item in items
+            for tensor in (item.param, *state_tensors(item.state.stages), item.state.step)
+        ]
+        start = len(self._tensors)
+        listed = [*self._tensors, *(item.grad for item in items)]
+        rows = rows_of(items, listed, range(start, len(listed)))
+        self._plan: StepPlan | None = None
+        """None if two leaves hold one tensor."""
+        if rows is not None:
+            stages, executor = bound.stages, bound.executor
+            options: Any = {"may_begin": True, "kept": start}
+            self._plan = StepPlan(stages, executor, items, groups, rows, listed, **options)
 
     def prepared(
         self, gradients: Sequence[Any], hypers: Hypers, measured: Sequence[Tensor]
     ) -> Steps | None:
         """Check and bind a step by the gradients of all parameters."""
-        own = gradients if self._in_order else self._own(gradients)
-        return self._leaves.prepared(own, hypers, measured)
+        if self._plan is None:
+            return None
+        return self._plan.prepared(self._listed(gradients), hypers, measured)
 
     @property
     def steps_runs(self) -> bool:
         """True if each run is stepped as one: not if a gradient is a parameter of the run."""
-        plan = self._leaves.plan
+        plan = self._plan
         return plan is not None and not any(k < self._runs for k in plan.others)
 
     def takes(self, gradients: Sequence[Any]) -> bool:
         """Return True if the plan steps leaves with such gradients."""
-        return self._leaves.takes(gradients if self._in_order else self._own(gradients))
+        return self._plan is not None and self._plan.takes(self._listed(gradients))
 
-    def _own(self, gradients: Sequence[Any]) -> Sequence[Any]:
-        """Return the gradients of the leaves."""
+    def _listed(self, gradients: Sequence[Any]) -> list[Any]:
+        """Return the list of a step by these gradients."""
+        if self._in_order:
+            return [*self._tensors, *gradients]
         own = list(map(gradients.__getitem__, self._places))
         if self._as_real:
             own = list(map(_real_or_same, own))
-        return [*self._fixed, *own]
+        return [*self._tensors, *self._fixed, *own]
 
 
 def _real_item(item: Item) -> Item:

@@ -6,28 +6,27 @@ at each step. A step that a plan does not make changes nothing, and another plan
 
 To read, in this order:
 
-``engine``
-    One step without a plan: an ``Item`` is a leaf with its gradient; its coefficients are made, the
-    executor steps it, it is counted.
-``step_plan``
-    The plan. ``prepared(tensors, hypers)`` refuses all that can be refused, and what it returns is
-    made by ``make()``. ``PlannedLeaves`` are leaves that a caller keeps, with their plan.
-``chunks``, ``leaf_positions``, ``totals``
-    Leaves that are stepped together, and how kernels are bound to them; sums that measured stages
-    need.
+``points``, ``decision``
+    What a step waits for (totals, shared numbers, gates), and which stages of which leaves run.
+``leaf_by_leaf``, ``engine``
+    One step without a plan: all is checked, decided, and bound, then the executor steps each leaf.
+``step_plan``, with ``chunks``, ``leaf_positions``, ``totals``
+    The plan of one run. ``prepared(tensors, hypers)`` refuses all that can be refused, and what it
+    returns is made by ``make()``.
 ``list_layout``, ``python_loops``, ``guard``, ``step_counts``
     Layouts, addresses and step counts of tensors, looked at without the native loops; layouts of
     tensors that somebody else holds.
-``tree_plan``, with ``items``, ``tree``
-    Plans of ``update_`` and ``update``.
-``composed/``
-    The same plans for optimizers whose leaves differ in their stages, or that keep shared numbers.
+``planned_steps``, with ``plain_steps``, ``planned_runs``, ``count_classes``
+    The plans of all steps that certain leaves have made. A step of a chain that waits for nothing
+    is ``plain``: nothing is decided.
+``tree_steps``, with ``tree``, ``items``
+    The planned steps of ``update_`` and ``update``.
 ``flat/``
-    Parameters as views of flat buffers, which ``bind`` and ZeRO step by plans.
+    Parameters as views of flat buffers, which ``bind`` steps by plans.
 ``device_numbers``, ``fed_coefficients``
     Numbers that stand on a device, or are fed to an exported program, in place of Python's.
 """
 
-from functional_optim.plan.step_plan import PlannedLeaves, StepPlan
+from functional_optim.plan.step_plan import StepPlan
 
-__all__ = ["PlannedLeaves", "StepPlan"]
+__all__ = ["StepPlan"]

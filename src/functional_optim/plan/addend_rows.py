@@ -89,7 +89,7 @@ class Addends:
         grads: list[Any] = list(map(decider.grads.__getitem__, part.members))
         made = []
         for one in counts:  # as a rule one, and a comprehension is a call
-            made.append(decider.numbers(part, *one))  # noqa: PERF401
+            made.append(decider.numbers.of(part, *one))  # noqa: PERF401
         rows = self._rows(decider, tensors, grads, made)
         if rows is not None:
             return rows

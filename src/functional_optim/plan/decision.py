@@ -16,26 +16,24 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.dtensors import is_sharded
-from functional_optim.core.global_step import at_global_step
-from functional_optim.core.hyper import is_plain, numbers, resolve
+from functional_optim.core.hyper import is_plain
 from functional_optim.core.links import Links
 from functional_optim.core.local_shards import RankSums
 from functional_optim.core.stage import Stage, Transform
-from functional_optim.core.state import LeafState, Shared
+from functional_optim.core.state import LeafState
 from functional_optim.kernels import Executor, needs_total
 from functional_optim.kernels.totals import measured_each, sum_in_order
-from functional_optim.numeric import larger
 from functional_optim.plan import reduction
-from functional_optim.plan.item import Item, Made, next_step
+from functional_optim.plan.item import Item
 from functional_optim.plan.leaf_inputs import LeafInputs
 from functional_optim.plan.points import End, LeafPart, Point
 from functional_optim.plan.shared_numbers import (
-    as_all_numbers,
     as_number,
     combined,
     with_common_hypers,
 )
-from functional_optim.plan.step_leaves import GateNumbers, StepLeaf, StepLeaves
+from functional_optim.plan.step_leaves import StepLeaf, StepLeaves
+from functional_optim.plan.step_numbers import StepNumbers
 
 _NUMBERS = frozenset({float, int, bool, str, type(None)})
 """Types of what is the same at each step; asked so, it is no call for each stage."""
@@ -72,7 +70,7 @@ class Decision:
         extra: Mapping[str, Any],
         rows: Rows | None = None,
     ) -> None:
-        self._chains, self._groups, self._outline = leaves.chains, leaves.groups, leaves.outline
+        self._outline = leaves.outline
         self._links = with_common_hypers(links, leaves.chains)
         self.executor = executor
         self._step = leaves
@@ -90,18 +88,13 @@ class Decision:
         """What leaves are given beside their gradients; None where no stage takes anything."""
         if self._outline.takes_inputs:
             self.inputs = LeafInputs(links, self.leaves, extra)
-        self._before = shared
-        before = shared.stages if isinstance(shared, Shared) else ((),) * len(links)
-        self.shared: list[Any] = as_all_numbers(before)
-        """The shared numbers of every link, after the step once it is decided."""
+        self.numbers = StepNumbers(leaves, shared, len(links))
         self.opened: list[int] = []
         """The places of the gates that let this step through."""
         self.end = End(())
         """What there is to do, once it is decided: the same object for the same leaves and gates.
         """
         self._totals: dict[int, Tensor] = {}
-        self._made: dict[Any, Made] = {}
-        self._hypers: dict[Any, tuple[Any, ...]] = {}
         self._rows = rows
 
     def decide(self) -> "Decision":
@@ -118,6 +111,11 @@ class Decision:
             for run in at.runs:
                 self.inputs.require(run.part)
         return self
+
+    @property
+    def shared(self) -> list[Any]:
+        """The shared numbers of every link, after the step once it is decided."""
+        return self.numbers.shared
 
     @property
     def stepped(self) -> list[StepLeaf]:
@@ -177,37 +175,11 @@ class Decision:
         if stage.combine is not None:
             hyper = self._links[place].hyper
             if not is_plain(hyper):
-                at = self._latest_step(point.behind_gates)
-                hyper = self._resolved(stage, hyper, at, at)
-            self.shared[place] = combined(stage, self.shared[place], totals, hyper, self._extra)
-            self._made.clear()
+                at = self.numbers.latest_step(point.behind_gates)
+                hyper = self.numbers.resolved(stage, hyper, at, at)
+            made = combined(stage, self.shared[place], totals, hyper, self._extra)
+            self.numbers.share(place, made)
         return self._outline.after(point) if stage.gate is None else self._asked(point)
-
-    def _global_step(self, gate: int | None, device: torch.device | None = None) -> float | Tensor:
-        """Return the number of this step for the stages behind a gate.
-
-        Args:
-            gate: its place; None for the stages before the first gate, which count all calls.
-            device: to which batched counts are brought.
-        """
-        before = self._before
-        if not isinstance(before, Shared):
-            return 1.0
-        return next_step(before.step if gate is None else before.opened[gate], device)
-
-    def _latest_step(self, gates: Sequence[int | None]) -> float | Tensor:
-        """Return the number of this step for a stage that is behind different gates in its chains.
-
-        The largest of them: a stage behind gates that open at different calls runs at each.
-        """
-        return functools.reduce(larger, map(self._global_step, gates))
-
-    def _resolved(
-        self, stage: Stage, hyper: Any, step: float | Tensor, global_step: float | Tensor
-    ) -> Any:
-        """Hyper-parameters with a number for each schedule."""
-        hyper = at_global_step(hyper, global_step)
-        return resolve(stage.name, stage.bounds, stage.check, hyper, step)
 
     def _asked(self, point: Point) -> Point | End:
         """Return the next point after a gate, and after late leaves were let through."""
@@ -269,7 +241,7 @@ class Decision:
             is_alone = len(point.parts) == 1
             if is_alone or any(not _is_here(self.leaves[k].param) for k in part.members):
                 return None
-            own, make = self.totals_of(part), partial(self.make, part)
+            own, make = self.totals_of(part), partial(self.numbers.make, part)
             for k, item in zip(part.members, self.items(part), strict=True):
                 one = reduction.reduced(part.stages, self.executor, [item], own, make)
                 tensors[k] = one.reshape(-1)
@@ -312,7 +284,7 @@ class Decision:
             totals: of the measured stages before.
             sums: takes what shards add, which the caller reduces over all ranks.
         """
-        make = partial(self.make, part)
+        make = partial(self.numbers.make, part)
         items = self.items(part)
         return reduction.reduced(part.stages, self.executor, items, totals, make, sums)
 
@@ -336,85 +308,7 @@ class Decision:
         if self.inputs:
             states = self.inputs.put(member, part.stages, states)
         own = LeafState(leaf.state.step, states, leaf.state.gates)
-        return Item(leaf.param, grad, own, self.hypers_at(part, member), leaf.name)
-
-    def hypers_of(self, part: LeafPart, group: int) -> tuple[Any, ...]:
-        """Return the hyper-parameters of the stages of a part, for leaves of a group.
-
-        The same object for the same stages and group.
-        """
-        key = group, part.start, part.stop
-        found = self._hypers.get(key)
-        if found is None:
-            found = self._hypers[key] = self._chains[group].hypers[part.start : part.stop]
-        return found
-
-    def hypers_at(self, part: LeafPart, member: int) -> tuple[Any, ...]:
-        """Return the hyper-parameters of the stages of a part, for one of its leaves."""
-        return self.hypers_of(part, self._groups[member])
-
-    def make(self, part: LeafPart, item: Item) -> Made:
-        """Return the coefficients of the stages of a part, for one of its items."""
-        counts = tuple((int(one.runs), int(one.held)) for one in item.state.gates)
-        step = next_step(item.state.step, item.param.device)
-        return self._numbers(part, item.hypers, step, counts)
-
-    def numbers(
-        self, part: LeafPart, group: int, step: float | Tensor, counts: GateNumbers
-    ) -> Made:
-        """Return the coefficients of the stages of leaves.
-
-        Args:
-            part: of them.
-            group: the number of their chain.
-            step: the number of the step to be made, where they count as one.
-            counts: what they have counted at gates.
-        """
-        return self._numbers(part, self.hypers_of(part, group), step, counts)
-
-    def _numbers(
-        self, part: LeafPart, hypers: tuple[Any, ...], step: float | Tensor, counts: GateNumbers
-    ) -> Made:
-        key = None
-        if not isinstance(step, Tensor):
-            key = step, counts, id(hypers), part.start, part.stop
-            known = self._made.get(key)
-            if known is not None:
-                return known
-        resolved, found = [], []
-        last = part.gates[-1] if counts else -1
-        for k, stage in enumerate(part.stages, part.start):
-            own: Any = hypers[k - part.start]
-            at: Any = _step_of(part.gates, k, step, counts) if k <= last else step
-            if not (_NUMBERS.issuperset(map(type, own)) or is_plain(own)):
-                device = at.device if isinstance(at, Tensor) else None
-                gate = _gate_before(part, k)
-                own = self._resolved(stage, own, at, self._global_step(gate, device))
-            if stage.combine is None:
-                made = stage.coefficients(at, own)
-            else:
-                shared = self.shared[part.places[k - part.start]]
-                if isinstance(step, Tensor):
-                    shared = _beside(step, shared)
-                made = stage.coefficients(at, own, shared)
-            resolved.append(own)
-            found.append(made if _NUMBERS.issuperset(map(type, made)) else numbers(made))
-        both = Made(tuple(resolved), tuple(found), step)
-        if key is not None:
-            self._made[key] = both
-        return both
-
-
-def _gate_before(part: LeafPart, k: int) -> int | None:
-    """Return the place of the last gate in front of stage ``k`` of a chain."""
-    before = [place for at, place in zip(part.gates, part.gate_places, strict=True) if at < k]
-    return before[-1] if before else None
-
-
-def _beside(step: Tensor, shared: Any) -> Any:
-    """Numbers that belong to no leaf, where batched step counts are."""
-    moved = [one.to(step.device) if isinstance(one, Tensor) else one for one in shared]
-    return type(shared)(*moved) if shared else shared
+        return Item(leaf.param, grad, own, self.numbers.hypers_at(part, member), leaf.name)
 
 
 def _is_here(param: Tensor) -> bool:
@@ -426,15 +320,3 @@ def _none(stage: Stage) -> Tensor:
     """The total of no leaf."""
     shape = () if stage.reduce is None else (stage.totals,)
     return torch.zeros(shape, dtype=torch.float64, device="cpu")
-
-
-def _step_of(
-    gates: Sequence[int], place: int, step: float | Tensor, counts: GateNumbers
-) -> float | Tensor:
-    """Return a stage's step number: of the last gate's followers, of its gate, or its own."""
-    for k, gate in enumerate(gates):
-        if place == gate:
-            return counts[k][1] + 1.0
-        if place < gate:
-            return counts[k][0] + 1.0
-    return step

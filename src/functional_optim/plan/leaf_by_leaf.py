@@ -156,7 +156,7 @@ def update(
     decided = decide(optimizer.links, executor, found, state.shared, measured, extra)
     for run in decided.end.runs:
         items, measured = decided.items(run.part), decided.totals_of(run.part)
-        make = partial(decided.make, run.part)
+        make = partial(decided.numbers.make, run.part)
         results = engine.update(run.part.stages, executor, items, measured, make)
         for k, (param, part) in zip(run.part.members, results, strict=True):
             leaf = decided.leaves[k]
@@ -241,7 +241,7 @@ def prepared(executor: Executor, decided: Decision, run: StageRun) -> Callable[[
         executor,
         items,
         decided.totals_of(run.part),
-        partial(decided.make, run.part),
+        partial(decided.numbers.make, run.part),
         counts=run.is_step,
     )
     return partial(_stepped, step, run, [decided.leaves[k].state for k in run.part.members])

@@ -108,9 +108,12 @@ class PlainSteps:
         end, mask = leaves.outline.plain, mask_of(leaves.grads)
         assert end is not None, "asked before"
         every = [*tensors, *leaves.grads]
-        rows = [self._rows(run, leaves, tensors) for run in end.runs]
-        if None in rows:
-            return  # made of what is in no list, as of a sparse state: made anew each time
+        rows = []
+        for run in end.runs:
+            own = self._rows(run, leaves, tensors)
+            if own is None:
+                return  # made of what is in no list, as of a sparse state: made anew each time
+            rows.append(own)
         known = self.masks.get(mask) or _mask(end, rows, leaves, tensors)
         if known is None or known.failed >= TRIES:
             return

@@ -16,7 +16,7 @@ from functional_optim.plan.step_plan import StepPlan, Steps
 class Prepared(NamedTuple):
     """A step of which nothing is refused any more."""
 
-    runs: list[Callable[[], object]]
+    runs: Sequence[Callable[[], object]]
     """What makes each run."""
     numbers: Sequence[Any]
     """The shared numbers of every link, after the step; none where the step waits for nothing."""
@@ -92,7 +92,7 @@ class PlannedRun(NamedTuple):
         if self.has_inputs and decided.inputs is not None:
             tensors = [*tensors, *decided.inputs.copies(part)]
         for one in numbers:  # as a rule one, and a comprehension is a call
-            made.append(decided.numbers(part, *one))  # noqa: PERF401
+            made.append(decided.numbers.of(part, *one))  # noqa: PERF401
         totals = decided.totals_of(part) if part.totals else ()
         steps = self.plan.prepared(tensors, (), totals, numbers=made)
         if steps is None:

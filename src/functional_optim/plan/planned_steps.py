@@ -326,7 +326,7 @@ class PlannedSteps:
         before = [one for one in plans if one.counted is counted]
         if before and before[0].plan.is_for(tensors):
             return
-        hypers = [decided.hypers_at(part, k) for k in part.members]
+        hypers = [decided.numbers.hypers_at(part, k) for k in part.members]
         items = [row.item(tensors, own) for row, own in zip(rows, hypers, strict=True)]
         plan = StepPlan(
             part.stages,

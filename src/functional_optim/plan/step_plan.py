@@ -17,7 +17,6 @@ from functional_optim.core.checks import check_grad
 from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.leaf import PLAIN
 from functional_optim.core.stage import Stage
-from functional_optim.core.state import state_tensors
 from functional_optim.kernels import Executor, Leaf
 from functional_optim.kernels.chunks import extent_of
 from functional_optim.kernels.kernel import Call, Part
@@ -25,7 +24,7 @@ from functional_optim.plan import engine
 from functional_optim.plan.chunks import chunks_of
 from functional_optim.plan.guard import kinds_of
 from functional_optim.plan.item import Item, Made
-from functional_optim.plan.leaf_positions import LeafPositions, rows_of
+from functional_optim.plan.leaf_positions import LeafPositions
 from functional_optim.plan.list_layout import ListLayout, fills_memory
 from functional_optim.plan.step_counts import is_count
 from functional_optim.plan.totals import Totals
@@ -294,58 +293,3 @@ def _are_apart(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
 def _made(numbers: Numbers, groups: Mapping[int, int], item: Item) -> Made:
     """The numbers of an item, by the group of its step count."""
     return numbers[groups[id(item.state.step)]]
-
-
-class PlannedLeaves:
-    """Leaves that a caller keeps, and the plan of their step.
-
-    Args:
-        stages, executor, items, groups, counted, may_begin: as for :class:`StepPlan`. The tensors
-            of the leaves are kept, but for the gradients.
-        guarded: whether the caller makes sure, before each step, that these tensors are in the same
-            memory, and tells autograd that they were written to.
-    """
-
-    def __init__(
-        self,
-        stages: Sequence[Stage],
-        executor: Executor,
-        items: Sequence[Item],
-        groups: Sequence[int],
-        *,
-        counted: bool = True,
-        may_begin: bool = False,
-        guarded: bool = False,
-    ) -> None:
-        self._tensors = [
-            tensor
-            for param, _, state, _, _ in items
-            for tensor in (param, *state_tensors(state.stages), state.step)
-        ]
-        grads = [item.grad for item in items]
-        start, every = len(self._tensors), [*self._tensors, *grads]
-        rows = rows_of(items, every, range(start, start + len(items)))
-        self.plan: StepPlan | None = None
-        """None if two leaves hold one tensor."""
-        if rows is not None:
-            kept = start if guarded else 0
-            options: Any = {"counted": counted, "may_begin": may_begin, "kept": kept}
-            self.plan = StepPlan(stages, executor, items, groups, rows, every, **options)
-
-    def prepared(
-        self,
-        gradients: Sequence[Tensor],
-        hypers: Sequence[tuple[Any, ...]],
-        measured: Sequence[Tensor] = (),
-        *,
-        numbers: Numbers | None = None,
-    ) -> Steps | None:
-        """Check and bind a step by these gradients: see :meth:`StepPlan.prepared`."""
-        if self.plan is None:
-            return None
-        tensors = [*self._tensors, *gradients]
-        return self.plan.prepared(tensors, hypers, measured, numbers=numbers)
-
-    def takes(self, gradients: Sequence[Tensor]) -> bool:
-        """Return True if the plan steps leaves with such gradients."""
-        return self.plan is not None and self.plan.takes([*self._tensors, *gradients])

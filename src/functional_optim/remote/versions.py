@@ -2,8 +2,8 @@
 
 While no step finds a reader of the parameter's memory, readers share that memory, and nothing is
 copied. The first step that finds one gives the parameter other memory, and leaves the old one to
-its readers; its optimizer then lays out its flat buffers anew. That costs more than a copy, so from
-there on each reader of this parameter, which is contested, is given a copy.
+its readers. From there on each reader of this parameter, which is contested, is given a copy, so
+that the parameter stays where it is.
 """
 
 import threading

@@ -1,0 +1,159 @@
+"""Numbers by which the leaves of a step are stepped: hyper-parameters and coefficients."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.global_step import at_global_step
+from functional_optim.core.hyper import is_plain, numbers, resolve
+from functional_optim.core.stage import Stage
+from functional_optim.core.state import Shared
+from functional_optim.numeric import larger
+from functional_optim.plan.item import Item, Made, next_step
+from functional_optim.plan.points import LeafPart
+from functional_optim.plan.shared_numbers import as_all_numbers
+from functional_optim.plan.step_leaves import GateNumbers, StepLeaves
+
+_NUMBERS = frozenset({float, int, bool, str, type(None)})
+"""Types of what is the same at each step; asked so, it is no call for each stage."""
+
+
+class StepNumbers:
+    """The numbers of one step, which leaves of a chain with the same counts share.
+
+    Args:
+        leaves: of the step.
+        shared: what belongs to no leaf, as it is before the step.
+        links: number of links of the optimizer.
+    """
+
+    def __init__(self, leaves: StepLeaves, shared: Any, links: int) -> None:
+        self._chains, self._groups = leaves.chains, leaves.groups
+        self._before = shared
+        before = shared.stages if isinstance(shared, Shared) else ((),) * links
+        self.shared: list[Any] = as_all_numbers(before)
+        """The shared numbers of every link, after the step once it is decided."""
+        self._made: dict[Any, Made] = {}
+        self._hypers: dict[Any, tuple[Any, ...]] = {}
+
+    def share(self, place: int, record: Any) -> None:
+        """Take the shared numbers of a link, as this step has made them."""
+        self.shared[place] = record
+        self._made.clear()
+
+    def global_step(self, gate: int | None, device: torch.device | None = None) -> float | Tensor:
+        """Return the number of this step for the stages behind a gate.
+
+        Args:
+            gate: its place; None for the stages before the first gate, which count all calls.
+            device: to which batched counts are brought.
+        """
+        before = self._before
+        if not isinstance(before, Shared):
+            return 1.0
+        return next_step(before.step if gate is None else before.opened[gate], device)
+
+    def latest_step(self, gates: Sequence[int | None]) -> float | Tensor:
+        """Return the number of this step for a stage that is behind different gates in its chains.
+
+        The largest of them: a stage behind gates that open at different calls runs at each.
+        """
+        return functools.reduce(larger, map(self.global_step, gates))
+
+    def resolved(
+        self, stage: Stage, hyper: Any, step: float | Tensor, global_step: float | Tensor
+    ) -> Any:
+        """Hyper-parameters with a number for each schedule."""
+        hyper = at_global_step(hyper, global_step)
+        return resolve(stage.name, stage.bounds, stage.check, hyper, step)
+
+    def hypers_of(self, part: LeafPart, group: int) -> tuple[Any, ...]:
+        """Return the hyper-parameters of the stages of a part, for leaves of a group.
+
+        The same object for the same stages and group.
+        """
+        key = group, part.start, part.stop
+        found = self._hypers.get(key)
+        if found is None:
+            found = self._hypers[key] = self._chains[group].hypers[part.start : part.stop]
+        return found
+
+    def hypers_at(self, part: LeafPart, member: int) -> tuple[Any, ...]:
+        """Return the hyper-parameters of the stages of a part, for one of its leaves."""
+        return self.hypers_of(part, self._groups[member])
+
+    def make(self, part: LeafPart, item: Item) -> Made:
+        """Return the coefficients of the stages of a part, for one of its items."""
+        counts = tuple((int(one.runs), int(one.held)) for one in item.state.gates)
+        step = next_step(item.state.step, item.param.device)
+        return self._numbers(part, item.hypers, step, counts)
+
+    def of(self, part: LeafPart, group: int, step: float | Tensor, counts: GateNumbers) -> Made:
+        """Return the coefficients of the stages of leaves.
+
+        Args:
+            part: of them.
+            group: the number of their chain.
+            step: the number of the step to be made, where they count as one.
+            counts: what they have counted at gates.
+        """
+        return self._numbers(part, self.hypers_of(part, group), step, counts)
+
+    def _numbers(
+        self, part: LeafPart, hypers: tuple[Any, ...], step: float | Tensor, counts: GateNumbers
+    ) -> Made:
+        key = None
+        if not isinstance(step, Tensor):
+            key = step, counts, id(hypers), part.start, part.stop
+            known = self._made.get(key)
+            if known is not None:
+                return known
+        resolved, found = [], []
+        last = part.gates[-1] if counts else -1
+        for k, stage in enumerate(part.stages, part.start):
+            own: Any = hypers[k - part.start]
+            at: Any = _step_of(part.gates, k, step, counts) if k <= last else step
+            if not (_NUMBERS.issuperset(map(type, own)) or is_plain(own)):
+                device = at.device if isinstance(at, Tensor) else None
+                gate = _gate_before(part, k)
+                own = self.resolved(stage, own, at, self.global_step(gate, device))
+            if stage.combine is None:
+                made = stage.coefficients(at, own)
+            else:
+                shared = self.shared[part.places[k - part.start]]
+                if isinstance(step, Tensor):
+                    shared = _beside(step, shared)
+                made = stage.coefficients(at, own, shared)
+            resolved.append(own)
+            found.append(made if _NUMBERS.issuperset(map(type, made)) else numbers(made))
+        both = Made(tuple(resolved), tuple(found), step)
+        if key is not None:
+            self._made[key] = both
+        return both
+
+
+def _gate_before(part: LeafPart, k: int) -> int | None:
+    """Return the place of the last gate in front of stage ``k`` of a chain."""
+    before = [place for at, place in zip(part.gates, part.gate_places, strict=True) if at < k]
+    return before[-1] if before else None
+
+
+def _beside(step: Tensor, shared: Any) -> Any:
+    """Numbers that belong to no leaf, where batched step counts are."""
+    moved = [one.to(step.device) if isinstance(one, Tensor) else one for one in shared]
+    return type(shared)(*moved) if shared else shared
+
+
+def _step_of(
+    gates: Sequence[int], place: int, step: float | Tensor, counts: GateNumbers
+) -> float | Tensor:
+    """Return a stage's step number: of the last gate's followers, of its gate, or its own."""
+    for k, gate in enumerate(gates):
+        if place == gate:
+            return counts[k][1] + 1.0
+        if place < gate:
+            return counts[k][0] + 1.0
+    return step
