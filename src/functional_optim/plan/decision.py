@@ -19,10 +19,10 @@ from functional_optim.core.dtensors import is_sharded
 from functional_optim.core.hyper import is_plain
 from functional_optim.core.links import Links
 from functional_optim.core.local_shards import RankSums
-from functional_optim.core.stage import Stage, Transform
+from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState
 from functional_optim.kernels import Executor, needs_total
-from functional_optim.kernels.totals import measured_each, sum_in_order
+from functional_optim.kernels.totals import sum_in_order
 from functional_optim.plan import reduction
 from functional_optim.plan.item import Item
 from functional_optim.plan.leaf_inputs import LeafInputs
@@ -138,7 +138,7 @@ class Decision:
         point, nothing = self._first_not_given(), self._none_of_next()
         alone: dict[int, Tensor] = {}
         for part in () if point is None else point.parts:
-            rows = self._rows_of(part) or self._measured_rows(part)
+            rows = self._rows_of(part)
             if rows is None:
                 assert point is not None
                 alone |= {k: self._total(point, only=k) for k in part.members}
@@ -262,17 +262,6 @@ class Decision:
         """Return what each leaf of a part adds, where that is found at once."""
         rows = self._rows
         return None if rows is None else rows(self, part, self.totals_of(part))
-
-    def _measured_rows(self, part: LeafPart) -> "Sequence[Sequence[float]] | None":
-        """Return what each gradient adds to the total of the first stage; None for any other."""
-        stage, grads = part.stages[-1], [self.grads[k] for k in part.members]
-        if len(part.stages) > 1 or not isinstance(stage, Transform) or stage.measure is None:
-            return None
-        real = [one for one in grads if isinstance(one, Tensor) and not one.is_complex()]
-        if not self.executor.exact or len(real) < len(grads):
-            return None
-        found = measured_each(stage, real)
-        return None if found is None else [[one] for one in found.tolist()]
 
     def add_up(
         self, part: LeafPart, totals: Sequence[Tensor], sums: RankSums | None = None

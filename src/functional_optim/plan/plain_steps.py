@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from functional_optim.kernels import Executor
@@ -77,6 +78,26 @@ class PlainMask:
             else:
                 return None
         return Prepared(runs, (), (), every, self.kept, self.end)
+
+    def addends(
+        self, tensors: list[Any], grads: list[Tensor | None], hypers: Sequence[tuple[Any, ...]]
+    ) -> tuple[list[Tensor], Tensor] | None:
+        """Return each leaf's addend to the first total, and the neutral one.
+
+        Args:
+            tensors, grads, hypers: as for :meth:`prepared`.
+
+        Returns:
+            None where the leaves are to be asked one by one.
+        """
+        every = [*tensors, *grads]
+        nothing = torch.zeros((), dtype=torch.float64, device="cpu")
+        for plan in self.plans[0] if len(self.plans) == 1 else ():
+            each = plan.addends(every, hypers)
+            if each is not None:
+                found = dict(zip(self.end.members[0], each.unbind(), strict=True))
+                return [found.get(k, nothing) for k in range(len(grads))], nothing
+        return None
 
 
 class PlainSteps:

@@ -180,7 +180,12 @@ class PlannedSteps:
         Args:
             links, chains, tensors, grads, shared, measured: as for :meth:`prepared`.
         """
-        known, now = self._known(mask_of(grads), tensors, grads, in_place=False)
+        mask = mask_of(grads)
+        plain = self._plain.masks.get(mask)
+        if plain is not None:
+            hypers = list(map(HYPERS, chains))
+            return None if measured else plain.addends(tensors, grads, hypers)
+        known, now = self._known(mask, tensors, grads, in_place=False)
         if known is None:
             return None
         rows = partial(self._rows_of, now) if known.sums else None

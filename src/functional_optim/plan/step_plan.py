@@ -215,6 +215,34 @@ class StepPlan:
             counted = [k for k in self._counted if k not in alone]
         return Steps(loops, first, parts, tensors, changed, counted, self._steps_of, totals)
 
+    def addends(self, tensors: list[Tensor], hypers: Sequence[tuple[Any, ...]]) -> Tensor | None:
+        """Return what each leaf adds to the first total, in the order of the leaves.
+
+        Args:
+            tensors, hypers: as for :meth:`prepared`.
+
+        Returns:
+            None where leaves are to be asked one by one, or the tensors have other layouts.
+        """
+        if self.others or not self._chunks or not self._totals.count:
+            return None
+        if not self.is_for(tensors):
+            return None
+        own = []
+        for chunk in self._chunks:
+            count = self._layout.loops.common(tensors, chunk.steps)
+            own.append(chunk.made(hypers[chunk.group], count + 1.0).coefficients)
+        grads = list(map(tensors.__getitem__, self._stepped))
+        return self._totals.each(self._chunks[0].executor, own, grads, self._leaf_of(tensors))
+
+    def _leaf_of(self, tensors: list[Tensor]) -> Callable[[int, tuple[Any, ...]], Leaf]:
+        """Return what gives the leaf of an index, with coefficients, as stages see it."""
+
+        def leaf(k: int, coefficients: tuple[Any, ...]) -> Leaf:
+            return self._rows[k].leaf(tensors, Made((), coefficients, 0.0))
+
+        return leaf
+
     def _others_hold(self, tensors: list[Tensor], numbers: Numbers | None) -> bool:
         """Return True if leaves that are stepped alone are such as they were."""
         alone = [tensors[k] for k in self._alone]
@@ -247,11 +275,7 @@ class StepPlan:
             return engine.totals(self._stages, self._executor, items, make, measured)
         own = [made.coefficients for made in every]
         grads = list(map(tensors.__getitem__, self._stepped))
-        executor = self._chunks[0].executor
-
-        def leaf(k: int, coefficients: tuple[Any, ...]) -> Leaf:
-            return self._rows[k].leaf(tensors, Made((), coefficients, 0.0))
-
+        executor, leaf = self._chunks[0].executor, self._leaf_of(tensors)
         return self._totals.of(executor, own, grads, measured, leaf)
 
     def _items(

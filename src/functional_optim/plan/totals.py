@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.stage import Stage
+from functional_optim.core.stage import Stage, Transform
 from functional_optim.kernels import Chunks, HandedOn, Leaf, is_measured, total_of
+from functional_optim.kernels.totals import measured_each
 
 
 class Totals:
@@ -53,15 +54,42 @@ class Totals:
             leaf: gives the leaf at a position, with coefficients, as stages see it.
         """
         with torch.no_grad():
-            now = [one[: self._first] for one in coefficients]
-            handed_on = self._handed_on
-            if now != handed_on.asked:
-                handed_on = HandedOn(self._stages[: self._first])  # other threads may use the last
-                handed_on.look(now, [leaf(k, coefficients[number]) for number, k in self._kinds])
-                self._handed_on = handed_on
-            if self.count == 1 and not measured and handed_on.gradients:
+            if self.count == 1 and not measured and self._hand_on(coefficients, leaf):
                 return [total_of(self._stages[self._first], gradients)]
             pairs = zip(self._members, coefficients, strict=True)
             numbered = {k: one for own, one in pairs for k in own}
             leaves = [leaf(k, numbered[k]) for k in sorted(numbered)]
             return executor.totals(self._stages, leaves, measured)
+
+    def each(
+        self,
+        executor: Chunks,
+        coefficients: Sequence[tuple[Any, ...]],
+        gradients: list[Tensor],
+        leaf: Callable[[int, tuple[Any, ...]], Leaf],
+    ) -> Tensor | None:
+        """Return what each gradient adds to the first total; None to ask leaves one by one.
+
+        Args:
+            executor, coefficients, gradients, leaf: as for :meth:`of`.
+        """
+        stage = self._stages[self._first]
+        if not isinstance(stage, Transform) or not executor.exact:
+            return None
+        with torch.no_grad():
+            passes = self._hand_on(coefficients, leaf)
+            return measured_each(stage, gradients) if passes else None
+
+    def _hand_on(
+        self,
+        coefficients: Sequence[tuple[Any, ...]],
+        leaf: Callable[[int, tuple[Any, ...]], Leaf],
+    ) -> bool:
+        """Return True if the stages before the first total pass gradients on as they are."""
+        now = [one[: self._first] for one in coefficients]
+        handed_on = self._handed_on
+        if now != handed_on.asked:
+            handed_on = HandedOn(self._stages[: self._first])  # other threads may use the last
+            handed_on.look(now, [leaf(k, coefficients[number]) for number, k in self._kinds])
+            self._handed_on = handed_on
+        return handed_on.gradients

@@ -1,18 +1,21 @@
 """Steps of a worker as one program over all parameters, with TorchScript or without."""
 
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from functional_optim import Optimizer, adamw, chain, clip_by_global_norm, qhm
+from functional_optim.frontends.explicit_gradients import ExplicitGradients
 from functional_optim.frontends.local_optimizer import resolved
 from functional_optim.kernels.errors import UnscriptableError
 from functional_optim.remote.options import Numbered
 from functional_optim.remote.threads import make_worker
 from functional_optim.remote.worker import Share, WorkerOptimizer
 from tests.choices import case
+from tests.steady import calls_of
 
 from ..support import assert_same, gradients, locally, noise, parameters
 
@@ -96,3 +99,20 @@ def test_without_torchscript_the_numbers_are_the_same(monkeypatch: pytest.Monkey
 def _never_scripted() -> Optimizer:
     """A chain that no other test has a program of."""
     return chain(clip_by_global_norm(0.1), clip_by_global_norm(0.2), qhm(lr=0.1), adamw(lr=0.1))
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_addends_of_more_parameters_are_no_more_python(executor: Any) -> None:
+    counts = []
+    for count in (4, 40):
+        params = [noise(k, 5) for k in range(count)]
+        optimizer = chain(clip_by_global_norm(1.0), adamw(lr=0.1)).using(executor=executor)
+        local = ExplicitGradients(params, optimizer)
+        grads = [noise(100 + k, 5) for k in range(count)]
+        for _ in range(4):
+            local.step_by(grads, measured=[local.measure(grads).sum()])
+        found = local.measure(grads)
+        alone = torch.stack([one.double().square().sum() for one in grads])
+        torch.testing.assert_close(found, alone)
+        counts.append(calls_of(partial(local.measure, grads)))
+    assert counts[1] == counts[0]
