@@ -32,6 +32,7 @@ TIERS = {
     "averaging": "ranks",
     "averaging_alone": "unit",
     "bench": "bench",
+    "bench/ranks": "ranks",
     "checkpoint_files": "unit",
     "commands": "docs",
     "browser": "browser",
