@@ -32,6 +32,7 @@ TIERS = {
     "averaging": "ranks",
     "averaging_alone": "unit",
     "bench": "bench",
+    "bench/ranks": "ranks",
     "checkpoint_files": "unit",
     "commands": "docs",
     "browser": "browser",
@@ -42,6 +43,7 @@ TIERS = {
     "cuda/ranks": "ranks",
     "ddp": "ranks",
     "demo": "docs",
+    "demo/ranks": "ranks",
     "docs": "docs",
     "distributed_checkpoint": "ranks",
     "distributed_checkpoint/alone": "unit",
@@ -85,6 +87,9 @@ TIERS = {
 }
 """By folder of tests: what its tests need, and so when they are run (see CONTRIBUTING)."""
 
+TOGETHER = ("checkpoint_files/test_growth.py", "docs/test_site.py", "notebooks")
+"""Files and folders whose tests share what takes seconds to start: a site, a kernel."""
+
 settings.register_profile(
     "the same in every run", deadline=None, derandomize=True, database=None, print_blob=True
 )
@@ -118,6 +123,8 @@ def pytest_collection_finish() -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """One process of pytest, of all that xdist starts, has the tests on ranks: it has the ranks.
 
+    Tests of one file or folder in TOGETHER are in one process, too.
+
     xdist's own ``--dist loadgroup`` has no effect with pytest 9.2.
     """
     from xdist.scheduler import LoadScopeScheduling
@@ -125,7 +132,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByTier(LoadScopeScheduling):  # type: ignore[misc]  # it has no annotations
         def _split_scope(self, nodeid: str) -> str:
             path = config.rootpath / nodeid.partition("::")[0]
-            return "ranks" if tier_of(path) == "ranks" else nodeid
+            if tier_of(path) == "ranks":
+                return "ranks"
+            return next((one for one in TOGETHER if _is_in(path, TESTS / one)), nodeid)
 
     return ByTier(config, log)
 
@@ -143,6 +152,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     below = [TIERS[name] for name in TIERS if collection_path in (TESTS / name).parents]
     other = not collection_path.is_file() and wanted not in (tier_of(collection_path / "_"), *below)
     return True if other else None
+
+
+def _is_in(path: Path, folder: Path) -> bool:
+    return folder in (path, *path.parents)
 
 
 def tier_of(path: Path) -> str:

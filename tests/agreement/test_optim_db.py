@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from functional_optim import Optimizer, TorchOptimizer, as_functional_optim, functional_optim_map
 
-from ..choices import case
+from ..choices import EVERYTHING, case
 from ..core.support import same_bits
 from .optim_db import Configuration, configurations
 
@@ -153,21 +153,24 @@ def test_the_list_has_every_class_that_has_an_equivalent() -> None:
 
 @pytest.mark.parametrize("cls", LISTED)
 def test_every_configuration_is_torchs(cls: str) -> None:
-    for name, one in CONFIGURATIONS.items():
+    """In place in every run; by pure updates in every fourth run, in each dtype and kind."""
+    for turn, (name, one) in enumerate(CONFIGURATIONS.items()):
         if one.cls.__name__ != cls:
             continue
         optimizer = as_functional_optim(one.cls, **one.options)
-        for dtype, kind in runs(one):
+        for number, (dtype, kind) in enumerate(runs(one)):
             on_view = dtype.is_complex and adds_complex_numbers(one)
             params, grads = values(one, dtype, kind)
             ours = stepped(partial(TorchOptimizer, optimizer=optimizer), params, grads)
-            pure = updated(optimizer, params, grads)
+            is_pure = EVERYTHING or (number + turn) % 4 == 0
+            pure = updated(optimizer, params, grads) if is_pure else None
             if on_view:
                 params, grads = on_real_view(params), list(map(on_real_view, grads))
             theirs = stepped(one.build, params, grads)
             with case(name=name, dtype=dtype, kind=kind):
                 assert_same(ours, theirs, on_view=on_view)
-                assert all(same_bits(a, b) for a, (b, _) in zip(pure, ours, strict=True))
+                if pure is not None:
+                    assert all(same_bits(a, b) for a, (b, _) in zip(pure, ours, strict=True))
 
 
 def test_torch_contradicts_itself_where_it_adds_complex_numbers() -> None:

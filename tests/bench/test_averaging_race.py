@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -22,8 +21,6 @@ from benchmarks.slow_link import INTERFACE, Link, Network, NoLinkError, slow_net
 from benchmarks.tables import details
 from hooks.demo import text
 from tests.choices import case
-from tests.ranks import Job
-from tests.ranks import run_ranks as run_on_pool
 
 from .conftest import PATIENCE
 from .reports import raced, report
@@ -72,31 +69,7 @@ def test_where_there_can_be_no_network_it_is_said_why(monkeypatch: pytest.Monkey
             assert said in found["skipped"]
 
 
-# -------------------------------------------------------------------------------------- the ranks
-
-
-def race(folder: str) -> dict[str, Any]:
-    """On each rank."""
-    task, names = TASKS[DEMO]["tiny"], list(who.RACERS)
-    return averaging_race.race(task, 4, print, names=names, seconds=0.2, folder=folder)
-
-
-def test_ranks_stop_together_and_begin_alike(tmp_path: Path) -> None:
-    """Were they not to stop at one step, one would wait for a mean that nobody else takes."""
-    job = Job(race, {"folder": str(tmp_path)})
-    every = run_on_pool({"race": job}, ranks=who.RANKS, seconds=PATIENCE)["race"]
-    found = every[0].result()
-    assert min(found["link"].values()) > 0
-    begins = {tuple(one["curve"][0]) for one in found["racers"]}
-    assert len(found["racers"]) == len(who.RACERS) and len(begins) == 1
-    stops = [int(file.read_text()) for file in sorted(tmp_path.iterdir())]
-    assert len(stops) == averaging_race.TURNS * len(who.RACERS)
-    for place, racer in enumerate(found["racers"]):
-        turns = stops[place :: len(who.RACERS)]
-        assert turns == sorted(set(turns))
-        assert racer["steps"] <= turns[-1] and racer["samples"] == racer["steps"] * 2 * who.RANKS
-    first = found["racers"][0]["curve"][0]
-    assert [one.result()["racers"][0]["curve"] for one in every[1:]] == [[first]] * 3
+# ----------------------------------------------------------------------------------------- ranks
 
 
 def test_who_counts_parameters_leaves_the_text_where_it_is() -> None:

@@ -4,10 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 
 from benchmarks import averaging as who
-from benchmarks import averaging_sent, sockets
+from benchmarks import averaging_sent
 from benchmarks import run as running
 from benchmarks.averaging_targets import averaging_targets
 from benchmarks.checks import Target
@@ -16,41 +15,14 @@ from benchmarks.plan import Part, Settings, parts
 from benchmarks.records import Report
 from benchmarks.sharded_models import BROAD, TASKS
 from benchmarks.tables import details, summary
-from sharding.transport.ring_channel import SWITCH
 from tests.choices import case
-from tests.ranks import Job, run_ranks
 
-from .conftest import PATIENCE
 from .reports import counted, report
-
-UNCOUNTED = sockets.uncounted()
-HEADERS_BYTES = 6000
-"""Of all messages in a period, at most: of a small model, they are not few beside the rest."""
-
-
-def count() -> list[int]:
-    """On each rank."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(SWITCH, "0")
-        names, ranks = list(who.WAYS), dist.get_world_size()
-        return averaging_sent.sent(TASKS[BROAD]["tiny"], ranks, print, names=names)
 
 
 def judged(of: Report) -> Target:
     (one,) = averaging_targets(of)
     return one
-
-
-@pytest.mark.skipif(UNCOUNTED is not None, reason=str(UNCOUNTED))
-def test_what_is_sent_is_what_the_arithmetic_says() -> None:
-    every = run_ranks({"count": Job(count)}, ranks=who.RANKS, seconds=PATIENCE)["count"]
-    module = TASKS[BROAD]["tiny"].model()
-    for place, (name, way) in enumerate(who.WAYS.items()):
-        periods = who.steps_of(way) / way.period
-        expected = way.sent_bytes(module, who.RANKS) * periods
-        with case(name=name):
-            for rank in every:
-                assert 0 <= rank.result()[place] - expected <= HEADERS_BYTES * periods
 
 
 def test_the_arithmetic_of_one_million_parameters() -> None:

@@ -26,7 +26,9 @@ LIKE_TORCH = ("torch", "plain", "checkpoints", "clipped", "in backward", "with i
 @pytest.fixture(scope="module")
 def worlds() -> dict[int, Outcomes]:
     """By the number of ranks."""
-    names = [*totals.CASES]
+    totals_of_two, by_hand, totals_of_three, totals_of_four = (
+        {"tried": totals.share(number, of=4)} for number in range(4)
+    )
     of_two = {
         "torch": Job(jobs.adamw_as_torch, {"cases": CASES}),
         "plain": Job(jobs.as_plain_tensors, {"cases": AS_PLAIN}),
@@ -38,19 +40,19 @@ def worlds() -> dict[int, Outcomes]:
         "twice": Job(jobs.twice),
         "redistributed": Job(jobs.redistributed),
         "sums": Job(whole.sums),
-        "totals, fsdp": Job(totals.as_one_process, {"model": "fsdp", "names": names}),
-        "totals, by hand": Job(totals.as_one_process, {"model": "by hand", "names": names[::2]}),
+        "totals, fsdp": Job(totals.as_one_process, {"model": "fsdp", **totals_of_two}),
+        "totals, by hand": Job(totals.as_one_process, {"model": "by hand", **by_hand}),
         "collectives": Job(totals.collectives),
         "placements": Job(totals.unknown_placements),
     }
     of_three = {
         **of_two,
         "torch": Job(jobs.adamw_as_torch, {"cases": CASES[::4]}),
-        "totals, fsdp": Job(totals.as_one_process, {"model": "fsdp", "names": names[1::2]}),
+        "totals, fsdp": Job(totals.as_one_process, {"model": "fsdp", **totals_of_three}),
     }
     del of_three["totals, by hand"], of_three["collectives"]
     of_four = {
-        "totals, fsdp": Job(totals.as_one_process, {"model": "fsdp", "names": names[::2]}),
+        "totals, fsdp": Job(totals.as_one_process, {"model": "fsdp", **totals_of_four}),
         "meshes": Job(totals.on_meshes),
         "tensor parallel": Job(totals.tensor_parallel),
         "averaged": Job(averaged.periodic),

@@ -51,7 +51,7 @@ from functional_optim import (
 from functional_optim.core.leaf import needs_total
 from functional_optim.core.local_shards import check_placements
 from functional_optim.core.stage import Stage
-from tests.choices import case
+from tests.choices import EVERYTHING, case
 from tests.tensors import normal
 
 from .jobs import MODELS, WAYS, Way, plain, set_gradients
@@ -206,20 +206,37 @@ def reducing_stages() -> Iterator[Stage]:
             yield from (k for k in values if isinstance(k, Stage) and needs_total(k))
 
 
-def as_one_process(model: str, names: Sequence[str]) -> None:
+def ways_of(name: str) -> dict[str, str]:
+    """The ways of stepping that a chain is tried in, each with an executor."""
+    optimizer = CASES[name].make()
+    simple = not (optimizer.is_composed or optimizer.overrides or _is_whole(optimizer))
+    ways = {"TorchOptimizer": "reference", "update_": "blocked", "update": "reference"}
+    return {**ways, "flat": "auto", "bound": "auto"} if simple else ways
+
+
+def _is_whole(optimizer: Optimizer) -> bool:
+    return any(stage.kind != "pointwise" for stage in optimizer.stages)
+
+
+def share(number: int, of: int) -> list[tuple[str, str]]:
+    """One share of all pairs of a chain and a way; with everything tried, all pairs.
+
+    Shares are dealt in turn, so that each chain and each way are in at least three of four.
+    """
+    pairs = [(name, way) for name in CASES for way in ways_of(name)]
+    return pairs if EVERYTHING else pairs[number::of]
+
+
+def as_one_process(model: str, tried: Sequence[tuple[str, str]]) -> None:
     """Fault 9: all ranks decide alike, and as one process by the same gradients.
 
     In the second step, one shard of a gradient holds NaN.
     """
-    for name in names:
-        optimizer = CASES[name].make()
-        whole = any(stage.kind != "pointwise" for stage in optimizer.stages)
-        simple = not (optimizer.is_composed or optimizer.overrides or whole)
-        ways = {"TorchOptimizer": "reference", "update_": "blocked", "update": "reference"}
-        for way in [*ways, "flat", "bound"] if simple else ways:
-            own = optimizer if whole else optimizer.using(executor=ways.get(way, "auto"))
-            with case(name=name, way=way):
-                _as_one_process(model, own, WAYS[way], is_broken="finite" in name)
+    for name, way in tried:
+        optimizer, executor = CASES[name].make(), ways_of(name)[way]
+        own = optimizer if _is_whole(optimizer) else optimizer.using(executor=executor)
+        with case(name=name, way=way):
+            _as_one_process(model, own, WAYS[way], is_broken="finite" in name)
 
 
 def _as_one_process(model: str, optimizer: Optimizer, way: Way, *, is_broken: bool) -> None:

@@ -1,5 +1,6 @@
 """Laws to try with each chain, dtype and storage, and the runs that try them."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from functional_optim.kernels import ExecutorName
 from functional_optim.testing import CASES, CHAINS, INPUT_CASES, LAWS, check_law
-from functional_optim.testing.combinations import STORAGES, possible_executors, stored_subject
+from functional_optim.testing.combinations import STORAGES, stored_subject, why_not
 from functional_optim.testing.runs import REAL_DTYPES, SMALL_SHAPES, WIDE_SHAPE, Run, runs
 from functional_optim.testing.storage_laws import stored_is_bounded
 
@@ -111,10 +112,11 @@ def require_some_laws(name: str, laws: Sequence[str], number: int) -> None:
             )
 
 
+@functools.cache
 def possible_storages(name: str, executor: ExecutorName) -> list[str]:
     """The storages in which an executor can run a chain."""
     chain = TABLE[name].factory()
-    return [one for one in STORAGES if executor in possible_executors(chain, one)]
+    return [one for one in STORAGES if why_not(chain, one, executor) is None]
 
 
 def require_combination(name: str, storage: str, executor: ExecutorName, number: int) -> None:

@@ -1,0 +1,1 @@
+"""Measurements of the benchmark on the ranks that all tests share."""

@@ -1,0 +1,1 @@
+"""Runs of the demo on the ranks that all tests share."""
