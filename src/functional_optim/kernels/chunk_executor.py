@@ -44,7 +44,10 @@ from functional_optim.kernels.kernel import (
     Kernel,
     KernelError,
     ListingKernel,
+    Part,
 )
+from functional_optim.kernels.leaf_passes import LeafPasses
+from functional_optim.kernels.passes import can_pass, passes_of
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.rounding import note_rounding
 from functional_optim.kernels.shares import is_rounded_by_place, lengths
@@ -104,9 +107,16 @@ class ChunkExecutor(Executor):
     def in_wholes(self, stages: Sequence[Stage]) -> Wholes | None:
         return self if self._stacks is not None and why_not_pointwise(stages) else None
 
-    def bind_leaves(self, stages: Sequence[Stage]) -> BindParts:
+    def bind_leaves(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], places: Sequence[Sequence[int]]
+    ) -> BindParts:
         assert self._stacks is not None, "asked by in_wholes"
-        return BoundLeaves(self._stacks, stages).parts
+        one_by_one = BoundLeaves(self._stacks, stages, places).parts
+        passes = passes_of(stages) if self.joins else None
+        if passes is None or not can_pass(stages, passes, leaves):
+            return one_by_one
+        in_passes = LeafPasses(self.bind_table, stages, passes, leaves, places).parts
+        return partial(_first_that_can, (in_passes, one_by_one))
 
     def taking(self, scalars: Scalars) -> Executor | None:
         return self if scalars is Scalars.HOST or self._takes_device_scalars else None
@@ -339,6 +349,15 @@ class ChunkExecutor(Executor):
             added(self._leaves.measure(stages, [one], measured) for one in _pieces(stages, leaf))
             for leaf in leaves
         )
+
+
+def _first_that_can(ways: Sequence[BindParts], *step: Any) -> list[Part] | None:
+    """Bind a step in the first way that makes it."""
+    for bind in ways:
+        found = bind(*step)
+        if found is not None:
+            return found
+    return None
 
 
 def _in_turn(calls: Sequence[Call]) -> None:

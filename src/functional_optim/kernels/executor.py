@@ -88,8 +88,16 @@ class Chunks(Protocol):
 class Wholes(Chunks, Protocol):
     """Interface for stepping leaves of chains that need their whole tensors, in place."""
 
-    def bind_leaves(self, stages: Sequence[Stage]) -> BindParts:
-        """Bind the steps of plain contiguous leaves of the CPU, which share no memory."""
+    def bind_leaves(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], places: Sequence[Sequence[int]]
+    ) -> BindParts:
+        """Bind the steps of plain contiguous leaves of the CPU, which share no memory.
+
+        Args:
+            stages: of the chain.
+            leaves: with coefficients and dtypes in common. Their tensors are not kept.
+            places: for each leaf, the positions of its tensors in the list of a step.
+        """
         ...
 
 

@@ -7,14 +7,17 @@
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from functional_optim._torch import foreach_scale_, foreach_vector_norm
 from functional_optim.bounds import NON_NEGATIVE
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Link, NoState, Transform
+from functional_optim.native import native_norms
 from functional_optim.numeric import clamp, mul, select
 
 
@@ -30,22 +33,52 @@ def norm_of(tensor: Tensor) -> Tensor:
     return norm
 
 
-def scale_by_trust_ratio_transform(
-    grad: Tensor, param: Tensor, state: NoState, c: ScaleByTrustRatioHyper
-) -> tuple[Tensor, NoState]:
-    param_norm = clamp(norm_of(param), c.min_norm, math.inf)
-    update_norm = norm_of(grad)
+def norms_of_each(*lists: list[Tensor]) -> Sequence[Tensor]:
+    """Return :func:`norm_of` of each tensor, with the same bits: for each list, one 1-D tensor.
+
+    Args:
+        lists: of one length each, of plain tensors on one device.
+    """
+    every = [tensor for one in lists for tensor in one]
+    found = native_norms(every)
+    if found is None:
+        norms = torch.stack(foreach_vector_norm(every, dtype=torch.float64))
+    else:
+        norms = torch.tensor(found, dtype=torch.float64, device="cpu")
+    split: Sequence[Tensor] = norms.split([len(one) for one in lists])
+    return split
+
+
+def trust_ratio(param_norm: Tensor, update_norm: Tensor, c: ScaleByTrustRatioHyper) -> Tensor:
+    """Return r, for each of the norms."""
+    param_norm = clamp(param_norm, c.min_norm, math.inf)
     is_free = (param_norm == 0.0) | (update_norm == 0.0)
     # Also where the quotient is not used, it must be finite, or its derivative is NaN.
     ratio = mul(param_norm / select(update_norm, is_free, 1.0), c.trust_coefficient)
-    ratio = select(clamp(ratio, 0.0, c.max_ratio), is_free, 1.0)
+    return select(clamp(ratio, 0.0, c.max_ratio), is_free, 1.0)
+
+
+def scale_by_trust_ratio_transform(
+    grad: Tensor, param: Tensor, state: NoState, c: ScaleByTrustRatioHyper
+) -> tuple[Tensor, NoState]:
+    ratio = trust_ratio(norm_of(param), norm_of(grad), c)
     return grad * ratio.to(grad.dtype), state
+
+
+def scale_by_trust_ratio_each_(
+    grads: list[Tensor], params: list[Tensor], state: NoState, c: ScaleByTrustRatioHyper
+) -> None:
+    """Scale the gradients of several leaves, each by its own ratio."""
+    param_norms, update_norms = norms_of_each(params, grads)
+    ratios = trust_ratio(param_norms, update_norms, c)
+    foreach_scale_(grads, ratios.to(grads[0].dtype).tolist())
 
 
 SCALE_BY_TRUST_RATIO = Transform(
     name="scale_by_trust_ratio",
     hyper=ScaleByTrustRatioHyper,
     transform=scale_by_trust_ratio_transform,
+    transform_each_=scale_by_trust_ratio_each_,
     bounds=(
         ("min_norm", NON_NEGATIVE),
         ("max_ratio", NON_NEGATIVE),
