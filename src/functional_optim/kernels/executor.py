@@ -1,7 +1,7 @@
 """Interface of an executor."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
@@ -158,6 +158,20 @@ class Executor(ABC):
         """
         return self if scalars is Scalars.HOST else None
 
-    def explain_leaves(self, stages: Sequence[Stage], name: str) -> str:
-        """Return how it steps leaves one by one, under the name that it has."""
+    def explain_leaves(
+        self,
+        stages: Sequence[Stage],
+        name: str,
+        like: Callable[[], Leaf] | None = None,
+        elements: int = 0,
+    ) -> str:
+        """Return how it steps leaves that are no chunks.
+
+        Args:
+            stages: of the chain.
+            name: that the executor has.
+            like: gives a leaf of one element, with the dtypes and numbers of all; None if they are
+                stepped without a plan.
+            elements: of all leaves.
+        """
         return f"{name}, leaf by leaf"

@@ -7,6 +7,7 @@ scratch stays in the cache.
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import accumulate
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -17,12 +18,12 @@ from functional_optim.core.leaf import Leaf, is_measured
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import map_state, state_tensors
 from functional_optim.kernels.chunks import Table
-from functional_optim.kernels.kernel import BindScalars, Call, Part
-from functional_optim.kernels.passes import HAND_ON, HandOnHyper, HandOnState, Pass
-from functional_optim.kernels.reference import ReferenceExecutor
+from functional_optim.kernels.kernel import BindParts, Call, Part
+from functional_optim.kernels.pass_loops import BindTable, Loops, PassLoops
+from functional_optim.kernels.passes import HandOnHyper, Pass, can_pass, passes_of
 from functional_optim.kernels.scratch import scratch, views_of_scratch
 
-BATCH = 1 << 19
+BATCH = 1 << 18
 """Most elements of the leaves of a batch, unless it is a single leaf."""
 
 ALIGNMENT = 1 << 4
@@ -30,8 +31,8 @@ ALIGNMENT = 1 << 4
 
 CPU = torch.device("cpu")
 
-BindTable = Callable[[Sequence[Stage], Leaf, int], BindScalars | None]
-"""``bind_table`` of a kernel that steps many leaves in one call."""
+_Scratch = tuple[list[Tensor], list[list[list[Tensor]]]]
+"""Pieces of scratch, and for each piece and batch the gradient of each leaf."""
 
 
 class _Batch(NamedTuple):
@@ -45,16 +46,6 @@ class _Batch(NamedTuple):
     """Of the gradient of each leaf in scratch."""
     room: int
     """Elements of scratch for all of them."""
-
-
-class _Loops:
-    """Loops of all passes for some choices among the coefficients. They hold no tensor."""
-
-    def __init__(self, bound: list[BindScalars | None], dtypes: list[torch.dtype]) -> None:
-        self.bound = bound
-        """For each pass, its loop; None if the pass has none."""
-        self.dtypes = dtypes
-        """For each scratch, its dtype."""
 
 
 class LeafPasses:
@@ -76,8 +67,7 @@ class LeafPasses:
         leaves: Sequence[Leaf],
         places: Sequence[Sequence[int]],
     ) -> None:
-        self._bind_table, self._stages, self._passes = bind_table, tuple(stages), passes
-        self._reference = ReferenceExecutor(tries_pointwise=False)
+        self._passes, self._loops = passes, PassLoops(bind_table, stages, passes)
         self._batches = list(_batches(leaves))
         self._elements = sum(one.elements for one in self._batches)
         self._room = max(one.room for one in self._batches)
@@ -87,13 +77,15 @@ class LeafPasses:
             ends.append(ends[-1] + len(state_tensors((state,))))
         self._ends = ends
         """The position of each stage's state among the tensors of a leaf."""
-        self._entries: list[dict[Any, Any]] = [{} for _ in passes]
+        measures = [0, *accumulate(map(is_measured, stages))]
+        self._totals = [slice(measures[one.start], measures[one.stop]) for one in passes]
+        """For each pass, which totals its stages take."""
         self._takers = [
             [_taker([places[k][j] for k in batch.places]) for j in range(self._width)]
             for batch in self._batches
         ]
         """For each batch, what takes a column of tensors out of the list of a step."""
-        self._kept: _Loops | None = None
+        self._kept: Loops | None = None
         self._tables: tuple[Any, ...] | None = None
         self._retry = 0.0
         """The step from which loops are asked for again."""
@@ -111,80 +103,24 @@ class LeafPasses:
             return None
         found = None if loops is None else self._calls(loops, tensors, like, totals, pointers)
         if found is None:
-            loops = self._kept = self._bind(like, totals)
+            loops = self._kept = self._loops.bind(like, self._elements)
             if loops is not None:
                 found = self._calls(loops, tensors, like, totals, pointers)
             elif not isinstance(like.step, Tensor):
-                self._retry = 1.25 * like.step
+                self._retry = 1.5 * like.step
         return found
-
-    def _leaf(self, number: int, like: Leaf, dtypes: Sequence[torch.dtype]) -> Leaf:
-        """Return a leaf of one element, as the loop of a pass sees it.
-
-        Args:
-            number: of the pass.
-            like: a leaf of one element.
-            dtypes: of each scratch so far.
-        """
-        one = self._passes[number]
-        grad, states = like.grad, like.states[one.start : one.stop]
-        if one.reads >= 0:
-            grad = torch.zeros(1, dtype=dtypes[one.reads])
-        coefficients = like.coefficients[one.start : one.stop]
-        hypers = like.hypers[one.start : one.stop]
-        if one.whole is not None:
-            states = (*states, HandOnState(grad))
-            coefficients, hypers = (*coefficients, HandOnHyper()), (*hypers, HandOnHyper())
-        return like._replace(
-            grad=grad,
-            states=states,
-            coefficients=coefficients,
-            hypers=hypers,
-            entries=self._entries[number],
-        )
-
-    def _stages_of(self, one: Pass) -> tuple[Stage, ...]:
-        own = self._stages[one.start : one.stop]
-        return own if one.whole is None else (*own, HAND_ON)
-
-    def _totals_of(self, one: Pass, totals: Sequence[Tensor]) -> Sequence[Tensor]:
-        before = sum(map(is_measured, self._stages[: one.start]))
-        return totals[before : before + sum(map(is_measured, self._stages[one.start : one.stop]))]
-
-    def _bind(self, like: Leaf, totals: Sequence[Tensor]) -> _Loops | None:
-        """Bind loops for the choices of now; None if a pass has none."""
-        bound: list[BindScalars | None] = []
-        dtypes = [like.grad.dtype] * (1 + max(one.writes for one in self._passes))
-        for number, one in enumerate(self._passes):
-            if not one.loops:
-                bound.append(None)
-                continue
-            stages, leaf = self._stages_of(one), self._leaf(number, like, dtypes)
-            if one.whole is not None:
-                (made,) = self._reference.update(stages, [leaf], self._totals_of(one, totals))
-                grad = made.states[-1].grad
-                dtypes[one.writes] = grad.dtype
-                leaf = leaf._replace(states=(*leaf.states[:-1], HandOnState(grad)))
-            loop = self._bind_table(stages, leaf, self._elements)
-            if loop is None:
-                return None
-            bound.append(loop)
-        return _Loops(bound, dtypes)
 
     def _calls(
         self,
-        loops: _Loops,
+        loops: Loops,
         tensors: Sequence[Tensor],
         like: Leaf,
         totals: Sequence[Tensor],
         pointers: bytes,
     ) -> list[Part] | None:
         """Bind a step by loops; None where other choices stand among the coefficients."""
-        pieces = [
-            scratch(("pass", k), self._room, dtype, CPU) for k, dtype in enumerate(loops.dtypes)
-        ]
+        pieces, views = views_of_scratch(loops, partial(self._scratch, loops.dtypes))
         bases = [(one.data_ptr(), one.itemsize) for one in pieces]
-        views = views_of_scratch(loops, partial(self._views, pieces))
         tables = self._tables_at(pointers, bases)
         calls: list[list[Call]] = [[] for _ in self._batches]
         for number, one in enumerate(self._passes):
@@ -193,7 +129,7 @@ class LeafPasses:
                 coefficients = like.coefficients[one.start : one.stop]
                 if one.whole is not None:
                     coefficients = (*coefficients, HandOnHyper())
-                own = self._totals_of(one, totals)
+                own = totals[self._totals[number]]
                 for table, batch in zip(tables[number], calls, strict=True):
                     call = loop(coefficients, table, own)
                     if call is None:
@@ -222,18 +158,10 @@ class LeafPasses:
             lists: Any = map_state(partial(_next, iter(columns)), state)
             own.append(partial(run, grads, list(takers[0](tensors)), lists, coefficients))
 
-    def _views(self, pieces: Sequence[Tensor]) -> list[list[list[Tensor]]]:
-        """Return, for each scratch and batch, the gradient of each leaf."""
-        return [
-            [
-                [
-                    piece[start : start + shape.numel()].view(shape)
-                    for shape, start in zip(batch.shapes, batch.offsets, strict=True)
-                ]
-                for batch in self._batches
-            ]
-            for piece in pieces
-        ]
+    def _scratch(self, dtypes: Sequence[torch.dtype]) -> _Scratch:
+        """Return scratch of these dtypes, and the gradient of each leaf in it."""
+        pieces = [scratch(("pass", k), self._room, one, CPU) for k, one in enumerate(dtypes)]
+        return pieces, [[_gradients(piece, one) for one in self._batches] for piece in pieces]
 
     def _tables_at(self, pointers: bytes, bases: list[tuple[int, int]]) -> list[list[Table]]:
         """Return the tables of each pass, one for each batch; those of the last step if they fit.
@@ -281,6 +209,33 @@ class LeafPasses:
         ]
 
 
+def in_passes(
+    bind_table: BindTable,
+    stages: Sequence[Stage],
+    leaves: Sequence[Leaf],
+    places: Sequence[Sequence[int]],
+    otherwise: BindParts,
+) -> BindParts:
+    """Return what binds steps in passes where there are loops, and else in another way.
+
+    Args:
+        bind_table, stages, leaves, places: as for :class:`LeafPasses`.
+        otherwise: the other way.
+    """
+    passes = passes_of(stages)
+    if passes is None or not can_pass(stages, passes, leaves):
+        return otherwise
+    first = LeafPasses(bind_table, stages, passes, leaves, places).parts
+
+    def bind(
+        tensors: Sequence[Tensor], like: Leaf, totals: Sequence[Tensor], pointers: bytes
+    ) -> list[Part] | None:
+        found = first(tensors, like, totals, pointers)
+        return otherwise(tensors, like, totals, pointers) if found is None else found
+
+    return bind
+
+
 def _batches(leaves: Sequence[Leaf]) -> Iterator[_Batch]:
     """Divide leaves into batches."""
     lengths = [leaf.param.numel() for leaf in leaves]
@@ -297,6 +252,14 @@ def _batches(leaves: Sequence[Leaf]) -> Iterator[_Batch]:
         counts = array("l", own).tobytes()
         yield _Batch(range(start, stop), elements, counts, shapes, offsets, room)
         start, elements = stop, 0
+
+
+def _gradients(piece: Tensor, batch: _Batch) -> list[Tensor]:
+    """Return the gradient of each leaf of a batch in scratch."""
+    return [
+        piece[start : start + shape.numel()].view(shape)
+        for shape, start in zip(batch.shapes, batch.offsets, strict=True)
+    ]
 
 
 def _taker(positions: Sequence[int]) -> Callable[[Any], Sequence[Tensor]]:

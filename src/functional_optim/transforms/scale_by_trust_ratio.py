@@ -7,7 +7,6 @@
 """
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -33,22 +32,6 @@ def norm_of(tensor: Tensor) -> Tensor:
     return norm
 
 
-def norms_of_each(*lists: list[Tensor]) -> Sequence[Tensor]:
-    """Return :func:`norm_of` of each tensor, with the same bits: for each list, one 1-D tensor.
-
-    Args:
-        lists: of one length each, of plain tensors on one device.
-    """
-    every = [tensor for one in lists for tensor in one]
-    found = native_norms(every)
-    if found is None:
-        norms = torch.stack(foreach_vector_norm(every, dtype=torch.float64))
-    else:
-        norms = torch.tensor(found, dtype=torch.float64, device="cpu")
-    split: Sequence[Tensor] = norms.split([len(one) for one in lists])
-    return split
-
-
 def trust_ratio(param_norm: Tensor, update_norm: Tensor, c: ScaleByTrustRatioHyper) -> Tensor:
     """Return r, for each of the norms."""
     param_norm = clamp(param_norm, c.min_norm, math.inf)
@@ -58,6 +41,24 @@ def trust_ratio(param_norm: Tensor, update_norm: Tensor, c: ScaleByTrustRatioHyp
     return select(clamp(ratio, 0.0, c.max_ratio), is_free, 1.0)
 
 
+def norms_of_each(tensors: list[Tensor]) -> list[float]:
+    """Return :func:`norm_of` each tensor, with the same bits. They are plain ones of the CPU."""
+    found = native_norms(tensors)
+    if found is None:
+        found = torch.stack(foreach_vector_norm(tensors, dtype=torch.float64)).tolist()
+    return found
+
+
+def in_dtype(numbers: list[float], dtype: torch.dtype) -> list[float]:
+    """Round numbers to a dtype of 16 bits, as a 0-d tensor of that dtype would hold them."""
+    if dtype.itemsize >= torch.float32.itemsize:
+        return numbers  # the operation itself rounds them to its dtype
+    rounded: list[float] = (
+        torch.tensor(numbers, dtype=torch.float64, device="cpu").to(dtype).tolist()
+    )
+    return rounded
+
+
 def scale_by_trust_ratio_transform(
     grad: Tensor, param: Tensor, state: NoState, c: ScaleByTrustRatioHyper
 ) -> tuple[Tensor, NoState]:
@@ -65,13 +66,33 @@ def scale_by_trust_ratio_transform(
     return grad * ratio.to(grad.dtype), state
 
 
+FEW = 64
+"""Leaves up to which ratios are computed faster as Python's numbers than as one tensor."""
+
+
+def trust_ratio_of_numbers(
+    param_norm: float, update_norm: float, c: ScaleByTrustRatioHyper
+) -> float:
+    """Return :func:`trust_ratio` of two numbers, with the same bits."""
+    param_norm = max(param_norm, c.min_norm)  # in this order, NaN stays NaN
+    if param_norm == 0.0 or update_norm == 0.0:
+        return 1.0
+    return min(max(param_norm / update_norm * c.trust_coefficient, 0.0), c.max_ratio)
+
+
 def scale_by_trust_ratio_each_(
     grads: list[Tensor], params: list[Tensor], state: NoState, c: ScaleByTrustRatioHyper
 ) -> None:
     """Scale the gradients of several leaves, each by its own ratio."""
-    param_norms, update_norms = norms_of_each(params, grads)
-    ratios = trust_ratio(param_norms, update_norms, c)
-    foreach_scale_(grads, ratios.to(grads[0].dtype).tolist())
+    count = len(grads)
+    norms = norms_of_each([*params, *grads])
+    if count <= FEW:
+        pairs = zip(norms[:count], norms[count:], strict=True)
+        ratios = [trust_ratio_of_numbers(*pair, c) for pair in pairs]
+    else:
+        norm = torch.tensor(norms, dtype=torch.float64, device="cpu")
+        ratios = trust_ratio(norm[:count], norm[count:], c).tolist()
+    foreach_scale_(grads, in_dtype(ratios, grads[0].dtype))
 
 
 SCALE_BY_TRUST_RATIO = Transform(
