@@ -249,6 +249,37 @@ def test_a_number_that_is_a_choice_may_change(spied: Spied) -> None:
     assert len(spied.parts) == 8
 
 
+def test_a_number_with_a_derivative_is_left_to_torch(spied: Spied) -> None:
+    """A step in place takes it as a tensor, as the reference does."""
+    found = []
+    for executor in ("auto", "reference"):
+        factor = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+        optimizer = lars(lr=0.1, weight_decay=0.1, trust_coefficient=factor)
+        params = [noise(k, 5, 4) for k in range(3)]
+        state = optimizer.init(params)
+        for step in range(3):
+            grads = [noise(100 * step + k, 5, 4) for k in range(3)]
+            optimizer.using(executor=executor).update_(params, grads, state)
+        found.append([one.detach() for one in params])
+    assert_same(*found)
+    assert not spied.parts
+
+
+def mean_transform(
+    grad: Tensor, param: Tensor, state: NoState, c: Nothing
+) -> tuple[Tensor, NoState]:
+    return grad - grad.mean(), state
+
+
+def test_a_stage_that_is_not_pointwise_is_left_to_others(spied: Spied) -> None:
+    """It says so, and looks at all elements: whole leaves are stepped right all the same."""
+    mean = Transform(name="mean", hyper=Nothing, transform=mean_transform)
+    optimizer = chain(mean(), scale_by_trust_ratio(), TAKE())
+    want = stepped(optimizer.using(executor="reference"), SHAPES, torch.float32, 4)
+    assert_same(stepped(optimizer, SHAPES, torch.float32, 4), want)
+    assert not spied.parts
+
+
 def test_copies_are_stepped_as_well(spied: Spied) -> None:
     """By ``update``, whose tensors are in other memory at each step."""
     optimizer, params = lamb(lr=0.1), {"a": noise(0, 5, 4), "b": noise(1, 9)}

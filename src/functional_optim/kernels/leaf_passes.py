@@ -98,6 +98,8 @@ class LeafPasses:
         Args:
             tensors, like, totals, pointers: as of ``BindParts``.
         """
+        if not self._loops.takes(like.coefficients):
+            return None
         loops = self._kept
         if loops is None and not isinstance(like.step, Tensor) and like.step < self._retry:
             return None

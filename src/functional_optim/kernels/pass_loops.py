@@ -7,8 +7,10 @@ import torch
 
 from functional_optim.core.leaf import Leaf, is_measured
 from functional_optim.core.stage import Stage
+from functional_optim.kernels.errors import NotPointwiseError
 from functional_optim.kernels.kernel import BindScalars
 from functional_optim.kernels.passes import HAND_ON, HandOnHyper, HandOnState, Pass, passes_of
+from functional_optim.kernels.plain_leaves import holds_tensor
 from functional_optim.kernels.reference import ReferenceExecutor
 
 BindTable = Callable[[Sequence[Stage], Leaf, int], BindScalars | None]
@@ -40,6 +42,14 @@ class PassLoops:
         self._bind_table, self._stages, self._passes = bind_table, tuple(stages), passes
         self._reference = ReferenceExecutor(tries_pointwise=False)
         self._entries: list[dict[Any, Any]] = [{} for _ in passes]
+        self._wholes = [one.stop for one in passes if one.whole is not None]
+
+    def takes(self, coefficients: Sequence[Any]) -> bool:
+        """Return True if no stage that takes whole leaves has a tensor among its coefficients.
+
+        A derivative with respect to such a tensor may be needed.
+        """
+        return not any(holds_tensor(coefficients[k]) for k in self._wholes)
 
     def _leaf(self, number: int, like: Leaf, dtypes: Sequence[torch.dtype]) -> Leaf:
         """Return a leaf of one element, as the loop of a pass sees it.
@@ -77,6 +87,8 @@ class PassLoops:
             like: a leaf of one element, with the numbers of a step.
             elements: of all leaves.
         """
+        if not self.takes(like.coefficients):
+            return None
         bound: list[BindScalars | None] = []
         dtypes = [like.grad.dtype] * (1 + max(one.writes for one in self._passes))
         for number, one in enumerate(self._passes):
@@ -92,7 +104,10 @@ class PassLoops:
                 grad = made.states[-1].grad
                 dtypes[one.writes] = grad.dtype
                 leaf = leaf._replace(states=(*leaf.states[:-1], HandOnState(grad)))
-            loop = self._bind_table(stages, leaf, elements)
+            try:
+                loop = self._bind_table(stages, leaf, elements)
+            except NotPointwiseError:
+                return None  # which shows only in parts of a leaf: these are whole
             if loop is None:
                 return None
             bound.append(loop)

@@ -24,17 +24,19 @@ def are_plain(leaves: Sequence[Leaf]) -> bool:
 
 def is_followed(leaf: Leaf) -> bool:
     """Return True if a derivative of the step may be needed, which kernels do not give."""
-    numbers = isinstance(leaf.step, Tensor) or any(map(_holds_tensor, leaf.coefficients))
+    numbers = isinstance(leaf.step, Tensor) or any(map(holds_tensor, leaf.coefficients))
     return numbers or any(map(is_followed_tensor, tensors_of(leaf)))
 
 
-def _holds_tensor(value: Any) -> bool:
+def holds_tensor(value: Any) -> bool:
+    """Return True for a tensor, and for a tuple or list with one in it."""
     if isinstance(value, (tuple, list)):
-        return any(map(_holds_tensor, value))
+        return any(map(holds_tensor, value))
     return isinstance(value, Tensor)
 
 
 def is_followed_tensor(tensor: Tensor) -> bool:
+    """Return True if a derivative with respect to a tensor may be needed."""
     if is_functorch_wrapped_tensor(tensor):
         return True
     if torch.is_grad_enabled() and tensor.requires_grad:
