@@ -233,6 +233,23 @@ def test_a_stage_of_your_own_has_a_state(
     assert len(spied.parts) >= 2
 
 
+@each(
+    dtype=[torch.float32, torch.float64, torch.bfloat16, torch.float16],
+    link=[scale_by_trust_ratio(), clip_by_block_rms(0.5), scale_by_trust_ratio(max_ratio=0.3)],
+    count=[3, 90],
+)
+def test_factors_are_rounded_as_for_one_leaf(
+    spied: Spied, both_ways: str, dtype: torch.dtype, link: Any, count: int
+) -> None:
+    """In 16 bits, of few leaves and of many."""
+    spied.parts.clear()
+    shapes = [(1 + k % 7, 5) for k in range(count)]
+    optimizer = chain(link, TAKE())
+    want = stepped(optimizer.using(executor="reference"), shapes, dtype, 3)
+    assert_same(stepped(optimizer, shapes, dtype, 3), want)
+    assert spied.parts
+
+
 def test_a_number_that_is_a_choice_may_change(spied: Spied) -> None:
     """Loops are bound again where a coefficient that is no float has changed."""
     found = []
