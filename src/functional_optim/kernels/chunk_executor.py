@@ -129,11 +129,9 @@ class ChunkExecutor(Executor):
         elements: int = 0,
     ) -> str:
         made = self.joins and like and explain_passes(self.bind_table, stages, like, elements)
-        if made:
-            return made
         stacked = self._stacks is not None and why_not_stacked(stages) is None
         stacks = "; those of one shape in stacks" if stacked else ""
-        return f"one by one; {why_not_pointwise(stages)}{stacks}"
+        return made or f"one by one; {why_not_pointwise(stages)}{stacks}"
 
     def update(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
