@@ -348,3 +348,19 @@ def test_it_is_not_taken_for_a_wrapper() -> None:
         assert isinstance(one, torch.optim.Optimizer)
         assert not hasattr(one, "optimizer")
     placed.close()
+
+
+def test_the_state_of_a_parameter_without_a_gradient_is_not_looked_at() -> None:
+    """As in torch.optim, whatever somebody has made of it; also where steps are planned."""
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    optimizer = TorchOptimizer(params, adamw(lr=0.1))
+    for step in range(4):
+        params[0].grad = torch.full((3,), float(step + 1))
+        if step == 1:
+            del optimizer.state[params[1]]
+        if step == 3:
+            optimizer.state[params[1]] = {"exp_avg": "no tensor"}
+        optimizer.step()
+        assert len(optimizer.state[params[1]]) == (3, 0, 0, 1)[step]
+    assert torch.equal(params[1], torch.ones(3))
+    assert int(optimizer.state[params[0]]["step"]) == 4

@@ -1,4 +1,4 @@
-"""Squares of norms by the native loops have the bits of torch's norms."""
+"""Norms by the native loops, and their squares, have the bits of torch's norms."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from functional_optim.native import native_squares, squares
+from functional_optim.native import native_norms, native_squares, squares
 from functional_optim.transforms.clip_by_global_norm import BLOCK, squares_of_each, sum_of_squares
 
 from ..choices import case, examples
@@ -42,6 +42,38 @@ def test_they_are_torchs(lengths: list[int], dtype: torch.dtype, most: int) -> N
     tensors = [drawn(count, 2 * k, dtype) for k, count in enumerate(lengths)]
     found = native_squares(tensors, most)
     assert found == wanted([part for one in tensors for part in one.split(most)])
+
+
+@given(
+    lengths=st.lists(
+        st.integers(0, 300) | st.sampled_from([5_000, 70_001]), min_size=1, max_size=9
+    ),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+@examples(30)
+def test_norms_are_torchs(lengths: list[int], dtype: torch.dtype) -> None:
+    """Of whole tensors, in one thread; in several, torch is asked for large ones."""
+    loops()
+    tensors = [drawn(count, 2 * k, dtype) for k, count in enumerate(lengths)]
+    norms: Any = [torch.linalg.vector_norm(one, 2.0, dtype=torch.float64) for one in tensors]
+    found = native_norms(tensors)
+    if torch.get_num_threads() > 1 and max(lengths) >= squares.SHARED:
+        assert found is None
+    else:
+        assert found == list(map(float, norms))
+
+
+def test_norms_of_large_tensors_are_left_to_torchs_threads() -> None:
+    loops()
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert native_norms([torch.ones(squares.SHARED)]) is None
+        assert native_norms([torch.ones(squares.SHARED - 1)]) is not None
+        torch.set_num_threads(1)
+        assert native_norms([torch.ones(squares.SHARED)]) is not None
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_infinity_and_nan() -> None:
@@ -77,6 +109,11 @@ def test_torch_is_asked_for_all_others() -> None:
             loops().squares([torch.ones(2)], *wrong, 1)
     with pytest.raises(TypeError, match="takes a list of tensors and three numbers"):
         loops().squares((torch.ones(2),), BLOCK, 4, 1)  # type: ignore[arg-type]  no list
+    assert loops().norms([torch.ones(2), torch.ones(3).double()], 4, 1) is None
+    with pytest.raises(ValueError, match="rows have 4 or 8 lanes"):
+        loops().norms([torch.ones(2)], 3, 1)
+    with pytest.raises(TypeError, match="takes a list of tensors and two numbers"):
+        loops().norms((torch.ones(2),), 4, 1)  # type: ignore[arg-type]  no list
 
 
 @pytest.mark.parametrize("transform", [torch.func.vmap, torch.func.functionalize])

@@ -48,6 +48,16 @@ def foreach_vector_norm(
     return found
 
 
+def _divide_each(tensors: Sequence[Tensor], divisors: Sequence[float]) -> None:
+    for one, divisor in zip(tensors, divisors, strict=True):
+        one.div_(divisor)
+
+
+def _scale_each(tensors: Sequence[Tensor], factors: Sequence[float]) -> None:
+    for one, factor in zip(tensors, factors, strict=True):
+        one.mul_(factor)
+
+
 def _unscale_each(grads: Sequence[Tensor], is_infinite: Tensor, inverse: Tensor) -> None:
     for one in grads:
         found = torch.isfinite(one).all().logical_not().to(is_infinite)
@@ -58,6 +68,14 @@ def _unscale_each(grads: Sequence[Tensor], is_infinite: Tensor, inverse: Tensor)
 foreach_add_: Callable[[Sequence[Tensor], float], object] = (
     getattr(torch, "_foreach_add_", None) or _add_to_each
 )
+foreach_scale_: Callable[[Sequence[Tensor], Sequence[float]], object] = (
+    getattr(torch, "_foreach_mul_", None) or _scale_each
+)
+"""Multiply each tensor by its number, in place."""
+foreach_divide_: Callable[[Sequence[Tensor], Sequence[float]], object] = (
+    getattr(torch, "_foreach_div_", None) or _divide_each
+)
+"""Divide each tensor by its number, in place."""
 foreach_mul_: Callable[[Sequence[Tensor], Tensor], object] = (
     getattr(torch, "_foreach_mul_", None) or _multiply_each
 )

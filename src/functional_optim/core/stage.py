@@ -18,6 +18,7 @@ from functional_optim.core.blocks import BlockOptions
 from functional_optim.core.gate import Gate
 from functional_optim.core.hyper import build
 from functional_optim.core.leaf_input import LeafInput, require_fields
+from functional_optim.core.reserved_names import RESERVED_HYPER, RESERVED_STATE, require_free
 from functional_optim.core.spelling import spell_link
 from functional_optim.core.stage_defaults import (
     NoState,
@@ -60,13 +61,6 @@ class Link(NamedTuple):
         return spell_link(self)
 
 
-RESERVED_STATE = ("step",)
-"""Keys of torch's dicts of state that hold something else: the step count of a parameter."""
-
-RESERVED_HYPER = ("params", "param_names", "initial_lr", "decoupled_weight_decay", "step")
-"""Keys of torch's parameter groups that hold something else than a hyper-parameter."""
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Stage:
     """Base class of :class:`Rule` and :class:`Transform`.
@@ -77,7 +71,7 @@ class Stage:
         name: a short name; it stands in errors and in ``optimizer.hyper``.
         hyper: a NamedTuple class. Fields annotated ``float`` (or a tuple of floats) take a number,
             a 0-d tensor or a schedule; fields annotated ``bool`` are fixed choices. None is called
-            as in :data:`RESERVED_HYPER`.
+            ``params``, ``param_names``, ``initial_lr``, ``decoupled_weight_decay`` or ``step``.
         state: a NamedTuple class whose fields are tensors, or ``list[Tensor]`` for a field that
             only some options or shapes need (``[]`` or ``[tensor]``, or one for each side of a
             matrix); :data:`NoState` where there is none. None is called ``step``.
@@ -178,8 +172,8 @@ class Stage:
             ValueError: a field of state or a hyper-parameter with a reserved name; an input that
                 has no place in the state; declarations that contradict one another.
         """
-        _require_free(self.name, "a field of state", self.state, RESERVED_STATE)
-        _require_free(self.name, "a hyper-parameter", self.hyper, RESERVED_HYPER)
+        require_free(self.name, "a field of state", self.state, RESERVED_STATE)
+        require_free(self.name, "a hyper-parameter", self.hyper, RESERVED_HYPER)
         require_fields(self.name, self.state, self.inputs)
         object.__setattr__(self, "_stateful", self.state != NoState)
         object.__setattr__(self, "_sharing", self.shared != NoState)
@@ -256,17 +250,6 @@ class Stage:
 
     def __call__(self, **hyper: Any) -> Link:
         return Link(self, build(self.name, self.hyper, self.bounds, self.check, hyper))
-
-
-def _require_free(stage: str, what: str, record: Any, reserved: Iterable[str]) -> None:
-    """No field of a record has a name that torch's dicts keep for something else."""
-    taken = [name for name in getattr(record, "_fields", ()) if name in reserved]
-    if taken:
-        raise ValueError(
-            f"{stage}: {what} cannot be called {taken[0]!r}, since torch's state dicts keep "
-            f"something else under {', '.join(map(repr, reserved))}; rename it (such as "
-            f"{stage}_{taken[0]})"
-        )
 
 
 S = TypeVar("S", bound=Stage)
@@ -349,6 +332,12 @@ class Transform(Stage):
             that ``transform`` takes.
         measure_each: ``measure`` for a list of dense tensors of one device, with the same bits: a
             1-D float64 tensor with a number for each.
+        transform_each_: ``transform`` for several leaves at once, in place and with the same bits,
+            of a per_matrix transform without ``measure`` and ``raw``.
+            ``transform_each_(grads, params, state, coefficients)`` writes the new gradients to
+            ``grads`` and the new state to ``state``. Arguments are lists of plain, contiguous
+            tensors on the CPU; ``state`` has such a list in the place of each tensor. With it, the
+            pointwise stages before and behind run as loops over all leaves.
         leads: whether the transform acts on the raw gradient, wherever it stands in the chain.
         raw: whether ``transform`` also takes the raw gradient: the gradient that the chain was
             given, changed only by transforms that lead and by the last gate before this one.
@@ -372,6 +361,7 @@ class Transform(Stage):
     transform: Callable[..., tuple[Tensor, Any]]
     measure: Callable[[Tensor], Tensor] | None = None
     measure_each: Callable[[list[Tensor]], Tensor] | None = None
+    transform_each_: Callable[[list[Tensor], list[Tensor], Any, Any], object] | None = None
     leads: bool = False
     raw: bool = False
     __hash__ = Stage.__hash__
@@ -380,12 +370,20 @@ class Transform(Stage):
         """Refuse contradictions, those of any stage among them.
 
         Raises:
-            ValueError: ``measure_each`` without ``measure``; or as for :class:`Stage`.
+            ValueError: ``measure_each`` without ``measure``; ``transform_each_`` where no list of
+                leaves is enough; or as for :class:`Stage`.
         """
         super().__post_init__()
         if self.measure_each is not None and self.measure is None:
             raise ValueError(
                 f"{self.name}: measure_each needs measure, which it equals for a tensor"
+            )
+        if self.transform_each_ is not None and (
+            self.kind != "per_matrix" or self.measure is not None or self.raw
+        ):
+            raise ValueError(
+                f"{self.name}: transform_each_ is for a transform with kind='per_matrix' that "
+                "takes neither a total nor the raw gradient"
             )
 
 

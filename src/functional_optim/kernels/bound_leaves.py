@@ -4,8 +4,9 @@ What was found out once stays: which leaves are stepped together, and by which p
 computes the scalars of each program once, and calls it for each stack and each leaf alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from functional_optim.core.stage import Stage
 from functional_optim.kernels.cache_key import CacheKey, key_of
 from functional_optim.kernels.chunks import with_tensors
 from functional_optim.kernels.errors import UntraceableError
-from functional_optim.kernels.kernel import Part, Rows
+from functional_optim.kernels.kernel import Part
 from functional_optim.kernels.signature import Numbers
 from functional_optim.kernels.stacked import (
     StackedExecutor,
@@ -25,6 +26,9 @@ from functional_optim.kernels.stacked import (
     step_columns,
 )
 from functional_optim.kernels.whole import Known, program_of
+
+_Rows = Sequence[Callable[[Sequence[Tensor]], tuple[Tensor, ...]]]
+"""For each leaf, what takes its tensors out of a list: parameter, gradient, state."""
 
 
 class _Bound(NamedTuple):
@@ -48,22 +52,26 @@ class BoundLeaves:
     Args:
         executor: knows which leaves may be stepped together.
         stages: of the chain.
+        places: for each leaf, the positions of its tensors in the list of a step.
     """
 
-    def __init__(self, executor: StackedExecutor, stages: Sequence[Stage]) -> None:
+    def __init__(
+        self, executor: StackedExecutor, stages: Sequence[Stage], places: Sequence[Sequence[int]]
+    ) -> None:
         self._executor, self._stages = executor, stages
+        self._rows: _Rows = [itemgetter(*one) for one in places]
         self._bound: _Bound | None = None
 
     def parts(
-        self, rows: Rows, tensors: Sequence[Tensor], like: Leaf, totals: Sequence[Tensor]
+        self, tensors: Sequence[Tensor], like: Leaf, totals: Sequence[Tensor], pointers: bytes
     ) -> list[Part] | None:
         """Bind a step: a call for each part; None where a leaf has no program.
 
         Args:
-            rows: give the tensors of each leaf.
             tensors: of this step, with the layouts of the last. Leaves share no memory.
             like: one of the leaves, with entries of its own and the numbers of this step.
             totals: the sum of each measured stage.
+            pointers: are not used.
         """
         try:
             key, numbers, _ = key_of(self._stages, like)
@@ -71,18 +79,16 @@ class BoundLeaves:
             return None
         threads, bound = torch.get_num_threads(), self._bound
         if bound is None or not bound.settled or key is not bound.key or threads != bound.threads:
-            bound = self._bind(rows, tensors, like, key)
+            bound = self._bind(tensors, like, key)
             if bound is None:
                 return None
             self._bound = bound
-        return self._parts(bound, rows, tensors, numbers, totals)
+        return self._parts(bound, tensors, numbers, totals)
 
-    def _bind(
-        self, rows: Rows, tensors: Sequence[Tensor], like: Leaf, key: CacheKey
-    ) -> _Bound | None:
+    def _bind(self, tensors: Sequence[Tensor], like: Leaf, key: CacheKey) -> _Bound | None:
         """Find stacks and programs for the choices of now; None if a leaf has no program."""
         one = like._replace(entries=None)
-        leaves = [with_tensors(one, [each.detach() for each in row(tensors)]) for row in rows]
+        leaves = [with_tensors(one, [each.detach() for each in row(tensors)]) for row in self._rows]
         found = self._executor.stacks_of(self._stages, leaves)
         alone: list[tuple[int, Known]] = []
         for place in found.alone:
@@ -104,7 +110,6 @@ class BoundLeaves:
     def _parts(
         self,
         bound: _Bound,
-        rows: Rows,
         tensors: Sequence[Tensor],
         numbers: Numbers,
         totals: Sequence[Tensor],
@@ -112,9 +117,9 @@ class BoundLeaves:
         rest = {known: known.arguments(numbers, totals) for known in bound.programs}
         found: list[Part] = []
         for k, known in bound.alone:
-            found.append(((k,), partial(known.program.step, *rows[k](tensors), *rest[known])))
+            found.append(((k,), partial(known.program.step, *self._rows[k](tensors), *rest[known])))
         for places, known in bound.together:
-            own = [rows[k](tensors) for k in places]
+            own = [self._rows[k](tensors) for k in places]
             columns = list(map(list, zip(*own, strict=True)))
             found.append((places, partial(_step_together, known, columns, rest[known])))
         return found

@@ -1,24 +1,21 @@
 """An executor that runs a kernel over chunks: leaves listed, cut and stepped in place."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, compress
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from functional_optim._torch import (
     has_dispatch_mode,
-    is_functorch_wrapped_tensor,
     is_transforming,
-    tangent_of,
 )
 from functional_optim.core.aliasing import copy_of
 from functional_optim.core.capturing import check_not_captured
-from functional_optim.core.leaf import PLAIN, Leaf, Scalars, Stepped, is_measured, on_device
+from functional_optim.core.leaf import Leaf, Scalars, Stepped, is_measured, on_device
 from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.core.state import map_state
 from functional_optim.kernels.blocked import BLOCK_VARIABLE, block_elements
@@ -44,6 +41,14 @@ from functional_optim.kernels.kernel import (
     Kernel,
     KernelError,
     ListingKernel,
+)
+from functional_optim.kernels.leaf_passes import in_passes
+from functional_optim.kernels.pass_loops import explain_passes
+from functional_optim.kernels.plain_leaves import (
+    are_plain,
+    has_dispatch,
+    is_followed,
+    is_followed_tensor,
 )
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.rounding import note_rounding
@@ -104,17 +109,29 @@ class ChunkExecutor(Executor):
     def in_wholes(self, stages: Sequence[Stage]) -> Wholes | None:
         return self if self._stacks is not None and why_not_pointwise(stages) else None
 
-    def bind_leaves(self, stages: Sequence[Stage]) -> BindParts:
+    def bind_leaves(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], places: Sequence[Sequence[int]]
+    ) -> BindParts:
         assert self._stacks is not None, "asked by in_wholes"
-        return BoundLeaves(self._stacks, stages).parts
+        one_by_one = BoundLeaves(self._stacks, stages, places).parts
+        if self.joins:
+            return in_passes(self.bind_table, stages, leaves, places, one_by_one)
+        return one_by_one
 
     def taking(self, scalars: Scalars) -> Executor | None:
         return self if scalars is Scalars.HOST or self._takes_device_scalars else None
 
-    def explain_leaves(self, stages: Sequence[Stage], name: str) -> str:
+    def explain_leaves(
+        self,
+        stages: Sequence[Stage],
+        name: str,
+        like: Callable[[], Leaf] | None = None,
+        elements: int = 0,
+    ) -> str:
+        made = self.joins and like and explain_passes(self.bind_table, stages, like, elements)
         stacked = self._stacks is not None and why_not_stacked(stages) is None
         stacks = "; those of one shape in stacks" if stacked else ""
-        return f"one by one; {why_not_pointwise(stages)}{stacks}"
+        return made or f"one by one; {why_not_pointwise(stages)}{stacks}"
 
     def update(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
@@ -123,8 +140,8 @@ class ChunkExecutor(Executor):
 
         So they are by autograd, torch.func, a dispatch mode, and tensors of other classes.
         """
-        is_followed = any(map(_is_followed, leaves)) or any(map(_is_followed_tensor, measured))
-        if is_followed or is_transforming() or has_dispatch_mode() or not _are_plain(leaves):
+        must_be_seen = any(map(is_followed, leaves)) or any(map(is_followed_tensor, measured))
+        if must_be_seen or is_transforming() or has_dispatch_mode() or not are_plain(leaves):
             return self._leaves.update(stages, leaves, measured)
         copies = [
             leaf._replace(
@@ -141,7 +158,7 @@ class ChunkExecutor(Executor):
     ) -> None:
         with torch.no_grad():
             self.require(stages, leaves)
-            if any(map(_has_dispatch, leaves)) and not self.strict:
+            if any(map(has_dispatch, leaves)) and not self.strict:
                 self._leaves.update_(stages, leaves, measured)
                 return
             for leaf in {id(one.coefficients): one for one in leaves}.values():
@@ -351,37 +368,6 @@ def _why_not(kernel: Kernel, stages: Sequence[Stage], chunk: Leaf) -> str | None
     if not kernel.is_for(chunk):
         return f"its kernels step no tensors on {chunk.param.device.type}"
     return kernel.supports(stages, chunk)
-
-
-def _are_plain(leaves: Sequence[Leaf]) -> bool:
-    """Return True if no tensor is of a class with operations of its own."""
-    return PLAIN.issuperset(type(one) for leaf in leaves for one in tensors_of(leaf))
-
-
-def _has_dispatch(leaf: Leaf) -> bool:
-    """Return True if a tensor has no memory of its own, but operations, as FakeTensor has."""
-    own = Tensor.__torch_dispatch__
-    return any(type(one).__torch_dispatch__ is not own for one in tensors_of(leaf))
-
-
-def _is_followed(leaf: Leaf) -> bool:
-    """Return True if a derivative of the step may be needed, which kernels do not give."""
-    numbers = isinstance(leaf.step, Tensor) or any(map(_holds_tensor, leaf.coefficients))
-    return numbers or any(map(_is_followed_tensor, tensors_of(leaf)))
-
-
-def _holds_tensor(value: Any) -> bool:
-    if isinstance(value, (tuple, list)):
-        return any(map(_holds_tensor, value))
-    return isinstance(value, Tensor)
-
-
-def _is_followed_tensor(tensor: Tensor) -> bool:
-    if is_functorch_wrapped_tensor(tensor):
-        return True
-    if torch.is_grad_enabled() and tensor.requires_grad:
-        return True
-    return tangent_of(tensor) is not None
 
 
 def _mark_changed(chunk: Leaf) -> None:

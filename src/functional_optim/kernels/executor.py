@@ -1,7 +1,7 @@
 """Interface of an executor."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
@@ -88,8 +88,16 @@ class Chunks(Protocol):
 class Wholes(Chunks, Protocol):
     """Interface for stepping leaves of chains that need their whole tensors, in place."""
 
-    def bind_leaves(self, stages: Sequence[Stage]) -> BindParts:
-        """Bind the steps of plain contiguous leaves of the CPU, which share no memory."""
+    def bind_leaves(
+        self, stages: Sequence[Stage], leaves: Sequence[Leaf], places: Sequence[Sequence[int]]
+    ) -> BindParts:
+        """Bind the steps of plain contiguous leaves of the CPU, which share no memory.
+
+        Args:
+            stages: of the chain.
+            leaves: with coefficients and dtypes in common. Their tensors are not kept.
+            places: for each leaf, the positions of its tensors in the list of a step.
+        """
         ...
 
 
@@ -150,6 +158,20 @@ class Executor(ABC):
         """
         return self if scalars is Scalars.HOST else None
 
-    def explain_leaves(self, stages: Sequence[Stage], name: str) -> str:
-        """Return how it steps leaves one by one, under the name that it has."""
+    def explain_leaves(
+        self,
+        stages: Sequence[Stage],
+        name: str,
+        like: Callable[[], Leaf] | None = None,
+        elements: int = 0,
+    ) -> str:
+        """Return how it steps leaves that are no chunks.
+
+        Args:
+            stages: of the chain.
+            name: that the executor has.
+            like: gives a leaf of one element, with the dtypes and numbers of all; None if they are
+                stepped without a plan.
+            elements: of all leaves.
+        """
         return f"{name}, leaf by leaf"

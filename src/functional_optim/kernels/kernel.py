@@ -36,14 +36,12 @@ None where other choices stand among the coefficients than those that were bound
 Part = tuple[Sequence[int], Call]
 """The positions of leaves that are stepped by one call, and the call."""
 
-Rows = Sequence[Callable[[Sequence[Tensor]], tuple[Tensor, ...]]]
-"""For each leaf, what takes its tensors out of a list: parameter, gradient, state."""
+BindParts = Callable[[Sequence[Tensor], Leaf, Sequence[Tensor], bytes], list[Part] | None]
+"""``bind_parts(tensors, like, totals, pointers)`` gives the calls of a step of whole leaves.
 
-BindParts = Callable[[Rows, Sequence[Tensor], Leaf, Sequence[Tensor]], list[Part] | None]
-"""``bind_parts(rows, tensors, like, totals)`` gives the calls of a step of whole leaves.
-
-``like`` is one of the leaves, with entries of its own and the numbers of the step; leaves have the
-same layouts at each step, and no tensor is kept. None where a leaf has to be stepped another way.
+``like`` is one of the leaves, with entries of its own and the numbers of the step; ``pointers`` are
+the bytes of the pointers to all tensors of the leaves, leaf by leaf. Leaves have the same layouts
+at each step, and no tensor is kept. None where a leaf has to be stepped another way.
 """
 
 

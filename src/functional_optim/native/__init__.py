@@ -8,6 +8,6 @@ they never are, Python does the same.
 """
 
 from functional_optim.native.loader import LOOPS, Loops
-from functional_optim.native.squares import native_squares
+from functional_optim.native.squares import native_norms, native_squares
 
-__all__ = ["LOOPS", "Loops", "native_squares"]
+__all__ = ["LOOPS", "Loops", "native_norms", "native_squares"]

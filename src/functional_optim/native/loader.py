@@ -95,6 +95,10 @@ class Loops(Protocol):
         """
         ...
 
+    def norms(self, tensors: list[Any], lanes: int, threads: int, /) -> list[float] | None:
+        """Return the norm of each tensor, in double precision; None as for :meth:`squares`."""
+        ...
+
     def squares(
         self, tensors: list[Any], most: int, lanes: int, threads: int, /
     ) -> list[float] | None:

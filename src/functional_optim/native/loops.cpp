@@ -362,6 +362,7 @@ PyMethodDef methods[] = {
     fast("entries", entries),
     fast("lay_out", lay_out),
     fast("locate", locate),
+    fast("norms", norms),
     fast("squares", squares),
     {nullptr, nullptr, 0, nullptr}};
 

@@ -1,4 +1,4 @@
-// Squares of norms in double precision, with the bits of torch's norms, squared.
+// Norms in double precision, and their squares, with the bits of torch's norms.
 //
 // A row is as many elements as torch's vectors of doubles have lanes. Rows are added lane by lane;
 // then the lanes are added from the first to the last, and the elements behind the last row follow.
@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <system_error>
 #include <thread>
 #include <type_traits>
@@ -27,7 +28,7 @@ constexpr int64_t kWorth = 1 << 20;  // elements for which a thread is begun
 struct Stretch {
   const char* begin;
   int64_t count;  // of elements
-  double sum = 0.0;
+  double norm = 0.0;
 };
 
 template <typename T, int L>
@@ -85,14 +86,6 @@ struct Row {
       sums = Doubles{};
     }
 
-    void add(int64_t count) {
-      for (int64_t i = 0; i < count; ++i, next += sizeof(Elements)) {
-        const Doubles own = at(next);
-        sums += own * own;
-      }
-      rows -= count;
-    }
-
     void end() {
       double sum = sums[0];
       for (int k = 1; k < L; ++k) {
@@ -103,10 +96,34 @@ struct Row {
         const double own = one_at(next);
         sum += own * own;
       }
-      const double norm = std::sqrt(sum);
-      stretch->sum = norm * norm;
+      stretch->norm = std::sqrt(sum);
     }
   };
+
+  // Add as many rows of N streams as each of them has. The sums are kept in registers meanwhile.
+  template <int N>
+  static void add_rows(Stream* streams) {
+    int64_t rows = streams[0].rows;
+    Doubles sums[N];
+    const char* next[N];
+    for (int k = 0; k < N; ++k) {
+      rows = std::min(rows, streams[k].rows);
+      sums[k] = streams[k].sums;
+      next[k] = streams[k].next;
+    }
+    for (int64_t i = 0; i < rows; ++i) {
+#pragma GCC unroll 4
+      for (int k = 0; k < N; ++k) {
+        const Doubles own = at(next[k] + i * sizeof(Elements));
+        sums[k] += own * own;
+      }
+    }
+    for (int k = 0; k < N; ++k) {
+      streams[k].sums = sums[k];
+      streams[k].next += rows * sizeof(Elements);
+      streams[k].rows -= rows;
+    }
+  }
 
   static void add_all(Stretch* next, Stretch* end) {
     Stream streams[kStreams];
@@ -114,26 +131,11 @@ struct Row {
     while (active < kStreams && next < end) {
       streams[active++].begin(next++);
     }
-    while (active == kStreams) {
-      int64_t rows = streams[0].rows;
-      for (const Stream& one : streams) {
-        rows = std::min(rows, one.rows);
-      }
-      Doubles a = streams[0].sums, b = streams[1].sums, c = streams[2].sums, d = streams[3].sums;
-      const char *p = streams[0].next, *q = streams[1].next, *r = streams[2].next, *s = streams[3].next;
-      for (int64_t i = 0; i < rows; ++i) {
-        const size_t by = i * sizeof(Elements);
-        const Doubles w = at(p + by), x = at(q + by), y = at(r + by), z = at(s + by);
-        a += w * w;
-        b += x * x;
-        c += y * y;
-        d += z * z;
-      }
-      streams[0].sums = a, streams[1].sums = b, streams[2].sums = c, streams[3].sums = d;
-      for (Stream& one : streams) {
-        one.next += rows * sizeof(Elements);
-        one.rows -= rows;
-      }
+    while (active > 0) {
+      active == 4 ? add_rows<4>(streams)
+      : active == 3 ? add_rows<3>(streams)
+      : active == 2 ? add_rows<2>(streams)
+                    : add_rows<1>(streams);
       for (int k = 0; k < active; ++k) {
         if (streams[k].rows == 0) {
           streams[k].end();
@@ -144,10 +146,6 @@ struct Row {
           }
         }
       }
-    }
-    for (int k = 0; k < active; ++k) {
-      streams[k].add(streams[k].rows);
-      streams[k].end();
     }
   }
 };
@@ -231,6 +229,42 @@ bool stretches_of(PyObject* list, int64_t most, std::vector<Stretch>& found, boo
   return true;
 }
 
+// The norm of each tensor, or of each of its parts of so many elements, or its square; null without an
+// error where torch has to be asked.
+PyObject* norms_of(PyObject* list, int64_t most, int lanes, int64_t threads, bool squared) {
+  std::vector<Stretch> every;
+  bool is_float = true;
+  try {
+    if (!stretches_of(list, most, every, is_float)) {
+      return nullptr;
+    }
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+  Py_BEGIN_ALLOW_THREADS;
+  add_up_in_threads(every, is_float, lanes, threads);
+  Py_END_ALLOW_THREADS;
+  PyObject* found = PyList_New(every.size());
+  for (size_t i = 0; found != nullptr && i < every.size(); ++i) {
+    const double norm = every[i].norm;
+    PyObject* one = PyFloat_FromDouble(squared ? norm * norm : norm);
+    if (one == nullptr) {
+      Py_CLEAR(found);
+    } else {
+      PyList_SET_ITEM(found, i, one);
+    }
+  }
+  return found;
+}
+
+// What norms_of has found; None where torch has to be asked.
+PyObject* found_or_none(PyObject* found) {
+  if (found == nullptr && PyErr_Occurred() == nullptr) {
+    Py_RETURN_NONE;
+  }
+  return found;
+}
+
 // squares(tensors, most, lanes, threads) -> the square of the norm of each tensor, or of each of its parts of
 // so many elements, as a list; None where torch has to be asked
 PyObject* squares(PyObject*, PyObject* const* args, Py_ssize_t count) {
@@ -247,28 +281,25 @@ PyObject* squares(PyObject*, PyObject* const* args, Py_ssize_t count) {
     PyErr_SetString(PyExc_ValueError, "parts have an element or more, and rows 4 or 8 lanes");
     return nullptr;
   }
-  std::vector<Stretch> every;
-  bool is_float = true;
-  try {
-    if (!stretches_of(args[0], most, every, is_float)) {
-      Py_RETURN_NONE;
-    }
-  } catch (const std::exception&) {
-    Py_RETURN_NONE;
+  return found_or_none(norms_of(args[0], most, static_cast<int>(lanes), threads, true));
+}
+
+// norms(tensors, lanes, threads) -> the norm of each tensor, as a list; None where torch has to be asked
+PyObject* norms(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 3 || !PyList_CheckExact(args[0])) {
+    PyErr_SetString(PyExc_TypeError, "norms() takes a list of tensors and two numbers");
+    return nullptr;
   }
-  Py_BEGIN_ALLOW_THREADS;
-  add_up_in_threads(every, is_float, static_cast<int>(lanes), threads);
-  Py_END_ALLOW_THREADS;
-  PyObject* found = PyList_New(every.size());
-  for (size_t i = 0; found != nullptr && i < every.size(); ++i) {
-    PyObject* sum = PyFloat_FromDouble(every[i].sum);
-    if (sum == nullptr) {
-      Py_CLEAR(found);
-    } else {
-      PyList_SET_ITEM(found, i, sum);
-    }
+  const long long lanes = PyLong_AsLongLong(args[1]), threads = PyLong_AsLongLong(args[2]);
+  if (PyErr_Occurred() != nullptr) {
+    return nullptr;
   }
-  return found;
+  if (lanes != 4 && lanes != 8) {
+    PyErr_SetString(PyExc_ValueError, "rows have 4 or 8 lanes");
+    return nullptr;
+  }
+  const int64_t whole = std::numeric_limits<int64_t>::max();
+  return found_or_none(norms_of(args[0], whole, static_cast<int>(lanes), threads, false));
 }
 
 }  // namespace

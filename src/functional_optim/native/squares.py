@@ -1,4 +1,4 @@
-"""Squares of norms by the native loops, where these give the bits of torch's norms."""
+"""Norms and their squares by the native loops, where these give the bits of torch's norms."""
 
 from typing import Any
 
@@ -17,6 +17,9 @@ _KNOWN: dict[Any, int] = {}
 _LENGTHS = (0, 1, 3, 8, 21, 100, 1000, 4099)
 """Of the tensors on which the loops are held against torch."""
 
+SHARED = 1 << 15
+"""Elements from which torch may share the sum of a tensor among its threads."""
+
 
 def native_squares(tensors: list[Tensor], most: int) -> list[float] | None:
     """Return the square of the norm of each tensor, or of each of its parts, in float64.
@@ -31,15 +34,40 @@ def native_squares(tensors: list[Tensor], most: int) -> list[float] | None:
         None where the loops do not give them.
     """
     loops: Any = LOOPS.loaded
+    lanes = _lanes_of(loops)
+    if not lanes:
+        return None
+    found: list[float] | None = loops.squares(tensors, most, lanes, torch.get_num_threads())
+    return found
+
+
+def native_norms(tensors: list[Tensor]) -> list[float] | None:
+    """Return the norm of each tensor, in float64.
+
+    Args:
+        tensors: on the CPU.
+
+    Returns:
+        Numbers with the bits of ``torch.linalg.vector_norm(tensor, dtype=torch.float64)``. None
+        where the loops do not give them, as for a large tensor if torch has several threads.
+    """
+    loops: Any = LOOPS.loaded
+    lanes = _lanes_of(loops)
+    threads = torch.get_num_threads()
+    if not lanes or (threads > 1 and max(map(Tensor.numel, tensors), default=0) >= SHARED):
+        return None
+    found: list[float] | None = loops.norms(tensors, lanes, threads)
+    return found
+
+
+def _lanes_of(loops: Any) -> int:
+    """Return the number of lanes with which loops have torch's bits; 0 if that is not known."""
     lanes = _KNOWN.get(loops)
     if lanes is None and loops is not None and not (is_transforming() or has_dispatch_mode()):
         lanes = _tried(loops)
         _KNOWN.clear()
         _KNOWN[loops] = lanes
-    if not lanes:
-        return None
-    found: list[float] | None = loops.squares(tensors, most, lanes, torch.get_num_threads())
-    return found
+    return lanes or 0
 
 
 def _tried(loops: Any) -> int:
@@ -48,13 +76,13 @@ def _tried(loops: Any) -> int:
         draws = torch.Generator().manual_seed(0)
         wide = [torch.randn(n, generator=draws, dtype=torch.float64).exp() for n in _LENGTHS]
         every = [[one.to(kind) for one in wide] for kind in (torch.float32, torch.bfloat16)]
-        wanted = [[_square(one) for one in own] for own in every]
+        wanted = [[_norm(one) for one in own] for own in every]
         for lanes in _LANES:
-            if [loops.squares(own, max(_LENGTHS), lanes, 1) for own in every] == wanted:
+            if [loops.norms(own, lanes, 1) for own in every] == wanted:
                 return lanes
     return 0
 
 
-def _square(tensor: Tensor) -> float:
+def _norm(tensor: Tensor) -> float:
     norm: Any = torch.linalg.vector_norm(tensor, 2.0, dtype=torch.float64)
-    return float(norm.square())
+    return float(norm)

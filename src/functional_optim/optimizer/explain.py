@@ -1,6 +1,7 @@
 """Explanation of how an executor steps a tree of parameters."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -92,7 +93,10 @@ def _line(
         note_rounding(stages, _chunk(stages, hypers, 1, alike, step))
     by_chunks = executor.in_chunks(stages)
     if by_chunks is None:
-        return f"{head}: {executor.explain_leaves(stages, name)}"
+        like = None
+        if alike.device.type == "cpu":
+            like = partial(_element, stages, hypers, views[0], step)
+        return f"{head}: {executor.explain_leaves(stages, name, like, joined)}"
     together = "each alone" if alike.large else "together"
     # What runs depends on whether a parameter is large, not on how large.
     count = max(counts) if alike.large else sum(counts)
@@ -118,6 +122,18 @@ def _chunk(
     param = torch.empty(count, dtype=alike.dtype, device=alike.device)
     own = tuple(map_state(real, state) for state in states)
     return Leaf(param, torch.empty_like(param), own, coefficients, "", resolved, step)
+
+
+def _element(stages: Sequence[Stage], hypers: tuple[Any, ...], like: Tensor, step: float) -> Leaf:
+    """Return a leaf of one element, with the dtypes of a parameter's state."""
+    states = init_leaf(stages, hypers, torch.empty_like(like, device="meta")).stages
+    resolved, coefficients = _first_coefficients(stages, hypers)
+
+    def element(tensor: Tensor) -> Tensor:
+        return torch.zeros(1, dtype=tensor.dtype, device="cpu")
+
+    own = tuple(map_state(element, state) for state in states)
+    return Leaf(element(like), element(like), own, coefficients, "", resolved, step)
 
 
 def _first_coefficients(

@@ -245,6 +245,7 @@ class WholeChunk(Chunk):
     Args:
         stages, executor, members, rows, group: as for :class:`Chunk`.
         leaves: plain contiguous tensors of the CPU. They are not kept.
+        pointers: the bytes of the pointers to all tensors, leaf by leaf.
     """
 
     def __init__(
@@ -255,6 +256,7 @@ class WholeChunk(Chunk):
         rows: Sequence[LeafPositions],
         group: int,
         leaves: Sequence[Leaf],
+        pointers: slice,
     ) -> None:
         super().__init__(stages, executor, members, rows, group, leaves)
         kinds = {
@@ -263,8 +265,8 @@ class WholeChunk(Chunk):
         }
         self._kinds = list(kinds.values())
         """A leaf of each shape."""
-        self._takers: list[Any] = [itemgetter(*row.all) for row in self._rows]
-        self._bind = executor.bind_leaves(stages)
+        self._pointers = pointers
+        self._bind = executor.bind_leaves(stages, leaves, [row.all for row in self._rows])
 
     def bind(
         self, tensors: list[Tensor], made: Made, pointers: bytes, totals: Sequence[Tensor]
@@ -273,7 +275,7 @@ class WholeChunk(Chunk):
             self._require([row.leaf(tensors, made) for row in self._kinds])
         like = self._like_at(made)
         with torch.no_grad():
-            parts = self._bind(self._takers, tensors, like, totals)
+            parts = self._bind(tensors, like, totals, pointers[self._pointers])
         if parts is None:
             return None
         index = self.members.__getitem__
@@ -321,21 +323,20 @@ def chunks_of(
     if by_chunks is None and wholes is None:
         return [], list(range(len(items)))
     chunks: list[Chunk] = []
-    if by_chunks is None:
-        assert wholes is not None, "else all leaves are stepped alone"
-        alike = _whole_leaves(leaves)
-        for own in alike:
-            members = [places[id(leaf)] for leaf in own]
-            group = own[0].coefficients[0]
-            chunks.append(WholeChunk(stages, wholes, members, rows, group, own))
-    else:
-        end, size = 0, torch.iinfo(torch.int64).bits // 8
-        for pairs in joined(stages, leaves, []):
-            own = [leaf for leaf, _ in pairs]
-            members = [places[id(leaf)] for leaf in own]
-            start, end = end, end + size * sum(len(rows[k].all) for k in members)
-            group, pointers = own[0].coefficients[0], slice(start, end)
-            chunks.append(PointwiseChunk(stages, by_chunks, members, rows, group, own, pointers))
+    kinds = (
+        _whole_leaves(leaves)
+        if by_chunks is None
+        else [[leaf for leaf, _ in pairs] for pairs in joined(stages, leaves, [])]
+    )
+    end, size = 0, torch.iinfo(torch.int64).bits // 8
+    for own in kinds:
+        members = [places[id(leaf)] for leaf in own]
+        start, end = end, end + size * sum(len(rows[k].all) for k in members)
+        which = members, rows, own[0].coefficients[0], own, slice(start, end)
+        if by_chunks is not None:
+            chunks.append(PointwiseChunk(stages, by_chunks, *which))
+        elif wholes is not None:
+            chunks.append(WholeChunk(stages, wholes, *which))
     known = {k for chunk in chunks for k in chunk.members} | set(others)
     left = [k for k in places.values() if k not in known]
     if by_chunks is not None:

@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from functional_optim._torch import foreach_divide_
 from functional_optim.bounds import Interval
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Link, NoState, Transform
 from functional_optim.numeric import clamp, div
-from functional_optim.transforms.scale_by_trust_ratio import norm_of
+from functional_optim.transforms.scale_by_trust_ratio import in_dtype, norm_of, norms_of_each
 
 
 class ClipByBlockRmsHyper(NamedTuple):
@@ -29,10 +30,21 @@ def clip_by_block_rms_transform(
     return grad / clamp(div(rms, c.threshold), 1.0, math.inf).to(grad.dtype), state
 
 
+def clip_by_block_rms_each_(
+    grads: list[Tensor], params: list[Tensor], state: NoState, c: ClipByBlockRmsHyper
+) -> None:
+    """Scale the gradients of several leaves down, each by its own root mean square."""
+    pairs = zip(norms_of_each(grads), grads, strict=True)
+    sizes = [norm / math.sqrt(max(1, grad.numel())) / c.threshold for norm, grad in pairs]
+    # In this order, NaN stays NaN.
+    foreach_divide_(grads, in_dtype([max(size, 1.0) for size in sizes], grads[0].dtype))
+
+
 CLIP_BY_BLOCK_RMS = Transform(
     name="clip_by_block_rms",
     hyper=ClipByBlockRmsHyper,
     transform=clip_by_block_rms_transform,
+    transform_each_=clip_by_block_rms_each_,
     bounds=(("threshold", Interval(low=0.0, low_open=True)),),
     kind="per_matrix",
     takes_dtensors=True,

@@ -12,9 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim._torch import foreach_scale_, foreach_vector_norm
 from functional_optim.bounds import NON_NEGATIVE
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Link, NoState, Transform
+from functional_optim.native import native_norms
 from functional_optim.numeric import clamp, mul, select
 
 
@@ -30,22 +32,74 @@ def norm_of(tensor: Tensor) -> Tensor:
     return norm
 
 
-def scale_by_trust_ratio_transform(
-    grad: Tensor, param: Tensor, state: NoState, c: ScaleByTrustRatioHyper
-) -> tuple[Tensor, NoState]:
-    param_norm = clamp(norm_of(param), c.min_norm, math.inf)
-    update_norm = norm_of(grad)
+def trust_ratio(param_norm: Tensor, update_norm: Tensor, c: ScaleByTrustRatioHyper) -> Tensor:
+    """Return r, for each of the norms."""
+    param_norm = clamp(param_norm, c.min_norm, math.inf)
     is_free = (param_norm == 0.0) | (update_norm == 0.0)
     # Also where the quotient is not used, it must be finite, or its derivative is NaN.
     ratio = mul(param_norm / select(update_norm, is_free, 1.0), c.trust_coefficient)
-    ratio = select(clamp(ratio, 0.0, c.max_ratio), is_free, 1.0)
+    return select(clamp(ratio, 0.0, c.max_ratio), is_free, 1.0)
+
+
+def norms_of_each(tensors: list[Tensor]) -> list[float]:
+    """Return :func:`norm_of` each tensor, with the same bits. They are plain ones of the CPU."""
+    found = native_norms(tensors)
+    if found is None:
+        found = torch.stack(foreach_vector_norm(tensors, dtype=torch.float64)).tolist()
+    return found
+
+
+def in_dtype(numbers: list[float], dtype: torch.dtype) -> list[float]:
+    """Round numbers to a dtype of 16 bits, as a 0-d tensor of that dtype would hold them."""
+    if dtype.itemsize >= torch.float32.itemsize:
+        return numbers  # the operation itself rounds them to its dtype
+    rounded: list[float] = (
+        torch.tensor(numbers, dtype=torch.float64, device="cpu").to(dtype).tolist()
+    )
+    return rounded
+
+
+def scale_by_trust_ratio_transform(
+    grad: Tensor, param: Tensor, state: NoState, c: ScaleByTrustRatioHyper
+) -> tuple[Tensor, NoState]:
+    ratio = trust_ratio(norm_of(param), norm_of(grad), c)
     return grad * ratio.to(grad.dtype), state
+
+
+FEW = 64
+"""Leaves up to which ratios are computed faster as Python's numbers than as one tensor."""
+
+
+def trust_ratio_of_numbers(
+    param_norm: float, update_norm: float, c: ScaleByTrustRatioHyper
+) -> float:
+    """Return :func:`trust_ratio` of two numbers, with the same bits."""
+    param_norm = max(param_norm, c.min_norm)  # in this order, NaN stays NaN
+    if param_norm == 0.0 or update_norm == 0.0:
+        return 1.0
+    return min(max(param_norm / update_norm * c.trust_coefficient, 0.0), c.max_ratio)
+
+
+def scale_by_trust_ratio_each_(
+    grads: list[Tensor], params: list[Tensor], state: NoState, c: ScaleByTrustRatioHyper
+) -> None:
+    """Scale the gradients of several leaves, each by its own ratio."""
+    count = len(grads)
+    norms = norms_of_each([*params, *grads])
+    if count <= FEW:
+        pairs = zip(norms[:count], norms[count:], strict=True)
+        ratios = [trust_ratio_of_numbers(*pair, c) for pair in pairs]
+    else:
+        norm = torch.tensor(norms, dtype=torch.float64, device="cpu")
+        ratios = trust_ratio(norm[:count], norm[count:], c).tolist()
+    foreach_scale_(grads, in_dtype(ratios, grads[0].dtype))
 
 
 SCALE_BY_TRUST_RATIO = Transform(
     name="scale_by_trust_ratio",
     hyper=ScaleByTrustRatioHyper,
     transform=scale_by_trust_ratio_transform,
+    transform_each_=scale_by_trust_ratio_each_,
     bounds=(
         ("min_norm", NON_NEGATIVE),
         ("max_ratio", NON_NEGATIVE),

@@ -31,6 +31,7 @@ from functional_optim.transforms.clip_by_global_norm import (
     CLIP_BY_GLOBAL_NORM,
     sum_of_squares,
 )
+from functional_optim.transforms.scale_by_trust_ratio import SCALE_BY_TRUST_RATIO
 from functional_optim.wrappers.apply_if_finite import APPLY_IF_FINITE, ApplyIfFiniteCoefficients
 from functional_optim.wrappers.sam import SAM
 from tests.choices import case, each_value
@@ -133,6 +134,17 @@ def test_a_form_for_lists_belongs_to_one_for_a_tensor() -> None:
         replace(CLIP_BY_GLOBAL_NORM, measure=None)
     with pytest.raises(ValueError, match="reduce_each needs reduce"):
         replace(SAM, reduce=None, totals=0)
+    changes: tuple[dict[str, Any], ...] = (
+        {"kind": "pointwise"},
+        {"raw": True},
+        {"measure": CLIP_BY_GLOBAL_NORM.measure},
+    )
+    for other in changes:
+        with (
+            case(other=other),
+            pytest.raises(ValueError, match="transform_each_ is for a transform with"),
+        ):
+            replace(SCALE_BY_TRUST_RATIO, **other)
 
 
 def test_tensors_that_are_looked_at_otherwise_are_called_for_each() -> None:

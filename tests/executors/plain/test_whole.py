@@ -1,6 +1,8 @@
 """Whole leaves by programs in kept memory: the reference's bits, and nothing made anew."""
 
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -227,6 +229,26 @@ def test_no_view_keeps_memory_that_was_outgrown(monkeypatch: pytest.MonkeyPatch)
         views = {one.data_ptr() for own in kept.views.values() for one in own}
         assert views, "no place is kept"
         assert views <= pieces
+
+
+def test_views_do_not_keep_what_they_belong_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that is evicted goes, and its views with it; those of others stay."""
+    monkeypatch.setattr(scratch, "_SCRATCH", scratch._Scratch())
+
+    class Owner:
+        pass
+
+    first, second = Owner(), Owner()
+    for number, owner in enumerate((first, second)):
+        room = partial(scratch.scratch, number, 4, torch.float32, torch.device("cpu"))
+        made = scratch.views_of_scratch(owner, room)
+        assert scratch.views_of_scratch(owner, room) is made
+        del owner
+    scratch.views_of_scratch(first, room)  # the second piece of memory has let go of the first view
+    gone = weakref.ref(first)
+    del first
+    assert gone() is None
+    assert list(scratch._SCRATCH.views) == [second]
 
 
 def test_few_programs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
