@@ -104,7 +104,7 @@ class ExplicitGradients(TorchOptimizer):
             if not self._optimizer_of(group.number).stages:  # no step looks at these
                 _check(group, dict(zip(map(id, every), gradients, strict=True)))
         given = partial(_taken, every, gradients)
-        return self._chains.now(groups, self._states, self._leaf_state, given)
+        return self._chains.now(groups, self.state, self._leaf_state, given)
 
 
 def _check(group: Group, gradients: Mapping[int, Tensor | None]) -> None:

@@ -124,18 +124,14 @@ class GroupChains:
         """
         if not all(map(_PLACES, self.parts)):
             groups = [group for group in groups if self.parts[group.number][1]]
-        if not self._are_known(groups):
+        own: list[Any] = list(map(HYPERS, groups))
+        known = self._chains
+        if len(own) != len(known) or not all(map(is_, own, map(HYPERS, known))):
             if self._combines:
                 self._links = self._links_of(groups)
             self._chains = self._chains_of(groups)
         chains, links = self._chains, self._links
         return GroupsNow(groups, chains, links, self.shared, states, state_of, gradients)
-
-    def _are_known(self, groups: Sequence[Group]) -> bool:
-        """Return True if these groups have the hyper-parameters of the chains."""
-        own: list[Any] = list(map(HYPERS, groups))
-        chains = self._chains
-        return len(own) == len(chains) and all(map(is_, own, map(HYPERS, chains)))
 
     def _links_of(self, groups: Sequence[Group]) -> Links:
         """Return all links with the hyper-parameters of now: of the first group that has each.

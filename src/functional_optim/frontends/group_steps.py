@@ -113,27 +113,65 @@ class GroupSteps:
     ) -> Callable[[], object]:
         """Return the call that makes a step; arguments and errors as for :meth:`step`."""
         known, held = self._known(now)
+        call = None
         if known is not None:
-            params, steps = held.params, known.steps
-            given = {} if extra is None else extra(params)
-            grads = now.gradients(params)
-            tensors = [*params, *held.values]
-            step = steps.prepared(
-                now.links, now.chains, tensors, grads, now.shared, measured, given
-            )
-            if step is not None and between is not None:
-                runs = between.ordered(step.runs, step.end.members, params)
-                step = step._replace(runs=runs)
-            if step is not None:
-                return partial(steps.make, step, now.shared)
+            call = self._bound(known, held, now, measured, extra, between)
+        if call is not None:
+            return call
         leaves = self._leaves(now)
         executor = self._executor_for(leaves.params, now.links)
+        known, held = self._planned_for(now, executor)  # state may have been made anew
+        if len(leaves.leaves) == len(held.params) and known.steps.plan(held.tensors, leaves):
+            call = self._bound(known, held, now, measured, extra, between, begins=True)
+        if call is not None:
+            return call
         given = {} if extra is None else extra(leaves.params)
         with torch.no_grad():  # totals of parameters are plain numbers
             leaves = leaves.with_gradients_apart()
             decided = leaf_by_leaf.decide(now.links, executor, leaves, now.shared, measured, given)
         make = leaf_by_leaf.bound(executor, decided, now.shared, between)
         return partial(self._make, make, now, executor, leaves, decided)
+
+    def _bound(
+        self,
+        known: _Planned,
+        held: GroupTensors,
+        now: GroupsNow,
+        measured: Sequence[Tensor],
+        extra: Extra | None,
+        between: BetweenRuns | None,
+        *,
+        begins: bool = False,
+    ) -> Callable[[], object] | None:
+        """Bind a step by plans; None where there is none for it.
+
+        Args:
+            known: the plans of the groups.
+            held: by the groups.
+            now, measured, extra, between: as for :meth:`step`.
+            begins: whether state was made anew where a leaf makes its first step.
+        """
+        params, steps = held.params, known.steps
+        given = {} if extra is None else extra(params)
+        grads = now.gradients(params)
+        step = steps.prepared(
+            now.links,
+            now.chains,
+            [*params, *held.values],
+            grads,
+            now.shared,
+            measured,
+            given,
+            begins=begins,
+        )
+        if step is None:
+            return None
+        if between is not None:
+            runs = between.ordered(step.runs, step.end.members, params)
+            step = step._replace(runs=runs)
+        if len(step.runs) == 1 and not step.numbers:
+            return step.runs[0]
+        return partial(steps.make, step, now.shared)
 
     def addends(
         self, now: GroupsNow, measured: Sequence[Tensor]
@@ -203,13 +241,17 @@ class GroupSteps:
     ) -> None:
         """Make a step, and plan those after it."""
         make()
+        known, held = self._planned_for(now, executor)
+        if leaves.outline.plain is None and len(leaves.leaves) == len(held.params):
+            known.steps.learn(held.tensors, leaves, decided)
+
+    def _planned_for(self, now: GroupsNow, executor: Executor) -> tuple[_Planned, GroupTensors]:
+        """Return the plans for what groups hold, perhaps none yet, and what they hold."""
         known, held = self._known(now)
-        if len(leaves.leaves) != len(held.params):
-            return  # a parameter stands at two places
         if known is None:
             numbers = [place for place, one in enumerate(now.groups) for _ in one.params]
             steps = PlannedSteps(executor, numbers, masks=self._masks, owns_shared=True)
             stages = [chain.stages for chain in now.chains]
             known = _Planned(GroupForm(now.groups, held, stages.__getitem__), steps)
             self._planned = [known, *self._planned[: FORMS - 1]]
-        known.steps.learn(held.tensors, leaves, decided)
+        return known, held

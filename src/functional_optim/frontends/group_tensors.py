@@ -72,8 +72,13 @@ class GroupTensors(NamedTuple):
         """List what groups hold."""
         lists = list(map(_PARAMS, groups))
         params = list(chain.from_iterable(lists))
-        keys, values = _entries_of(state, params)
-        return cls(list(map(len, lists)), keys, params, values)
+        loops, sizes = LOOPS.loaded, list(map(len, lists))
+        found = None
+        if loops is not None and isinstance(state, dict):
+            found = loops.entries(state, params)
+        if found is None:
+            found = _entries_of(state, params)
+        return cls(sizes, found[0], params, found[1])
 
 
 class GroupForm:
@@ -113,10 +118,6 @@ class GroupForm:
 
 def _entries_of(state: Entries, params: list[Tensor]) -> tuple[list[str | None], list[Any]]:
     """Return the keys of the dicts of these parameters, None behind those of each; all values."""
-    loops = LOOPS.loaded
-    found = None if loops is None or not isinstance(state, dict) else loops.entries(state, params)
-    if found is not None:
-        return found
     dicts = list(dicts_of(state, params))
     keys = chain.from_iterable(chain.from_iterable(zip(dicts, repeat((None,)))))
     return list(keys), list(chain.from_iterable(map(dict.values, dicts)))

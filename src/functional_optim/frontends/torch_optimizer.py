@@ -339,7 +339,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
             return
         if loss is not None and any("loss" in link.stage.extra for link in self._optimizer.links):
             extra = {"loss": loss.detach() if isinstance(loss, Tensor) else loss, **extra}
-        now = chains.now(groups, self._states, self._leaf_state)
+        now = chains.now(groups, self.state, self._leaf_state)
         given = partial(of_parameters, now.links, groups, extra) if extra else None
         self._steps.prepared(now, extra=given)()
         if chains.keeps_numbers:

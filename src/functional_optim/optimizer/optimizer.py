@@ -146,6 +146,7 @@ class Optimizer(Chain):
         """The pure step of a tree for which there is no plan."""
         made, leaves, decided = leaf_by_leaf.update(optimizer, *given)
         if not torch.compiler.is_compiling():
+            tree_steps.plan(optimizer, given[:3], leaves, in_place=False)
             tree_steps.learn(optimizer, given[:3], leaves, decided, in_place=False)
         return made
 
@@ -190,6 +191,9 @@ class Optimizer(Chain):
         """The step in place of a tree for which there is no plan."""
         leaves, spec, _, read = leaf_by_leaf.step_leaves(optimizer, *given)
         check_in_place(leaves, spec, read.stepped)
+        planned = tree_steps.plan(optimizer, given, read, in_place=True)
+        if planned and tree_steps.step_(optimizer, given, measured, extra):
+            return
         found = read.with_gradients_apart()
         extra = of_tree(optimizer.links, spec, found.leaves, extra)
         executor = found.executor(optimizer)

@@ -138,6 +138,19 @@ def prepared(
     return partial(defer_interrupts, entered.write, stages, executor, measured, counts)
 
 
+def require(stages: Sequence[Stage], executor: Executor, items: Sequence[Item]) -> None:
+    """Make sure that an executor steps leaves like these; nothing is stepped.
+
+    Args:
+        stages, executor: as for :func:`prepared`.
+        items: leaves, one of each kind.
+
+    Raises:
+        RuntimeError, KernelError: as of :func:`prepared`.
+    """
+    defer_interrupts(_entered, stages, executor, items, None, ())
+
+
 def totals(
     stages: Sequence[Stage],
     executor: Executor,

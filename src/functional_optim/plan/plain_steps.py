@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from functional_optim.kernels import Executor
+from functional_optim.plan import engine
 from functional_optim.plan.addend_rows import is_simple
 from functional_optim.plan.guard import mask_of
+from functional_optim.plan.item import Item
 from functional_optim.plan.leaf_positions import LeafPositions, rows_of
 from functional_optim.plan.planned_runs import Prepared, copied_where
 from functional_optim.plan.points import End, StageRun
@@ -52,6 +54,7 @@ class PlainMask:
         measured: Sequence[Tensor],
         *,
         in_place: bool,
+        begins: bool = False,
     ) -> Prepared | None:
         """Bind every run; None if one of them has no plan.
 
@@ -61,6 +64,7 @@ class PlainMask:
             hypers: of each group of leaves.
             measured: totals that are known.
             in_place: False to step copies.
+            begins: as for :meth:`StepPlan.prepared`.
         """
         if not in_place:
             tensors = copied_where(tensors, self.written)
@@ -71,7 +75,9 @@ class PlainMask:
             for plan in plans:
                 # Copies of leaves that are stepped alone may have other strides.
                 may = in_place or not plan.others
-                steps = plan.prepared(every, hypers, measured) if may else None
+                steps = None
+                if may:
+                    steps = plan.prepared(every, hypers, measured, begins=begins)
                 if steps is not None:
                     runs.append(steps.make)
                     break
@@ -118,13 +124,15 @@ class PlainSteps:
         self.masks: dict[bytes | None, PlainMask] = {}
         """Plans of steps, by the gradients that are missing."""
 
-    def learn(self, tensors: list[Any], leaves: StepLeaves, *, in_place: bool) -> None:
-        """Plan the steps after one that was made of these leaves.
+    def learn(self, tensors: list[Any], leaves: StepLeaves) -> None:
+        """Plan the step of these leaves, which were checked.
 
         Args:
             tensors: parameters, state and what else is listed.
             leaves: of the step.
-            in_place: False if it was made of copies.
+
+        Raises:
+            RuntimeError, KernelError: a rule or the executor refuses a leaf.
         """
         end, mask = leaves.outline.plain, mask_of(leaves.grads)
         assert end is not None, "asked before"
@@ -167,6 +175,8 @@ class PlainSteps:
         groups = [self._groups[k] for k in members]
         hypers = [leaves.chains[leaves.groups[k]].hypers for k in members]
         items = [row.item(every, own) for row, own in zip(rows, hypers, strict=True)]
+        kinds = {_kind(item): item for item in items}
+        engine.require(run.part.stages, self._executor, list(kinds.values()))
         return StepPlan(
             run.part.stages,
             self._executor,
@@ -176,6 +186,13 @@ class PlainSteps:
             every,
             may_begin=self._may_begin,
         )
+
+
+def _kind(item: Item) -> Any:
+    """Return what leaves have in common that a rule sees alike."""
+    param, grad, hypers = item.param, item.grad, item.hypers
+    strides = grad.stride() if grad.layout == torch.strided else None
+    return id(hypers), param.shape, param.dtype, param.stride(), strides
 
 
 def _mask(

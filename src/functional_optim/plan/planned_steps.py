@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim._torch import is_transforming
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import LeafChain
 from functional_optim.kernels import Executor
@@ -113,6 +114,7 @@ class PlannedSteps:
         extra: Mapping[str, Any],
         *,
         in_place: bool = True,
+        begins: bool = False,
     ) -> Prepared | None:
         """A step of which nothing is refused any more; None where it was not planned.
 
@@ -125,6 +127,7 @@ class PlannedSteps:
             measured: totals that are known.
             extra: the inputs beside the gradients.
             in_place: False to step copies.
+            begins: whether the state of leaves before their first step is known to be as it is.
 
         Raises:
             FloatingPointError, TypeError, ValueError, RuntimeError: as for any step; nothing was
@@ -136,7 +139,9 @@ class PlannedSteps:
             hypers = list(map(HYPERS, chains))
             if extra:  # nothing takes it
                 return None
-            return plain.prepared(tensors, grads, hypers, measured, in_place=in_place)
+            return plain.prepared(
+                tensors, grads, hypers, measured, in_place=in_place, begins=begins
+            )
         known, now = self._known(mask, tensors, grads, in_place=in_place)
         if known is None:
             return None
@@ -261,10 +266,26 @@ class PlannedSteps:
         if self._written is not None:
             self._written.after(shared, prepared.numbers)
 
+    def plan(self, tensors: list[Any], leaves: StepLeaves) -> bool:
+        """Plan a step that waits for nothing, before it is made; return False for any other.
+
+        Args:
+            tensors: parameters, state and what else is listed.
+            leaves: of the step, checked.
+
+        Raises:
+            RuntimeError, KernelError: a rule or the executor refuses a leaf.
+        """
+        if leaves.outline.plain is None or is_transforming():
+            return False
+        with self._learning:
+            self._plain.learn(tensors, leaves)
+        return True
+
     def learn(
         self, tensors: list[Any], leaves: StepLeaves, decided: Decision, *, in_place: bool = True
     ) -> None:
-        """Plan the steps after one that was made of these leaves.
+        """Plan the steps after one that was made of these leaves, and waited for something.
 
         Args:
             tensors: parameters, state and what else is listed.
@@ -272,10 +293,7 @@ class PlannedSteps:
             decided: what it did.
             in_place: False if it was made of copies.
         """
-        if leaves.outline.plain is not None:
-            with self._learning:
-                self._plain.learn(tensors, leaves, in_place=in_place)
-        elif is_simple([one for one in leaves.grads if one is not None]):
+        if is_simple([one for one in leaves.grads if one is not None]):
             with self._learning:
                 self._learn(tensors, leaves, decided, in_place=in_place)
 

@@ -166,6 +166,7 @@ class StepPlan:
         measured: Sequence[Tensor] = (),
         *,
         numbers: Numbers | None = None,
+        begins: bool = False,
     ) -> Steps | None:
         """Check and bind a step; None, with nothing changed, if the plan does not make it.
 
@@ -174,23 +175,26 @@ class StepPlan:
             hypers: of each group, checked.
             measured: the totals of measured stages, where other processes have a part in them.
             numbers: of each group, in the place of ``hypers`` and step counts.
+            begins: whether the state of leaves before their first step is known to be as it is.
 
         Raises:
             TypeError, ValueError, RuntimeError: a gradient that does not fit.
             KernelError, NotPointwiseError: the executor does not step the leaves.
         """
-        loops = self._layout.loops
+        loops, may_begin = self._layout.loops, begins or self._may_begin
         every: list[Made] = []
         for chunk in self._chunks:  # as a rule one
             if numbers is not None:
                 every.append(numbers[chunk.group])
                 continue
             count = loops.common(tensors, chunk.steps)
-            if count is None or count is False or not (count or self._may_begin):
+            if count is None or count is False or not (count or may_begin):
                 return None
             every.append(chunk.made(hypers[chunk.group], count + 1.0))
         pointers = self._layout.locate(tensors)
-        if pointers is None or (self.others and not self._others_hold(tensors, numbers)):
+        if pointers is None or (
+            self.others and not self._others_hold(tensors, numbers is not None or may_begin)
+        ):
             return None
         totals = measured
         if len(measured) < self._totals.count:
@@ -243,8 +247,13 @@ class StepPlan:
 
         return leaf
 
-    def _others_hold(self, tensors: list[Tensor], numbers: Numbers | None) -> bool:
-        """Return True if leaves that are stepped alone are such as they were."""
+    def _others_hold(self, tensors: list[Tensor], may_begin: bool) -> bool:
+        """Return True if leaves that are stepped alone are such as they were.
+
+        Args:
+            tensors: of the step.
+            may_begin: whether leaves may be before their first step.
+        """
         alone = [tensors[k] for k in self._alone]
         if not all(isinstance(one, Tensor) for one in alone) or kinds_of(alone) != self._kinds:
             return False
@@ -255,9 +264,7 @@ class StepPlan:
         loose = [tensors[k] for k in self._loose if type(tensors[k]) in PLAIN]
         if loose and not _are_apart(loose, self._layout.fixed(tensors)):
             return False
-        if numbers is not None or self._may_begin:
-            return True
-        return all(int(tensors[self._rows[k].step]) for k in self.others)
+        return may_begin or all(int(tensors[self._rows[k].step]) for k in self.others)
 
     def _totals_of(
         self,

@@ -119,10 +119,6 @@ class TreeSteps:
             shared = leaf_by_leaf.shared_after(shared, prepared.numbers, prepared.opened)
         return params, State(states, shared)
 
-    def learn(self, tree: Tree, leaves: StepLeaves, decided: Decision, *, in_place: bool) -> None:
-        """Plan the steps after one that was made of these leaves."""
-        self.steps.learn(tree.tensors, leaves, decided, in_place=in_place)
-
 
 _PLANS: list[TreeSteps] = []
 """All plans, the latest first."""
@@ -176,10 +172,31 @@ def step(
     return None
 
 
+def plan(optimizer: Chain, given: Given, leaves: StepLeaves, *, in_place: bool) -> bool:
+    """Plan a step that waits for nothing, before it is made; return False for any other.
+
+    Args:
+        optimizer: with the hyper-parameters of this step.
+        given: parameters, gradients, and the state.
+        leaves: of the step, checked.
+        in_place: False for a pure step.
+
+    Raises:
+        RuntimeError, KernelError: a rule or the executor refuses a leaf.
+    """
+    if leaves.outline.plain is None:
+        return False
+    found = _steps_for(optimizer, given, leaves, in_place=in_place)
+    if found is None:
+        return False
+    with torch.no_grad():
+        return found[0].steps.plan(found[1].tensors, leaves)
+
+
 def learn(
     optimizer: Chain, given: Given, leaves: StepLeaves, decided: Decision, *, in_place: bool
 ) -> None:
-    """Plan steps like one that was made.
+    """Plan steps like one that was made, and waited for something.
 
     Args:
         optimizer: that made the step.
@@ -188,22 +205,34 @@ def learn(
         decided: what it did.
         in_place: False for a pure step.
     """
+    if leaves.outline.plain is not None:
+        return
+    found = _steps_for(optimizer, given, leaves, in_place=in_place)
+    if found is not None:
+        with torch.no_grad():
+            found[0].steps.learn(found[1].tensors, leaves, decided, in_place=in_place)
+
+
+def _steps_for(
+    optimizer: Chain, given: Given, leaves: StepLeaves, *, in_place: bool
+) -> tuple[TreeSteps, Tree] | None:
+    """Return the planned steps of a tree, perhaps none yet; None where no plan may step it."""
     executor = leaves.executor(optimizer)
     tree = _listed(optimizer, given, in_place=in_place)
     if tree is None or not is_simple(tree.tensors) or not _is_planned(executor, leaves):
-        return
+        return None
     with torch.no_grad():
-        for plan, *_ in plans_for(_PLANS, optimizer, tree):
-            if plan.is_for(tree):
-                plan.learn(tree, leaves, decided, in_place=in_place)
-                return
+        for found, *_ in plans_for(_PLANS, optimizer, tree):
+            if found.is_for(tree):
+                return found, tree
         if not tree.has(leaves.params, [one.position for one in leaves.leaves]):
-            return
-        plan = TreeSteps(optimizer, executor, tree, leaves)
-        if plan.is_for(tree):
-            plan.learn(tree, leaves, decided, in_place=in_place)
-            _PLANS.insert(0, plan)
-            del _PLANS[PLANS:]
+            return None
+        made = TreeSteps(optimizer, executor, tree, leaves)
+        if not made.is_for(tree):
+            return None
+    _PLANS.insert(0, made)
+    del _PLANS[PLANS:]
+    return made, tree
 
 
 def _is_planned(executor: Executor, leaves: StepLeaves) -> bool:

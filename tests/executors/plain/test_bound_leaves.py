@@ -108,12 +108,10 @@ def calls_of(make: Callable[[], Optimizer], count: int) -> int:
     return found
 
 
-@pytest.mark.parametrize(("name", "most"), [("lamb", 150), ("muon", 120)])
-def test_a_warm_step_calls_one_function_for_a_leaf(name: str, most: int) -> None:
+@pytest.mark.parametrize("name", ["lamb", "muon"])
+def test_a_warm_step_calls_one_function_for_a_leaf(name: str) -> None:
     make, _ = CHAINS[name]
-    few, many = calls_of(make, 10), calls_of(make, 60)
-    assert many - few <= 50
-    assert few <= most
+    assert calls_of(make, 60) - calls_of(make, 10) <= 50
 
 
 def test_a_step_that_is_broken_off_counts_what_was_stepped(

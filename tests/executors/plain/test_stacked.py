@@ -22,6 +22,7 @@ from functional_optim.core.stage import Link
 from functional_optim.kernels import EXECUTORS, ChunkExecutor, bound_leaves, stacked
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.stacked import StackedExecutor, why_not_stacked
+from functional_optim.plan import tree_steps
 from functional_optim.testing.compare import require_same
 
 from ...choices import case, pairs
@@ -213,6 +214,7 @@ def test_temporaries_are_bounded(
     assert set(sizes) == {2}
     sizes.clear()
     monkeypatch.setattr(stacked, "STACK", 1)
+    monkeypatch.setattr(tree_steps, "_PLANS", [])
     steps(muon(0.1).using(executor="auto"), torch.float32, 1)
     assert sizes == []
 
