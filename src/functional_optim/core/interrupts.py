@@ -5,11 +5,12 @@ its state, or between a state and its step count. Held back until the lines that
 are done, it finds everything stepped, or nothing.
 """
 
+import os
 import signal
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
-from threading import current_thread, main_thread
+from threading import get_ident, main_thread
 from typing import Any, TypeVar
 
 from torch.compiler import is_compiling
@@ -22,6 +23,18 @@ _IN_C: Any = import_module("_signal") if find_spec("_signal") else signal
 _get: Callable[[int], Any] = _IN_C.getsignal
 _put: Callable[[int, Any], Any] = _IN_C.signal
 _INTERRUPT = int(signal.SIGINT)
+
+
+_MAIN: list[int | None] = [main_thread().ident]
+"""Of the main thread; in a forked process the forking thread is that."""
+
+
+def _find_main_thread() -> None:
+    _MAIN[0] = main_thread().ident
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_find_main_thread)
 
 
 class _Held:
@@ -52,7 +65,14 @@ def defer_interrupts(call: Callable[..., _Result], *args: Any, **kwargs: Any) ->
     Raises:
         KeyboardInterrupt: or whatever the handler makes of the interrupt, after the call.
     """
-    if is_compiling() or _HELD.handler is not None or current_thread() is not main_thread():
+    if is_compiling():
+        return call(*args, **kwargs)
+    return deferring(call, *args, **kwargs)
+
+
+def deferring(call: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
+    """:func:`defer_interrupts`, for what torch.compile never traces."""
+    if _HELD.handler is not None or get_ident() != _MAIN[0]:
         return call(*args, **kwargs)
     handler = _get(_INTERRUPT)
     if not callable(handler):

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from torch.compiler import is_compiling
 
-from functional_optim.core.interrupts import defer_interrupts
+from functional_optim.core.interrupts import deferring
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _Result = TypeVar("_Result")
@@ -34,7 +34,7 @@ class StepLock:
         if is_compiling():
             return call(*args, **kwargs)
         with self._held:
-            return defer_interrupts(call, *args, **kwargs)
+            return deferring(call, *args, **kwargs)
 
 
 def one_at_a_time(method: _Method) -> _Method:

@@ -1,6 +1,7 @@
 """Leaf states and torch.optim's dicts of state: the same tensors under the same names."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -8,8 +9,9 @@ from torch import Tensor
 
 from functional_optim.core.brief import brief
 from functional_optim.core.checks import check_leaf_state
+from functional_optim.core.compiling import remembered
 from functional_optim.core.hyper import is_plain
-from functional_optim.core.initial import fields_depend_on, fields_of, init_leaf
+from functional_optim.core.initial import Fields, fields_depend_on, fields_of, init_leaf
 from functional_optim.core.links import gate_names, state_names
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import GateCounts, LeafState, field_tensors
@@ -31,18 +33,41 @@ class _Keyed(NamedTuple):
         return not self.keys and key.partition("[")[0] == self.name
 
 
+class _Layout(NamedTuple):
+    """The keys under which torch-like dicts hold the state of a parameter."""
+
+    fields: tuple[tuple[_Keyed, ...], ...]
+    """For each stage, its fields."""
+    every: tuple[_Keyed, ...]
+    """The fields of all stages."""
+    wanted: frozenset[str]
+    """The keys of all fields."""
+    gates: tuple[tuple[str, str], ...]
+    """For each gate, the keys of its counts."""
+    counts: frozenset[str]
+    """The keys of all gates."""
+
+
 def _keyed(
     stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
-) -> list[list[_Keyed]]:
-    """For each stage the keys of its fields."""
-    layout = fields_of(stages, hypers, shape, dtype)
-    return [
-        [
+) -> _Layout:
+    """Return the keys of the state of parameters of a shape and a dtype."""
+    return _kept_layout(tuple(stages), fields_of(stages, hypers, shape, dtype))
+
+
+@remembered(1024)
+def _kept_layout(stages: tuple[Stage, ...], layout: Fields) -> _Layout:
+    """Return the keys for the fields of every stage."""
+    found = tuple(
+        tuple(
             _Keyed(name, _keys(name, field.tensors), field.tensors is not None, field.dtype)
             for name, field in zip(names, fields, strict=True)
-        ]
+        )
         for names, fields in zip(state_names(stages), layout, strict=True)
-    ]
+    )
+    every, gates = tuple(chain.from_iterable(found)), tuple(gate_names(stages))
+    wanted = frozenset(key for field in every for key in field.keys)
+    return _Layout(found, every, wanted, gates, frozenset(chain.from_iterable(gates)))
 
 
 def _keys(name: str, tensors: int | None) -> tuple[str, ...]:
@@ -57,8 +82,7 @@ def kept_dtypes(
     """By key, the dtype of every tensor that the state of a parameter of this shape has."""
     return {
         key: field.dtype
-        for fields in _keyed(stages, hypers, shape, dtype)
-        for field in fields
+        for field in _keyed(stages, hypers, shape, dtype).every
         if field.dtype is not None
         for key in field.keys
     }
@@ -72,10 +96,10 @@ def to_entries(
     The tensors are those of ``state``, not copies; a field that an option leaves out has no entry.
     """
     entries = {"step": state.step}
-    for names, counts in zip(gate_names(stages), state.gates, strict=True):
-        entries.update(zip(names, counts, strict=True))
     layout = _keyed(stages, hypers, param.shape, param.dtype)
-    for fields, one in zip(layout, state.stages, strict=True):
+    for names, counts in zip(layout.gates, state.gates, strict=True):
+        entries.update(zip(names, counts, strict=True))
+    for fields, one in zip(layout.fields, state.stages, strict=True):
         for field, value in zip(fields, one, strict=True):
             entries.update(zip(field.keys, field_tensors(value), strict=bool(field.keys)))
     return entries
@@ -114,12 +138,10 @@ def from_entries(
             parameter that was stepped, and nothing says how often.
     """
     layout = _keyed(stages, hypers, param.shape, param.dtype)
-    counted = gate_names(stages)
-    counts = {key for names in counted for key in names}
-    every = [field for fields in layout for field in fields]
-    wanted = {key for field in every for key in field.keys}
+    counts, wanted = layout.counts, layout.wanted
     # What an option that is off has left behind is not used, as in torch.
-    unused = {key for key in entries if any(field.left_behind(key) for field in every)}
+    odd = [key for key in entries if key not in wanted]
+    unused = {key for key in odd if any(field.left_behind(key) for field in layout.every)}
     given = {
         key: value.to_dense() if isinstance(value, Tensor) and value.is_sparse else value
         for key, value in entries.items()
@@ -150,10 +172,10 @@ def from_entries(
         stage.state(*(_value(field, given, param.dtype) for field in fields))
         if stage.stateful
         else ()
-        for stage, fields in zip(stages, layout, strict=True)
+        for stage, fields in zip(stages, layout.fields, strict=True)
     )
     gates = tuple(
-        GateCounts(*(_as_step(entries.get(key, 0)) for key in names)) for names in counted
+        GateCounts(*(_as_step(entries.get(key, 0)) for key in names)) for names in layout.gates
     )
     state = LeafState(_as_step(0 if step is None else step), states, gates)
     check_leaf_state(stages, hypers, param, state, name)
@@ -262,7 +284,7 @@ def starts_in_first_step(stages: Sequence[Stage], hypers: Sequence[Any], param: 
 
     torch makes such state in the first step and takes what it finds for a later one's.
     """
-    fields = [field for one in _keyed(stages, hypers, param.shape, param.dtype) for field in one]
+    fields = _keyed(stages, hypers, param.shape, param.dtype).every
     if not all(field.optional for field in fields):
         return False
     # Fields that no hyper-parameter decides are there in any case, for parameters of some shapes.

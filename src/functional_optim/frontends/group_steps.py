@@ -112,10 +112,12 @@ class GroupSteps:
         between: BetweenRuns | None = None,
     ) -> Callable[[], object]:
         """Return the call that makes a step; arguments and errors as for :meth:`step`."""
-        known, held = self._known(now)
+        held, hypers = GroupTensors.of(now.groups, now.states), list(map(HYPERS, now.groups))
         call = None
-        if known is not None:
-            call = self._bound(known, held, now, measured, extra, between)
+        for known in self._planned:  # as a rule one
+            if known.form.holds(held, hypers):
+                call = self._bound(known, held, now, measured, extra, between)
+                break
         if call is not None:
             return call
         leaves = self._leaves(now)

@@ -186,16 +186,16 @@ class ChunkExecutor(Executor):
             self._stacks.update_(stages, leaves, self.totals(stages, leaves, measured))
 
     def _bind_group(
-        self, stages: Sequence[Stage], group: Sequence[tuple[Leaf, Leaf]], totals: Sequence[Tensor]
+        self, stages: Sequence[Stage], group: Sequence[Leaf], totals: Sequence[Tensor]
     ) -> list[Call]:
         """Bind a step of leaves that share coefficients and dtypes, and lie in one order each.
 
         Args:
             stages: of the chain, all pointwise.
-            group: the leaves, each with its chunk.
+            group: the leaves.
             totals: the sum of each measured stage.
         """
-        views = [view for _, view in group]
+        views = [view for view in map(as_chunk, group) if view is not None]
         # Of a single element, what it has per block looks like what it has per element.
         like = max(views, key=lambda view: view.param.numel())
         mark: list[Call] = [partial(_mark_changed, view) for view in views]
@@ -205,7 +205,7 @@ class ChunkExecutor(Executor):
             call = None if bound is None else bound(like.coefficients, table, totals)
             if call is not None:
                 return [call, *mark]
-        rows = [tensors_of(leaf) for leaf, _ in group]
+        rows = list(map(tensors_of, group))
         is_listed = [self.may_list(stages, row) for row in rows]
         if sum(is_listed) == 1:
             is_listed = [False] * len(rows)

@@ -201,6 +201,13 @@ def extent_of(tensor: Tensor) -> int:
     return (1 + sum(steps)) * tensor.element_size()
 
 
+def is_chunk(leaf: Leaf) -> bool:
+    """Return True if the tensors of a leaf lie in one order, and share no memory."""
+    tensors = tensors_of(leaf)
+    plain = all(one.is_contiguous() and not (one.is_conj() or one.is_neg()) for one in tensors)
+    return are_disjoint(tensors) if plain else as_chunk(leaf) is not None
+
+
 def as_chunk(leaf: Leaf) -> Leaf | None:
     """A leaf whose every tensor is a view of its memory in one order; None if there is none."""
     views = []
@@ -217,10 +224,8 @@ def as_chunk(leaf: Leaf) -> Leaf | None:
     return with_tensors(leaf, views)
 
 
-def joined(
-    stages: Sequence[Stage], leaves: Sequence[Leaf], left: list[Leaf]
-) -> list[list[tuple[Leaf, Leaf]]]:
-    """Leaves that can be stepped where they lie, together with their chunks.
+def joined(stages: Sequence[Stage], leaves: Sequence[Leaf], left: list[Leaf]) -> list[list[Leaf]]:
+    """Leaves that can be stepped where they lie, as chunks.
 
     Args:
         stages: of the chain, all pointwise.
@@ -230,18 +235,17 @@ def joined(
     Returns:
         Groups of leaves that share coefficients, device and dtypes.
     """
-    found: dict[Any, list[tuple[Leaf, Leaf]]] = {}
+    found: dict[Any, list[Leaf]] = {}
     aliased = aliased_places(leaves)
     for index, leaf in enumerate(leaves):
         if leaf.param.numel() == 0:
             left += [leaf] * counts_without_elements(leaf)
             continue
         flat = index not in aliased and why_not_flat(stages, leaf) is None
-        view = as_chunk(leaf) if flat else None
-        if view is None:
-            left.append(leaf)
+        if flat and is_chunk(leaf):
+            found.setdefault(pack_key(leaf), []).append(leaf)
         else:
-            found.setdefault(pack_key(leaf), []).append((leaf, view))
+            left.append(leaf)
     return list(found.values())
 
 

@@ -323,11 +323,7 @@ def chunks_of(
     if by_chunks is None and wholes is None:
         return [], list(range(len(items)))
     chunks: list[Chunk] = []
-    kinds = (
-        _whole_leaves(leaves)
-        if by_chunks is None
-        else [[leaf for leaf, _ in pairs] for pairs in joined(stages, leaves, [])]
-    )
+    kinds = _whole_leaves(leaves) if by_chunks is None else joined(stages, leaves, [])
     end, size = 0, torch.iinfo(torch.int64).bits // 8
     for own in kinds:
         members = [places[id(leaf)] for leaf in own]

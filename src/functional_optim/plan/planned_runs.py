@@ -8,9 +8,14 @@ from typing import Any, NamedTuple
 from functional_optim._torch import foreach_clone
 from functional_optim.plan.count_classes import Counted, Numbers
 from functional_optim.plan.decision import Decision
+from functional_optim.plan.leaf_positions import LeafPositions
 from functional_optim.plan.points import End, Outline, StageRun
 from functional_optim.plan.step_layout import StepLayout
 from functional_optim.plan.step_plan import StepPlan, Steps
+
+ENDS = 64
+"""Of how many ends, for each set of missing gradients, the plans are known: late leaves may be
+others each time."""
 
 
 class Prepared(NamedTuple):
@@ -128,5 +133,24 @@ class Mask:
         """What those with gradients have counted."""
         self.ends: dict[tuple[End, tuple[str, ...]], list[list[PlannedRun]]] = {}
         """The plans of what there is to do, also by what leaves are given."""
-        self.moved: dict[End, tuple[list[bool], list[int]]] = {}
-        """For each tensor whether a step writes to it, and the leaves that it leaves alone."""
+        self._copied: dict[End, tuple[list[bool], list[int]]] = {}
+
+    def copied(
+        self, end: End, rows: Sequence[LeafPositions], count: int
+    ) -> tuple[list[bool], list[int]]:
+        """Return for each tensor whether a pure step copies it, and the leaves that it leaves alone.
+
+        Args:
+            end: what there is to do.
+            rows: for each leaf, the positions of its tensors.
+            count: number of tensors.
+        """
+        found = self._copied.get(end)
+        if found is None:
+            if len(self._copied) >= ENDS:
+                self._copied.clear()
+            own = {k for run in end.runs for k in run.part.members}
+            moved = {k for row in map(rows.__getitem__, own) for k in row.kept}
+            kept = [k for k in range(len(rows)) if k not in own]
+            found = self._copied[end] = [k in moved for k in range(count)], kept
+        return found

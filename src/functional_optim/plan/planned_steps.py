@@ -31,6 +31,7 @@ from functional_optim.plan.leaf_inputs import rows_with_inputs
 from functional_optim.plan.leaf_positions import LeafPositions, rows_of
 from functional_optim.plan.plain_steps import COUNTS, PlainSteps
 from functional_optim.plan.planned_runs import (
+    ENDS,
     Counts,
     Mask,
     PlannedRun,
@@ -38,7 +39,7 @@ from functional_optim.plan.planned_runs import (
     StepNow,
     copied_where,
 )
-from functional_optim.plan.points import End, LeafPart, StageRun
+from functional_optim.plan.points import LeafPart, StageRun
 from functional_optim.plan.shared_numbers import Written
 from functional_optim.plan.step_layout import StepLayout
 from functional_optim.plan.step_leaves import ListedLeaves, StepLeaves
@@ -49,9 +50,6 @@ MASKS = 8
 
 RUNS = 8
 """For how many runs, for each such set, plans are kept."""
-
-ENDS = 64
-"""Of how many ends, for each such set, the plans are known: late leaves may be others each time."""
 
 HYPERS = attrgetter("hypers")
 """Of a chain; no frame for each step."""
@@ -159,7 +157,7 @@ class PlannedSteps:
             return None
         kept: list[int] = []
         if not in_place:
-            moved, kept = self._moved(known, decided.end, len(tensors))
+            moved, kept = known.copied(decided.end, self.rows, len(tensors))
             tensors = copied_where(tensors, moved)
         after = [*tensors, *decided.grads]
         runs = []
@@ -243,18 +241,6 @@ class PlannedSteps:
                 return None
             plans.append(plan)
         return plans
-
-    def _moved(self, known: Mask, end: End, count: int) -> tuple[list[bool], list[int]]:
-        """Return which tensors a pure step copies, and the leaves that it leaves alone."""
-        found = known.moved.get(end)
-        if found is None:
-            if len(known.moved) >= ENDS:
-                known.moved.clear()
-            own = {k for run in end.runs for k in run.part.members}
-            moved = {k for row in map(self.rows.__getitem__, own) for k in row.kept}
-            kept = [k for k in range(len(self.rows)) if k not in own]
-            found = known.moved[end] = [k in moved for k in range(count)], kept
-        return found
 
     def make(self, prepared: Prepared, shared: Any) -> None:
         """Make a step in place; ``shared`` is written to."""
