@@ -138,7 +138,7 @@ class Mask:
     def copied(
         self, end: End, rows: Sequence[LeafPositions], count: int
     ) -> tuple[list[bool], list[int]]:
-        """Return for each tensor whether a pure step copies it, and the leaves that it leaves alone.
+        """Return which tensors a pure step copies, and which leaves it leaves alone.
 
         Args:
             end: what there is to do.
