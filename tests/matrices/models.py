@@ -66,6 +66,13 @@ OPTIMIZERS: dict[str, Callable[[], Optimizer]] = {
     "finite, clipped": lambda: chain(
         apply_if_finite(3), clip_by_global_norm(0.1), parts(muon(lr=LR))
     ),
+    "a clip in each part": lambda: partition(
+        {
+            "matrices": chain(clip_by_global_norm(0.5), muon(lr=LR)),
+            "rest": chain(clip_by_global_norm(0.25), adamw(lr=LR)),
+        },
+        kind,
+    ),
     "averaged": lambda: chain(parts(muon(lr=LR)), ema(0.5)),
     "overridden": lambda: lamb(lr=LR).override(with_shape(is_bias), lr=0.01),
     "frozen part": lambda: partition({"matrices": muon(lr=LR), "rest": freeze()}, kind),

@@ -279,8 +279,9 @@ class Decision:
 
     def totals_of(self, part: LeafPart) -> tuple[Tensor, ...]:
         """The totals that the stages of a part are given."""
-        if self._outline.plain is not None and not part.totals:
-            return self._measured
+        taken = self._outline.taken(part, self._measured)
+        if taken is not None:
+            return tuple(taken)
         return tuple([self._totals[place] for place in part.totals])
 
     def items(self, part: LeafPart) -> list[Item]:

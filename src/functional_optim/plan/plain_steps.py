@@ -14,7 +14,7 @@ from functional_optim.plan.guard import mask_of
 from functional_optim.plan.item import Item
 from functional_optim.plan.leaf_positions import LeafPositions, rows_of
 from functional_optim.plan.planned_runs import Prepared, copied_where
-from functional_optim.plan.points import End, StageRun
+from functional_optim.plan.points import Outline, StageRun
 from functional_optim.plan.step_layout import StepLayout
 from functional_optim.plan.step_leaves import StepLeaves
 from functional_optim.plan.step_plan import StepPlan
@@ -30,15 +30,16 @@ class PlainMask:
     """Plans of the steps in which the same gradients are missing.
 
     Args:
-        end: what there is to do.
+        outline: of the steps.
         layout: of the tensors of all runs, which tells if they share memory, and of frozen leaves
             with gradients; None for a single run alone.
         kept: the leaves that a step leaves alone.
     """
 
-    def __init__(self, end: End, layout: StepLayout | None, kept: Sequence[int]) -> None:
-        self.end, self.layout = end, layout
-        self.plans: list[list[StepPlan]] = [[] for _ in end.runs]
+    def __init__(self, outline: Outline, layout: StepLayout | None, kept: Sequence[int]) -> None:
+        assert outline.plain is not None, "asked before"
+        self.outline, self.end, self.layout = outline, outline.plain, layout
+        self.plans: list[list[StepPlan]] = [[] for _ in self.end.runs]
         """Of each run, the latest first."""
         self.written: list[bool] = []
         """For each tensor, whether a step writes to it."""
@@ -71,13 +72,14 @@ class PlainMask:
         every, runs = [*tensors, *grads], []
         if self.layout is not None and not self.layout.holds(every, in_place=in_place):
             return None
-        for plans in self.plans:
+        for run, plans in zip(self.end.runs, self.plans, strict=True):
+            given = self.outline.taken(run.part, measured) if measured else ()
             for plan in plans:
                 # Copies of leaves that are stepped alone may have other strides.
                 may = in_place or not plan.others
                 steps = None
                 if may:
-                    steps = plan.prepared(every, hypers, measured, begins=begins)
+                    steps = plan.prepared(every, hypers, given or (), begins=begins)
                 if steps is not None:
                     runs.append(steps.make)
                     break
@@ -98,6 +100,9 @@ class PlainMask:
         """
         every = [*tensors, *grads]
         nothing = torch.zeros((), dtype=torch.float64, device="cpu")
+        first = self.outline.summing[:1]
+        if not any(place in run.part.places for place in first for run in self.end.runs):
+            return [nothing] * len(grads), nothing  # of parts without gradients
         for plan in self.plans[0] if len(self.plans) == 1 else ():
             each = plan.addends(every, hypers)
             if each is not None:
@@ -143,7 +148,7 @@ class PlainSteps:
             if own is None:
                 return  # made of what is in no list, as of a sparse state: made anew each time
             rows.append(own)
-        known = self.masks.get(mask) or _mask(end, rows, leaves, tensors)
+        known = self.masks.get(mask) or _mask(leaves.outline, rows, leaves, tensors)
         if known is None or known.failed >= TRIES:
             return
         for run, own, plans in zip(end.runs, rows, known.plans, strict=True):
@@ -151,9 +156,10 @@ class PlainSteps:
                 continue
             plan = self._plan(run, own, leaves, every)
             if plan.is_for(every):
-                plans[:] = [plan, *plans[: COUNTS - 1]]
                 written = [plan.written for own in known.plans for plan in own]
-                known.written = [any(one) for one in zip(*written, strict=True)]
+                # First: another thread may make a step as soon as there is a plan for each run.
+                known.written = [any(one) for one in zip(plan.written, *written, strict=True)]
+                plans[:] = [plan, *plans[: COUNTS - 1]]
             else:
                 known.failed += 1
         if mask not in self.masks and len(self.masks) >= self._most:
@@ -196,18 +202,19 @@ def _kind(item: Item) -> Any:
 
 
 def _mask(
-    end: End, rows: Sequence[Any], leaves: StepLeaves, tensors: list[Any]
+    outline: Outline, rows: Sequence[Any], leaves: StepLeaves, tensors: list[Any]
 ) -> PlainMask | None:
     """Return no plans yet; None where nothing tells if runs share memory."""
-    own, count = {k for members in end.members for k in members}, len(tensors)
+    assert outline.plain is not None, "asked before"
+    own, count = {k for members in outline.plain.members for k in members}, len(tensors)
     kept = [k for k in range(len(leaves.grads)) if k not in own]
     # Those that are frozen are left alone, but a wrong gradient of one is an error.
     frozen = [k for k in kept if leaves.grads[k] is not None]
     if len(rows) < 2 and not frozen:
-        return PlainMask(end, None, kept)
+        return PlainMask(outline, None, kept)
     others = rows_of([leaves.leaves[k] for k in frozen], tensors, [count + k for k in frozen])
     every, found = [*tensors, *leaves.grads], [*chain.from_iterable(rows), *(others or ())]
     if others is None or not is_simple([every[k] for row in found for k in (row.grad, *row.kept)]):
         return None
     layout = StepLayout(found, (), every)
-    return PlainMask(end, layout, kept) if layout.is_located else None
+    return PlainMask(outline, layout, kept) if layout.is_located else None

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import is_transforming
+from functional_optim.core.checks import check_measured
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import LeafChain
 from functional_optim.kernels import Executor
@@ -137,6 +138,8 @@ class PlannedSteps:
             hypers = list(map(HYPERS, chains))
             if extra:  # nothing takes it
                 return None
+            if measured:
+                check_measured([link.stage for link in links], measured)
             return plain.prepared(
                 tensors, grads, hypers, measured, in_place=in_place, begins=begins
             )

@@ -6,7 +6,7 @@ number. So it is found out once for the same leaves, and gone along at each of t
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from functional_optim.core.leaf import is_measured, needs_total
 from functional_optim.core.links import Links
@@ -148,7 +148,8 @@ class Outline:
         shares: bool,
         sharded: bool,
     ) -> None:
-        self._links, self._chains = links, dict.fromkeys(chains)
+        # Links are not kept: they have hyper-parameters.
+        self._wheres, self._chains = [link.where for link in links], dict.fromkeys(chains)
         stages = self._stages = [link.stage for link in links]
         self._gates = [place for place, stage in enumerate(stages) if stage.gate is not None]
         self.cohorts = cohorts
@@ -163,6 +164,21 @@ class Outline:
         self.plain = None if waits else End(tuple(map(_plain_run, stepped)))
         """What there is to do where a step waits for nothing but the totals of one run, which takes
         them itself; else None."""
+        numbers = {place: number for number, place in enumerate(self.summing)}
+        self._taken = {
+            run.part: tuple(numbers[k] for k in run.part.places if k in numbers)
+            for run in (() if self.plain is None else self.plain.runs)
+        }
+
+    def taken(self, part: LeafPart, measured: Sequence[Any]) -> list[Any] | None:
+        """Return those of the known totals that a run of a plain step takes; None for other parts.
+
+        Args:
+            part: of the run.
+            measured: the totals of the first stages that need one.
+        """
+        numbers = self._taken.get(part)
+        return None if numbers is None else [measured[k] for k in numbers if k < len(measured)]
 
     def after(
         self, point: Point, *, is_open: bool = True, late: tuple[tuple[int, ...], ...] = ()
@@ -206,8 +222,8 @@ class Outline:
         chains = [chain for chain in self._chains if place in chain]
         if chains:
             return [tuple(gate for gate in before if gate in chain) for chain in chains]
-        own = self._links[place].where
-        return [tuple(gate for gate in before if implies(own, self._links[gate].where))]
+        own = self._wheres[place]
+        return [tuple(gate for gate in before if implies(own, self._wheres[gate]))]
 
 
 def does_wait(
