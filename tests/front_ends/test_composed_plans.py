@@ -278,3 +278,32 @@ def test_a_count_that_is_set_to_zero_where_it_stands_is_a_restart(name: str) -> 
     optimizer.step()
     TorchOptimizer(fresh.items(), chosen).step()
     assert_same(dict(params), dict(fresh))
+
+
+def test_parameters_that_lie_in_another_way_are_planned_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alone: list[int] = []
+    prepared = engine.prepared
+
+    def noted(stages: Any, executor: Any, items: Any, *more: Any, **options: Any) -> Any:
+        alone.append(len(items))
+        return prepared(stages, executor, items, *more, **options)
+
+    params = [nn.Parameter(torch.ones(3, 2)), nn.Parameter(torch.ones(3))]
+    parts = partition(
+        {"two": adamw(lr=0.1), "one": sgd(lr=0.1)},
+        lambda path, shape: "two" if len(shape) == 2 else "one",
+    )
+    optimizer = TorchOptimizer(params, parts)
+    for step in range(9):
+        if step == 4:
+            params[0].data = torch.ones(2, 3).t()
+            for key in ("exp_avg", "exp_avg_sq"):
+                optimizer.state[params[0]][key] = torch.ones(2, 3).t()
+        for param in params:
+            param.grad = torch.full_like(param, 0.5)
+        if step == 6:
+            monkeypatch.setattr(engine, "prepared", noted)
+        optimizer.step()
+    assert alone == []

@@ -87,6 +87,10 @@ class PlainMask:
                 return None
         return Prepared(runs, (), (), every, self.kept, self.end)
 
+    def is_for(self, tensors: list[Any]) -> bool:
+        """Return True if tensors that runs must not have in common have the layouts of before."""
+        return self.layout is None or self.layout.holds(tensors, in_place=False)
+
     def addends(
         self, tensors: list[Any], grads: list[Tensor | None], hypers: Sequence[tuple[Any, ...]]
     ) -> tuple[list[Tensor], Tensor] | None:
@@ -148,7 +152,9 @@ class PlainSteps:
             if own is None:
                 return  # made of what is in no list, as of a sparse state: made anew each time
             rows.append(own)
-        known = self.masks.get(mask) or _mask(leaves.outline, rows, leaves, tensors)
+        known = self.masks.get(mask)
+        if known is None or not known.is_for(every):
+            known = _mask(leaves.outline, rows, leaves, tensors)
         if known is None or known.failed >= TRIES:
             return
         for run, own, plans in zip(end.runs, rows, known.plans, strict=True):
@@ -156,9 +162,9 @@ class PlainSteps:
                 continue
             plan = self._plan(run, own, leaves, every)
             if plan.is_for(every):
-                written = [plan.written for own in known.plans for plan in own]
                 # First: another thread may make a step as soon as there is a plan for each run.
-                known.written = [any(one) for one in zip(plan.written, *written, strict=True)]
+                written = [one.written for one in (plan, *chain.from_iterable(known.plans))]
+                known.written = [any(column) for column in zip(*written, strict=True)]
                 plans[:] = [plan, *plans[: COUNTS - 1]]
             else:
                 known.failed += 1
