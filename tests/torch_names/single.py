@@ -39,6 +39,16 @@ def multiplying_each(names: Any) -> None:
         assert all(map(torch.equal, given, wanted)) and given[0].dtype == dtype
 
 
+@row((torch, "_foreach_div_"))
+def dividing_each(names: Any) -> None:
+    """Each tensor by a number of its own."""
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        given = [NORMAL.to(dtype, copy=True), NORMAL[0].to(dtype, copy=True)]
+        wanted = [one / number for one, number in zip(given, (0.3, 7.0), strict=True)]
+        names.foreach_divide_(given, [0.3, 7.0])
+        assert all(map(torch.equal, given, wanted)) and given[0].dtype == dtype
+
+
 @row((torch, "_foreach_copy_"))
 def copying_to_each(names: Any) -> None:
     targets = [torch.zeros(5, 3).t(), torch.zeros(2, dtype=torch.bfloat16), torch.zeros(0)]

@@ -19,7 +19,7 @@ from functional_optim.core.stage import Stage
 from functional_optim.core.state import map_state, state_tensors
 from functional_optim.kernels.chunks import Table
 from functional_optim.kernels.kernel import BindParts, Call, Part
-from functional_optim.kernels.pass_loops import BindTable, Loops, PassLoops
+from functional_optim.kernels.pass_loops import BindTable, BoundLoops, PassLoops
 from functional_optim.kernels.passes import HandOnHyper, Pass, can_pass, passes_of
 from functional_optim.kernels.scratch import scratch, views_of_scratch
 
@@ -85,7 +85,7 @@ class LeafPasses:
             for batch in self._batches
         ]
         """For each batch, what takes a column of tensors out of the list of a step."""
-        self._kept: Loops | None = None
+        self._kept: BoundLoops | None = None
         self._tables: tuple[Any, ...] | None = None
         self._retry = 0.0
         """The step from which loops are asked for again."""
@@ -114,7 +114,7 @@ class LeafPasses:
 
     def _calls(
         self,
-        loops: Loops,
+        loops: BoundLoops,
         tensors: Sequence[Tensor],
         like: Leaf,
         totals: Sequence[Tensor],

@@ -17,7 +17,7 @@ BindTable = Callable[[Sequence[Stage], Leaf, int], BindScalars | None]
 """``bind_table`` of a kernel that steps many leaves in one call."""
 
 
-class Loops:
+class BoundLoops:
     """Loops of all passes for some choices among the coefficients. They hold no tensor."""
 
     def __init__(self, bound: list[BindScalars | None], dtypes: list[torch.dtype]) -> None:
@@ -80,7 +80,7 @@ class PassLoops:
         own = self._stages[one.start : one.stop]
         return own if one.whole is None else (*own, HAND_ON)
 
-    def bind(self, like: Leaf, elements: int) -> Loops | None:
+    def bind(self, like: Leaf, elements: int) -> BoundLoops | None:
         """Bind loops for the choices of now; None if a pass has none.
 
         Args:
@@ -111,7 +111,7 @@ class PassLoops:
             if loop is None:
                 return None
             bound.append(loop)
-        return Loops(bound, dtypes)
+        return BoundLoops(bound, dtypes)
 
 
 def explain_passes(

@@ -138,17 +138,22 @@ def prepared(
     return partial(defer_interrupts, entered.write, stages, executor, measured, counts)
 
 
-def require(stages: Sequence[Stage], executor: Executor, items: Sequence[Item]) -> None:
+def require(
+    stages: Sequence[Stage],
+    executor: Executor,
+    items: Sequence[Item],
+    make: Callable[[Item], Made],
+) -> None:
     """Make sure that an executor steps leaves like these; nothing is stepped.
 
     Args:
-        stages, executor: as for :func:`prepared`.
+        stages, executor, make: as for :func:`prepared`.
         items: leaves, one of each kind.
 
     Raises:
         RuntimeError, KernelError: as of :func:`prepared`.
     """
-    defer_interrupts(_entered, stages, executor, items, None, ())
+    defer_interrupts(_entered, stages, executor, items, make, ())
 
 
 def totals(

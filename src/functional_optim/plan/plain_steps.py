@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from functional_optim.kernels import Executor
-from functional_optim.plan import engine
 from functional_optim.plan.addend_rows import is_simple
 from functional_optim.plan.guard import mask_of
 from functional_optim.plan.item import Item
@@ -139,9 +138,6 @@ class PlainSteps:
         Args:
             tensors: parameters, state and what else is listed.
             leaves: of the step.
-
-        Raises:
-            RuntimeError, KernelError: a rule or the executor refuses a leaf.
         """
         end, mask = leaves.outline.plain, mask_of(leaves.grads)
         assert end is not None, "asked before"
@@ -187,8 +183,7 @@ class PlainSteps:
         groups = [self._groups[k] for k in members]
         hypers = [leaves.chains[leaves.groups[k]].hypers for k in members]
         items = [row.item(every, own) for row, own in zip(rows, hypers, strict=True)]
-        kinds = {_kind(item): item for item in items}
-        engine.require(run.part.stages, self._executor, list(kinds.values()))
+        kinds = {_kind(item): k for k, item in enumerate(items)}
         return StepPlan(
             run.part.stages,
             self._executor,
@@ -197,6 +192,7 @@ class PlainSteps:
             rows,
             every,
             may_begin=self._may_begin,
+            kinds=list(kinds.values()),
         )
 
 

@@ -261,9 +261,6 @@ class PlannedSteps:
         Args:
             tensors: parameters, state and what else is listed.
             leaves: of the step, checked.
-
-        Raises:
-            RuntimeError, KernelError: a rule or the executor refuses a leaf.
         """
         if leaves.outline.plain is None or is_transforming():
             return False

@@ -165,10 +165,10 @@ class Outline:
         """What there is to do where a step waits for nothing but the totals of one run, which takes
         them itself; else None."""
         numbers = {place: number for number, place in enumerate(self.summing)}
-        self._taken = {
-            run.part: tuple(numbers[k] for k in run.part.places if k in numbers)
+        self._taken = [  # no dict: torch.compile hashes no part
+            (run.part, [numbers[k] for k in run.part.places if k in numbers])
             for run in (() if self.plain is None else self.plain.runs)
-        }
+        ]
 
     def taken(self, part: LeafPart, measured: Sequence[Any]) -> list[Any] | None:
         """Return those of the known totals that a run of a plain step takes; None for other parts.
@@ -177,8 +177,10 @@ class Outline:
             part: of the run.
             measured: the totals of the first stages that need one.
         """
-        numbers = self._taken.get(part)
-        return None if numbers is None else [measured[k] for k in numbers if k < len(measured)]
+        for own, numbers in self._taken:
+            if own is part:
+                return [measured[k] for k in numbers if k < len(measured)]
+        return None
 
     def after(
         self, point: Point, *, is_open: bool = True, late: tuple[tuple[int, ...], ...] = ()

@@ -92,6 +92,8 @@ class StepPlan:
         counted: whether a step advances the step counts.
         may_begin: whether leaves may be before their first step; else their state may be made anew
             then, and the plan makes no such step.
+        kinds: indices of leaves, one of each kind, that the executor is asked about at the first
+            step; none if leaves like these were stepped before.
         kept: number of tensors, the first of the list, that the caller makes sure are the same at
             each step, in the same memory, and tells autograd of what is written to them.
     """
@@ -107,6 +109,7 @@ class StepPlan:
         *,
         counted: bool = True,
         may_begin: bool = False,
+        kinds: Sequence[int] = (),
         kept: int = 0,
     ) -> None:
         self._stages, self._executor = stages, executor
@@ -117,6 +120,7 @@ class StepPlan:
             self._chunks, self.others = chunks_of(stages, executor, items, groups, rows)
         """The leaves in chunks, and the indices of those that are stepped alone."""
         others = set(self.others)
+        self._kinds_to_ask = [k for k in kinds if k not in others]
         members = [chunk.members for chunk in self._chunks]
         self._totals = Totals(stages, members, [item.param for item in items])
         together = [row for k, row in enumerate(rows) if k not in others]
@@ -196,6 +200,8 @@ class StepPlan:
             self.others and not self._others_hold(tensors, numbers is not None or may_begin)
         ):
             return None
+        if self._kinds_to_ask:
+            self._require(tensors, hypers, every)
         totals = measured
         if len(measured) < self._totals.count:
             totals = self._totals_of(tensors, hypers, every, measured, numbers)
@@ -213,11 +219,31 @@ class StepPlan:
             first = engine.prepared(
                 self._stages, self._executor, items, totals, make, counts=self._counts
             )
-        changed, counted = self._changed if parts else [], self._counted
-        if len(others) > len(self.others):  # the engine counts them
-            alone = {self._rows[k].step for k in others}
-            counted = [k for k in self._counted if k not in alone]
+        changed = self._changed if parts else []
+        is_usual = len(others) == len(self.others)
+        counted = self._counted if is_usual else self._counted_beside(others)
         return Steps(loops, first, parts, tensors, changed, counted, self._steps_of, totals)
+
+    def _counted_beside(self, others: Sequence[int]) -> list[int]:
+        """Return positions of step counts to be advanced, where the engine counts some leaves."""
+        alone = {self._rows[k].step for k in others}
+        return [k for k in self._counted if k not in alone]
+
+    def _require(
+        self, tensors: list[Tensor], hypers: Sequence[tuple[Any, ...]], every: Sequence[Made]
+    ) -> None:
+        """Make sure that the executor steps the leaves, by the numbers of each chunk.
+
+        Raises:
+            RuntimeError, KernelError: a rule or the executor refuses a leaf.
+        """
+        numbers = {k: n for n, chunk in enumerate(self._chunks) for k in chunk.members}
+        asked = [k for k in self._kinds_to_ask if k in numbers]
+        items, _ = self._items(asked, tensors, hypers, None)
+        made = {id(one.state.step): every[numbers[k]] for k, one in zip(asked, items, strict=True)}
+        stages, executor = self._stages, self._executor
+        engine.require(stages, executor, items, lambda item: made[id(item.state.step)])
+        self._kinds_to_ask = []
 
     def addends(self, tensors: list[Tensor], hypers: Sequence[tuple[Any, ...]]) -> Tensor | None:
         """Return what each leaf adds to the first total, in the order of the leaves.

@@ -180,9 +180,6 @@ def plan(optimizer: Chain, given: Given, leaves: StepLeaves, *, in_place: bool) 
         given: parameters, gradients, and the state.
         leaves: of the step, checked.
         in_place: False for a pure step.
-
-    Raises:
-        RuntimeError, KernelError: a rule or the executor refuses a leaf.
     """
     if leaves.outline.plain is None:
         return False
