@@ -1,5 +1,6 @@
 """Counts of the plans, programs and memory that a step makes, and could have made once."""
 
+import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -71,11 +72,14 @@ def calls_of(step: Callable[[], object], package: str = "functional_optim") -> i
         if event == "call" and f"/{package}/" in frame.f_code.co_filename:
             found.append(frame.f_code.co_name)
 
+    gc.collect()  # what ends with the garbage of earlier tests is no call of the step
+    gc.disable()
     sys.setprofile(note)
     try:
         step()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return len(found)
 
 

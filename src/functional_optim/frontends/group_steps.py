@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.core.capturing import check_not_captured
 from functional_optim.core.initial import none_made
 from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.links import Links
@@ -121,6 +122,7 @@ class GroupSteps:
         if call is not None:
             return call
         leaves = self._leaves(now)
+        check_not_captured(leaves.params)
         executor = self._executor_for(leaves.params, now.links)
         known, held = self._planned_for(now, executor)  # state may have been made anew
         if len(leaves.leaves) == len(held.params) and known.steps.plan(held.tensors, leaves):

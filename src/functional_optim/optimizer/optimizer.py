@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.core.capturing import check_not_captured
 from functional_optim.core.chain import Chain, with_hyper
 from functional_optim.core.checks import check_measured
 from functional_optim.core.compiling import uncompiled
@@ -191,6 +192,7 @@ class Optimizer(Chain):
         """The step in place of a tree for which there is no plan."""
         leaves, spec, _, read = leaf_by_leaf.step_leaves(optimizer, *given)
         check_in_place(leaves, spec, read.stepped)
+        check_not_captured(read.params)
         planned = tree_steps.plan(optimizer, given, read, in_place=True)
         if planned and tree_steps.step_(optimizer, given, measured, extra):
             return

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.core.capturing import check_not_captured
 from functional_optim.kernels import Executor
 from functional_optim.plan.addend_rows import is_simple
 from functional_optim.plan.guard import mask_of
@@ -43,6 +44,8 @@ class PlainMask:
         self.written: list[bool] = []
         """For each tensor, whether a step writes to it."""
         self.kept = kept
+        self.on_cuda = False
+        """Whether a parameter is on a CUDA device, where a step may not be captured."""
         self.failed = 0
         """Number of plans that took no tensors of the step for which they were made."""
 
@@ -71,6 +74,8 @@ class PlainMask:
         every, runs = [*tensors, *grads], []
         if self.layout is not None and not self.layout.holds(every, in_place=in_place):
             return None
+        if self.on_cuda:
+            check_not_captured(every[: len(grads)])
         for run, plans in zip(self.end.runs, self.plans, strict=True):
             given = self.outline.taken(run.part, measured) if measured else ()
             for plan in plans:
@@ -153,6 +158,7 @@ class PlainSteps:
             known = _mask(leaves.outline, rows, leaves, tensors)
         if known is None or known.failed >= TRIES:
             return
+        known.on_cuda = any(one.is_cuda for one in leaves.params)
         for run, own, plans in zip(end.runs, rows, known.plans, strict=True):
             if any(plan.is_for(every) for plan in plans):
                 continue
