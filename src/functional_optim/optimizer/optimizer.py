@@ -191,8 +191,9 @@ class Optimizer(Chain):
     ) -> None:
         """The step in place of a tree for which there is no plan."""
         leaves, spec, _, read = leaf_by_leaf.step_leaves(optimizer, *given)
-        check_in_place(leaves, spec, read.stepped)
-        check_not_captured(read.params)
+        stepped = read.stepped
+        check_in_place(leaves, spec, stepped)
+        check_not_captured(leaf.param for leaf in stepped)
         planned = tree_steps.plan(optimizer, given, read, in_place=True)
         if planned and tree_steps.step_(optimizer, given, measured, extra):
             return

@@ -75,7 +75,7 @@ class PlainMask:
         if self.layout is not None and not self.layout.holds(every, in_place=in_place):
             return None
         if self.on_cuda:
-            check_not_captured(every[: len(grads)])
+            check_not_captured(one for one in every[: len(grads)] if isinstance(one, Tensor))
         for run, plans in zip(self.end.runs, self.plans, strict=True):
             given = self.outline.taken(run.part, measured) if measured else ()
             for plan in plans:
@@ -158,7 +158,7 @@ class PlainSteps:
             known = _mask(leaves.outline, rows, leaves, tensors)
         if known is None or known.failed >= TRIES:
             return
-        known.on_cuda = any(one.is_cuda for one in leaves.params)
+        known.on_cuda = any(leaf.param.is_cuda for leaf in leaves.stepped)
         for run, own, plans in zip(end.runs, rows, known.plans, strict=True):
             if any(plan.is_for(every) for plan in plans):
                 continue
