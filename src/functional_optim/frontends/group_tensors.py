@@ -1,4 +1,4 @@
-"""What torch-like parameter groups hold: parameters, entries of state, options."""
+"""Contents of torch-like parameter groups: parameters, entries of state, options."""
 
 from collections.abc import Callable, MutableMapping, Sequence
 from itertools import chain, repeat
