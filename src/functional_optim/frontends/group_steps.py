@@ -243,10 +243,12 @@ class GroupSteps:
         leaves: StepLeaves,
         decided: Decision,
     ) -> None:
-        """Make a step, and plan those after it."""
+        """Make a step, and plan those after it if it waited for something."""
         make()
+        if leaves.outline.plain is not None:
+            return  # that was planned before, or cannot be
         known, held = self._planned_for(now, executor)
-        if leaves.outline.plain is None and len(leaves.leaves) == len(held.params):
+        if len(leaves.leaves) == len(held.params):
             known.steps.learn(held.tensors, leaves, decided)
 
     def _planned_for(self, now: GroupsNow, executor: Executor) -> tuple[_Planned, GroupTensors]:
