@@ -4,6 +4,9 @@ Eight minutes on one device. Several ranks share it: each says that it is anothe
 refuses two of one host on one device. Without a device it says so, and that is no failure.
 """
 
+import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -36,6 +39,11 @@ SUITES = {
     "several ranks over NCCL": ["tests/cuda/ranks"],
 }
 """What pytest is given, by what it needs."""
+OFF = ("no:cacheprovider", "no:benchmark")
+"""Plugins that are left out: pytest-benchmark warns under pytest-xdist, and warnings are errors."""
+
+TEST_IN_LINE = re.compile(r"(\S+\.py::.*?)(?: (?:PASSED|FAILED|SKIPPED|ERROR).*)?$")
+"""Name of a test in a line of ``pytest -v``."""
 
 
 class Case(NamedTuple):
@@ -69,25 +77,48 @@ def tested(processes: int, seconds: float) -> dict[str, tuple[list[Case], float]
         begun = time.monotonic()
         running = {}
         for number, (name, what) in enumerate(SUITES.items()):
-            report = Path(folder) / f"{number}.xml"
+            report, log = Path(folder) / f"{number}.xml", Path(folder) / f"{number}.txt"
             many = ["-n", str(processes)] if number == 0 and processes > 1 else []
-            command = [sys.executable, "-m", "pytest", "-q", "--tb=short", *many, *what]
-            running[name] = (
-                report,
-                subprocess.Popen(
-                    [*command, f"--junitxml={report}", "-p", "no:cacheprovider"], cwd=ROOT
-                ),
-            )
-        for name, (report, process) in running.items():
-            try:
-                process.wait(max(1.0, seconds - (time.monotonic() - begun)))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            command = [sys.executable, "-m", "pytest", "-v", "--tb=short", *many, *what]
+            command += [f"--junitxml={report}", *(part for one in OFF for part in ("-p", one))]
+            with log.open("w") as into:
+                running[name] = (
+                    report,
+                    log,
+                    subprocess.Popen(command, cwd=ROOT, stdout=into, start_new_session=True),
+                )
+        for name, (report, log, process) in running.items():
+            left = max(1.0, seconds - (time.monotonic() - begun))
+            ended(process, left)
             took = time.monotonic() - begun
-            late = Case(name, "all", "failed", f"it did not end within {seconds:g} s")
-            found[name] = (cases_in(report) if report.exists() else [late]), took
+            lines = log.read_text(encoding="utf-8")
+            click.echo(lines)
+            found[name] = (cases_in(report) if report.exists() else cases_until(name, lines)), took
     return found
+
+
+def ended(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Wait for a process; if it takes longer, end it and all that it has started.
+
+    Ranks that wait for one another on the device would slow down what is timed after them.
+    """
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def cases_until(suite: str, log: str) -> list[Case]:
+    """The tests of a run that was cut short, from what it printed; the last one was under way."""
+    found, last = [], suite
+    for line in log.splitlines():
+        test = TEST_IN_LINE.search(line)
+        if test is not None:
+            last = test[1].rstrip()
+            if " PASSED" in line:
+                found.append(Case(*last.split("::", 1), "passed", ""))
+    return [*found, Case(*last.partition("::")[::2], "failed", "it did not end in time")]
 
 
 def _machine() -> list[str]:

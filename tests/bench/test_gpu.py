@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,31 @@ def cases(tmp_path: Path) -> list[gpu.Case]:
 def test_outcomes_are_read(cases: list[gpu.Case]) -> None:
     found = {case.name: case.outcome for case in cases}
     assert found == {"test_passes": "passed", "test_fails": "failed", "test_skips": "skipped"}
+
+
+def test_a_run_that_was_cut_short_names_the_test_under_way() -> None:
+    log = (
+        "tests/a.py::test_one[a, b] PASSED   [ 5%]\n"
+        "[gw1] [ 10%] PASSED tests/a.py::test_two[c] \n"
+        "tests/a.py::test_three[1, 2] \n"
+    )
+    found = gpu.cases_until("ranks", log)
+    assert [(one.name, one.outcome) for one in found] == [
+        ("test_one[a, b]", "passed"),
+        ("test_two[c]", "passed"),
+        ("test_three[1, 2]", "failed"),
+    ]
+    assert [one.name for one in gpu.cases_until("ranks", "")] == [""]
+
+
+def test_what_a_late_process_has_started_is_ended_with_it(tmp_path: Path) -> None:
+    child = "import subprocess; subprocess.run(['sleep', '600'])"
+    process = subprocess.Popen([sys.executable, "-c", child], start_new_session=True)
+    time.sleep(0.5)
+    gpu.ended(process, 0.1)
+    command = ["pgrep", "--runstates", "R,S,D", "-g", str(process.pid)]
+    left = subprocess.run(command, check=False, capture_output=True)
+    assert left.stdout == b""
 
 
 def test_a_run_takes_the_place_of_the_last(cases: list[gpu.Case], tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from sharding.zero import coalescing, dissemination
 from sharding.zero import groups as zero_groups
 from sharding.zero.coalescing import Owned
 from sharding.zero.collective import exchanged
-from sharding.zero.stream import CHUNK_BYTES, parcels
+from sharding.zero.stream import CHUNK_BYTES, Stream, parcels
 from tests.choices import case
 from tests.steady import calls_of
 
@@ -175,6 +175,20 @@ def test_the_state_of_many_parameters_is_collected_in_few_messages() -> None:
         [CHUNK_BYTES],
         [1, 12],
     ]
+
+
+def test_tensors_of_two_devices_travel_in_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As step counts on the CPU do, beside state on a device: joined where the group works.
+
+    A sender that fails here leaves the receiver waiting.
+    """
+    sent: list[Tensor] = []
+    monkeypatch.setattr(Stream, "_pass", lambda *given: sent.append(given[2]))
+    device = torch.device("meta")
+    state = {"step": torch.ones(()), "exp_avg": torch.ones(3, device=device)}
+    Stream(LocalWorld(1).groups[0], 0, device).send(state)
+    assert [one.device for one in sent] == [device] * 3
+    assert sent[2].numel() == 16
 
 
 def stepped(count: int, optimizer: Callable[[], Any]) -> ZeroRedundancyOptimizer:

@@ -54,6 +54,7 @@ class InductorKernel:
     Args:
         devices: the types of device that it is for.
         backend: of ``torch.compile``.
+        captured_only: step by numbers that are on the device alone, as a CUDA graph captures it.
     """
 
     def __init__(
@@ -61,13 +62,17 @@ class InductorKernel:
         *,
         devices: Sequence[str] = ("cuda",),
         backend: str = "inductor",
+        captured_only: bool = False,
     ) -> None:
         self._devices, self._backend = tuple(devices), backend
+        self._captured_only = captured_only
         self.exact = "cpu" not in self._devices
         self._rest = BlockedKernel()
         self._programs: Cache[tuple[Step, Trace] | str] = Cache()
 
     def is_for(self, chunk: Leaf) -> bool:
+        if self._captured_only and chunk.scalars is not Scalars.DEVICE:
+            return False
         return chunk.param.device.type in self._devices
 
     def supports(self, stages: Sequence[Stage], chunk: Leaf) -> str | None:

@@ -25,16 +25,15 @@ ExecutorName = Literal["auto", "reference", "blocked", "fused", "eager"]
 
 
 _EXACT, _FUSED, _BLOCKED = ExactKernel(sparing=True), FusedKernel(), BlockedKernel()
-_STACKS = StackedExecutor()
+_LISTS, _STACKS = ForeachKernel(on_cpu=False), StackedExecutor()
 
 EXECUTORS: dict[str, Executor] = {
     "auto": ChunkExecutor(
         _EXACT,
-        _FUSED,
-        InductorKernel(),
+        InductorKernel(captured_only=True),
         _BLOCKED,
         joining=_EXACT,
-        listing=_FUSED,
+        listing=_LISTS,
         stacks=_STACKS,
         on_device=True,
         stand_ins={"cpu": "auto", "cuda": "eager"},
@@ -42,7 +41,7 @@ EXECUTORS: dict[str, Executor] = {
     "reference": ReferenceExecutor(ChunkExecutor(on_device=True)),
     "blocked": ChunkExecutor(_BLOCKED, stacks=_STACKS),
     "fused": ChunkExecutor(_FUSED, listing=_FUSED, strict=True),
-    "eager": ChunkExecutor(_BLOCKED, listing=ForeachKernel(on_cpu=False), stacks=_STACKS),
+    "eager": ChunkExecutor(_BLOCKED, listing=_LISTS, stacks=_STACKS),
 }
 """All executors by name, those of users (:func:`register_executor`) among them.
 

@@ -125,9 +125,8 @@ class StepLeaves(NamedTuple):
         return [self.leaves[k] for own in plain.members for k in own]
 
     def executor(self, optimizer: Chain) -> Executor:
-        """Return the executor that steps the leaves."""
-        params = [leaf.param for leaf in self.stepped]
-        return executor_for(optimizer.executor, params, optimizer.stages)
+        """Return the executor that steps the leaves, whichever of them have gradients."""
+        return executor_for(optimizer.executor, self.params, optimizer.stages)
 
     def with_gradients_apart(self) -> "StepLeaves":
         """Return the same leaves, with gradients that no step of them in place changes."""

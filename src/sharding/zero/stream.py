@@ -50,8 +50,9 @@ class Stream:
         text = json.dumps(_described(content, tensors)).encode()
         self._send(torch.tensor([len(text)], device="cpu"))
         self._send(as_tensor(text))
-        for parts in parcels(tensors):
-            self._send(parts[0] if len(parts) == 1 else torch.cat(parts))
+        for parts in parcels(tensors):  # a step count may be on the CPU beside state on a device
+            there = [part.to(self._device) for part in parts]
+            self._send(there[0] if len(there) == 1 else torch.cat(there))
 
     def receive(self, place: Callable[[Any], Any] = lambda found: found) -> Any:
         """Receive what the other sends, on the CPU.

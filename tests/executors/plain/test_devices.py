@@ -2,13 +2,19 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from functional_optim import adamw
 from functional_optim.core.leaf import Leaf
+from functional_optim.core.overrides import LeafChain
+from functional_optim.core.state import LeafState
+from functional_optim.kernels import EXECUTORS, ChunkExecutor
 from functional_optim.kernels.blocked import BlockedKernel
 from functional_optim.kernels.cache_key import key_of
 from functional_optim.kernels.errors import UntraceableError
+from functional_optim.kernels.foreach import ForeachKernel
 from functional_optim.kernels.scratch import scratch
+from functional_optim.plan.step_leaves import StepLeaf, StepLeaves
 
 META = torch.device("meta")
 
@@ -33,3 +39,34 @@ def test_tensors_on_several_devices_are_no_chunk() -> None:
     with pytest.raises(UntraceableError, match=r"on several devices \(cpu, meta\)"):
         key_of(stages, apart)
     assert "several devices" in str(BlockedKernel().supports(stages, apart))
+
+
+def _on_cuda() -> Leaf:
+    """A leaf on CUDA, of which torch knows all but the values."""
+    optimizer = adamw(lr=0.1)
+    with FakeTensorMode():
+        param = torch.empty(70_001, dtype=torch.bfloat16, device="cuda")
+        state = optimizer.init(param).leaves.stages
+    coefficients = tuple(link.stage.coefficients(1.0, link.hyper) for link in optimizer.links)
+    return Leaf(param, param, tuple(state), coefficients, "x")
+
+
+def test_auto_rounds_as_the_reference_on_every_device() -> None:
+    """Of parameters on several devices too, where no executor of one device stands in for it.
+
+    torch's fused kernels and compiled programs round in another way.
+    """
+    leaf, auto = _on_cuda(), EXECUTORS["auto"]
+    assert isinstance(auto, ChunkExecutor)
+    asked = [type(one) for one in auto.kernels if one.is_for(leaf)]
+    lists = [type(one) for one in auto._listings if one.is_for(leaf)]
+    assert (asked, lists) == ([BlockedKernel], [ForeachKernel])
+
+
+def test_the_executor_is_that_of_the_devices_when_no_gradient_has_come_yet() -> None:
+    optimizer, leaf = adamw(lr=0.1), _on_cuda()
+    param, state = leaf.param, LeafState(torch.zeros(()), leaf.states)
+    items = [StepLeaf(0, param, state, LeafChain((0,), optimizer.stages, ()), "x")]
+    for grad in (None, param):
+        leaves = StepLeaves.of(optimizer.links, items, [grad], shares=False)
+        assert leaves.executor(optimizer) is EXECUTORS["eager"]
