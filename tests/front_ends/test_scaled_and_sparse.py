@@ -174,3 +174,21 @@ def test_a_transform_before_sparse_rows(flat: bool) -> None:
     moved = (before - table.weight).detach()
     torch.testing.assert_close(moved[1:3], torch.full((2, 2), 0.5))
     assert not moved[[0, 3]].any()
+
+
+@each(kinds=["rows, dense", "dense, rows", "rows, rows"])
+def test_parameters_that_share_memory_are_stepped_one_after_the_other(kinds: str) -> None:
+    """Rows are read when the parameters before them, in the same memory, were stepped."""
+    params, optimizers = [], []
+    for make in (lambda own: TorchOptimizer(own, sgd(1.0)), lambda own: torch.optim.SGD(own, 1.0)):
+        memory = torch.arange(6.0).view(3, 2)
+        params.append([torch.nn.Parameter(memory), torch.nn.Parameter(memory)])
+        optimizers.append(make(params[-1]))
+    for step in range(2):
+        for own, optimizer in zip(params, optimizers, strict=True):
+            for place, kind in enumerate(kinds.split(", ")):
+                grad = torch.full((3, 2), 1.0 + place + step)
+                rows = torch.sparse_coo_tensor([[0]], grad[:1], (3, 2), check_invariants=True)
+                own[place].grad = rows if kind == "rows" else grad
+            optimizer.step()
+        assert same_bits(params[0][0], params[1][0])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import is_transforming
-from functional_optim.core.aliasing import GivenMemory, apart_from, laid_as
+from functional_optim.core.aliasing import GivenMemory, apart_from, laid_as, storage_of
 from functional_optim.core.capturing import check_not_captured
 from functional_optim.core.compiling import uncompiled
 from functional_optim.core.dtensors import is_sharded, placed_as
@@ -21,7 +21,7 @@ from functional_optim.core.leaf import Leaf, Stepped, is_measured, require_kept,
 from functional_optim.core.local_shards import like
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState, map_state, state_tensors
-from functional_optim.core.views import Form
+from functional_optim.core.views import ROWS, Form
 from functional_optim.kernels.executor import Executor
 from functional_optim.kernels.reference import write
 from functional_optim.plan.item import Item, Made, on_host
@@ -170,11 +170,19 @@ def totals(
         measured: those that are known.
     """
     with torch.no_grad():
-        found = list(complete(stages, executor, items, measured, make))
+        found = complete(stages, executor, items, measured, make)
     seen = _entered(stages, executor, items, make, measured).seen
     with torch.no_grad():
-        for _ in range(sum(map(is_measured, stages)) - len(found)):
-            found.append(executor.measure(stages, seen, found))
+        return _all_totals(stages, executor, seen, found)
+
+
+def _all_totals(
+    stages: Sequence[Stage], executor: Executor, seen: Sequence[Leaf], measured: Sequence[Tensor]
+) -> list[Tensor]:
+    """Return the totals of all measured stages, those that are known and those of these leaves."""
+    found = list(measured)
+    for _ in range(sum(map(is_measured, stages)) - len(found)):
+        found.append(executor.measure(stages, seen, found))
     return found
 
 
@@ -191,6 +199,16 @@ class _Entered(NamedTuple):
     results: list[Stepped] | None
     """Inside of torch.func, what is to be written, where nothing else refuses it in time."""
 
+    def _one_writes_rows_of_another(self) -> bool:
+        """Return True if rows were copied of a parameter that shares its memory with another one.
+
+        Each is then to be copied after those before it were stepped.
+        """
+        if self.results is not None or ROWS not in self.forms or len(self.items) < 2:
+            return False
+        storages = [storage_of(item.param) for item in self.items]
+        return len(set(storages)) < len(storages)
+
     def write(
         self,
         stages: Sequence[Stage],
@@ -200,17 +218,29 @@ class _Entered(NamedTuple):
     ) -> None:
         """Step them, in place."""
         with torch.no_grad():
-            if self.results is None:
-                executor.update_(stages, self.seen, measured)
+            if self._one_writes_rows_of_another():
+                sums = _all_totals(stages, executor, self.seen, measured)
+                for form, leaf in zip(self.forms, self.leaves, strict=True):
+                    seen = form.enter(leaf)
+                    executor.update_(stages, [seen], sums)
+                    form.write(leaf, seen)
             else:
-                for one in zip(self.seen, self.results, strict=True):
-                    write(*one)
-            for item, form, leaf, seen in zip(*self[1:5], strict=True):
-                form.write(leaf, seen)
-                if counts:
-                    item.state.step.add_(1)
+                self._write_all(stages, executor, measured)
+            for item in self.items if counts else ():
+                item.state.step.add_(1)
             if self.given is not self.items:  # autograd counts DTensors apart from their shards
                 torch.autograd.graph.increment_version([one.param for one in self.given])
+
+    def _write_all(
+        self, stages: Sequence[Stage], executor: Executor, measured: Sequence[Tensor]
+    ) -> None:
+        if self.results is None:
+            executor.update_(stages, self.seen, measured)
+        else:
+            for one in zip(self.seen, self.results, strict=True):
+                write(*one)
+        for form, leaf, seen in zip(self.forms, self.leaves, self.seen, strict=True):
+            form.write(leaf, seen)
 
 
 def _entered(
