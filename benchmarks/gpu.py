@@ -117,8 +117,13 @@ def cases_until(suite: str, log: str) -> list[Case]:
         if test is not None:
             last = test[1].rstrip()
             if " PASSED" in line:
-                found.append(Case(*last.split("::", 1), "passed", ""))
-    return [*found, Case(*last.partition("::")[::2], "failed", "it did not end in time")]
+                found.append(_case(last, "passed", ""))
+    return [*found, _case(last, "failed", "it did not end in time")]
+
+
+def _case(test: str, outcome: str, text: str) -> Case:
+    file, _, name = test.partition("::")
+    return Case(file, name, outcome, text)
 
 
 def _machine() -> list[str]:

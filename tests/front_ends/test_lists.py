@@ -56,7 +56,7 @@ class Noting(ForeachKernel):
 @pytest.fixture
 def kernel() -> Iterator[Noting]:
     made = Noting()
-    register_executor("by lists", ChunkExecutor(BlockedKernel(), listing=made))
+    register_executor("by lists", ChunkExecutor(BlockedKernel(), listings=[made]))
     yield made
     del EXECUTORS["by lists"]
 

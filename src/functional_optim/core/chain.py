@@ -297,19 +297,3 @@ def require_gradients_alone(optimizer: Chain, what: str) -> None:
                 f"{what} takes nothing beside gradients, and {link.stage.name} takes {names[0]!r} "
                 "too: use update, update_ or TorchOptimizer, which are given it as extra="
             )
-
-
-def require_nothing_shared(optimizer: Chain, what: str) -> None:
-    """Make sure that the stages keep nothing that belongs to no leaf.
-
-    Raises:
-        TypeError: names what is asked of the optimizer, and the stage that stands against it.
-    """
-    refuse_closure(optimizer, what)
-    for link in optimizer.links:
-        if link.stage.combine is not None or has_global_schedule([link.hyper]):
-            raise TypeError(
-                f"{what} takes optimizers whose leaves have nothing in common, and "
-                f"{link.stage.name} keeps numbers that belong to no leaf: use update, update_, "
-                "TorchOptimizer or a hook"
-            )

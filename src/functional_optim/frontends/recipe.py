@@ -185,10 +185,12 @@ def _executor(options: Mapping[str, Any], device: str) -> str:
 
     On the CPU there is one that is torch's for-loop bit for bit and faster than all that torch has.
     """
-    fast = [options.get("fused"), options.get("foreach")]
-    if all(one is None for one in fast):
+    fused, foreach = options.get("fused"), options.get("foreach")
+    if fused is None and foreach is None:
         return _unsaid(device)
-    return "auto" if any(fast) else _exact(device)
+    if fused and device == "cuda":
+        return "prefer_fused"
+    return "auto" if fused or foreach else _exact(device)
 
 
 def recipe_of(

@@ -73,7 +73,7 @@ class ChunkExecutor(Executor):
     Args:
         kernels: what steps a chunk: the first that supports it, or else the reference.
         joining: one of them that is asked to step leaves together, where they lie.
-        listing: is asked to do so, given lists of tensors.
+        listings: are asked to do so, one after the other, given lists of tensors.
         strict: raise KernelError where no kernel takes a chunk, and leave nothing to others.
         stacks: what steps chains that need whole tensors; None for one by one.
         on_device: whether it takes numbers that stand on the device: CUDA graphs may capture its
@@ -85,7 +85,7 @@ class ChunkExecutor(Executor):
         self,
         *kernels: Kernel,
         joining: JoiningKernel | None = None,
-        listing: ListingKernel | None = None,
+        listings: Sequence[ListingKernel] = (),
         strict: bool = False,
         stacks: StackedExecutor | None = None,
         on_device: bool = False,
@@ -93,8 +93,7 @@ class ChunkExecutor(Executor):
     ) -> None:
         self.kernels = kernels
         self._joining = joining
-        every = (listing, None if strict else _LISTS)
-        self._listings = [one for one in every if one is not None]
+        self._listings = list(listings) if strict else [*listings, _LISTS]
         self.strict = strict
         self._stacks = stacks
         self._takes_device_scalars = on_device

@@ -21,7 +21,7 @@ from functional_optim.kernels.inductor import InductorKernel
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.stacked import StackedExecutor
 
-ExecutorName = Literal["auto", "reference", "blocked", "fused", "eager"]
+ExecutorName = Literal["auto", "reference", "blocked", "fused", "prefer_fused", "eager"]
 
 
 _EXACT, _FUSED, _BLOCKED = ExactKernel(sparing=True), FusedKernel(), BlockedKernel()
@@ -33,20 +33,22 @@ EXECUTORS: dict[str, Executor] = {
         InductorKernel(captured_only=True),
         _BLOCKED,
         joining=_EXACT,
-        listing=_LISTS,
+        listings=[_LISTS],
         stacks=_STACKS,
         on_device=True,
         stand_ins={"cpu": "auto", "cuda": "eager"},
     ),
     "reference": ReferenceExecutor(ChunkExecutor(on_device=True)),
     "blocked": ChunkExecutor(_BLOCKED, stacks=_STACKS),
-    "fused": ChunkExecutor(_FUSED, listing=_FUSED, strict=True),
-    "eager": ChunkExecutor(_BLOCKED, listing=_LISTS, stacks=_STACKS),
+    "fused": ChunkExecutor(_FUSED, listings=[_FUSED], strict=True),
+    "prefer_fused": ChunkExecutor(_FUSED, _BLOCKED, listings=[_FUSED, _LISTS], stacks=_STACKS),
+    "eager": ChunkExecutor(_BLOCKED, listings=[_LISTS], stacks=_STACKS),
 }
 """All executors by name, those of users (:func:`register_executor`) among them.
 
 On the CPU each has the bits of the reference, so no result shows which kernel made a step, which
-rank has a compiler, or when a compiler was done. ``fused`` steps on CUDA alone.
+rank has a compiler, or when a compiler was done. ``fused`` steps on CUDA alone; ``prefer_fused``
+takes torch's fused kernels there for what they step, and is ``eager`` for all else.
 """
 
 _REMOVED = {

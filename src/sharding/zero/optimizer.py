@@ -59,9 +59,9 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
         optimizer_class: a class of torch.optim, or one of our optimizers, or a function that makes
             one of its hyper-parameters (``lambda lr: chain(clip_by_value(1.0), adamw(lr))``). A
             class that has a functional equivalent is stepped by that, bit for bit as torch's
-            for-loop; with ``fused=True`` or ``foreach=True`` by the fastest kernel there is. Any
-            other class is made over the parameters that the rank owns. Of a partition, or one with
-            overrides, groups are divided by chain, as TorchOptimizer divides them. What keeps
+            for-loop; on CUDA with ``fused=True`` by torch's fused kernels, which round otherwise.
+            Any other class is made over the parameters that the rank owns. Of a partition, or one
+            with overrides, groups are divided by chain, as TorchOptimizer divides them. What keeps
             numbers that belong to no parameter (accumulation, Schedule-Free, Prodigy) makes one
             step of all, from a hook with the last bucket; :attr:`shared` has the numbers.
         process_group: a group that this rank is in, or a DeviceMesh of one dimension; by default

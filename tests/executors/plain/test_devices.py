@@ -1,18 +1,22 @@
 """Leaves on a device that stands for an accelerator: what is kept of them, what is refused."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from functional_optim import adamw
+from functional_optim import Optimizer, adam, adamw
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.overrides import LeafChain
 from functional_optim.core.state import LeafState
+from functional_optim.frontends.recipe import recipe_of
 from functional_optim.kernels import EXECUTORS, ChunkExecutor
 from functional_optim.kernels.blocked import BlockedKernel
 from functional_optim.kernels.cache_key import key_of
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.foreach import ForeachKernel
+from functional_optim.kernels.fused import FusedKernel
 from functional_optim.kernels.scratch import scratch
 from functional_optim.plan.step_leaves import StepLeaf, StepLeaves
 
@@ -41,14 +45,14 @@ def test_tensors_on_several_devices_are_no_chunk() -> None:
     assert "several devices" in str(BlockedKernel().supports(stages, apart))
 
 
-def _on_cuda() -> Leaf:
+def _on_cuda(optimizer: Optimizer, dtype: torch.dtype = torch.bfloat16) -> Leaf:
     """A leaf on CUDA, of which torch knows all but the values."""
-    optimizer = adamw(lr=0.1)
     with FakeTensorMode():
-        param = torch.empty(70_001, dtype=torch.bfloat16, device="cuda")
+        param = torch.empty(70_001, dtype=dtype, device="cuda")
         state = optimizer.init(param).leaves.stages
     coefficients = tuple(link.stage.coefficients(1.0, link.hyper) for link in optimizer.links)
-    return Leaf(param, param, tuple(state), coefficients, "x")
+    hypers = tuple(link.hyper for link in optimizer.links)
+    return Leaf(param, param, tuple(state), coefficients, "x", hypers, 1.0)
 
 
 def test_auto_rounds_as_the_reference_on_every_device() -> None:
@@ -56,7 +60,7 @@ def test_auto_rounds_as_the_reference_on_every_device() -> None:
 
     torch's fused kernels and compiled programs round in another way.
     """
-    leaf, auto = _on_cuda(), EXECUTORS["auto"]
+    leaf, auto = _on_cuda(adamw(lr=0.1)), EXECUTORS["auto"]
     assert isinstance(auto, ChunkExecutor)
     asked = [type(one) for one in auto.kernels if one.is_for(leaf)]
     lists = [type(one) for one in auto._listings if one.is_for(leaf)]
@@ -64,9 +68,45 @@ def test_auto_rounds_as_the_reference_on_every_device() -> None:
 
 
 def test_the_executor_is_that_of_the_devices_when_no_gradient_has_come_yet() -> None:
-    optimizer, leaf = adamw(lr=0.1), _on_cuda()
+    optimizer = adamw(lr=0.1)
+    leaf = _on_cuda(optimizer)
     param, state = leaf.param, LeafState(torch.zeros(()), leaf.states)
     items = [StepLeaf(0, param, state, LeafChain((0,), optimizer.stages, ()), "x")]
     for grad in (None, param):
         leaves = StepLeaves.of(optimizer.links, items, [grad], shares=False)
         assert leaves.executor(optimizer) is EXECUTORS["eager"]
+
+
+@pytest.mark.parametrize(
+    ("options", "on_cuda"),
+    [({}, "eager"), ({"fused": True}, "prefer_fused"), ({"foreach": True}, "auto")],
+)
+def test_an_option_of_a_torch_class_chooses_the_executor(
+    options: dict[str, Any], on_cuda: str
+) -> None:
+    recipe = recipe_of(torch.optim.AdamW, options)
+    assert recipe is not None
+    made = [recipe.made(recipe.defaults, device).executor for device in ("cuda", "cpu")]
+    assert made == [on_cuda, "auto"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "decay", "takes"),
+    [
+        (torch.float32, 0.1, True),
+        (torch.bfloat16, 0.0, True),
+        (torch.bfloat16, 0.1, False),
+        (torch.float16, 0.0, False),
+    ],
+)
+def test_prefer_fused_takes_what_fused_refuses_by_lists(
+    dtype: torch.dtype, decay: float, takes: bool
+) -> None:
+    """As where a torch class is given fused=True on CUDA: nothing that torch steps is refused."""
+    optimizer = adam(lr=0.1, weight_decay=decay)
+    leaf, executor = _on_cuda(optimizer, dtype), EXECUTORS["prefer_fused"]
+    assert isinstance(executor, ChunkExecutor) and not executor.strict
+    asked = [one for one in executor._listings if one.is_for(leaf)]
+    assert list(map(type, asked)) == [FusedKernel, ForeachKernel]
+    fused = executor.kernels[0]
+    assert (fused.supports(optimizer.stages, leaf) is None) == takes
