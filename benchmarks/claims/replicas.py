@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from functional_optim import LeafState, Optimizer, State
 from functional_optim.core.brief import brief
-from functional_optim.core.chain import require_gradients_alone, require_nothing_shared
+from functional_optim.core.chain import require_gradients_alone
 from functional_optim.core.closure_optimizer import refuse_closure
+from functional_optim.core.global_step import has_global_schedule
 from hooks.averaging import ModelAverager
 from sharding.transport.local import LocalWorld
 from sharding.transport.ordered_sum import add_in_rank_order
@@ -185,6 +186,21 @@ class ReplicatedModel:
         return made
 
 
+def _require_nothing_shared(optimizer: Optimizer) -> None:
+    """Make sure that the stages keep nothing that belongs to no leaf.
+
+    Raises:
+        TypeError: names the stage that stands against it.
+    """
+    for link in optimizer.links:
+        if link.stage.combine is not None or has_global_schedule([link.hyper]):
+            raise TypeError(
+                "ReplicatedOptimizer takes optimizers whose leaves have nothing in common, and "
+                f"{link.stage.name} keeps numbers that belong to no leaf: use update, update_, "
+                "TorchOptimizer or a hook"
+            )
+
+
 class ReplicatedOptimizer:
     """Steps stacked parameters by the pure ``update`` of an optimizer, for each replica alone.
 
@@ -231,7 +247,7 @@ class ReplicatedOptimizer:
             raise TypeError(
                 f"optimizer must be an Optimizer, such as adamw(), got {brief(optimizer)}"
             )
-        require_nothing_shared(optimizer, "ReplicatedOptimizer")
+        _require_nothing_shared(optimizer)
         require_gradients_alone(optimizer, "ReplicatedOptimizer")
         if not params:
             raise ValueError("params has no parameters: there is nothing to step")
