@@ -15,6 +15,7 @@ from functional_optim import (
     adamw,
     chain,
     clip_by_global_norm,
+    freeze,
     if_any,
     lamb,
     muon,
@@ -83,7 +84,8 @@ def kernels_seen() -> Iterator[set[str]]:
 
 def said_by(text: str) -> set[str]:
     """The kernels that an explanation names, one in each line."""
-    lines = [re.sub(r"^param_groups\[\d+\]: ", "", line) for line in text.splitlines()]
+    lines = [re.sub(r"^(param_groups\[\d+\]: |  )", "", line) for line in text.splitlines()]
+    lines = [line for line in lines if line[0].isdigit()]  # others are chains
     found = [re.split(r"[;,]", line.partition(": ")[2])[0] for line in lines]
     return {one for one in found if one != "frozen"}
 
@@ -114,3 +116,35 @@ def test_it_is_what_runs(
         optimizer.step()
     with case(said=said):
         assert seen == said_by(said)
+
+
+@each(name=OPTIMIZERS, shapes=SHAPES, executor=["auto", "reference", "blocked"])
+def test_it_is_what_runs_in_a_step_of_a_tree(name: str, shapes: str, executor: Any) -> None:
+    """Of an optimizer whose parameters differ in their stages, the lines about each chain."""
+    optimizer = OPTIMIZERS[name]().using(executor=executor)
+    params = {str(k): noise(k, *one) for k, one in enumerate(SHAPES[shapes])}
+    grads = {key: noise(10, *one.shape) for key, one in params.items()}
+    state = optimizer.init(params)
+    optimizer.update_(params, grads, state)
+    said = optimizer.explain(params)
+    with kernels_seen() as seen:
+        optimizer.update_(params, grads, state)
+    with case(said=said):
+        assert seen == said_by(said)
+
+
+def test_parameters_that_differ_in_their_stages_are_explained_by_chain() -> None:
+    optimizer = chain(
+        accumulate(2),
+        partition(
+            {"matrices": muon(0.1), "rest": sgd(0.1)},
+            lambda path, shape: "matrices" if len(shape) == 2 else "rest",
+        ),
+        freeze(("still",)),
+    )
+    params = {"w": torch.ones(3, 3), "b": torch.ones(3), "still": torch.ones(2)}
+    lines = optimizer.explain(params).splitlines()
+    assert [line.startswith("  ") for line in lines] == [False, True] * 3
+    assert lines[0].startswith("chain(accumulate(every=2), sgd(lr=0.1")
+    assert lines[2] == "freeze()" and lines[3].endswith("frozen")
+    assert lines[4].startswith("chain(accumulate(every=2), muon(lr=0.1")

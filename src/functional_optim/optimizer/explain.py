@@ -7,17 +7,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.core.chain import Chain, require_one_chain
+from functional_optim.core.chain import Chain
+from functional_optim.core.closure_optimizer import refuse_closure
 from functional_optim.core.global_step import at_global_step
 from functional_optim.core.hyper import numbers, resolve
 from functional_optim.core.initial import init_leaf
+from functional_optim.core.overrides import LeafChain, chains_of
 from functional_optim.core.stage import Stage, block_size_of, in_full_blocks
 from functional_optim.core.state import map_state
-from functional_optim.core.tree import flatten
 from functional_optim.core.views import real_view
-from functional_optim.kernels import EXECUTORS, Leaf
+from functional_optim.kernels import EXECUTORS, Leaf, in_place
 from functional_optim.kernels.chunks import is_large
 from functional_optim.kernels.rounding import note_rounding
+from functional_optim.plan.items import params_of
 
 MOST = 1 << 20
 """Elements of the chunk that kernels are asked about, at most."""
@@ -32,16 +34,63 @@ class _Alike(NamedTuple):
     large: bool
 
 
+class Part(NamedTuple):
+    """Parameters with one chain."""
+
+    chain: LeafChain
+    parameters: int
+    lines: list[str]
+    """Which executor steps which of them, and why."""
+
+    def written(self, optimizer: Chain) -> str:
+        """Return the chain as an expression."""
+        return repr(optimizer.of_chain(self.chain)) if self.chain.stages else "freeze()"
+
+
 def explain(optimizer: Chain, params: Any) -> str:
     """Return which executor steps which parameters, a line for each kind of them.
 
+    Where parameters differ in their stages, the lines about a chain stand below it.
+
     Raises:
-        TypeError: leaves have different stages, or numbers in common that each step makes anew.
+        TypeError: an optimizer that steps by a closure.
+        ValueError: parameters that the optimizer does not accept.
     """
-    require_one_chain(optimizer, "explain")
-    leaves, _ = flatten(params, optimizer.namespace)
-    pairs = zip(leaves, optimizer.hypers_for(params), strict=True)
-    return "\n".join(chain_lines(optimizer.stages, optimizer.executor, list(pairs)))
+    parts = explain_parts(optimizer, params)
+    if len({part.chain.places for part in parts}) < 2:
+        return "\n".join(line for part in parts for line in part.lines)
+    return "\n".join(
+        line
+        for part in parts
+        for line in (part.written(optimizer), *(f"  {own}" for own in part.lines))
+    )
+
+
+def explain_parts(optimizer: Chain, params: Any, executor: str | None = None) -> list[Part]:
+    """Return which executor steps which parameters, for each chain of an optimizer.
+
+    Args:
+        optimizer: composed or not.
+        params: the tree of parameters.
+        executor: the name of one; by default the optimizer's.
+
+    Raises:
+        TypeError, ValueError: as for :func:`explain`.
+    """
+    refuse_closure(optimizer, "explain")
+    leaves, spec, _ = params_of(optimizer, params)
+    chains = chains_of(optimizer.links, optimizer.overrides, spec, leaves)
+    found: dict[int, tuple[LeafChain, list[tuple[Tensor, tuple[Any, ...]]]]] = {}
+    for leaf, chain in zip(leaves, chains, strict=True):
+        if leaf is not None:
+            found.setdefault(id(chain), (chain, []))[1].append((leaf, chain.hypers))
+    every = [stage for chain, _ in found.values() for stage in chain.stages]
+    tensors = [leaf for leaf in leaves if leaf is not None]
+    name = in_place(executor or optimizer.executor, tensors, every)
+    return [
+        Part(chain, len(members), chain_lines(chain.stages, name, members))
+        for chain, members in found.values()
+    ]
 
 
 def chain_lines(

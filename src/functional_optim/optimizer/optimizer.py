@@ -14,8 +14,7 @@ from functional_optim.core.compiling import uncompiled
 from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.links import has_gates
 from functional_optim.core.state import State
-from functional_optim.core.tree import flatten
-from functional_optim.kernels import check_executor, in_place
+from functional_optim.kernels import check_executor
 from functional_optim.optimizer.bound import BoundOptimizer
 from functional_optim.optimizer.capturable import CapturableOptimizer
 from functional_optim.optimizer.explain import explain
@@ -349,6 +348,13 @@ class Optimizer(Chain):
     def explain(self, params: Any) -> str:
         """Describe how the executor steps these parameters, and why; ``auto`` may compile a loop.
 
+        Where parameters differ in their stages, as in a partition, the lines about a chain stand
+        below it. Of a chain with gates, they are about a step in which all are open.
+
+        Raises:
+            TypeError: an optimizer that steps by a closure.
+            ValueError: parameters that the optimizer does not accept.
+
         Example::
 
             >>> import torch
@@ -356,5 +362,4 @@ class Optimizer(Chain):
             >>> print(adamw().using(executor="blocked").explain([torch.ones(3), torch.ones(2)]))
             2 parameters, 5 elements of torch.float32 on cpu, together: foreach
         """
-        leaves = [one for one in flatten(params, self.namespace)[0] if isinstance(one, Tensor)]
-        return explain(self.using(executor=in_place(self.executor, leaves, self.stages)), params)
+        return explain(self, params)

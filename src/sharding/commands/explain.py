@@ -3,33 +3,23 @@
 import json
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import click
 import torch
 from torch import Tensor
 
-from functional_optim import Optimizer, describe
+from functional_optim import describe
 from functional_optim.commands.arguments import checked_argument, complete_algorithm
 from functional_optim.commands.objects import (
     current_folder_first,
     optimizer_factory,
     single_values,
 )
-from functional_optim.kernels import EXECUTORS, in_place
-from functional_optim.optimizer.explain import chain_lines
+from functional_optim.kernels import EXECUTORS
+from functional_optim.optimizer.explain import explain_parts
 from sharding.readable import readable
 from sharding.sources import read
 from sharding.spec import Specs
-
-
-class Part(NamedTuple):
-    """Parameters with one chain, and what runs it."""
-
-    chain: str
-    parameters: int
-    lines: list[str]
-    """Which executor steps which of them, and why."""
 
 
 @click.command("explain", short_help="Explain how an optimizer would step a model.")
@@ -82,42 +72,19 @@ def explain(
     )
     specs = checked_argument("--shapes", None, lambda: _specs(shapes))
     try:
-        parts = explain_parts(optimizer, specs, executor)
+        parts = explain_parts(optimizer, _tree(specs, "cpu"), executor)
         described = describe(optimizer, _tree(specs, "meta"))
     except ValueError as error:
         raise click.ClickException(readable(str(error))) from error
     if as_json:
         rows = [vars(row) for row in described.rows]
-        content = {"optimizer": repr(optimizer), "parts": [one._asdict() for one in parts]}
+        told = [{**one._asdict(), "chain": one.written(optimizer)} for one in parts]
+        content = {"optimizer": repr(optimizer), "parts": told}
         click.echo(json.dumps({**content, "bytes": rows}, indent=2))
         return
     for part in parts:
-        click.echo(f"{part.chain}\n" + "\n".join(f"  {line}" for line in part.lines))
+        click.echo(f"{part.written(optimizer)}\n" + "\n".join(f"  {line}" for line in part.lines))
     click.echo(f"\n{described}")
-
-
-def explain_parts(optimizer: Optimizer, specs: Specs, executor: str | None) -> list[Part]:
-    """Return which executor steps which parameters, for each chain of an optimizer.
-
-    Raises:
-        ValueError: the optimizer does not accept these parameters.
-    """
-    params = _tree(specs, "cpu")
-    found: dict[int, list[tuple[Tensor, tuple[Any, ...]]]] = {}
-    chains = optimizer.chains_for(params)
-    for param, chain in zip(params.values(), chains, strict=True):
-        found.setdefault(id(chain), []).append((param, chain.hypers))
-    by_id = {id(chain): chain for chain in chains}
-    every = [stage for chain in by_id.values() for stage in chain.stages]
-    name = in_place(executor or optimizer.executor, params.values(), every)
-    return [
-        Part(
-            repr(optimizer.of_chain(by_id[key])),
-            len(members),
-            chain_lines(by_id[key].stages, name, members),
-        )
-        for key, members in found.items()
-    ]
 
 
 def _specs(shapes: str) -> Specs:
