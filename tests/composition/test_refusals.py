@@ -23,7 +23,6 @@ WAYS: dict[str, Callable[[Any, Any], object]] = {
     "bind": lambda optimizer, params: optimizer.bind(params),
     "capturable": lambda optimizer, params: optimizer.bind(params, capturable=True),
     "script": lambda optimizer, params: optimizer.script(params),
-    "explain": lambda optimizer, params: optimizer.explain(params),
     "export_step": export_step,
     "stored": lambda optimizer, params: stored(optimizer, param="bfloat16"),
     "mapped_state": lambda optimizer, params: mapped_state(optimizer, params, "."),
@@ -45,6 +44,14 @@ def test_it_says_which_stage_stands_against_it(name: str) -> None:
             continue
         with case(optimizer=chosen), pytest.raises(TypeError, match="one chain for all leaves"):
             WAYS[name](make(), params_of())
+
+
+def test_explain_takes_every_optimizer() -> None:
+    for chosen, make in COMPOSED.items():
+        said = [line.strip() for line in make().explain(params_of()).splitlines()]
+        counts = [int(line.split()[0]) for line in said if line[0].isdigit()]
+        with case(optimizer=chosen, said=said):
+            assert sum(counts) == len(params_of())
 
 
 @pytest.mark.parametrize("name", [one for one, make in COMPOSED.items() if keeps(make())])
