@@ -15,11 +15,14 @@ from functional_optim import (
     lookahead,
     on_global_step,
     partition,
+    schedule_free_sgd,
     sgd,
+    swa,
 )
 from functional_optim.numeric import add
 from functional_optim.schedules import linear
 
+from ..choices import each
 from ..tensors import assert_same
 from .trees import COMPOSED, SHAPES, STEPS, grads_at, kind, params_of, run_of
 
@@ -70,6 +73,30 @@ def test_of_parts_each_leaf_has_its_own_view() -> None:
     seen = optimizer.view(params, state)
     assert_same(seen["scale"], params["scale"])
     assert not torch.equal(seen["body.weight"], params["body.weight"])
+
+
+AVERAGES: dict[str, Any] = {
+    "ema": ema(0.5),
+    "slow ema": ema(0.9),
+    "swa": swa(2),
+    "lookahead": lookahead(2, alpha=0.5),
+}
+
+
+@each(first=["schedule_free", *AVERAGES], last=["ema", "slow ema", "swa"])
+def test_the_last_stage_that_has_a_view_gives_it(first: str, last: str) -> None:
+    """An average is of the parameters as those before it have left them: of all wrappers too."""
+    rules = [schedule_free_sgd(lr=0.1)] if first == "schedule_free" else [sgd(0.1), AVERAGES[first]]
+    before, both = chain(*rules), chain(*rules, AVERAGES[last])
+    alone = chain(sgd(lr=0.0), AVERAGES[last])
+    params, state = params_of(), both.init(params_of())
+    trained, own = params_of(), before.init(params_of())
+    given, kept = params_of(), alone.init(params_of())
+    for step in range(STEPS):
+        params, state = both.update(params, grads_at(step), state)
+        trained, own = before.update(trained, grads_at(step), own)
+        given, kept = alone.update(trained, grads_at(step), kept)
+    assert_same(both.view(params, state), alone.view(given, kept))
 
 
 class PolyakHyper(NamedTuple):

@@ -10,11 +10,14 @@ import torch
 from functional_optim import (
     Optimizer,
     TorchOptimizer,
+    accumulate,
     adamw,
     chain,
     clip_by_global_norm,
     clip_by_value,
     ema,
+    mars,
+    sam,
     sgd,
 )
 from functional_optim.storage import stored
@@ -160,3 +163,59 @@ def test_it_is_shown_as_it_was_made() -> None:
     behind = chain(kept, ema(0.9))
     assert repr(behind) == f"chain({kept!r}, ema(decay=0.9))"
     assert repr(kept.using(executor="blocked")).endswith(").using(executor='blocked')")
+
+
+VIEWED: dict[str, dict[str, Any]] = {
+    "bfloat16 state": {"state": "bfloat16"},
+    "int8 average": {"state": {"average": "int8"}},
+    "master": {"param": "bfloat16+master"},
+    "kahan": {"param": "bfloat16+kahan"},
+}
+
+
+@pytest.mark.parametrize("name", VIEWED)
+def test_an_average_that_is_stored_is_what_one_evaluates_with(name: str) -> None:
+    """Beside the run in float32, whose parameters are far from their average."""
+    plain = chain(sgd(lr=0.5, momentum=0.9), ema(0.9))
+    kept = stored(plain, **VIEWED[name])
+    dtype = torch.bfloat16 if "param" in VIEWED[name] else torch.float32
+    start = normal(300).to(dtype)
+    model = torch.nn.ParameterDict({"w": start.clone()})
+    front = TorchOptimizer(model.named_parameters(), kept)
+    params, state = start, kept.init(start)
+    wide, own = start.float(), plain.init(start.float())
+    for _ in range(4):
+        grad = torch.ones(300, dtype=dtype)
+        params, state = kept.update(params, grad, state)
+        wide, own = plain.update(wide, grad.float(), own)
+        model["w"].grad = grad
+        front.step()
+    seen, want = kept.view(params, state), plain.view(wide, own)
+    assert seen.dtype == dtype
+    assert float((want - wide).abs().min()) > 1
+    room = 0.4 if "int8" in name else 0.05  # rounded in each of four steps, to 1/16 of a value
+    torch.testing.assert_close(seen.float(), want, rtol=0.02, atol=room)
+    with front.averaged(model):
+        assert_same(model["w"].detach(), seen)
+
+
+@pytest.mark.parametrize("param", ["bfloat16", "bfloat16+master", "bfloat16+kahan"])
+def test_a_stored_optimizer_behind_other_stages_is_handed_their_gradient(param: str) -> None:
+    """Whose state has the parameter's dtype. The mean of equal gradients is exact."""
+    inner = stored(adamw(lr=0.1, maximize=True), param=param)
+    start, grads = normal(30).bfloat16(), [normal(30, seed=k).bfloat16() for k in range(3)]
+    twice = chain(accumulate(2), inner)
+    params, state = start, twice.init(start)
+    want, own = start, inner.init(start)
+    for grad in grads:
+        for _ in range(2):
+            params, state = twice.update(params, grad, state)
+        want, own = inner.update(want, grad, own)
+    assert_same(params, want)
+    weight = torch.nn.Parameter(start.clone())
+    for first in (sam(0.1), mars()):
+        front = TorchOptimizer([weight], chain(first, inner))
+        for grad in grads:
+            weight.grad = grad
+            front.step()
+    assert bool(weight.isfinite().all())

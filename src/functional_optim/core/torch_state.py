@@ -114,6 +114,7 @@ def from_entries(
     *,
     group_step: Any = None,
     begins_anew: bool = False,
+    counted: bool = False,
 ) -> LeafState:
     """The inverse of :func:`to_entries`: a leaf state that holds the tensors of ``entries``.
 
@@ -131,6 +132,7 @@ def from_entries(
             counts for those of its parameters that have none of their own.
         begins_anew: whether state whose count is 0 is made anew in the first step, so that what
             starts as the parameter was, or as a hyper-parameter, may differ from it by now.
+        counted: whether the count in ``entries`` is known to be right, whatever the values are.
 
     Raises:
         TypeError: an entry that is no tensor.
@@ -165,7 +167,8 @@ def from_entries(
         # In a class that counts for a group, one that comes late is at the step of the others.
         return start._replace(step=_as_step(group_step)) if late and group_step else start
     step = entries.get("step", group_step)
-    if given and (step is None or int(step) == 0) and not has_begun(entries):
+    is_counted = counted and step is not None
+    if given and not is_counted and (step is None or int(step) == 0) and not has_begun(entries):
         made = _steps_of_uncounted(stages, hypers, param, given, name, step, begins_anew)
         step = made if step is None or int(step) != made else step  # plans know a count by itself
     states = tuple(

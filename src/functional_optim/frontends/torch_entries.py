@@ -6,11 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from functional_optim.core.first_state import with_first_values
 from functional_optim.core.initial import init_leaf
-from functional_optim.core.links import Links, gate_names
+from functional_optim.core.links import Links
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import GateCounts, LeafState
-from functional_optim.core.torch_state import from_entries, has_begun, kept_dtypes, to_entries
+from functional_optim.core.torch_state import from_entries, kept_dtypes, to_entries
 from functional_optim.frontends.torch_checkpoint import (
     DECOUPLED,
     checkpoint_entries,
@@ -19,7 +20,7 @@ from functional_optim.frontends.torch_checkpoint import (
     with_group_steps,
 )
 from functional_optim.frontends.torch_groups import FROZEN_OPTIONS
-from functional_optim.plan.step_counts import beside, is_count
+from functional_optim.plan.step_counts import beside
 from functional_optim.storage.plain import extras_in, from_any_storage, plain_stages
 
 States = MutableMapping[Tensor, dict[str, Any]]
@@ -34,11 +35,13 @@ def leaf_state(
     name: str,
     *,
     begins: bool = True,
+    made_for: tuple[Any, ...] | None = None,
 ) -> LeafState:
     """The state of a parameter, which stands in its dict.
 
-    Before its first step (also where a caller has cleared it) it is made anew, from the
-    hyper-parameters of now, as torch's classes make theirs then.
+    Where a caller has cleared it, it is made anew. In the first step, what depends on the parameter
+    or on hyper-parameters is made of those of now, as torch's classes make theirs then; all else is
+    as it stands, since a caller may have written to it.
 
     Args:
         stages, hypers: of its chain.
@@ -46,23 +49,35 @@ def leaf_state(
         states: torch's dicts, which are written to.
         name: of the parameter, for errors.
         begins: whether it has a gradient, so that this may be its first step.
+        made_for: the hyper-parameters that its state was made for, if they may be others.
     """
     entries = states[param]
-    if not entries or (begins and entries.get("step") == 0 and not has_begun(entries)):
-        with torch.no_grad():
-            state = init_leaf(stages, hypers, param)
-        count = entries.get("step")
-        if is_count(count):  # they lie beside those of others
-            state = state._replace(step=count)
-        at_gates: list[list[Any]] = [[entries.get(key) for key in k] for k in gate_names(stages)]
-        if all(is_count(one) for counts in at_gates for one in counts):
-            state = state._replace(gates=tuple(GateCounts(*counts) for counts in at_gates))
-        states[param] = to_entries(stages, hypers, param, state)
-        return state
-    state = from_entries(stages, hypers, param, entries, name, begins_anew=True)
-    if state.step is not entries.get("step"):  # changed by hand, or an option turned on
-        states[param] = {**entries, **to_entries(stages, hypers, param, state)}
+    is_first = bool(begins and entries and entries.get("step") == 0)
+    if is_first:
+        entries = _with_new_fields(stages, hypers, param, entries)
+    given: Any = {"begins_anew": True, "counted": is_first}
+    state = from_entries(stages, hypers, param, entries, name, **given)
+    if is_first:
+        state = with_first_values(stages, hypers, param, state, made_for)
+    made = to_entries(stages, hypers, param, state)
+    if any(entries.get(key) is not value for key, value in made.items()):
+        states[param] = {**entries, **made}  # also changed by hand, or an option turned on
     return state
+
+
+def _with_new_fields(
+    stages: Sequence[Stage], hypers: tuple[Any, ...], param: Tensor, entries: dict[str, Any]
+) -> dict[str, Any]:
+    """Return entries with those that an option asks for which was turned on since they were made.
+
+    Where the parameter has another shape or dtype since then, all are made anew.
+    """
+    wanted = kept_dtypes(stages, hypers, param.shape, param.dtype)
+    if all(entries.get(key) is not None for key in wanted):
+        return entries
+    with torch.no_grad():
+        made = to_entries(stages, hypers, param, init_leaf(stages, hypers, param))
+    return {**entries, **{key: made[key] for key in wanted if entries.get(key) is None}}
 
 
 def complete_state(
@@ -148,7 +163,10 @@ def keep_form(
 
 
 def write_checkpoint(
-    chains: Sequence[Links], groups: Sequence[Mapping[str, Any]], state_dict: dict[str, Any]
+    chains: Sequence[Links],
+    groups: Sequence[Mapping[str, Any]],
+    state_dict: dict[str, Any],
+    made_for: Mapping[int, tuple[Any, ...]],
 ) -> None:
     """Change a state dict to what torch.optim writes, also how weight decays, if groups keep that.
 
@@ -156,9 +174,11 @@ def write_checkpoint(
         chains: of each group, with its hyper-parameters.
         groups: of the optimizer.
         state_dict: of it, to be changed.
+        made_for: for groups by number, the hyper-parameters for which their state was made.
     """
     written: dict[Any, Any] = dict(state_dict["state"])
-    for links, kept, group in zip(chains, state_dict["param_groups"], groups, strict=True):
+    parts = zip(chains, state_dict["param_groups"], groups, strict=True)
+    for number, (links, kept, group) in enumerate(parts):
         stages = tuple(link.stage for link in links)
         hypers = tuple(link.hyper for link in links)
         damped = group.get("dampening", 0.0) != 0.0
@@ -167,8 +187,9 @@ def write_checkpoint(
                 written.setdefault(key, {})
             entries = written.get(key)
             if entries:
-                made = checkpoint_entries(stages, hypers, param, entries, damped=damped)
-                written[key] = made
+                written[key] = checkpoint_entries(
+                    stages, hypers, param, entries, damped=damped, made_for=made_for.get(number)
+                )
     state_dict["state"] = written
     counted = with_group_steps(written, state_dict["param_groups"])
     state_dict["param_groups"] = [

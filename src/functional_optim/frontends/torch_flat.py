@@ -11,12 +11,12 @@ from itertools import chain
 from operator import is_
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from functional_optim._torch import DisableTorchFunction
 from functional_optim.core.chain import Chain
-from functional_optim.core.initial import StateFields, init_leaf
+from functional_optim.core.first_state import with_first_values
+from functional_optim.core.initial import StateFields
 from functional_optim.core.state import LeafState, State
 from functional_optim.core.torch_state import from_entries, to_entries
 from functional_optim.core.tree import Path
@@ -82,6 +82,8 @@ class _Taken(NamedTuple):
     """Each once."""
     groups: list[int]
     """The group of each of those."""
+    made_for: list[tuple[Any, ...]]
+    """The hyper-parameters of each group, for which state before the first step was made."""
     forms: list[StateFields]
     """For each group."""
     entries: list[Any]
@@ -176,6 +178,7 @@ class FlatGroups:
             [param for group in groups for param in group.params],
             params,
             numbers,
+            self._hypers,
             [StateFields(self._optimizer.stages, own.hypers, own.kinds()) for own in groups],
             entries,
             tensors,
@@ -210,22 +213,22 @@ class FlatGroups:
     def _state_of(
         self, hypers: tuple[Any, ...], param: Tensor, entries: dict[str, Any], name: str
     ) -> LeafState:
-        """Return the state in a dict; before the first step, a new one for the hyper-parameters."""
+        """Return the state in a dict, or a new one."""
         stages = self._optimizer.stages
-        if entries and entries.get("step") != 0:
-            return from_entries(stages, hypers, param, entries, name)
-        with torch.no_grad():
-            return init_leaf(stages, hypers, param)
+        is_first = bool(entries) and entries.get("step") == 0
+        return from_entries(stages, hypers, param, entries, name, counted=is_first)
 
     def _begin(self, taken: _Taken, given: Given | None) -> None:
         """State of what is about to make its first step, from the hyper-parameters of now."""
         for i in taken.bound.unstepped():
             param = taken.params[i]
             if (param.grad if given is None else given[i]) is not None:
-                hypers = self._hypers[taken.groups[i]]
-                with torch.no_grad():
-                    made = init_leaf(self._optimizer.stages, hypers, param)
-                copy_states([taken.bound.leaf_states[i]], [made])
+                number, own = taken.groups[i], taken.bound.leaf_states[i]
+                hypers, made_for = self._hypers[number], taken.made_for[number]
+                stages = self._optimizer.stages
+                made = with_first_values(stages, hypers, param, own, made_for)
+                if made is not own:
+                    copy_states([own], [made])
 
 
 def _same_params(taken: _Taken, groups: Sequence[Group]) -> bool:

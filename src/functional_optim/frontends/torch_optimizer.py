@@ -114,6 +114,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         self._steps = GroupSteps(optimizer.executor)
         self._names = tuple(optimizer.hyper)
         self._options: dict[int, GroupOptions] = {}
+        self._made_for: dict[int, tuple[Any, ...]] = {}
         self._loaded: dict[str, Any] = {}
         self._flat: FlatGroups | None = None
         super().__init__(params, {} if self._chains.divides else optimizer.hyper)
@@ -289,6 +290,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
             "_steps": self._steps,
             "_names": self._names,
             "_options": {},
+            "_made_for": self._made_for,
             "_loaded": {},
             "_flat": None if self._flat is None else FlatGroups(self._optimizer),
         }
@@ -349,8 +351,11 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         self, group: Group, param: Tensor, name: str, *, begins: bool = True
     ) -> LeafState:
         """The state of a parameter, which stands in its dict: see :func:`leaf_state`."""
-        stages = self._optimizer_of(group.number).stages
-        return leaf_state(stages, group.hypers, param, self._states, name, begins=begins)
+        stages, made_for = self._optimizer_of(group.number).stages, self._made_for.get(group.number)
+        states = self._states
+        return leaf_state(
+            stages, group.hypers, param, states, name, begins=begins, made_for=made_for
+        )
 
     def _complete_state(self, number: int) -> None:
         """State for every parameter of a group."""
@@ -359,6 +364,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         group = self._stepped_groups()[number]
         hypers = tuple(link.hyper for link in links_of(own, names, group))
         complete_state(own.stages, hypers, group, self._states)
+        self._made_for[number] = hypers
 
     def _load_group(self, number: int) -> None:
         """The state of a group as it was loaded, in its own form, and complete."""

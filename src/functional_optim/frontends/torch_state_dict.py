@@ -18,7 +18,7 @@ def write_as_torch_does(optimizer: Any, state_dict: dict[str, Any]) -> None:
         stages = optimizer._optimizer_of(number).stages  # noqa: SLF001
         chains.append(tuple(map(Link, stages, optimizer._hypers(number, group))))  # noqa: SLF001
         groups.append({**group, "params": optimizer._tensors(number)})  # noqa: SLF001
-    write_checkpoint(chains, groups, state_dict)
+    write_checkpoint(chains, groups, state_dict, optimizer._made_for)  # noqa: SLF001
 
 
 def complete_loaded(optimizer: Any) -> None:

@@ -14,6 +14,11 @@ Numbers = list[tuple[int, float, GateNumbers]]
 """For each class of leaves the number of its chain, of its next step, and its counts at gates."""
 
 
+def makes_first_step(numbers: Numbers) -> bool:
+    """Return True if a step is the first one of some leaves."""
+    return any(step == 1.0 for _, step, _ in numbers)
+
+
 class _Class(NamedTuple):
     """Positions of the counts of leaves that have one chain, and have counted the same."""
 

@@ -302,17 +302,18 @@ def view(optimizer: Chain, params: Any, state: State) -> Any:
 
 
 def viewed(leaf: StepLeaf) -> Tensor:
-    """The parameter to evaluate with: the stages' views of it, the last stage's first."""
-    seen = leaf.param
-    chain = leaf.chain
+    """The parameter to evaluate with: the view of the last stage that has one."""
+    param, chain = leaf.param, leaf.chain
     parts = zip(chain.stages, chain.hypers, leaf.state.stages, strict=True)
     for stage, hyper, own in reversed(list(parts)):
-        if stage.view is not None:
-            at = larger(1.0, next_step(leaf.state.step, seen.device) - 1.0)
-            seen = stage.view(seen, own, resolve(stage.name, stage.bounds, stage.check, hyper, at))
-            if not isinstance(seen, Tensor) or seen.shape != leaf.param.shape:
-                raise TypeError(
-                    f"{stage.name}: view must return a tensor of the parameter's shape, it "
-                    f"returned {brief(seen)} for {leaf.name!r}"
-                )
-    return seen
+        if stage.view is None:
+            continue
+        at = larger(1.0, next_step(leaf.state.step, param.device) - 1.0)
+        seen = stage.view(param, own, resolve(stage.name, stage.bounds, stage.check, hyper, at))
+        if not isinstance(seen, Tensor) or seen.shape != param.shape:
+            raise TypeError(
+                f"{stage.name}: view must return a tensor of the parameter's shape, it "
+                f"returned {brief(seen)} for {leaf.name!r}"
+            )
+        return seen
+    return param

@@ -6,7 +6,7 @@ from itertools import compress, count
 from typing import Any, NamedTuple
 
 from functional_optim._torch import foreach_clone
-from functional_optim.plan.count_classes import Counted, Numbers
+from functional_optim.plan.count_classes import Counted, Numbers, makes_first_step
 from functional_optim.plan.decision import Decision
 from functional_optim.plan.leaf_positions import LeafPositions
 from functional_optim.plan.points import End, Outline, StageRun
@@ -110,6 +110,35 @@ def _make(
 ) -> None:
     steps.make()
     counted.at_gates(steps.tensors, numbers, gates)
+
+
+def bound_runs(
+    plans: Sequence[PlannedRun],
+    decided: Decision,
+    tensors: list[Any],
+    now: StepNow,
+    *,
+    may_begin: bool,
+) -> list[Callable[[], object]] | None:
+    """Bind what makes each run; None if a plan does not make one of them.
+
+    Args:
+        plans: of the runs.
+        decided: what is to be done.
+        tensors: the list of the step.
+        now: what the leaves have counted.
+        may_begin: whether the state of leaves before their first step is known to be as it is.
+    """
+    runs = []
+    for one, run in zip(plans, decided.end.runs, strict=True):
+        numbers = now.numbers(one.counted)
+        if numbers is None or (run.is_step and not may_begin and makes_first_step(numbers)):
+            return None  # in a first step, state may be made anew
+        bound = one.prepared(run, decided, tensors, numbers)
+        if bound is None:
+            return None
+        runs.append(bound)
+    return runs
 
 
 class Counts(NamedTuple):

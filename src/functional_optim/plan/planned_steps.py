@@ -38,6 +38,7 @@ from functional_optim.plan.planned_runs import (
     PlannedRun,
     Prepared,
     StepNow,
+    bound_runs,
     copied_where,
 )
 from functional_optim.plan.points import LeafPart, StageRun
@@ -163,13 +164,9 @@ class PlannedSteps:
             moved, kept = known.copied(decided.end, self.rows, len(tensors))
             tensors = copied_where(tensors, moved)
         after = [*tensors, *decided.grads]
-        runs = []
-        for one, run in zip(plans, decided.end.runs, strict=True):
-            numbers = now.numbers(one.counted)
-            bound = None if numbers is None else one.prepared(run, decided, after, numbers)
-            if bound is None:
-                return None
-            runs.append(bound)
+        runs = bound_runs(plans, decided, after, now, may_begin=begins or self._may_begin)
+        if runs is None:
+            return None
         return Prepared(runs, decided.shared, decided.opened, after, kept, decided.end)
 
     def addends(

@@ -222,10 +222,24 @@ class Layout:
             made, extras = self.plan.param.encode(wide, noise)
             return made, self._at_home(self._encoded(extras, states, noise))
 
+    def view(self, param: Tensor, state: Any, hyper: Any) -> Tensor:
+        """The view of the last stage that has one, in the parameter's dtype."""
+        with torch.no_grad():
+            values = self._on(param.device, state)
+            wide = self.plan.param.decode(param, tuple(values[: len(self.extras)]))
+            parts = zip(self.plan.stages, self.decoded(values), self.hypers(hyper), strict=True)
+            stage, own, one = [part for part in parts if part[0].view is not None][-1]
+            assert stage.view is not None
+            return stage.view(wide, own, one).to(param.dtype)
+
     def transform(
         self, grad: Tensor, param: Tensor, state: Any, c: Any, *given: Tensor
     ) -> tuple[Tensor, Any]:
-        """Run the transform, given its total and the raw gradient if it takes them."""
+        """Run the transform, given its total and the raw gradient if it takes them.
+
+        One that leads hands the gradient on in its own dtype: stages that are not stored may stand
+        between it and the others, and a sign costs no digits.
+        """
         (stage,) = self.plan.stages
         assert isinstance(stage, Transform)
         with torch.no_grad():
@@ -235,6 +249,8 @@ class Layout:
             *total, raw = given if stage.raw else (*given, None)
             wide = None if raw is None else raw.to(torch.float32)
             _, made, one = called(stage, seen, start, one, c.split(c)[0], total, wide)
+            if stage.leads:
+                made = made.to(grad.dtype)
             noise = Noise.of(start, getattr(c, SALT)) if self.stochastic else None
             return made, self._at_home(self._encoded((), [one], noise))
 

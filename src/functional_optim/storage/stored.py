@@ -351,7 +351,8 @@ def _stored_stage(layout: Layout) -> Stage:
         "layout": layout,
     }
     if isinstance(last, Rule):
-        return StoredRule(rule=layout.rule, **common)
+        has_view = any(stage.view is not None for stage in plan.stages)
+        return StoredRule(rule=layout.rule, view=layout.view if has_view else None, **common)
     assert isinstance(last, Transform)
     measure: Callable[[Tensor], Tensor] | None = layout.measure if is_measured(last) else None
     return StoredTransform(

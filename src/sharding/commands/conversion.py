@@ -12,9 +12,8 @@ from functional_optim import Optimizer, TorchOptimizer, as_functional_optim
 from functional_optim.commands.objects import load_object, optimizer_factory
 from functional_optim.core.brief import some
 from functional_optim.core.closure_optimizer import refuse_closure
-from functional_optim.core.initial import init_leaf
+from functional_optim.core.first_state import starts_as_param
 from functional_optim.core.overrides import LeafChain
-from functional_optim.core.state import state_tensors
 from functional_optim.core.torch_state import has_begun
 from functional_optim.frontends.torch_arguments import is_optimizer_class
 from functional_optim.storage.plain import plain_form
@@ -272,13 +271,7 @@ def require_no_values(state_dict: StateDict, target: TargetOptimizer, layout: Mo
 
 def _starts_from_values(chain: LeafChain, spec: ParameterSpec) -> bool:
     """Return True if the state before the first step depends on the parameter's values."""
-    small = tuple(min(size, 2) for size in spec.shape)
-    with torch.no_grad():
-        zeros, ones = (
-            list(state_tensors(init_leaf(chain.stages, chain.hypers, param).stages))
-            for param in (torch.zeros(small, dtype=spec.dtype), torch.ones(small, dtype=spec.dtype))
-        )
-    return any(not torch.equal(one, other) for one, other in zip(zeros, ones, strict=True))
+    return any(map(any, starts_as_param(chain.stages, chain.hypers, spec.shape, spec.dtype)))
 
 
 def _one_rank(target: TargetOptimizer, layout: ModelParams) -> Any:

@@ -1,16 +1,17 @@
 """A local shard: what this rank owns of one parameter, and the state of that."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from functional_optim.core.first_state import with_first_values
 from functional_optim.core.initial import init_leaf
 from functional_optim.core.stage import block_size_of, in_full_blocks
 from functional_optim.core.state import LeafState, map_state
-from functional_optim.core.torch_state import from_entries, has_begun, kept_dtypes, to_entries
+from functional_optim.core.torch_state import from_entries, kept_dtypes, to_entries
 from functional_optim.frontends.recipe import GroupChain
 from functional_optim.optimizer.bound_buffer import copy_states, keeps_flat_state
 from functional_optim.plan.step_counts import is_count
@@ -38,6 +39,8 @@ class LocalShard:
     state: dict[str, Any] | None = None
     """Its entry in ``.optim.state``; None while it has never been trainable."""
     _kinds: dict[str, FieldKind] | None = field(default=None, repr=False)
+    _made_for: tuple[Any, ...] | None = field(default=None, repr=False)
+    """The hyper-parameters for which its state was made."""
 
     @property
     def numel(self) -> int:
@@ -61,7 +64,7 @@ class LocalShard:
 
     def begin(self, chain: GroupChain) -> None:
         """Make its state, as it is before the first step."""
-        self._kinds = None
+        self._kinds, self._made_for = None, chain.hypers
         with torch.no_grad():
             if self._is_made_at_once(chain):
                 made = init_leaf(chain.stages, chain.hypers, self.tensor.detach())
@@ -71,29 +74,46 @@ class LocalShard:
                 self._fill(chain)
 
     def begin_anew(self, chain: GroupChain) -> None:
-        """Its state is that before the first step, unless it was stepped: of the values of now.
+        """Before the first step, what starts as the parameter starts as it is now.
 
-        A caller may have written to the parameter, as one does who loads a model.
+        A caller may have written to the parameter, as one does who loads a model. All else is as it
+        stands, since a caller may have written to it.
         """
         entries = self.state
         assert entries is not None, "completed before"
-        if entries and (entries.get("step") != 0 or has_begun(entries)):
+        if entries and entries.get("step") != 0:
             return
+        lacking = self.lacking(chain)
         with torch.no_grad():
-            if self._is_made_at_once(chain):
+            if lacking or not entries:
                 made = init_leaf(chain.stages, chain.hypers, self.tensor.detach())
-                _copy_entries(entries, to_entries(chain.stages, chain.hypers, self.tensor, made))
+                new = to_entries(chain.stages, chain.hypers, self.tensor, made)
+                entries.update({key: one for key, one in new.items() if entries.get(key) is None})
+            elif self._is_made_at_once(chain):
+                self._renew(chain, self.tensor.detach(), self.state_for(chain))
             else:
-                self._fill(chain)
+                for start, stop in self._stretches(chain):
+                    self._renew(chain, *self.part(chain, start, stop))
+
+    def _renew(self, chain: GroupChain, param: Tensor, state: LeafState) -> None:
+        """Write what starts as the parameter into a state that has made no step."""
+        new = with_first_values(chain.stages, chain.hypers, param, state, self._made_for)
+        if new is not state:
+            copy_states([state], [new])
+
+    def _stretches(self, chain: GroupChain) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of elements of which state is made at once."""
+        many = in_full_blocks(AT_ONCE, block_size_of(chain.stages))
+        for start in range(self.start, self.stop, many):
+            yield start, min(start + many, self.stop)
 
     def _is_made_at_once(self, chain: GroupChain) -> bool:
         return self.numel <= AT_ONCE or not self.can_be_cut(chain)
 
     def _fill(self, chain: GroupChain) -> None:
         """Write the state before the first step, part by part."""
-        many = in_full_blocks(AT_ONCE, block_size_of(chain.stages))
-        for start in range(self.start, self.stop, many):
-            param, into = self.part(chain, start, min(start + many, self.stop))
+        for start, stop in self._stretches(chain):
+            param, into = self.part(chain, start, stop)
             copy_states([into], [init_leaf(chain.stages, chain.hypers, param)])
 
     def can_be_cut(self, chain: GroupChain) -> bool:
@@ -201,17 +221,6 @@ class LocalShard:
         if kind == "block":
             return (-(-self.param.numel() // block),), self.start // block
         return tuple(tensor.shape), 0
-
-
-def _copy_entries(entries: dict[str, Any], made: Mapping[str, Tensor]) -> None:
-    """Write the values of entries into those of the same names; others are put there."""
-    for name, value in made.items():
-        kept = entries.get(name)
-        alike = isinstance(kept, Tensor) and (kept.shape, kept.dtype) == (value.shape, value.dtype)
-        if isinstance(kept, Tensor) and alike:
-            kept.copy_(value)
-        else:
-            entries[name] = value
 
 
 def kinds_of(chain: GroupChain, like: Tensor) -> dict[str, FieldKind]:

@@ -1,0 +1,238 @@
+"""State before the first step: which of it starts as the parameter, and is made again then.
+
+Between the construction of an optimizer and the first step, a model may be loaded: an average, or a
+float32 master, has to start from the parameter of then. What starts as zeros, or as any number, is
+kept as it stands, since a caller may have written to it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from functional_optim.core.compiling import remembered
+from functional_optim.core.hyper import is_plain
+from functional_optim.core.initial import init_leaf
+from functional_optim.core.stage import Stage
+from functional_optim.core.state import LeafState, map_state, state_tensors
+from functional_optim.core.without_memory import WithoutMemory
+
+_MAKING = frozenset(
+    {
+        *(torch.empty_like, torch.zeros_like, torch.ones_like, torch.full_like),
+        *(torch.rand_like, torch.randn_like, torch.randint_like),
+        *(Tensor.new_empty, Tensor.new_empty_strided, Tensor.new_zeros, Tensor.new_ones),
+        Tensor.new_full,
+    }
+)
+"""Functions that take the shape and the dtype of a tensor, and none of its values."""
+_FILLING = frozenset({Tensor.zero_, Tensor.fill_})
+"""Functions after which the values of before are gone."""
+
+
+class _ValuesOf(TorchFunctionMode):
+    """While it is on, it follows the tensors that are made of the values of one.
+
+    Args:
+        tensor: this one.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__()
+        # Whether each tensor is made of them. They live, so that no number comes twice.
+        self._seen: dict[int, tuple[Tensor, bool]] = {id(tensor): (tensor, True)}
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        """Return True if a tensor is made of the values, or nothing is known of it."""
+        return self._seen.get(id(tensor), (tensor, True))[1]
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run a function, and note what it makes."""
+        result = func(*args, **(kwargs or {}))
+        given = _tensors_in((args, kwargs))
+        made = given if result is None else _tensors_in(result)  # None: it has written to some
+        is_of_values = func not in _MAKING | _FILLING and any(one in self for one in given)
+        self._seen.update({id(one): (one, is_of_values) for one in made})
+        return result
+
+
+def _tensors_in(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return [tensor for one in value for tensor in _tensors_in(one)]
+    return []
+
+
+Starts = tuple[tuple[bool, ...], ...]
+"""For each stage, for each tensor of its state, whether it starts as values of the parameter."""
+
+
+def starts_as_param(
+    stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
+) -> Starts:
+    """Return which tensors of the first state are made of the values of the parameter.
+
+    An ``init`` that cannot be followed without memory, since it looks at values, counts as one that
+    makes all of its state of them.
+    """
+    stages, hypers, sizes = tuple(stages), tuple(hypers), tuple(shape)
+    if all(map(is_plain, hypers)) and all(type(size) is int for size in sizes):
+        return _kept_starts(stages, hypers, sizes, dtype, torch.get_default_dtype())
+    return _starts(stages, hypers, sizes, dtype)
+
+
+@remembered(1024)
+def _kept_starts(
+    stages: tuple[Stage, ...],
+    hypers: tuple[Any, ...],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    default: torch.dtype,
+) -> Starts:
+    """As above, kept for each default dtype of torch."""
+    return _starts(stages, hypers, shape, dtype)
+
+
+def _starts(
+    stages: tuple[Stage, ...], hypers: tuple[Any, ...], shape: tuple[int, ...], dtype: torch.dtype
+) -> Starts:
+    param = torch.empty(shape, dtype=dtype, device="meta")
+    try:
+        with torch.no_grad(), WithoutMemory(), _ValuesOf(param) as values:
+            made = init_leaf(stages, hypers, param)
+    except (NotImplementedError, RuntimeError):
+        with torch.no_grad():
+            made = init_leaf(stages, hypers, torch.zeros(shape, dtype=dtype, device="cpu"))
+        return tuple((True,) * len(state_tensors([one])) for one in made.stages)
+    return tuple(tuple(one in values for one in state_tensors([own])) for own in made.stages)
+
+
+def stages_that_ran(stages: Sequence[Stage], state: LeafState) -> list[bool]:
+    """Return for each stage whether it has run for this leaf: up to a gate, or in a step."""
+    counts = iter([*(one.runs for one in state.gates), state.step])
+    found, ran = [], int(next(counts)) > 0
+    for stage in stages:
+        found.append(ran)
+        if stage.gate is not None:
+            ran = int(next(counts)) > 0
+    return found
+
+
+def with_first_values(
+    stages: Sequence[Stage],
+    hypers: Sequence[Any],
+    param: Tensor,
+    state: LeafState,
+    made_for: Sequence[Any] | None = None,
+) -> LeafState:
+    """Return a state in which what starts as the parameter starts as it is now.
+
+    So it is, stage by stage, where a stage has not run yet. The state is returned as it is, if it
+    has no such tensor.
+
+    Args:
+        stages: of the chain.
+        hypers: its hyper-parameters, of now.
+        param: the parameter, as it is now.
+        state: of the leaf.
+        made_for: the hyper-parameters that the state was made for, if they may be others.
+    """
+    wanted = starts_as_param(stages, hypers, param.shape, param.dtype)
+    if made_for is not None and made_for is not hypers:
+        wanted = _also_changed(wanted, stages, hypers, made_for, param)
+    if not any(map(any, wanted)):
+        return state
+    ran = stages_that_ran(stages, state)
+    if not any(any(own) for own, has in zip(wanted, ran, strict=True) if not has):
+        return state
+    with torch.no_grad():
+        made = init_leaf(stages, hypers, param)
+    return state._replace(
+        stages=tuple(
+            own if has else _chosen(one, own, new)
+            for one, own, new, has in zip(wanted, state.stages, made.stages, ran, strict=True)
+        )
+    )
+
+
+def _chosen(wanted: Sequence[bool], own: Any, new: Any) -> Any:
+    """Return a stage's state, with those tensors of the new one that are wanted."""
+    left = iter(wanted)
+    pick: Callable[[Tensor, Tensor], Tensor] = lambda a, b: b if next(left) else a  # noqa: E731
+    return map_state(pick, own, new)
+
+
+def _also_changed(
+    wanted: Starts,
+    stages: Sequence[Stage],
+    hypers: Sequence[Any],
+    before: Sequence[Any],
+    param: Tensor,
+) -> Starts:
+    """Return also the tensors that start otherwise, since hyper-parameters are others now."""
+    pairs = zip(stages, hypers, before, strict=True)
+    if all(one is other or not stage.stateful for stage, one, other in pairs):
+        return wanted
+    found = _changed(tuple(stages), tuple(hypers), tuple(before), param.dim(), param.dtype)
+    if list(map(len, found)) != list(map(len, wanted)):
+        return tuple((True,) * len(own) for own in wanted)
+    return tuple(
+        tuple(one or other for one, other in zip(*both, strict=True))
+        for both in zip(wanted, found, strict=True)
+    )
+
+
+def _changed(
+    stages: tuple[Stage, ...],
+    hypers: tuple[Any, ...],
+    before: tuple[Any, ...],
+    dims: int,
+    dtype: torch.dtype,
+) -> Starts:
+    """Return for each tensor whether it starts otherwise; of a parameter with one element."""
+    if all(map(is_plain, (*hypers, *before))):
+        return _kept_changes(stages, hypers, before, dims, dtype, torch.get_default_dtype())
+    return _changes(stages, hypers, before, dims, dtype)
+
+
+@remembered(64)
+def _kept_changes(
+    stages: tuple[Stage, ...],
+    hypers: tuple[Any, ...],
+    before: tuple[Any, ...],
+    dims: int,
+    dtype: torch.dtype,
+    default: torch.dtype,
+) -> Starts:
+    """As above, kept for each default dtype of torch."""
+    return _changes(stages, hypers, before, dims, dtype)
+
+
+def _changes(
+    stages: tuple[Stage, ...],
+    hypers: tuple[Any, ...],
+    before: tuple[Any, ...],
+    dims: int,
+    dtype: torch.dtype,
+) -> Starts:
+    like = torch.zeros((1,) * dims, dtype=dtype, device="cpu")
+    with torch.no_grad():
+        now, then = (init_leaf(stages, own, like).stages for own in (hypers, before))
+    return tuple(
+        tuple(
+            one.shape != other.shape or not torch.equal(one, other)
+            for one, other in zip(state_tensors([a]), state_tensors([b]), strict=False)
+        )
+        for a, b in zip(now, then, strict=True)
+    )

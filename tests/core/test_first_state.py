@@ -1,0 +1,100 @@
+"""Which state starts as values of the parameter: beside what ``init`` makes of two of them."""
+
+import math
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from functional_optim import LeafState, Rule, chain
+from functional_optim.core.first_state import starts_as_param, with_first_values
+from functional_optim.core.initial import init_leaf
+from functional_optim.core.state import state_tensors
+from functional_optim.storage import stored
+from tests.choices import case
+from tests.laws.support import TABLE
+
+SHAPES = [(3, 4), (5,), (), (300,)]
+STORED: list[dict[str, Any]] = [{"state": "int8"}, {"param": "bfloat16+master"}]
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.view(-1).equal(other.view(-1))
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_it_is_what_differs(name: str) -> None:
+    made = TABLE[name].factory()
+    every = [made]
+    for options in STORED:
+        try:
+            every.append(stored(made, **options))
+        except (TypeError, ValueError):
+            continue
+    for optimizer in every:
+        stages, hypers = optimizer.stages, tuple(link.hyper for link in optimizer.links)
+        is_short = any(one.dtypes == (torch.bfloat16,) for one in stages)
+        dtype = torch.bfloat16 if is_short else torch.float32
+        for shape in SHAPES:
+            nans = torch.full(shape, math.nan, dtype=dtype)
+            try:
+                with torch.no_grad():
+                    one = init_leaf(stages, hypers, nans)
+                    other = init_leaf(stages, hypers, torch.ones(shape, dtype=dtype))
+            except ValueError:
+                continue  # of parameters that it does not take
+            rows = [
+                zip(*map(state_tensors, ([a], [b])), strict=True)
+                for a, b in zip(one.stages, other.stages, strict=True)
+            ]
+            want = tuple(tuple(not same(a, b) for a, b in row) for row in rows)
+            with case(shape=shape, optimizer=optimizer):
+                assert starts_as_param(stages, hypers, shape, dtype) == want
+
+
+class Hyper(NamedTuple):
+    lr: float
+
+
+class Odd(NamedTuple):
+    seen: Tensor
+    set_by_item: Tensor
+    filled: Tensor
+    number: Tensor
+
+
+def odd_init(param: Tensor, hyper: Hyper) -> Odd:
+    by_item = torch.zeros_like(param)
+    by_item[0] = param[0]
+    seen = torch.full_like(param, 1.0 if float(param.sum()) > 0 else 2.0)
+    return Odd(seen, by_item, param.clone().fill_(3.0), torch.full((), hyper.lr))
+
+
+def test_values_are_followed_through_assignments_and_an_init_that_looks_at_them() -> None:
+    def blind_init(param: Tensor, hyper: Hyper) -> Odd:
+        made = odd_init(torch.ones(2), hyper)
+        by_item = torch.zeros_like(param)
+        by_item[0] = param[0]
+        return made._replace(
+            seen=torch.zeros_like(param), set_by_item=by_item, filled=param.clone().fill_(3.0)
+        )
+
+    def step(param: Tensor, grad: Tensor, state: Any, c: Any) -> Any:
+        return param, state
+
+    def starts(init: Any) -> Any:
+        rule = Rule(name="odd", hyper=Hyper, state=Odd, init=init, rule=step)
+        optimizer = chain(rule(lr=0.5))
+        hypers = tuple(link.hyper for link in optimizer.links)
+        return starts_as_param(optimizer.stages, hypers, (2,), torch.float32)
+
+    assert starts(blind_init) == ((False, True, False, False),)
+    assert starts(odd_init) == ((True, True, True, True),)
+
+
+def test_a_state_without_such_tensors_is_returned_as_it_is() -> None:
+    optimizer = TABLE["adamw"].factory()
+    hypers = tuple(link.hyper for link in optimizer.links)
+    state: LeafState = optimizer.init(torch.ones(3)).leaves
+    assert with_first_values(optimizer.stages, hypers, torch.ones(3), state) is state

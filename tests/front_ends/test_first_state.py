@@ -1,0 +1,128 @@
+"""State before the first step: what a caller writes there, and what starts as the parameter."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from functional_optim import (
+    Optimizer,
+    TorchOptimizer,
+    accumulate,
+    adagrad,
+    adamw,
+    apply_if_finite,
+    chain,
+    ema,
+    rprop,
+    sgd,
+)
+from sharding import ZeroRedundancyOptimizer
+from sharding.transport.local import LocalWorld
+from tests.choices import each
+
+Make = Callable[[Sequence[Tensor], Optimizer], Any]
+
+DOORS: dict[str, Make] = {
+    "TorchOptimizer": TorchOptimizer,
+    "flat": lambda params, optimizer: TorchOptimizer(params, optimizer, flat=True),
+    "ZeRO": lambda params, optimizer: ZeroRedundancyOptimizer(
+        params, optimizer, LocalWorld(1).groups[0]
+    ),
+}
+PAIRS: dict[str, tuple[Optimizer, Any, str]] = {
+    "adagrad": (adagrad(lr=0.1), lambda own: torch.optim.Adagrad(own, 0.1, foreach=False), "sum"),
+    "sgd": (
+        sgd(lr=0.1, momentum=0.9),
+        lambda own: torch.optim.SGD(own, 0.1, momentum=0.9, foreach=False),
+        "momentum_buffer",
+    ),
+}
+
+
+def _state_of(optimizer: Any, param: Tensor) -> Any:
+    """The dict of state that is stepped."""
+    return getattr(optimizer, "optim", optimizer).state[param]
+
+
+def _weights() -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0])) for _ in range(2)]
+
+
+@each(door=DOORS, name=PAIRS, in_place=[False, True])
+def test_what_is_written_there_is_stepped_from(door: str, name: str, in_place: bool) -> None:
+    """As torch's class does: a warm start."""
+    optimizer, theirs, key = PAIRS[name]
+    weights = _weights()
+    pair = DOORS[door]([weights[0]], optimizer), theirs([weights[1]])
+    values = torch.tensor([8.0, 1.0, 2.0])
+    for one, weight in zip(pair, weights, strict=True):
+        state = _state_of(one, weight)
+        if in_place and key in state:
+            state[key].copy_(values)
+        else:
+            state[key] = values.clone()
+        for _ in range(2):
+            weight.grad = torch.ones(3)
+            one.step()
+    assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_count_that_is_set_back_leaves_the_averages(door: str) -> None:
+    weights = _weights()
+    pair = (
+        DOORS[door]([weights[0]], adamw(lr=0.1)),
+        torch.optim.AdamW([weights[1]], lr=0.1, foreach=False),
+    )
+    for one, weight in zip(pair, weights, strict=True):
+        for step in range(5):
+            if step == 3:
+                _state_of(one, weight)["step"].zero_()
+            weight.grad = torch.arange(3.0) + 1
+            one.step()
+    assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_state_that_starts_as_a_hyper_parameter_starts_as_that_of_the_first_step(
+    door: str,
+) -> None:
+    """Rprop's step sizes start as ``lr``, which a schedule may have changed by then."""
+    weights = _weights()
+    pair = (
+        DOORS[door]([weights[0]], rprop(lr=0.1)),
+        torch.optim.Rprop([weights[1]], lr=0.1, foreach=False),
+    )
+    for one, weight in zip(pair, weights, strict=True):
+        one.param_groups[0]["lr"] = 0.01
+        for _ in range(3):
+            weight.grad = torch.ones(3)
+            one.step()
+    assert torch.equal(*weights)
+
+
+@each(
+    first=[[], [float("nan")], [float("nan"), float("nan")]],
+    gate=["apply_if_finite", "accumulate"],
+    door=["TorchOptimizer", "ZeRO"],
+)
+def test_an_average_starts_from_the_weights_of_the_first_step(
+    first: list[float], gate: str, door: str
+) -> None:
+    """Calls that a gate lets through to no step leave it where it is."""
+    opens = apply_if_finite(3) if gate == "apply_if_finite" else accumulate(len(first) + 1)
+    (weight, _), optimizer = _weights(), chain(opens, sgd(lr=1.0), ema(0.5))
+    front = DOORS[door]([weight], optimizer)
+    for grad in first:
+        weight.grad = torch.full((3,), grad if gate == "apply_if_finite" else 1.0)
+        front.step()
+    with torch.no_grad():
+        weight.fill_(10.0)  # weights are loaded
+    weight.grad = torch.ones(3)
+    front.step()
+    assert weight.tolist() == [9.0] * 3
+    (seen,) = front.view()
+    assert seen.tolist() == [9.5] * 3
