@@ -1,7 +1,7 @@
-"""The chains of a torch.optim front-end's parameter groups, one for each.
+"""GroupChains: the chain of each parameter group of a torch.optim front-end.
 
-Groups whose parameters differ in their stages, or in the hyper-parameters that overrides give
-them, are divided; numbers that belong to no leaf are kept here, and shown in every group.
+A group is divided if its parameters differ in their stages, or in the hyper-parameters of an
+override. Shared scalars are stored here, and every parameter group shows them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,16 +33,16 @@ from functional_optim.plan.step_leaves import StepLeaf
 _PLACES = itemgetter(1)  # no frame for each step
 
 CALLS = "shared_step"
-"""Under which a group of a checkpoint has the number of calls."""
+"""Key of the number of calls in the groups of a checkpoint."""
 
 
 class GroupChains:
-    """The chains of a torch.optim front-end's groups, and the numbers that belong to no leaf.
+    """Chains of the groups of a torch.optim front-end, and the shared scalars.
 
     Args:
         optimizer: of all groups.
-        check: refuses a parameter that the front-end cannot step.
-        divides: whether a group is divided by chain; None where it needs to be.
+        check: raises an error for a parameter that the front-end cannot step.
+        divides: True to divide groups by chain; None to divide them if the optimizer needs it.
     """
 
     def __init__(
@@ -53,31 +53,31 @@ class GroupChains:
         divides: bool | None = None,
     ) -> None:
         self.optimizer, self._check = optimizer, check
-        """The whole, and what refuses parameters of it."""
+        """The optimizer of all groups, and the check of its parameters."""
         self.divides = needs_groups(optimizer) if divides is None else divides
-        """Whether a group is divided by chain."""
+        """True if groups are divided by chain."""
         self.parts: list[tuple[Optimizer, tuple[int, ...]]] = []
-        """Of each parameter group, its own optimizer and the places of its links."""
+        """For each parameter group, its own optimizer and the indices of its links."""
         self.names: list[tuple[str, ...]] = []
-        """Of each parameter group, those of its hyper-parameters."""
+        """For each parameter group, the names of its hyper-parameters."""
         self.unmet = UnmatchedSelectors(optimizer.links, optimizer.overrides)
         self.shared: Any = initial_shared(optimizer.links)
         self.keeps_numbers = isinstance(self.shared, Shared)
-        """Whether anything belongs to no leaf."""
+        """True if the optimizer has shared scalars."""
         self._keys = {
             _key(name, field): (place, at)
             for name, place in shared_labels(optimizer.links).items()
             for at, field in enumerate(self.shared.stages[place]._fields)
         }
-        """Where the numbers stand in it, by the key that groups have for each."""
+        """For each key of a shared scalar in a group, the link and the field of the scalar."""
         self._opened = {
             f"{name}.shared_opened": place
             for name, place in shared_labels(optimizer.links).items()
             if optimizer.links[place].stage.gate is not None
         }
-        """Of each gate, its place by the key under which groups say how often it has opened."""
+        """For each key of the number of times that a gate opened, the index of the gate."""
         self._links, self._chains = optimizer.links, list[LeafChain]()
-        """With the hyper-parameters of the last step, and the chain of each group."""
+        """Links with the hyper-parameters of the last step, and the chain of each group."""
         self._combines = any(link.stage.combine is not None for link in optimizer.links)
         self._count = 0
 
@@ -85,17 +85,17 @@ class GroupChains:
         return {**self.__dict__, "_chains": []}
 
     def add(self, optimizer: Optimizer, places: tuple[int, ...]) -> None:
-        """Take one more group.
+        """Add a group.
 
         Args:
-            optimizer: of its chain.
-            places: of its stages among all links.
+            optimizer: of the chain of the group.
+            places: the indices of its stages among all links.
         """
         self.parts.append((optimizer, places))
         self.names.append(tuple(optimizer.hyper))
 
     def divided(self, group: Mapping[str, Any]) -> list[GroupPart]:
-        """A group as groups that have one chain each, in the order of their first parameters.
+        """Divide a group into groups with one chain each, ordered by first parameter.
 
         Raises:
             ValueError: a parameter on which no rule acts.
@@ -111,16 +111,16 @@ class GroupChains:
         state_of: StateOf,
         gradients: Gradients = grads_of,
     ) -> GroupsNow:
-        """Return groups as they are at a step, but those that are frozen.
+        """Return the groups of a step, without frozen groups.
 
         Args:
-            groups: as they are now.
-            states: torch's dicts.
-            state_of: gives the state of a parameter, which is written to.
-            gradients: gives the gradients of parameters.
+            groups: with their current options.
+            states: torch's dicts of state.
+            state_of: returns the state of a parameter, which the step writes to.
+            gradients: returns the gradients of parameters.
 
         Raises:
-            ValueError: groups differ in an option that numbers for all parameters depend on.
+            ValueError: groups differ in an option that shared scalars depend on.
         """
         if not all(map(_PLACES, self.parts)):
             groups = [group for group in groups if self.parts[group.number][1]]
@@ -134,10 +134,10 @@ class GroupChains:
         return GroupsNow(groups, chains, links, self.shared, states, state_of, gradients)
 
     def _links_of(self, groups: Sequence[Group]) -> Links:
-        """Return all links with the hyper-parameters of now: of the first group that has each.
+        """Return all links with their current hyper-parameters, from the first group with the link.
 
         Raises:
-            ValueError: groups differ in one that numbers for all parameters depend on.
+            ValueError: groups differ in an option that shared scalars depend on.
         """
         links = list(self.optimizer.links)
         for group in reversed(groups):
@@ -153,15 +153,15 @@ class GroupChains:
     def require_common(
         self, groups: Sequence[Group], more: Sequence[tuple[Optimizer, tuple[int, ...], Links]]
     ) -> None:
-        """Make sure that groups which are to be added agree in what shared numbers depend on.
+        """Make sure that new groups have the options that shared scalars depend on.
 
         Args:
-            groups: that there are.
-            more: of each that is to be added its optimizer, the places of its links, and these
-                with the options of the group.
+            groups: the existing groups.
+            more: for each new group, its optimizer, the indices of its links, and these links with
+                the options of the group.
 
         Raises:
-            ValueError: they do not.
+            ValueError: groups differ in such an option.
         """
         chains = [LeafChain(k, own.stages, tuple(one.hyper for one in h)) for own, k, h in more]
         with_common_hypers(self.optimizer.links, [*self._chains_of(groups), *chains])
@@ -171,7 +171,7 @@ class GroupChains:
         return [LeafChain(places, own.stages, hypers) for (own, places), hypers in parts]
 
     def numbers(self) -> dict[str, Any]:
-        """Numbers that belong to no leaf, as the groups of a checkpoint have them."""
+        """Return the shared scalars, as the groups of a checkpoint store them."""
         if not isinstance(self.shared, Shared):
             return {}
         found: dict[str, Any] = {CALLS: int(self.shared.step)}
@@ -182,16 +182,16 @@ class GroupChains:
         return found
 
     def show(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Write what belongs to no leaf into parameter groups, where every checkpoint finds it."""
+        """Write the shared scalars into parameter groups, so that every checkpoint has them."""
         numbers = self.numbers()
         for group in groups if numbers else ():
             group.update(numbers)
 
     def check_numbers(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Make sure that the groups of a checkpoint have what belongs to no leaf.
+        """Make sure that the groups of a checkpoint have the shared scalars.
 
         Raises:
-            ValueError: some of it is missing, or groups differ.
+            ValueError: a scalar is missing, or groups differ.
         """
         wanted = self.numbers()
         found = [{key: group[key] for key in wanted if key in group} for group in groups]
@@ -207,10 +207,10 @@ class GroupChains:
             )
 
     def take_numbers(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Take over what belongs to no leaf from the groups of a checkpoint that was loaded.
+        """Load the shared scalars from the groups of a checkpoint.
 
         Raises:
-            ValueError: as of :meth:`check_numbers`; nothing is taken over then.
+            ValueError: as for :meth:`check_numbers`; nothing has changed.
         """
         self.check_numbers(groups)
         if not isinstance(self.shared, Shared):
@@ -226,7 +226,7 @@ class GroupChains:
 
 
 def _key(name: str, field: str) -> str:
-    """Under which a group has a shared number: never the name of a hyper-parameter."""
+    """Return the key of a shared scalar in a group. It is never the name of a hyper-parameter."""
     return f"{name}.shared.{field}"
 
 
@@ -235,12 +235,12 @@ def viewed_params(
     optimizer_of: Callable[[int], Optimizer],
     state_of: Callable[[Group, Tensor, str], LeafState],
 ) -> list[Tensor]:
-    """The parameters to evaluate with, group by group.
+    """Return the parameters to evaluate with, group by group.
 
     Args:
-        groups: as they are now.
-        optimizer_of: gives the chain of the group of a number.
-        state_of: gives the state of a parameter.
+        groups: with their current options.
+        optimizer_of: returns the chain of a group, by number.
+        state_of: returns the state of a parameter.
     """
     seen: list[Tensor] = []
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Parameter groups divided into groups that have one chain each."""
+"""Division of parameter groups into groups with one chain each."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,22 +13,22 @@ from functional_optim.frontends.torch_groups import FROZEN_OPTIONS, own_options,
 from functional_optim.optimizer import Optimizer
 
 CheckParam = Callable[[Sequence[Stage], Tensor, str], None]
-"""Refuses a parameter, by the stages of its chain and its name: ValueError."""
+"""Function of stages, parameter and name that raises ValueError for an unsupported parameter."""
 
 
 class GroupPart(NamedTuple):
-    """A parameter group that has one chain."""
+    """Parameter group with one chain."""
 
     group: dict[str, Any]
-    """As torch's class takes it."""
+    """The group, as torch's class takes it."""
     optimizer: Optimizer
-    """Of this chain alone, with the names that hyper-parameters have in the group."""
+    """Optimizer of this chain only, with the names of hyper-parameters in the group."""
     places: tuple[int, ...]
-    """Of its stages among all links."""
+    """The indices of its stages among all links."""
 
 
 def needs_groups(optimizer: Optimizer) -> bool:
-    """Return True if parameters may be divided into groups, or numbers are kept for all of them."""
+    """Return True if parameters may need several groups, or if there are shared scalars."""
     return optimizer.is_composed or bool(optimizer.overrides)
 
 
@@ -39,19 +39,19 @@ def divided(
     unmet: UnmatchedSelectors,
     check: CheckParam = check_takes_dtensor,
 ) -> list[GroupPart]:
-    """A parameter group as groups that have one chain each, in the order of their first parameters.
+    """Divide a parameter group into groups with one chain each, ordered by first parameter.
 
     Args:
-        optimizer: whose chains they are.
+        optimizer: of the chains.
         group: its "params" are parameters, or pairs of a name and a parameter.
-        first: how many parameters there are in the groups before: the path of one without a name is
-            its number.
-        unmet: is shown every parameter.
-        check: refuses a parameter that the front-end cannot step.
+        first: number of parameters in the groups before. A parameter without a name has its number
+            as its path.
+        unmet: records which selectors match a parameter.
+        check: raises an error for a parameter that the front-end cannot step.
 
     Raises:
         TypeError: an option that the optimizer does not have.
-        ValueError: a parameter on which no rule acts, or that is refused.
+        ValueError: a parameter on which no rule acts, or which ``check`` refuses.
     """
     found: dict[Any, tuple[LeafChain, list[Any]]] = {}
     for place, one in enumerate(group["params"], first):
@@ -80,5 +80,5 @@ def _part(
 
 
 def _compared(hyper: Any) -> Any:
-    """Hyper-parameters to be compared: tensors by identity."""
+    """Return hyper-parameters in a form that compares tensors by identity."""
     return tuple(id(value) if isinstance(value, Tensor) else value for value in hyper)

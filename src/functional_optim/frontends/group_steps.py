@@ -1,4 +1,4 @@
-"""Steps of parameter groups, each of which has one chain: by plans, as long as they hold."""
+"""GroupSteps: steps of parameter groups with one chain each, by plans where a plan fits."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -31,46 +31,46 @@ from functional_optim.plan.points import does_wait
 from functional_optim.plan.step_leaves import StepLeaf, StepLeaves
 
 FORMS = 4
-"""For how many forms of groups steps are kept: options may be turned off, and on again."""
+"""Number of forms of groups for which plans are kept: options may be switched off and on."""
 
 NO_STATE = LeafState(none_made(), ())
-"""Of a parameter that is frozen, or left alone in a step."""
+"""State of a parameter that is frozen, or not stepped."""
 
 Extra = Callable[[Sequence[Tensor]], Any]
-"""Gives the inputs beside the gradients, of which those of parameters are lists."""
+"""Function of parameters that returns the inputs besides gradients; inputs per leaf are lists."""
 
 
 class GroupsNow(NamedTuple):
-    """Parameter groups as they are at a step."""
+    """Parameter groups in one step."""
 
     groups: Sequence[Group]
-    """But those that are frozen."""
+    """The groups, without frozen groups."""
     chains: Sequence[LeafChain]
-    """Of each group; the same objects while hyper-parameters are."""
+    """The chain of each group: the same object as long as hyper-parameters are the same."""
     links: Links
-    """Of the optimizer, with the hyper-parameters of now."""
+    """Links of the optimizer, with the current hyper-parameters."""
     shared: Any
-    """What belongs to no parameter, which is written to."""
+    """The shared scalars, which the step writes to."""
     states: Entries
     """torch's dicts of state."""
     state_of: StateOf
-    """Gives the state of a parameter, which is written to."""
+    """Returns the state of a parameter, which the step writes to."""
     gradients: Gradients
 
 
 class _Planned(NamedTuple):
-    """Planned steps of groups, as long as these hold what they did but for the tensors."""
+    """Planned steps of groups of one form."""
 
     form: GroupForm
     steps: PlannedSteps
 
 
 class GroupSteps:
-    """Makes the steps of some parameter groups, and keeps what is known of them.
+    """Steps of parameter groups, with their plans.
 
     Args:
-        executor: the name of the optimizer's.
-        masks: for how many sets of missing gradients steps are kept.
+        executor: the name of the optimizer's executor.
+        masks: number of sets of missing gradients for which plans are kept.
     """
 
     def __init__(self, executor: str, *, masks: int = MASKS) -> None:
@@ -81,7 +81,7 @@ class GroupSteps:
         return {**self.__dict__, "_planned": []}
 
     def forget(self) -> None:
-        """Let go of what is known of parameters and state."""
+        """Delete all plans."""
         self._planned = []
 
     def step(
@@ -91,16 +91,16 @@ class GroupSteps:
         extra: Extra | None = None,
         between: BetweenRuns | None = None,
     ) -> None:
-        """Make a step, with interrupts deferred.
+        """Run a step, with interrupts deferred.
 
         Args:
             now: the groups.
-            measured: totals that are known.
-            extra: the inputs beside the gradients, if there are any.
+            measured: the known totals.
+            extra: the inputs besides the gradients, if there are any.
             between: a call between the runs of the step.
 
         Raises:
-            FloatingPointError, TypeError, ValueError, RuntimeError: as for any step; nothing was
+            FloatingPointError, TypeError, ValueError, RuntimeError: as for any step; nothing has
                 changed.
         """
         defer_interrupts(self.prepared(now, measured, extra, between))
@@ -112,7 +112,7 @@ class GroupSteps:
         extra: Extra | None = None,
         between: BetweenRuns | None = None,
     ) -> Callable[[], object]:
-        """Return the call that makes a step; arguments and errors as for :meth:`step`."""
+        """Return the function that runs a step; arguments and errors as for :meth:`step`."""
         held, hypers = GroupTensors.of(now.groups, now.states), list(map(HYPERS, now.groups))
         call = None
         for known in self._planned:  # as a rule one
@@ -147,13 +147,13 @@ class GroupSteps:
         *,
         begins: bool = False,
     ) -> Callable[[], object] | None:
-        """Bind a step by plans; None where there is none for it.
+        """Bind a step by plans; None if no plan fits.
 
         Args:
             known: the plans of the groups.
-            held: by the groups.
+            held: the tensors of the groups.
             now, measured, extra, between: as for :meth:`step`.
-            begins: whether state was made anew where a leaf makes its first step.
+            begins: True if the state of leaves before their first step was created for this step.
         """
         params, steps = held.params, known.steps
         given = {} if extra is None else extra(params)
@@ -180,7 +180,7 @@ class GroupSteps:
     def addends(
         self, now: GroupsNow, measured: Sequence[Tensor]
     ) -> tuple[dict[int, Tensor], Tensor]:
-        """Return each parameter's addend to the next total, by identity, and the neutral addend.
+        """Return each parameter's addend to the next total, by ``id``, and a zero addend.
 
         Args:
             now: the groups.
@@ -202,7 +202,7 @@ class GroupSteps:
         return dict(zip(map(id, params), found[0], strict=True)), found[1]
 
     def _known(self, now: GroupsNow) -> tuple[_Planned | None, GroupTensors]:
-        """Return the plans for what groups hold, if there are any, and what they hold."""
+        """Return the plans of groups, or None, and the tensors of the groups."""
         held, hypers = GroupTensors.of(now.groups, now.states), list(map(HYPERS, now.groups))
         for known in self._planned:  # as a rule one
             if known.form.holds(held, hypers):
@@ -214,7 +214,7 @@ class GroupSteps:
         return EXECUTORS[in_place(self._executor, params, stages)]
 
     def _leaves(self, now: GroupsNow) -> StepLeaves:
-        """Return the parameters of all groups, each once, checked."""
+        """Return the checked parameters of all groups, each once."""
         every: dict[int, tuple[int, Group, Tensor, str]] = {}
         for number, group in enumerate(now.groups):
             for param, name in group.every():
@@ -243,7 +243,7 @@ class GroupSteps:
         leaves: StepLeaves,
         decided: Decision,
     ) -> None:
-        """Make a step, and plan those after it if it waited for something."""
+        """Run a step; if it was not plain, plan its runs for later steps."""
         make()
         if leaves.outline.plain is not None:
             return  # that was planned before, or cannot be
@@ -252,7 +252,7 @@ class GroupSteps:
             known.steps.learn(held.tensors, leaves, decided)
 
     def _planned_for(self, now: GroupsNow, executor: Executor) -> tuple[_Planned, GroupTensors]:
-        """Return the plans for what groups hold, perhaps none yet, and what they hold."""
+        """Return the plans of groups, new or known, and the tensors of the groups."""
         known, held = self._known(now)
         if known is None:
             numbers = [place for place, one in enumerate(now.groups) for _ in one.params]

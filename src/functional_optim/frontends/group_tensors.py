@@ -1,4 +1,4 @@
-"""Contents of torch-like parameter groups: parameters, entries of state, options."""
+"""Contents of torch's parameter groups: parameters, entries of state, options."""
 
 from collections.abc import Callable, MutableMapping, Sequence
 from itertools import chain, repeat
@@ -14,7 +14,7 @@ from functional_optim.core.state import LeafState
 from functional_optim.native import LOOPS
 
 HYPERS = attrgetter("hypers")
-"""Of a group, or a chain; no frame for each step."""
+"""Return the hyper-parameters of a group or a chain, without a Python frame."""
 
 _PARAMS = attrgetter("params")
 
@@ -22,11 +22,11 @@ Entries = MutableMapping[Tensor, dict[str, Any]]
 """torch's dicts of state, by parameter."""
 
 Gradients = Callable[[list[Tensor]], list[Tensor | None]]
-"""Gives the gradient of each parameter, or None."""
+"""Function of parameters that returns for each its gradient or None."""
 
 
 class Group(NamedTuple):
-    """A parameter group, as it is now."""
+    """Parameter group in one step."""
 
     hypers: tuple[Any, ...]
     params: Sequence[Tensor]
@@ -34,17 +34,17 @@ class Group(NamedTuple):
     number: int
 
     def every(self) -> list[tuple[Tensor, str]]:
-        """Each parameter, and what errors call it."""
+        """Return each parameter with its name for errors."""
         names = self.names or [f"param_groups[{self.number}][{k}]" for k in range(len(self.params))]
         return list(zip(self.params, names, strict=True))
 
     def kinds(self) -> set[tuple[torch.Size, torch.dtype]]:
-        """The shapes and dtypes of its parameters."""
+        """Return the shapes and dtypes of the parameters."""
         return {(param.shape, param.dtype) for param in self.params}
 
 
 class StateOf(Protocol):
-    """Gives the state of a parameter of a group, by its name: see :func:`leaf_state`."""
+    """Function that returns the state of a parameter of a group: see :func:`leaf_state`."""
 
     def __call__(
         self, group: Group, param: Tensor, name: str, *, begins: bool = True
@@ -52,15 +52,15 @@ class StateOf(Protocol):
 
 
 class GroupTensors(NamedTuple):
-    """Parameters and entries of state that groups hold now."""
+    """Parameters and entries of state of groups in one step."""
 
     sizes: list[int]
     """The number of parameters of each group."""
     keys: list[str | None]
-    """The keys of all entries of state, None behind those of each parameter."""
+    """The keys of all entries of state, with None after the keys of each parameter."""
     params: list[Tensor]
     values: list[Any]
-    """All entries, of which some may be no tensors."""
+    """All entries. Some may not be tensors."""
 
     @property
     def tensors(self) -> list[Any]:
@@ -69,7 +69,7 @@ class GroupTensors(NamedTuple):
 
     @classmethod
     def of(cls, groups: Sequence[Group], state: Entries) -> "GroupTensors":
-        """List what groups hold."""
+        """List the parameters and the entries of state of groups."""
         lists = list(map(_PARAMS, groups))
         params = list(chain.from_iterable(lists))
         loops, sizes = LOOPS.loaded, list(map(len, lists))
@@ -82,12 +82,12 @@ class GroupTensors(NamedTuple):
 
 
 class GroupForm:
-    """All that groups hold but the tensors: numbers of parameters, keys, and what options need.
+    """Everything in groups except the tensors: numbers of parameters, keys, and options.
 
     Args:
         groups: that were stepped.
-        held: by the groups.
-        stages_of: gives the stages of a group by its place among these.
+        held: the tensors of the groups.
+        stages_of: returns the stages of a group, by its index in ``groups``.
     """
 
     def __init__(
@@ -102,10 +102,10 @@ class GroupForm:
             for place, one in enumerate(groups)
         ]
         self._hypers = list(map(HYPERS, groups))
-        """Those for which the state was checked."""
+        """The hyper-parameters for which the state was checked."""
 
     def holds(self, held: GroupTensors, hypers: list[tuple[Any, ...]]) -> bool:
-        """Return True if groups hold what they did, but for the tensors."""
+        """Return True if groups have this form."""
         if held.sizes != self._sizes or held.keys != self._keys:
             return False
         if not all(map(is_, hypers, self._hypers)):
@@ -117,7 +117,7 @@ class GroupForm:
 
 
 def _entries_of(state: Entries, params: list[Tensor]) -> tuple[list[str | None], list[Any]]:
-    """Return the keys of the dicts of these parameters, None behind those of each; all values."""
+    """Return the keys in the dicts of parameters, with None after each dict, and all values."""
     dicts = list(dicts_of(state, params))
     keys = chain.from_iterable(chain.from_iterable(zip(dicts, repeat((None,)))))
     return list(keys), list(chain.from_iterable(map(dict.values, dicts)))

@@ -1,4 +1,4 @@
-"""An optimizer bound to parameters: flat buffers, laid out once, and plans of their steps."""
+"""BoundOptimizer: parameters and state in flat buffers, and plans of their steps."""
 
 import time
 from collections.abc import Sequence
@@ -33,13 +33,14 @@ from functional_optim.plan.items import params_of
 
 @uncompiled_class
 class BoundOptimizer(BoundCopies):
-    """Result of ``optimizer.bind(params)``: one optimizer, its parameters and their state.
+    """Result of ``optimizer.bind(params)``: an optimizer, its parameters and their state.
 
-    Parameters are moved into flat buffers, and stay the same objects; ``state`` and ``gradients``
-    are trees of views of such buffers.
+    Parameters are moved into flat buffers, and stay the same objects. ``state`` and ``gradients``
+    are trees of views of flat buffers.
 
-    Several threads may call it: steps, and what changes numbers, state or layout, are made one
-    after the other. Ctrl-C waits for it. ``copy.deepcopy((model, bound))`` binds the copied model.
+    Several threads may call its methods: steps and changes of hyper-parameters, state or layout run
+    one after the other. Ctrl-C waits until a step is complete. ``copy.deepcopy((model, bound))``
+    binds the copied model.
 
     Example::
 
@@ -54,7 +55,7 @@ class BoundOptimizer(BoundCopies):
     """
 
     _scalars = Scalars.HOST
-    """Where the numbers of steps come from; step counts stand there, too."""
+    """The origin of coefficients, and the location of step counts: the host or the device."""
 
     def __init__(self, optimizer: Chain, params: Any, state: State | None = None) -> None:
         require_one_dense_chain(optimizer, "bind")
@@ -68,7 +69,7 @@ class BoundOptimizer(BoundCopies):
         self._measured = any(map(is_measured, optimizer.stages))
         self._hypers = self._hypers_of(optimizer)
         self._watched = [param for param in self._params if param.is_cuda][:1]
-        """Of which no step may be captured."""
+        """A CUDA parameter, if there is one: its steps must not be captured."""
         name, on_host = optimizer.executor, self._scalars is Scalars.HOST
         self._by = in_place(name, self._params, optimizer.stages) if on_host else name
         self._executor = executor_taking(self._by, self._scalars)
@@ -76,10 +77,10 @@ class BoundOptimizer(BoundCopies):
         self._lay_out(None if state is None else self._checked(state))
 
     def _begin(self, optimizer: Chain) -> None:
-        """Refuse, while nothing is moved yet, what cannot be bound."""
+        """Refuse what cannot be bound, before anything is moved."""
 
     def _lay_out(self, given: list[LeafState] | None) -> None:
-        """Parameters and state into buffers; the values of ``given``, if there are any."""
+        """Move parameters and state into buffers; take the values of ``given``, if any."""
         stages = self._optimizer.stages
         block_size = block_size_of(stages)
         numbers = {own: k for k, own in enumerate(dict.fromkeys(map(id, self._hypers)))}
@@ -120,13 +121,13 @@ class BoundOptimizer(BoundCopies):
         self._plans = BoundPlans(self._bound, self._flat)
         written = [one for buffer in self._buffers for one in buffer.written]
         self._guarded = [*self._layout.params, *written, *self._layout.gradient_buffers()]
-        """Parameters and buffers, which have to stay where they are."""
+        """Parameters and buffers, which must stay at their addresses."""
         self._guard = MemoryGuard(self._guarded)
         self._handed_out: StateGuard | None = None
         self._reads: bool | None = None  # found out when it is asked
 
     def _flat_buffers(self) -> list[BoundBuffer]:
-        """Buffers in which neighbours are stepped as one, by the gradients there."""
+        """Return the buffers in which adjacent parameters are stepped as one leaf."""
         by_chunks = self._explainer().chunks()
         if by_chunks is None:
             return []
@@ -150,10 +151,10 @@ class BoundOptimizer(BoundCopies):
 
     @property
     def state(self) -> State:
-        """The state, stepped in place: what ``update`` takes, to be saved like any other.
+        """The state, which steps change in place. ``update`` takes it, and it can be saved.
 
-        Values may be written into its tensors. Tensors that are given other memory make the next
-        step raise.
+        You may write values into its tensors. If a tensor gets other memory, the next step raises
+        an error.
         """
         if self._handed_out is None:
             self._handed_out = StateGuard(self._states, self._names)
@@ -161,9 +162,9 @@ class BoundOptimizer(BoundCopies):
 
     @property
     def gradients(self) -> Any:
-        """A tree of gradients in flat buffers: fill them, and give it to ``step``.
+        """A tree of gradients in flat buffers: fill them, and pass the tree to ``step``.
 
-        Nothing is copied then. ``layout.attach_gradients()`` lets autograd write there.
+        Then nothing is copied. ``layout.attach_gradients()`` lets autograd write there.
         """
         return self._gradient_tree
 
@@ -178,13 +179,13 @@ class BoundOptimizer(BoundCopies):
 
         Raises:
             TypeError: a name that the chain does not have.
-            ValueError: a value out of bounds, or an option that the state was not made for.
+            ValueError: a value out of bounds, or an option that needs another state.
         """
         self._optimizer, hypers = self._with(copy_tensors(hyper))
         self._use(hypers)
 
     def _use(self, hypers: list[tuple[Any, ...]]) -> None:
-        """Step by these hyper-parameters from now on."""
+        """Use these hyper-parameters from now on."""
         self._hypers, self._reads = hypers, None
         self._group_hypers = self._of_groups(hypers)
 
@@ -193,32 +194,33 @@ class BoundOptimizer(BoundCopies):
         return [hypers[place] for place in self._firsts]
 
     def _check_options(self, optimizer: Chain, hypers: list[tuple[Any, ...]]) -> None:
-        """The state was made for these options; parameters of a group share them."""
+        """Make sure that the state fits these options; parameters of a group share them."""
         for i in {id(one): i for i, one in enumerate(hypers)}.values():
             state, name = self._states[i], self._names[i]
             check_leaf_state(optimizer.stages, hypers[i], self._params[i], state, name)
 
     @one_at_a_time
     def load_state(self, state: State) -> None:
-        """Take over the values of another state of the same tree, such as one from a checkpoint.
+        """Copy the values of another state of the same tree, such as the state of a checkpoint.
 
         Raises:
-            TypeError, ValueError: it is of another optimizer or tree; nothing is changed then.
-            RuntimeError: a tensor of the state was given other memory; nothing is changed then.
+            TypeError, ValueError: the state is of another optimizer or tree; nothing has changed.
+            RuntimeError: a tensor of the bound state has other memory; nothing has changed.
         """
         if self._handed_out is not None:
             self._handed_out.check()
         copy_states(self._states, self._checked(state))
 
     def ready(self, timeout: float | None = None) -> bool:
-        """Compile the step now, and wait for what compiles in the background; steps need neither.
+        """Compile the step now, and wait for background compilation. Steps work without this call.
 
         Args:
-            timeout: seconds to wait at most. With an empty cache, kernels take tenths of a second,
-                and the native loops, which are waited for from 64 parameters on, some seconds.
+            timeout: maximal number of seconds to wait. With an empty cache, kernels take tenths of
+                a second. The native loops take some seconds; from 64 parameters on, they are
+                awaited.
 
         Returns:
-            False if the loops that look at many small parameters are still being compiled.
+            False if the native loops are still being compiled.
         """
         until = None if timeout is None else time.monotonic() + timeout
         LOOPS.wait(0.0, count=len(self._params))  # compiled beside the step
@@ -227,13 +229,13 @@ class BoundOptimizer(BoundCopies):
         return LOOPS.wait(left, count=len(self._params))
 
     def explain(self) -> str:
-        """Return which kernel runs each stretch of the buffers, and why, a line each."""
+        """Return which kernel steps each buffer, and why, one line for each buffer."""
         alone = why_alone(self._optimizer.stages, self._params, self._others, self._layout)
         return "\n".join([*self._explainer().lines(), *alone])
 
     @one_at_a_time
     def release(self) -> None:
-        """Give every parameter memory of its own again; this object is of no use afterwards."""
+        """Move every parameter to memory of its own. Do not use this object afterwards."""
         self._layout.undo()
 
     @one_at_a_time
@@ -242,9 +244,9 @@ class BoundOptimizer(BoundCopies):
 
         Args:
             grads: a tree like the parameters', with a gradient or None for each;
-                :attr:`gradients`, to copy nothing; None to take the parameters' ``.grad``. Where
-                gradients lie decides how parameters are joined to chunks, and by that how an
-                executor that is not exact rounds.
+                :attr:`gradients`, to copy nothing; None to read the parameters' ``.grad``. The
+                memory of the gradients decides which parameters are stepped as one chunk. So it
+                also decides how an executor that is not exact rounds.
             measured: as for :meth:`Optimizer.update`.
             hyper: hyper-parameters for this step only.
 
@@ -252,8 +254,8 @@ class BoundOptimizer(BoundCopies):
             TypeError: an unknown hyper-parameter, or a gradient that is no tensor.
             ValueError: another tree, a gradient of another shape, dtype or device, or a value out
                 of bounds.
-            RuntimeError: a parameter, a buffer or a tensor of the state that someone has moved,
-                resized or re-pointed; a sparse gradient that the chain cannot take; a CUDA graph is
+            RuntimeError: a parameter, a buffer or a tensor of the state was moved or resized, or
+                has other memory; a sparse gradient that the chain cannot take; a CUDA graph is
                 being captured.
         """
         if LOOPS.unsaid:
@@ -274,10 +276,10 @@ class BoundOptimizer(BoundCopies):
         given: list[Tensor | None] | None,
         measured: Sequence[Tensor],
     ) -> None:
-        """A step by the hyper-parameters of each group.
+        """Step with the hyper-parameters of each group.
 
-        Gradients are read where they lie, or from the flat buffers, to which they are copied then;
-        what is in no flat buffer, and what these do not take, is stepped leaf by leaf.
+        Gradients are read from their own memory, or copied to the flat buffers and read there. All
+        parameters that are in no flat buffer are stepped leaf by leaf.
         """
         if not self._guard.hold(self._guarded):
             self._check()
@@ -291,13 +293,13 @@ class BoundOptimizer(BoundCopies):
         self._plans.step(every, present, hypers, measured, flat=flat)
 
     def _check(self) -> None:
-        """Parameters and buffers are where they were."""
+        """Make sure that parameters and buffers have not moved."""
         self._layout.check()
         for buffer in self._buffers:
             buffer.check()
 
     def _are_read(self) -> bool:
-        """Return True if separate gradients are read where they lie, by one call of a kernel."""
+        """Return True if one kernel call reads gradients outside the buffers, without a copy."""
         if self._reads is None:
             long = all(one.buffer.numel >= bound_plans.LEAST for one in self._buffers)
             on_cpu = all(one.buffer.data.is_cpu for one in self._buffers)
@@ -306,7 +308,7 @@ class BoundOptimizer(BoundCopies):
         return self._reads
 
     def _with(self, hyper: dict[str, Any]) -> tuple[Chain, list[tuple[Any, ...]]]:
-        """The optimizer, and hyper-parameters of each parameter, for one step."""
+        """Return the optimizer, and the hyper-parameters of each parameter, for one step."""
         optimizer = with_hyper(self._optimizer, hyper)
         hypers = self._hypers_of(optimizer)
         self._check_options(optimizer, hypers)
@@ -336,7 +338,7 @@ class BoundOptimizer(BoundCopies):
         return [every[place] for place in self._places]
 
     def _checked(self, state: State) -> list[LeafState]:
-        """The leaf states of a state that belongs to these parameters."""
+        """Return the checked leaf states of a state of these parameters."""
         found = leaf_states(self._spec, state)
         given, stages = [found[place] for place in self._places], self._optimizer.stages
         pairs = zip(self._params, self._names, given, self._hypers, strict=True)
@@ -359,5 +361,5 @@ class BoundOptimizer(BoundCopies):
         return Explainer(self._optimizer, self._by, by, buffers, firsts, self._scalars)
 
     def _first_of(self, place: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Hyper-parameters and coefficients of a parameter's first step."""
+        """Return the hyper-parameters and coefficients of a parameter's first step."""
         return coefficients_at(self._optimizer.stages, self._hypers[place], 1.0)

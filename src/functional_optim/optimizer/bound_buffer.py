@@ -1,8 +1,9 @@
-"""Flat buffer of a bound optimizer: its state, its step counts, and its runs of parameters.
+"""BoundBuffer: the state, the step counts and the runs of parameters in one flat buffer.
 
-A run is neighbours that are stepped as one chunk. Where a chain works in blocks of elements, what
-lies between a parameter whose last block is not full and the next must have no part in the block,
-as it has none where the parameter is stepped alone: such a parameter ends its run.
+A *run* is adjacent parameters that are stepped as one chunk. If a chain works in blocks of
+elements, a parameter whose last block is not full ends its run. Otherwise the gap after the
+parameter would be part of the block, and the result would differ from a step of the parameter
+alone.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,7 +31,7 @@ def keeps_flat_state(
     shapes: Iterable[Sequence[int]],
     dtype: torch.dtype,
 ) -> bool:
-    """Return True if state of parameters of these shapes is one tensor per field, cut alike."""
+    """Return True if the state can be flat: one tensor per field, cut like the parameter."""
     if any(stage.kind != "pointwise" for stage in stages):
         return False
     block_size = block_size_of(stages)
@@ -43,12 +44,12 @@ def keeps_flat_state(
 
 
 def _filled(view: Tensor, values: Tensor) -> Tensor:
-    """The view with these values; of a single element, blocks and elements are equally many."""
+    """Copy values into a view. With one element, there are as many blocks as elements."""
     return view.view(values.shape).copy_(values) if view.numel() == 1 else view.copy_(values)
 
 
 def copy_states(targets: Sequence[LeafState], sources: Sequence[LeafState]) -> None:
-    """Write the values of states into others."""
+    """Copy the values of states into other states."""
     with torch.no_grad():
         for target, source in zip(targets, sources, strict=True):
             target.step.copy_(source.step)
@@ -60,15 +61,15 @@ def copy_states(targets: Sequence[LeafState], sources: Sequence[LeafState]) -> N
 
 
 class BoundBuffer:
-    """The parameters of one flat buffer, as they are stepped.
+    """Parameters of one flat buffer, with their state and step counts.
 
     Args:
         stages: of the chain; their state must be flat (:func:`keeps_flat_state`).
         hypers: of these parameters, before the first step.
-        buffer: where they lie.
+        buffer: of the parameters.
         gradient: the flat gradient.
-        counts_beside: whether the step counts are on the device of the parameters, and counted
-            there by torch's operations alone, so that a replay counts too.
+        counts_beside: True if the step counts are on the device of the parameters, and only
+            torch's operations change them, so that a replay counts too.
     """
 
     def __init__(
@@ -114,10 +115,10 @@ class BoundBuffer:
         return self._steps
 
     def made(self) -> list[int]:
-        """Return the step counts as Python knows them, without replays of captured steps.
+        """Return the step counts, from a cache that does not see replays of captured steps.
 
         Raises:
-            RuntimeError: of neighbours that a step was captured of together, one was counted alone.
+            RuntimeError: adjacent parameters that were captured in one step have different counts.
         """
         if version_of(self._steps) != self._seen:
             made = self._steps.tolist()
@@ -126,14 +127,14 @@ class BoundBuffer:
         return self._made
 
     def states(self, params: Sequence[Tensor]) -> list[LeafState]:
-        """Views of the state, one per segment."""
+        """Return views of the state, one per segment."""
         return [
             LeafState(self._steps[k], self._stages_of(one, param))
             for k, (one, param) in enumerate(zip(self.segments, params, strict=True))
         ]
 
     def _stages_of(self, one: Segment, param: Tensor) -> tuple[Any, ...]:
-        """Views of the state of one segment."""
+        """Return views of the state of one segment."""
         views = tuple(
             map_state(lambda flat: self._view(flat, one, param), state)
             for state in self._whole.states
@@ -146,7 +147,7 @@ class BoundBuffer:
             return tuple(map(partial(map_state, _filled), views, alone))
 
     def _view(self, flat: Tensor, one: Segment, param: Tensor) -> Tensor:
-        """A segment of one field."""
+        """Return a view of one field for a segment."""
         if flat.numel() == self._whole.param.numel():
             view = flat.as_strided(one.shape, one.stride, flat.storage_offset() + one.offset)
             return torch.view_as_complex(view) if param.is_complex() else view
@@ -154,7 +155,7 @@ class BoundBuffer:
         return flat[start : start + -(-one.numel // self._block_size)]
 
     def check(self) -> None:
-        """Make sure that the state is where it was.
+        """Make sure that the state has not moved.
 
         Raises:
             RuntimeError: a buffer was resized or given other memory.
@@ -178,7 +179,7 @@ class BoundBuffer:
 
     @property
     def whole(self) -> Leaf:
-        """All of it as one chunk."""
+        """The whole buffer as one chunk."""
         return self._whole
 
     def row(self, k: int) -> list[int]:
@@ -191,12 +192,13 @@ class BoundBuffer:
         ]
 
     def runs(self, present: bytes | None = None) -> list[slice]:
-        """The segments that are stepped together.
+        """Return the runs: slices of segments that are stepped together.
 
-        They are neighbours at the same step, and each but the last is made of full blocks.
+        The segments of a run are adjacent and have the same step count. All but the last consist
+        of full blocks.
 
         Args:
-            present: whether each parameter of the layout, by its place, is stepped; None for all.
+            present: for each parameter of the layout, whether it is stepped; None for all.
         """
         made = self.made()
         runs: list[slice] = []
@@ -211,7 +213,7 @@ class BoundBuffer:
         return runs
 
     def chunk(self, run: slice) -> Leaf:
-        """A run as one chunk, without coefficients."""
+        """Return a run as one chunk, without coefficients."""
         first, last = self.segments[run.start], self.segments[run.stop - 1]
         start, end = first.offset, last.offset + last.numel
         if (start, end) == (0, self._whole.param.numel()):
@@ -221,10 +223,10 @@ class BoundBuffer:
         return chunk._replace(name=names)
 
     def keep_together(self, stepped: Sequence[bool]) -> None:
-        """From now on, neighbours that were stepped, and are at the same step, have to stay so.
+        """Require from now on that adjacent stepped parameters with equal counts stay equal.
 
         Args:
-            stepped: of each parameter, by its place.
+            stepped: for each parameter of the layout, whether it was stepped.
         """
         made = self.made()
         for k, (one, other) in enumerate(pairwise(self.segments)):
@@ -232,10 +234,10 @@ class BoundBuffer:
                 self._together.add(k)
 
     def require_together(self, counts: Sequence[int]) -> None:
-        """Make sure that step counts fit what was captured.
+        """Make sure that step counts fit the captured step.
 
         Raises:
-            RuntimeError: of two neighbours that were at the same step, one is no longer.
+            RuntimeError: two adjacent parameters had the same count, and now differ.
         """
         for k in self._together:
             if counts[k] != counts[k + 1]:
@@ -247,7 +249,7 @@ class BoundBuffer:
                 )
 
     def advance(self, runs: Sequence[slice]) -> None:
-        """Count a step of these segments, without a look at the counts."""
+        """Increase the step counts of these runs, without reading the counts."""
         self.made()
         for one in runs:
             self._steps[one].add_(1)

@@ -1,4 +1,4 @@
-"""Copies and pickles of bound optimizers: the optimizer bound again, to copied parameters."""
+"""BoundCopies: copies and pickles of bound optimizers, bound to the copied parameters."""
 
 from typing import Any, NoReturn
 
@@ -11,8 +11,8 @@ class BoundCopies:
     """Base class that lets ``copy.deepcopy`` and pickles bind copied parameters.
 
     The copy has the optimizer, the values of parameters and state, and flat buffers of its own.
-    What gradient buffers hold is not copied. ``copy.deepcopy((model, bound))`` binds the copy to
-    the parameters of the copied model.
+    The contents of gradient buffers are not copied. ``copy.deepcopy((model, bound))`` binds the
+    copy to the parameters of the copied model.
     """
 
     _optimizer: Chain

@@ -1,4 +1,4 @@
-"""Explanation of the kernels of a bound optimizer, and if they are compiled yet."""
+"""Explainer: the kernels of a bound optimizer, and the reasons for them."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ from functional_optim.plan.flat.layout import FlatLayout
 
 
 class Explainer:
-    """Asks the executor about flat buffers, each as one chunk.
+    """Explanation of the kernels of flat buffers, each as one chunk.
 
     Args:
         optimizer: that steps them.
         name: of the executor.
         executor: that steps them.
         buffers: that are stepped by kernels.
-        firsts: for each, hyper-parameters and coefficients of its first step.
-        scalars: where these come from.
+        firsts: for each buffer, hyper-parameters and coefficients of its first step.
+        scalars: the origin of the coefficients: the host or the device.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Explainer:
         ]
 
     def chunks(self) -> Chunks | None:
-        """Return the chunks of the buffers; None where their leaves are stepped as they are."""
+        """Return the stepper of chunks; None if parameters are stepped one by one."""
         if self._by_chunks is not None and self._scalars is Scalars.HOST:
             for chunk in self._chunks:
                 note_rounding(self._stages, chunk)
@@ -58,13 +58,13 @@ class Explainer:
         return self._by_chunks
 
     def compile(self) -> None:
-        """Compile what steps the buffers, if it is not compiled yet."""
+        """Compile the kernels of the buffers, if they are not compiled yet."""
         if self._by_chunks is not None:
             for chunk in self._chunks:
                 self._by_chunks.compile(self._stages, chunk)
 
     def is_joined(self) -> bool:
-        """Return True if a kernel steps parts of each of them in one call, wherever they lie."""
+        """Return True if one kernel call can step tensors of each buffer at any address."""
         by_chunks = self._by_chunks
         if by_chunks is None:
             return False
@@ -73,7 +73,7 @@ class Explainer:
         return all(one is not None for one in bound)
 
     def lines(self) -> list[str]:
-        """Return the kernel of each buffer, and why, a line each."""
+        """Return the kernel of each buffer, and why, one line for each buffer."""
         found = []
         for chunk, count in zip(self._chunks, self._counts, strict=True):
             param = chunk.param
@@ -88,13 +88,13 @@ class Explainer:
 def why_alone(
     stages: Sequence[Stage], params: Sequence[Tensor], others: Sequence[int], layout: FlatLayout
 ) -> list[str]:
-    """Return why parameters are stepped one by one, a line for each reason.
+    """Return why parameters are stepped one by one, one line for each reason.
 
     Args:
         stages: of the chain.
         params: all parameters.
-        others: the places of those.
-        layout: where parameters lie.
+        others: the indices of the parameters that are stepped one by one.
+        layout: of the parameters.
     """
 
     def why(place: int) -> str:

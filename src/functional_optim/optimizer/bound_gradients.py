@@ -1,4 +1,4 @@
-"""Gradients of a bound optimizer, copied into its flat buffers."""
+"""BoundGradients: gradients of a bound optimizer, copied into its flat buffers."""
 
 from collections.abc import Sequence
 from operator import attrgetter
@@ -19,10 +19,10 @@ class BoundGradients:
     """Views of the flat buffers for the gradients of bound parameters.
 
     Args:
-        layout: where the parameters lie.
+        layout: of the parameters.
         params: all parameters.
         names: their names, for errors.
-        others: places of the parameters that are stepped one by one.
+        others: indices of the parameters that are stepped one by one.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class BoundGradients:
         self._names = names
         self._others = others
         self.views: list[Tensor | None] = [None] * len(params)
-        """Per parameter, its view of the gradient buffers, in its own dtype and shape."""
+        """For each parameter, its view of the gradient buffers, in its dtype and shape."""
         for buffer, memory in zip(layout.buffers, layout.gradient_buffers(), strict=True):
             for one, view in zip(buffer.segments, buffer.views(memory), strict=True):
                 whole = params[one.index].is_complex()
@@ -48,14 +48,13 @@ class BoundGradients:
     def gather(self, given: list[Any]) -> bool:
         """Copy gradients, one or None per parameter, into the flat buffers.
 
-        No Python runs per parameter where none is missing.
+        If no gradient is missing, no Python runs per parameter.
 
         Returns:
-            Whether they are there; not, with nothing written, where there is one that the buffers
-            cannot take.
+            False, with nothing written, if the buffers cannot take a gradient; else True.
 
         Raises:
-            TypeError, ValueError: a gradient that does not belong to its parameter.
+            TypeError, ValueError: a gradient that does not fit its parameter.
         """
         if _NONE in map(type, given):
             return self._gather_some(given)
@@ -73,7 +72,7 @@ class BoundGradients:
         return True
 
     def _gather_some(self, given: list[Any]) -> bool:
-        """Copy gradients into the flat buffers, where some are None."""
+        """Copy gradients into the flat buffers, if some are None."""
         present = [i for i, grad in enumerate(given) if grad is not None]
         for i in present:
             check_grad(self._params[i], given[i], self._names[i])
@@ -87,7 +86,7 @@ class BoundGradients:
         return True
 
     def _move_away(self, given: list[Any], which: Sequence[int]) -> None:
-        """Copy gradients that lie at other places of the buffers, before those are written."""
+        """Copy gradients that are elsewhere in the buffers, before the buffers are written."""
         memory = {flat.untyped_storage().data_ptr() for flat in self._layout.gradient_buffers()}
         for i in which:
             view, grad = self.views[i], given[i]

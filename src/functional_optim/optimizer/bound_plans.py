@@ -1,4 +1,4 @@
-"""The plans of a bound optimizer: of runs of its flat buffers, or of leaves where they are."""
+"""BoundPlans: plans of a bound optimizer, for runs of its flat buffers or for single leaves."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -20,21 +20,21 @@ from functional_optim.plan.leaf_positions import rows_of
 from functional_optim.plan.step_plan import Steps
 
 LEAST = 1 << 14
-"""Elements of a buffer from which separate gradients are read where they lie: fewer are copied in
-less time."""
+"""Number of elements of a buffer from which separate gradients are read without a copy. For fewer
+elements, a copy is faster."""
 
 PLANS = 8
-"""For how many sets of missing gradients plans are kept."""
+"""Number of sets of missing gradients for which plans are kept."""
 
 Present = bytes | None
-"""For each parameter, whether it has a gradient; None where all have one."""
+"""For each parameter, whether it has a gradient; None if all have one."""
 
 Hypers = Sequence[tuple[Any, ...]]
 """The hyper-parameters of each group of parameters."""
 
 
 class BoundParams(NamedTuple):
-    """Bound parameters, as plans are made of them."""
+    """Bound parameters, with everything that their plans need."""
 
     stages: Sequence[Stage]
     executor: Executor
@@ -43,27 +43,27 @@ class BoundParams(NamedTuple):
     names: Sequence[str]
     states: Sequence[LeafState]
     groups: Sequence[int]
-    """For each parameter, whose hyper-parameters it has."""
+    """For each parameter, the group whose hyper-parameters it has."""
     buffers: Sequence[BoundBuffer]
     views: Sequence[Tensor | None]
-    """For each parameter, its gradient as its buffer would hold it."""
+    """For each parameter, its view of the gradient buffer."""
 
     def item(self, place: int) -> Item:
-        """A parameter as a leaf; its gradient is given at each step."""
+        """Return a parameter as a leaf. Its gradient is set in each step."""
         param = self.params[place]
         return Item(param, param, self.states[place], (), self.names[place])
 
     def run(self, buffer: BoundBuffer, run: slice) -> Item:
-        """Neighbours in a buffer as one leaf, with the step counts of all."""
+        """Return adjacent parameters in a buffer as one leaf, with all of their step counts."""
         chunk = buffer.chunk(run)
         state = LeafState(buffer.counts[run], chunk.states)
         return Item(chunk.param, chunk.grad, state, (), chunk.name)
 
     def check(self, gradients: Sequence[Any], present: Present) -> None:
-        """Make sure that gradients belong to their parameters.
+        """Make sure that gradients fit their parameters.
 
         Raises:
-            TypeError, ValueError: one does not.
+            TypeError, ValueError: a gradient does not fit.
         """
         for k, (param, name) in enumerate(zip(self.params, self.names, strict=True)):
             if present is None or present[k]:
@@ -71,15 +71,15 @@ class BoundParams(NamedTuple):
 
 
 class _BoundPlan:
-    """Leaves that are stepped, with their plan, and the gradients that it takes.
+    """Plan of a step of bound parameters, and the gradients that the plan reads.
 
     Args:
-        bound: what was bound.
+        bound: the bound parameters.
         present: which parameters have a gradient.
-        flat: buffers in which neighbours are stepped as one, by the gradients there. Each other
-            parameter is a leaf.
-        gradients: of all parameters, such as are to come.
-        as_real: whether complex parameters are stepped as twice as many real elements.
+        flat: buffers whose adjacent parameters are one leaf, with the gradients in the buffer. Each
+            other parameter is a leaf.
+        gradients: of all parameters, with the layouts of later gradients.
+        as_real: True if complex parameters are stepped as twice as many real elements.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class _BoundPlan:
         listed = [*self._tensors, *(item.grad for item in items)]
         rows = rows_of(items, listed, range(start, len(listed)))
         self._plan: StepPlan | None = None
-        """None if two leaves hold one tensor."""
+        """None if two leaves have the same tensor."""
         if rows is not None:
             stages, executor = bound.stages, bound.executor
             options: Any = {"may_begin": True, "kept": start}
@@ -127,23 +127,23 @@ class _BoundPlan:
     def prepared(
         self, gradients: Sequence[Any], hypers: Hypers, measured: Sequence[Tensor]
     ) -> Steps | None:
-        """Check and bind a step by the gradients of all parameters."""
+        """Check and bind a step with the gradients of all parameters."""
         if self._plan is None:
             return None
         return self._plan.prepared(self._listed(gradients), hypers, measured)
 
     @property
     def steps_runs(self) -> bool:
-        """True if each run is stepped as one: not if a gradient is a parameter of the run."""
+        """True if each run is one leaf. False if a gradient is a parameter of the run."""
         plan = self._plan
         return plan is not None and not any(k < self._runs for k in plan.others)
 
     def takes(self, gradients: Sequence[Any]) -> bool:
-        """Return True if the plan steps leaves with such gradients."""
+        """Return True if the plan fits such gradients."""
         return self._plan is not None and self._plan.takes(self._listed(gradients))
 
     def _listed(self, gradients: Sequence[Any]) -> list[Any]:
-        """Return the list of a step by these gradients."""
+        """Return the list of a step with these gradients."""
         if self._in_order:
             return [*self._tensors, *gradients]
         own = list(map(gradients.__getitem__, self._places))
@@ -160,17 +160,17 @@ def _real_item(item: Item) -> Item:
 
 
 def _real_or_same(grad: Any) -> Any:
-    """Return a real view of a complex gradient that has one."""
+    """Return the real view of a complex gradient if there is one, else the gradient."""
     has_view = isinstance(grad, Tensor) and grad.layout == torch.strided and not grad.is_conj()
     return real_view(grad) if has_view else grad
 
 
 class BoundPlans:
-    """Makes the steps of bound parameters by plans.
+    """Plans of the steps of bound parameters.
 
     Args:
-        bound: what was bound.
-        flat: buffers in which neighbours may be stepped as one.
+        bound: the bound parameters.
+        flat: buffers whose adjacent parameters may be stepped as one leaf.
     """
 
     def __init__(self, bound: BoundParams, flat: Sequence[BoundBuffer]) -> None:
@@ -186,10 +186,10 @@ class BoundPlans:
         hypers: Hypers,
         measured: Sequence[Tensor],
     ) -> bool:
-        """Step by separate gradients, read where they are.
+        """Step with gradients outside the buffers, without a copy.
 
         Returns:
-            False, with nothing changed, if a gradient is laid out otherwise than its parameter.
+            False, with nothing changed, if a gradient and its parameter differ in layout.
         """
         key = "read", present
         plan = self._plans.get(key)
@@ -215,14 +215,14 @@ class BoundPlans:
         *,
         flat: bool,
     ) -> None:
-        """Step by gradients in the flat buffers, or leaf by leaf.
+        """Step with the gradients in the flat buffers, or leaf by leaf.
 
         Args:
             gradients: of all parameters, or None.
             present: which parameters have a gradient.
             hypers: of each group.
-            measured: totals that are known.
-            flat: whether the gradients of flat buffers are there.
+            measured: the known totals.
+            flat: True if the flat buffers contain the gradients.
         """
         key = flat, present
         plan = self._plans.get(key)
@@ -254,7 +254,7 @@ class BoundPlans:
         hypers: Hypers,
         measured: Sequence[Tensor],
     ) -> None:
-        """Step leaves that are laid out as no plan takes them."""
+        """Step leaves with layouts that no plan supports."""
         bound = self._bound
         items = [
             bound.item(k)._replace(grad=gradients[k], hypers=hypers[bound.groups[k]])

@@ -1,4 +1,4 @@
-"""The state of bound parameters: in flat buffers, where it can be."""
+"""The state of bound parameters, in flat buffers if possible."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,19 +22,19 @@ def make_states(
     *,
     counts_beside: bool = False,
 ) -> tuple[list[BoundBuffer], list[LeafState], list[int]]:
-    """State for every parameter, before the first step.
+    """Return the initial state of every parameter.
 
     Args:
         stages: of the chain.
         params: all parameters.
         hypers: of each.
-        layout: where they lie; the second of a buffer's keys says whether elements follow each
-            other there in the order of the shape.
-        counts_beside: whether step counts are on the devices of their parameters.
+        layout: of the parameters. The second key of a buffer says if the elements of a parameter
+            are in the order of its shape.
+        counts_beside: True if step counts are on the devices of their parameters.
 
     Returns:
-        The buffers that are stepped as chunks; the state of each parameter; the places of those
-        that are in no such buffer.
+        The buffers that are stepped as chunks; the state of each parameter; the indices of the
+        parameters that are in no such buffer.
     """
     buffers: list[BoundBuffer] = []
     states: dict[int, LeafState] = {}
@@ -58,7 +58,7 @@ def make_states(
 
 
 class StateGuard:
-    """Check that the tensors of a state lie where they did when a caller was given it.
+    """Guard that the tensors of a state have not moved since a caller got the state.
 
     Args:
         states: of the parameters.
@@ -75,10 +75,10 @@ class StateGuard:
         self._guard = MemoryGuard(self._tensors)
 
     def check(self) -> None:
-        """Make sure that they lie there.
+        """Make sure that the tensors have not moved.
 
         Raises:
-            RuntimeError: names the parameter whose state was given other memory.
+            RuntimeError: names the parameter whose state has other memory.
         """
         if self._guard.hold(self._tensors):
             return

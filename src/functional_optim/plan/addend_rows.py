@@ -1,4 +1,4 @@
-"""Addends of leaves to a stage's total: prepared once, then summed together."""
+"""Addends: what each leaf adds to a stage's total, computed for many leaves in one call."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,28 +22,28 @@ from functional_optim.plan.points import LeafPart
 _IS_CPU = attrgetter("is_cpu")
 
 BATCH = 1 << 15
-"""Most elements of leaves that are reduced at once with their states: copies stay in a cache."""
+"""Largest number of elements that are reduced in one call: their copies stay in the cache."""
 
 FEWEST = 4
-"""Leaves with states of which fewer are sooner reduced one by one."""
+"""Smallest number of leaves with state that are reduced in one call."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Batch:
-    """Leaves that may be summed up by one call."""
+    """Leaves that one call can reduce."""
 
     group: int
-    """Whose coefficients they have."""
+    """The class of leaves whose coefficients they have."""
     places: list[int] = field(default_factory=list)
 
 
 class Addends:
-    """The leaves of a part, whose last stage needs a total. It holds no tensor.
+    """Reduction of the leaves of a part, whose last stage needs a total. It holds no tensor.
 
     Args:
         part: of leaves.
-        rows: the positions of their tensors, with the states of the part's stages alone.
-        counted: what the leaves have counted.
+        rows: the positions of their tensors, with the states of the part's stages only.
+        counted: the count classes of the leaves.
         tensors: the list of a step.
     """
 
@@ -59,7 +59,7 @@ class Addends:
         params = [tensors[row.param] for row in rows]
         own = [tensors[k] for row in rows for k in row.written]
         self.are_simple = is_simple(own) and all(map(_IS_CPU, own))
-        """Whether they may be summed up here."""
+        """True if this class can reduce the leaves."""
         kinds: dict[Any, int] = {}
         for k, (param, group) in enumerate(zip(params, counted.groups, strict=True)):
             kinds.setdefault((group, param.shape, param.dtype), k)
@@ -67,8 +67,7 @@ class Addends:
         self._handed_on = HandedOn(part.stages[:-1])
         batches = self._batched(params) if part.stages[-1].reduce is not None else []
         self._batches = [(one, *self._columns(one)) for one in batches]
-        """Each with the positions of its parameters, and of the tensors of the last stage's state.
-        """
+        """Batches, each with the positions of its parameters and of the last stage's state."""
 
     def rows(
         self,
@@ -80,9 +79,9 @@ class Addends:
         """Return the addends of each leaf.
 
         Args:
-            decider: of the step; it has a gradient for each, laid out as the parameter.
+            decider: of the step. Each gradient must have the strides of its parameter.
             tensors: the list of the step.
-            counts: what the leaves have counted.
+            counts: the counts of the leaves.
             totals: of the measured stages before.
         """
         part, last = self._part, self._part.stages[-1]
@@ -103,7 +102,7 @@ class Addends:
     def _rows(
         self, decider: Decision, tensors: list[Tensor], grads: list[Any], made: Sequence[Made]
     ) -> Sequence[Sequence[float]] | None:
-        """Return the addends of leaves that the stages before leave as they are."""
+        """Return the addends; None if an earlier stage changes gradients or parameters."""
         last, handed_on = self._part.stages[-1], self._handed_on
         now = [one.coefficients[:-1] for one in made]
         if now != handed_on.asked:
@@ -137,7 +136,7 @@ class Addends:
         return [rows[k] for k in range(len(grads))]
 
     def _batched(self, params: Sequence[Tensor]) -> list[_Batch]:
-        """Leaves of the same coefficients: all of them, or small ones where there is a state."""
+        """Return batches of leaves with equal coefficients: only small leaves if there is state."""
         copies, found = self._part.stages[-1].stateful, list[_Batch]()
         last: dict[Any, tuple[_Batch, int]] = {}
         for k, param in enumerate(params):
@@ -155,7 +154,7 @@ class Addends:
         return [one for one in found if not copies or len(one.places) >= FEWEST]
 
     def _columns(self, batch: _Batch) -> tuple[list[int], Any]:
-        """Return the positions of a batch's parameters, and of the states of the last stage."""
+        """Return the positions of a batch's parameters, and of the last stage's states."""
         rows = [self._positions[k] for k in batch.places]
         return [row.param for row in rows], columns_of([row.states[-1] for row in rows])
 
@@ -169,7 +168,7 @@ class Addends:
 
 
 def _taken(tensors: list[Tensor], columns: Any) -> Any:
-    """Return a State with lists of tensors in the place of lists of their positions."""
+    """Return a State with tensors instead of their positions."""
     if not columns:
         return columns
     take, fields = tensors.__getitem__, []
@@ -190,7 +189,7 @@ def _measured(stage: Stage, grads: list[Any]) -> Sequence[Sequence[float]]:
 
 
 def is_simple(tensors: Sequence[Tensor]) -> bool:
-    """Return True if stages see tensors as they are: real, dense and no class of their own."""
+    """Return True if all tensors are plain, strided and real."""
     return all(
         type(one) in PLAIN and one.layout == torch.strided and not one.is_complex()
         for one in tensors

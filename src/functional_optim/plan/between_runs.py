@@ -1,4 +1,4 @@
-"""A call between the runs of a composed step."""
+"""BetweenRuns: a call between the runs of a step."""
 
 from collections.abc import Callable, Sequence
 from itertools import compress
@@ -11,7 +11,7 @@ Call = Callable[[], object]
 
 
 class BetweenRuns(NamedTuple):
-    """A call after the runs of some leaves, and before those of all others.
+    """Call after the runs of some leaves, and before the runs of all other leaves.
 
     Runs are of different leaves, so their order changes no result.
 
@@ -29,7 +29,7 @@ class BetweenRuns(NamedTuple):
     """
 
     is_first: Callable[[Tensor], bool]
-    """Return True for a parameter whose run is made before the call."""
+    """Return True for a parameter whose run comes before the call."""
     call: Call
 
     def ordered(

@@ -1,4 +1,4 @@
-"""Chunks of a plan: leaves that are stepped together, known by positions in a list of tensors."""
+"""Chunks of a plan: leaves that are stepped together, by positions in a list of tensors."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -31,20 +31,20 @@ from functional_optim.plan.leaf_positions import LeafPositions
 
 
 def state_of(item: Item) -> list[Tensor]:
-    """The tensors that a step of a leaf writes to; its step count is another matter."""
+    """Return the tensors that a step of a leaf writes to, without its step count."""
     return [item.param, *state_tensors(item.state.stages)]
 
 
 class Chunk:
-    """Leaves that have hyper-parameters, step count, dtypes and device in common.
+    """Leaves with the same hyper-parameters, step count, dtypes and device.
 
     Args:
         stages: of the chain.
         executor: that binds kernels.
-        members: the indices of the leaves among those of the plan.
+        members: the indices of the leaves among the leaves of the plan.
         rows: of all leaves of the plan.
-        group: whose hyper-parameters the leaves have.
-        leaves: their tensors are not kept.
+        group: the group whose hyper-parameters the leaves have.
+        leaves: the leaves. Their tensors are not kept.
     """
 
     def __init__(
@@ -63,19 +63,19 @@ class Chunk:
         """The positions of the step counts."""
         few = [one.new_empty(1) for one in tensors_of(leaves[0])]
         self._like = with_tensors(leaves[0], few)._replace(entries={})
-        """A leaf of one element, which has what the leaves have in common."""
+        """A leaf of one element, with the dtypes and the device of the leaves."""
         self._plain: tuple[Any, ...] | None = None
         self._required: tuple[Any, ...] | None = None
 
     def made(self, hypers: tuple[Any, ...], step: float) -> Made:
-        """Return the numbers of the step with this number."""
+        """Return the hyper-parameters and coefficients of a step."""
         plain = hypers is self._plain or all(map(is_plain, hypers))
         # A tensor or a schedule is not kept alive.
         self._plain = hypers if plain else None
         return Made(*coefficients_at(self._stages, hypers, step, plain=plain), step)
 
     def _like_at(self, made: Made) -> Leaf:
-        """Return a leaf of one element, with the numbers of a step."""
+        """Return a leaf of one element, with the coefficients of a step."""
         param, grad, states, _, name, _, _, entries, _ = self._like
         return Leaf(param, grad, states, made.coefficients, name, made.hypers, made.step, entries)
 
@@ -86,25 +86,25 @@ class Chunk:
 
         Args:
             tensors: of the step.
-            made: its numbers.
+            made: its hyper-parameters and coefficients.
             pointers: of all tensors of all chunks.
             totals: the sum of each measured stage.
 
         Raises:
-            KernelError, NotPointwiseError: the executor asked for does not step the leaves.
+            KernelError, NotPointwiseError: the executor cannot step the leaves.
             RuntimeError: a rule refuses a shape or dtype.
         """
         raise NotImplementedError
 
     def _require(self, leaves: Sequence[Leaf]) -> None:
-        """Make sure that the executor takes leaves with these hyper-parameters."""
+        """Make sure that the executor can step leaves with these hyper-parameters."""
         hypers = leaves[0].hypers
         self.executor.require(self._stages, leaves)
         self._required = hypers if hypers is self._plain else None
 
 
 class PointwiseChunk(Chunk):
-    """Leaves of a chain that works on each element, or on each block of elements, alone.
+    """Leaves of a pointwise chain, or of a chain that works on blocks of elements.
 
     Args:
         stages, executor, members, rows, group, leaves: as for :class:`Chunk`.
@@ -126,7 +126,7 @@ class PointwiseChunk(Chunk):
         self._pointers = pointers
         by_table = executor.joins and leaves[0].param.is_cpu
         self._table = Table.of(lengths, ()) if by_table else None
-        """The lengths of the leaves, if a kernel may take pointers: then it is asked first."""
+        """The lengths of the leaves, if a kernel may take a table of pointers; else None."""
         listed = [executor.may_list(stages, tensors_of(one)) for one in leaves]
         if sum(listed) == 1:
             listed = [False] * len(leaves)
@@ -134,20 +134,20 @@ class PointwiseChunk(Chunk):
         self._longest = _ChunkTaker(self._rows[longest], leaves[longest])
         own = [row.all for row in compress(self._rows, listed)]
         self._columns = [itemgetter(*one, one[0]) for one in zip(*own, strict=True)]
-        """Give all parameters, all gradients, and so on, of the leaves that are stepped as lists;
-        the first one twice, so that of one leaf there is a list, too."""
+        """Return all parameters, all gradients, and so on, of the leaves that are stepped as lists;
+        the first one twice, because ``itemgetter`` with one index returns no list."""
         self._listed = list(compress(members, listed))
         self._alone = [
             (k, _ChunkTaker(row, leaf))
             for k, row, leaf, one in zip(members, self._rows, leaves, listed, strict=True)
             if not one
         ]
-        """All others, which are stepped one by one."""
+        """All other leaves, which are stepped one by one."""
         self._bound: tuple[BindScalars | None, BindScalars | None] = None, None
-        """The kernel that takes pointers, bound to the last choices among the coefficients; and to
-        those before, which may come again: a batch begins, and goes on."""
+        """The kernel that takes pointers, bound to the latest static coefficients, and to those
+        before, which may come again: an accumulation starts, and continues."""
         self._retry = 0.0
-        """The step from which a kernel that took no pointers is asked again."""
+        """The step from which a kernel that did not take the pointers is tried again."""
 
     def bind(
         self, tensors: list[Tensor], made: Made, pointers: bytes, totals: Sequence[Tensor]
@@ -192,7 +192,7 @@ class PointwiseChunk(Chunk):
 
 
 class _ChunkTaker:
-    """Takes the tensors of a leaf out of a list, as a chunk of memory.
+    """Getter of a leaf from a list of tensors, as a chunk of memory.
 
     Args:
         row: of the leaf.
@@ -213,7 +213,7 @@ class _ChunkTaker:
         ]
         """The class of each stage's state, and for each field the length of a list, or None."""
         self.entries: dict[Any, Any] = {}
-        """What kernels keep of the leaf."""
+        """Entries that kernels cache for the leaf."""
 
     def chunk(self, tensors: Sequence[Tensor], made: Made, entries: dict[Any, Any] | None) -> Leaf:
         """Return the leaf of a step as a chunk of memory."""
@@ -235,12 +235,12 @@ class _ChunkTaker:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """Return a view of a tensor that fills its memory, in one dimension."""
+    """Return a 1-D view of a dense tensor."""
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
 class WholeChunk(Chunk):
-    """Leaves of a chain that needs whole tensors: stacks of one shape, and leaves alone.
+    """Leaves of a chain that needs whole tensors: stacks of one shape, and single leaves.
 
     Args:
         stages, executor, members, rows, group: as for :class:`Chunk`.
@@ -298,14 +298,14 @@ def chunks_of(
 ) -> tuple[list[Chunk], list[int]]:
     """Return the chunks of some leaves, and the leaves that must be stepped alone.
 
-    A leaf without elements that is only counted is in neither.
+    A leaf without elements, of which only the step count changes, is in neither.
 
     Args:
         stages: of the chain.
         executor: that steps the leaves.
         items: the leaves. Their tensors are not kept.
-        groups: for each, whose hyper-parameters it has.
-        rows: for each, the positions of its tensors.
+        groups: for each leaf, the group whose hyper-parameters it has.
+        rows: for each leaf, the positions of its tensors.
     """
     by_chunks, wholes = executor.in_chunks(stages), executor.in_wholes(stages)
     marks: dict[Any, tuple[int, ...]] = {}  # one object for all leaves of a group at one step
@@ -350,7 +350,7 @@ def _step_of(item: Item) -> int:
 
 
 def _whole_leaves(leaves: Sequence[Leaf]) -> list[list[Leaf]]:
-    """Return leaves that kernels step as wholes, those with coefficients and dtypes in common."""
+    """Return leaves that kernels step as whole tensors, grouped by coefficients and dtypes."""
     aliased = aliased_places(leaves)
     found: dict[Any, list[Leaf]] = {}
     for number, leaf in enumerate(leaves):
@@ -365,7 +365,7 @@ def _is_whole(tensor: Tensor) -> bool:
 
 
 def may_lie_in_table(tensor: Tensor) -> bool:
-    """Return True if a kernel may be given a pointer to a tensor."""
+    """Return True if a kernel may get a pointer to this tensor."""
     plain = type(tensor) in PLAIN and tensor.layout == torch.strided
     plain = plain and (tensor.is_cpu or tensor.is_cuda)
     return plain and not tensor.is_complex() and not tensor.is_inference()

@@ -1,4 +1,4 @@
-"""Counts of leaves: steps, and runs at gates; read together."""
+"""Counted: leaves in classes with the same chain and the same counts, which are read together."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from functional_optim.plan.python_loops import loops_for
 from functional_optim.plan.step_leaves import GateNumbers
 
 Numbers = list[tuple[int, float, GateNumbers]]
-"""For each class of leaves the number of its chain, of its next step, and its counts at gates."""
+"""For each class of leaves, the number of its chain, its next step, and its counts at gates."""
 
 
 def makes_first_step(numbers: Numbers) -> bool:
@@ -20,21 +20,21 @@ def makes_first_step(numbers: Numbers) -> bool:
 
 
 class _Class(NamedTuple):
-    """Positions of the counts of leaves that have one chain, and have counted the same."""
+    """Positions of the counts of a class of leaves."""
 
     group: int
     steps: list[int]
     gates: tuple[tuple[list[int], list[int]], ...]
-    """At each gate the runs, and those held."""
+    """For each gate, the positions of ``runs`` and of ``held``."""
 
 
 class Counted:
-    """Classes of leaves that have one chain, and have counted the same. It holds no tensor.
+    """Classes of leaves with the same chain and the same counts. It holds no tensor.
 
     Args:
         rows: the positions of leaves with the same stages.
-        groups: for each, the number of its chain.
-        tensors: the list of a step, with the counts that decide the classes.
+        groups: for each leaf, the number of its chain.
+        tensors: the list of a step, with the counts that define the classes.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class Counted:
         self._classes = [_class(group, own) for (group, *_), own in classes.items()]
 
     def read(self, tensors: list[Tensor], *, may_begin: bool) -> Numbers | None:
-        """Return the numbers of a step; None if leaves of one class have parted.
+        """Return the counts of a step; None if the counts of a class differ now.
 
         Args:
             tensors: the list of the step.
-            may_begin: whether leaves may be before their first step, whose state is then as it is.
+            may_begin: True if this may be the first step of a leaf.
         """
         found: Numbers = []
         common = loops_for(len(self.groups)).common
@@ -76,12 +76,12 @@ class Counted:
     def at_gates(
         self, tensors: list[Tensor], numbers: Numbers, gates: Sequence[tuple[int, bool]]
     ) -> None:
-        """Count a run up to some gates.
+        """Update the counts at the gates of a run.
 
         Args:
             tensors: the list of the step.
-            numbers: of the step.
-            gates: the number of each, and whether it lets the leaves through.
+            numbers: the counts before the step.
+            gates: for each gate, its number, and True if the leaves pass it.
         """
         loops = loops_for(len(self.groups))
         for one, (_, _, before) in zip(self._classes, numbers, strict=True):

@@ -1,8 +1,8 @@
 """Decision of a step, before anything is written.
 
-The points at which it waits are gone along once: shared numbers are made (with the totals that they
-need), gates asked, and so it is found for each leaf which of its stages run, and by which
-coefficients. What is left is one run of some stages for each group of leaves that have the same.
+A Decision visits the points of a step in order: it computes totals and shared scalars, and asks the
+gates. The result says which stages of which leaves run, and with which coefficients. Leaves with
+the same stages are one run.
 """
 
 import functools
@@ -36,28 +36,29 @@ from functional_optim.plan.step_leaves import StepLeaf, StepLeaves
 from functional_optim.plan.step_numbers import StepNumbers
 
 _NUMBERS = frozenset({float, int, bool, str, type(None)})
-"""Types of what is the same at each step; asked so, it is no call for each stage."""
+"""Types of values that do not change between steps. This test needs no call per stage."""
 
 Rows = Callable[["Decision", LeafPart, Sequence[Tensor]], "Sequence[Sequence[float]] | None"]
-"""Gives what each leaf of a part adds to the totals of its last stage, by the totals before it.
+"""Function that returns what each leaf of a part adds to the totals of its last stage.
 
-It gives None where leaves are to be asked one by one.
+Arguments: the decision, the part, and the totals of the stages before. It returns None if each leaf
+must be reduced alone.
 """
 
 
 class Decision:
-    """Decides a step; then it says what is to be done.
+    """Decision of one step: its totals, its shared scalars, its gates, and its runs.
 
     Args:
         links: of the optimizer, with the hyper-parameters of this step.
-        executor: takes the sums of measured stages.
-        leaves: all parameters of the tree; those that are frozen may be left out.
-        shared: as it is before the step.
-        measured: the totals of the first stages that need one, where other shards or ranks have a
-            part in them: a vector for a stage that reduces.
-        extra: the inputs beside the gradients, by name; those of leaves are lists.
-        rows: gives what leaves add to a total at once, where it can; without it, they are asked as
-            any step asks them.
+        executor: computes the totals of measured stages.
+        leaves: all parameters of the tree; frozen parameters may be omitted.
+        shared: the shared scalars before the step.
+        measured: the totals of the first stages that need a total, if other shards or ranks
+            contribute to them: a vector for a stage with ``reduce``.
+        extra: the inputs besides the gradients, by name; inputs per leaf are lists.
+        rows: returns the addends of many leaves at once, where it can; None to reduce leaves
+            without a plan.
     """
 
     def __init__(
@@ -76,24 +77,23 @@ class Decision:
         self._step = leaves
         self.leaves = leaves.leaves
         self.grads = leaves.grads
-        """Of the leaves; of those that are late, zeros."""
+        """The gradient of each leaf; zeros for late leaves."""
         summing = self._outline.summing
         self._measured = tuple(measured)
         self._given = dict(zip(summing, measured, strict=False))
-        """Totals that are known, by the place of the stage."""
+        """The known totals, by the index of the stage."""
         self._next = summing[len(measured)] if len(measured) < len(summing) else None
-        """The place of the first stage whose total is not given."""
+        """The index of the first stage whose total is not known."""
         self._extra = extra
         self.inputs: LeafInputs | None = None
-        """What leaves are given beside their gradients; None where no stage takes anything."""
+        """The inputs of leaves; None if no stage takes inputs per leaf."""
         if self._outline.takes_inputs:
             self.inputs = LeafInputs(links, self.leaves, extra)
         self.numbers = StepNumbers(leaves, shared, len(links))
         self.opened: list[int] = []
-        """The places of the gates that let this step through."""
+        """The indices of the gates that opened."""
         self.end = End(())
-        """What there is to do, once it is decided: the same object for the same leaves and gates.
-        """
+        """The runs, after ``decide()``: the same object for the same leaves and gates."""
         self._totals: dict[int, Tensor] = {}
         self._rows = rows
 
@@ -101,7 +101,7 @@ class Decision:
         """Decide the step.
 
         Raises:
-            FloatingPointError, ValueError, TypeError: a stage refuses it.
+            FloatingPointError, ValueError, TypeError: a stage refuses the step.
         """
         at: Point | End = self._outline.plain or self._outline.start
         while isinstance(at, Point):
@@ -114,7 +114,7 @@ class Decision:
 
     @property
     def shared(self) -> list[Any]:
-        """The shared numbers of every link, after the step once it is decided."""
+        """The shared scalars of every link; after ``decide()``, those after the step."""
         return self.numbers.shared
 
     @property
@@ -123,17 +123,17 @@ class Decision:
         return self._step.stepped
 
     def total(self) -> Tensor:
-        """Return what the leaves add to the total of the first stage whose total is not given.
+        """Return what the leaves add to the total of the first stage whose total is not known.
 
-        Zero where that stage is behind a closed gate.
+        Return zero if that stage is after a closed gate.
         """
         point = self._first_not_given()
         return self._none_of_next() if point is None else self._total(point)
 
     def addends(self) -> tuple[list[Tensor], Tensor]:
-        """Return each leaf's addend to that total, and the addend of one that does not reach it.
+        """Return each leaf's addend to that total, and the zero of leaves that do not reach it.
 
-        The totals before are given, so that no leaf looks at another one.
+        The totals of all earlier stages must be known, so that no addend depends on another leaf.
         """
         point, nothing = self._first_not_given(), self._none_of_next()
         alone: dict[int, Tensor] = {}
@@ -150,7 +150,7 @@ class Decision:
         return [alone.get(k, nothing) for k in every], nothing
 
     def _first_not_given(self) -> Point | None:
-        """Return where the first total is needed that is not given; None behind a closed gate."""
+        """Return the point of the first unknown total; None if it is after a closed gate."""
         assert self._next is not None, "checked before"
         at = self._outline.start
         while isinstance(at, Point) and at.place < self._next:
@@ -162,7 +162,7 @@ class Decision:
         return _none(self._links[self._next].stage)
 
     def _passed(self, point: Point) -> Point | End:
-        """Make the total of a stage, and its shared numbers, and ask its gate; what comes next."""
+        """Compute the total and shared scalars of a stage, ask its gate, return the next point."""
         stage, place = point.stage, point.place
         totals: Sequence[Any] = ()
         if needs_total(stage):
@@ -182,7 +182,7 @@ class Decision:
         return self._outline.after(point) if stage.gate is None else self._asked(point)
 
     def _asked(self, point: Point) -> Point | End:
-        """Return the next point after a gate, and after late leaves were let through."""
+        """Return the next point after a gate, and add the late leaves that it lets through."""
         gate = point.stage.gate
         assert gate is not None
         is_open = gate.opens(self.shared[point.place])
@@ -203,11 +203,11 @@ class Decision:
         return self._outline.after(point, is_open=is_open, late=late)
 
     def _kept(self, number: int, members: Sequence[int]) -> tuple[int, ...]:
-        """The leaves that keep something at the gate of this number."""
+        """Return the leaves of which the gate with this number keeps something."""
         return tuple([k for k in members if int(self.leaves[k].state.gates[number].held)])
 
     def _total(self, point: Point, only: int | None = None) -> Tensor:
-        """The total of a stage over the leaves that reach it, or over one of them alone."""
+        """Return the total of a stage over the leaves that reach it, or over one leaf only."""
         total = self._in_order(point) if only is None else None
         if total is not None:
             return total
@@ -223,13 +223,13 @@ class Decision:
         return _none(point.stage) if total is None else total
 
     def _in_order(self, point: Point) -> Tensor | None:
-        """Add up in the order of the leaves, whatever part each of them is in.
+        """Return a total that is summed in the order of the leaves, whatever their parts are.
 
-        So a total does not depend on how leaves are divided, nor on which of them are late.
+        So a total does not depend on how leaves are divided, nor on which leaves are late.
 
         Returns:
-            None if leaves are of one part, and asked as any step asks them; or if some are shards,
-            or on an accelerator, where torch chooses the order.
+            None if all leaves are in one part and have no plan, or if some leaves are shards or on
+            an accelerator, where torch chooses the order.
         """
         numbers: dict[int, Sequence[float]] = {}
         tensors: dict[int, Tensor] = {}
@@ -259,39 +259,39 @@ class Decision:
         return total[0]
 
     def _rows_of(self, part: LeafPart) -> "Sequence[Sequence[float]] | None":
-        """Return what each leaf of a part adds, where that is found at once."""
+        """Return what each leaf of a part adds; None if each must be reduced alone."""
         rows = self._rows
         return None if rows is None else rows(self, part, self.totals_of(part))
 
     def add_up(
         self, part: LeafPart, totals: Sequence[Tensor], sums: RankSums | None = None
     ) -> Tensor:
-        """Return what leaves add to the total of the last stage of a part, as any step takes them.
+        """Return what leaves add to the total of the last stage of a part, without a plan.
 
         Args:
             part: of the leaves.
             totals: of the measured stages before.
-            sums: takes what shards add, which the caller reduces over all ranks.
+            sums: collects what shards add; the caller reduces it over all ranks.
         """
         make = partial(self.numbers.make, part)
         items = self.items(part)
         return reduction.reduced(part.stages, self.executor, items, totals, make, sums)
 
     def totals_of(self, part: LeafPart) -> tuple[Tensor, ...]:
-        """The totals that the stages of a part are given."""
+        """Return the totals that the stages of a part get."""
         taken = self._outline.taken(part, self._measured)
         if taken is not None:
             return tuple(taken)
         return tuple([self._totals[place] for place in part.totals])
 
     def items(self, part: LeafPart) -> list[Item]:
-        """The leaves of a part, with the state of its stages alone, and what these are given."""
+        """Return the leaves of a part, with the state and the inputs of its stages only."""
         if self.inputs is not None:
             self.inputs.require(part)
         return [self._item(part, k) for k in part.members]
 
     def _item(self, part: LeafPart, member: int) -> Item:
-        """Return the leaf at a place among those of the step as an item."""
+        """Return a leaf of the step as an item."""
         leaf, grad = self.leaves[member], self.grads[member]
         assert grad is not None
         states = leaf.state.stages[part.start : part.stop]
@@ -302,11 +302,11 @@ class Decision:
 
 
 def _is_here(param: Tensor) -> bool:
-    """Return True for a parameter that is whole on this rank, in the memory of the host."""
+    """Return True for a whole parameter (no shard) on the CPU."""
     return param.is_cpu and not is_sharded(param)
 
 
 def _none(stage: Stage) -> Tensor:
-    """The total of no leaf."""
+    """Return the total over no leaf."""
     shape = () if stage.reduce is None else (stage.totals,)
     return torch.zeros(shape, dtype=torch.float64, device="cpu")

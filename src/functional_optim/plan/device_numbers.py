@@ -1,9 +1,9 @@
-"""Hyper-parameters and coefficients as numbers that stand on a device.
+"""Hyper-parameters and coefficients as scalars on a device, for CUDA graphs.
 
-Whoever captures a step, to replay it, captures no Python: the number of the step, and what follows
-from it, has to be computed where the step is made. Each hyper-parameter is a 0-d tensor there,
-which may be filled with another number between replays; coefficients are computed from these and
-from the step count by the stages' own functions, in double precision.
+A captured step contains no Python, so the device must compute everything that depends on the step
+count. Each hyper-parameter is a 0-d tensor on the device, which can be filled with another value
+between replays. The ``coefficients`` functions of the stages compute coefficients from these
+tensors and the step count, in double precision.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,17 +28,17 @@ from functional_optim.plan.item import Item, Made
 
 
 class DeviceNumbers:
-    """The hyper-parameters of all parameters, and the coefficients that are computed from them.
+    """Hyper-parameters of all parameters on a device, and their coefficients.
 
     Args:
         stages: of the chain.
-        hypers: of each parameter; those of a group share one tuple.
-        slots: the same, with a slot for each number.
+        hypers: of each parameter; parameters of a group share one tuple.
+        slots: the same, with a slot for each scalar.
         device: of the parameters.
 
     Raises:
         UntraceableError: coefficients that branch on the step.
-        ValueError: a tensor on another device; a schedule or tensor that decides what is done.
+        ValueError: a tensor on another device; a schedule or tensor that a stage branches on.
     """
 
     def __init__(
@@ -68,20 +68,20 @@ class DeviceNumbers:
             }
 
     def make(self, item: Item) -> Made:
-        """Return the numbers of the step after ``item.state.step`` steps."""
+        """Return the coefficients of the step after ``item.state.step`` steps."""
         count = item.state.step
         found = self.coefficients(item.hypers, count)
         return Made(item.hypers, found, count + 1.0, Scalars.DEVICE)
 
     def coefficients(self, hypers: tuple[Any, ...], count: Tensor) -> tuple[Any, ...]:
-        """The coefficients of every stage, for the step after ``count`` steps.
+        """Return the coefficients of every stage for the step after ``count`` steps.
 
         Args:
             hypers: of a parameter.
-            count: a 0-d tensor of whole numbers, on the device.
+            count: a 0-d integer tensor on the device.
 
         Returns:
-            One Coefficients per stage, with 0-d tensors of double precision.
+            One Coefficients per stage, with 0-d float64 tensors.
         """
         own = self._groups[self._places[id(hypers)]]
         step = count.to(torch.float64) + 1
@@ -94,7 +94,7 @@ class DeviceNumbers:
         )
 
     def _now(self, slot: Slot, step: Tensor) -> Tensor:
-        """The number in a slot, at a step."""
+        """Return the value of a slot at a step."""
         if slot.given is None:
             return self._numbers[slot.name]
         if isinstance(slot.given, Tensor):
@@ -103,15 +103,15 @@ class DeviceNumbers:
         return made.to(torch.float64) if isinstance(made, Tensor) else step.new_full((), made)
 
     def fill(self, hypers: Sequence[tuple[Any, ...]], slots: Sequence[Slotted]) -> str | None:
-        """Take over the numbers of other hyper-parameters of the same kinds.
+        """Write the values of other hyper-parameters to the device.
 
         Args:
             hypers: of each parameter.
-            slots: the same, with a slot for each number.
+            slots: the same, with a slot for each scalar.
 
         Returns:
-            None once it is done; else, with nothing changed, what would have to be more than
-            another number.
+            None on success. Otherwise nothing has changed, and the text says which change is not
+            only another value.
         """
         groups = _once(slots)
         if list(map(_kinds, groups)) != list(map(_kinds, self._groups)):
@@ -134,12 +134,12 @@ class DeviceNumbers:
 
 
 def _places(hypers: Sequence[tuple[Any, ...]]) -> dict[int, int]:
-    """The group that each object among hyper-parameters belongs to."""
+    """Return the group of each tuple of hyper-parameters, by ``id``."""
     return {id(own): number for number, own in enumerate(_once(hypers))}
 
 
 def _once(every: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Each object once, in order."""
+    """Return each object once, in order."""
     return list({id(one): one for one in every}.values())
 
 
@@ -157,7 +157,7 @@ def _each(groups: Sequence[Slotted]) -> Iterator[Slot]:
 
 
 def _kinds(group: Slotted) -> Any:
-    """Hyper-parameters without their numbers: the choices among them."""
+    """Return hyper-parameters without their scalars: only flags and integers."""
     return filled(group, lambda slot: None)
 
 
@@ -168,10 +168,10 @@ def _told(slot: Slot) -> str:
 
 
 def _require_live(slot: Slot, device: torch.device) -> None:
-    """A number that can be had on the device, at each step.
+    """Make sure that the device can read the value of a slot at each step.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: the value is a tensor on another device.
     """
     if isinstance(slot.given, Tensor) and slot.given.device != device:
         raise ValueError(
@@ -184,7 +184,7 @@ def first_value(name: str, schedule: Schedule) -> float:
     """Return a schedule's value before the first step, without reading the step count.
 
     Raises:
-        ValueError: it looks at the number in the tensor that it is given.
+        ValueError: the schedule reads the value of its argument.
     """
     mode = fake_tensor_mode(allow_non_fake_inputs=True)
     try:

@@ -1,7 +1,6 @@
-"""Step of a list of leaves: coefficients, forms, executor, step counts.
+"""Step of a list of checked leaves: coefficients, forms, executor, step counts.
 
-Everything that steps anything (an Optimizer over a tree, a torch.optim front-end over groups, a
-hook over a bucket) comes down to the two functions here. They take leaves that were checked.
+Every step without a plan (of a tree, of parameter groups, of a bucket) calls these functions.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +29,7 @@ from functional_optim.plan.reduction import complete
 
 
 def _given(items: Sequence[Item], measured: Sequence[Tensor]) -> GivenMemory:
-    """All tensors that a step was handed."""
+    """Return the memory of all tensor arguments of a step."""
     tensors = [tensor for item in items for tensor in (item.param, item.grad)]
     tensors += [tensor for item in items for tensor in state_tensors(item.state.stages)]
     return GivenMemory([*tensors, *measured])
@@ -43,7 +42,7 @@ def update(
     measured: Sequence[Tensor] = (),
     make: Callable[[Item], Made] | None = None,
 ) -> list[tuple[Tensor, LeafState]]:
-    """New params and states; the items stay as they are, and share no memory with them.
+    """Return new parameters and states. They share no memory with the items, which do not change.
 
     Arguments as for :func:`update_`.
     """
@@ -69,7 +68,7 @@ def update(
 
 
 def _whole(item: Item, param: Tensor, state: LeafState) -> tuple[Tensor, LeafState]:
-    """Return an item's results, in DTensors where it has them."""
+    """Return the results of an item, as DTensors if the item has DTensors."""
     if not is_sharded(item.param) or is_sharded(param):
         return param, state
     states = tuple(map(like, item.state.stages, state.stages))
@@ -90,11 +89,12 @@ def update_(
         stages: of the chain.
         executor: that steps them.
         items: to be stepped.
-        measured: totals that are known.
-        make: gives the coefficients of each; None for numbers, which are no part of a CUDA graph.
+        measured: the known totals.
+        make: returns the coefficients of an item; None to compute them on the host, which a CUDA
+            graph cannot capture.
 
     Raises:
-        RuntimeError, KernelError: as of :func:`prepared`; nothing was changed.
+        RuntimeError, KernelError: as for :func:`prepared`; nothing has changed.
     """
     # All of it: where an interrupt meets the end of a with statement, what was switched off there
     # stays off.
@@ -122,15 +122,15 @@ def prepared(
     *,
     counts: bool = True,
 ) -> Callable[[], None]:
-    """Bind the step of :func:`update_`; all errors are raised now.
+    """Bind the step of :func:`update_`. All errors are raised now.
 
     Args:
         stages, executor, items, measured, make: as for :func:`update_`.
-        counts: whether it is a step of each, to be counted.
+        counts: True if the step counts increase.
 
     Raises:
         RuntimeError: a sparse gradient that the stages cannot take; a CUDA graph is being captured.
-        KernelError: the executor does not take one of them.
+        KernelError: the executor cannot step an item.
     """
     with torch.no_grad():
         measured = complete(stages, executor, items, measured, make)
@@ -144,14 +144,14 @@ def require(
     items: Sequence[Item],
     make: Callable[[Item], Made],
 ) -> None:
-    """Make sure that an executor steps leaves like these; nothing is stepped.
+    """Make sure that an executor can step leaves like these. Nothing is stepped.
 
     Args:
         stages, executor, make: as for :func:`prepared`.
         items: leaves, one of each kind.
 
     Raises:
-        RuntimeError, KernelError: as of :func:`prepared`.
+        RuntimeError, KernelError: as for :func:`prepared`.
     """
     defer_interrupts(_entered, stages, executor, items, make, ())
 
@@ -163,11 +163,11 @@ def totals(
     make: Callable[[Item], Made] | None,
     measured: Sequence[Tensor],
 ) -> list[Tensor]:
-    """The sums of all measured stages that such a step takes, for who steps its items in parts.
+    """Return the totals of all measured stages of a step, for a caller that steps items in parts.
 
     Args:
-        stages, executor, items, make: as for :func:`prepared`, and so are the errors.
-        measured: those that are known.
+        stages, executor, items, make: as for :func:`prepared`. The errors are the same, too.
+        measured: the known totals.
     """
     with torch.no_grad():
         found = complete(stages, executor, items, measured, make)
@@ -179,7 +179,7 @@ def totals(
 def _all_totals(
     stages: Sequence[Stage], executor: Executor, seen: Sequence[Leaf], measured: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Return the totals of all measured stages, those that are known and those of these leaves."""
+    """Return the totals of all measured stages: the known totals, then sums over these leaves."""
     found = list(measured)
     for _ in range(sum(map(is_measured, stages)) - len(found)):
         found.append(executor.measure(stages, seen, found))
@@ -187,22 +187,22 @@ def _all_totals(
 
 
 class _Entered(NamedTuple):
-    """Items that a step in place is ready for."""
+    """Items of a step in place, as an executor takes them."""
 
     given: Sequence[Item]
     items: Sequence[Item]
-    """Of DTensors, the shards that lie here."""
+    """For DTensors, the shards of this rank."""
     forms: list[Form]
     leaves: list[Leaf]
     seen: list[Leaf]
-    """The same, as an executor sees them."""
+    """The leaves in the form that the executor steps."""
     results: list[Stepped] | None
-    """Inside of torch.func, what is to be written, where nothing else refuses it in time."""
+    """Inside torch.func, the values to be written, computed early so that errors come early."""
 
     def _one_writes_rows_of_another(self) -> bool:
-        """Return True if rows were copied of a parameter that shares its memory with another one.
+        """Return True if sparse rows were copied from parameters that share memory.
 
-        Each is then to be copied after those before it were stepped.
+        The rows of each parameter must then be copied after the earlier parameters were stepped.
         """
         if self.results is not None or ROWS not in self.forms or len(self.items) < 2:
             return False
@@ -270,7 +270,7 @@ def _entered(
 
 
 def _gradients_apart(items: Sequence[Item]) -> Sequence[Item]:
-    """Return items whose gradients no step of another item changes."""
+    """Return items whose gradients are copied if a step of another item writes to them."""
     grads = [item.grad for item in items]
     written = [one for item in items for one in (item.param, *state_tensors(item.state.stages))]
     apart = apart_from(grads, written) if len(items) > 1 else grads

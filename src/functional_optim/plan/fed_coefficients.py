@@ -1,8 +1,8 @@
-"""Coefficients computed from what is fed to a step: which numbers those can be, and how.
+"""Coefficients computed from inputs of a program: which scalars can be inputs, and how.
 
-They are tried on symbols first, which follow Python's arithmetic to the bit. Functions that need
-a tensor to choose by (``at_first_step``) are given tensors instead. A number that decides a
-choice (whether there is momentum at all) cannot be fed: it is fixed in the program.
+Symbols are tried first, because they follow Python's arithmetic bit for bit. Functions that need a
+tensor for a choice (``at_first_step``) get tensors instead. A scalar that a stage branches on (such
+as momentum, if zero means no momentum) cannot be an input: it is a constant of the program.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,13 +30,13 @@ class Evaluation(Enum):
 
 INTERPRETED = (Evaluation.SYMBOLS, Evaluation.ITEMS)
 COMPILED = (Evaluation.REDUCED,)
-"""Inductor computes with symbols in single precision: it is given tensors. And it would compute a
-power per element, inside the loop over them; what is reduced has to be there before."""
+"""Inductor computes symbols in single precision, so it gets tensors. It would also compute a power
+for each element, inside the loop. The result of a reduction is computed before the loop."""
 ON_DEVICE = (Evaluation.TENSORS,)
 
 
 class Chosen(NamedTuple):
-    """Numbers that can be fed, and the way of computing each group's coefficients from them."""
+    """Scalars that are inputs, and how each group's coefficients are computed from them."""
 
     inputs: tuple[str, ...]
     ways: tuple[tuple[Evaluation, ...], ...]
@@ -44,18 +44,18 @@ class Chosen(NamedTuple):
 
 
 def first_line(error: Exception) -> str:
-    """An error in one line."""
+    """Return an error in one line."""
     text = str(error).strip().split("\n")[0].partition("  (")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def stand_in(way: Evaluation, tensor: Tensor) -> Any:
-    """Return the stand-in for a number that is fed."""
+    """Return the stand-in for an input."""
     return tensor.item() if way is Evaluation.SYMBOLS else tensor
 
 
 def next_step(way: Evaluation, steps: Tensor) -> Any:
-    """The number of the step to be made, after ``steps``."""
+    """Return the number of the step after ``steps`` steps."""
     return (
         torch.sym_float(steps.item()) if way is Evaluation.SYMBOLS else steps.to(torch.float64)
     ) + 1
@@ -64,17 +64,17 @@ def next_step(way: Evaluation, steps: Tensor) -> Any:
 def coefficients(
     stage: Stage, hyper: Any, way: Evaluation, fed: Mapping[str, Any], step: Any
 ) -> Any:
-    """The coefficients of a stage: numbers that change as stand-ins, choices as they are.
+    """Return the coefficients of a stage: stand-ins for scalars, and static choices as they are.
 
     Args:
         stage: one of the chain.
         hyper: its Hyper, with slots.
-        way: to compute them.
-        fed: a stand-in for each number that is fed, by name.
-        step: one for the number of the step.
+        way: to compute the coefficients.
+        fed: a stand-in for each input, by name.
+        step: a stand-in for the number of the step.
 
     Raises:
-        UntraceableError: a choice that changes with what is fed.
+        UntraceableError: a static choice that depends on an input.
     """
     plain = numbers(stage.coefficients(1.0, filled(hyper, lambda slot: slot.typical)))
     made = stage.coefficients(step, filled(hyper, lambda slot: fed.get(slot.name, slot.typical)))
@@ -82,7 +82,7 @@ def coefficients(
     kinds = field_types(coefficients_class)
 
     def number(now: Any) -> Any:
-        """A number as a rule gets it."""
+        """Return a scalar as a rule gets it."""
         if not isinstance(now, Tensor):
             return torch.sym_float(now)
         if way is Evaluation.TENSORS:
@@ -100,7 +100,7 @@ def coefficients(
 
 
 def _joined(label: str, number: Callable[[Any], Any], kind: Any, plain: Any, now: Any) -> Any:
-    """A number as it is now; a choice, if it is still the same."""
+    """Return a scalar as it is now, or a static choice if it has not changed."""
     if isinstance(plain, tuple) and isinstance(now, tuple):
         items = [_joined(label, number, kind, a, b) for a, b in zip(plain, now, strict=True)]
         return type(plain)(*items) if hasattr(plain, "_fields") else tuple(items)
@@ -112,7 +112,7 @@ def _joined(label: str, number: Callable[[Any], Any], kind: Any, plain: Any, now
 
 
 def _computed_once(number: Tensor) -> Tensor:
-    """Return the number, by a reduction; Inductor takes apart those of fewer than 8."""
+    """Return the scalar as the result of a reduction. Inductor unrolls those of fewer than 8."""
     return number.expand(16).amax()
 
 
@@ -123,17 +123,17 @@ def choose(
     names: Sequence[str],
     asked: Sequence[str] | None,
 ) -> Chosen:
-    """Choose which numbers are inputs.
+    """Choose which scalars are inputs.
 
     Args:
         stages: of the chain.
         groups: the hyper-parameters of each group of leaves.
         ways: to compute coefficients, the best first.
-        names: of all numbers.
-        asked: the names that are to be inputs; None for all that can be.
+        names: of all scalars.
+        asked: the names of the inputs; None for all scalars that can be inputs.
 
     Raises:
-        ValueError: an unknown name, or one whose number decides a choice.
+        ValueError: an unknown name, or a scalar that a stage branches on.
         UntraceableError: coefficients that branch on the step.
     """
     pairs = [pair for group in groups for pair in zip(stages, group, strict=True)]
@@ -167,7 +167,7 @@ def choose(
 
 
 def _require(asked: Sequence[str], names: Sequence[str], fixed: Mapping[str, str]) -> None:
-    """Names that can be inputs."""
+    """Make sure that the names can be inputs."""
     for name in asked:
         if name not in names:
             raise ValueError(
@@ -182,12 +182,12 @@ def _require(asked: Sequence[str], names: Sequence[str], fixed: Mapping[str, str
 
 class _How(NamedTuple):
     way: Evaluation | None
-    """None where there is no way."""
+    """None if the coefficients cannot be computed."""
     why: str
 
 
 def _how(stage: Stage, hyper: Any, ways: Sequence[Evaluation], fed: Sequence[str]) -> _How:
-    """Return how coefficients can be computed from these numbers and the step."""
+    """Return how coefficients can be computed from these scalars and the step."""
     why = ""
     for way in ways:
         try:
@@ -200,7 +200,7 @@ def _how(stage: Stage, hyper: Any, ways: Sequence[Evaluation], fed: Sequence[str
 
 
 def _try(stage: Stage, hyper: Any, way: Evaluation, fed: Sequence[str]) -> None:
-    """Compute the coefficients on stand-ins that hold no number."""
+    """Compute the coefficients on stand-ins without values."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: PLC0415  slow to import
 
     with fake_tensor_mode(shape_env=ShapeEnv()):

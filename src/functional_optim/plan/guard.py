@@ -1,9 +1,9 @@
 """Checks of tensors' layouts and addresses, by loops in C.
 
-A step of many small parameters takes about as long as looking at each of them once, so this is on
-the fast path. ``Tensor.is_set_to`` takes 3 ms for 10,000 tensors, addresses and what torch.compile
-guards its inputs with together 1 ms, all of it twice to four times as much once a step has taken
-the caches; our own loops in C++ take 0.4 ms then.
+A step of many small parameters takes about as long as one check of each of them, so these checks
+must be fast. For 10,000 tensors, ``Tensor.is_set_to`` takes 3 ms, and comparing addresses and
+torch.compile's guards takes 1 ms. With cold caches, both take two to four times as long. Our own
+loops in C++ then take 0.4 ms.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,15 +42,15 @@ class NativeGuard:
 
     def __init__(self) -> None:
         self.known: Callable[[list[Tensor], bool], bool] | None = None
-        """Whether tensors are like those, and lie there if that is asked; None: nobody knows."""
+        """Check of layouts (and of addresses, if the flag is True); None before ``learn``."""
 
     def hold(self, tensors: Sequence[Tensor], *, where: bool) -> bool:
-        """Return True if tensors are known to have the layouts, and the addresses if ``where``."""
+        """Return True if tensors have the recorded layouts, and addresses if ``where`` is True."""
         known = self.known
         return known is not None and known(list_of(tensors), where)
 
     def learn(self, tensors: Sequence[Tensor]) -> None:
-        """These are what is looked for."""
+        """Record the layouts and addresses of tensors."""
         loops = LOOPS.get(len(tensors))
         places = None if loops is None else loops.remember(list_of(tensors))
         self.known = None if loops is None or places is None else partial(loops.hold, places)
@@ -62,7 +62,7 @@ def list_of(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def mark_changed(tensors: Sequence[Tensor]) -> None:
-    """Tell autograd that they were written to."""
+    """Tell autograd that tensors were written to."""
     loops = LOOPS.loaded or LOOPS.get(len(tensors))
     if loops is None:
         torch.autograd.graph.increment_version(tensors)
@@ -71,7 +71,7 @@ def mark_changed(tensors: Sequence[Tensor]) -> None:
 
 
 def grads_of(tensors: Sequence[Tensor]) -> list[Tensor | None]:
-    """The ``.grad`` of each."""
+    """Return the ``.grad`` of each tensor."""
     loops = LOOPS.loaded or LOOPS.get(len(tensors))
     every = tensors if isinstance(tensors, list) else list(tensors)
     found = None if loops is None else loops.grads(every)
@@ -89,13 +89,13 @@ def mask_of(gradients: Sequence[Any]) -> bytes | None:
 
 
 class LayoutGuard:
-    """Guard: tensors have the layouts of others, in their order.
+    """Guard that tensors have the layouts of examples, in the same order.
 
-    The same shapes, strides, dtypes and devices; nothing conjugated or negated that the others do
-    not have so. It matters not whether they require grad.
+    It compares shapes, strides, dtypes, devices, and the conjugate and negative bits. It does not
+    compare ``requires_grad``.
 
     Args:
-        examples: the others, dense ones; they are not kept.
+        examples: dense tensors. They are not kept.
 
     Example::
 
@@ -113,11 +113,11 @@ class LayoutGuard:
         self._native = NativeGuard()
 
     def __call__(self, tensors: Sequence[Tensor], which: Sequence[bool] | None = None) -> bool:
-        """Return True if they are.
+        """Return True if the tensors have the layouts of the examples.
 
         Args:
-            tensors: dense ones, one for each example.
-            which: which of the examples the tensors stand for, if not for all.
+            tensors: dense tensors, one for each example.
+            which: for each example, whether it has a tensor; None if all have one.
         """
         if which is not None:
             return _traits(tensors) == [list(compress(trait, which)) for trait in self._traits]
@@ -158,22 +158,22 @@ def _guards(examples: Sequence[Tensor]) -> Any:
 
 
 class MemoryGuard:
-    """Guard: tensors are certain stretches of memory.
+    """Guard that tensors have the layouts and the addresses of views.
 
     Args:
-        views: the stretches; their memory must be kept elsewhere, so that it is nobody else's.
+        views: of memory that the caller keeps alive, so that no other tensor can get it.
     """
 
     def __init__(self, views: Sequence[Tensor]) -> None:
         self.alike = LayoutGuard(views)
-        """Whether tensors are like the views, wherever they lie."""
+        """Guard of the layouts of the views, at any address."""
         self._starts = list(map(Tensor.data_ptr, views))
         self._native = NativeGuard()
 
     def hold(self, tensors: Sequence[Tensor]) -> bool:
         """Return True if each tensor is the same memory, shape, strides and dtype as its view.
 
-        False may also mean that these tensors cannot tell: then ask ``difference``.
+        False may also mean that the check is not possible: then call ``difference``.
 
         Args:
             tensors: one for each view.

@@ -1,4 +1,4 @@
-"""A leaf of a step, and the numbers by which it is stepped."""
+"""Item: a leaf of a step; Made: its hyper-parameters and coefficients."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from functional_optim.core.state import LeafState
 
 
 class Item(NamedTuple):
-    """A parameter that has a gradient, its state, and the hyper-parameters that hold for it."""
+    """Parameter with its gradient, state and hyper-parameters."""
 
     param: Tensor
     grad: Tensor
@@ -24,12 +24,12 @@ class Item(NamedTuple):
 
 
 def next_step(step: Tensor, device: torch.device | None = None) -> float | Tensor:
-    """The number of the step to be made: a number, or a tensor where torch.func hides it.
+    """Return the number of the next step: a float, or a tensor inside torch.func transforms.
 
     Args:
-        step: how many were made.
-        device: of what is stepped. Batched numbers have to be there, for torch takes a tensor of
-            the CPU beside those of other devices only where it has no dimension.
+        step: the step count.
+        device: of the parameter. A batched number is moved there, because torch mixes CPU tensors
+            with tensors on other devices only if they are 0-d.
     """
     if torch.compiler.is_compiling():  # one program is to make all steps
         return step.to(torch.float64) + 1.0
@@ -42,13 +42,13 @@ def next_step(step: Tensor, device: torch.device | None = None) -> float | Tenso
 def coefficients_at(
     stages: Sequence[Stage], hypers: tuple[Any, ...], step: float | Tensor, *, plain: bool = False
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Hyper-parameters and coefficients of every stage, for the step of this number.
+    """Return the hyper-parameters and the coefficients of every stage for a step.
 
     Args:
         stages: of the chain.
         hypers: of a leaf, before schedules are evaluated.
-        step: from 1.
-        plain: whether all hyper-parameters are known to be plain numbers.
+        step: the number of the step, from 1.
+        plain: True if all hyper-parameters are known to be plain numbers.
     """
     number: Any = step  # stages are written for a number; a tensor where torch.func hides it
     if plain:
@@ -66,18 +66,18 @@ def coefficients_at(
 
 
 class Made(NamedTuple):
-    """Numbers of an item's step: its hyper-parameters and coefficients."""
+    """Hyper-parameters and coefficients of an item in one step."""
 
     hypers: tuple[Any, ...]
     coefficients: tuple[Any, ...]
     """Items at the same step and in the same group share one tuple."""
     step: float | Tensor
     scalars: Scalars = Scalars.HOST
-    """Where these numbers come from."""
+    """The origin of the coefficients: the host or the device."""
 
 
 def on_host(stages: Sequence[Stage]) -> Callable[[Item], Made]:
-    """Coefficients as Python computes them, in numbers."""
+    """Return a function that computes the coefficients of an item on the host."""
     shared: dict[tuple[float, int], Made] = {}
 
     def make(item: Item) -> Made:

@@ -1,4 +1,4 @@
-"""Trees of parameters, gradients and state, flattened and checked: what a step works on."""
+"""Flattening and checks of trees of parameters and state."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,11 +23,11 @@ from functional_optim.plan.shared_numbers import initial_shared
 def params_of(
     optimizer: Chain, params: Any
 ) -> tuple[list[Any], optree.PyTreeSpec, tuple[Path, ...]]:
-    """Parameters that an optimizer is to begin with, flattened and checked: (leaves, spec, paths).
+    """Flatten and check the parameters for ``init`` or ``bind``: (leaves, spec, paths).
 
     Raises:
         TypeError, ValueError: parameters that :meth:`Optimizer.init` refuses, or an override that
-            is meant for none of them.
+            matches no parameter.
     """
     leaves, spec = flatten(params, optimizer.namespace)
     paths = paths_of(spec)
@@ -37,7 +37,7 @@ def params_of(
 
 
 def initial_state(optimizer: Chain, params: Any) -> State:
-    """:meth:`Optimizer.init`."""
+    """Implement :meth:`Optimizer.init`."""
     leaves, spec, paths = params_of(optimizer, params)
     chains = chains_of(optimizer.links, optimizer.overrides, spec, leaves)
     for leaf, chain, path in zip(leaves, chains, paths, strict=True):
@@ -51,12 +51,12 @@ def initial_state(optimizer: Chain, params: Any) -> State:
 
 
 def check_in_place(leaves: Sequence[Any], spec: optree.PyTreeSpec, items: Sequence[Any]) -> None:
-    """Make sure that items can be stepped where they are, each once.
+    """Make sure that items can be stepped in place, each once.
 
     Args:
         leaves: all parameters of the tree.
         spec: of the tree.
-        items: of those that are to be stepped, or leaves: with name, param and state.
+        items: the items or leaves to be stepped: with name, param and state.
 
     Raises:
         TypeError, ValueError: names the leaf, and what is wrong with it.

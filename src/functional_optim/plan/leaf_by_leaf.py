@@ -1,7 +1,7 @@
-"""Steps of optimizers whose leaves differ in their stages, or that keep what belongs to no leaf.
+"""Steps without a plan, leaf by leaf.
 
-Everything is decided first (see :mod:`functional_optim.plan.decision`), and nothing can be
-refused once writing has begun.
+Everything is checked, decided (see :mod:`functional_optim.plan.decision`) and bound before anything
+is written.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -47,12 +47,12 @@ from functional_optim.plan.step_leaves import StepLeaf, StepLeaves
 
 
 def check_extra(links: Links, extra: Mapping[str, Any]) -> None:
-    """Make sure that each input beside the gradients is one that a stage takes.
+    """Make sure that a stage takes each input besides the gradients.
 
-    A stage asks for its inputs when it runs: behind a closed gate it needs none.
+    A stage asks for its inputs when it runs: after a closed gate, it needs none.
 
     Raises:
-        TypeError: nothing takes it.
+        TypeError: no stage takes an input.
     """
     wanted = [name for link in links for name in link.stage.extra]
     wanted += [one.name for link in links for one in link.stage.inputs]
@@ -65,7 +65,7 @@ def check_extra(links: Links, extra: Mapping[str, Any]) -> None:
 def step_leaves(
     optimizer: Chain, params: Any, grads: Any, state: Any
 ) -> tuple[list[Any], optree.PyTreeSpec, list[Any], StepLeaves]:
-    """Everything flattened and checked: (params, spec, leaf states, leaves)."""
+    """Flatten and check the arguments of a step: (params, spec, leaf states, leaves)."""
     leaves, spec = flatten(params, optimizer.namespace)
     grad_leaves = flatten_like(spec, grads, "gradients")
     states = leaf_states(spec, state)
@@ -92,11 +92,11 @@ def step_leaves(
 
 
 def checked_leaf(leaf: StepLeaf, grad: Any, fields: FieldsOf = fields_of) -> StepLeaf:
-    """A leaf that can be stepped.
+    """Check a leaf, and return it.
 
     Args:
         leaf: to be checked.
-        grad: its gradient; None where it is missing.
+        grad: its gradient, or None.
         fields: as for :func:`check_leaf_state`.
 
     Raises:
@@ -128,8 +128,8 @@ def decide(
     """Decide a step; arguments as for :class:`Decision`.
 
     Raises:
-        FloatingPointError, TypeError, ValueError: a total, or an input beside the gradients, that
-            does not fit; a stage refuses the step.
+        FloatingPointError, TypeError, ValueError: a total, or an input besides the gradients, does
+            not fit; a stage refuses the step.
     """
     if measured:
         check_measured([link.stage for link in links], measured)
@@ -147,7 +147,7 @@ def update(
     measured: Sequence[Tensor],
     extra: Mapping[str, Any],
 ) -> tuple[tuple[Any, State], StepLeaves, Decision]:
-    """:meth:`Optimizer.update`; what it returns, the leaves before the step, and what was done."""
+    """Run :meth:`Optimizer.update`; return its result, the leaves before it, and the decision."""
     if isinstance(state, State):
         state = state._replace(shared=with_opened(optimizer.links, state.shared))
     leaves, spec, states, found = step_leaves(optimizer, params, grads, state)
@@ -168,7 +168,7 @@ def update(
 
 
 def _after(run: StageRun, before: LeafState, part: LeafState) -> LeafState:
-    """The state of a leaf, of which some stages have run; none of it is an argument's memory."""
+    """Return the state of a leaf after a run of some stages, in memory of its own."""
     made = emptied(run.part.stages, part.stages)
     start, stop = run.part.start, run.part.stop
     stages = (*map(_copied, before.stages[:start]), *made, *map(_copied, before.stages[stop:]))
@@ -185,12 +185,12 @@ def _copied(state: Any) -> Any:
 
 
 def shared_after(shared: Any, numbers: Sequence[Any], opened: Collection[int]) -> Any:
-    """Return new tensors of what belongs to no leaf, after a pure step.
+    """Return the shared scalars after a pure step, as new tensors.
 
     Args:
-        shared: as it was before the step.
-        numbers: the shared numbers of every link, after the step.
-        opened: the places of the gates that let the step through.
+        shared: the shared scalars before the step.
+        numbers: the shared scalars of every link, after the step.
+        opened: the indices of the gates that opened.
     """
     if not isinstance(shared, Shared):
         return shared
@@ -205,16 +205,16 @@ def shared_after(shared: Any, numbers: Sequence[Any], opened: Collection[int]) -
 def bound(
     executor: Executor, decided: Decision, shared: Any, between: BetweenRuns | None = None
 ) -> Callable[[], None]:
-    """Return the call that makes a step in place, of which nothing is refused any more.
+    """Bind a step in place, and return the function that runs it.
 
     Args:
         executor: that steps the leaves.
-        decided: what is to be done.
-        shared: to be written to.
+        decided: the decision of the step.
+        shared: the shared scalars, which the step writes to.
         between: a call between the runs of the step.
 
     Raises:
-        RuntimeError, KernelError: as of :func:`engine.prepared`; nothing was changed.
+        RuntimeError, KernelError: as for :func:`engine.prepared`; nothing has changed.
     """
     runs = [prepared(executor, decided, run) for run in decided.end.runs]
     if between is not None:
@@ -229,10 +229,10 @@ def _written(runs: Sequence[Callable[[], object]], decided: Decision, shared: An
 
 
 def prepared(executor: Executor, decided: Decision, run: StageRun) -> Callable[[], object]:
-    """Bind a run, leaf by leaf, with its counts; all errors are raised now.
+    """Bind a run, leaf by leaf, with its counts. All errors are raised now.
 
     Raises:
-        RuntimeError, KernelError: as of :func:`engine.prepared`.
+        RuntimeError, KernelError: as for :func:`engine.prepared`.
     """
     stages = run.part.stages
     items = copied(stages, decided.items(run.part))
@@ -264,13 +264,13 @@ def make(
     opened: Sequence[int],
     shared: Any,
 ) -> None:
-    """Make a step of which nothing is refused any more.
+    """Run a validated step.
 
     Args:
-        steps: what makes each run.
-        numbers: the shared numbers of every link, after the step.
-        opened: the places of the gates that let the step through.
-        shared: to be written to.
+        steps: the function of each run.
+        numbers: the shared scalars of every link, after the step.
+        opened: the indices of the gates that opened.
+        shared: the shared scalars, which the step writes to.
     """
     for step in steps:
         step()
@@ -287,7 +287,7 @@ def make(
 
 
 def view(optimizer: Chain, params: Any, state: State) -> Any:
-    """:meth:`Optimizer.view`."""
+    """Implement :meth:`Optimizer.view`."""
     leaves, spec = flatten(params, optimizer.namespace)
     states = leaf_states(spec, state)
     chains = chains_of(optimizer.links, optimizer.overrides, spec, leaves)
@@ -302,7 +302,7 @@ def view(optimizer: Chain, params: Any, state: State) -> Any:
 
 
 def viewed(leaf: StepLeaf) -> Tensor:
-    """The parameter to evaluate with: the view of the last stage that has one."""
+    """Return the parameter to evaluate with: the view of the last stage that has one."""
     param, chain = leaf.param, leaf.chain
     parts = zip(chain.stages, chain.hypers, leaf.state.stages, strict=True)
     for stage, hyper, own in reversed(list(parts)):

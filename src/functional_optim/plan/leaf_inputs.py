@@ -1,7 +1,7 @@
-"""Inputs beside the gradient that are one tensor for each leaf: checked, and put into its state.
+"""Inputs per leaf besides the gradient, such as an estimate of the Hessian.
 
-While a step is made, they stand in the state of the stages that take them, so that forms, kernels,
-shards and plans see tensors of a state as any others; when it is made, they are there no more.
+During a step, the inputs are part of the state of the stages that take them. So forms, kernels,
+shards and plans handle them as any tensor of a state. After the step, they are removed.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -28,23 +28,23 @@ from functional_optim.plan.step_leaves import StepLeaf
 
 
 def input_names(links: Links) -> frozenset[str]:
-    """The names of the inputs that the leaves of an optimizer take, required or not."""
+    """Return the names of all inputs per leaf, required or not."""
     return frozenset([one.name for link in links for one in link.stage.inputs])
 
 
 def of_tree(
     links: Links, spec: optree.PyTreeSpec, leaves: Sequence[StepLeaf], extra: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Inputs of which those of leaves, trees like params, are lists: one entry for each leaf.
+    """Return the inputs, with inputs per leaf as lists (one entry for each leaf) instead of trees.
 
     Args:
         links: of the optimizer.
         spec: of params.
         leaves: of the step.
-        extra: as the caller gave it.
+        extra: the inputs, as the caller passed them.
 
     Raises:
-        ValueError: another tree, or a tensor where the parameter is None.
+        ValueError: a different tree, or a tensor where the parameter is None.
     """
     names = input_names(links).intersection(extra) if extra else ()
     if not names:
@@ -64,25 +64,25 @@ def of_tree(
 
 
 class LeafInputs:
-    """Inputs of each leaf in a step, beside its gradient.
+    """Inputs of each leaf in a step, besides its gradient.
 
     Args:
         links: of the optimizer.
         leaves: of the step.
-        extra: all inputs by name; those of leaves are lists with an entry, or None, for each leaf.
+        extra: all inputs by name; inputs per leaf are lists with a tensor or None for each leaf.
 
     Raises:
-        TypeError: something that is no tensor.
-        ValueError: a tensor that is not like its parameter.
+        TypeError: a value that is not a tensor.
+        ValueError: a tensor whose shape, dtype or device differs from its parameter's.
     """
 
     def __init__(self, links: Links, leaves: Sequence[StepLeaf], extra: Mapping[str, Any]) -> None:
         names = input_names(links).intersection(extra)
         needed = {one.name for link in links for one in link.stage.inputs if one.required}
         self.names = tuple(sorted(names))
-        """Of what is given."""
+        """The names of the inputs of this step."""
         self.are_seldom = not names <= needed
-        """Whether one of them may be given now and then, and not in each step."""
+        """True if one of these inputs is optional."""
         self._leaves = leaves
         self._given: dict[str, Sequence[Tensor | None]] = {name: extra[name] for name in names}
         taken = {id(leaf.chain): _taken_by(leaf.chain.stages) for leaf in leaves} if names else {}
@@ -95,11 +95,11 @@ class LeafInputs:
         return bool(self._given)
 
     def require(self, part: LeafPart) -> None:
-        """Make sure that stages which are to run have what they need for each leaf.
+        """Make sure that the stages of a part have their inputs for each leaf.
 
         Raises:
             TypeError: a required input is missing.
-            ValueError: there is one for some leaves only.
+            ValueError: only some leaves have an input.
         """
         for stage in part.stages:
             for name, required in stage.inputs:
@@ -121,14 +121,14 @@ class LeafInputs:
                 )
 
     def refuse_held(self, gate: Stage, behind: Sequence[Stage]) -> None:
-        """Refuse what would be lost at a gate that keeps gradients for later, and nothing else.
+        """Refuse an input that would be lost at a closed gate, which keeps only gradients.
 
         Args:
-            gate: the stage that lets no step through at this call.
-            behind: the stages that do not run.
+            gate: the closed gate.
+            behind: the stages after the gate, which do not run.
 
         Raises:
-            ValueError: one of them takes what was given.
+            ValueError: one of these stages takes an input of this step.
         """
         for name, stage in _taken_by(behind).items():
             if name in self._given:
@@ -139,7 +139,7 @@ class LeafInputs:
                 )
 
     def put(self, member: int, stages: Sequence[Stage], states: Sequence[Any]) -> tuple[Any, ...]:
-        """The states of a leaf's stages with what they are given, laid out as a state is."""
+        """Return the states of a leaf's stages with their inputs, laid out as the parameter."""
         made = []
         for stage, state in zip(stages, states, strict=True):
             own = {name: self._given[name][member] for name, _ in stage.inputs if self._has(name)}
@@ -148,9 +148,9 @@ class LeafInputs:
         return tuple(made)
 
     def copies(self, part: LeafPart) -> list[Tensor]:
-        """Return copies of the inputs of the leaves of a part, laid out as their parameters.
+        """Return copies of the inputs of a part, in the layouts of the parameters.
 
-        They are in the order of :func:`rows_with_inputs`.
+        The order is that of :func:`rows_with_inputs`.
         """
         names = [one.name for stage in part.stages for one in stage.inputs if self._has(one.name)]
         pairs = [(k, name) for k in part.members for name in names]
@@ -169,7 +169,7 @@ class LeafInputs:
 
 
 def copied(stages: Sequence[Stage], items: Sequence[Item]) -> list[Item]:
-    """Items with copies of what they are given, for a step in place, which writes to any state."""
+    """Return items with copies of their inputs, because a step in place may write to any state."""
     if not any(stage.inputs for stage in stages):
         return list(items)
     return [_copied(stages, item) for item in items]
@@ -187,13 +187,13 @@ def _copied(stages: Sequence[Stage], item: Item) -> Item:
 def rows_with_inputs(
     stages: Sequence[Stage], rows: Sequence[LeafPositions], names: Collection[str], start: int
 ) -> list[LeafPositions]:
-    """Return positions of leaves, with those of their inputs in the states of the stages.
+    """Return positions of leaves, with the positions of inputs in the states of the stages.
 
     Args:
         stages: of the leaves.
         rows: the positions, with a state for each of these stages.
-        names: of the inputs that are given.
-        start: the position of the first input; the others follow, leaf by leaf.
+        names: of the inputs of the step.
+        start: the position of the first input. The other inputs follow, leaf by leaf.
     """
     at, found = count(start), []
     for row in rows:
@@ -206,7 +206,7 @@ def rows_with_inputs(
 
 
 def emptied(stages: Sequence[Stage], states: Sequence[Any]) -> tuple[Any, ...]:
-    """The states of stages after a step, without what they were given for it."""
+    """Return the states of stages after a step, without the inputs."""
     return tuple(
         state._replace(**{one.name: [] for one in stage.inputs}) if stage.inputs else state
         for stage, state in zip(stages, states, strict=True)
@@ -214,7 +214,7 @@ def emptied(stages: Sequence[Stage], states: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _taken_by(stages: Sequence[Stage]) -> dict[str, Stage]:
-    """The first stage that takes each input."""
+    """Return the first stage that takes each input, by name."""
     found: dict[str, Stage] = {}
     for stage in stages:
         for one in stage.inputs:
@@ -227,11 +227,11 @@ def _requires(stage: Stage, name: str) -> bool:
 
 
 def _check_like(param: Tensor, value: Any, what: str) -> None:
-    """A dense tensor like its parameter.
+    """Make sure that a value is a dense tensor like its parameter.
 
     Raises:
-        TypeError: no tensor.
-        ValueError: a sparse one, or one of another shape, dtype, device or placement.
+        TypeError: the value is not a tensor.
+        ValueError: the tensor is sparse, or has another shape, dtype, device or placement.
     """
     if not isinstance(value, Tensor):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""LeafPositions: where the tensors of a leaf are in the list of a step."""
+"""LeafPositions: the positions of a leaf's tensors in the list of a step."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -16,17 +16,17 @@ class LeafPositions(NamedTuple):
     param: int
     grad: int
     states: tuple[Any, ...]
-    """One State per stage, with positions in the place of tensors."""
+    """One State per stage, with positions instead of tensors."""
     step: int
-    """The step count: a tensor of one whole number, or of several that are equal."""
+    """The step count: an integer tensor with one element, or with several equal elements."""
     name: str
     """The leaf's name, for errors."""
     gates: tuple[Any, ...] = ()
-    """The counts at each gate, with positions in the place of tensors."""
+    """The counts at each gate, with positions instead of tensors."""
 
     @property
     def written(self) -> list[int]:
-        """Positions of what a kernel writes to: the parameter and its state."""
+        """Positions of the tensors that a kernel writes to: the parameter and its state."""
         positions: Any = state_tensors(self.states)
         return [self.param, *positions]
 
@@ -43,7 +43,7 @@ class LeafPositions(NamedTuple):
 
     @property
     def kept(self) -> list[int]:
-        """Positions of all that a leaf has from step to step."""
+        """Positions of the parameter, its state and its counts."""
         return [*self.written, *self.counts]
 
     def state(self, tensors: Sequence[Tensor]) -> LeafState:
@@ -69,13 +69,14 @@ def rows_of(
 ) -> list[LeafPositions] | None:
     """Return the positions of leaves' tensors in a list.
 
-    None if the list lacks one, or has one twice, at positions that may hold two at the next step.
+    Return None if the list lacks a tensor, or contains a tensor twice: in the next step, these may
+    be two tensors.
 
     Args:
-        items: the leaves: anything with a ``param``, a ``state`` and a ``name``.
-        tensors: parameters, gradients, state and step counts, and what else is listed.
-        grads: positions of the gradients. They are not looked for: two leaves that have one
-            gradient now may have two at the next step.
+        items: the leaves: objects with a ``param``, a ``state`` and a ``name``.
+        tensors: parameters, gradients, state, step counts, and other listed tensors.
+        grads: positions of the gradients. They are not searched: two leaves with the same gradient
+            now may have different gradients in the next step.
     """
     grads = list(grads)
     of_grads = set(grads)  # a gradient may be the parameter itself

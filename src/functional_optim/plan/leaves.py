@@ -1,4 +1,4 @@
-"""The leaves of a step as executors take them: their forms, and of DTensors the shards."""
+"""Leaves as executors take them: their forms, and the local shards of DTensors."""
 
 from collections.abc import Callable, Sequence
 
@@ -25,7 +25,7 @@ from functional_optim.plan.item import Item, Made
 def leaves_of(
     stages: Sequence[Stage], items: Sequence[Item], make: Callable[[Item], Made]
 ) -> tuple[list[Form], list[Leaf]]:
-    """Items as executors take them."""
+    """Return items as executors take them."""
     forms: list[Form] = []
     leaves: list[Leaf] = []
     fields = tuple([stage.as_gradient for stage in stages])
@@ -53,13 +53,13 @@ def leaves_of(
 def on_this_rank(
     stages: Sequence[Stage], executor: Executor, items: Sequence[Item]
 ) -> Sequence[Item]:
-    """Items of which DTensors are the shards of this rank, where the chain steps shards.
+    """Return items with the shards of this rank instead of DTensors, if the chain can step shards.
 
-    Other chains are given DTensors as they are, by an executor that takes them. It does not take
-    complex ones: what is written to the real view of uneven shards is lost.
+    Other chains get DTensors unchanged, if the executor takes them. Complex DTensors are refused,
+    because writes to the real view of uneven shards are lost.
 
     Raises:
-        ValueError: names a DTensor that the chain, or the executor, does not step.
+        ValueError: names a DTensor that the chain or the executor cannot step.
     """
     if not any(is_sharded(item.param) for item in items):
         return items
@@ -74,7 +74,7 @@ def on_this_rank(
 
 
 def shard_of(item: Item) -> Item:
-    """An item of a DTensor as the item of the shard of this rank.
+    """Return the item of this rank's shard of a DTensor.
 
     Raises:
         ValueError: a gradient, or a state, that does not fit the parameter.

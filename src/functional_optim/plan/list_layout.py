@@ -1,4 +1,4 @@
-"""ListLayout: the layouts of tensors in the list of a step, compared and located by one call."""
+"""ListLayout: the layouts of tensors in the list of a step, checked in one call."""
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
@@ -18,11 +18,11 @@ class ListLayout:
     Args:
         tensors: the list of a step.
         positions: of the tensors whose layouts are fixed.
-        written: positions of those that the step writes to.
-        places: positions of those that kernels take, in the order of their table of pointers.
+        written: positions of the tensors that the step writes to.
+        places: positions of the tensors whose pointers kernels get, in the order of the pointers.
         leaves: number of leaves of the step.
-        kept: number of tensors, the first of the list, that the caller makes sure are the same at
-            each step, in the same memory.
+        kept: number of tensors at the start of the list that are in the same memory in each step.
+            The caller makes sure of this.
     """
 
     def __init__(
@@ -45,29 +45,30 @@ class ListLayout:
         self._slots = self.fixed(slots)
         self._leaves, self._steps = leaves, 0
         self.loops = loops_for(len(tensors))
-        """The loops that look at the tensors."""
+        """The loops that check the tensors."""
         are_apart = len({*places}) == len(places)  # else a kernel would find no pointer
         layout = self._lay_out(self.loops, tensors) if are_apart else None
         self._laid: tuple[Any, Any] = self.loops, layout
 
     def fixed(self, tensors: list[Any]) -> list[Any]:
-        """Return those of a list whose layouts are fixed."""
+        """Return the tensors of a list whose layouts are fixed."""
         return tensors if self._is_all else list(map(tensors.__getitem__, self._positions))
 
     def _lay_out(self, loops: Any, tensors: list[Any]) -> Any:
-        """Record the layouts of tensors; None if a kernel cannot step such."""
+        """Record the layouts of tensors; None if a kernel cannot step them."""
         return loops.lay_out(self.fixed(tensors), self._written, self._slots)
 
     def hold(self, tensors: list[Any]) -> bool:
-        """Return True if the tensors have these layouts, wherever they are."""
+        """Return True if the tensors have these layouts, at any address."""
         loops, layout = self._laid  # ``fixed`` would be a call more
         fixed = tensors if self._is_all else list(map(tensors.__getitem__, self._positions))
         return layout is not None and bool(loops.hold(layout, fixed, False))
 
     def locate(self, tensors: list[Any]) -> bytes | None:
-        """Return the pointers of tensors; None if they have other layouts, or share memory.
+        """Return the pointers of tensors; None if the step must not use them.
 
-        Nor may one that is written be computed by autograd, or share memory with any other.
+        None if a layout has changed, or if a written tensor is a result of autograd or an inference
+        tensor, or shares memory with another tensor.
         """
         loops, layout = self._laid
         if layout is None:
@@ -85,5 +86,5 @@ class ListLayout:
 
 
 def fills_memory(tensor: Any) -> bool:
-    """Return True for a plain tensor that fills its memory, so that loops can tell where it is."""
+    """Return True for a plain, strided tensor without gaps in its memory."""
     return type(tensor) in PLAIN and tensor.layout == strided and is_dense(tensor)

@@ -1,4 +1,4 @@
-"""Planned steps that wait for nothing: every stage runs, by totals that a run takes itself."""
+"""Planned steps of plain chains: every stage runs, and each run computes its own totals."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -20,10 +20,10 @@ from functional_optim.plan.step_leaves import StepLeaves
 from functional_optim.plan.step_plan import StepPlan
 
 COUNTS = 4
-"""For how many ways in which leaves have counted plans of a run are kept, the latest first."""
+"""Number of plans that are kept for a run, one for each way in which leaves share counts."""
 
 TRIES = 3
-"""How often a step is planned whose tensors no plan takes, such as those that share memory."""
+"""Number of times that a step is planned if no plan takes its tensors (shared memory)."""
 
 
 class PlainMask:
@@ -31,23 +31,23 @@ class PlainMask:
 
     Args:
         outline: of the steps.
-        layout: of the tensors of all runs, which tells if they share memory, and of frozen leaves
-            with gradients; None for a single run alone.
-        kept: the leaves that a step leaves alone.
+        layout: of the tensors of all runs, to find shared memory, and of frozen leaves with
+            gradients; None for a single run without such leaves.
+        kept: indices of the leaves that a step does not change.
     """
 
     def __init__(self, outline: Outline, layout: StepLayout | None, kept: Sequence[int]) -> None:
         assert outline.plain is not None, "asked before"
         self.outline, self.end, self.layout = outline, outline.plain, layout
         self.plans: list[list[StepPlan]] = [[] for _ in self.end.runs]
-        """Of each run, the latest first."""
+        """For each run, its plans, the latest first."""
         self.written: list[bool] = []
         """For each tensor, whether a step writes to it."""
         self.kept = kept
         self.on_cuda = False
-        """Whether a parameter is on a CUDA device, where a step may not be captured."""
+        """True if a parameter is on a CUDA device: a step must not be captured there."""
         self.failed = 0
-        """Number of plans that took no tensors of the step for which they were made."""
+        """Number of plans that did not take the tensors of the step that they were built for."""
 
     def prepared(
         self,
@@ -65,7 +65,7 @@ class PlainMask:
             tensors: the list of the step.
             grads: one for each leaf.
             hypers: of each group of leaves.
-            measured: totals that are known.
+            measured: the known totals.
             in_place: False to step copies.
             begins: as for :meth:`StepPlan.prepared`.
         """
@@ -92,19 +92,19 @@ class PlainMask:
         return Prepared(runs, (), (), every, self.kept, self.end)
 
     def is_for(self, tensors: list[Any]) -> bool:
-        """Return True if tensors that runs must not have in common have the layouts of before."""
+        """Return True if tensors that runs must not share have the layouts of the plans."""
         return self.layout is None or self.layout.holds(tensors, in_place=False)
 
     def addends(
         self, tensors: list[Any], grads: list[Tensor | None], hypers: Sequence[tuple[Any, ...]]
     ) -> tuple[list[Tensor], Tensor] | None:
-        """Return each leaf's addend to the first total, and the neutral one.
+        """Return each leaf's addend to the first total, and a zero addend.
 
         Args:
             tensors, grads, hypers: as for :meth:`prepared`.
 
         Returns:
-            None where the leaves are to be asked one by one.
+            None if each leaf must be reduced alone.
         """
         every = [*tensors, *grads]
         nothing = torch.zeros((), dtype=torch.float64, device="cpu")
@@ -120,12 +120,12 @@ class PlainMask:
 
 
 class PlainSteps:
-    """Plans of steps that wait for nothing, by the gradients that are missing.
+    """Plans of the steps of plain chains, by missing gradients.
 
     Args:
         executor: that steps the leaves.
-        groups: for each leaf the number of its chain.
-        masks: for how many sets of missing gradients plans are kept.
+        groups: for each leaf, the number of its chain.
+        masks: number of sets of missing gradients for which plans are kept.
         may_begin: as for :class:`StepPlan`.
     """
 
@@ -135,13 +135,13 @@ class PlainSteps:
         self._executor, self._groups = executor, groups
         self._most, self._may_begin = masks, may_begin
         self.masks: dict[bytes | None, PlainMask] = {}
-        """Plans of steps, by the gradients that are missing."""
+        """Plans of steps, by missing gradients."""
 
     def learn(self, tensors: list[Any], leaves: StepLeaves) -> None:
-        """Plan the step of these leaves, which were checked.
+        """Plan the step of leaves that have been checked.
 
         Args:
-            tensors: parameters, state and what else is listed.
+            tensors: parameters, state and other listed tensors.
             leaves: of the step.
         """
         end, mask = leaves.outline.plain, mask_of(leaves.grads)
@@ -177,7 +177,7 @@ class PlainSteps:
     def _rows(
         self, run: StageRun, leaves: StepLeaves, tensors: list[Any]
     ) -> list[LeafPositions] | None:
-        """Return the positions of the leaves of a run; None if the list lacks one."""
+        """Return the positions of the leaves of a run; None if the list lacks a tensor."""
         members, count = run.part.members, len(tensors)
         own = [leaves.leaves[k] for k in members]
         return rows_of(own, tensors, [count + k for k in members])
@@ -203,7 +203,7 @@ class PlainSteps:
 
 
 def _kind(item: Item) -> Any:
-    """Return what leaves have in common that a rule sees alike."""
+    """Return a key that is equal for leaves that a rule cannot tell apart."""
     param, grad, hypers = item.param, item.grad, item.hypers
     strides = grad.stride() if grad.layout == torch.strided else None
     return id(hypers), param.shape, param.dtype, param.stride(), strides
@@ -212,7 +212,7 @@ def _kind(item: Item) -> Any:
 def _mask(
     outline: Outline, rows: Sequence[Any], leaves: StepLeaves, tensors: list[Any]
 ) -> PlainMask | None:
-    """Return no plans yet; None where nothing tells if runs share memory."""
+    """Return a PlainMask without plans; None if shared memory of runs cannot be found."""
     assert outline.plain is not None, "asked before"
     own, count = {k for members in outline.plain.members for k in members}, len(tensors)
     kept = [k for k in range(len(leaves.grads)) if k not in own]

@@ -1,4 +1,4 @@
-"""Planned runs of composed steps, and what they read of the tensors of a step."""
+"""Planned runs of steps that need a Decision, and the counts that they read."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,25 +14,25 @@ from functional_optim.plan.step_layout import StepLayout
 from functional_optim.plan.step_plan import StepPlan, Steps
 
 ENDS = 64
-"""Of how many ends, for each set of missing gradients, the plans are known: late leaves may be
-others each time."""
+"""Number of Ends, for each set of missing gradients, whose plans are kept: late leaves may differ
+in each step."""
 
 
 class Prepared(NamedTuple):
-    """A step of which nothing is refused any more."""
+    """Validated step, ready to run."""
 
     runs: Sequence[Callable[[], object]]
-    """What makes each run."""
+    """The function of each run."""
     numbers: Sequence[Any]
-    """The shared numbers of every link, after the step; none where the step waits for nothing."""
+    """The shared scalars of every link after the step; empty for a plain step."""
     opened: Sequence[int]
-    """The places of the gates that let it through."""
+    """The indices of the gates that opened."""
     tensors: list[Any]
-    """The list of the step: of a pure one, with copies of what it writes to."""
+    """The list of the step. In a pure step, the written tensors are copies."""
     kept: Sequence[int]
-    """Of a pure step, the leaves that it leaves alone."""
+    """Of a pure step, the leaves that it does not change."""
     end: End
-    """What there is to do."""
+    """The runs of the step."""
 
 
 def copied_where(tensors: list[Any], moved: Sequence[bool]) -> list[Any]:
@@ -40,7 +40,7 @@ def copied_where(tensors: list[Any], moved: Sequence[bool]) -> list[Any]:
 
     Args:
         tensors: the list of a step.
-        moved: for each, whether it is copied; those behind the last are not.
+        moved: for each tensor, True to copy it. Tensors after the end of ``moved`` are not copied.
     """
     found, given = tensors.copy(), list(compress(tensors, moved))
     for k, one in zip(compress(count(), moved), foreach_clone(given) if given else (), strict=True):
@@ -49,7 +49,7 @@ def copied_where(tensors: list[Any], moved: Sequence[bool]) -> list[Any]:
 
 
 class StepNow:
-    """The tensors of a step, and what was read of their counts.
+    """Tensors of a step, with a cache of their counts.
 
     Args:
         tensors: the list of the step.
@@ -61,14 +61,14 @@ class StepNow:
         self._numbers: dict[Counted, Numbers | None] = {}
 
     def numbers(self, counted: Counted) -> Numbers | None:
-        """Return what leaves have counted; None if those that counted the same have parted."""
+        """Return the counts of leaves; None if the counts of a class differ now."""
         if counted not in self._numbers:
             found = counted.read(self.tensors, may_begin=self._may_begin)
             self._numbers[counted] = found
         return self._numbers[counted]
 
     def first(self, kept: Sequence[Any]) -> Any:
-        """Return the first that was kept for what leaves have counted; None if there is none."""
+        """Return the first entry that fits the counts of this step; None if there is none."""
         for one in kept:
             if self.numbers(one.counted) is not None:
                 return one
@@ -76,7 +76,7 @@ class StepNow:
 
 
 class PlannedRun(NamedTuple):
-    """A run that is planned."""
+    """Run with its plan."""
 
     counted: Counted
     plan: StepPlan
@@ -85,13 +85,13 @@ class PlannedRun(NamedTuple):
     def prepared(
         self, run: StageRun, decided: Decision, tensors: list[Any], numbers: Numbers
     ) -> Callable[[], object] | None:
-        """Bind the run, all errors are raised now; None if the plan does not make it.
+        """Bind the run and raise all errors; None if the plan does not fit.
 
         Args:
-            run: to be made.
-            decided: what is to be done.
+            run: to be bound.
+            decided: the decision of the step.
             tensors: the list of the step.
-            numbers: what the leaves have counted.
+            numbers: the counts of the leaves.
         """
         part, made = run.part, []
         if self.has_inputs and decided.inputs is not None:
@@ -142,35 +142,35 @@ def bound_runs(
 
 
 class Counts(NamedTuple):
-    """A way in which leaves have counted."""
+    """Count classes of leaves, as an entry of a cache."""
 
     counted: Counted
 
 
 class Mask:
-    """The steps in which the same gradients are missing.
+    """Known steps with the same missing gradients.
 
     Args:
-        outline: of them.
+        outline: of these steps.
         layout: of all tensors.
-        sums: whether leaves may be summed up together: gradients are laid out as parameters.
+        sums: True if leaves may be reduced together: gradients have the strides of parameters.
     """
 
     def __init__(self, outline: Outline, layout: StepLayout, *, sums: bool) -> None:
         self.outline, self.layout, self.sums = outline, layout, sums
         self.counts: list[list[Counts]] = []
-        """What those with gradients have counted."""
+        """The count classes of the leaves with gradients."""
         self.ends: dict[tuple[End, tuple[str, ...]], list[list[PlannedRun]]] = {}
-        """The plans of what there is to do, also by what leaves are given."""
+        """The plans of all runs, by End and by the names of the inputs of leaves."""
         self._copied: dict[End, tuple[list[bool], list[int]]] = {}
 
     def copied(
         self, end: End, rows: Sequence[LeafPositions], count: int
     ) -> tuple[list[bool], list[int]]:
-        """Return which tensors a pure step copies, and which leaves it leaves alone.
+        """Return which tensors a pure step copies, and which leaves it does not change.
 
         Args:
-            end: what there is to do.
+            end: the runs of the step.
             rows: for each leaf, the positions of its tensors.
             count: number of tensors.
         """

@@ -1,12 +1,11 @@
-"""The planned steps of an optimizer of optimizers: plans that hold no tensor.
+"""PlannedSteps: the plans of all steps of certain leaves. They hold no tensor.
 
-What was decided of a step is made by kept plans. A plan is kept by what decides what a run
-does: its stages, its leaves, what these have counted, whether they are late, and what they are
-given beside gradients. The numbers of a step come from who has decided it.
+The plan of a run is found by its stages, its leaves, their counts, whether the leaves are late,
+and the names of their inputs. A Decision supplies the coefficients.
 
-The tensors of a step are one list: parameters, state and what else is listed, then a gradient or
-None for each leaf, then copies of what leaves are given beside their gradients. What they are given
-now and then is no part of a plan.
+The tensors of a step are one list: parameters, state and other listed tensors, then a gradient or
+None for each leaf, then copies of the inputs of leaves. A step that
+gets an optional input has no plan.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,28 +47,28 @@ from functional_optim.plan.step_leaves import ListedLeaves, StepLeaves
 from functional_optim.plan.step_plan import StepPlan
 
 MASKS = 8
-"""For how many sets of missing gradients steps are kept, unless told otherwise."""
+"""Default number of sets of missing gradients for which plans are kept."""
 
 RUNS = 8
-"""For how many runs, for each such set, plans are kept."""
+"""Number of runs, for each such set, for which plans are kept."""
 
 HYPERS = attrgetter("hypers")
-"""Of a chain; no frame for each step."""
+"""Return the hyper-parameters of a chain, without a Python frame."""
 
 
 class PlannedSteps:
-    """Keeps what is known of the steps of certain leaves, and makes them by kept plans.
+    """Plans of the steps of certain leaves, by missing gradients and step counts.
 
     Args:
         executor: that steps the leaves.
-        numbers: for each leaf the number of its chain.
-        places: for each leaf its place in the tree.
+        numbers: for each leaf, the number of its chain.
+        places: for each leaf, its index in the tree.
         more: positions of tensors that a step writes to, and that belong to no leaf.
-        masks: for how many sets of missing gradients steps are kept.
-        may_begin: whether the state of leaves before their first step is as it is. Else it may be
-            made anew then, and no plan makes such a step.
-        owns_shared: whether what belongs to no leaf is written to by steps, and by torch's
-            operations alone: it is then read again only where these say so.
+        masks: number of sets of missing gradients for which plans are kept.
+        may_begin: True if plans may make the first step of a leaf. False if the state of a leaf
+            may be created again before its first step.
+        owns_shared: True if only steps and torch's operations write to the shared scalars. They
+            are then read again only if a tensor's version has changed.
     """
 
     def __init__(
@@ -85,13 +84,15 @@ class PlannedSteps:
     ) -> None:
         self._executor, self._numbers = executor, numbers
         self.rows: Sequence[LeafPositions] = ()
-        """For each leaf the positions of its tensors, once a step was made that waits: its
-        parameter has its own number, and its gradient that number behind all other tensors."""
+        """For each leaf, the positions of its tensors; empty before the first step with a Decision.
+
+        The parameter of leaf ``k`` is at ``k``, and its gradient at ``k`` after all other tensors.
+        """
         self._places, self._more = places or range(len(numbers)), more
         self._most, self._may_begin = masks, may_begin
         self._written = Written() if owns_shared else None
         self._learning = Lock()
-        """Trees of one form have these plans in common, and threads step them at once."""
+        """Trees of one form share these plans, and several threads may step them."""
         self._forget()
 
     def _forget(self) -> None:
@@ -116,21 +117,21 @@ class PlannedSteps:
         in_place: bool = True,
         begins: bool = False,
     ) -> Prepared | None:
-        """A step of which nothing is refused any more; None where it was not planned.
+        """Return a validated step, ready to run; None if no plan fits.
 
         Args:
-            links: with the hyper-parameters of now.
-            chains: by their numbers, with the same.
-            tensors: parameters, state and what else is listed.
-            grads: one for each leaf.
-            shared: what belongs to no leaf.
-            measured: totals that are known.
-            extra: the inputs beside the gradients.
+            links: with the hyper-parameters of this step.
+            chains: by number, with the hyper-parameters of this step.
+            tensors: parameters, state and other listed tensors.
+            grads: for each leaf, its gradient or None.
+            shared: the shared scalars.
+            measured: the known totals.
+            extra: the inputs besides the gradients.
             in_place: False to step copies.
-            begins: whether the state of leaves before their first step is known to be as it is.
+            begins: True if the state of leaves before their first step was created for this step.
 
         Raises:
-            FloatingPointError, TypeError, ValueError, RuntimeError: as for any step; nothing was
+            FloatingPointError, TypeError, ValueError, RuntimeError: as for any step; nothing has
                 changed.
         """
         mask = mask_of(grads)
@@ -178,7 +179,7 @@ class PlannedSteps:
         shared: Any,
         measured: Sequence[Tensor],
     ) -> tuple[list[Tensor], Tensor] | None:
-        """Return each leaf's addend to the next total, and the neutral one; None without a plan.
+        """Return each leaf's addend to the next total, and a zero addend; None without a plan.
 
         Args:
             links, chains, tensors, grads, shared, measured: as for :meth:`prepared`.
@@ -200,7 +201,7 @@ class PlannedSteps:
     def _known(
         self, mask: bytes | None, tensors: list[Any], grads: list[Tensor | None], *, in_place: bool
     ) -> tuple[Mask | None, StepNow]:
-        """Return what is known of steps with such tensors, if anything is, and the tensors."""
+        """Return the Mask of a step, or None if there is none, and the tensors of the step."""
         known = self._masks.get(mask)
         now = StepNow([*tensors, *grads], may_begin=self._may_begin)
         if known is None or not known.layout.holds(now.tensors, in_place=in_place):
@@ -219,7 +220,7 @@ class PlannedSteps:
         return StepLeaves(leaves, params, grads, self._numbers, chains, known.outline)
 
     def _plans_of(self, known: Mask, decided: Decision, now: StepNow) -> list[PlannedRun] | None:
-        """The plans of all that there is to do; None where there is none."""
+        """Return the plans of all runs; None if a run has no plan."""
         names: tuple[str, ...] = ()
         if decided.inputs is not None:
             if decided.inputs.are_seldom:
@@ -243,7 +244,7 @@ class PlannedSteps:
         return plans
 
     def make(self, prepared: Prepared, shared: Any) -> None:
-        """Make a step in place; ``shared`` is written to."""
+        """Run a step in place, and update ``shared``."""
         if not prepared.numbers:
             for run in prepared.runs:
                 run()
@@ -253,10 +254,10 @@ class PlannedSteps:
             self._written.after(shared, prepared.numbers)
 
     def plan(self, tensors: list[Any], leaves: StepLeaves) -> bool:
-        """Plan a step that waits for nothing, before it is made; return False for any other.
+        """Plan a plain step before it runs; return False if the step is not plain.
 
         Args:
-            tensors: parameters, state and what else is listed.
+            tensors: parameters, state and other listed tensors.
             leaves: of the step, checked.
         """
         if leaves.outline.plain is None or is_transforming():
@@ -268,13 +269,13 @@ class PlannedSteps:
     def learn(
         self, tensors: list[Any], leaves: StepLeaves, decided: Decision, *, in_place: bool = True
     ) -> None:
-        """Plan the steps after one that was made of these leaves, and waited for something.
+        """Plan the runs of a step that has run and was not plain, for later steps.
 
         Args:
-            tensors: parameters, state and what else is listed.
+            tensors: parameters, state and other listed tensors.
             leaves: of the step.
-            decided: what it did.
-            in_place: False if it was made of copies.
+            decided: the decision of the step.
+            in_place: False if the step ran on copies.
         """
         if is_simple([one for one in leaves.grads if one is not None]):
             with self._learning:
@@ -312,7 +313,7 @@ class PlannedSteps:
                 self._plan(run, names, decided, now)
 
     def _mask(self, leaves: StepLeaves, every: list[Any]) -> Mask:
-        """Return what is known of steps in which the same gradients are missing."""
+        """Return a new Mask: steps in which the same gradients are missing."""
         pairs = zip(leaves.params, leaves.grads, strict=True)
         is_same = all(one.stride() == grad.stride() for one, grad in pairs if grad is not None)
         layout = StepLayout(self.rows, self._more, every)
@@ -320,7 +321,7 @@ class PlannedSteps:
         return Mask(leaves.outline, layout, sums=sums)
 
     def _plan(self, run: StageRun, names: tuple[str, ...], decided: Decision, now: StepNow) -> None:
-        """Plan a run that was made, unless it is."""
+        """Plan a run, unless it has a plan."""
         part, tensors = run.part, now.tensors
         counted = self._count(part.members, now)
         rows = self._rows_at(part)
@@ -348,12 +349,12 @@ class PlannedSteps:
         plans[:] = [PlannedRun(counted, plan, has_inputs), *others[: COUNTS - 1]]
 
     def _rows_at(self, part: LeafPart) -> list[LeafPositions]:
-        """Return the positions of the leaves of a part, with the states of its stages alone."""
+        """Return the positions of the leaves of a part, with the states of its stages only."""
         rows = map(self.rows.__getitem__, part.members)
         return [row._replace(states=row.states[part.start : part.stop]) for row in rows]
 
     def _count(self, members: tuple[int, ...], now: StepNow) -> Counted:
-        """Return the counts of leaves that were stepped."""
+        """Return the count classes of leaves, from the counts of this step."""
         counts = self._counts.setdefault(members, [])
         known = now.first(counts)
         if known is None:
@@ -367,7 +368,7 @@ class PlannedSteps:
     def _rows_of(
         self, now: StepNow, decider: Decision, part: LeafPart, totals: Sequence[Tensor]
     ) -> Sequence[Sequence[float]] | None:
-        """Return the addends of each leaf of a part; None where it is not so simple."""
+        """Return the addends of each leaf of a part; None if each leaf must be reduced alone."""
         if decider.inputs:
             return None
         addends = self._addends.get(part, [])

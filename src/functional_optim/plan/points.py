@@ -1,7 +1,7 @@
-"""The way of leaves through their chain: where a step has to wait, and what runs in the end.
+"""Points of a step: the stages at which it waits, and the runs that follow from them.
 
-It depends on the stages, on which gradients are missing, and on the gates that open; never on a
-number. So it is found out once for the same leaves, and gone along at each of their steps.
+Points and runs depend on the stages, on the missing gradients, and on the gates that open, never on
+other values. So they are computed once for the same leaves, and looked up in later steps.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,109 +14,109 @@ from functional_optim.core.selectors import implies
 from functional_optim.core.stage import Stage
 
 _MOST = 16
-"""How many ways on are kept at a point: late leaves may be others each time."""
+"""Number of successors that a point keeps: late leaves may differ in each step."""
 
 
 class Cohort(NamedTuple):
-    """Leaves that have the same stages, of which each has a gradient, or none has."""
+    """Leaves with the same stages. Either all of them have a gradient, or none."""
 
     places: tuple[int, ...]
-    """Of their stages among all links."""
+    """The indices of their stages among all links."""
     stages: tuple[Stage, ...]
     members: tuple[int, ...]
-    """The places of the leaves among those of the step, in order."""
+    """The indices of the leaves among the leaves of the step, in order."""
     has_gradients: bool
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LeafPart:
-    """Leaves at stages ``[start, stop)`` of those that they have in common."""
+    """Leaves with the same chain, and stages ``[start, stop)`` of that chain."""
 
     start: int
     stop: int
     members: tuple[int, ...]
-    """Their places among the leaves of the step, in order."""
+    """The indices of the leaves among the leaves of the step, in order."""
     stages: tuple[Stage, ...]
-    """These stages."""
+    """The stages from ``start`` to ``stop``."""
     places: tuple[int, ...]
-    """Of these among all links."""
+    """The indices of these stages among all links."""
     gates: tuple[int, ...]
-    """Where the gates of the whole chain stand in it."""
+    """The indices of all gates of the chain among its stages."""
     gate_places: tuple[int, ...]
-    """Of these gates among all links."""
+    """The indices of these gates among all links."""
     totals: tuple[int, ...]
-    """The places of the measured stages whose totals these stages are given."""
+    """The indices, among all links, of the measured stages whose totals these stages get."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StageRun:
-    """Leaves whose stages run at a step, by one call of an executor."""
+    """Leaves and stages that run in one call of an executor."""
 
     part: LeafPart
     is_late: bool
-    """Whether it is what the leaves kept at a gate that goes on, or is put back."""
+    """True if the leaves have no gradient, and continue with what a gate kept of earlier calls."""
     is_step: bool
-    """Whether every stage runs, so that the step counts."""
+    """True if the run includes the last stage, so that the step counts increase."""
     gates: tuple[tuple[int, bool], ...]
-    """The gates that are reached, by number, and whether each lets the leaves through."""
+    """The gates in the run: the number of each, and True if the leaves pass it."""
 
 
 class _Passage(NamedTuple):
-    """Leaves on their way through their chain."""
+    """Leaves, and how far they have got in their chain."""
 
     cohort: Cohort
     members: tuple[int, ...]
     start: int
     stop: int
-    """Behind the last stage that was reached, once that is known."""
+    """The index after the last stage that runs, once it is known."""
     is_closed: bool
     is_late: bool
-    """Whether they have no gradients of their own, and go on with what they kept at a gate."""
+    """True if the leaves have no gradient, and continue with what a gate kept."""
 
     @property
     def is_missing(self) -> bool:
-        """Return True if they wait for a gate behind which they would be late."""
+        """Return True if the leaves have no gradient, and no gate has let them through."""
         return not (self.cohort.has_gradients or self.is_late)
 
     def reaches(self, place: int) -> bool:
-        """Return True if they get to the stage of a link."""
+        """Return True if the leaves reach the stage of a link."""
         return not self.is_closed and place in self.cohort.places
 
 
 @dataclass(eq=False, slots=True)
 class Point:
-    """A stage at which a step waits: for a total, for shared numbers, or at a gate."""
+    """Stage at which a step waits: for a total, for shared scalars, or at a gate."""
 
     place: int
-    """Among all links."""
+    """The index of the stage among all links."""
     stage: Stage
     parts: tuple[LeafPart, ...]
-    """The leaves that reach it, up to and with it, in the order of their first ones."""
+    """The leaves that reach the stage, with their stages up to this one, ordered by first leaf."""
     missing: tuple[tuple[int, tuple[int, ...]], ...]
-    """Of leaves without gradients that may have kept something at it: its number among the gates of
-    their chain, and the leaves."""
+    """Leaves without gradients of which this gate may have kept something: the number of the gate
+    in their chain, and the leaves."""
     ways: tuple[_Passage, ...]
     behind_gates: tuple[int | None, ...]
-    """The last gate before it in each chain that reaches it, by place; None where there is none."""
+    """For each chain with this stage, the index of the last gate before it, or None."""
     closed: frozenset[int]
-    """The gates that did not open on the way to it, by place."""
+    """The indices of the gates before it that did not open."""
     after: "dict[tuple[bool, tuple[tuple[int, ...], ...]], Point | End]" = field(
         default_factory=dict
     )
-    """By whether it opens, and who is late."""
+    """The next point or End, by the state of the gate and by the late leaves."""
 
     def behind(self) -> list[tuple[Stage, ...]]:
-        """The stages behind it of the leaves that reach it."""
+        """Return the stages after this one, for each cohort that reaches it."""
         reaching = [way.cohort for way in self.ways if way.reaches(self.place)]
         return [one.stages[one.places.index(self.place) + 1 :] for one in reaching]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class End:
-    """Nothing is waited for any more."""
+    """End of a Decision: the step waits for nothing more."""
 
     runs: tuple[StageRun, ...]
-    """What there is to do, in the order of the first leaves."""
+    """The runs of the step, ordered by first leaf."""
 
     @property
     def members(self) -> list[tuple[int, ...]]:
@@ -125,18 +125,18 @@ class End:
 
 
 class Outline:
-    """The ways of the leaves of a step.
+    """Points of the steps of certain leaves.
 
-    A stage behind a closed gate does not run at all: no reduction, no ``combine``, no input that it
-    needs. Whether it does is decided by the chains, and not by the leaves that have a gradient: so
-    all ranks decide the same.
+    A stage after a closed gate does not run at all: no reduction, no ``combine``, no required
+    input. This depends on the chains, and not on the leaves that have a gradient. So all ranks
+    decide the same.
 
     Args:
         links: of the optimizer.
         cohorts: of all leaves that have a stage.
-        chains: the places of each chain that a leaf has on any rank.
-        shares: whether the optimizer keeps anything that belongs to no leaf.
-        sharded: whether totals are summed over ranks, as those of DTensors.
+        chains: for each chain of a leaf on any rank, the indices of its links.
+        shares: True if the optimizer has shared scalars.
+        sharded: True if totals are summed over ranks, as for DTensors.
     """
 
     def __init__(
@@ -154,16 +154,15 @@ class Outline:
         self._gates = [place for place, stage in enumerate(stages) if stage.gate is not None]
         self.cohorts = cohorts
         self.summing = [place for place, stage in enumerate(stages) if needs_total(stage)]
-        """The places of the stages that need a total."""
+        """The indices of the stages that need a total."""
         self.takes_inputs = any(stage.inputs for stage in stages)
-        """Whether leaves are given anything beside their gradients."""
+        """True if a stage takes inputs per leaf."""
         ways = [_Passage(one, one.members, 0, 0, not one.has_gradients, False) for one in cohorts]
         self.start = self._at(0, tuple(ways), frozenset())
         stepped = [one for one in cohorts if one.has_gradients]
         waits = does_wait(stages, [one.places for one in stepped], shares=shares, sharded=sharded)
         self.plain = None if waits else End(tuple(map(_plain_run, stepped)))
-        """What there is to do where a step waits for nothing but the totals of one run, which takes
-        them itself; else None."""
+        """The runs of a plain step, which computes its totals in its runs; None for other steps."""
         numbers = {place: number for number, place in enumerate(self.summing)}
         self._taken = [  # no dict: torch.compile hashes no part
             (run.part, [numbers[k] for k in run.part.places if k in numbers])
@@ -171,11 +170,11 @@ class Outline:
         ]
 
     def taken(self, part: LeafPart, measured: Sequence[Any]) -> list[Any] | None:
-        """Return those of the known totals that a run of a plain step takes; None for other parts.
+        """Return the known totals that a run of a plain step needs; None for other parts.
 
         Args:
             part: of the run.
-            measured: the totals of the first stages that need one.
+            measured: the totals of the first stages that need a total.
         """
         for own, numbers in self._taken:
             if own is part:
@@ -188,9 +187,10 @@ class Outline:
         """Return the next point or end, after a point.
 
         Args:
-            point: that the step was at.
-            is_open: whether it lets leaves through.
-            late: for each entry of ``missing``, the leaves that kept something; empty for none.
+            point: the current point.
+            is_open: False if the point is a gate that is closed.
+            late: for each entry of ``missing``, the leaves of which the gate kept something; empty
+                if there are none.
         """
         found = point.after.get((is_open, late))
         if found is None:
@@ -204,7 +204,7 @@ class Outline:
         return found
 
     def _at(self, place: int, ways: tuple[_Passage, ...], closed: frozenset[int]) -> Point | End:
-        """The first point from a link on that is not behind closed gates."""
+        """Return the first point from a link on that is not after a closed gate; else the End."""
         for k in range(place, len(self._stages)):
             stage = self._stages[k]
             if stage.combine is None and not is_measured(stage):
@@ -216,9 +216,9 @@ class Outline:
         return End(tuple(sorted(map(_run, filter(_runs, ways)), key=_first)))
 
     def _gates_before(self, place: int) -> list[tuple[int, ...]]:
-        """The gates in front of a stage, in each chain that has it.
+        """Return the gates before a stage, for each chain with this stage.
 
-        Where no leaf has it, those of the leaves that it is meant for.
+        If no leaf has the stage, return the gates that select all of its leaves.
         """
         before = [gate for gate in self._gates if gate < place]
         chains = [chain for chain in self._chains if place in chain]
@@ -235,13 +235,13 @@ def does_wait(
     shares: bool,
     sharded: bool = False,
 ) -> bool:
-    """Return True if a step has to be decided before its first run.
+    """Return True if a step needs a Decision before its first run.
 
     Args:
         stages: of all links.
-        chains: the places of each chain of a leaf that is stepped.
-        shares: whether the optimizer keeps anything that belongs to no leaf.
-        sharded: whether totals are summed over ranks.
+        chains: for each chain of a stepped leaf, the indices of its links.
+        shares: True if the optimizer has shared scalars.
+        sharded: True if totals are summed over ranks.
     """
     if shares or any(stage.inputs for stage in stages):
         return True
@@ -276,7 +276,7 @@ def _point(
 def _through(
     point: Point, is_open: bool, holds: str, late: tuple[tuple[int, ...], ...]
 ) -> tuple[_Passage, ...]:
-    """The ways behind a gate."""
+    """Return the passages after a gate."""
     made, more, place = [], [], point.place
     at_gate = iter(late)
     for way in point.ways:
@@ -296,7 +296,7 @@ def _through(
 
 
 def _runs(way: _Passage) -> bool:
-    """Return True if any stage of leaves does."""
+    """Return True if any stage of these leaves runs."""
     return bool(way.members) and (way.stop > 0 or not way.is_closed)
 
 
@@ -324,7 +324,7 @@ def _run(way: _Passage) -> StageRun:
 def _part(
     cohort: Cohort, start: int, stop: int, members: Sequence[int], *, before: int = 0
 ) -> LeafPart:
-    """Leaves at some stages; the last ``before`` of these are given no total."""
+    """Return leaves at some stages. The last ``before`` stages get no total."""
     stages, places = cohort.stages[start:stop], cohort.places[start:stop]
     given = zip(stages[: len(stages) - before], places, strict=False)
     totals = tuple(place for stage, place in given if is_measured(stage))
@@ -334,7 +334,7 @@ def _part(
 
 
 def _gates(cohort: Cohort) -> tuple[int, ...]:
-    """Return the positions of gates in the chain of leaves."""
+    """Return the indices of the gates in the chain of leaves."""
     return tuple(at for at, stage in enumerate(cohort.stages) if stage.gate is not None)
 
 

@@ -1,4 +1,4 @@
-"""The loops over tensors of :mod:`functional_optim.native`, in Python: slower, and always there."""
+"""Python versions of the loops of :mod:`functional_optim.native`: slower, always available."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _DTYPE = attrgetter("dtype")
 
 
 class _Layout:
-    """Layouts of tensors, and where they were found last to share no memory that is written."""
+    """Layouts of tensors, and the addresses at which the last check of shared memory passed."""
 
     def __init__(
         self, tensors: Sequence[Tensor], written: Sequence[bool], slots: Sequence[int]
@@ -38,10 +38,10 @@ class _Layout:
         """The positions of the tensors whose pointers are wanted, in the order of the table."""
         self.last: list[int] = []
         self.others: LayoutGuard | None = None
-        """Guard of those that a caller does not keep, where it keeps some."""
+        """Guard of the tensors after the first ``kept``; None if there are none."""
 
     def are_disjoint(self, starts: list[int]) -> bool:
-        """Return True if all tensors have memory, and none that is written shares it."""
+        """Return True if all tensors have memory, and no written tensor shares its memory."""
         if 0 in compress(starts, self.sizes):
             return False  # its memory was freed
         spans = list(zip(starts, map(add, starts, self.sizes), strict=True))
@@ -60,7 +60,7 @@ class _Layout:
 
 
 class PythonLoops:
-    """The functions that plans need of :class:`~functional_optim.native.Loops`."""
+    """Functions of :class:`~functional_optim.native.Loops` that plans need, in Python."""
 
     @staticmethod
     def walk(tree: Any) -> tuple[list[Tensor], list[Any]] | None:
@@ -84,7 +84,7 @@ class PythonLoops:
 
     @staticmethod
     def lay_out(tensors: list[Any], written: list[bool], slots: list[int]) -> _Layout | None:
-        """Record layouts for :meth:`locate`; None if a tensor is no plain dense one."""
+        """Record layouts for :meth:`locate`; None if a tensor is not plain and dense."""
         if not PLAIN.issuperset(map(type, tensors)):
             return None
         for one in tensors:
@@ -136,9 +136,9 @@ class PythonLoops:
 
     @staticmethod
     def common(tensors: list[Any], positions: list[int] | None = None) -> int | bool | None:
-        """Return the whole number that tensors, or those at positions, hold; None if they differ.
+        """Return the integer that all tensors (at these positions) hold; None if they differ.
 
-        False where one is no plain tensor of whole numbers.
+        Return False if a tensor is not a plain, contiguous int64 tensor.
         """
         counts = tensors if positions is None else list(map(tensors.__getitem__, positions))
         if not PLAIN.issuperset(map(type, counts)) or {*map(_DTYPE, counts)} != {torch.int64}:
@@ -154,7 +154,7 @@ class PythonLoops:
 
     @staticmethod
     def advance_each(tensors: list[Any], positions: list[int] | None = None) -> bool:
-        """Add one to each whole number in each tensor, or in each of those at positions."""
+        """Add 1 to each element of the tensors (at these positions)."""
         counts = tensors if positions is None else list(map(tensors.__getitem__, positions))
         with torch.no_grad():
             foreach_add_(counts, 1)
@@ -162,7 +162,7 @@ class PythonLoops:
 
     @staticmethod
     def bump(tensors: list[Any], positions: list[int] | None = None) -> None:
-        """Tell autograd that tensors, or those at positions, were written to."""
+        """Tell autograd that the tensors (at these positions) were written to."""
         some = tensors if positions is None else list(map(tensors.__getitem__, positions))
         torch.autograd.graph.increment_version(some)
 
@@ -171,9 +171,9 @@ PYTHON_LOOPS = PythonLoops()
 
 
 def loops_for(count: int) -> Any:
-    """Return the native loops if they are there, and those in Python if not.
+    """Return the native loops if they are loaded, else the Python loops.
 
     Args:
-        count: how many tensors they are wanted for; from some number on a compiler is started.
+        count: number of tensors. For many tensors, the compiler is started in the background.
     """
     return LOOPS.loaded or LOOPS.get(count) or PYTHON_LOOPS

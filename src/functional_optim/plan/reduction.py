@@ -1,4 +1,4 @@
-"""Totals over all leaves of a step, on whichever ranks their shards are."""
+"""Totals over all leaves of a step, with shards summed over ranks."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,9 +24,10 @@ def complete(
     measured: Sequence[Tensor],
     make: Callable[[Item], Made] | None = None,
 ) -> Sequence[Tensor]:
-    """Return the totals of all measured stages, where shards have a part in them.
+    """Return the totals of all measured stages if there are shards, else ``measured``.
 
-    No executor knows of other ranks. Arguments as for :func:`functional_optim.plan.engine.update_`.
+    Executors do not sum over ranks. Arguments as for
+    :func:`functional_optim.plan.engine.update_`.
     """
     places = [place for place, stage in enumerate(stages) if is_measured(stage)]
     if len(measured) >= len(places) or not any(is_sharded(item.param) for item in items):
@@ -57,16 +58,16 @@ def reduced(
     """Return what these items add to the total, or totals, of the last stage.
 
     Args:
-        stages: up to the one that needs a total.
-        executor: takes the sum of a measured stage.
-        items: that reach it.
+        stages: up to the stage that needs the total.
+        executor: computes the total of a measured stage.
+        items: that reach this stage.
         measured: the totals of the measured stages before it.
-        make: gives the coefficients of each.
-        sums: takes what shards add, to be reduced by the caller over all ranks; without it, that is
-            done here.
+        make: returns the coefficients of an item.
+        sums: collects what shards add; the caller then reduces it over all ranks. None to reduce
+            here.
 
     Returns:
-        A 0-d float64 tensor; a vector of a stage that reduces.
+        A 0-d float64 tensor; a vector for a stage with ``reduce``.
     """
     check_not_captured(item.param for item in items)
     parts: dict[Any, list[Item]] = {}
@@ -112,9 +113,9 @@ def _reduced_shards(
     measured: Sequence[Tensor],
     make: Callable[[Item], Made],
 ) -> Tensor:
-    """Return what the shards of this rank add, where each is stepped alone.
+    """Return what the shards of this rank add, for a chain that can step shards.
 
-    A shard without elements adds nothing, and is not asked: a norm of it need not exist.
+    An empty shard adds nothing, and is skipped: its norm may not exist.
     """
     here = [item for item in map(shard_of, items) if item.param.numel()]
     if here:
@@ -130,7 +131,7 @@ def _reduced_whole(
     measured: Sequence[Tensor],
     make: Callable[[Item], Made],
 ) -> Tensor:
-    """Return what DTensors add behind a stage that needs whole tensors, one after the other."""
+    """Return what DTensors add if a stage needs whole tensors, one DTensor after the other."""
     total: Tensor | None = None
     for item in items:
         own = on_this_rank(stages, executor, [item])
@@ -141,5 +142,5 @@ def _reduced_whole(
 
 
 def _shape_of(stage: Stage) -> tuple[int, ...]:
-    """The shape of a stage's total."""
+    """Return the shape of a stage's total."""
     return () if stage.reduce is None else (stage.totals,)

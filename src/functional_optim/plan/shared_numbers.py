@@ -1,4 +1,4 @@
-"""The numbers of an optimizer that belong to no leaf: made, checked, and read as numbers."""
+"""Shared scalars of an optimizer, which belong to no leaf: initial values, checks, updates."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -20,14 +20,14 @@ from functional_optim.core.state import Shared
 
 
 def initial_shared(links: Links, chains: Iterable[LeafChain] = ()) -> Any:
-    """Return what ``State.shared`` is before the first step.
+    """Return the initial ``State.shared``.
 
     Args:
         links: of the optimizer.
-        chains: of its leaves, whose hyper-parameters may be others than those of the links.
+        chains: of its leaves. Overrides may change the hyper-parameters of the links.
 
     Raises:
-        ValueError: leaves differ in a hyper-parameter that shared numbers depend on.
+        ValueError: leaves differ in a hyper-parameter that shared scalars depend on.
     """
     if not keeps_shared(links):
         return ()
@@ -49,14 +49,14 @@ def _as_tensors(record: Any) -> Any:
 
 
 def as_tensor(value: Any) -> Tensor:
-    """A number as a 0-d float64 tensor on the CPU."""
+    """Return a scalar as a 0-d float64 tensor, a float on the CPU."""
     if isinstance(value, Tensor):
         return value.to(torch.float64)
     return torch.tensor(value, dtype=torch.float64, device="cpu")
 
 
 def shared_labels(links: Links) -> dict[str, int]:
-    """The places of the links that keep shared numbers, by name: of a part, behind its label."""
+    """Return the indices of links with shared scalars, by name, with the label of a part before."""
     found: dict[str, int] = {}
     for part in dict.fromkeys(link.label for link in links):
         own = [place for place, link in enumerate(links) if link.label == part]
@@ -68,16 +68,16 @@ def shared_labels(links: Links) -> dict[str, int]:
 
 
 def shared_by_name(links: Links, shared: Any) -> dict[str, Any]:
-    """:meth:`Optimizer.shared`."""
+    """Implement :meth:`Optimizer.shared`."""
     check_shared(links, shared)
     return {name: as_numbers(shared.stages[place]) for name, place in shared_labels(links).items()}
 
 
 def check_shared(links: Links, shared: Any) -> None:
-    """Make sure that shared numbers are those of an optimizer.
+    """Make sure that shared scalars belong to an optimizer.
 
     Raises:
-        ValueError: they are another optimizer's.
+        ValueError: they belong to another optimizer.
     """
     if not keeps_shared(links):
         if shared != ():
@@ -104,9 +104,10 @@ def check_shared(links: Links, shared: Any) -> None:
 
 
 def with_opened(links: Links, shared: Any) -> Any:
-    """Return shared numbers that say how often gates have opened.
+    """Return shared scalars that include how often each gate opened.
 
-    Those of an earlier version do not: there schedules went by the calls, and go on from these.
+    The state of an earlier version lacks this. There, schedules counted calls, so the number of
+    calls is used.
     """
     if not isinstance(shared, Shared) or shared.opened:
         return shared
@@ -115,14 +116,14 @@ def with_opened(links: Links, shared: Any) -> Any:
 
 
 def common_hyper(stage: Stage, hypers: Sequence[Any]) -> Any:
-    """Return the hyper-parameters by which the shared numbers of a stage are made.
+    """Return the hyper-parameters that the shared scalars of a stage are computed with.
 
     Args:
-        stage: that keeps them.
-        hypers: of each kind of leaf that it acts on; at least one.
+        stage: with shared scalars.
+        hypers: of each chain that the stage acts in; at least one.
 
     Raises:
-        ValueError: leaves differ in a hyper-parameter that the numbers depend on.
+        ValueError: leaves differ in a hyper-parameter that the scalars depend on.
     """
     first = hypers[0]
     for other in hypers[1:]:
@@ -139,14 +140,14 @@ def common_hyper(stage: Stage, hypers: Sequence[Any]) -> Any:
 
 
 def with_common_hypers(links: Links, chains: Sequence[LeafChain]) -> Links:
-    """Return links, of which those with shared numbers have the hyper-parameters of the leaves.
+    """Return links, with the hyper-parameters of the leaves for links with shared scalars.
 
     Args:
         links: of the optimizer.
         chains: of the leaves, each once.
 
     Raises:
-        ValueError: leaves differ in one that these numbers depend on.
+        ValueError: leaves differ in a hyper-parameter that the scalars depend on.
     """
     changed = list(links)
     for place, (stage, hyper, *_) in enumerate(links):
@@ -172,14 +173,14 @@ def _is_same(one: Any, two: Any) -> bool:
 
 
 def as_numbers(record: Any) -> Any:
-    """Shared numbers as floats; tensors where something differentiates them."""
+    """Return shared scalars as floats, or as tensors if they carry a derivative."""
     if not record:
         return record
     return type(record)(*[one if type(one) is float else as_number(one) for one in record])
 
 
 def as_all_numbers(records: Sequence[Any]) -> list[Any]:
-    """The shared numbers of every link as floats."""
+    """Return the shared scalars of every link as floats."""
     found = []
     for one in records:  # a comprehension is a call
         found.append(as_numbers(one) if one and type(one[0]) is not float else one)  # noqa: PERF401
@@ -187,14 +188,14 @@ def as_all_numbers(records: Sequence[Any]) -> list[Any]:
 
 
 class Written:
-    """Shared numbers that a step has written: they are read again only where others wrote too."""
+    """Cache of the shared scalars that a step wrote, valid until a tensor's version changes."""
 
     def __init__(self) -> None:
         self._versions: list[int] | None = None
         self._numbers: Sequence[Any] = ()
 
     def before(self, shared: Any) -> Any:
-        """The shared numbers of now: floats, where it is known that they are still those."""
+        """Return the current shared scalars: cached floats if they are valid."""
         if self._versions is None or self._versions_of(shared) != self._versions:
             return shared
         return shared._replace(stages=self._numbers)
@@ -212,7 +213,7 @@ class Written:
 
 
 def as_number(value: Any) -> Any:
-    """A 0-d tensor as a float; itself where something differentiates it."""
+    """Return a 0-d tensor as a float, or unchanged if it carries a derivative."""
     if not isinstance(value, Tensor):
         return value
     own = _unwrapped(value)
@@ -223,9 +224,10 @@ def as_number(value: Any) -> Any:
 
 
 def _unwrapped(value: Tensor) -> Tensor:
-    """A tensor without the wrappers of those torch.func.grad's that take no derivative by it.
+    """Return a tensor without the wrappers of torch.func.grad that take no derivative of it.
 
-    Inside of one, what any operation makes is wrapped; a number must not be another for that.
+    Inside torch.func.grad, the result of every operation is wrapped. A scalar must have the same
+    value with and without wrapper.
     """
     if torch.compiler.is_compiling():
         return value
@@ -237,7 +239,7 @@ def _unwrapped(value: Tensor) -> Tensor:
 
 
 def check_needed(stage: Stage, given: Mapping[str, Any]) -> None:
-    """Make sure that a stage has its inputs that belong to no leaf.
+    """Make sure that a stage has its inputs from ``extra``.
 
     Raises:
         TypeError: one is missing.
@@ -252,10 +254,10 @@ def check_needed(stage: Stage, given: Mapping[str, Any]) -> None:
 def combined(
     stage: Stage, before: Any, totals: Sequence[Any], hyper: Any, given: Mapping[str, Any]
 ) -> Any:
-    """The shared numbers of a stage for this step.
+    """Return the shared scalars of a stage for this step.
 
     Raises:
-        TypeError: an input is missing, or it returned something else than its record.
+        TypeError: an input is missing, or ``combine`` returned another type.
     """
     assert stage.combine is not None
     own = {}

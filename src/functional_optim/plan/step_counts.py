@@ -8,12 +8,12 @@ from torch import Tensor
 
 
 def beside(steps: Sequence[Tensor]) -> list[Tensor]:
-    """Copy step counts into one tensor, as neighbours."""
+    """Copy step counts into one tensor, and return views of it."""
     return list(torch.stack(list(steps)).unbind()) if steps else []
 
 
 def is_count(value: Any) -> TypeGuard[Tensor]:
-    """Return True if a value is a step count as state holds one."""
+    """Return True if a value is a 0-d int64 tensor on the CPU, as step counts in a state are."""
     return (
         isinstance(value, Tensor)
         and value.dtype == torch.int64

@@ -1,4 +1,4 @@
-"""StepLayout: the layouts of all tensors of a composed step."""
+"""StepLayout: the layouts of all tensors of a step, over all of its runs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,9 +13,9 @@ class StepLayout:
     """The layouts of all tensors of a step. It holds no tensor.
 
     Args:
-        rows: for each leaf the positions of its tensors. One without states is frozen.
+        rows: for each leaf, the positions of its tensors. A leaf without states is frozen.
         more: positions of tensors that a step writes to, and that belong to no leaf.
-        tensors: the list of a step. All that it has of leaves is plain and strided.
+        tensors: the list of a step. All tensors of leaves are plain and strided.
     """
 
     def __init__(
@@ -31,15 +31,15 @@ class StepLayout:
         self._loose = sorted(used.keys() - {*located})
         self._alike = LayoutGuard([tensors[k] for k in self._loose]) if self._loose else None
         self.is_located = not self._loose
-        """Whether it is known of every tensor where it is."""
+        """True if every tensor is dense, so that shared memory is found."""
 
     def holds(self, tensors: list[Any], *, in_place: bool) -> bool:
         """Return True if all tensors have these layouts.
 
         Args:
             tensors: the list of a step.
-            in_place: whether it is also asked if they may be written to, and if none that is
-                written shares memory with another.
+            in_place: True to check also that the step may write to its tensors, and that no written
+                tensor shares memory with another one.
         """
         layout = self._layout
         there = layout.locate(tensors) is not None if in_place else layout.hold(tensors)

@@ -1,4 +1,4 @@
-"""The leaves of a step."""
+"""StepLeaves: the leaves of a step, with their gradients, chains and outline."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -16,14 +16,14 @@ from functional_optim.plan.leaf_positions import LeafPositions
 from functional_optim.plan.points import Cohort, Outline
 
 GateNumbers = tuple[tuple[int, int], ...]
-"""What a leaf has counted at each of its gates: runs, and how many of them were held."""
+"""The counts of a leaf at each of its gates: runs, and held runs."""
 
 
 class StepLeaf(NamedTuple):
-    """A parameter at a step."""
+    """Parameter in one step, with its state and chain."""
 
     position: int
-    """Among the leaves of the tree."""
+    """Index among the leaves of the tree."""
     param: Tensor
     state: LeafState
     chain: LeafChain
@@ -31,13 +31,13 @@ class StepLeaf(NamedTuple):
 
 
 class ListedLeaves(Sequence[StepLeaf]):
-    """Leaves whose tensors are in the list of a step. Each is made when it is asked for.
+    """Leaves whose tensors are in the list of a step. A StepLeaf is created on access.
 
     Args:
-        rows: for each, the positions of its tensors.
-        positions: for each, its place among the leaves of the tree.
-        numbers: for each, the number of its chain.
-        chains: by their numbers.
+        rows: for each leaf, the positions of its tensors.
+        positions: for each leaf, its index among the leaves of the tree.
+        numbers: for each leaf, the number of its chain.
+        chains: by number.
         tensors: the list of this step.
     """
 
@@ -66,12 +66,11 @@ class StepLeaves(NamedTuple):
 
     leaves: Sequence[StepLeaf]
     params: Sequence[Tensor]
-    """Of the leaves."""
+    """The parameter of each leaf."""
     grads: Sequence[Tensor | None]
-    """One for each; None where it is missing."""
+    """The gradient of each leaf, or None."""
     groups: Sequence[int]
-    """For each leaf the number of its chain: leaves of a group have their hyper-parameters in
-    common, too."""
+    """For each leaf, the number of its chain. Leaves of a group share hyper-parameters."""
     chains: Sequence[LeafChain]
     """By number, with the hyper-parameters of this step."""
     outline: Outline
@@ -91,9 +90,9 @@ class StepLeaves(NamedTuple):
         Args:
             links: of the optimizer.
             leaves: of the step.
-            grads: one for each.
-            everywhere: the places of the chains of leaves that are elsewhere, on other ranks.
-            shares: whether the optimizer keeps anything that belongs to no leaf.
+            grads: the gradient of each leaf, or None.
+            everywhere: for each chain of a leaf on any rank, the indices of its links.
+            shares: True if the optimizer has shared scalars.
         """
         numbers: dict[int, int] = {}
         chains: list[LeafChain] = []
@@ -118,18 +117,18 @@ class StepLeaves(NamedTuple):
 
     @property
     def stepped(self) -> list[StepLeaf]:
-        """The leaves that a step may write to: of a plain one, those with a gradient."""
+        """The leaves that a step may write to: in a plain step, the leaves with a gradient."""
         plain = self.outline.plain
         if plain is None:
             return list(self.leaves)
         return [self.leaves[k] for own in plain.members for k in own]
 
     def executor(self, optimizer: Chain) -> Executor:
-        """Return the executor that steps the leaves, whichever of them have gradients."""
+        """Return the executor of the leaves. It does not depend on missing gradients."""
         return executor_for(optimizer.executor, self.params, optimizer.stages)
 
     def with_gradients_apart(self) -> "StepLeaves":
-        """Return the same leaves, with gradients that no step of them in place changes."""
+        """Return the same leaves, with copies of the gradients that an in-place step writes to."""
         plain = self.outline.plain
         if plain is not None and len(plain.runs) < 2:
             return self  # a run sees to its own leaves

@@ -1,4 +1,4 @@
-"""Numbers by which the leaves of a step are stepped: hyper-parameters and coefficients."""
+"""StepNumbers: hyper-parameters and coefficients of the leaves of a step."""
 
 import functools
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ from functional_optim.plan.shared_numbers import as_all_numbers
 from functional_optim.plan.step_leaves import GateNumbers, StepLeaves
 
 _NUMBERS = frozenset({float, int, bool, str, type(None)})
-"""Types of what is the same at each step; asked so, it is no call for each stage."""
+"""Types of values that do not change between steps. This test needs no call per stage."""
 
 
 class StepNumbers:
-    """The numbers of one step, which leaves of a chain with the same counts share.
+    """Hyper-parameters and coefficients of one step, shared by leaves with equal chains and counts.
 
     Args:
         leaves: of the step.
-        shared: what belongs to no leaf, as it is before the step.
+        shared: the shared scalars before the step.
         links: number of links of the optimizer.
     """
 
@@ -35,21 +35,21 @@ class StepNumbers:
         self._before = shared
         before = shared.stages if isinstance(shared, Shared) else ((),) * links
         self.shared: list[Any] = as_all_numbers(before)
-        """The shared numbers of every link, after the step once it is decided."""
+        """The shared scalars of every link; after the Decision, those after the step."""
         self._made: dict[Any, Made] = {}
         self._hypers: dict[Any, tuple[Any, ...]] = {}
 
     def share(self, place: int, record: Any) -> None:
-        """Take the shared numbers of a link, as this step has made them."""
+        """Set the new shared scalars of a link."""
         self.shared[place] = record
         self._made.clear()
 
     def global_step(self, gate: int | None, device: torch.device | None = None) -> float | Tensor:
-        """Return the number of this step for the stages behind a gate.
+        """Return the number of this step for the stages after a gate.
 
         Args:
-            gate: its place; None for the stages before the first gate, which count all calls.
-            device: to which batched counts are brought.
+            gate: its index; None for the stages before the first gate, which count all calls.
+            device: to which batched counts are moved.
         """
         before = self._before
         if not isinstance(before, Shared):
@@ -57,16 +57,16 @@ class StepNumbers:
         return next_step(before.step if gate is None else before.opened[gate], device)
 
     def latest_step(self, gates: Sequence[int | None]) -> float | Tensor:
-        """Return the number of this step for a stage that is behind different gates in its chains.
+        """Return the number of this step for a stage that is after different gates in its chains.
 
-        The largest of them: a stage behind gates that open at different calls runs at each.
+        This is the largest number: the stage runs whenever one of the gates opens.
         """
         return functools.reduce(larger, map(self.global_step, gates))
 
     def resolved(
         self, stage: Stage, hyper: Any, step: float | Tensor, global_step: float | Tensor
     ) -> Any:
-        """Hyper-parameters with a number for each schedule."""
+        """Return hyper-parameters with the values of schedules."""
         hyper = at_global_step(hyper, global_step)
         return resolve(stage.name, stage.bounds, stage.check, hyper, step)
 
@@ -95,10 +95,10 @@ class StepNumbers:
         """Return the coefficients of the stages of leaves.
 
         Args:
-            part: of them.
+            part: of the leaves.
             group: the number of their chain.
-            step: the number of the step to be made, where they count as one.
-            counts: what they have counted at gates.
+            step: the number of the step.
+            counts: their counts at gates.
         """
         return self._numbers(part, self.hypers_of(part, group), step, counts)
 
@@ -136,13 +136,13 @@ class StepNumbers:
 
 
 def _gate_before(part: LeafPart, k: int) -> int | None:
-    """Return the place of the last gate in front of stage ``k`` of a chain."""
+    """Return the index of the last gate before stage ``k`` of a chain."""
     before = [place for at, place in zip(part.gates, part.gate_places, strict=True) if at < k]
     return before[-1] if before else None
 
 
 def _beside(step: Tensor, shared: Any) -> Any:
-    """Numbers that belong to no leaf, where batched step counts are."""
+    """Return shared scalars on the device of batched step counts."""
     moved = [one.to(step.device) if isinstance(one, Tensor) else one for one in shared]
     return type(shared)(*moved) if shared else shared
 
@@ -150,7 +150,7 @@ def _beside(step: Tensor, shared: Any) -> Any:
 def _step_of(
     gates: Sequence[int], place: int, step: float | Tensor, counts: GateNumbers
 ) -> float | Tensor:
-    """Return a stage's step number: of the last gate's followers, of its gate, or its own."""
+    """Return the step number of a stage: after the last gate the leaf's, else from gate counts."""
     for k, gate in enumerate(gates):
         if place == gate:
             return counts[k][1] + 1.0

@@ -1,7 +1,7 @@
 """StepPlan: a step of leaves with certain layouts. It holds no tensor.
 
 A plan stores what a step calls: tables of lengths, bound kernels, and positions in a list of
-tensors. The list is handed over at each step. One call checks the layouts of all tensors and
+tensors. The list is an argument of each step. One call checks the layouts of all tensors and
 returns their pointers, which are an argument of the kernels.
 """
 
@@ -30,29 +30,29 @@ from functional_optim.plan.step_counts import is_count
 from functional_optim.plan.totals import Totals
 
 Numbers = Sequence[Made]
-"""The numbers of each group, where the step counts do not decide them."""
+"""The coefficients of each group, from a Decision instead of the step counts."""
 
 
 class Steps(NamedTuple):
-    """A step that was checked and bound."""
+    """Validated and bound step, ready to run."""
 
     loops: Any
     first: Call | None
-    """Steps leaves that no kernel takes where they are."""
+    """Steps the leaves that no kernel can step in their memory."""
     parts: Sequence[Part]
-    """Step the others."""
+    """Step all other leaves."""
     tensors: list[Tensor]
-    """The tensors of the step. Calls have their addresses alone, so the tensors must live."""
+    """The tensors of the step. Calls hold only their addresses, so the tensors must stay alive."""
     changed: list[int]
-    """Positions of tensors that kernels write to, unseen by autograd."""
+    """Positions of tensors that kernels write to without telling autograd."""
     counted: list[int]
-    """Positions of step counts to be advanced; none if the caller counts."""
+    """Positions of the step counts to increase; none if the caller counts."""
     steps: Sequence[int]
     """The position of each leaf's step count."""
     totals: Sequence[Tensor]
 
     def make(self) -> None:
-        """Make the step."""
+        """Run the step."""
         if self.changed:
             self.loops.bump(self.tensors, self.changed)
         if self.first is not None:
@@ -65,7 +65,7 @@ class Steps(NamedTuple):
             self.loops.advance_each(self.tensors, self.counted)
 
     def _in_turn(self) -> None:
-        """Make all parts; where one is broken off, those before it are counted."""
+        """Run all parts. If a part raises, count the parts before it."""
         done = 0
         try:
             with torch.no_grad():
@@ -86,16 +86,16 @@ class StepPlan:
         stages: of the chain.
         executor: that steps the leaves.
         items: the leaves, checked. Their tensors are not kept.
-        groups: for each, the number of the group whose hyper-parameters it has.
-        rows: for each, the positions of its tensors in the list of a step.
+        groups: for each leaf, the number of the group whose hyper-parameters it has.
+        rows: for each leaf, the positions of its tensors in the list of a step.
         tensors: the list of such a step.
-        counted: whether a step advances the step counts.
-        may_begin: whether leaves may be before their first step; else their state may be made anew
-            then, and the plan makes no such step.
-        kinds: indices of leaves, one of each kind, that the executor is asked about at the first
-            step; none if leaves like these were stepped before.
-        kept: number of tensors, the first of the list, that the caller makes sure are the same at
-            each step, in the same memory, and tells autograd of what is written to them.
+        counted: True if a step increases the step counts.
+        may_begin: True if the plan may make the first step of a leaf. False if the state of a leaf
+            may be created again before its first step.
+        kinds: indices of leaves, one of each kind, that the executor checks in the first step;
+            empty if leaves like these were stepped before.
+        kept: number of tensors at the start of the list that are in the same memory in each step.
+            The caller makes sure of this, and tells autograd about writes to these tensors.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class StepPlan:
         self._may_begin, self._counts = may_begin, counted
         with torch.no_grad():
             self._chunks, self.others = chunks_of(stages, executor, items, groups, rows)
-        """The leaves in chunks, and the indices of those that are stepped alone."""
+        """The leaves in chunks, and the indices of the leaves that are stepped alone."""
         others = set(self.others)
         self._kinds_to_ask = [k for k in kinds if k not in others]
         members = [chunk.members for chunk in self._chunks]
@@ -132,10 +132,10 @@ class StepPlan:
         written = changed | counts | {k for row in rows for k in row.written}
         every = written.union(self._steps_of)
         self.written = [k in every for k in range(len(tensors))]
-        """For each tensor, whether the step writes to it."""
+        """For each tensor, True if the step writes to it."""
         alone = [k for index in self.others for k in rows[index].written]
         self._loose = [k for k in alone if not fills_memory(tensors[k])]
-        """Those written of leaves that are stepped alone which do not fill their memory."""
+        """Written tensors, of leaves that are stepped alone, that are not dense in memory."""
         used = {k for row in together for k in row.all} | written
         self._alone = alone
         self._steps_alone = [rows[index].step for index in self.others]
@@ -150,9 +150,9 @@ class StepPlan:
         return self._layout.locate(tensors) is not None
 
     def is_for(self, tensors: list[Tensor]) -> bool:
-        """Return True if the tensors have the layouts of the plan, wherever they are.
+        """Return True if the tensors have the layouts of the plan, at any address.
 
-        So do the step counts: those of leaves that are stepped together are equal.
+        The step counts of leaves that are stepped together must also be equal.
         """
         loops = self._layout.loops
         for chunk in self._chunks:
@@ -172,14 +172,14 @@ class StepPlan:
         numbers: Numbers | None = None,
         begins: bool = False,
     ) -> Steps | None:
-        """Check and bind a step; None, with nothing changed, if the plan does not make it.
+        """Check and bind a step; None, with nothing changed, if the plan does not fit.
 
         Args:
             tensors: the list of this step.
             hypers: of each group, checked.
-            measured: the totals of measured stages, where other processes have a part in them.
-            numbers: of each group, in the place of ``hypers`` and step counts.
-            begins: whether the state of leaves before their first step is known to be as it is.
+            measured: the totals of measured stages, if other processes contribute to them.
+            numbers: of each group, instead of ``hypers`` and step counts.
+            begins: True if the state of leaves before their first step was created for this step.
 
         Raises:
             TypeError, ValueError, RuntimeError: a gradient that does not fit.
@@ -225,14 +225,14 @@ class StepPlan:
         return Steps(loops, first, parts, tensors, changed, counted, self._steps_of, totals)
 
     def _counted_beside(self, others: Sequence[int]) -> list[int]:
-        """Return positions of step counts to be advanced, where the engine counts some leaves."""
+        """Return positions of the step counts to increase, if the engine counts some leaves."""
         alone = {self._rows[k].step for k in others}
         return [k for k in self._counted if k not in alone]
 
     def _require(
         self, tensors: list[Tensor], hypers: Sequence[tuple[Any, ...]], every: Sequence[Made]
     ) -> None:
-        """Make sure that the executor steps the leaves, by the numbers of each chunk.
+        """Make sure that the executor can step the leaves, with the coefficients of each chunk.
 
         Raises:
             RuntimeError, KernelError: a rule or the executor refuses a leaf.
@@ -252,7 +252,7 @@ class StepPlan:
             tensors, hypers: as for :meth:`prepared`.
 
         Returns:
-            None where leaves are to be asked one by one, or the tensors have other layouts.
+            None if each leaf must be reduced alone, or the tensors have other layouts.
         """
         if self.others or not self._chunks or not self._totals.count:
             return None
@@ -266,7 +266,7 @@ class StepPlan:
         return self._totals.each(self._chunks[0].executor, own, grads, self._leaf_of(tensors))
 
     def _leaf_of(self, tensors: list[Tensor]) -> Callable[[int, tuple[Any, ...]], Leaf]:
-        """Return what gives the leaf of an index, with coefficients, as stages see it."""
+        """Return a function from an index and coefficients to a leaf, as stages see it."""
 
         def leaf(k: int, coefficients: tuple[Any, ...]) -> Leaf:
             return self._rows[k].leaf(tensors, Made((), coefficients, 0.0))
@@ -274,11 +274,11 @@ class StepPlan:
         return leaf
 
     def _others_hold(self, tensors: list[Tensor], may_begin: bool) -> bool:
-        """Return True if leaves that are stepped alone are such as they were.
+        """Return True if the plan is still valid for the leaves that are stepped alone.
 
         Args:
             tensors: of the step.
-            may_begin: whether leaves may be before their first step.
+            may_begin: True if this may be the first step of a leaf.
         """
         alone = [tensors[k] for k in self._alone]
         if not all(isinstance(one, Tensor) for one in alone) or kinds_of(alone) != self._kinds:
@@ -300,7 +300,7 @@ class StepPlan:
         measured: Sequence[Tensor],
         numbers: Numbers | None,
     ) -> Sequence[Tensor]:
-        """Return the totals of measured stages: those that are known, and those to be taken."""
+        """Return the totals of all measured stages: the known totals, then the computed ones."""
         if not self._chunks:
             return measured
         if self.others:
@@ -318,7 +318,7 @@ class StepPlan:
         hypers: Sequence[tuple[Any, ...]],
         numbers: Numbers | None,
     ) -> tuple[list[Item], Callable[[Item], Made] | None]:
-        """Return leaves as the engine takes them, and what gives their numbers.
+        """Return leaves as items of the engine, and a function that returns their coefficients.
 
         Raises:
             TypeError, ValueError: a gradient that does not fit.
@@ -337,7 +337,7 @@ class StepPlan:
 
 
 def _are_apart(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """Return True if none of some strided tensors shares memory with any of the others."""
+    """Return True if no tensor of ``some`` shares memory with a tensor of ``others``."""
     spans = [(one.data_ptr(), one.data_ptr() + extent_of(one)) for one in some if one.numel()]
     for other in others:
         start = other.data_ptr()
@@ -348,5 +348,5 @@ def _are_apart(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
 
 
 def _made(numbers: Numbers, groups: Mapping[int, int], item: Item) -> Made:
-    """The numbers of an item, by the group of its step count."""
+    """Return the coefficients of an item, by the group of its step count."""
     return numbers[groups[id(item.state.step)]]

@@ -1,4 +1,4 @@
-"""The totals that a planned step needs over all of its leaves."""
+"""Totals: the totals that a planned run computes over its leaves."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from functional_optim.kernels.totals import measured_each
 
 
 class Totals:
-    """Takes the totals of the measured stages of a chain. It holds no tensor.
+    """Totals of the measured stages of a chain. It holds no tensor.
 
     Args:
         stages: of the chain.
@@ -26,7 +26,7 @@ class Totals:
         self._stages, self._members = stages, members
         measured = [place for place, one in enumerate(stages) if is_measured(one)]
         self.count = len(measured)
-        """How many there are."""
+        """Number of measured stages."""
         self._first = measured[0] if measured else 0
         kinds: dict[Any, int] = {}
         for number, own in enumerate(members if measured else ()):
@@ -44,14 +44,14 @@ class Totals:
         measured: Sequence[Tensor],
         leaf: Callable[[int, tuple[Any, ...]], Leaf],
     ) -> Sequence[Tensor]:
-        """All of them, where every leaf is in a chunk.
+        """Return all totals, if every leaf is in a chunk.
 
         Args:
             executor: of the chunks.
             coefficients: for each chunk, those of this step.
             gradients: of all leaves, in their order.
-            measured: the totals that are known.
-            leaf: gives the leaf at a position, with coefficients, as stages see it.
+            measured: the known totals.
+            leaf: returns the leaf at a position, with coefficients, as stages see it.
         """
         with torch.no_grad():
             if self.count == 1 and not measured and self._hand_on(coefficients, leaf):
@@ -68,7 +68,7 @@ class Totals:
         gradients: list[Tensor],
         leaf: Callable[[int, tuple[Any, ...]], Leaf],
     ) -> Tensor | None:
-        """Return what each gradient adds to the first total; None to ask leaves one by one.
+        """Return what each gradient adds to the first total; None to reduce each leaf alone.
 
         Args:
             executor, coefficients, gradients, leaf: as for :meth:`of`.
@@ -85,7 +85,7 @@ class Totals:
         coefficients: Sequence[tuple[Any, ...]],
         leaf: Callable[[int, tuple[Any, ...]], Leaf],
     ) -> bool:
-        """Return True if the stages before the first total pass gradients on as they are."""
+        """Return True if the stages before the first total do not change gradients."""
         now = [one[: self._first] for one in coefficients]
         handed_on = self._handed_on
         if now != handed_on.asked:

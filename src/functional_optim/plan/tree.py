@@ -1,4 +1,4 @@
-"""Trees of a step: flattened, and compared with others by plain values."""
+"""Trees of a step: flattened into lists, and compared by structure."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,15 +29,15 @@ _LEAVES = PLAIN | {type(None)}
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
 _SPECS: dict[Any, optree.PyTreeSpec] = {}
-"""Structure of the last tree of a class and length, which is tried first: comparing is faster than
-flattening a dict, whose keys are sorted."""
+"""The last structure of a tree, by class and length. It is tried first, because comparing is faster
+than flattening a dict, whose keys are sorted."""
 
 _KINDS = 64
 """Largest number of structures that are kept."""
 
 
 class Tree(NamedTuple):
-    """Arguments of a step, each as a list with an entry for each leaf, and all of their tensors."""
+    """Arguments of a step as lists with an entry for each leaf, and all of their tensors."""
 
     spec: optree.PyTreeSpec
     params: list[Any]
@@ -46,25 +46,24 @@ class Tree(NamedTuple):
     tensors: list[Tensor]
     """All parameters, then the state leaf by leaf, then the shared state."""
     form: list[Any]
-    """Everything but the tensors: classes, lengths, and what is None."""
+    """Everything except the tensors: classes, lengths, and None entries."""
 
     def has(self, params: Sequence[Tensor], positions: Sequence[int]) -> bool:
-        """Return True if these are the parameters at positions.
+        """Return True if these are the parameters at these positions.
 
-        Leaves of an OrderedDict are in the order of its keys, and here perhaps in the order of
-        another one.
+        They may differ for an OrderedDict: two of them with the same keys may differ in order.
         """
         return all(map(is_, map(self.params.__getitem__, positions), params))
 
 
 def tree_of(optimizer: Chain, given: Given, *, in_place: bool) -> Tree | None:
-    """List the arguments of a step; None if they do not fit, or hold anything but plain tensors.
+    """List the arguments of a step; None if structures differ, or if a tensor is not plain.
 
     Args:
         optimizer: that steps them.
         given: parameters, gradients and state.
-        in_place: True if no tree is built from the structure: a dict and an OrderedDict with the
-            same keys are then the same structure.
+        in_place: True for a step in place, which builds no new tree. A dict and an OrderedDict with
+            the same keys then count as the same structure.
     """
     params, grads, state = given
     if not isinstance(state, State):
@@ -79,7 +78,7 @@ def tree_of(optimizer: Chain, given: Given, *, in_place: bool) -> Tree | None:
 
 
 def _flatten_again(params: Any, namespace: str) -> tuple[list[Any], optree.PyTreeSpec]:
-    """Flatten parameters, perhaps by the structure of an earlier tree."""
+    """Flatten parameters, with a cached structure if it fits."""
     if isinstance(params, OrderedDict):
         return flatten(params, namespace)  # another one may have the same keys in another order
     size = len(params) if isinstance(params, (dict, list, tuple)) else 0
@@ -98,7 +97,7 @@ def _flatten_again(params: Any, namespace: str) -> tuple[list[Any], optree.PyTre
 
 
 def listed(optimizer: Chain, given: Given, *, in_place: bool) -> Tree | None:
-    """List the arguments of a step as :func:`tree_of`; None where no plan may make it.
+    """List the arguments of a step as :func:`tree_of`; None if no plan may step them.
 
     Args:
         optimizer, given, in_place: as for :func:`tree_of`.
@@ -117,13 +116,13 @@ def listed(optimizer: Chain, given: Given, *, in_place: bool) -> Tree | None:
 
 
 class TreeChains:
-    """Chains of the leaves of a tree, by any optimizer with the same stages and selectors.
+    """Chains of the leaves of a tree, for any optimizer with the same stages and selectors.
 
-    Hyper-parameters may differ, as long as they need the state that is there.
+    Hyper-parameters may differ, if the state has the same fields.
 
     Args:
         optimizer: that stepped the tree.
-        marks: for each leaf a value that the leaves of a chain share.
+        marks: for each leaf, a value that is equal for leaves of the same chain.
         paths: of the leaves.
         params: of the leaves.
     """
@@ -150,7 +149,7 @@ class TreeChains:
         ]
 
     def of(self, optimizer: Chain) -> list[LeafChain] | None:
-        """Return the chains by their numbers; None if the optimizer steps the leaves otherwise."""
+        """Return the chains by number; None if stages, selectors or executor differ."""
         links, overrides, chains = self._last
         is_last = optimizer.links is links and optimizer.overrides is overrides
         if is_last and optimizer.executor == self._key[0]:
@@ -176,12 +175,12 @@ class TreeChains:
 
 
 class TreeForm:
-    """Form of the trees for which plans are kept, and the chains of their leaves.
+    """Form of a tree (everything except the tensors), and the chains of its leaves.
 
     Args:
         optimizer: that made a step.
         tree: that was stepped.
-        marks: for each leaf of the plans a value that the leaves of a chain share.
+        marks: for each leaf of the plans, a value that is equal for leaves of the same chain.
         positions: of these leaves in the tree.
     """
 
@@ -207,7 +206,7 @@ class TreeForm:
         return self._states[2]
 
     def chains(self, optimizer: Chain, tree: Tree) -> list[LeafChain] | None:
-        """Return the chains by their numbers; None if the plans are for other steps."""
+        """Return the chains by number; None if the tree has another form."""
         if self._form != tree.form or (self._spec is not tree.spec and self._spec != tree.spec):
             return None
         return self._chains.of(optimizer)
@@ -218,7 +217,7 @@ class TreeForm:
         Args:
             tree: that was stepped.
             tensors: those after the step, in the order of those before it.
-            kept: positions of the leaves that were left alone, whose states are the same objects.
+            kept: positions of the leaves that did not change. Their states stay the same objects.
         """
         structure, start, end = self._states
         left = iter(tensors)
@@ -241,12 +240,12 @@ _Plans = TypeVar("_Plans", bound=_ForTrees)
 def plans_for(
     plans: Sequence[_Plans], optimizer: Chain, tree: Tree | None
 ) -> Iterator[tuple[_Plans, Tree, list[LeafChain]]]:
-    """Yield the plans that fit a step but perhaps for the layouts, with the chains of the leaves.
+    """Yield the plans with the form of a step, with the chains. Their layouts may still differ.
 
     Args:
-        plans: that are kept.
+        plans: all plans.
         optimizer: with the hyper-parameters of this step.
-        tree: to be stepped; None where no plan may step it.
+        tree: to be stepped; None if no plan may step it.
     """
     if tree is not None:
         for plan in tuple(plans):  # another thread may add one
@@ -256,6 +255,6 @@ def plans_for(
 
 
 def _key_of(optimizer: Chain) -> tuple[Any, ...]:
-    """Return what an optimizer is but for its numbers."""
+    """Return the executor, stages and selectors of an optimizer, without hyper-parameters."""
     links = [(link.stage, link.where) for link in optimizer.links]
     return optimizer.executor, links, [where for where, _ in optimizer.overrides]

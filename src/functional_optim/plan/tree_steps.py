@@ -1,6 +1,6 @@
-"""Planned steps of trees. The plans hold no tensor.
+"""TreeSteps: planned steps of trees, for ``update_`` and, on copies, for ``update``.
 
-They are found by the form of a tree, and serve ``update_`` and, on copies, ``update``.
+Plans are found by the form of a tree, and hold no tensor.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ from functional_optim.plan.step_leaves import ListedLeaves, StepLeaves
 from functional_optim.plan.tree import Given, Tree, TreeForm, listed, plans_for
 
 PLANS = 32
-"""Largest number of trees, by their form, for which plans are kept."""
+"""Largest number of forms of trees for which plans are kept."""
 
 _NOTHING = {type(None)}
 _GRADIENTS = PLAIN | {type(None)}
@@ -41,13 +41,13 @@ _FIXED = {int, float, bool, str, type(None), *PLAIN}
 
 
 class TreeSteps:
-    """Plans for the steps of all trees with a certain form.
+    """Plans of the steps of all trees of one form.
 
     Args:
-        optimizer: that made such a step.
-        executor: that made it.
-        tree: that was stepped, with shared numbers in the place of gradients.
-        leaves: all of it that are no None.
+        optimizer: that steps such trees.
+        executor: that steps the leaves.
+        tree: an example of such a tree.
+        leaves: all leaves of the tree that are not None.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class TreeSteps:
             more=range(self.form.end, count),
             may_begin=True,
         )
-        """Of such trees."""
+        """Planned steps of such trees."""
         self._layout = ListLayout(tree.tensors, range(count), (), leaves=len(every))
 
     def is_for(self, tree: Tree) -> bool:
@@ -83,19 +83,19 @@ class TreeSteps:
         *,
         in_place: bool,
     ) -> Prepared | None:
-        """A step of which nothing is refused any more; None where it was not planned.
+        """Return a validated step, ready to run; None if no plan fits.
 
         Args:
             optimizer: with the hyper-parameters of this step.
-            chains: with the same.
-            tree: what is given.
-            shared: what belongs to no leaf.
-            measured: totals that are known.
-            extra: the inputs beside the gradients; those of leaves are trees.
+            chains: with the hyper-parameters of this step.
+            tree: the arguments of the step.
+            shared: the shared scalars.
+            measured: the known totals.
+            extra: the inputs besides the gradients; inputs per leaf are trees.
             in_place: False to step copies.
 
         Raises:
-            FloatingPointError, TypeError, ValueError, RuntimeError: as for any step; nothing was
+            FloatingPointError, TypeError, ValueError, RuntimeError: as for any step; nothing has
                 changed.
         """
         links, tensors, grads = optimizer.links, tree.tensors, tree.grads
@@ -110,7 +110,7 @@ class TreeSteps:
         )
 
     def made(self, prepared: Prepared, tree: Tree, shared: Any) -> tuple[Any, State]:
-        """Make a pure step; return parameters and state."""
+        """Run a pure step; return parameters and state."""
         for run in prepared.runs:
             run()
         kept = map(self._places.__getitem__, prepared.kept)
@@ -132,11 +132,11 @@ def step_(
     Args:
         optimizer: with the hyper-parameters of this step.
         given: parameters, gradients, and the state.
-        measured: totals that are known.
-        extra: the inputs beside the gradients.
+        measured: the known totals.
+        extra: the inputs besides the gradients.
 
     Returns:
-        False if no plan makes the step; then nothing was changed.
+        False, with nothing changed, if no plan fits.
     """
     found = _listed(optimizer, given, in_place=True) if _PLANS else None
     for plan, tree, chains in plans_for(_PLANS, optimizer, found):
@@ -151,7 +151,7 @@ def step_(
 def step(
     optimizer: Chain, given: Given, measured: Sequence[Tensor], extra: Mapping[str, Any]
 ) -> tuple[Any, State] | None:
-    """Return parameters and state after a pure step of a tree; None if no plan makes it.
+    """Return parameters and state after a pure step of a tree; None if no plan fits.
 
     Args:
         optimizer, given, measured, extra: as for :func:`step_`.
@@ -173,7 +173,7 @@ def step(
 
 
 def plan(optimizer: Chain, given: Given, leaves: StepLeaves, *, in_place: bool) -> bool:
-    """Plan a step that waits for nothing, before it is made; return False for any other.
+    """Plan a plain step before it runs; return False if the step is not plain.
 
     Args:
         optimizer: with the hyper-parameters of this step.
@@ -193,13 +193,13 @@ def plan(optimizer: Chain, given: Given, leaves: StepLeaves, *, in_place: bool) 
 def learn(
     optimizer: Chain, given: Given, leaves: StepLeaves, decided: Decision, *, in_place: bool
 ) -> None:
-    """Plan steps like one that was made, and waited for something.
+    """Plan the runs of a step that has run and was not plain, for later steps.
 
     Args:
         optimizer: that made the step.
         given: parameters, gradients, and the state.
-        leaves: of the step; of a pure one, as they were before it.
-        decided: what it did.
+        leaves: of the step; of a pure step, as they were before it.
+        decided: the decision of the step.
         in_place: False for a pure step.
     """
     if leaves.outline.plain is not None:
@@ -213,7 +213,7 @@ def learn(
 def _steps_for(
     optimizer: Chain, given: Given, leaves: StepLeaves, *, in_place: bool
 ) -> tuple[TreeSteps, Tree] | None:
-    """Return the planned steps of a tree, perhaps none yet; None where no plan may step it."""
+    """Return the TreeSteps of a tree, new or known; None if no plan may step the tree."""
     executor = leaves.executor(optimizer)
     tree = _listed(optimizer, given, in_place=in_place)
     if tree is None or not is_simple(tree.tensors) or not _is_planned(executor, leaves):
@@ -233,7 +233,7 @@ def _steps_for(
 
 
 def _is_planned(executor: Executor, leaves: StepLeaves) -> bool:
-    """Return True if kernels step some of the leaves, and all counts are whole numbers."""
+    """Return True if kernels step some of the leaves, and all step counts are int64 on the CPU."""
     every = [one.stages for one in leaves.chains]
     if all(executor.in_chunks(k) is executor.in_wholes(k) is None for k in every):
         return False
@@ -243,10 +243,10 @@ def _is_planned(executor: Executor, leaves: StepLeaves) -> bool:
 
 
 def _listed(optimizer: Chain, given: Given, *, in_place: bool) -> Tree | None:
-    """List parameters and state, with a gradient or None for each parameter that is no None.
+    """List parameters and state, with a gradient or None for each parameter that is not None.
 
     Returns:
-        None where no plan is for them.
+        None if no plan can step them.
     """
     if not isinstance(given[2], State):
         return None
@@ -267,7 +267,7 @@ def _listed(optimizer: Chain, given: Given, *, in_place: bool) -> Tree | None:
 
 
 def _are_fixed(measured: Sequence[Tensor], extra: Mapping[str, Any]) -> bool:
-    """Return True if no derivative is taken by what is given beside the gradients."""
+    """Return True if no derivative with respect to these arguments is needed."""
     given: Any = [measured, list(extra.values())]
     every: list[Any] = optree.tree_leaves(given)
     if not torch.is_grad_enabled() or not every:
