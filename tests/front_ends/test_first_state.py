@@ -126,3 +126,19 @@ def test_an_average_starts_from_the_weights_of_the_first_step(
     assert weight.tolist() == [9.0] * 3
     (seen,) = front.view()
     assert seen.tolist() == [9.5] * 3
+
+
+@each(gate=[[], [apply_if_finite(3)], [accumulate(1)]], door=["TorchOptimizer", "ZeRO"])
+def test_with_a_count_that_is_set_back_an_average_starts_again(gate: list[Any], door: str) -> None:
+    """Behind a gate too, and where steps like it are planned."""
+    (weight, _), optimizer = _weights(), chain(*gate, sgd(lr=1.0), ema(0.5))
+    front = DOORS[door]([weight], optimizer)
+    for step in range(5):
+        if step == 4:
+            _state_of(front, weight)["step"].zero_()
+            with torch.no_grad():
+                weight.fill_(10.0)
+        weight.grad = torch.ones(3)
+        front.step()
+    (seen,) = front.view()
+    assert seen.tolist() == [9.5] * 3
