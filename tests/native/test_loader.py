@@ -385,3 +385,16 @@ def test_all_of_their_text_is_in_the_recipe() -> None:
         first, *_ = header.read_text().splitlines()
         last = header.read_text().split("#endif")[0].strip().splitlines()[-1]
         assert source.count(first) == 1 and last in source
+
+
+def test_who_began_and_steps_no_more_keeps_nobody_waiting(
+    empty: Path, held: Compiler, loader: Loader
+) -> None:
+    """Such as a rank that evaluates from now on: the others find what its compiler made."""
+    idle = Loader()
+    assert idle.get(MANY) is None
+    held.release()
+    assert loader.wait(60)
+    assert loader.get(0) is not None
+    assert held.runs == 1
+    idle.forget()

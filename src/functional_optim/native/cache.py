@@ -268,6 +268,11 @@ class Build:
         """Return True if the compiler has ended."""
         return self.process is None or self.process.poll() is not None
 
+    def wait(self) -> None:
+        """Wait until the compiler has ended."""
+        if self.process is not None:
+            self.process.wait()
+
     def result(self, timeout: float | None = None) -> bytes:
         """Wait for the compiler, and publish what it made; the library.
 

@@ -5,6 +5,8 @@ import os
 import threading
 import time
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol, cast
 
 from functional_optim.native import build, cache
@@ -157,14 +159,19 @@ class Loader:
                 if not self._done:
                     self._looked = True
                     self._next = time.monotonic() + POLL_SECONDS
-                    self._go_on(start=count >= MANY)
-            except cache.CompileError as error:
-                self._fail(str(error))
-            except Exception as error:  # noqa: BLE001  whatever it is, the step must still run
-                self._fail(f"{type(error).__name__}: {error}")
+                    self._try(partial(self._go_on, start=count >= MANY))
             finally:
                 turn.release()
         return self.loaded
+
+    def _try(self, call: Callable[[], None]) -> None:
+        """Call it; if it fails, there are no loops."""
+        try:
+            call()
+        except cache.CompileError as error:
+            self._fail(str(error))
+        except Exception as error:  # noqa: BLE001  whatever it is, the step must still run
+            self._fail(f"{type(error).__name__}: {error}")
 
     def say(self) -> None:
         """Warn, once, if the loops could not be made: where nothing has been written yet."""
@@ -242,8 +249,21 @@ class Loader:
         """Start the compiler, if no other process has done so."""
         if missing := build.nothing_compiles():
             self._fail(missing)
-        else:
-            self._run = Build.start(folder, recipe)
+            return
+        self._run = Build.start(folder, recipe)
+        if self._run is not None:
+            waits = threading.Thread(target=self._finish, args=(self._run, self._turn), daemon=True)
+            waits.start()
+
+    def _finish(self, run: Build, turn: Any) -> None:
+        """Take what the compiler makes, if nobody steps here any more, too.
+
+        Other processes wait for it.
+        """
+        run.wait()
+        with turn:
+            if self._run is run:
+                self._try(partial(self._look_at, run))
 
     def _look_at(self, run: Build) -> None:
         if not run.is_done():
