@@ -72,8 +72,7 @@ def calls_of(step: Callable[[], object], package: str = "functional_optim") -> i
         if event == "call" and f"/{package}/" in frame.f_code.co_filename:
             found.append(frame.f_code.co_name)
 
-    gc.collect()  # what ends with the garbage of earlier tests is no call of the step
-    gc.disable()
+    gc.disable()  # what ends with the garbage of earlier tests is no call of the step
     sys.setprofile(note)
     try:
         step()

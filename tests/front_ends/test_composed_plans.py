@@ -261,25 +261,6 @@ def test_an_interrupt_waits_until_all_runs_are_made(request: pytest.FixtureReque
     assert both[0][0].shared == both[1][0].shared
 
 
-@pytest.mark.parametrize("name", ["parts", "one chain"])
-def test_a_count_that_is_set_to_zero_where_it_stands_is_a_restart(name: str) -> None:
-    """State is made anew then, by a planned step too."""
-    chosen = {"parts": COMPOSED["parts"], "one chain": lambda: adamw(0.1)}[name]()
-    params = named()
-    optimizer = TorchOptimizer(params.items(), chosen)
-    for step in range(4):
-        for one, grad in grads_at(step).items():
-            params[one].grad = grad
-        optimizer.step()
-    fresh = {one: p.detach().clone().requires_grad_() for one, p in params.items()}
-    for one, param in params.items():
-        optimizer.state[param]["step"].zero_()
-        fresh[one].grad = param.grad
-    optimizer.step()
-    TorchOptimizer(fresh.items(), chosen).step()
-    assert_same(dict(params), dict(fresh))
-
-
 def test_parameters_that_lie_in_another_way_are_planned_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -16,6 +16,7 @@ from functional_optim import (
     apply_if_finite,
     chain,
     ema,
+    partition,
     rprop,
     sgd,
 )
@@ -70,11 +71,17 @@ def test_what_is_written_there_is_stepped_from(door: str, name: str, in_place: b
     assert torch.equal(*weights)
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_count_that_is_set_back_leaves_the_averages(door: str) -> None:
-    weights = _weights()
+@each(door=DOORS, in_a_part=[False, True])
+def test_a_count_that_is_set_back_leaves_the_averages(door: str, in_a_part: bool) -> None:
+    """As in torch's class, and by planned steps too."""
+    if in_a_part and door == "flat":
+        return  # it takes no partition
+    weights, optimizer = _weights(), adamw(lr=0.1)
+    if in_a_part:
+        parts = {"long": optimizer, "short": sgd(0.1)}
+        optimizer = partition(parts, lambda _, shape: "long" if shape == (3,) else "short")
     pair = (
-        DOORS[door]([weights[0]], adamw(lr=0.1)),
+        DOORS[door]([weights[0]], optimizer),
         torch.optim.AdamW([weights[1]], lr=0.1, foreach=False),
     )
     for one, weight in zip(pair, weights, strict=True):
@@ -142,3 +149,19 @@ def test_with_a_count_that_is_set_back_an_average_starts_again(gate: list[Any], 
         front.step()
     (seen,) = front.view()
     assert seen.tolist() == [9.5] * 3
+
+
+@pytest.mark.parametrize("door", ["TorchOptimizer", "flat"])
+def test_a_state_whose_parameter_has_another_dtype_by_now_is_made_anew(door: str) -> None:
+    weights = _weights()
+    pair = (
+        DOORS[door]([weights[0]], adamw(lr=0.1)),
+        torch.optim.AdamW([weights[1]], lr=0.1, foreach=False),
+    )
+    for one, weight in zip(pair, weights, strict=True):
+        weight.data = weight.data.double()
+        for _ in range(3):
+            weight.grad = torch.arange(3.0, dtype=torch.float64) - 1
+            one.step()
+        assert _state_of(one, weight)["exp_avg"].dtype == torch.float64
+    assert torch.equal(*weights)

@@ -317,22 +317,21 @@ def test_a_first_gradient_of_negative_zeros(flat: bool) -> None:
     pair.assert_same()
 
 
-def test_state_that_is_zeroed_where_it_lies_is_made_anew() -> None:
-    """From the hyper-parameters of now, as before any first step, planned or not."""
-    chain_of_now = as_functional_optim(torch.optim.Rprop, lr=0.1)
-    for steps in (1, 4):
-        ours = TorchOptimizer([torch.nn.Parameter(noise(k, 40)) for k in range(2)], chain_of_now)
-        run(ours, *range(steps))
-        for entries in ours.state.values():
-            for value in entries.values():
-                value.zero_()
-        fresh = TorchOptimizer(
-            [torch.nn.Parameter(one.detach().clone()) for one in params_of(ours)], chain_of_now
-        )
-        run(ours, 9)
-        run(fresh, 9)
-        assert_same_params(ours, fresh)
-        assert not torch.equal(params_of(ours)[0], noise(0, 40))
+@each(name=["Rprop", "AdamW", "SGD momentum"], steps=[1, 4])
+def test_state_that_is_zeroed_where_it_lies_is_stepped_as_torch_s_class_steps_it(
+    name: str, steps: int
+) -> None:
+    """Planned or not: the count begins again, and all else is as it stands."""
+    pair = twins(name)
+    for seed in range(steps + 3):
+        if seed == steps:
+            for optimizer in pair.both:
+                for entries in optimizer.state.values():
+                    for value in entries.values():
+                        value.zero_()
+        for optimizer in pair.both:
+            run(optimizer, seed)
+    pair.assert_same()
 
 
 def test_it_is_not_taken_for_a_wrapper() -> None:

@@ -81,7 +81,6 @@ def test_what_has_no_one_chain_is_refused_where_one_is_asked_for() -> None:
             continue
         for what, way in {
             "bind": optimizer.bind,
-            "explain": optimizer.explain,
             "script": optimizer.script,
             "export_step": lambda params, made=optimizer: export_step(made, params),
             "capturable": lambda params, made=optimizer: made.bind(params, capturable=True),

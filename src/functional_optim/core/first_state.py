@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from functional_optim.core.compiling import remembered
 from functional_optim.core.hyper import is_plain
 from functional_optim.core.initial import init_leaf
-from functional_optim.core.stage import Stage
+from functional_optim.core.stage import Rule, Stage
 from functional_optim.core.state import LeafState, map_state, state_tensors
 from functional_optim.core.without_memory import WithoutMemory
 
@@ -138,8 +138,9 @@ def with_first_values(
 ) -> LeafState:
     """Return a state in which what starts as the parameter starts as it is now.
 
-    So it is, stage by stage, where a stage has not run yet. The state is returned as it is, if it
-    has no such tensor.
+    So it is, stage by stage, where a stage has not run yet, and while no rule has changed the
+    parameter: between two gates, one may have. The state is returned as it is, if it has no such
+    tensor.
 
     Args:
         stages: of the chain.
@@ -154,6 +155,9 @@ def with_first_values(
     if not any(map(any, wanted)):
         return state
     ran = stages_that_ran(stages, state)
+    pairs = list(zip(stages, ran, strict=True))
+    if any(has and isinstance(stage, Rule) for stage, has in pairs):
+        return state
     if not any(any(own) for own, has in zip(wanted, ran, strict=True) if not has):
         return state
     with torch.no_grad():

@@ -60,7 +60,7 @@ def leaf_state(
     if is_first:
         state = with_first_values(stages, hypers, param, state, made_for)
     made = to_entries(stages, hypers, param, state)
-    if any(entries.get(key) is not value for key, value in made.items()):
+    if any(states[param].get(key) is not value for key, value in made.items()):
         states[param] = {**entries, **made}  # also changed by hand, or an option turned on
     return state
 
@@ -68,16 +68,37 @@ def leaf_state(
 def _with_new_fields(
     stages: Sequence[Stage], hypers: tuple[Any, ...], param: Tensor, entries: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return entries with those that an option asks for which was turned on since they were made.
+    """Return entries with new ones where the parameter, or an option, asks for others by now.
 
-    Where the parameter has another shape or dtype since then, all are made anew.
+    Since they were made, an option may have been turned on, and the parameter may have another
+    dtype, device or shape.
     """
     wanted = kept_dtypes(stages, hypers, param.shape, param.dtype)
-    if all(entries.get(key) is not None for key in wanted):
+    if all(_fits(entries.get(key), param, dtype) for key, dtype in wanted.items()):
         return entries
     with torch.no_grad():
         made = to_entries(stages, hypers, param, init_leaf(stages, hypers, param))
-    return {**entries, **{key: made[key] for key in wanted if entries.get(key) is None}}
+    return {
+        **entries,
+        **{key: made[key] for key in wanted if not _alike(entries.get(key), made[key])},
+    }
+
+
+def _fits(entry: Any, param: Tensor, dtype: torch.dtype) -> bool:
+    """Return True if an entry is such as most are: shaped as the parameter, on its device."""
+    is_tensor = isinstance(entry, Tensor)
+    return is_tensor and (entry.shape, entry.dtype, entry.device) == (
+        param.shape,
+        dtype,
+        param.device,
+    )
+
+
+def _alike(entry: Any, made: Tensor) -> bool:
+    """Return True if an entry has the shape, the dtype and the device of the one that is made."""
+    if not isinstance(entry, Tensor):
+        return False
+    return (entry.shape, entry.dtype, entry.device) == (made.shape, made.dtype, made.device)
 
 
 def complete_state(

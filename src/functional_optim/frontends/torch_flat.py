@@ -18,9 +18,10 @@ from functional_optim.core.chain import Chain
 from functional_optim.core.first_state import with_first_values
 from functional_optim.core.initial import StateFields
 from functional_optim.core.state import LeafState, State
-from functional_optim.core.torch_state import from_entries, to_entries
+from functional_optim.core.torch_state import to_entries
 from functional_optim.core.tree import Path
 from functional_optim.frontends.group_tensors import Entries, Group
+from functional_optim.frontends.torch_entries import leaf_state
 from functional_optim.kernels import in_place
 from functional_optim.optimizer import Optimizer
 from functional_optim.optimizer.bound import BoundOptimizer
@@ -82,8 +83,6 @@ class _Taken(NamedTuple):
     """Each once."""
     groups: list[int]
     """The group of each of those."""
-    made_for: list[tuple[Any, ...]]
-    """The hyper-parameters of each group, for which state before the first step was made."""
     forms: list[StateFields]
     """For each group."""
     entries: list[Any]
@@ -99,10 +98,12 @@ class FlatGroups:
 
     Args:
         optimizer: the chain.
+        made_for: for groups by number, the hyper-parameters for which state before the first step
+            was made; it is written to.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
+    def __init__(self, optimizer: Optimizer, made_for: dict[int, tuple[Any, ...]]) -> None:
+        self._optimizer, self._made_for = optimizer, made_for
         self._taken: _Taken | None = None
         self._hypers: list[tuple[Any, ...]] = []
 
@@ -157,9 +158,10 @@ class FlatGroups:
         numbers = [number for _, _, number in found.values()]
         hypers = [groups[number].hypers for number in numbers]
         given = [
-            self._state_of(own, param, state.get(param, {}), name)
-            for param, name, own in zip(params, names, hypers, strict=True)
+            self._state_of(param, state, name, own, number)
+            for param, name, own, number in zip(params, names, hypers, numbers, strict=True)
         ]
+        self._made_for.update((group.number, group.hypers) for group in groups)
         self._release()
         if not params:
             return None
@@ -178,7 +180,6 @@ class FlatGroups:
             [param for group in groups for param in group.params],
             params,
             numbers,
-            self._hypers,
             [StateFields(self._optimizer.stages, own.hypers, own.kinds()) for own in groups],
             entries,
             tensors,
@@ -211,12 +212,12 @@ class FlatGroups:
         )
 
     def _state_of(
-        self, hypers: tuple[Any, ...], param: Tensor, entries: dict[str, Any], name: str
+        self, param: Tensor, state: Entries, name: str, hypers: tuple[Any, ...], number: int
     ) -> LeafState:
         """Return the state in a dict, or a new one."""
-        stages = self._optimizer.stages
-        is_first = bool(entries) and entries.get("step") == 0
-        return from_entries(stages, hypers, param, entries, name, counted=is_first)
+        stages, made_for = self._optimizer.stages, self._made_for.get(number)
+        state.setdefault(param, {})
+        return leaf_state(stages, hypers, param, state, name, made_for=made_for)
 
     def _begin(self, taken: _Taken, given: Given | None) -> None:
         """State of what is about to make its first step, from the hyper-parameters of now."""
@@ -224,7 +225,7 @@ class FlatGroups:
             param = taken.params[i]
             if (param.grad if given is None else given[i]) is not None:
                 number, own = taken.groups[i], taken.bound.leaf_states[i]
-                hypers, made_for = self._hypers[number], taken.made_for[number]
+                hypers, made_for = self._hypers[number], self._made_for.get(number)
                 stages = self._optimizer.stages
                 made = with_first_values(stages, hypers, param, own, made_for)
                 if made is not own:

@@ -122,7 +122,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         if self._chains.divides:
             self._chains.unmet.check()
         if flat:
-            self._flat = FlatGroups(optimizer)
+            self._flat = FlatGroups(optimizer, self._made_for)
             self._flat.bind(self._groups(), self.state)
 
     @staticmethod
@@ -292,7 +292,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
             "_options": {},
             "_made_for": self._made_for,
             "_loaded": {},
-            "_flat": None if self._flat is None else FlatGroups(self._optimizer),
+            "_flat": None if self._flat is None else FlatGroups(self._optimizer, self._made_for),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -26,16 +26,18 @@ def test_traced_is_close(name: str) -> None:
     """Inside torch.compile, as one graph, a step is the same.
 
     Tracing takes a second, so one run is tried, and not the simplest: two leaves and several steps.
-    Each other choice of gradients that are None is traced anew, so a run has two at most.
+    Each other choice of gradients that are None is traced anew, so a run has two at most, and has
+    one for three algorithms of four.
     """
     law, subject = "traced is close", TABLE[name].subject()
+    choices = 1 if list(TABLE).index(name) % 4 else 2
     if not LAWS[law].concerns(subject):
         return
     tried: list[Run] = []
 
     def check(run: Run) -> None:
         missing = {tuple(grad is None for grad in step) for step in run.steps}
-        several = len(run.leaves) == 2 and len(run.steps) > 1 and len(missing) <= 2
+        several = len(run.leaves) == 2 and len(run.steps) > 1 and len(missing) <= choices
         if EVERYTHING or (several and tried in ([], [run])):
             tried[:] = [run]
             LAWS[law].check(subject, run)
