@@ -38,7 +38,7 @@ bench: $(VENV)/.installed-bench ## time every executor against its peers (ARGS="
 gpu: $(STAMP) ## on a CUDA device: all tests that need one, and times, into docs/gpu.md (eight minutes)
 	@$(BIN)/python -m benchmarks.gpu $(ARGS)
 
-convergence: $(STAMP) ## train each algorithm on five small problems, three seeds each (ten minutes)
+convergence: $(STAMP) ## train each algorithm on five small problems, three seeds each (a quarter of an hour)
 	@$(BIN)/python -m benchmarks.training $(ARGS)
 	@$(BIN)/python -m docs.generate convergence.md
 
@@ -49,7 +49,7 @@ claims: $(STAMP) ## try what papers say of training with few means, in small (AR
 	@$(BIN)/python -m benchmarks.claims $(ARGS)
 
 # Types are checked by one process, which leaves a core to the tests.
-check: $(STAMP) ## in two minutes: lint, and the tests that need no compiler and no process
+check: $(STAMP) ## in some minutes: lint, and the tests that need no compiler and no process
 	@echo "== pytest -m unit, and lint beside it"
 	@{ $(LINT); } >$(VENV)/lint.txt 2>&1 & lint=$$!; failed=0; \
 	$(PYTEST) -q -m unit tests || failed=1; \

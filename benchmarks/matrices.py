@@ -91,7 +91,8 @@ def main(threads: int, rounds: int, seconds: float, *, tiny: bool) -> None:
     """Print a table: the time of our steps by torch's, median (least to greatest)."""
     torch.set_num_threads(threads)
     names = [FRONT, *WAYS]
-    click.echo(f"| matrices, {threads} threads | dtype | {' | '.join(names)} |")
+    many = "1 thread" if threads == 1 else f"{threads} threads"
+    click.echo(f"| matrices, {many} | dtype | {' | '.join(names)} |")
     click.echo("| " + " | ".join(["---"] * (2 + len(names))) + " |")
     for name, shapes in (TINY if tiny else SHAPES).items():
         for dtype in (torch.float32, torch.bfloat16):

@@ -35,9 +35,9 @@ def page(report: Report) -> str:
         name = _beside(PICTURE, AVERAGING).name
         pictures.append(f"![Validation loss of training over a slow link]({name})")
     others = (
-        "Composed optimizers beside the same steps written by hand: [composed.md](composed.md). "
-        "Muon on many matrices: [matrices.md](matrices.md). New pointwise algorithms beside the "
-        "floor: [pointwise.md](pointwise.md)."
+        "Composed optimizers compared with the same steps written by hand: "
+        "[composed.md](composed.md). Muon on many matrices: [matrices.md](matrices.md). Pointwise "
+        "algorithms compared with memory bandwidth: [pointwise.md](pointwise.md)."
     )
     return details(report, "\n\n".join([others, *pictures]) + "\n")
 

@@ -15,8 +15,8 @@ to declare blocks.
 """
 
 TAIL = """
-Aimed at: Llama-8B at most 1.06 of the mean in time and 1.00 in bytes, which is met; GPT-2 at most
-1.10 of the mean in both, which GPT-2 medium and XL meet with Q, K and V declared.
+The target for Llama-8B is met: at most 1.06 of the mean in time, and 1.00 in bytes. The target for
+GPT-2 is 1.10 of the mean in both. GPT-2 medium and XL meet it with Q, K and V declared.
 
 GPT-2 small **misses** 1.10 in time, and no plan can meet it: one matrix of its MLP takes at least
 1.6 times the mean time of a rank, and a matrix has one owner. The plan reaches the lower bound.
