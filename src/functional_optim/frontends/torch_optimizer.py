@@ -159,8 +159,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         """Return what the executor does in a step with all gates open, and why, in lines."""
         if (bound := self._bound()) is not None:
             return bound.explain()
-        executor = self._optimizer.executor
-        return explain_groups(self._groups(), self._states, self._optimizer_of, executor)
+        return explain_groups(self._groups(), self._states, self._optimizer_of, self._optimizer)
 
     def ready(self, timeout: float | None = None) -> bool:
         """Wait until what compiles in the background is done; steps do not need it.

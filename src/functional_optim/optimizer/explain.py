@@ -12,6 +12,8 @@ from functional_optim.core.closure_optimizer import refuse_closure
 from functional_optim.core.global_step import at_global_step
 from functional_optim.core.hyper import numbers, resolve
 from functional_optim.core.initial import init_leaf
+from functional_optim.core.leaf import needs_total
+from functional_optim.core.links import stage_labels
 from functional_optim.core.overrides import LeafChain, chains_of
 from functional_optim.core.stage import Stage, block_size_of, in_full_blocks
 from functional_optim.core.state import map_state
@@ -50,20 +52,39 @@ class Part(NamedTuple):
 def explain(optimizer: Chain, params: Any) -> str:
     """Return which executor steps which parameters, a line for each kind of them.
 
-    Where parameters differ in their stages, the lines about a chain stand below it.
+    Where parameters differ in their stages, the lines about a chain stand below it. The last lines
+    name the stages at which a composed optimizer waits.
 
     Raises:
         TypeError: an optimizer that steps by a closure.
         ValueError: parameters that the optimizer does not accept.
     """
-    parts = explain_parts(optimizer, params)
-    if len({part.chain.places for part in parts}) < 2:
-        return "\n".join(line for part in parts for line in part.lines)
-    return "\n".join(
-        line
-        for part in parts
-        for line in (part.written(optimizer), *(f"  {own}" for own in part.lines))
-    )
+    parts, lines = explain_parts(optimizer, params), list[str]()
+    is_one = len({part.chain.places for part in parts}) < 2
+    for part in parts:
+        own = part.lines if is_one else [f"  {line}" for line in part.lines]
+        lines += own if is_one else [part.written(optimizer), *own]
+    return "\n".join([*lines, *waiting_lines(optimizer)])
+
+
+def waiting_lines(optimizer: Chain) -> list[str]:
+    """Return a line for each stage at which a step of a composed optimizer waits, and for what."""
+    if not optimizer.is_composed:
+        return []
+    return [
+        f"a step waits at {label}: {why}"
+        for label, stage in zip(stage_labels(optimizer.stages), optimizer.stages, strict=True)
+        if (why := _why_waiting(stage)) is not None
+    ]
+
+
+def _why_waiting(stage: Stage) -> str | None:
+    if stage.gate is not None:
+        return "it is a gate, which decides whether the stages behind it run"
+    total = ", from a total over the parameters" if needs_total(stage) else ""
+    if stage.combine is not None:
+        return f"it computes scalars that all parameters share{total}"
+    return "it needs a total over the parameters" if total else None
 
 
 def explain_parts(optimizer: Chain, params: Any, executor: str | None = None) -> list[Part]:
