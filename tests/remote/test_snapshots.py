@@ -10,8 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from functional_optim import DistributedOptimizer, adamw, chain, clip_by_global_norm, sgd
-from functional_optim.remote import Snapshot
+from functional_optim import (
+    DistributedOptimizer,
+    accumulate,
+    adamw,
+    chain,
+    clip_by_global_norm,
+    sgd,
+)
+from functional_optim.remote import Snapshot, StaleError
 from functional_optim.remote.running import run as run_on
 from tests.choices import case, pairs
 
@@ -376,4 +383,40 @@ def test_a_module_runs_on_several_versions_at_once() -> None:
     old.close()
     with pytest.raises(RuntimeError, match="given back: read a new one"):
         old.run(module, inputs, scale=2.0)
+    optimizer.close()
+
+
+def accumulating(params: Mapping[str, Tensor], **workers: str) -> DistributedOptimizer:
+    return over_threads(chain(accumulate(2), sgd(lr=0.1)), dict(params), workers)
+
+
+def test_a_parameter_that_a_gate_lets_through_late_makes_way_too() -> None:
+    """It is stepped without a gradient in that step, by what was accumulated before."""
+    params = {name: nn.Parameter(torch.ones(3)) for name in ("p", "q")}
+    optimizer = accumulating(params, p="w0", q="w0")
+    optimizer.step({"p": torch.ones(3), "q": torch.ones(3)})
+    held = list(optimizer.snapshot().parameters.values())
+    loss = (held[0] * held[1]).sum()
+    optimizer.step({"p": torch.ones(3), "q": None})
+    assert params["q"].tolist() == [pytest.approx(0.95)] * 3
+    assert [one.tolist() for one in held] == [[1.0] * 3] * 2
+    assert [one.tolist() for one in torch.autograd.grad(loss, held)] == [[1.0] * 3] * 2
+    optimizer.close()
+
+
+def test_gradients_of_before_a_late_step_are_of_an_age() -> None:
+    params = {name: nn.Parameter(torch.ones(1)) for name in ("p", "q")}
+    optimizer, grads = (
+        accumulating(params, p="w0", q="w1"),
+        {"p": torch.ones(1), "q": torch.ones(1)},
+    )
+    optimizer.limit_staleness(0, "refuse")
+    optimizer.step(grads)
+    snapshot = optimizer.snapshot()
+    optimizer.step({"p": None, "q": None})
+    before = [one.item() for one in params.values()]
+    with pytest.raises(StaleError):
+        optimizer.step(grads, snapshot)
+    assert [one.item() for one in params.values()] == before == [pytest.approx(0.95)] * 2
+    optimizer.step(grads, optimizer.snapshot())
     optimizer.close()

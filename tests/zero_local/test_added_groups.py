@@ -1,11 +1,12 @@
 """A group that is added to an optimizer that has stepped, over two ranks."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import Tensor
 
-from functional_optim import TorchOptimizer
+from functional_optim import TorchOptimizer, schedule_free_adamw
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport.local import LocalWorld
 from tests import checkpoints
@@ -50,3 +51,26 @@ def test_what_is_saved_after_a_group_was_added_is_loaded(
     wanted = trains(lambda params: TorchOptimizer(params, CHAINS[name]()))
     for found in LocalWorld(2).run(lambda group: trains(zero_of(CHAINS[name], group, "greedy"))):
         assert difference(found, wanted) == []
+
+
+def test_a_group_that_differs_in_what_shared_scalars_depend_on_is_refused() -> None:
+    """As by TorchOptimizer: when it is added, and on every rank."""
+
+    def trains(group: Any) -> list[Any]:
+        pairs = list(named().items())
+        zero = ZeroRedundancyOptimizer(pairs[:3], schedule_free_adamw(lr=0.01), group)
+        for number, (path, param) in enumerate(pairs[:3]):
+            param.grad = grads_at(number)[path]
+        zero.step()
+        zero.param_groups[0]["lr"] = 0.02
+        with pytest.raises(ValueError, match="so lr must be the same") as error:
+            zero.add_param_group({"params": pairs[3:]})
+        assert len(zero.param_groups) == 1 and set(zero.params) == {path for path, _ in pairs[:3]}
+        zero.add_param_group({"params": pairs[3:], "lr": 0.02})
+        for path, param in pairs:
+            param.grad = grads_at(4)[path]
+        zero.step()
+        return [str(error.value), len(zero.param_groups)]
+
+    for found in LocalWorld(2).run(trains):
+        assert found[1] == 2

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim._torch import values_of
+from functional_optim._torch import values_of, version_of
+from functional_optim.core.links import has_gates
 from functional_optim.frontends import gradient_norms
 from functional_optim.frontends.local_optimizer import Foreign, bound
 from functional_optim.frontends.loss_scale import unscaled
@@ -70,6 +71,9 @@ class WorkerOptimizer:
             # Nobody knows what an unknown class keeps of its parameters' memory.
             self._versions = versions_of(self._params, movable=not foreign)
             self._local = bound(found, groups)
+        self._may_be_late = not isinstance(found, Foreign) and has_gates(found.optimizer.links)
+        """Whether a step may write to a parameter without a gradient: a gate lets through what it
+        has kept."""
         places = {id(param): place for place, param in enumerate(self._params)}
         self._places = [places[id(param)] for param in self._local.params]
         """For each parameter of the optimizer, its place among the parameters of the shares."""
@@ -121,9 +125,9 @@ class WorkerOptimizer:
             found = self._age(source, taken)
             self._take(options)
             self._exchange.done(source, self._params)
-            copied = self._made_way(given)
+            copied, before = self._made_way(given), self._writes()
             self._local.step([given[place] for place in self._places], measured=measured)
-            size = self._stepped(given)
+            size = self._stepped(given, before)
             self._count(steps=1, waits=waited, gradient_bytes=size, copied_bytes=copied)
             if found is not None:
                 self._ages[found] = self._ages.get(found, 0) + 1
@@ -187,17 +191,27 @@ class WorkerOptimizer:
         """
         copied = 0
         for k, one in enumerate(self._versions):
-            if one.readers and given[k] is not None:
+            if one.readers and (given[k] is not None or self._may_be_late):
                 copied += one.make_way(self._params[k])
         return copied
 
-    def _stepped(self, given: Sequence[Tensor | None]) -> int:
-        """Count the step of each parameter that has a gradient.
+    def _writes(self) -> list[int]:
+        """Return how often each parameter was written to, where one without a gradient may be."""
+        return list(map(version_of, self._params)) if self._may_be_late else []
+
+    def _stepped(self, given: Sequence[Tensor | None], before: Sequence[int]) -> int:
+        """Count the step of each parameter that has a gradient, or was written to without one.
+
+        Args:
+            given: the gradients.
+            before: :meth:`_writes` before the step.
 
         Returns:
             The bytes of all gradients.
         """
         size = 0
+        for one, grad, old, new in zip(self._versions, given, before, self._writes(), strict=False):
+            one.number += grad is None and old != new
         for one, own, grad in zip(self._versions, self._sizes, given, strict=True):
             if grad is not None:
                 one.number += 1

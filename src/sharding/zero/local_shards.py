@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from functional_optim.core.overrides import LeafChain
 from functional_optim.core.state import LeafState
 from functional_optim.frontends.group_tensors import Group, StateOf
 from functional_optim.frontends.recipe import Chains, GroupChain
+from functional_optim.plan.shared_numbers import with_common_hypers
 from functional_optim.plan.step_counts import beside
 from sharding.shard_plan import ShardPlan
 from sharding.zero.gradients import gradient_of
@@ -95,6 +97,23 @@ class LocalShards:
         """
         for kind in {param.device.type for param in group["params"]}:
             self.chain_for(number, group, kind)
+
+    def check_common_options(self, groups: Groups) -> None:
+        """Make sure that groups have the options that shared scalars depend on.
+
+        Raises:
+            ValueError: groups differ in such an option.
+        """
+        if not self.recipes.keeps_numbers:
+            return
+        chains = []
+        for number, (group, (own, places)) in enumerate(
+            zip(groups, self.recipes.parts, strict=True)
+        ):
+            device = next((param.device.type for param in group["params"]), "cpu")
+            hypers = self.chain_for(number, group, device).hypers
+            chains.append(LeafChain(places, own.stages, hypers))
+        with_common_hypers(self.recipes.whole.optimizer.links, chains)
 
     def chain_for(self, number: int, group: Mapping[str, Any], device: str) -> GroupChain:
         """The chain for a group's options, on a type of device."""

@@ -168,6 +168,7 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
         if self._local is not None:
             for number in range(before, len(self.param_groups)):
                 self._own.check_options(number, self.param_groups[number])
+            self._own.check_common_options(self.param_groups)
         arguments = (self.params, self.param_groups, self._recipes, self._policy)
         return extended(self.plan, *arguments)
 
@@ -278,8 +279,9 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
             param_group: a dict with "params", and the options that differ for them.
 
         Raises:
-            ValueError: a parameter that is in another group, ranks with different parameters, or
-                an option out of bounds. Nothing is changed then.
+            ValueError: a parameter that is in another group, ranks with different parameters, an
+                option out of bounds, or another value than that of the other groups where shared
+                scalars depend on it. Nothing is changed then.
         """
         if not self._built:
             self._add_divided(param_group)
