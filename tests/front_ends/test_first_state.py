@@ -160,6 +160,8 @@ def test_a_state_whose_parameter_has_another_dtype_by_now_is_made_anew(door: str
     )
     for one, weight in zip(pair, weights, strict=True):
         weight.data = weight.data.double()
+        for entries in one.state_dict()["state"].values():  # of torch's class, none yet
+            assert entries["exp_avg"].dtype == torch.float64
         for _ in range(3):
             weight.grad = torch.arange(3.0, dtype=torch.float64) - 1
             one.step()

@@ -6,15 +6,14 @@ kept as it stands, since a caller may have written to it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import ne
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from functional_optim.core.compiling import remembered
-from functional_optim.core.hyper import is_plain
-from functional_optim.core.initial import init_leaf
+from functional_optim.core.initial import init_leaf, kept_for_plain
 from functional_optim.core.stage import Rule, Stage
 from functional_optim.core.state import LeafState, map_state, state_tensors
 from functional_optim.core.without_memory import WithoutMemory
@@ -78,35 +77,14 @@ Starts = tuple[tuple[bool, ...], ...]
 """For each stage, for each tensor of its state, whether it starts as values of the parameter."""
 
 
-def starts_as_param(
-    stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
+def _starts_of_any(
+    stages: tuple[Stage, ...], hypers: tuple[Any, ...], shape: tuple[int, ...], dtype: torch.dtype
 ) -> Starts:
     """Return which tensors of the first state are made of the values of the parameter.
 
     An ``init`` that cannot be followed without memory, since it looks at values, counts as one that
     makes all of its state of them.
     """
-    stages, hypers, sizes = tuple(stages), tuple(hypers), tuple(shape)
-    if all(map(is_plain, hypers)) and all(type(size) is int for size in sizes):
-        return _kept_starts(stages, hypers, sizes, dtype, torch.get_default_dtype())
-    return _starts(stages, hypers, sizes, dtype)
-
-
-@remembered(1024)
-def _kept_starts(
-    stages: tuple[Stage, ...],
-    hypers: tuple[Any, ...],
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    default: torch.dtype,
-) -> Starts:
-    """As above, kept for each default dtype of torch."""
-    return _starts(stages, hypers, shape, dtype)
-
-
-def _starts(
-    stages: tuple[Stage, ...], hypers: tuple[Any, ...], shape: tuple[int, ...], dtype: torch.dtype
-) -> Starts:
     param = torch.empty(shape, dtype=dtype, device="meta")
     try:
         with torch.no_grad(), WithoutMemory(), _ValuesOf(param) as values:
@@ -118,7 +96,23 @@ def _starts(
     return tuple(tuple(one in values for one in state_tensors([own])) for own in made.stages)
 
 
-def stages_that_ran(stages: Sequence[Stage], state: LeafState) -> list[bool]:
+starts_as_param = kept_for_plain(_starts_of_any)
+"""The same, from a cache where it may be kept."""
+
+
+def _first_numbers_of_any(
+    stages: tuple[Stage, ...], hypers: tuple[Any, ...], shape: tuple[int, ...], dtype: torch.dtype
+) -> tuple[list[Any], ...]:
+    """Return for each stage the values of its first state, of a parameter of zeros."""
+    with torch.no_grad():
+        made = init_leaf(stages, hypers, torch.zeros(shape, dtype=dtype, device="cpu")).stages
+    return tuple([one.tolist() for one in state_tensors([own])] for own in made)
+
+
+_first_numbers = kept_for_plain(_first_numbers_of_any)
+
+
+def _stages_that_ran(stages: Sequence[Stage], state: LeafState) -> list[bool]:
     """Return for each stage whether it has run for this leaf: up to a gate, or in a step."""
     counts = iter([*(one.runs for one in state.gates), state.step])
     found, ran = [], int(next(counts)) > 0
@@ -154,7 +148,7 @@ def with_first_values(
         wanted = _also_changed(wanted, stages, hypers, made_for, param)
     if not any(map(any, wanted)):
         return state
-    ran = stages_that_ran(stages, state)
+    ran = _stages_that_ran(stages, state)
     pairs = list(zip(stages, ran, strict=True))
     if any(has and isinstance(stage, Rule) for stage, has in pairs):
         return state
@@ -188,55 +182,11 @@ def _also_changed(
     pairs = zip(stages, hypers, before, strict=True)
     if all(one is other or not stage.stateful for stage, one, other in pairs):
         return wanted
-    found = _changed(tuple(stages), tuple(hypers), tuple(before), param.dim(), param.dtype)
-    if list(map(len, found)) != list(map(len, wanted)):
-        return tuple((True,) * len(own) for own in wanted)
-    return tuple(
-        tuple(one or other for one, other in zip(*both, strict=True))
-        for both in zip(wanted, found, strict=True)
-    )
-
-
-def _changed(
-    stages: tuple[Stage, ...],
-    hypers: tuple[Any, ...],
-    before: tuple[Any, ...],
-    dims: int,
-    dtype: torch.dtype,
-) -> Starts:
-    """Return for each tensor whether it starts otherwise; of a parameter with one element."""
-    if all(map(is_plain, (*hypers, *before))):
-        return _kept_changes(stages, hypers, before, dims, dtype, torch.get_default_dtype())
-    return _changes(stages, hypers, before, dims, dtype)
-
-
-@remembered(64)
-def _kept_changes(
-    stages: tuple[Stage, ...],
-    hypers: tuple[Any, ...],
-    before: tuple[Any, ...],
-    dims: int,
-    dtype: torch.dtype,
-    default: torch.dtype,
-) -> Starts:
-    """As above, kept for each default dtype of torch."""
-    return _changes(stages, hypers, before, dims, dtype)
-
-
-def _changes(
-    stages: tuple[Stage, ...],
-    hypers: tuple[Any, ...],
-    before: tuple[Any, ...],
-    dims: int,
-    dtype: torch.dtype,
-) -> Starts:
-    like = torch.zeros((1,) * dims, dtype=dtype, device="cpu")
-    with torch.no_grad():
-        now, then = (init_leaf(stages, own, like).stages for own in (hypers, before))
-    return tuple(
-        tuple(
-            one.shape != other.shape or not torch.equal(one, other)
-            for one, other in zip(state_tensors([a]), state_tensors([b]), strict=False)
-        )
-        for a, b in zip(now, then, strict=True)
-    )
+    small = (1,) * param.dim()  # seen at a parameter of one element
+    numbers = [_first_numbers(stages, own, small, param.dtype) for own in (hypers, before)]
+    found = []
+    for own, now, then in zip(wanted, *numbers, strict=True):
+        is_alike = len(own) == len(now) == len(then)
+        changed = map(ne, now, then) if is_alike else [True] * len(own)
+        found.append(tuple(one or other for one, other in zip(own, changed, strict=True)))
+    return tuple(found)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -87,19 +87,38 @@ Fields = tuple[tuple[Field, ...], ...]
 FieldsOf = Callable[[Sequence[Stage], Sequence[Any], Sequence[int], torch.dtype], Fields]
 """What :func:`fields_of` is."""
 
+_T = TypeVar("_T")
 
-def fields_of(
-    stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
-) -> Fields:
-    """The fields of every stage's state, for parameters of a shape and a dtype.
 
-    Kept for hyper-parameters that are plain numbers; others (a tensor with its graph, a schedule)
-    must not be kept alive by a cache. Nor are sizes that a tracer leaves open, which have no hash.
+def kept_for_plain(
+    of_any: Callable[[tuple[Stage, ...], tuple[Any, ...], tuple[int, ...], torch.dtype], _T],
+) -> Callable[[Sequence[Stage], Sequence[Any], Sequence[int], torch.dtype], _T]:
+    """Return a function of stages, hyper-parameters, shape and dtype whose results are kept.
+
+    They are kept for hyper-parameters that are plain numbers: others (a tensor with its graph, a
+    schedule) must not be kept alive by a cache. Nor are sizes that a tracer leaves open, which have
+    no hash. A state may have a number in it, so results are kept for each default dtype of torch.
     """
-    stages, hypers, sizes = tuple(stages), tuple(hypers), tuple(shape)
-    if all(map(is_plain, hypers)) and all(type(size) is int for size in sizes):
-        return _kept_fields(stages, hypers, sizes, dtype, torch.get_default_dtype())
-    return fields_of_any(stages, hypers, sizes, dtype)
+
+    @remembered(1024)
+    def kept(
+        stages: tuple[Stage, ...],
+        hypers: tuple[Any, ...],
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        default: torch.dtype,
+    ) -> _T:
+        return of_any(stages, hypers, shape, dtype)
+
+    def found(
+        stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
+    ) -> _T:
+        stages, hypers, sizes = tuple(stages), tuple(hypers), tuple(shape)
+        if all(map(is_plain, hypers)) and all(type(size) is int for size in sizes):
+            return kept(stages, hypers, sizes, dtype, torch.get_default_dtype())
+        return of_any(stages, hypers, sizes, dtype)
+
+    return found
 
 
 def fields_of_any(
@@ -108,21 +127,13 @@ def fields_of_any(
     shape: tuple[int, ...],
     dtype: torch.dtype,
 ) -> Fields:
-    """Return the fields without keeping them in a cache."""
+    """Return the fields of every stage's state, for parameters of a shape and a dtype."""
     probe = init_like(stages, hypers, shape, dtype)
     return tuple(tuple(map(_field, getattr(one, "_fields", ()), one)) for one in probe.stages)
 
 
-@remembered(1024)
-def _kept_fields(
-    stages: tuple[Stage, ...],
-    hypers: tuple[Any, ...],
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    default: torch.dtype,
-) -> Fields:
-    """Return the fields, kept for each default dtype of torch: a state may have a number in it."""
-    return fields_of_any(stages, hypers, shape, dtype)
+fields_of = kept_for_plain(fields_of_any)
+"""The same, from a cache where it may be kept."""
 
 
 class FieldsOfTree:

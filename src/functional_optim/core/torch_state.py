@@ -10,6 +10,7 @@ from torch import Tensor
 from functional_optim.core.brief import brief
 from functional_optim.core.checks import check_leaf_state
 from functional_optim.core.compiling import remembered
+from functional_optim.core.first_state import starts_as_param
 from functional_optim.core.hyper import is_plain
 from functional_optim.core.initial import Fields, fields_depend_on, fields_of, init_leaf
 from functional_optim.core.links import gate_names, state_names
@@ -214,14 +215,17 @@ def _steps_of_uncounted(
     start = _start(stages, hypers, param)
     filled = {key for key, value in given.items() if not _same_values(value, start[key])}
     if filled and begins_anew and count is not None:
-        zeros, ones = (
-            _start(stages, hypers, like(param)) for like in (torch.zeros_like, torch.ones_like)
+        starts = chain.from_iterable(starts_as_param(stages, hypers, param.shape, param.dtype))
+        keys = (
+            key
+            for field in _keyed(stages, hypers, param.shape, param.dtype).every
+            for key in field.keys
         )
+        of_values = {key for key, is_one in zip(keys, starts, strict=True) if is_one}
         filled = {
             key
-            for key in filled
-            if _same_values(zeros[key], ones[key])
-            and not (_is_one_number(start[key]) and _is_one_number(given[key]))
+            for key in filled - of_values
+            if not (_is_one_number(start[key]) and _is_one_number(given[key]))
         }
     if not filled:
         return 0

@@ -6,14 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.first_state import with_first_values
 from functional_optim.core.stage import Stage
-from functional_optim.core.torch_state import (
-    from_entries,
-    has_begun,
-    starts_in_first_step,
-    to_entries,
-)
+from functional_optim.core.torch_state import has_begun, starts_in_first_step
 from functional_optim.storage.plain import plain_stages
 
 DECOUPLED = "decoupled_weight_decay"
@@ -38,12 +32,11 @@ def checkpoint_entries(
     entries: Mapping[str, Any],
     *,
     damped: bool,
-    made_for: Sequence[Any] | None = None,
 ) -> dict[str, Any]:
     """The entries of a parameter as a checkpoint has them: the step count in torch's dtype.
 
-    Of a parameter at step 0 it is the state that its first step begins with; nothing where torch
-    would make that in the step itself and take what it finds for a later one's.
+    Of a parameter at step 0 there are none where torch would make them in the step itself, and take
+    what it finds for those of a later step.
 
     Args:
         stages: of the chain.
@@ -51,16 +44,10 @@ def checkpoint_entries(
         param: the parameter.
         entries: its state.
         damped: whether a class of torch damps what it adds to a buffer, but not the first time.
-        made_for: the hyper-parameters that the state was made for, if they may be others.
     """
-    if not has_begun(entries):
-        # A buffer of zeros does no harm there, unless its first gradient is damped for it.
-        if damped and starts_in_first_step(stages, hypers, param):
-            entries = {"step": entries["step"]}
-        else:
-            state = from_entries(stages, hypers, param, entries, "", counted=True)
-            first = with_first_values(stages, hypers, param, state, made_for)
-            entries = {**entries, **to_entries(stages, hypers, param, first)}
+    # A buffer of zeros does no harm there, unless its first gradient is damped for it.
+    if damped and not has_begun(entries) and starts_in_first_step(stages, hypers, param):
+        entries = {"step": entries["step"]}
     step = entries["step"]
     in_python = stages[-1].name in COUNTED_IN_PYTHON
     return {**entries, "step": int(step) if in_python else torch_step(step)}

@@ -11,7 +11,7 @@ from functional_optim.core.initial import init_leaf
 from functional_optim.core.links import Links
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import GateCounts, LeafState
-from functional_optim.core.torch_state import from_entries, kept_dtypes, to_entries
+from functional_optim.core.torch_state import from_entries, has_begun, kept_dtypes, to_entries
 from functional_optim.frontends.torch_checkpoint import (
     DECOUPLED,
     checkpoint_entries,
@@ -52,53 +52,46 @@ def leaf_state(
         made_for: the hyper-parameters that its state was made for, if they may be others.
     """
     entries = states[param]
-    is_first = bool(begins and entries and entries.get("step") == 0)
-    if is_first:
-        entries = _with_new_fields(stages, hypers, param, entries)
-    given: Any = {"begins_anew": True, "counted": is_first}
-    state = from_entries(stages, hypers, param, entries, name, **given)
-    if is_first:
-        state = with_first_values(stages, hypers, param, state, made_for)
+    if begins and entries and entries.get("step") == 0:
+        state = _first_state(stages, hypers, param, entries, name, made_for)
+    else:
+        state = from_entries(stages, hypers, param, entries, name, begins_anew=True)
     made = to_entries(stages, hypers, param, state)
-    if any(states[param].get(key) is not value for key, value in made.items()):
+    if any(entries.get(key) is not value for key, value in made.items()):
         states[param] = {**entries, **made}  # also changed by hand, or an option turned on
     return state
 
 
-def _with_new_fields(
-    stages: Sequence[Stage], hypers: tuple[Any, ...], param: Tensor, entries: dict[str, Any]
-) -> dict[str, Any]:
-    """Return entries with new ones where the parameter, or an option, asks for others by now.
+def _first_state(
+    stages: Sequence[Stage],
+    hypers: tuple[Any, ...],
+    param: Tensor,
+    entries: Mapping[str, Any],
+    name: str,
+    made_for: tuple[Any, ...] | None,
+) -> LeafState:
+    """The state that a first step begins with; arguments as for :func:`leaf_state`.
 
-    Since they were made, an option may have been turned on, and the parameter may have another
-    dtype, device or shape.
+    Since entries were made, an option may have been turned on, and the parameter may have another
+    dtype, device or shape. Entries are new then, where they do not fit.
     """
     wanted = kept_dtypes(stages, hypers, param.shape, param.dtype)
-    if all(_fits(entries.get(key), param, dtype) for key, dtype in wanted.items()):
-        return entries
-    with torch.no_grad():
-        made = to_entries(stages, hypers, param, init_leaf(stages, hypers, param))
-    return {
-        **entries,
-        **{key: made[key] for key in wanted if not _alike(entries.get(key), made[key])},
-    }
+    usual = param.shape, param.device
+    if not all(_is_like(entries.get(key), *usual, dtype) for key, dtype in wanted.items()):
+        with torch.no_grad():
+            made = to_entries(stages, hypers, param, init_leaf(stages, hypers, param))
+        kinds = {key: (made[key].shape, made[key].device, made[key].dtype) for key in wanted}
+        odd = [key for key, kind in kinds.items() if not _is_like(entries.get(key), *kind)]
+        entries = {**entries, **{key: made[key] for key in odd}}
+    state = from_entries(stages, hypers, param, entries, name, begins_anew=True, counted=True)
+    return with_first_values(stages, hypers, param, state, made_for)
 
 
-def _fits(entry: Any, param: Tensor, dtype: torch.dtype) -> bool:
-    """Return True if an entry is such as most are: shaped as the parameter, on its device."""
-    is_tensor = isinstance(entry, Tensor)
-    return is_tensor and (entry.shape, entry.dtype, entry.device) == (
-        param.shape,
-        dtype,
-        param.device,
-    )
-
-
-def _alike(entry: Any, made: Tensor) -> bool:
-    """Return True if an entry has the shape, the dtype and the device of the one that is made."""
+def _is_like(entry: Any, shape: Any, device: torch.device, dtype: torch.dtype) -> bool:
+    """Return True for a tensor of this shape, device and dtype."""
     if not isinstance(entry, Tensor):
         return False
-    return (entry.shape, entry.dtype, entry.device) == (made.shape, made.dtype, made.device)
+    return (entry.shape, entry.device, entry.dtype) == (shape, device, dtype)
 
 
 def complete_state(
@@ -208,9 +201,12 @@ def write_checkpoint(
                 written.setdefault(key, {})
             entries = written.get(key)
             if entries:
-                written[key] = checkpoint_entries(
-                    stages, hypers, param, entries, damped=damped, made_for=made_for.get(number)
-                )
+                if not has_begun(entries):
+                    own = made_for.get(number)
+                    first = _first_state(stages, hypers, param, entries, f"state[{key}]", own)
+                    entries = {**entries, **to_entries(stages, hypers, param, first)}
+                made = checkpoint_entries(stages, hypers, param, entries, damped=damped)
+                written[key] = made
     state_dict["state"] = written
     counted = with_group_steps(written, state_dict["param_groups"])
     state_dict["param_groups"] = [

@@ -83,13 +83,12 @@ class LocalShard:
         assert entries is not None, "completed before"
         if entries and entries.get("step") != 0:
             return
-        lacking = self.lacking(chain)
         with torch.no_grad():
-            if lacking or not entries:
+            if not entries or self.lacking(chain):
                 made = init_leaf(chain.stages, chain.hypers, self.tensor.detach())
                 new = to_entries(chain.stages, chain.hypers, self.tensor, made)
                 entries.update({key: one for key, one in new.items() if entries.get(key) is None})
-            elif self._is_made_at_once(chain):
+            if self._is_made_at_once(chain):
                 self._renew(chain, self.tensor.detach(), self.state_for(chain))
             else:
                 for start, stop in self._stretches(chain):
