@@ -1,7 +1,7 @@
 """Steps on a CUDA device beside torch's own, and beside what its memory allows."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -10,11 +10,42 @@ from torch.nn import Parameter
 from benchmarks.ratios import Spread, spread
 from benchmarks.timing import Step, take_turns
 from benchmarks.workloads import GPT2, WORKLOADS
-from functional_optim import TorchOptimizer, adamw, muon, qhm
+from functional_optim import (
+    TorchOptimizer,
+    adamw,
+    apply_if_finite,
+    chain,
+    clip_by_global_norm,
+    lamb,
+    muon,
+    qhm,
+)
 from functional_optim.algorithms import sgd
 
 Params = list[Parameter]
-Make = Callable[[Params], torch.optim.Optimizer]
+
+
+class Steps(Protocol):
+    """What has a step."""
+
+    def step(self) -> object:
+        """Step its parameters."""
+        ...
+
+
+Make = Callable[[Params], Steps]
+
+
+class Clipped(NamedTuple):
+    """An optimizer of torch, and torch's clipping before each step."""
+
+    optimizer: torch.optim.Optimizer
+
+    def step(self) -> None:
+        """Clip the gradients, and step."""
+        for group in self.optimizer.param_groups:
+            torch.nn.utils.clip_grad_norm_(group["params"], 1.0)
+        self.optimizer.step()
 
 
 class Race(NamedTuple):
@@ -61,6 +92,31 @@ RACES = (
             "TorchOptimizer, flat": lambda p: TorchOptimizer(p, adamw(lr=1e-3), flat=True),
         },
         passes=7,
+    ),
+    Race(
+        "AdamW, gradients clipped to a norm, GPT-2 small",
+        _gpt2(),
+        {
+            "torch foreach": lambda p: Clipped(torch.optim.AdamW(p, lr=1e-3, foreach=True)),
+            "TorchOptimizer": lambda p: TorchOptimizer(
+                p, chain(clip_by_global_norm(1.0), adamw(lr=1e-3))
+            ),
+            "TorchOptimizer, apply_if_finite first": lambda p: TorchOptimizer(
+                p, chain(apply_if_finite(3), clip_by_global_norm(1.0), adamw(lr=1e-3))
+            ),
+        },
+        passes=10,
+    ),
+    Race(
+        "LAMB, GPT-2 small",
+        _gpt2(),
+        {
+            "TorchOptimizer, executor reference": lambda p: TorchOptimizer(
+                p, lamb(lr=1e-3).using(executor="reference")
+            ),
+            "TorchOptimizer": lambda p: TorchOptimizer(p, lamb(lr=1e-3)),
+        },
+        passes=9,
     ),
     Race(
         "SGD with momentum, GPT-2 small",

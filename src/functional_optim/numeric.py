@@ -6,7 +6,7 @@ differentiate with respect to it or vmap over it. TorchScript compiles the first
 
 Coefficients promote nothing, though 0-d parameters would be promoted by one of double precision.
 With 16-bit floats it is computed in float32 meanwhile where torch's kernels do so with a scalar
-argument: they round it in ``x + offset`` only.
+argument: they round it in ``x + offset`` only, and there on the CPU only.
 """
 
 import math
@@ -49,6 +49,8 @@ def shift(x: Tensor, offset: float) -> Tensor:
     """``x + offset``."""
     if not torch.jit.is_scripting():
         if isinstance(offset, Tensor):
+            if x.dtype in _SHORT and x.is_cuda:  # torch's kernels round an offset on the CPU only
+                return (x.to(torch.float32) + offset.to(torch.float32)).to(x.dtype)
             return x + offset.to(x.dtype)
     return x + offset
 
@@ -225,7 +227,8 @@ def choose(condition: Any, yes: Any, no: Any) -> Any:
     if isinstance(condition, Tensor):
         known = concrete(condition)
         if known is None:
-            wide = [torch.as_tensor(one, dtype=torch.float64) for one in (yes, no)]
+            of: Any = {"dtype": torch.float64, "device": condition.device}
+            wide = [torch.as_tensor(one, **of) for one in (yes, no)]
             return torch.where(condition, *wide)
         condition = known != 0.0
     return yes if condition else no

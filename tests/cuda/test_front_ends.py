@@ -77,23 +77,28 @@ def test_is_torchs(name: str, executor: ExecutorName, flat: bool) -> None:
     close(got, want, 4.0 if summed else 0.0)
 
 
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_prefer_fused_steps_what_torchs_fused_class_steps(channels_last: bool) -> None:
-    """By torch's kernels, and by lists what these do not take: another layout, or another dtype."""
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "gradients contiguous"])
+def test_prefer_fused_steps_what_torchs_fused_class_steps(layout: str) -> None:
+    """By torch's kernels, and by lists what these refuse: gradients of another layout."""
     pairs = []
     for _ in range(2):
         params = [*parameters(), *parameters(torch.bfloat16)]
         image = noise(99, 2, 3, 5, 5).cuda()
-        layout = torch.channels_last if channels_last else torch.contiguous_format
-        pairs.append([*params, nn.Parameter(image.to(memory_format=layout))])
-    theirs = torch.optim.AdamW(pairs[0], lr=0.1, fused=True)
+        if layout != "contiguous":
+            image = image.to(memory_format=torch.channels_last)
+        pairs.append([*params, nn.Parameter(image)])
+    refused = layout == "gradients contiguous"
+    theirs = torch.optim.AdamW(pairs[0], lr=0.1, fused=not refused)
     ours = TorchOptimizer(pairs[1], adamw(lr=0.1).using(executor="prefer_fused"))
     for seed in range(4):
         for own in pairs:
             set_grads(own, seed)
+            if not refused:
+                own[-1].grad = torch.empty_like(own[-1]).copy_(own[-1].grad)
         theirs.step()
         ours.step()
-    close(pairs[1], pairs[0], 256.0)
+    for dtype, ulps in ((torch.float32, 256.0), (torch.bfloat16, 4.0)):
+        close(*([one for one in pairs[k] if one.dtype is dtype] for k in (1, 0)), ulps)
 
 
 def test_parameters_on_two_devices_are_stepped_as_by_torchs_for_loop() -> None:

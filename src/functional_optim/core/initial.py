@@ -12,7 +12,7 @@ from functional_optim.core.aliasing import GivenMemory, copy_of
 from functional_optim.core.calling import started
 from functional_optim.core.compiling import remembered
 from functional_optim.core.dtensors import is_sharded
-from functional_optim.core.hyper import are_unchanged, is_plain
+from functional_optim.core.hyper import are_unchanged, is_plain, mapped
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import GateCounts, LeafState, field_tensors, map_state
 from functional_optim.core.views import real_view
@@ -236,12 +236,24 @@ def init_like(
     Its values mean nothing: one asks for names, shapes and dtypes.
     """
     fast = nullcontext() if torch.compiler.is_compiling() else WithoutMemory()
+
+    def made(device: str) -> LeafState:
+        own = [_beside(hyper, device) for hyper in hypers]
+        return init_leaf(stages, own, torch.zeros(shape, dtype=dtype, device=device))
+
     with torch.no_grad():
         try:
             with fast:
-                return init_leaf(stages, hypers, torch.empty(shape, dtype=dtype, device="meta"))
+                return made("meta")
         except (NotImplementedError, RuntimeError):  # an init that looks at values
-            return init_leaf(stages, hypers, torch.zeros(shape, dtype=dtype, device="cpu"))
+            return made("cpu")
+
+
+def _beside(hyper: Any, device: str) -> Any:
+    """Return hyper-parameters whose tensors may be combined with tensors of a device."""
+    if is_plain(hyper):
+        return hyper
+    return mapped(Tensor, lambda one: one if one.is_cpu else one.to(device), hyper)
 
 
 def same_fields(

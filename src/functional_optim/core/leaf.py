@@ -92,7 +92,7 @@ def require_room(leaf: Leaf, stepped: Stepped) -> None:
 
 def on_device(leaves: Sequence[Leaf]) -> bool:
     """Return True if the numbers of leaves, which all come from one place, stand on a device."""
-    return bool(leaves) and leaves[0].scalars is Scalars.DEVICE
+    return len(leaves) > 0 and leaves[0].scalars is Scalars.DEVICE
 
 
 def is_measured(stage: Stage) -> bool:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from functional_optim._torch import foreach_mul_, values_of
+from functional_optim._torch import foreach_mul_, foreach_scale_, values_of
 from functional_optim.transforms.clip_by_global_norm import clip_factor, sum_of_squares
 
 
@@ -132,9 +132,12 @@ def scale_(gradients: Iterable[Tensor | None], factor: float) -> None:
     """Multiply gradients in place."""
     with torch.no_grad():
         for grads in alike(gradients):
-            # A tensor: torch would round a number to the 16 bits of such gradients first.
-            # A device fills it in by itself; a copy of a number from the host would be waited for.
-            foreach_mul_(grads, torch.full((), factor, dtype=torch.float64, device=grads[0].device))
+            # With 16-bit gradients, torch rounds a number to 16 bits on the CPU, and a tensor on
+            # other devices.
+            if grads[0].is_cpu:
+                foreach_mul_(grads, torch.full((), factor, dtype=torch.float64, device="cpu"))
+            else:
+                foreach_scale_(grads, [factor] * len(grads))
 
 
 def alike(gradients: Iterable[Tensor | None]) -> list[list[Tensor]]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.core.capturing import check_not_captured
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage
 from functional_optim.kernels.cache_key import CacheKey, key_of
@@ -47,7 +48,7 @@ class _Bound(NamedTuple):
 
 
 class BoundLeaves:
-    """Programs of leaves with coefficients in common, each plain contiguous tensors of the CPU.
+    """Programs of leaves with coefficients in common, each plain contiguous tensors.
 
     Args:
         executor: knows which leaves may be stepped together.
@@ -73,6 +74,8 @@ class BoundLeaves:
             totals: the sum of each measured stage.
             pointers: are not used.
         """
+        if like.param.is_cuda:
+            check_not_captured([like.param])
         try:
             key, numbers, _ = key_of(self._stages, like)
         except UntraceableError:
@@ -114,21 +117,22 @@ class BoundLeaves:
         numbers: Numbers,
         totals: Sequence[Tensor],
     ) -> list[Part]:
-        rest = {known: known.arguments(numbers, totals) for known in bound.programs}
+        prepared = {
+            known: (known.step, known.arguments(numbers, totals)) for known in bound.programs
+        }
         found: list[Part] = []
         for k, known in bound.alone:
-            found.append(((k,), partial(known.program.step, *self._rows[k](tensors), *rest[known])))
+            step, rest = prepared[known]
+            found.append(((k,), partial(step, *self._rows[k](tensors), *rest)))
         for places, known in bound.together:
             own = [self._rows[k](tensors) for k in places]
             columns = list(map(list, zip(*own, strict=True)))
-            found.append((places, partial(_step_together, known, columns, rest[known])))
+            found.append((places, partial(_step_together, columns, *prepared[known])))
         return found
 
 
-def _step_together(known: Known, columns: Sequence[list[Tensor]], rest: Sequence[Any]) -> None:
+def _step_together(
+    columns: Sequence[list[Tensor]], step: Callable[..., object], rest: Sequence[Any]
+) -> None:
     """Step leaves in a stack, by the further arguments of its program."""
-
-    def step(whole: list[Tensor]) -> None:
-        known.program.step(*whole, *rest)
-
-    step_columns(columns, step)
+    step_columns(columns, lambda whole: step(*whole, *rest))

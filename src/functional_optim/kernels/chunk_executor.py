@@ -113,7 +113,7 @@ class ChunkExecutor(Executor):
     ) -> BindParts:
         assert self._stacks is not None, "asked by in_wholes"
         one_by_one = BoundLeaves(self._stacks, stages, places).parts
-        if self.joins:
+        if self.joins and leaves[0].param.is_cpu:
             return in_passes(self.bind_table, stages, leaves, places, one_by_one)
         return one_by_one
 

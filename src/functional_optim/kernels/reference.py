@@ -29,7 +29,7 @@ from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.chunks import why_not_pointwise
 from functional_optim.kernels.executor import Executor
 from functional_optim.kernels.on_tensors import OnTensors
-from functional_optim.kernels.totals import total_of
+from functional_optim.kernels.totals import reduced_each, sum_in_order, total_of
 
 
 class _Passing:
@@ -139,6 +139,26 @@ def _require_kept(leaf: Leaf, run: _Passing) -> None:
     require_kept(leaf, Stepped(run.param, tuple(run.states)))
 
 
+def _reduced_together(stages: Sequence[Stage], leaves: Sequence[Leaf]) -> Tensor | None:
+    """Return the totals of a stage without state over leaves on CUDA; None for other leaves.
+
+    One by one, leaves cost several launches each. On the CPU, plans put them together.
+    """
+    stage, first = stages[-1], leaves[0]
+    if len(stages) > 1 or stage.stateful or not first.param.is_cuda:
+        return None
+    shared = first.coefficients[-1]
+    if any(isinstance(one, Tensor) for one in shared):
+        return None
+    if any(leaf.coefficients[-1] != shared for leaf in leaves):
+        return None
+    params, grads = [leaf.param for leaf in leaves], [leaf.grad for leaf in leaves]
+    columns = reduced_each(stage, params, grads, first.states[-1], shared)
+    if columns is None:
+        return None
+    return torch.stack(list(map(sum_in_order, columns))).to(first.param.device)
+
+
 class ReferenceExecutor(Executor):
     """Stages called one after the other, in Python.
 
@@ -220,6 +240,9 @@ class ReferenceExecutor(Executor):
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> Tensor:
         """The totals over the leaves of the last stage, which reduces: a vector in float64."""
+        together = _reduced_together(stages, leaves)
+        if together is not None:
+            return together
         total: Tensor | None = None
         for parts in self.addends(stages, leaves, measured):
             one = torch.stack([part.to(torch.float64).reshape(()) for part in parts])

@@ -44,8 +44,11 @@ _TOLD = frozenset(
 )
 """What a tensor without data tells as any other does; more than that, nobody is told."""
 
-_PLACE = {"device": torch.device("cpu"), "is_cpu": True, "is_cuda": False, "is_meta": False}
-"""Where the tensors are that the graph is for."""
+
+def _place(device: torch.device) -> dict[str, Any]:
+    """Return what tensors on a device answer when they are asked where they are."""
+    of = device.type
+    return {"device": device, "is_cpu": of == "cpu", "is_cuda": of == "cuda", "is_meta": False}
 
 
 class Shaped(fx.Proxy):
@@ -54,8 +57,8 @@ class Shaped(fx.Proxy):
     tracer: "ShapedTracer"
 
     def __getattr__(self, name: str) -> Any:
-        if name in _PLACE:
-            return _PLACE[name]
+        if name in self.tracer.place:
+            return self.tracer.place[name]
         found = getattr(self.tracer.values[self.node], name)
         if isinstance(found, Tensor):
             return self.tracer.create_proxy("call_function", getattr, (self, name), {})
@@ -85,12 +88,16 @@ class ShapedTracer(Tracer):
         chunk: a tensor without data for each stand-in of the chunk, in order.
         numbers: a value for each other stand-in: what is made of it has shapes too, but no rule
             sees it.
+        device: of the tensors that the graph is for.
     """
 
     has_shapes = True
 
-    def __init__(self, chunk: Sequence[Tensor], numbers: Sequence[Any]) -> None:
+    def __init__(
+        self, chunk: Sequence[Tensor], numbers: Sequence[Any], device: torch.device
+    ) -> None:
         super().__init__()
+        self.place = _place(device)
         self._left = iter([*chunk, *numbers])
         self._chunk = len(chunk)
         self.values: dict[fx.Node, Any] = {}
@@ -162,8 +169,10 @@ def shaped_trace(
         torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="meta")
         for one in tensors_of(leaf)
     ]
-    totals = [torch.ones((), dtype=torch.float64) for _ in filter(is_measured, stages)]
-    tracer = ShapedTracer(chunk, [*numbers, *totals])
+    totals = [
+        torch.ones((), dtype=torch.float64, device="cpu") for _ in filter(is_measured, stages)
+    ]
+    tracer = ShapedTracer(chunk, [*numbers, *totals], leaf.param.device)
     classes = tuple(map(type, leaf.coefficients))
     trace = traced_by(tracer, tuple(stages), classes, shape)
     try:

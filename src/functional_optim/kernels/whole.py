@@ -25,8 +25,6 @@ from functional_optim.kernels.scratch import scratch, views_of_scratch
 from functional_optim.kernels.shaped_trace import shaped_trace
 from functional_optim.kernels.signature import Numbers, signature
 
-CPU = torch.device("cpu")
-
 
 @dataclass(frozen=True, eq=False)
 class Known:
@@ -34,15 +32,27 @@ class Known:
 
     program: Program
     compute_scalars: Callable[[Numbers, Sequence[Tensor]], tuple[Any, ...]]
+    device: torch.device
 
     def memory(self) -> list[Tensor]:
         """Return the memory of the program's temporaries."""
-        return [_laid(i, one) for i, one in enumerate(self.program.scratch)]
+        return [_laid(i, one, self.device) for i, one in enumerate(self.program.scratch)]
 
     def arguments(self, numbers: Numbers, totals: Sequence[Tensor]) -> tuple[Any, ...]:
-        """Return what the program is given beside the tensors of a leaf, in this thread."""
+        """Return what :attr:`step` is given beside the tensors of a leaf, in this thread."""
         scalars = self.compute_scalars(numbers, totals)
+        if self.device.type != "cpu":
+            return scalars
         return (*scalars, *views_of_scratch(self, self.memory))
+
+    @property
+    def step(self) -> Callable[..., object]:
+        """The function that steps a leaf. It is given its tensors, then :meth:`arguments`."""
+        return self.program.step if self.device.type == "cpu" else self._step_anew
+
+    def _step_anew(self, *given: Any) -> None:
+        """Step a leaf with temporaries of this call. They are freed at its end."""
+        self.program.step(*given, *self.memory())
 
 
 _Programs = Cache["Known | str"]
@@ -80,7 +90,7 @@ class WholeLeaves:
             if isinstance(known, str):
                 self._reference.update_(stages, [leaf], totals)
             else:
-                known.program.step(*tensors, *known.arguments(numbers, totals))
+                known.step(*tensors, *known.arguments(numbers, totals))
 
 
 def program_of(stages: Sequence[Stage], leaf: Leaf) -> Known | str:
@@ -94,7 +104,8 @@ def _known(
     if found is None or not _are_plain(tensors):
         return "its numbers or its tensors are no plain ones"
     layouts = tuple([(one.shape, one.dtype) for one in tensors])
-    return found.get_or_make(layouts, lambda: _written(stages, leaf))
+    device = tensors[0].device
+    return found.get_or_make((device, layouts), lambda: _written(stages, leaf, device))
 
 
 def _programs_for(stages: Sequence[Stage], leaf: Leaf) -> tuple[_Programs | None, Numbers]:
@@ -108,27 +119,30 @@ def _programs_for(stages: Sequence[Stage], leaf: Leaf) -> tuple[_Programs | None
     return _PROGRAMS.get_or_make((tuple(stages), shape), Cache), numbers
 
 
-def _written(stages: Sequence[Stage], leaf: Leaf) -> Known | str:
+def _written(stages: Sequence[Stage], leaf: Leaf, device: torch.device) -> Known | str:
     try:
         shape, numbers, _ = signature(stages, leaf)
         trace, validated = shaped_trace(stages, leaf, shape, numbers)
-        return Known(whole_program(trace, validated), trace.compute_scalars)
+        return Known(whole_program(trace, validated), trace.compute_scalars, device)
     except UntraceableError as error:
         return str(error)
 
 
-def _laid(place: int, layout: Whole) -> Tensor:
+def _laid(place: int, layout: Whole, device: torch.device) -> Tensor:
     """Scratch of a layout."""
     reach = sum((n - 1) * s for n, s in zip(layout.size, layout.stride, strict=True))
     count = 1 + reach if 0 not in layout.size else 0
-    piece = scratch(("whole", place), count, layout.dtype, CPU)
+    piece = scratch(("whole", place), count, layout.dtype, device)
     return piece.as_strided(layout.size, layout.stride)
 
 
 def _are_plain(tensors: Sequence[Tensor]) -> bool:
-    """Return True if all are contiguous tensors of the CPU, and none is part of another."""
+    """Return True if all are contiguous, on one CPU or CUDA device, and none is part of another."""
+    device = tensors[0].device
+    if device.type not in ("cpu", "cuda"):
+        return False
     for one in tensors:
-        if type(one) not in PLAIN or not one.is_cpu or one.is_conj() or one.is_neg():
+        if type(one) not in PLAIN or one.device != device or one.is_conj() or one.is_neg():
             return False
         if is_functorch_wrapped_tensor(one) or not one.is_contiguous():
             return False

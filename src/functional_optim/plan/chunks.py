@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 from itertools import compress, islice
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -28,6 +28,8 @@ from functional_optim.kernels.executor import Wholes
 from functional_optim.kernels.kernel import BindScalars, Call, Part
 from functional_optim.plan.item import Item, Made, coefficients_at
 from functional_optim.plan.leaf_positions import LeafPositions
+
+_DEVICE = attrgetter("device")
 
 
 def state_of(item: Item) -> list[Tensor]:
@@ -244,7 +246,7 @@ class WholeChunk(Chunk):
 
     Args:
         stages, executor, members, rows, group: as for :class:`Chunk`.
-        leaves: plain contiguous tensors of the CPU. They are not kept.
+        leaves: plain contiguous tensors of one device. They are not kept.
         pointers: the bytes of the pointers to all tensors, leaf by leaf.
     """
 
@@ -354,13 +356,14 @@ def _whole_leaves(leaves: Sequence[Leaf]) -> list[list[Leaf]]:
     aliased = aliased_places(leaves)
     found: dict[Any, list[Leaf]] = {}
     for number, leaf in enumerate(leaves):
-        if number not in aliased and all(map(_is_whole, tensors_of(leaf))):
+        own = tensors_of(leaf)
+        if number not in aliased and all(map(_is_whole, own)) and len({*map(_DEVICE, own)}) == 1:
             found.setdefault(pack_key(leaf), []).append(leaf)
     return list(found.values())
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    plain = tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj()
+    plain = (tensor.is_cpu or tensor.is_cuda) and tensor.is_contiguous() and not tensor.is_conj()
     return plain and not tensor.is_neg() and not is_functorch_wrapped_tensor(tensor)
 
 

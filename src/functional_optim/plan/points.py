@@ -213,7 +213,7 @@ class Outline:
             if gates:
                 last = dict.fromkeys(one[-1] if one else None for one in gates)
                 return _point(k, stage, ways, (tuple(last), closed))
-        return End(tuple(sorted(map(_run, filter(_runs, ways)), key=_first)))
+        return End(tuple(sorted([_run(way) for way in ways if _runs(way)], key=_first)))
 
     def _gates_before(self, place: int) -> list[tuple[int, ...]]:
         """Return the gates before a stage, for each chain with this stage.

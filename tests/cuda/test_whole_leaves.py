@@ -1,0 +1,96 @@
+"""Leaves that rules need as a whole, on a device: by programs, with the bits of the reference."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+from functional_optim import Optimizer, TorchOptimizer
+from tests.executors.plain.test_bound_leaves import CHAINS
+from tests.front_ends.support import noise
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+SHAPES = ((6, 4), (4, 6), (64, 32), (64, 32), (64, 32), (5, 4), (1, 7), (33, 65))
+
+
+def set_grads(params: list[Parameter], seed: int, without: int = -1) -> None:
+    for k, param in enumerate(params):
+        grad = noise(1000 * seed + k, *param.shape, dtype=param.dtype).cuda()
+        param.grad = None if k == without else grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CHAINS)
+def test_bits_are_the_references(name: str, dtype: torch.dtype) -> None:
+    make, _ = CHAINS[name]
+    pairs = [
+        [Parameter(noise(k, *shape, dtype=dtype).cuda()) for k, shape in enumerate(SHAPES)]
+        for _ in range(2)
+    ]
+    optimizers = [
+        TorchOptimizer(pairs[0], make()),
+        TorchOptimizer(pairs[1], make().using(executor="reference")),
+    ]
+    for seed in range(8):
+        for params, one in zip(pairs, optimizers, strict=True):
+            set_grads(params, seed, without=seed % 3)
+            one.param_groups[0]["lr"] = 0.1 if seed < 4 else 0.1 / seed
+            one.step()
+        for ours, theirs in zip(*pairs, strict=True):
+            assert torch.equal(ours, theirs), (seed, ours.shape)
+    for ours, theirs in zip(*pairs, strict=True):
+        kept, want = (one.state[p] for one, p in zip(optimizers, (ours, theirs), strict=True))
+        for key, value in kept.items():
+            if isinstance(value, torch.Tensor):
+                assert torch.equal(value, want[key]), key
+
+
+def calls_of(make: Callable[[], Optimizer], count: int) -> int:
+    """Calls of Python functions in a warm step of so many matrices, all of other shapes."""
+    params = [Parameter(noise(k, 10, 10 + k).cuda()) for k in range(count)]
+    set_grads(params, 1)
+    optimizer = TorchOptimizer(params, make())
+    for _ in range(6):
+        optimizer.step()
+    found = 0
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        nonlocal found
+        found += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        optimizer.step()
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+@pytest.mark.parametrize("name", ["lamb", "muon"])
+def test_a_leaf_costs_few_calls_of_python(name: str) -> None:
+    """A program, and the memory of its temporaries."""
+    make, _ = CHAINS[name]
+    assert calls_of(make, 40) - calls_of(make, 10) <= 30 * 60
+
+
+@pytest.mark.parametrize("name", ["lamb", "muon"])
+def test_memory_of_temporaries_is_freed(name: str) -> None:
+    make, _ = CHAINS[name]
+    params = [Parameter(noise(k, 256, 100 + k).cuda()) for k in range(30)]
+    optimizer = TorchOptimizer(params, make())
+    for seed in range(4):
+        set_grads(params, seed)
+        optimizer.step()
+    held = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    optimizer.step()
+    assert torch.cuda.memory_allocated() == held
+    largest = max(param.numel() for param in params)
+    # Of one leaf at a time, however many there are.
+    assert torch.cuda.max_memory_allocated() - held <= 12 * 4 * largest
