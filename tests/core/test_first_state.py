@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from functional_optim import LeafState, Rule, chain
+from functional_optim import LeafState, Rule, chain, rprop
 from functional_optim.core.first_state import starts_as_param, with_first_values
-from functional_optim.core.initial import init_leaf
+from functional_optim.core.initial import init_leaf, init_like
 from functional_optim.core.state import state_tensors
 from functional_optim.storage import stored
 from tests.choices import case
@@ -98,3 +99,17 @@ def test_a_state_without_such_tensors_is_returned_as_it_is() -> None:
     hypers = tuple(link.hyper for link in optimizer.links)
     state: LeafState = optimizer.init(torch.ones(3)).leaves
     assert with_first_values(optimizer.stages, hypers, torch.ones(3), state) is state
+
+
+def test_a_learning_rate_in_a_tensor_is_no_value_of_the_parameter() -> None:
+    """Of states that begin with it, on this device, or on one that only torch's tracer has."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        elsewhere: Any = torch.tensor(0.1, device="cuda")
+    here: Any = torch.tensor(0.1)
+    for rate in (0.1, here, elsewhere):
+        links = rprop(lr=rate).links
+        stages, hypers = zip(*[(link.stage, link.hyper) for link in links], strict=True)
+        made = init_like(stages, hypers, (3,), torch.float32)
+        assert [tuple(one.shape) for one in state_tensors(made.stages)] == [(3,), (3,)]
+        starts = starts_as_param(stages, hypers, (3,), torch.float32)
+        assert starts == ((), (False, False))

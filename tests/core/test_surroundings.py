@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from functional_optim import Optimizer, adam, sgd
+from functional_optim import Optimizer, adam, algorithms, sgd
 from functional_optim.kernels import ExecutorName
 from tests.choices import each_value
 
@@ -69,3 +69,16 @@ def test_parameters_on_meta_give_shapes() -> None:
         assert new_state.leaves.stages[-1][0] is not None
         assert state.leaves.step.device.type == "cpu"
         assert int(new_state.leaves.step) == 1
+
+
+@pytest.mark.parametrize("name", ["dadapt_sgd", "dadapt_adam", "prodigy", "dog"])
+def test_a_default_device_does_not_reach_into_a_population(name: str) -> None:
+    """Where numbers differ between members, and are tensors."""
+    optimizer = getattr(algorithms, name)()
+    params, grads = noise(0, 3, 4), noise(1, 3, 4)
+    found = []
+    for device in ("cpu", "meta"):
+        state = torch.vmap(optimizer.init)(params)
+        with torch.device(device):
+            found.append(torch.vmap(optimizer.update)(params, grads, state)[0])
+    assert_same(*found)

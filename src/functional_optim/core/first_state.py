@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from functional_optim.core.initial import init_leaf, kept_for_plain
+from functional_optim.core.initial import init_beside, init_leaf, kept_for_plain
 from functional_optim.core.stage import Rule, Stage
 from functional_optim.core.state import LeafState, map_state, state_tensors
 from functional_optim.core.without_memory import WithoutMemory
@@ -36,12 +36,14 @@ class _ValuesOf(TorchFunctionMode):
 
     Args:
         tensor: this one.
+        others: tensors that are known to hold other values.
     """
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, others: Iterable[Tensor]) -> None:
         super().__init__()
         # Whether each tensor is made of them. They live, so that no number comes twice.
-        self._seen: dict[int, tuple[Tensor, bool]] = {id(tensor): (tensor, True)}
+        self._seen = {id(one): (one, False) for one in others}
+        self._seen[id(tensor)] = tensor, True
 
     def __contains__(self, tensor: Tensor) -> bool:
         """Return True if a tensor is made of the values, or nothing is known of it."""
@@ -87,11 +89,11 @@ def _starts_of_any(
     """
     param = torch.empty(shape, dtype=dtype, device="meta")
     try:
-        with torch.no_grad(), WithoutMemory(), _ValuesOf(param) as values:
-            made = init_leaf(stages, hypers, param)
+        with torch.no_grad(), WithoutMemory(), _ValuesOf(param, _tensors_in(hypers)) as values:
+            made = init_beside(stages, hypers, param)
     except (NotImplementedError, RuntimeError):
         with torch.no_grad():
-            made = init_leaf(stages, hypers, torch.zeros(shape, dtype=dtype, device="cpu"))
+            made = init_beside(stages, hypers, torch.zeros(shape, dtype=dtype, device="cpu"))
         return tuple((True,) * len(state_tensors([one])) for one in made.stages)
     return tuple(tuple(one in values for one in state_tensors([own])) for own in made.stages)
 
@@ -105,7 +107,7 @@ def _first_numbers_of_any(
 ) -> tuple[list[Any], ...]:
     """Return for each stage the values of its first state, of a parameter of zeros."""
     with torch.no_grad():
-        made = init_leaf(stages, hypers, torch.zeros(shape, dtype=dtype, device="cpu")).stages
+        made = init_beside(stages, hypers, torch.zeros(shape, dtype=dtype, device="cpu")).stages
     return tuple([one.tolist() for one in state_tensors([own])] for own in made)
 
 

@@ -237,23 +237,22 @@ def init_like(
     """
     fast = nullcontext() if torch.compiler.is_compiling() else WithoutMemory()
 
-    def made(device: str) -> LeafState:
-        own = [_beside(hyper, device) for hyper in hypers]
-        return init_leaf(stages, own, torch.zeros(shape, dtype=dtype, device=device))
-
     with torch.no_grad():
         try:
             with fast:
-                return made("meta")
+                return init_beside(stages, hypers, torch.empty(shape, dtype=dtype, device="meta"))
         except (NotImplementedError, RuntimeError):  # an init that looks at values
-            return made("cpu")
+            return init_beside(stages, hypers, torch.zeros(shape, dtype=dtype, device="cpu"))
 
 
-def _beside(hyper: Any, device: str) -> Any:
-    """Return hyper-parameters whose tensors may be combined with tensors of a device."""
-    if is_plain(hyper):
-        return hyper
-    return mapped(Tensor, lambda one: one if one.is_cpu else one.to(device), hyper)
+def init_beside(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> LeafState:
+    """The state of a stand-in for a parameter, on another device than its hyper-parameters."""
+
+    def moved(one: Tensor) -> Tensor:
+        return one if one.is_cpu else one.to(param.device)
+
+    own = [one if is_plain(one) else mapped(Tensor, moved, one) for one in hypers]
+    return init_leaf(stages, own, param)
 
 
 def same_fields(

@@ -127,12 +127,13 @@ class BoundLeaves:
         for places, known in bound.together:
             own = [self._rows[k](tensors) for k in places]
             columns = list(map(list, zip(*own, strict=True)))
-            found.append((places, partial(_step_together, columns, *prepared[known])))
+            step, rest = prepared[known]
+            found.append((places, partial(_step_together, step, columns, rest)))
         return found
 
 
 def _step_together(
-    columns: Sequence[list[Tensor]], step: Callable[..., object], rest: Sequence[Any]
+    step: Callable[..., object], columns: Sequence[list[Tensor]], rest: Sequence[Any]
 ) -> None:
     """Step leaves in a stack, by the further arguments of its program."""
     step_columns(columns, lambda whole: step(*whole, *rest))

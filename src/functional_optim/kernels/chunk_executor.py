@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, compress
+from itertools import compress
 from types import MappingProxyType
 
 import torch
@@ -44,6 +44,7 @@ from functional_optim.kernels.kernel import (
 )
 from functional_optim.kernels.leaf_passes import in_passes
 from functional_optim.kernels.pass_loops import explain_passes
+from functional_optim.kernels.pieces import fit_a_piece, pieces_of
 from functional_optim.kernels.plain_leaves import (
     are_plain,
     has_dispatch,
@@ -52,13 +53,9 @@ from functional_optim.kernels.plain_leaves import (
 )
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.rounding import note_rounding
-from functional_optim.kernels.shares import is_rounded_by_place, lengths
 from functional_optim.kernels.stacked import StackedExecutor, why_not_stacked
-from functional_optim.kernels.totals import added
+from functional_optim.kernels.totals import added, hand_on_gradients
 from functional_optim.kernels.validate import require_pointwise_stages
-
-PIECE = 1 << 20
-"""Elements that are done at a time where a step, or a sum, cannot be done in place."""
 
 _LISTS = ForeachKernel(on_cpu=True)
 """Steps small leaves that no loop steps together."""
@@ -300,7 +297,7 @@ class ChunkExecutor(Executor):
         return partial(self._step_pieces, stages, chunk, totals)
 
     def _step_pieces(self, stages: Sequence[Stage], chunk: Leaf, totals: Sequence[Tensor]) -> None:
-        for piece in _pieces(stages, chunk):
+        for piece in pieces_of(stages, chunk):
             self._leaves.update_(stages, [piece], totals)
 
     def validate(self, stages: Sequence[Stage], chunk: Leaf, totals: Sequence[Tensor]) -> None:
@@ -348,11 +345,12 @@ class ChunkExecutor(Executor):
     ) -> Tensor:
         """The sum, block by block, so that no whole gradient is held beside the given ones."""
         wanted = [i for i, stage in enumerate(stages) if is_measured(stage)][len(measured)]
-        few = sum(leaf.param.numel() for leaf in leaves) <= PIECE
-        if few or wanted == 0 or why_not_pointwise(stages[: wanted + 1]):
+        if wanted and hand_on_gradients(stages[:wanted], leaves):
+            return self._leaves.measure([stages[wanted]], leaves, ())
+        if wanted == 0 or fit_a_piece(leaves) or why_not_pointwise(stages[: wanted + 1]):
             return self._leaves.measure(stages, leaves, measured)
         return added(  # leaf by leaf, as anyone adds up who is given what each leaf adds
-            added(self._leaves.measure(stages, [one], measured) for one in _pieces(stages, leaf))
+            added(self._leaves.measure(stages, [one], measured) for one in pieces_of(stages, leaf))
             for leaf in leaves
         )
 
@@ -374,26 +372,3 @@ def _mark_changed(chunk: Leaf) -> None:
     param, _, *states = tensors_of(chunk)
     written = [tensor for tensor in (param, *states) if not tensor.is_inference()]
     torch.autograd.graph.increment_version(written)
-
-
-def _pieces(stages: Sequence[Stage], leaf: Leaf) -> list[Leaf]:
-    """A large leaf in pieces, so that what is made of one is small beside the whole."""
-    count = leaf.param.numel()
-    if count <= PIECE or leaf.param.dim() == 0:
-        return [leaf]
-    block_size = block_size_of(stages)
-    size = max(1, PIECE // block_size) * block_size
-    pieces = lengths(count, size, exact=is_rounded_by_place(tensors_of(leaf), block_size))
-
-    def cut(tensor: Tensor, start: int, length: int) -> Tensor:
-        flat = tensor.detach().reshape(-1)
-        if tensor.numel() == count:
-            return flat[start : start + length]
-        if tensor.numel() == -(-count // block_size):
-            return flat[start // block_size : -(-(start + length) // block_size)]
-        return tensor
-
-    return [
-        with_tensors(leaf, [cut(tensor, end - length, length) for tensor in tensors_of(leaf)])
-        for length, end in zip(pieces, accumulate(pieces), strict=True)
-    ]

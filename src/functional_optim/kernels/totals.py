@@ -13,6 +13,8 @@ from functional_optim._torch import is_functorch_wrapped_tensor
 from functional_optim.core.calling import called
 from functional_optim.core.leaf import PLAIN, Leaf, is_measured
 from functional_optim.core.stage import Stage, Transform
+from functional_optim.kernels.chunks import why_not_pointwise
+from functional_optim.kernels.plain_leaves import is_followed
 
 _DEVICE, _LAYOUT = attrgetter("device"), attrgetter("layout")
 _REQUIRES_GRAD = attrgetter("requires_grad")
@@ -151,3 +153,22 @@ class HandedOn:
             param, grad, _ = called(stage, param, grad, state, coefficients, (), leaf.grad)
         self.gradients = self.gradients and grad is leaf.grad
         self.params = self.params and param is leaf.param
+
+
+def hand_on_gradients(stages: Sequence[Stage], leaves: Sequence[Leaf]) -> bool:
+    """Return True if pointwise stages pass on the gradients of all leaves unchanged.
+
+    Of leaves with the same coefficients and dtypes, the smallest one is tried. False if a rule must
+    see all operations, as for autograd.
+    """
+    kinds: dict[Any, Leaf] = {}
+    for leaf in leaves:
+        key = id(leaf.coefficients), leaf.param.dtype, leaf.grad.dtype
+        if key not in kinds or leaf.param.numel() < kinds[key].param.numel():
+            kinds[key] = leaf
+    if why_not_pointwise(stages) or any(map(is_followed, kinds.values())):
+        return False
+    found = HandedOn(stages)
+    with torch.no_grad():
+        found.look([], kinds.values())
+    return found.gradients

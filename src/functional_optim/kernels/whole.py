@@ -25,6 +25,8 @@ from functional_optim.kernels.scratch import scratch, views_of_scratch
 from functional_optim.kernels.shaped_trace import shaped_trace
 from functional_optim.kernels.signature import Numbers, signature
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True, eq=False)
 class Known:
@@ -35,8 +37,8 @@ class Known:
     device: torch.device
 
     def memory(self) -> list[Tensor]:
-        """Return the memory of the program's temporaries."""
-        return [_laid(i, one, self.device) for i, one in enumerate(self.program.scratch)]
+        """Return scratch of this thread for the temporaries of the program."""
+        return [_laid(i, one) for i, one in enumerate(self.program.scratch)]
 
     def arguments(self, numbers: Numbers, totals: Sequence[Tensor]) -> tuple[Any, ...]:
         """Return what :attr:`step` is given beside the tensors of a leaf, in this thread."""
@@ -52,7 +54,11 @@ class Known:
 
     def _step_anew(self, *given: Any) -> None:
         """Step a leaf with temporaries of this call. They are freed at its end."""
-        self.program.step(*given, *self.memory())
+        made = [
+            torch.empty_strided(one.size, one.stride, dtype=one.dtype, device=self.device)
+            for one in self.program.scratch
+        ]
+        self.program.step(*given, *made)
 
 
 _Programs = Cache["Known | str"]
@@ -128,11 +134,11 @@ def _written(stages: Sequence[Stage], leaf: Leaf, device: torch.device) -> Known
         return str(error)
 
 
-def _laid(place: int, layout: Whole, device: torch.device) -> Tensor:
+def _laid(place: int, layout: Whole) -> Tensor:
     """Scratch of a layout."""
     reach = sum((n - 1) * s for n, s in zip(layout.size, layout.stride, strict=True))
     count = 1 + reach if 0 not in layout.size else 0
-    piece = scratch(("whole", place), count, layout.dtype, device)
+    piece = scratch(("whole", place), count, layout.dtype, CPU)
     return piece.as_strided(layout.size, layout.stride)
 
 

@@ -31,6 +31,9 @@ from functional_optim.plan.leaf_positions import LeafPositions
 
 _DEVICE = attrgetter("device")
 
+ALIGNMENT = 16
+"""Bytes that a thread of a CUDA device reads at once, at most."""
+
 
 def state_of(item: Item) -> list[Tensor]:
     """Return the tensors that a step of a leaf writes to, without its step count."""
@@ -363,7 +366,9 @@ def _whole_leaves(leaves: Sequence[Leaf]) -> list[list[Leaf]]:
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    plain = (tensor.is_cpu or tensor.is_cuda) and tensor.is_contiguous() and not tensor.is_conj()
+    # On CUDA, the order of a sum depends on the address, so a copy may have another sum.
+    is_placed = tensor.is_cpu or (tensor.is_cuda and tensor.data_ptr() % ALIGNMENT == 0)
+    plain = is_placed and tensor.is_contiguous() and not tensor.is_conj()
     return plain and not tensor.is_neg() and not is_functorch_wrapped_tensor(tensor)
 
 

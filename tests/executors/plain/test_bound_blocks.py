@@ -22,7 +22,7 @@ from functional_optim import (
     sgd,
     stored,
 )
-from functional_optim.kernels import ChunkExecutor, chunk_executor
+from functional_optim.kernels import ChunkExecutor, pieces
 from functional_optim.optimizer import bound_plans
 
 from ...choices import case, pairs
@@ -207,7 +207,7 @@ def test_nothing_is_asked_of_a_chunk_that_is_too_short_to_be_compiled() -> None:
 
 
 def test_what_is_not_traced_is_cut_at_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk_executor, "PIECE", 1000)
+    monkeypatch.setattr(pieces, "PIECE", 1000)
     six = Transform(name="six", hyper=Hyper, transform=in_python, granularity=6)
     for executor in ("blocked", "auto"):
         with case(executor=executor):

@@ -156,9 +156,9 @@ def test_stacks_are_bound_once_they_are_trusted(monkeypatch: pytest.MonkeyPatch)
     sizes: list[int] = []
     step = bound_leaves._step_together
 
-    def noted(columns: Any, run: Any, rest: Any) -> None:
+    def noted(known: Any, columns: Any, rest: Any) -> None:
         sizes.append(len(columns[0]))
-        step(columns, run, rest)
+        step(known, columns, rest)
 
     monkeypatch.setattr(bound_leaves, "_step_together", noted)
     params = [Parameter(noise(k, 32, 32)) for k in range(5)]

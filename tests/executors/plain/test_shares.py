@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from functional_optim import NoState, Optimizer, adamw, qhm, rmsprop, sgd
-from functional_optim.kernels import chunk_executor
+from functional_optim.kernels import pieces
 from functional_optim.kernels.shares import GRAIN_SIZE, lengths
 
 from ...choices import case, examples, pairs
@@ -36,7 +36,7 @@ def test_large_leaves_round_as_the_reference_does(
     near_borders: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FUNCTIONAL_OPTIM_BLOCK", str(1 << 16))
-    monkeypatch.setattr(chunk_executor, "PIECE", 1 << 16)
+    monkeypatch.setattr(pieces, "PIECE", 1 << 16)
     for one in pairs(name=CHAINS, threads=[1, 2, 3], count=COUNTS):
         given = [noise(seed, one["count"]).bfloat16() for seed in range(3)]
         found = []

@@ -24,7 +24,7 @@ from functional_optim import (
     weight_decay,
 )
 from functional_optim.algorithms.prodigy import SUM_BLOCK
-from functional_optim.kernels import total_of
+from functional_optim.kernels import EXECUTORS, Leaf, chunk_executor, pieces, total_of
 from functional_optim.kernels.totals import added, columns_of, measured_each, reduced_each
 from functional_optim.transforms.clip_by_global_norm import (
     BLOCK,
@@ -37,6 +37,8 @@ from functional_optim.wrappers.sam import SAM
 from tests.choices import case, each_value
 from tests.steady import made_by
 from tests.tensors import assert_same, bits, normal
+
+from ..support import chunk_of
 
 
 def gradients(dtype: torch.dtype) -> list[Tensor]:
@@ -271,3 +273,28 @@ def test_large_gradients_are_squared_in_blocks_beside_small_ones_that_are_asked_
 def test_no_large_gradient_is_copied_in_double_precision() -> None:
     large = normal(8, BLOCK)
     assert made_by(lambda: sum_of_squares(large)).largest <= 8 * BLOCK
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_a_total_of_gradients_as_they_are_needs_no_pieces(
+    decay: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stages before it that change none, as a gate, are not run over all of them."""
+    sizes: list[int] = []
+    cut = chunk_executor.pieces_of
+
+    def noted(stages: Any, leaf: Leaf) -> list[Leaf]:
+        sizes.append(leaf.param.numel())
+        return cut(stages, leaf)
+
+    monkeypatch.setattr(chunk_executor, "pieces_of", noted)
+    monkeypatch.setattr(pieces, "PIECE", 1000)
+    chosen = chain(weight_decay(decay), clip_by_global_norm(0.5), sgd(0.1))
+    leaves = [
+        chunk_of(chosen, normal(count, seed=count), normal(count, seed=count + 1))
+        for count in (3000, 7)
+    ]
+    stages = chosen.stages[: chosen.stages.index(CLIP_BY_GLOBAL_NORM) + 1]
+    got = EXECUTORS["auto"].measure(stages, leaves, [])
+    torch.testing.assert_close(got, EXECUTORS["reference"].measure(stages, leaves, []))
+    assert sizes == ([3000, 7] if decay else [])

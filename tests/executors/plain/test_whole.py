@@ -26,10 +26,13 @@ from functional_optim import (
     weight_decay,
 )
 from functional_optim.kernels import cache, scratch, whole
+from functional_optim.kernels.cache_key import key_of
 from functional_optim.plan import tree_steps
 from functional_optim.testing.compare import require_same
 
 from ...choices import case, pairs
+from ...tensors import assert_same, normal
+from ..support import chunk_of
 
 SHAPES = ((5, 8), (8, 5), (1, 7), (6, 6), (0, 3), (70, 33))
 CHAINS: dict[str, Any] = {
@@ -279,3 +282,20 @@ def test_what_is_turned_on_its_side_is_read_before_it_is_written() -> None:
     )
     want = steps(optimizer, torch.float64)
     require_same("auto", steps(optimizer.using(executor="auto"), torch.float64), want)
+
+
+@pytest.mark.parametrize("name", ["lamb", "muon"])
+def test_temporaries_may_be_made_for_each_call(name: str) -> None:
+    """As on accelerators, where none are kept."""
+    param, grad = normal(33, 65), normal(33, 65, seed=1)
+    pairs_of = [chunk_of(CHAINS[name](), param.clone(), grad) for _ in range(2)]
+    for leaf, kept in zip(pairs_of, (True, False), strict=True):
+        known = whole.program_of(CHAINS[name]().stages, leaf)
+        assert not isinstance(known, str)
+        _, numbers, tensors = key_of(CHAINS[name]().stages, leaf)
+        if kept:
+            known.step(*tensors, *known.arguments(numbers, ()))
+        else:
+            known._step_anew(*tensors, *known.compute_scalars(numbers, ()))
+    assert_same([pairs_of[0].param], [pairs_of[1].param])
+    assert not torch.equal(pairs_of[0].param, param)
