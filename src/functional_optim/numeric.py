@@ -2,7 +2,7 @@
 
 A number goes to torch's own scalar argument (``alpha=``, ``value=``): one kernel, and bit for
 bit what torch.optim does. A 0-d tensor goes through broadcasting instead, so that one can
-differentiate with respect to it or vmap over it. TorchScript compiles the first branch only.
+differentiate with respect to it or vmap over it. TorchScript compiles the branch of numbers alone.
 
 Coefficients promote nothing, though 0-d parameters would be promoted by one of double precision.
 With 16-bit floats it is computed in float32 meanwhile where torch's kernels do so with a scalar
@@ -20,76 +20,68 @@ from functional_optim.core.scalars import carries_derivative, concrete
 
 def add(x: Tensor, y: Tensor, alpha: float) -> Tensor:
     """``x + alpha * y``."""
-    if not torch.jit.is_scripting():
-        if isinstance(alpha, Tensor):
-            x, y, alpha, dtype = _wide(alpha, x, y)
-            return _rounded(x + alpha * y, dtype)
+    if isinstance(alpha, Tensor):
+        x, y, alpha, dtype = _wide(alpha, x, y)
+        return _rounded(x + alpha * y, dtype)
     return torch.add(x, y, alpha=alpha)
 
 
 def mul(x: Tensor, factor: float) -> Tensor:
     """``factor * x``."""
-    if not torch.jit.is_scripting():
-        if isinstance(factor, Tensor):
-            x, factor, dtype = _wide(factor, x)
-            return _rounded(x * factor, dtype)
+    if isinstance(factor, Tensor):
+        x, factor, dtype = _wide(factor, x)
+        return _rounded(x * factor, dtype)
     return x * factor
 
 
 def div(x: Tensor, divisor: float) -> Tensor:
     """``x / divisor``."""
-    if not torch.jit.is_scripting():
-        if isinstance(divisor, Tensor):
-            x, divisor, dtype = _wide(divisor, x)
-            return _rounded(x / divisor, dtype)
+    if isinstance(divisor, Tensor):
+        x, divisor, dtype = _wide(divisor, x)
+        return _rounded(x / divisor, dtype)
     return x / divisor
 
 
 def shift(x: Tensor, offset: float) -> Tensor:
     """``x + offset``."""
-    if not torch.jit.is_scripting():
-        if isinstance(offset, Tensor):
-            if x.dtype in _SHORT and x.is_cuda:  # torch's kernels round an offset on the CPU only
-                return (x.to(torch.float32) + offset.to(torch.float32)).to(x.dtype)
-            return x + offset.to(x.dtype)
+    if isinstance(offset, Tensor):
+        if x.dtype in _SHORT and x.is_cuda:  # torch's kernels round an offset on the CPU only
+            return (x.to(torch.float32) + offset.to(torch.float32)).to(x.dtype)
+        return x + offset.to(x.dtype)
     return x + offset
 
 
 def lerp(start: Tensor, end: Tensor, weight: float) -> Tensor:
     """``start + weight * (end - start)``."""
-    if not torch.jit.is_scripting():
-        if isinstance(weight, Tensor):
-            start, end, weight, dtype = _wide(weight, start, end)
-            return _rounded(torch.lerp(start, end, weight), dtype)
+    if isinstance(weight, Tensor):
+        start, end, weight, dtype = _wide(weight, start, end)
+        return _rounded(torch.lerp(start, end, weight), dtype)
     return torch.lerp(start, end, weight)
 
 
 def addcmul(x: Tensor, a: Tensor, b: Tensor, value: float) -> Tensor:
     """``x + value * a * b``."""
-    if not torch.jit.is_scripting():
-        if isinstance(value, Tensor):
-            x, a, b, value, dtype = _wide(value, x, a, b)
-            return _rounded(x + (value * a) * b, dtype)  # in this order: a * b may be too large
+    if isinstance(value, Tensor):
+        x, a, b, value, dtype = _wide(value, x, a, b)
+        return _rounded(x + (value * a) * b, dtype)  # in this order: a * b may be too large
     return torch.addcmul(x, a, b, value=value)
 
 
 def addcdiv(x: Tensor, numerator: Tensor, denominator: Tensor, value: float) -> Tensor:
     """``x + value * numerator / denominator``."""
-    if not torch.jit.is_scripting():
-        if isinstance(value, Tensor):
-            x, numerator, denominator, value, dtype = _wide(value, x, numerator, denominator)
-            return _rounded(x + (value * numerator) / denominator, dtype)
+    if isinstance(value, Tensor):
+        x, numerator, denominator, value, dtype = _wide(value, x, numerator, denominator)
+        return _rounded(x + (value * numerator) / denominator, dtype)
     return torch.addcdiv(x, numerator, denominator, value=value)
 
 
 def addmm(x: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float) -> Tensor:
     """``beta * x + alpha * (a @ b)``, of matrices or of stacks of them."""
-    if not torch.jit.is_scripting():
-        if any(isinstance(number, Tensor) for number in (beta, alpha)):
-            if x.dtype in _SHORT and x.is_cpu:  # rounded once, as there; elsewhere twice: products
-                x32, a32, b32 = (one.to(torch.float32) for one in (x, a, b))  # are faster so
-                return add(mul(x32, beta), a32 @ b32, alpha).to(x.dtype)
-            return add(mul(x, beta), a @ b, alpha)
+    if isinstance(beta, Tensor) or isinstance(alpha, Tensor):  # type: ignore[redundant-expr]
+        if x.dtype in _SHORT and x.is_cpu:  # rounded once, as there; elsewhere twice: products
+            x32, a32, b32 = (one.to(torch.float32) for one in (x, a, b))  # are faster so
+            return add(mul(x32, beta), a32 @ b32, alpha).to(x.dtype)
+        return add(mul(x, beta), a @ b, alpha)
     if x.dim() == 2:
         return torch.addmm(x, a, b, beta=beta, alpha=alpha)
     return torch.baddbmm(x, a, b, beta=beta, alpha=alpha)
@@ -97,25 +89,22 @@ def addmm(x: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float) -> Tensor:
 
 def clamp(x: Tensor, low: float, high: float) -> Tensor:
     """``min(max(x, low), high)``; NaN stays NaN."""
-    if not torch.jit.is_scripting():
-        if any(isinstance(bound, Tensor) for bound in (low, high)):
-            return torch.minimum(torch.maximum(x, beside(x, low)), beside(x, high))
+    if isinstance(low, Tensor) or isinstance(high, Tensor):  # type: ignore[redundant-expr]
+        return torch.minimum(torch.maximum(x, beside(x, low)), beside(x, high))
     return torch.clamp(x, low, high)
 
 
 def power(x: Tensor, exponent: float) -> Tensor:
     """``x ** exponent``."""
-    if not torch.jit.is_scripting():
-        if isinstance(exponent, Tensor):
-            return torch.pow(x, beside(x, exponent))
+    if isinstance(exponent, Tensor):
+        return torch.pow(x, beside(x, exponent))
     return torch.pow(x, exponent)
 
 
 def select(x: Tensor, mask: Tensor, value: float) -> Tensor:
     """``value`` where ``mask`` holds, else ``x``."""
-    if not torch.jit.is_scripting():
-        if isinstance(value, Tensor):
-            return torch.where(mask, value.to(x.dtype), x)
+    if isinstance(value, Tensor):
+        return torch.where(mask, value.to(x.dtype), x)
     return x.masked_fill(mask, value)
 
 
@@ -133,9 +122,8 @@ def fill_like(x: Tensor, value: Any) -> Tensor:
 
 def at_first_step(step: float, first: float, later: float) -> float:
     """``first`` when ``step`` is 1, else ``later``; ``step`` may be a 0-d (or batched) tensor."""
-    if not torch.jit.is_scripting():
-        if isinstance(step, Tensor):
-            return torch.where(step == 1, beside(step, first), beside(step, later))
+    if isinstance(step, Tensor):
+        return torch.where(step == 1, beside(step, first), beside(step, later))
     if step == 1.0:
         return first
     return later
@@ -143,21 +131,19 @@ def at_first_step(step: float, first: float, later: float) -> float:
 
 def above(x: float, bound: float, yes: float, no: float) -> float:
     """``yes`` when ``x > bound``, else ``no``; each may be a 0-d (or batched) tensor."""
-    if not torch.jit.is_scripting():
-        is_above = x > bound
-        if isinstance(is_above, Tensor):
-            wide = is_above.new_empty((), dtype=torch.float64)
-            return torch.where(is_above, beside(wide, yes), beside(wide, no))
-    if x > bound:
+    is_above = x > bound
+    if isinstance(is_above, Tensor):
+        wide = is_above.new_empty((), dtype=torch.float64)
+        return torch.where(is_above, beside(wide, yes), beside(wide, no))
+    if is_above:
         return yes
     return no
 
 
 def root(x: float) -> float:
     """The square root, rounded correctly, which ``x ** 0.5`` is not always."""
-    if not torch.jit.is_scripting():
-        if isinstance(x, Tensor):
-            return x.sqrt()
+    if isinstance(x, Tensor):
+        return x.sqrt()
     return math.sqrt(x)
 
 
@@ -174,12 +160,12 @@ def number(x: Tensor) -> float:
     Raises:
         TypeError: ``x`` stands for a tensor of any shape, of which a kernel is to be compiled.
     """
-    if not torch.jit.is_scripting():
-        if not isinstance(x, Tensor):
-            raise TypeError(KEEPS_NUMBER)
-        known = None if carries_derivative(x) else concrete(x)
-        return cast("float", x.to(torch.float64) if known is None else known)
-    return float(x.item())
+    if torch.jit.is_scripting():
+        return float(x.item())
+    if not isinstance(x, Tensor):
+        raise TypeError(KEEPS_NUMBER)
+    known = None if carries_derivative(x) else concrete(x)
+    return cast("float", x.to(torch.float64) if known is None else known)
 
 
 _SHORT = (torch.bfloat16, torch.float16)
@@ -212,9 +198,8 @@ def beside(x: Tensor, number: Any) -> Tensor:
 
 def is_active(value: float) -> bool:
     """Return True if a number does anything; a tensor or a schedule is taken to."""
-    if not torch.jit.is_scripting():
-        if not isinstance(value, float):
-            return True
+    if not isinstance(value, float):
+        return True
     return value != 0.0
 
 

@@ -67,10 +67,9 @@ def adafactor_init(param: Tensor, hyper: AdafactorHyper) -> AdafactorState:
 def relative_step(step: float, lr: float) -> tuple[float, str]:
     """Return the smaller one of the learning rate and 1 / sqrt(step), and its dtype."""
     relative = 1 / (step**0.5)
-    if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript skips this condition alone
-        if isinstance(lr, Tensor) and not isinstance(step, Tensor):
-            chosen: Any = smaller(lr, relative)
-            return chosen, scalar_dtype(chosen)
+    if isinstance(lr, Tensor) and not isinstance(step, Tensor):
+        chosen: Any = smaller(lr, relative)
+        return chosen, scalar_dtype(chosen)
     return above(lr, relative, relative, lr), "float64"
 
 

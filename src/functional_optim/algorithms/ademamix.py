@@ -64,14 +64,14 @@ def ademamix_init(param: Tensor, hyper: AdEMAMixHyper) -> AdEMAMixState:
 
 def least(x: float, y: float) -> float:
     """Return the smaller of two numbers; ``y`` is a tensor only if ``x`` is one."""
-    if not torch.jit.is_scripting() and isinstance(x, Tensor):
+    if isinstance(x, Tensor):
         return torch.minimum(x, beside(x, y))
     return min(x, y)
 
 
 def inverse_log(beta: float) -> float:
     """Return ``1 / ln(beta)``, which is proportional to the half-life; 0 for ``beta = 0``."""
-    if not torch.jit.is_scripting() and isinstance(beta, Tensor):
+    if isinstance(beta, Tensor):
         return 1 / torch.log(beta)
     return 1 / math.log(beta) if beta > 0.0 else 0.0
 

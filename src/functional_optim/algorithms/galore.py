@@ -124,7 +124,7 @@ def singular_vectors(grad: Tensor, old: Tensor) -> Tensor:
 
 def projection_of(grad: Tensor, old: Tensor, c: GaLoreCoefficients) -> Tensor:
     """Return the projection of this step: computed, or as it is."""
-    if not torch.jit.is_scripting() and isinstance(c.refresh, Tensor):
+    if isinstance(c.refresh, Tensor):
         # torch.func or a compiler hides the number of the step.
         return torch.where(c.refresh, singular_vectors(grad, old), old)
     if not c.refresh:

@@ -155,7 +155,7 @@ def averaged(values: Tensor, mean: Tensor, c: KLSoapCoefficients) -> Tensor:
 
 def refreshed_basis(factor: Tensor, basis: Tensor, c: KLSoapCoefficients) -> Tensor:
     """Return the basis after one step of the power method where that is due, or as it is."""
-    if not torch.jit.is_scripting() and isinstance(c.refresh, Tensor):
+    if isinstance(c.refresh, Tensor):
         return torch.where(c.refresh, orthogonal_factor(factor, basis), basis)
     if not c.refresh:
         return basis
@@ -218,7 +218,7 @@ def kl_soap_rule(
     param: Tensor, grad: Tensor, state: KLSoapState, c: KLSoapCoefficients
 ) -> tuple[Tensor, KLSoapState]:
     wide = widened(grad).contiguous()  # products round by layout
-    if not torch.jit.is_scripting() and isinstance(c.first, Tensor):
+    if isinstance(c.first, Tensor):
         return kl_soap_of_hidden_step(param, wide, state, c)
     if c.first:
         return param, first_bases(wide, state, c)

@@ -239,7 +239,7 @@ def balanced(left: Tensor, right: Tensor, matrix: Tensor) -> tuple[Tensor, Tenso
 def next_factors(update: Tensor, state: KronState, c: KronCoefficients) -> tuple[Tensor, Tensor]:
     """Return the factors of this step: fitted, or as they are."""
     left, right = state.left, state.right
-    if not torch.jit.is_scripting() and isinstance(c.update, Tensor):
+    if isinstance(c.update, Tensor):
         # torch.func or a compiler hides the number of the step.
         even = balanced(left, right, update)
         start = [torch.where(c.balance, *pair) for pair in zip(even, (left, right), strict=True)]

@@ -208,7 +208,7 @@ def inverse_root(factor: Tensor, c: ShampooCoefficients) -> Tensor:
 
 def roots_of(factors: list[Tensor], old: list[Tensor], c: ShampooCoefficients) -> list[Tensor]:
     """Return the inverse roots after this step: computed again, or as they are."""
-    if not torch.jit.is_scripting() and isinstance(c.refresh, Tensor):
+    if isinstance(c.refresh, Tensor):
         # torch.func or a compiler hides the number of the step.
         pairs = zip(factors, old, strict=True)
         return [torch.where(c.refresh, inverse_root(one, c), root) for one, root in pairs]
@@ -235,7 +235,7 @@ def shampoo_direction(
     update: Tensor, graft: Tensor, left: list[Tensor], right: list[Tensor], c: ShampooCoefficients
 ) -> Tensor:
     """Return the direction of this step: the graft's, until the first roots are computed."""
-    if not torch.jit.is_scripting() and isinstance(c.started, Tensor):
+    if isinstance(c.started, Tensor):
         return torch.where(c.started, preconditioned(update, graft, left, right, c), graft)
     if not c.started:
         return graft

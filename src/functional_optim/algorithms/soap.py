@@ -159,7 +159,7 @@ def refreshed(factor: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
 
 def soap_bases(state: SoapState, c: SoapCoefficients) -> SoapState:
     """The state with its bases made, refreshed, or as they are."""
-    if not torch.jit.is_scripting() and isinstance(c.first, Tensor):
+    if isinstance(c.first, Tensor):
         return soap_bases_of_hidden_step(state, c)
     if not c.first and not c.refresh:
         return state
@@ -213,7 +213,7 @@ def soap_rule(
 ) -> tuple[Tensor, SoapState]:
     wide = widened(grad).contiguous()  # products round by layout
     exp_avg, exp_avg_sq = state.exp_avg, state.exp_avg_sq
-    if not torch.jit.is_scripting() and isinstance(c.first, Tensor):
+    if isinstance(c.first, Tensor):
         stepped = soap_step(param, wide, state, c)
         param = torch.where(c.first, param, stepped[0])
         exp_avg = torch.where(c.first, exp_avg, stepped[1])

@@ -80,10 +80,9 @@ def clip_factor(max_norm: float, norm: Tensor) -> Tensor:
         max_norm: the limit, c.
         norm: n, of all gradients: a 0-d tensor, or a number, which gives a number.
     """
-    if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript skips this condition alone
-        if isinstance(norm, float):  # what stands in for a tensor in a graph is none, either
-            # In this order: NaN stays NaN, as it does in a clamp.
-            return min(max_norm / (norm + 1e-6), 1.0)
+    if isinstance(norm, float):  # what stands in for a tensor in a graph is none, either
+        # In this order: NaN stays NaN, as it does in a clamp.
+        return min(max_norm / (norm + 1e-6), 1.0)
     return (max_norm / (norm + 1e-6)).clamp(max=1.0)
 
 
