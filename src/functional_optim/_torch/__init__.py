@@ -49,6 +49,7 @@ from functional_optim._torch.distributed import (
     rpc_over_sockets,
     timeout_of,
 )
+from functional_optim._torch.grad_mode import without_grad
 from functional_optim._torch.missing import why_missing
 from functional_optim._torch.modules import (
     children_of,
@@ -159,5 +160,6 @@ __all__ = [
     "vmap_levels",
     "why_missing",
     "with_own_step_hooks",
+    "without_grad",
     "wrapper_tensor",
 ]

@@ -30,9 +30,10 @@ class StepLock:
             yield
 
     def alone(self, call: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
-        """A call in no two threads at a time, with interrupts deferred once it has begun."""
-        if is_compiling():
-            return call(*args, **kwargs)
+        """A call in no two threads at a time, with interrupts deferred once it has begun.
+
+        No compiler traces it: its callers are :func:`~.compiling.uncompiled`.
+        """
         with self._held:
             return deferring(call, *args, **kwargs)
 
@@ -42,6 +43,8 @@ def one_at_a_time(method: _Method) -> _Method:
 
     @wraps(method)
     def locked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return method(self, *args, **kwargs)
         return self._lock.alone(method, self, *args, **kwargs)
 
     return cast("_Method", locked)

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
+from functional_optim.core.hyper import is_plain
 from functional_optim.core.leaf import Leaf, is_measured
 from functional_optim.core.stage import Stage
 from functional_optim.kernels.errors import NotPointwiseError
 from functional_optim.kernels.kernel import BindScalars
 from functional_optim.kernels.passes import HAND_ON, HandOnHyper, HandOnState, Pass, passes_of
-from functional_optim.kernels.plain_leaves import holds_tensor
 from functional_optim.kernels.reference import ReferenceExecutor
 
 BindTable = Callable[[Sequence[Stage], Leaf, int], BindScalars | None]
@@ -49,7 +49,7 @@ class PassLoops:
 
         A derivative with respect to such a tensor may be needed.
         """
-        return not any(holds_tensor(coefficients[k]) for k in self._wholes)
+        return is_plain([coefficients[k] for k in self._wholes])
 
     def _leaf(self, number: int, like: Leaf, dtypes: Sequence[torch.dtype]) -> Leaf:
         """Return a leaf of one element, as the loop of a pass sees it.

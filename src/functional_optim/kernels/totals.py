@@ -11,6 +11,7 @@ from torch import Tensor
 
 from functional_optim._torch import is_functorch_wrapped_tensor
 from functional_optim.core.calling import called
+from functional_optim.core.hyper import is_plain
 from functional_optim.core.leaf import PLAIN, Leaf, is_measured
 from functional_optim.core.stage import Stage, Transform
 from functional_optim.kernels.chunks import why_not_pointwise
@@ -85,7 +86,7 @@ def reduced_each(
     Returns:
         None where the stage is asked one by one.
     """
-    if stage.reduce_each is None or any(isinstance(one, Tensor) for one in coefficients):
+    if stage.reduce_each is None or not is_plain(coefficients):
         return None
     if not (_are_alike(params) and _are_alike(grads)):
         return None

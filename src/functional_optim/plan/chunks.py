@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim._torch import is_functorch_wrapped_tensor
+from functional_optim._torch import is_functorch_wrapped_tensor, without_grad
 from functional_optim.core.hyper import is_plain
 from functional_optim.core.leaf import PLAIN
 from functional_optim.core.stage import Stage
@@ -25,7 +25,7 @@ from functional_optim.kernels.chunks import (
     with_tensors,
 )
 from functional_optim.kernels.executor import Wholes
-from functional_optim.kernels.kernel import BindScalars, Call, Part
+from functional_optim.kernels.kernel import BindScalars, Part
 from functional_optim.plan.item import Item, Made, coefficients_at
 from functional_optim.plan.leaf_positions import LeafPositions
 
@@ -193,7 +193,7 @@ class PointwiseChunk(Chunk):
             if len(parts) > 1:  # they are made where the gradient mode is off
                 return parts
             members, call = parts[0]
-            return [(members, partial(_call, call))]
+            return [(members, partial(without_grad, call))]
 
 
 class _ChunkTaker:
@@ -279,19 +279,13 @@ class WholeChunk(Chunk):
         if made.hypers is not self._required:
             self._require([row.leaf(tensors, made) for row in self._kinds])
         like = self._like_at(made)
-        with torch.no_grad():
-            parts = self._bind(tensors, like, totals, pointers[self._pointers])
+        parts = without_grad(self._bind, tensors, like, totals, pointers[self._pointers])
         if parts is None:
             return None
         index = self.members.__getitem__
         if len(parts) == 1:
-            parts = [(places, partial(_call, call)) for places, call in parts]
+            parts = [(places, partial(without_grad, call)) for places, call in parts]
         return [(list(map(index, places)), call) for places, call in parts]
-
-
-def _call(call: Call) -> None:
-    with torch.no_grad():
-        call()
 
 
 def chunks_of(

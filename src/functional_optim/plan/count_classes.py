@@ -16,7 +16,10 @@ Numbers = list[tuple[int, float, GateNumbers]]
 
 def makes_first_step(numbers: Numbers) -> bool:
     """Return True if a step is the first one of some leaves."""
-    return any(step == 1.0 for _, step, _ in numbers)
+    for _, step, _ in numbers:  # noqa: SIM110  a generator is two calls more
+        if step == 1.0:
+            return True
+    return False
 
 
 class _Class(NamedTuple):

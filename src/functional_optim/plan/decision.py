@@ -21,14 +21,14 @@ from functional_optim.core.links import Links
 from functional_optim.core.local_shards import RankSums
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState
-from functional_optim.kernels import Executor, needs_total
+from functional_optim.kernels import Executor
 from functional_optim.kernels.totals import sum_in_order
 from functional_optim.plan import reduction
 from functional_optim.plan.item import Item
 from functional_optim.plan.leaf_inputs import LeafInputs
 from functional_optim.plan.points import End, LeafPart, Point
 from functional_optim.plan.shared_numbers import (
-    as_number,
+    as_numbers_of,
     combined,
     with_common_hypers,
 )
@@ -90,6 +90,8 @@ class Decision:
         if self._outline.takes_inputs:
             self.inputs = LeafInputs(links, self.leaves, extra)
         self.numbers = StepNumbers(leaves, shared, len(links))
+        self.shared = self.numbers.shared
+        """The shared scalars of every link; after ``decide()``, those after the step."""
         self.opened: list[int] = []
         """The indices of the gates that opened."""
         self.end = End(())
@@ -111,11 +113,6 @@ class Decision:
             for run in at.runs:
                 self.inputs.require(run.part)
         return self
-
-    @property
-    def shared(self) -> list[Any]:
-        """The shared scalars of every link; after ``decide()``, those after the step."""
-        return self.numbers.shared
 
     @property
     def stepped(self) -> list[StepLeaf]:
@@ -165,16 +162,16 @@ class Decision:
         """Compute the total and shared scalars of a stage, ask its gate, return the next point."""
         stage, place = point.stage, point.place
         totals: Sequence[Any] = ()
-        if needs_total(stage):
+        if place in self._outline.summing:
             total = self._given[place] if place in self._given else self._total(point)
             if stage.reduce is None:
                 self._totals[place] = total
             else:
                 # To the numbers that they are combined with, which are on the CPU.
-                totals = tuple(map(as_number, total.cpu().unbind()))
+                totals = as_numbers_of(total.cpu())
         if stage.combine is not None:
             hyper = self._links[place].hyper
-            if not is_plain(hyper):
+            if not (_NUMBERS.issuperset(map(type, hyper)) or is_plain(hyper)):
                 at = self.numbers.latest_step(point.behind_gates)
                 hyper = self.numbers.resolved(stage, hyper, at, at)
             made = combined(stage, self.shared[place], totals, hyper, self._extra)

@@ -52,8 +52,10 @@ def coefficients_at(
     """
     number: Any = step  # stages are written for a number; a tensor where torch.func hides it
     if plain:
-        pairs = zip(stages, hypers, strict=True)
-        return hypers, tuple([stage.coefficients(number, hyper) for stage, hyper in pairs])
+        made = []
+        for stage, hyper in zip(stages, hypers, strict=True):  # a comprehension is a call
+            made.append(stage.coefficients(number, hyper))
+        return hypers, tuple(made)
     resolved = tuple(
         resolve(stage.name, stage.bounds, stage.check, hyper, step)
         for stage, hyper in zip(stages, hypers, strict=True)

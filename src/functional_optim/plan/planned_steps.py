@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim._torch import is_transforming
+from functional_optim._torch import is_transforming, without_grad
 from functional_optim.core.checks import check_measured
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import LeafChain
@@ -151,12 +151,10 @@ class PlannedSteps:
         before = shared if self._written is None else self._written.before(shared)
         leaves = self._leaves(known, now, chains, grads)
         rows = partial(self._rows_of, now) if known.sums else None
-        with torch.no_grad():
-            if in_place and not known.layout.is_located:
-                leaves = leaves.with_gradients_apart()
-            decided = leaf_by_leaf.decide(
-                links, self._executor, leaves, before, measured, extra, rows
-            )
+        if in_place and not known.layout.is_located:
+            leaves = without_grad(leaves.with_gradients_apart)
+        given = before, measured, extra, rows
+        decided = without_grad(leaf_by_leaf.decide, links, self._executor, leaves, *given)
         plans = self._plans_of(known, decided, now)
         if plans is None:
             return None

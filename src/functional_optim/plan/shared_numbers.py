@@ -223,6 +223,13 @@ def as_number(value: Any) -> Any:
     return value if found is None else found
 
 
+def as_numbers_of(totals: Tensor) -> tuple[Any, ...]:
+    """Return the elements of a vector as floats, or as tensors if they carry a derivative."""
+    if type(totals) is not Tensor or carries_derivative(totals):
+        return tuple(map(as_number, totals.unbind()))
+    return tuple(totals.tolist())
+
+
 def _unwrapped(value: Tensor) -> Tensor:
     """Return a tensor without the wrappers of torch.func.grad that take no derivative of it.
 

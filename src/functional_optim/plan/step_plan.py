@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim._torch import without_grad
 from functional_optim.core.checks import check_grad
 from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.leaf import PLAIN
@@ -309,7 +310,7 @@ class StepPlan:
         own = [made.coefficients for made in every]
         grads = list(map(tensors.__getitem__, self._stepped))
         executor, leaf = self._chunks[0].executor, self._leaf_of(tensors)
-        return self._totals.of(executor, own, grads, measured, leaf)
+        return without_grad(self._totals.of, executor, own, grads, measured, leaf)
 
     def _items(
         self,

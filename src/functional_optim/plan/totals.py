@@ -44,7 +44,7 @@ class Totals:
         measured: Sequence[Tensor],
         leaf: Callable[[int, tuple[Any, ...]], Leaf],
     ) -> Sequence[Tensor]:
-        """Return all totals, if every leaf is in a chunk.
+        """Return all totals, if every leaf is in a chunk. The caller turns autograd off.
 
         Args:
             executor: of the chunks.
@@ -53,13 +53,12 @@ class Totals:
             measured: the known totals.
             leaf: returns the leaf at a position, with coefficients, as stages see it.
         """
-        with torch.no_grad():
-            if self.count == 1 and not measured and self._hand_on(coefficients, leaf):
-                return [total_of(self._stages[self._first], gradients)]
-            pairs = zip(self._members, coefficients, strict=True)
-            numbered = {k: one for own, one in pairs for k in own}
-            leaves = [leaf(k, numbered[k]) for k in sorted(numbered)]
-            return executor.totals(self._stages, leaves, measured)
+        if self.count == 1 and not measured and self._hand_on(coefficients, leaf):
+            return [total_of(self._stages[self._first], gradients)]
+        pairs = zip(self._members, coefficients, strict=True)
+        numbered = {k: one for own, one in pairs for k in own}
+        leaves = [leaf(k, numbered[k]) for k in sorted(numbered)]
+        return executor.totals(self._stages, leaves, measured)
 
     def each(
         self,

@@ -7,6 +7,7 @@
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -70,14 +71,17 @@ FEW = 64
 """Leaves up to which ratios are computed faster as Python's numbers than as one tensor."""
 
 
-def trust_ratio_of_numbers(
-    param_norm: float, update_norm: float, c: ScaleByTrustRatioHyper
-) -> float:
-    """Return :func:`trust_ratio` of two numbers, with the same bits."""
-    param_norm = max(param_norm, c.min_norm)  # in this order, NaN stays NaN
-    if param_norm == 0.0 or update_norm == 0.0:
-        return 1.0
-    return min(max(param_norm / update_norm * c.trust_coefficient, 0.0), c.max_ratio)
+def trust_ratios_of_numbers(
+    param_norms: Sequence[float], update_norms: Sequence[float], c: ScaleByTrustRatioHyper
+) -> list[float]:
+    """Return the :func:`trust_ratio` of each pair of numbers, with the same bits."""
+    least, most, factor = c.min_norm, c.max_ratio, c.trust_coefficient
+    ratios = []
+    for own, other in zip(param_norms, update_norms, strict=True):
+        norm = max(own, least)  # in this order, NaN stays NaN
+        is_free = norm == 0.0 or other == 0.0
+        ratios.append(1.0 if is_free else min(max(norm / other * factor, 0.0), most))
+    return ratios
 
 
 def scale_by_trust_ratio_each_(
@@ -87,8 +91,7 @@ def scale_by_trust_ratio_each_(
     count = len(grads)
     norms = norms_of_each([*params, *grads])
     if count <= FEW:
-        pairs = zip(norms[:count], norms[count:], strict=True)
-        ratios = [trust_ratio_of_numbers(*pair, c) for pair in pairs]
+        ratios = trust_ratios_of_numbers(norms[:count], norms[count:], c)
     else:
         norm = torch.tensor(norms, dtype=torch.float64, device="cpu")
         ratios = trust_ratio(norm[:count], norm[count:], c).tolist()
