@@ -141,3 +141,26 @@ def test_numbers_without_end_are_text_in_json(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "step.pt2.json").read_text())["hyper"]["max_norm"] == "inf"
     state, grads = optimizer.init(params), grads_of(params, 0)
     assert exported.arguments(params, grads, state)[-1][1] == float("inf")
+
+
+@pytest.mark.timeout(1200)  # it compiles, on machines that may be busy
+def test_a_step_counts_once_in_any_number_of_threads(tmp_path: Path) -> None:
+    """Also if the process that compiled it had one thread: Inductor leaves out what it needs then.
+
+    The threads wait for one another on a busy machine, so that each sees what another has counted.
+    """
+    told = PROGRAMS["flat, compiled"]
+    params = told.params(told.length)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        made = export_step(told.optimizer, params, tmp_path / "step.pt2", **told.options)
+        run = torch._inductor.aoti_load_package(str(made.path))
+        given = made.arguments(params, grads_of(params, 0), told.optimizer.init(params))
+        torch.set_num_threads(16)
+        with torch.no_grad():
+            for _ in range(50):
+                run(*given)
+    finally:
+        torch.set_num_threads(before)
+    assert [int(step) for step in given[3]] == [50]

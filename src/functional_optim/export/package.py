@@ -7,6 +7,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from functional_optim._torch import aoti_compile_and_package
 
 MANIFEST = "manifest.json"
@@ -69,5 +71,7 @@ def _compile(program: Any, made: Path, text: str) -> None:
         inductor_configs={
             "aot_inductor.metadata": {"manifest": text},
             "cpp.dynamic_threads": True,  # as many as the process has that runs it
+            # Where one thread compiles, Inductor leaves out what makes a single thread count steps.
+            "cpp.threads": max(2, torch.get_num_threads()),
         },
     )
