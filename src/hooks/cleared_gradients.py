@@ -6,7 +6,7 @@ A hook steps while backward goes on, so a loop has no ``optimizer.step()`` that 
 
 import warnings
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -32,9 +32,19 @@ class ClearedGradients:
         if not all_of_them:
             watched = sorted(watched, key=Tensor.numel)[:1]
         self._has_stepped = self._has_warned = False
+        self._is_dirty: dict[int, bool] = {}
+        """By ``id`` of a parameter with a new gradient, whether ``.grad`` was no zero before it."""
         # A parameter holds its hooks, so these hold neither the parameter nor this object.
         me = weakref.ref(self)
-        handles = [one.register_hook(_Look(me, weakref.ref(one))) for one in watched]
+        handles = []
+        for one in watched:
+            own = weakref.ref(one)
+            looks = _Call(me, own, ClearedGradients.look)
+            added = _Call(me, own, ClearedGradients.added)
+            handles += [
+                one.register_hook(looks),
+                one.register_post_accumulate_grad_hook(added),
+            ]
         weakref.finalize(self, _remove, handles).atexit = False
 
     def end_iteration(self) -> None:
@@ -42,11 +52,17 @@ class ClearedGradients:
         self._has_stepped = True
 
     def look(self, param: Tensor) -> None:
-        """A gradient of this parameter is about to be added to ``.grad``."""
+        """A gradient of this parameter was computed, perhaps by ``torch.autograd.grad`` alone."""
+        if self._has_stepped and not self._has_warned:
+            self._is_dirty[id(param)] = param.grad is not None and _is_nonzero(param.grad)
+
+    def added(self, param: Tensor) -> None:
+        """A gradient of this parameter was added to ``.grad``."""
         if not self._has_stepped:
             return
-        self._has_stepped = False
-        if self._has_warned or param.grad is None or not _is_nonzero(param.grad):
+        self._has_stepped, is_dirty = False, self._is_dirty.get(id(param), False)
+        self._is_dirty.clear()
+        if not is_dirty:
             return
         self._has_warned = True
         warnings.warn(
@@ -58,18 +74,21 @@ class ClearedGradients:
         )
 
 
-class _Look:
-    """The hook of one parameter."""
+class _Call:
+    """A hook of one parameter, which calls a method."""
 
     def __init__(
-        self, owner: "weakref.ref[ClearedGradients]", param: "weakref.ref[Tensor]"
+        self,
+        owner: "weakref.ref[ClearedGradients]",
+        param: "weakref.ref[Tensor]",
+        method: Callable[["ClearedGradients", Tensor], None],
     ) -> None:
-        self._owner, self._param = owner, param
+        self._owner, self._param, self._method = owner, param, method
 
-    def __call__(self, _gradient: Any) -> None:
+    def __call__(self, _given: Any) -> None:
         owner, param = self._owner(), self._param()
         if owner is not None and param is not None:
-            owner.look(param)
+            self._method(owner, param)
 
 
 def _is_nonzero(grad: Tensor) -> bool:

@@ -6,6 +6,7 @@ None), and so must a hook: a zero gradient still decays, and still moves by mome
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -45,7 +46,9 @@ class UsedFlags:
 
 
 class Usage:
-    """Notes each gradient as it is computed; asks the other ranks bucket by bucket.
+    """Notes each gradient that is added to ``.grad``; asks the other ranks bucket by bucket.
+
+    So does DDP: what ``torch.autograd.grad`` computes is added to none, nor is a gradient of None.
 
     Args:
         params: the parameters watched, by name.
@@ -56,9 +59,13 @@ class Usage:
         self._group = group
         self._used: set[str] = set()
         self.handles = [
-            param.register_hook(lambda gradient, name=name: self._used.add(name))
+            param.register_post_accumulate_grad_hook(partial(self._note, name))
             for name, param in params.items()
         ]
+
+    def _note(self, name: str, param: Tensor) -> None:
+        if param.grad is not None:
+            self._used.add(name)
 
     def exchange(self, names: Sequence[str], device: torch.device) -> UsedFlags:
         """Ask all ranks which of these were used since they were last asked for."""

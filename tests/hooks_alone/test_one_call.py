@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler
@@ -260,3 +260,60 @@ def test_cleared_gradients_and_accumulation_pass() -> None:
                         value.backward()
                         if name != "static":
                             ddp.zero_grad(set_to_none=to_none)
+
+
+class _NoDerivative(torch.autograd.Function):
+    """An operation that has no derivative by its second argument."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+class Scaled(nn.Module):
+    """A layer, and a scale that is used in some ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor, way: str) -> Tensor:
+        made: Tensor = self.layer(x)
+        if way == "no derivative":
+            made = _NoDerivative.apply(made, self.scale)
+        return made * self.scale if way == "used" else made
+
+
+@pytest.mark.parametrize("way", ["no derivative", "autograd.grad"])
+@pytest.mark.parametrize("by_hook", [True, False])
+def test_a_parameter_without_a_gradient_from_ddp_is_left_alone(by_hook: bool, way: str) -> None:
+    """Momentum and weight decay would move it. A warning would be an error, too."""
+    torch.manual_seed(0)
+    nets = Scaled(), Scaled()
+    nets[1].load_state_dict(nets[0].state_dict())
+    ddps = [DistributedDataParallel(net, find_unused_parameters=True) for net in nets]
+    chosen = adamw(lr=0.1, weight_decay=0.1)
+    if by_hook:
+        step_hook(ddps[0], chosen)
+    else:
+        zero = ZeroRedundancyOptimizer(nets[0].named_parameters(), chosen, overlap_with_ddp=True)
+        ddps[0].register_comm_hook(None, zero_step_hook(ddps[0], zero))
+    theirs = torch.optim.AdamW(nets[1].parameters(), lr=0.1, weight_decay=0.1)
+    for iteration in range(4):
+        for ddp, net in zip(ddps, nets, strict=True):
+            x = torch.randn(3, 4, generator=torch.Generator().manual_seed(iteration))
+            value = ddp(x, "used" if iteration == 0 else way).square().mean()
+            ddp.zero_grad()
+            value.backward()
+            if iteration:
+                assert net.scale.grad is None
+        theirs.step()
+        if way == "autograd.grad":
+            for net in nets:  # as one logs the gradient of a penalty
+                torch.autograd.grad(net.scale.square().sum(), net.scale)
+        for ours, wanted in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+            assert torch.equal(ours, wanted), iteration
