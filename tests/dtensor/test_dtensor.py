@@ -5,7 +5,7 @@ import pytest
 from tests.choices import case, pairs
 from tests.ranks import Job, Outcomes, run_ranks
 
-from . import averaged, jobs, totals, whole
+from . import averaged, jobs, numbers, totals, whole
 
 CASES = [
     *pairs(model=["fsdp", "by hand"], dtype=["float32"], executor=["reference", "auto"]),
@@ -20,7 +20,7 @@ AS_PLAIN = [
 shards of different sizes."""
 
 
-LIKE_TORCH = ("torch", "plain", "checkpoints", "clipped", "in backward", "with inputs")
+LIKE_TORCH = ("torch", "numbers", "plain", "checkpoints", "clipped", "in backward", "with inputs")
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +31,7 @@ def worlds() -> dict[int, Outcomes]:
     )
     of_two = {
         "torch": Job(jobs.adamw_as_torch, {"cases": CASES}),
+        "numbers": Job(numbers.as_torch),
         "plain": Job(jobs.as_plain_tensors, {"cases": AS_PLAIN}),
         "checkpoints": Job(jobs.checkpoints),
         "clipped": Job(jobs.clipped),

@@ -29,7 +29,7 @@ from sharding import ZeroRedundancyOptimizer
 from tests.choices import each
 
 from ..tensors import assert_same, normal
-from .test_lr_schedulers import SCHEDULES, SETTING, advance
+from .test_lr_schedulers import CYCLED, SCHEDULES, SETTING, advance
 
 pytestmark = pytest.mark.usefixtures("world_of_one")
 
@@ -104,6 +104,65 @@ def test_so_does_one_over_workers(schedule: str, name: str) -> None:
         advance(scheduler, 0)
     finally:
         optimizer.close()
+
+
+def test_over_workers_momentum_is_cycled_in_every_part() -> None:
+    made = model()
+    placement = dict.fromkeys(dict(made.named_parameters()), "worker")
+    optimizer = DistributedOptimizer.over_threads(PARTS["override"](), made, placement)
+    try:
+        scheduler = CYCLED["OneCycleLR with momentum"](optimizer)
+        optimizer.step({key: torch.ones_like(param) for key, param in made.named_parameters()})
+        advance(scheduler, 0)
+        assert len({group["betas"] for group in optimizer.param_groups}) == 1
+    finally:
+        optimizer.close()
+
+
+PARTS: dict[str, Callable[[], Optimizer]] = {
+    "override": lambda: adamw(0.1).override(matching("*bias"), weight_decay=0.0),
+    "partition": lambda: partition(
+        {"matrix": adamw(0.1), "rest": adamw(0.1, weight_decay=0.0)},
+        labels({"rest": matching("*bias")}, default="matrix"),
+    ),
+}
+
+
+@each(schedule=CYCLED, name=PARTS, door=DOORS)
+def test_momentum_is_cycled_in_every_part(schedule: str, name: str, door: str) -> None:
+    """torch asks ``defaults`` what may be cycled."""
+    made, plain = model(), model()
+    optimizer = DOORS[door](made, PARTS[name]())
+    named = dict(plain.named_parameters())
+    groups: list[dict[str, Any]] = [
+        {"params": [p for key, p in named.items() if not key.endswith("bias")]},
+        {"params": [p for key, p in named.items() if key.endswith("bias")], "weight_decay": 0.0},
+    ]
+    other = torch.optim.AdamW(groups, 0.1)
+    schedulers = [CYCLED[schedule](one) for one in (optimizer, other)]
+    for seed in range(4):
+        step(made, optimizer, seed)
+        step(plain, other, seed)
+        for one in schedulers:
+            advance(one, seed)
+        betas = {group["betas"] for group in optimizer.param_groups}
+        assert betas == {other.param_groups[0]["betas"]}
+    for key, param in made.named_parameters():
+        assert_same(param.detach(), named[key].detach())
+
+
+def test_options_that_some_groups_lack_are_no_defaults() -> None:
+    """A group that is added later does not get them."""
+    frozen = DOORS["TorchOptimizer"](model(), FROZEN["a part"]())
+    assert frozen.defaults == {}
+    with pytest.raises(ValueError, match="cycle_momentum"):
+        CYCLED["OneCycleLR with momentum"](frozen)
+    optimizer = DOORS["TorchOptimizer"](model(), PARTS["partition"]())
+    assert "betas" in optimizer.defaults
+    more = nn.Parameter(torch.ones(2))
+    optimizer.add_param_group({"params": [("more.bias", more)], "lr": 0.5})
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.1, 0.5]
+    assert optimizer.param_groups[2]["weight_decay"] == 0.0
 
 
 def test_a_frozen_group_has_the_rate_that_it_is_given() -> None:

@@ -11,7 +11,7 @@ from functional_optim._torch import may_be_view
 from functional_optim.core.aliasing import GivenMemory, copy_of
 from functional_optim.core.calling import started
 from functional_optim.core.compiling import remembered
-from functional_optim.core.dtensors import is_sharded
+from functional_optim.core.dtensors import is_sharded, local
 from functional_optim.core.hyper import are_unchanged, is_plain, mapped
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import GateCounts, LeafState, field_tensors, map_state
@@ -30,11 +30,22 @@ def init_leaf(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> 
             for state in states
         )
     given = GivenMemory([param])
+    if is_sharded(param) and param.dim():  # pointwise stages step the shard, others the DTensor
+        pairs = zip(stages, states, strict=True)
+        states = tuple(
+            map_state(_number, state) if stage.kind == "pointwise" else state
+            for stage, state in pairs
+        )
     states = tuple(map_state(lambda one: _no_view(given.apart(one)), state) for state in states)
     gates = tuple(
         GateCounts(none_made(), none_made()) for stage in stages if stage.gate is not None
     )
     return LeafState(none_made(), states, gates)
+
+
+def _number(tensor: Tensor) -> Tensor:
+    """Return one number for a whole parameter as a plain tensor, the same on all ranks."""
+    return local(tensor) if tensor.dim() == 0 else tensor
 
 
 def _no_view(tensor: Tensor) -> Tensor:

@@ -200,6 +200,21 @@ def own_options(group: dict[str, Any]) -> None:
     group.update(copy_tensors(options_of(group)))
 
 
+def common_options(
+    groups: Sequence[Mapping[str, Any]], names: Sequence[Collection[str]]
+) -> dict[str, Any]:
+    """Return the hyper-parameters that all groups have, with the values of the first group.
+
+    Schedulers of torch look into ``defaults`` for what they may cycle in every group.
+
+    Args:
+        groups: the parameter groups.
+        names: of the hyper-parameters of each group.
+    """
+    first, *others = names
+    return {name: groups[0][name] for name in first if all(name in own for own in others)}
+
+
 def check_group(
     own: Optimizer,
     names: Sequence[str],

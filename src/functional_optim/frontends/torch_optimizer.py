@@ -29,6 +29,7 @@ from functional_optim.frontends.torch_groups import (
     GroupOptions,
     check_given,
     check_group,
+    common_options,
     links_of,
     own_options,
     require_optimizer,
@@ -197,11 +198,13 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
             own = [links_of(one.optimizer, tuple(one.optimizer.hyper), one.group) for one in parts]
             more = [(*one[1:], links) for one, links in zip(parts, own, strict=True)]
             chains.require_common(self._groups(), more)
+            self.defaults = {}  # each part has its own options, and no other
             for part in parts:
                 super().add_param_group(part.group)
                 chains.add(part.optimizer, part.places)
                 self._complete_state(len(self.param_groups) - 1)
             chains.show(self.param_groups)
+            self.defaults = common_options(self.param_groups, chains.names)
             return
         super().add_param_group(param_group)
         own_options(self.param_groups[-1])

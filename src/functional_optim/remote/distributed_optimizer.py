@@ -11,6 +11,7 @@ from torch import Tensor
 from functional_optim.frontends.local_optimizer import Foreign, resolved, warn_of
 from functional_optim.frontends.loss_scale import record
 from functional_optim.frontends.recipe import Recipe
+from functional_optim.frontends.torch_groups import common_options
 from functional_optim.frontends.torch_schedule import guarded
 from functional_optim.remote import placing, states
 from functional_optim.remote.arranged import Arranged
@@ -187,12 +188,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             warn_of(found, stacklevel=3)
         own = self._arranged = Arranged(groups, found)
         self._workers = Workers(transport, own.groups, make, own.found, close=close)
-        self._order = threading.RLock()
-        self._limit = StalenessLimit()
+        self._order, self._limit = threading.RLock(), StalenessLimit()
         self._built = False
         defaults = {} if isinstance(found, Foreign) else dict(found.defaults)
-        made = zip(own.groups, self._workers.first_options(), strict=True)
-        super().__init__([placing.torch_group(*pair) for pair in made], defaults)
+        options = self._workers.first_options()
+        super().__init__(list(map(placing.torch_group, own.groups, options)), defaults)
+        self.defaults = defaults or common_options(options, options)
         self.state.update(placing.empty_entries(self.param_groups))
         self._built = True
 
@@ -382,8 +383,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         parts, options = states.cut(state_dict, self._workers.shares, self._arranged.groups)
         with self._order:
             self._workers.load(parts)
-            for number, own in enumerate(options):
-                group = self.param_groups[number]
+            for number, (own, group) in enumerate(zip(options, self.param_groups, strict=True)):
                 group.update(self._arranged.options_in(own, group))
                 self.param_groups[number] = guarded(group, self.defaults)
 

@@ -16,7 +16,7 @@ from functional_optim._torch import (
 )
 from functional_optim.core.compiling import uncompiled
 from functional_optim.frontends.loss_scale import Scaling
-from functional_optim.frontends.torch_groups import own_options
+from functional_optim.frontends.torch_groups import common_options, own_options
 from functional_optim.frontends.torch_schedule import guarded
 from sharding.problem import Policy
 from sharding.shard_plan import ShardPlan
@@ -313,12 +313,18 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
         if self._recipes is None:
             super().add_param_group(group)
             return
+        is_composed = self._recipes.divides
+        if is_composed:
+            self.defaults = {}  # each part has its own options, and no other
         for part in self._recipes.divided(group):
             super().add_param_group(part)
             own_options(self.param_groups[-1])
             number = len(self.param_groups) - 1
             names = self._recipes.of(number).defaults
             self.param_groups[number] = guarded(self.param_groups[number], names)
+        if is_composed:
+            every = [self._recipes.of(k).defaults for k in range(len(self.param_groups))]
+            self.defaults = common_options(self.param_groups, every)
 
     # ---------------------------------------------------------------------------- state dicts
 

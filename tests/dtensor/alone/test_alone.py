@@ -6,7 +6,7 @@ With shards on several ranks: ``tests/dtensor``.
 import pytest
 
 from tests.choices import pairs
-from tests.dtensor import jobs
+from tests.dtensor import jobs, numbers
 
 pytestmark = pytest.mark.usefixtures("world_of_one")
 
@@ -15,6 +15,10 @@ def test_stepped_as_torch_steps_them() -> None:
     jobs.adamw_as_torch(
         pairs(model=["by hand", "fsdp"], dtype=["float32"], executor=["reference", "blocked"])
     )
+
+
+def test_a_number_for_a_parameter_is_the_same_on_all_ranks() -> None:
+    numbers.as_torch()
 
 
 def test_what_cannot_step_a_shard_says_so() -> None:
