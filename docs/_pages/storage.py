@@ -50,9 +50,10 @@ REST = """Random bits are a function of the value, the gradient, the step and a 
 tensors, any rank and any restart give the same bits. The bounds above are tested. In blocks without
 a negative number, the absolute bounds of 8 bits are 2^-34.
 
-A stored optimizer takes neither complex parameters nor sparse gradients, has no derivative, and
-cannot be run by TorchScript: [what composes with what](composes-with.md). A step takes longer than
-in float32: [benchmarks](benchmarks.md).
+A stored optimizer takes neither complex parameters nor sparse gradients, and cannot be run by
+TorchScript: [what composes with what](composes-with.md). It has no derivative: `update` raises an
+error if torch.func follows an argument, or if autograd follows one that is no parameter. A step
+takes longer than in float32: [benchmarks](benchmarks.md).
 
 ## State in files
 

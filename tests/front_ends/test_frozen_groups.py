@@ -157,6 +157,7 @@ def test_options_that_some_groups_lack_are_no_defaults() -> None:
     assert frozen.defaults == {}
     with pytest.raises(ValueError, match="cycle_momentum"):
         CYCLED["OneCycleLR with momentum"](frozen)
+    assert DOORS["TorchOptimizer"](model(), FROZEN["the last part"]()).defaults == {}
     optimizer = DOORS["TorchOptimizer"](model(), PARTS["partition"]())
     assert "betas" in optimizer.defaults
     more = nn.Parameter(torch.ones(2))

@@ -15,6 +15,7 @@ from torch import Tensor
 from functional_optim.bounds import Interval
 from functional_optim.core.brief import brief
 from functional_optim.core.compiling import uncompiled
+from functional_optim.core.derivatives import refuse_derivative
 from functional_optim.core.flat_vector import FlatVector, flat_gradient, flat_tree, moved
 from functional_optim.core.hyper import build, frozen
 from functional_optim.core.spelling import keywords
@@ -89,7 +90,8 @@ class ClosureOptimizer:
     order of insertion there, as in ``dict(model.named_parameters())``.
 
     What has gradients alone cannot run it: chains, ``bind``, ``script``, ``stored``,
-    ``export_step``, hooks, ZeRO and workers refuse it. A step is not differentiable.
+    ``export_step``, hooks, ZeRO and workers refuse it. A step is not differentiable: torch.func is
+    refused.
 
     Example::
 
@@ -179,8 +181,9 @@ class ClosureOptimizer:
                 "grads, state, value_and_grad=f) a function f(params) -> (loss, grads), got "
                 f"{brief(value_and_grad)}"
             )
-        own = self.replace(**hyper) if hyper else self
         tree = flat_tree(params, self.namespace)
+        refuse_derivative(f"a step of {self.rule.name}", tree.params, (), [tuple(hyper.values())])
+        own = self.replace(**hyper) if hyper else self
         self.require_state(state, tree.checksum, tree.numel)
         problem = _problem(tree, params, value_and_grad, self.namespace)
         with torch.no_grad():

@@ -129,8 +129,9 @@ class Optimizer(Chain):
             ValueError: trees that differ; a gradient of another shape, dtype or device; a state
                 of another optimizer or tree; a value out of bounds; an input that does not fit, or
                 is missing. Each names the leaf.
-            RuntimeError: a sparse gradient that the chain cannot take; a CUDA graph is being
-                captured.
+            RuntimeError: a sparse gradient that the chain cannot take; a derivative that a stage
+                does not have (``stored``), if torch.func follows an argument, or autograd one that
+                is no parameter; a CUDA graph is being captured.
         """
         optimizer = with_hyper(self, hyper) if hyper else self
         given, extra = (params, grads, state), extra or {}

@@ -22,6 +22,7 @@ from functional_optim.core.checks import (
     check_param,
     forget_history,
 )
+from functional_optim.core.derivatives import require_differentiable
 from functional_optim.core.hyper import resolve
 from functional_optim.core.initial import FieldsOf, FieldsOfTree, fields_of
 from functional_optim.core.links import Links
@@ -152,6 +153,11 @@ def update(
         state = state._replace(shared=with_opened(optimizer.links, state.shared))
     leaves, spec, states, found = step_leaves(optimizer, params, grads, state)
     executor = found.executor(optimizer)
+    if any([not stage.differentiable for stage in optimizer.stages]):  # noqa: C419  is traced
+        for leaf, grad in zip(found.leaves, found.grads, strict=True):
+            if grad is not None:
+                given = leaf.state.stages, leaf.chain.hypers
+                require_differentiable(leaf.chain.stages, leaf.name, leaf.param, grad, *given)
     extra = of_tree(optimizer.links, spec, found.leaves, extra)
     decided = decide(optimizer.links, executor, found, state.shared, measured, extra)
     for run in decided.end.runs:

@@ -77,8 +77,9 @@ def stored(
 
     A step decodes to float32, runs the whole chain, and encodes, element by element: any rule can
     be stored, and every executor, hook and checkpoint takes the result like any optimizer.
-    Gradients have the dtype of the parameters and are widened first. It has no derivative, takes
-    neither complex parameters nor sparse gradients, and cannot be run by TorchScript.
+    Gradients have the dtype of the parameters and are widened first. It has no derivative (one that
+    is asked for is refused), takes neither complex parameters nor sparse gradients, and cannot be
+    run by TorchScript.
 
     Storages of the parameter:
 

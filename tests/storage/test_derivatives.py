@@ -1,0 +1,92 @@
+"""Stored state has no derivative: one that is asked for is refused, and not taken for zero."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from functional_optim import chain, clip_by_global_norm, labels, lbfgs, matching, partition, sgd
+from functional_optim.storage import stored
+from tests.tensors import normal
+
+STORED = stored(sgd(lr=0.1, momentum=0.9), state="bfloat16")
+PARTS = partition(
+    {"stored": STORED, "rest": sgd(lr=0.1)},
+    labels({"stored": matching("big")}, default="rest"),
+)
+PARAMS = {"big": normal(64), "small": normal(3, seed=1)}
+
+
+def total(optimizer: Any, params: Any, factor: Any = 0.3, state: Any = None, **hyper: Any) -> Any:
+    """The sum of all parameters after a step."""
+    state = optimizer.init(params) if state is None else state
+    grads = {name: factor * value.detach() + 1 for name, value in params.items()}
+    made, _ = optimizer.update(params, grads, state, **hyper)
+    return sum(one.sum() for one in made.values())
+
+
+ASKED: dict[str, Callable[[Any], Callable[[Tensor], Any]]] = {
+    "lr": lambda one: lambda x: total(one, PARAMS, **dict.fromkeys(rates(one), x)),
+    "gradients": lambda one: lambda x: total(one, PARAMS, x),
+    "parameters": lambda one: lambda x: total(one, {**PARAMS, "big": PARAMS["big"] * x}),
+}
+
+
+def rates(optimizer: Any) -> list[str]:
+    return [name for name in optimizer.hyper if name.split(".")[-1] == "lr"]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("optimizer", [STORED, PARTS, chain(clip_by_global_norm(1.0), STORED)])
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_derivative_is_refused(asked: str, optimizer: Any) -> None:
+    function, at = ASKED[asked](optimizer), torch.tensor(0.5)
+    with pytest.raises(RuntimeError, match=r"at 'big': stored_\w+ has no derivative"):
+        torch.func.grad(function)(at)
+    with pytest.raises(RuntimeError, match="has no derivative"):
+        torch.func.jvp(function, (at,), (torch.ones(()),))
+    if asked != "parameters":
+        with pytest.raises(RuntimeError, match="has no derivative"):
+            function(at.clone().requires_grad_())
+
+
+def test_where_none_is_asked_for_it_steps() -> None:
+    """Parameters of a module, inside of other transforms, and without autograd."""
+    module = nn.ParameterDict({name: value.clone() for name, value in PARAMS.items()})
+    want = total(STORED, PARAMS)
+    assert torch.equal(total(STORED, dict(module.items())), want)
+    at = torch.tensor(0.3, requires_grad=True)
+    with torch.no_grad():
+        assert torch.equal(total(STORED, PARAMS, at), want)
+
+    def beside(x: Tensor) -> Any:
+        return x * total(STORED, PARAMS).detach()
+
+    assert torch.equal(torch.func.grad(beside)(torch.tensor(2.0)), want)
+    stacked = {name: value.expand(2, *value.shape).clone() for name, value in PARAMS.items()}
+    both = torch.vmap(lambda params: total(STORED, params))(stacked)
+    torch.testing.assert_close(both, want.expand(2))
+    # Of a part that has one, the derivative is taken: nothing stored depends on it.
+    found = torch.func.grad(lambda lr: total(PARTS, PARAMS, **{"rest.lr": lr}))(torch.tensor(0.1))
+    assert found.item() == pytest.approx(-float((0.3 * PARAMS["small"] + 1).sum()))
+
+
+def test_lbfgs_refuses_it_too() -> None:
+    optimizer = lbfgs(lr=0.3, max_iter=2)
+
+    def value_and_grad(params: Any) -> Any:
+        return (params["w"] ** 2).sum(), {"w": 2 * params["w"]}
+
+    def stepped(weight: Tensor, lr: Any = 0.3) -> Any:
+        params = {"w": weight}
+        state = optimizer.init({"w": weight.detach()})
+        return optimizer.update(params, None, state, value_and_grad=value_and_grad, lr=lr)[0]["w"]
+
+    weight = torch.ones(2, dtype=torch.float64)
+    for argument in (0, 1):
+        given = weight, torch.tensor(0.3, dtype=torch.float64)
+        with pytest.raises(RuntimeError, match="a step of lbfgs has no derivative"):
+            torch.func.grad(lambda *given: stepped(*given).sum(), argnums=argument)(*given)
+    assert torch.equal(stepped(nn.Parameter(weight)), stepped(weight))
