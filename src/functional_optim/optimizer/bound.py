@@ -177,6 +177,9 @@ class BoundOptimizer(BoundCopies):
     def set_hyper(self, **hyper: Any) -> None:
         """Change hyper-parameters, by name, from the next step on.
 
+        State that ``bind`` has made from the old value stays, such as the first step sizes of
+        ``rprop``: give ``bind`` an optimizer with the learning rate of the first step.
+
         Raises:
             TypeError: a name that the chain does not have.
             ValueError: a value out of bounds, or an option that needs another state.
