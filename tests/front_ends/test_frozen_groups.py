@@ -22,7 +22,9 @@ from functional_optim import (
     freeze,
     labels,
     matching,
+    muon,
     partition,
+    sgd,
 )
 from functional_optim.remote import DistributedOptimizer
 from sharding import ZeroRedundancyOptimizer
@@ -232,3 +234,36 @@ def test_a_checkpoint_goes_from_door_to_door(name: str) -> None:
             results.append([param.detach() for param in made.parameters()])
     for one in results:
         assert_same(one, results[0])
+
+
+@each(door=DOORS)
+def test_a_group_that_is_refused_adds_no_part(door: str) -> None:
+    """Its first part is a new one, and its second one has a parameter of another group."""
+    made = model()
+    chosen = partition(
+        {"matrix": adamw(0.1), "rest": sgd(0.125)},
+        labels({"rest": matching("*bias")}, default="matrix"),
+    )
+    optimizer = DOORS[door](made, chosen)
+    step(made, optimizer, 0)
+    before, defaults = len(optimizer.param_groups), dict(optimizer.defaults)
+    new, bias = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2))
+    with pytest.raises(ValueError, match="more than one parameter group"):
+        optimizer.add_param_group({"params": [("new.weight", new), ("0.bias", made[0].bias)]})
+    assert len(optimizer.param_groups) == before and optimizer.defaults == defaults
+    assert new not in optimizer.state
+    optimizer.add_param_group({"params": [("new.bias", bias)]})
+    step(made, optimizer, 1)
+    bias.grad = torch.ones(2)
+    optimizer.step()
+    assert torch.equal(bias.detach(), torch.full((2,), 0.875))
+
+
+def test_a_group_whose_state_cannot_be_made_is_not_added() -> None:
+    weight, other = nn.Parameter(torch.ones(3, 2)), nn.Parameter(torch.ones(4))
+    optimizer = TorchOptimizer([weight], muon(lr=0.1))
+    with pytest.raises(ValueError, match="muon"):
+        optimizer.add_param_group({"params": [other]})
+    assert len(optimizer.param_groups) == 1 and other not in optimizer.state
+    weight.grad = torch.ones(3, 2)
+    optimizer.step()

@@ -94,6 +94,15 @@ class GroupChains:
         self.parts.append((optimizer, places))
         self.names.append(tuple(optimizer.hyper))
 
+    def mark(self) -> tuple[int, int]:
+        """Return what :meth:`back_to` needs to remove the groups that are added from now on."""
+        return len(self.parts), self._count
+
+    def back_to(self, mark: tuple[int, int]) -> None:
+        """Remove the groups that were added since a mark."""
+        groups, self._count = mark
+        del self.parts[groups:], self.names[groups:]
+
     def divided(self, group: Mapping[str, Any]) -> list[GroupPart]:
         """Divide a group into groups with one chain each, ordered by first parameter.
 

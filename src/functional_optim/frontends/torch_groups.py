@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import is_
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from functional_optim.core.brief import brief, nearest
@@ -198,6 +199,36 @@ def own_options(group: dict[str, Any]) -> None:
     Learning-rate schedulers write into a tensor lr.
     """
     group.update(copy_tensors(options_of(group)))
+
+
+def with_checked_params(group: Mapping[str, Any], stages: Sequence[Stage]) -> dict[str, Any]:
+    """Return a new group with its parameters in a list, if they may be stepped.
+
+    Args:
+        group: as the caller wrote it.
+        stages: of the chain; none if its parameters have several.
+
+    Raises:
+        TypeError, ValueError: as of :func:`check_given`.
+    """
+    given = group["params"]
+    if not isinstance(given, (Tensor, set)):
+        given = list(given)  # an iterator serves for one look only
+    check_given([given] if isinstance(given, Tensor) else given, stages)
+    return {**group, "params": given}
+
+
+def remove_groups(optimizer: torch.optim.Optimizer, count: int) -> None:
+    """Remove the groups after the first ones, with their state.
+
+    Args:
+        optimizer: of the groups.
+        count: number of groups that stay.
+    """
+    for group in optimizer.param_groups[count:]:
+        for param in group["params"]:
+            optimizer.state.pop(param, None)
+    del optimizer.param_groups[count:]
 
 
 def common_options(

@@ -27,12 +27,13 @@ from functional_optim.frontends.torch_explain import explain_groups
 from functional_optim.frontends.torch_flat import FlatGroups
 from functional_optim.frontends.torch_groups import (
     GroupOptions,
-    check_given,
     check_group,
     common_options,
     links_of,
     own_options,
+    remove_groups,
     require_optimizer,
+    with_checked_params,
 )
 from functional_optim.frontends.torch_inputs import of_parameters
 from functional_optim.frontends.torch_replaced import complete_replaced
@@ -181,24 +182,28 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
 
     @uncompiled
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, and state for its parameters: as torch's, but checked first."""
-        group: Any = param_group
+        """Add a group, and state for its parameters: as torch's, or nothing after an error."""
+        count, mark, defaults = len(self.param_groups), self._chains.mark(), self.defaults
+        try:
+            self._add_group(param_group)
+        except BaseException:  # an interrupt, too
+            remove_groups(self, count)
+            self._chains.back_to(mark)
+            self.defaults = defaults
+            raise
+
+    def _add_group(self, group: Any) -> None:
         chains = self._chains
         if isinstance(group, dict) and "params" in group:
             if not chains.divides:
                 check_group(self._optimizer, self._names, self.defaults, group)
-            given = group["params"]
-            if not isinstance(given, (Tensor, set)):
-                given = list(given)  # an iterator serves for one look only
-            stages = () if chains.divides else self._optimizer.stages
-            check_given([given] if isinstance(given, Tensor) else given, stages)
-            param_group = {**group, "params": given}
-        if chains.divides and isinstance(param_group.get("params"), list):
-            parts = chains.divided(param_group)
+            group = with_checked_params(group, () if chains.divides else self._optimizer.stages)
+        if chains.divides and isinstance(group.get("params"), list):
+            parts = chains.divided(group)
             own = [links_of(one.optimizer, tuple(one.optimizer.hyper), one.group) for one in parts]
             more = [(*one[1:], links) for one, links in zip(parts, own, strict=True)]
             chains.require_common(self._groups(), more)
-            self.defaults = {}  # each part has its own options, and no other
+            self.defaults = {}  # a part has its own options, and no other
             for part in parts:
                 super().add_param_group(part.group)
                 chains.add(part.optimizer, part.places)
@@ -206,7 +211,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
             chains.show(self.param_groups)
             self.defaults = common_options(self.param_groups, chains.names)
             return
-        super().add_param_group(param_group)
+        super().add_param_group(group)
         own_options(self.param_groups[-1])
         if chains.divides:
             raise TypeError("params must be parameters, or pairs of a name and a parameter")

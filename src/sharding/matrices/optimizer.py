@@ -13,7 +13,11 @@ from functional_optim.core.links import has_gates
 from functional_optim.core.local_shards import local_gradient
 from functional_optim.frontends.group_chains import GroupChains
 from functional_optim.frontends.group_steps import GroupsNow
-from functional_optim.frontends.torch_groups import params_of_groups, require_optimizer
+from functional_optim.frontends.torch_groups import (
+    params_of_groups,
+    remove_groups,
+    require_optimizer,
+)
 from functional_optim.frontends.torch_optimizer import TorchOptimizer
 from functional_optim.optimizer import Optimizer
 from functional_optim.plan.between_runs import BetweenRuns
@@ -155,12 +159,14 @@ class MatrixOwnerOptimizer(TorchOptimizer):
                 one if isinstance(one, tuple) else (str(k), one) for k, one in enumerate(every)
             ]
             find_shard_group(dict(named), self._owners.shards)
-        before, chains = len(self.param_groups), self._chains
+        count, mark, defaults = len(self.param_groups), self._chains.mark(), self.defaults
+        super().add_param_group(param_group)
         try:
-            super().add_param_group(param_group)
             self._find_owners()
         except BaseException:  # an interrupt, too
-            del self.param_groups[before:], chains.parts[before:], chains.names[before:]
+            remove_groups(self, count)
+            self._chains.back_to(mark)
+            self.defaults = defaults
             raise
 
     def _find_owners(self) -> None:

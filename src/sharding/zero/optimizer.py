@@ -287,12 +287,13 @@ class ZeroRedundancyOptimizer(Checkpointed, torch.optim.Optimizer, Joinable):
             self._add_divided(param_group)
             return
         params, plan, before = self.params, self.plan, len(self.param_groups)
+        defaults = self.defaults
         try:
             self._add_divided(checked_group(param_group))
             self.params = named_params(self.param_groups)
             self.plan = self._agreed(lambda: self._extended(before))
         except BaseException:  # an interrupt, too
-            self.params, self.plan = params, plan
+            self.params, self.plan, self.defaults = params, plan, defaults
             del self.param_groups[before:]
             if self._recipes is not None:
                 self._recipes.keep(before)
