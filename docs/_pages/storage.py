@@ -52,8 +52,9 @@ a negative number, the absolute bounds of 8 bits are 2^-34.
 
 A stored optimizer takes neither complex parameters nor sparse gradients, and cannot be run by
 TorchScript: [what composes with what](composes-with.md). It has no derivative: `update` raises an
-error if torch.func follows an argument, or if autograd follows one that is no parameter. A step
-takes longer than in float32: [benchmarks](benchmarks.md).
+error if torch.func follows an argument, or if autograd follows one that is no parameter. Inside of
+torch.compile there is no such check. A step takes longer than in float32:
+[benchmarks](benchmarks.md).
 
 ## State in files
 

@@ -48,7 +48,8 @@ class UsedFlags:
 class Usage:
     """Notes each gradient that is added to ``.grad``; asks the other ranks bucket by bucket.
 
-    So does DDP: what ``torch.autograd.grad`` computes is added to none, nor is a gradient of None.
+    So does DDP: what ``torch.autograd.grad`` computes is added to none. A gradient of None is no
+    use either, unless ``.grad`` is there: then plain training would step by it.
 
     Args:
         params: the parameters watched, by name.

@@ -101,8 +101,8 @@ def test_a_state_without_such_tensors_is_returned_as_it_is() -> None:
     assert with_first_values(optimizer.stages, hypers, torch.ones(3), state) is state
 
 
-def test_a_learning_rate_in_a_tensor_is_no_value_of_the_parameter() -> None:
-    """Of states that begin with it, on this device, or on one that only torch's tracer has."""
+def test_state_that_begins_with_a_tensor_is_made_anew() -> None:
+    """A scheduler may write into it, here or on a device that only torch's tracer has."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         elsewhere: Any = torch.tensor(0.1, device="cuda")
     here: Any = torch.tensor(0.1)
@@ -112,4 +112,4 @@ def test_a_learning_rate_in_a_tensor_is_no_value_of_the_parameter() -> None:
         made = init_like(stages, hypers, (3,), torch.float32)
         assert [tuple(one.shape) for one in state_tensors(made.stages)] == [(3,), (3,)]
         starts = starts_as_param(stages, hypers, (3,), torch.float32)
-        assert starts == ((), (False, False))
+        assert starts == ((), (False, isinstance(rate, Tensor)))

@@ -167,3 +167,24 @@ def test_a_state_whose_parameter_has_another_dtype_by_now_is_made_anew(door: str
             one.step()
         assert _state_of(one, weight)["exp_avg"].dtype == torch.float64
     assert torch.equal(*weights)
+
+
+@each(door=DOORS, warm_up=[False, True])
+def test_a_scheduler_fills_a_learning_rate_before_the_first_step(door: str, warm_up: bool) -> None:
+    """Of a state that begins with it: the tensor is the same object, with another number."""
+    found = []
+    for ours in (True, False):
+        param = torch.nn.Parameter(torch.ones(3))
+        rate: Any = torch.tensor(0.1)
+        optimizer: Any = torch.optim.Rprop([param], lr=rate)
+        if ours:
+            optimizer = DOORS[door]([param], rprop(lr=rate))
+        scheduler: Any = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 5.0)
+        if warm_up:
+            scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1)
+        for step in range(4):
+            param.grad = torch.tensor([1.0, -0.5, 0.25]) * (-1 if step == 1 else 1)
+            optimizer.step()
+            scheduler.step()
+        found.append(param.detach().clone())
+    assert torch.equal(*found)

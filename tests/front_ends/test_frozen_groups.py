@@ -267,3 +267,13 @@ def test_a_group_whose_state_cannot_be_made_is_not_added() -> None:
     assert len(optimizer.param_groups) == 1 and other not in optimizer.state
     weight.grad = torch.ones(3, 2)
     optimizer.step()
+
+
+@each(door=DOORS)
+def test_a_first_group_may_be_empty(door: str) -> None:
+    made = model()
+    given = [{"params": []}, {"params": list(made.named_parameters()), "lr": 0.5}]
+    cls = {"TorchOptimizer": TorchOptimizer, "ZeRO": ZeroRedundancyOptimizer}[door]
+    optimizer = cls(given, PARTS["partition"]())
+    assert {group["lr"] for group in optimizer.param_groups if group["params"]} == {0.5}
+    step(made, optimizer, 0)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from functional_optim import chain, clip_by_global_norm, labels, lbfgs, matching, partition, sgd
 from functional_optim.storage import stored
@@ -73,6 +74,31 @@ def test_where_none_is_asked_for_it_steps() -> None:
     assert found.item() == pytest.approx(-float((0.3 * PARAMS["small"] + 1).sum()))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_forward_mode_beside_a_population() -> None:
+    """A tangent of something else is no reason; one of an outer level counts."""
+    stacked = {name: value.expand(2, *value.shape).clone() for name, value in PARAMS.items()}
+    want = torch.vmap(lambda params: total(STORED, params))(stacked)
+    with forward_ad.dual_level(), torch.no_grad():
+        got = torch.vmap(lambda params: total(STORED, params))(stacked)
+    assert torch.equal(got, want)
+    both = torch.func.grad(ASKED["lr"](STORED))
+    with pytest.raises(RuntimeError, match="has no derivative"):
+        torch.func.jvp(both, (torch.tensor(0.5),), (torch.ones(()),))
+
+
+def test_totals_that_are_given_have_none_either() -> None:
+    clipped = stored(chain(clip_by_global_norm(1.0), sgd(lr=0.1)), state="bfloat16")
+    state = clipped.init(PARAMS)
+
+    def by_total(x: Tensor) -> Any:
+        made, _ = clipped.update(PARAMS, PARAMS, state, measured=[x])
+        return made["big"].sum()
+
+    with pytest.raises(RuntimeError, match="has no derivative"):
+        torch.func.grad(by_total)(torch.tensor(4.0, dtype=torch.float64))
+
+
 def test_lbfgs_refuses_it_too() -> None:
     optimizer = lbfgs(lr=0.3, max_iter=2)
 
@@ -85,6 +111,28 @@ def test_lbfgs_refuses_it_too() -> None:
         return optimizer.update(params, None, state, value_and_grad=value_and_grad, lr=lr)[0]["w"]
 
     weight = torch.ones(2, dtype=torch.float64)
+
+    def by_closure(factor: Tensor) -> Any:
+        def scaled(params: Any) -> Any:
+            return factor * (params["w"] ** 2).sum(), {"w": 2 * factor * params["w"]}
+
+        made = optimizer.update({"w": weight}, None, state, value_and_grad=scaled)
+        return made[0]["w"].sum()
+
+    def by_gradients(factor: Tensor) -> Any:
+        given = value_and_grad({"w": weight})[1]["w"] * factor
+        made = optimizer.update(
+            {"w": weight}, {"w": given}, state, value_and_grad=value_and_grad, loss=2.0
+        )
+        return made[0]["w"].sum()
+
+    state = optimizer.init({"w": weight})
+    for function in (by_closure, by_gradients):
+        with pytest.raises(RuntimeError, match="has no derivative"):
+            torch.func.grad(function)(torch.tensor(1.0, dtype=torch.float64))
+    rate: Any = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(RuntimeError, match="has no derivative"):
+        lbfgs(lr=rate).update({"w": weight}, None, state, value_and_grad=value_and_grad)
     for argument in (0, 1):
         given = weight, torch.tensor(0.3, dtype=torch.float64)
         with pytest.raises(RuntimeError, match="a step of lbfgs has no derivative"):

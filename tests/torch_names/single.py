@@ -340,6 +340,14 @@ def modes(names: Any) -> None:
         assert names.has_dispatch_mode()
 
 
+@row(("torch._C", "_set_grad_enabled"))
+def without_autograd(names: Any) -> None:
+    assert (
+        names.without_grad(torch.is_grad_enabled) is False
+    )  # torch calls it too: it is not hidden
+    assert torch.is_grad_enabled()
+
+
 @row(("forward_ad", "_current_level"))
 def tangents(names: Any) -> None:
     assert forward_ad._current_level == -1  # torch looks at it too: it is hidden from us alone

@@ -1,17 +1,22 @@
-"""Calls without autograd."""
+"""Calls without autograd.
+
+Without its name, which torch's own context calls: that context.
+"""
 
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 import torch
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 _set_grad_enabled: Callable[[bool], object] | None = getattr(torch._C, "_set_grad_enabled", None)
 
 
-def without_grad(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+def without_grad(
+    call: Callable[Given, Result], *args: Given.args, **kwargs: Given.kwargs
+) -> Result:
     """Return ``call(*args, **kwargs)``, under ``torch.no_grad``.
 
     The context of torch makes seven calls of Python functions, which is much for a small step.
@@ -21,8 +26,8 @@ def without_grad(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) ->
     if _set_grad_enabled is None:
         with torch.no_grad():
             return call(*args, **kwargs)
-    _set_grad_enabled(False)
     try:
+        _set_grad_enabled(False)
         return call(*args, **kwargs)
     finally:
         _set_grad_enabled(True)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+import optree
 import torch
 from torch import Tensor
 
@@ -182,8 +183,11 @@ class ClosureOptimizer:
                 f"{brief(value_and_grad)}"
             )
         tree = flat_tree(params, self.namespace)
-        refuse_derivative(f"a step of {self.rule.name}", tree.params, (), [tuple(hyper.values())])
         own = self.replace(**hyper) if hyper else self
+        given = [] if grads is None else [one for one in tree.gradients(grads) if one is not None]
+        every = [*tree.params, *given, *_tensors_in((state, loss))]
+        numbers = [tuple(hyper.values()), tuple(own.values)]
+        refuse_derivative(f"a step of {self.rule.name}", every, (), numbers)
         self.require_state(state, tree.checksum, tree.numel)
         problem = _problem(tree, params, value_and_grad, self.namespace)
         with torch.no_grad():
@@ -239,10 +243,13 @@ class ClosureOptimizer:
 
 def _problem(tree: FlatVector, like: Any, function: ValueAndGrad, namespace: str) -> ClosureProblem:
     """Return a function of a tree as a function of the values of its parameters."""
+    is_followed = torch.is_grad_enabled()
 
     def evaluate(point: Point) -> tuple[float, Tensor]:
         with torch.enable_grad():
             made = function(tree.tree_of([one.detach() for one in point], like, namespace))
+            if is_followed:
+                refuse_derivative("a step by value_and_grad", _tensors_in(made), (), ())
         return _checked_pair(tree, point, made)
 
     return ClosureProblem(evaluate, moved, _unchanged)
@@ -258,6 +265,10 @@ def _checked_pair(tree: FlatVector, point: Point, made: Any) -> tuple[float, Ten
         raise TypeError(f"value_and_grad must return (loss, grads), got {brief(made)}")
     loss, grads = made
     return float(loss), flat_gradient(point, tree.gradients(grads))
+
+
+def _tensors_in(value: Any) -> list[Tensor]:
+    return [one for one in optree.tree_leaves(value) if isinstance(one, Tensor)]
 
 
 def refuse_closure(given: Any, what: str) -> None:

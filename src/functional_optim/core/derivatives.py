@@ -8,13 +8,13 @@ from torch import Tensor
 
 from functional_optim._torch import (
     get_unwrapped,
+    is_forward_mode,
     is_functorch_wrapped_tensor,
     is_gradtrackingtensor,
     tangent_of,
 )
 from functional_optim.core.hyper import mapped
 from functional_optim.core.stage import Stage
-from functional_optim.core.state import state_tensors
 
 
 def refuse_derivative(
@@ -26,7 +26,7 @@ def refuse_derivative(
 
     Args:
         what: has no derivative, for the error.
-        params: of the step.
+        params: of the step, and what else may require grad.
         others: gradients and state.
         hypers: hyper-parameters, in tuples.
 
@@ -49,25 +49,47 @@ def refuse_derivative(
 
 
 def _by_transform(tensor: Tensor) -> bool:
-    """Return True if torch.func or forward-mode differentiation follows a tensor."""
-    if tangent_of(tensor) is not None:
-        return True
-    while torch.is_grad_enabled() and is_functorch_wrapped_tensor(tensor):
-        if is_gradtrackingtensor(tensor) and tensor.requires_grad:
-            return True
+    """Return True if torch.func or forward-mode differentiation follows a tensor.
+
+    A tensor of several levels shows a tangent of the innermost alone. So in forward mode it counts
+    as followed.
+    """
+    levels = 0
+    while is_functorch_wrapped_tensor(tensor):
+        if is_gradtrackingtensor(tensor):
+            levels += 1
+            if torch.is_grad_enabled() and tensor.requires_grad:
+                return True
+            if is_forward_mode() and (levels > 1 or tangent_of(tensor) is not None):
+                return True
         tensor = get_unwrapped(tensor)
-    return False
+    return tangent_of(tensor) is not None
 
 
 def require_differentiable(
-    stages: Sequence[Stage], name: str, param: Tensor, grad: Tensor, states: Any, hypers: Any
+    stages: Sequence[Stage],
+    name: str,
+    param: Tensor,
+    given: Iterable[Tensor],
+    hypers: Iterable[Any],
+    extra: Iterable[Any],
 ) -> None:
     """Make sure that no derivative is asked for of a leaf, if one of its stages has none.
+
+    Args:
+        stages: of the leaf.
+        name: of the leaf.
+        param: the parameter.
+        given: its gradient, its state, and totals.
+        hypers: its hyper-parameters.
+        extra: inputs besides the gradients, such as the loss, which may require grad.
 
     Raises:
         RuntimeError: as for :func:`refuse_derivative`.
     """
     for stage in stages:
         if not stage.differentiable:
-            what = f"the step at {name!r}: {stage.name}"
-            refuse_derivative(what, [param], [grad, *state_tensors(states)], hypers)
+            inputs = [one for one in extra if isinstance(one, Tensor)]
+            refuse_derivative(
+                f"the step at {name!r}: {stage.name}", [param, *inputs], given, hypers
+            )

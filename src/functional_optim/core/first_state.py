@@ -36,14 +36,12 @@ class _ValuesOf(TorchFunctionMode):
 
     Args:
         tensor: this one.
-        others: tensors that are known to hold other values.
     """
 
-    def __init__(self, tensor: Tensor, others: Iterable[Tensor]) -> None:
+    def __init__(self, tensor: Tensor) -> None:
         super().__init__()
         # Whether each tensor is made of them. They live, so that no number comes twice.
-        self._seen = {id(one): (one, False) for one in others}
-        self._seen[id(tensor)] = tensor, True
+        self._seen: dict[int, tuple[Tensor, bool]] = {id(tensor): (tensor, True)}
 
     def __contains__(self, tensor: Tensor) -> bool:
         """Return True if a tensor is made of the values, or nothing is known of it."""
@@ -84,12 +82,13 @@ def _starts_of_any(
 ) -> Starts:
     """Return which tensors of the first state are made of the values of the parameter.
 
-    An ``init`` that cannot be followed without memory, since it looks at values, counts as one that
-    makes all of its state of them.
+    So are those of a tensor among the hyper-parameters, into which a scheduler may write before the
+    first step. An ``init`` that cannot be followed without memory, since it looks at values, counts
+    as one that makes all of its state of them.
     """
     param = torch.empty(shape, dtype=dtype, device="meta")
     try:
-        with torch.no_grad(), WithoutMemory(), _ValuesOf(param, _tensors_in(hypers)) as values:
+        with torch.no_grad(), WithoutMemory(), _ValuesOf(param) as values:
             made = init_beside(stages, hypers, param)
     except (NotImplementedError, RuntimeError):
         with torch.no_grad():

@@ -11,7 +11,7 @@ from functional_optim._torch import may_be_view
 from functional_optim.core.aliasing import GivenMemory, copy_of
 from functional_optim.core.calling import started
 from functional_optim.core.compiling import remembered
-from functional_optim.core.dtensors import is_sharded, local
+from functional_optim.core.dtensors import is_sharded, local, reduced
 from functional_optim.core.hyper import are_unchanged, is_plain, mapped
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import GateCounts, LeafState, field_tensors, map_state
@@ -45,7 +45,7 @@ def init_leaf(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> 
 
 def _number(tensor: Tensor) -> Tensor:
     """Return one number for a whole parameter as a plain tensor, the same on all ranks."""
-    return local(tensor) if tensor.dim() == 0 else tensor
+    return local(reduced(tensor)) if tensor.dim() == 0 else tensor
 
 
 def _no_view(tensor: Tensor) -> Tensor:

@@ -218,13 +218,17 @@ def with_checked_params(group: Mapping[str, Any], stages: Sequence[Stage]) -> di
     return {**group, "params": given}
 
 
-def remove_groups(optimizer: torch.optim.Optimizer, count: int) -> None:
+def remove_groups(optimizer: torch.optim.Optimizer, count: int, *by_number: dict[int, Any]) -> None:
     """Remove the groups after the first ones, with their state.
 
     Args:
         optimizer: of the groups.
         count: number of groups that stay.
+        by_number: what else is known of groups, by their number.
     """
+    for known in by_number:
+        for number in [one for one in known if one >= count]:
+            del known[number]
     for group in optimizer.param_groups[count:]:
         for param in group["params"]:
             optimizer.state.pop(param, None)
@@ -242,6 +246,8 @@ def common_options(
         groups: the parameter groups.
         names: of the hyper-parameters of each group.
     """
+    if not names:
+        return {}
     first, *others = names
     return {name: groups[0][name] for name in first if all(name in own for own in others)}
 

@@ -187,7 +187,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         try:
             self._add_group(param_group)
         except BaseException:  # an interrupt, too
-            remove_groups(self, count)
+            remove_groups(self, count, self._options, self._made_for)
             self._chains.back_to(mark)
             self.defaults = defaults
             raise

@@ -16,7 +16,7 @@ from functional_optim.core.capturing import check_not_captured
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage
 from functional_optim.kernels.cache_key import CacheKey, key_of
-from functional_optim.kernels.chunks import with_tensors
+from functional_optim.kernels.chunks import ALIGNMENT, with_tensors
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.kernel import Part
 from functional_optim.kernels.signature import Numbers
@@ -72,10 +72,12 @@ class BoundLeaves:
             tensors: of this step, with the layouts of the last. Leaves share no memory.
             like: one of the leaves, with entries of its own and the numbers of this step.
             totals: the sum of each measured stage.
-            pointers: are not used.
+            pointers: to all tensors, leaf by leaf.
         """
         if like.param.is_cuda:
             check_not_captured([like.param])
+            if any(one % ALIGNMENT for one in memoryview(pointers).cast("q")):
+                return None  # a stack would be aligned, and sum up in another order
         try:
             key, numbers, _ = key_of(self._stages, like)
         except UntraceableError:

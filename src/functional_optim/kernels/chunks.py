@@ -20,6 +20,10 @@ LARGE = 1 << 16
 beside the work. Smaller leaves are stepped in lists."""
 
 
+ALIGNMENT = 16
+"""Bytes that a thread of a CUDA device reads at once, at most."""
+
+
 class Table(NamedTuple):
     """Leaves as a loop takes them: pointers to where their tensors begin."""
 

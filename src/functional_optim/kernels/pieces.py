@@ -13,17 +13,29 @@ from functional_optim.kernels.shares import is_rounded_by_place, lengths
 PIECE = 1 << 20
 """Largest number of elements of a piece on the CPU."""
 
+SAMPLE = 1 << 12
+"""Largest number of elements of a sample, or one block."""
+
 PIECE_ON_DEVICES = 1 << 25
 """The same on accelerators, where the launches of small pieces take longer than their work."""
 
 
 def fit_a_piece(leaves: Sequence[Leaf]) -> bool:
     """Return True if all leaves together are not larger than a piece."""
-    return sum(leaf.param.numel() for leaf in leaves) <= _most(leaves[0])
+    return not leaves or sum(leaf.param.numel() for leaf in leaves) <= _most(leaves[0])
 
 
 def _most(leaf: Leaf) -> int:
     return PIECE if leaf.param.is_cpu else PIECE_ON_DEVICES
+
+
+def sample_of(stages: Sequence[Stage], leaf: Leaf) -> Leaf:
+    """Return the first elements of a leaf, which pointwise stages treat as all others."""
+    block_size = block_size_of(stages)
+    length = max(1, SAMPLE // block_size) * block_size
+    if leaf.param.numel() <= length or leaf.param.dim() == 0:
+        return leaf
+    return _cut(leaf, 0, length, block_size)
 
 
 def pieces_of(stages: Sequence[Stage], leaf: Leaf) -> list[Leaf]:
@@ -34,8 +46,17 @@ def pieces_of(stages: Sequence[Stage], leaf: Leaf) -> list[Leaf]:
     block_size = block_size_of(stages)
     size = max(1, most // block_size) * block_size
     pieces = lengths(count, size, exact=is_rounded_by_place(tensors_of(leaf), block_size))
+    return [
+        _cut(leaf, end - length, length, block_size)
+        for length, end in zip(pieces, accumulate(pieces), strict=True)
+    ]
 
-    def cut(tensor: Tensor, start: int, length: int) -> Tensor:
+
+def _cut(leaf: Leaf, start: int, length: int, block_size: int) -> Leaf:
+    """Return some elements of a leaf, with their state."""
+    count = leaf.param.numel()
+
+    def cut(tensor: Tensor) -> Tensor:
         flat = tensor.detach().reshape(-1)
         if tensor.numel() == count:
             return flat[start : start + length]
@@ -43,7 +64,4 @@ def pieces_of(stages: Sequence[Stage], leaf: Leaf) -> list[Leaf]:
             return flat[start // block_size : -(-(start + length) // block_size)]
         return tensor
 
-    return [
-        with_tensors(leaf, [cut(tensor, end - length, length) for tensor in tensors_of(leaf)])
-        for length, end in zip(pieces, accumulate(pieces), strict=True)
-    ]
+    return with_tensors(leaf, list(map(cut, tensors_of(leaf))))

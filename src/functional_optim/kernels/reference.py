@@ -14,6 +14,7 @@ from functional_optim._torch import is_transforming, may_be_view
 from functional_optim.core.aliasing import storage_of
 from functional_optim.core.calling import called, renews_raw
 from functional_optim.core.dtensors import is_sharded, placed_as
+from functional_optim.core.hyper import is_plain
 from functional_optim.core.leaf import (
     Leaf,
     Scalars,
@@ -148,10 +149,9 @@ def _reduced_together(stages: Sequence[Stage], leaves: Sequence[Leaf]) -> Tensor
     if len(stages) > 1 or stage.stateful or not first.param.is_cuda:
         return None
     shared = first.coefficients[-1]
-    if any(isinstance(one, Tensor) for one in shared):
-        return None
-    if any(leaf.coefficients[-1] != shared for leaf in leaves):
-        return None
+    for own in {id(leaf.coefficients): leaf.coefficients[-1] for leaf in leaves}.values():
+        if not is_plain(own) or own != shared:
+            return None
     params, grads = [leaf.param for leaf in leaves], [leaf.grad for leaf in leaves]
     columns = reduced_each(stage, params, grads, first.states[-1], shared)
     if columns is None:

@@ -15,6 +15,7 @@ from functional_optim.core.hyper import is_plain
 from functional_optim.core.leaf import PLAIN, Leaf, is_measured
 from functional_optim.core.stage import Stage, Transform
 from functional_optim.kernels.chunks import why_not_pointwise
+from functional_optim.kernels.pieces import sample_of
 from functional_optim.kernels.plain_leaves import is_followed
 
 _DEVICE, _LAYOUT = attrgetter("device"), attrgetter("layout")
@@ -159,8 +160,8 @@ class HandedOn:
 def hand_on_gradients(stages: Sequence[Stage], leaves: Sequence[Leaf]) -> bool:
     """Return True if pointwise stages pass on the gradients of all leaves unchanged.
 
-    Of leaves with the same coefficients and dtypes, the smallest one is tried. False if a rule must
-    see all operations, as for autograd.
+    Of leaves with the same coefficients and dtypes, some elements of the smallest one are tried.
+    False if a rule must see all operations, as for autograd.
     """
     kinds: dict[Any, Leaf] = {}
     for leaf in leaves:
@@ -171,5 +172,5 @@ def hand_on_gradients(stages: Sequence[Stage], leaves: Sequence[Leaf]) -> bool:
         return False
     found = HandedOn(stages)
     with torch.no_grad():
-        found.look([], kinds.values())
+        found.look([], [sample_of(stages, leaf) for leaf in kinds.values()])
     return found.gradients

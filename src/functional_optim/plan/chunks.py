@@ -16,6 +16,7 @@ from functional_optim.core.stage import Stage
 from functional_optim.core.state import state_tensors
 from functional_optim.kernels import Chunks, Executor, Leaf
 from functional_optim.kernels.chunks import (
+    ALIGNMENT,
     Table,
     aliased_places,
     counts_without_elements,
@@ -30,9 +31,6 @@ from functional_optim.plan.item import Item, Made, coefficients_at
 from functional_optim.plan.leaf_positions import LeafPositions
 
 _DEVICE = attrgetter("device")
-
-ALIGNMENT = 16
-"""Bytes that a thread of a CUDA device reads at once, at most."""
 
 
 def state_of(item: Item) -> list[Tensor]:

@@ -27,7 +27,14 @@ from functional_optim.core.hyper import resolve
 from functional_optim.core.initial import FieldsOf, FieldsOfTree, fields_of
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import chains_of, paths_of
-from functional_optim.core.state import GateCounts, LeafState, Shared, State, map_state
+from functional_optim.core.state import (
+    GateCounts,
+    LeafState,
+    Shared,
+    State,
+    map_state,
+    state_tensors,
+)
 from functional_optim.core.tree import (
     flatten,
     flatten_like,
@@ -156,8 +163,10 @@ def update(
     if any([not stage.differentiable for stage in optimizer.stages]):  # noqa: C419  is traced
         for leaf, grad in zip(found.leaves, found.grads, strict=True):
             if grad is not None:
-                given = leaf.state.stages, leaf.chain.hypers
-                require_differentiable(leaf.chain.stages, leaf.name, leaf.param, grad, *given)
+                own, numbers = leaf.chain, state_tensors(getattr(state.shared, "stages", ()))
+                given = [grad, *state_tensors(leaf.state.stages), *measured, *numbers]
+                named = own.stages, leaf.name, leaf.param
+                require_differentiable(*named, given, own.hypers, extra.values())
     extra = of_tree(optimizer.links, spec, found.leaves, extra)
     decided = decide(optimizer.links, executor, found, state.shared, measured, extra)
     for run in decided.end.runs:

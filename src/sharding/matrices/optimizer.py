@@ -15,7 +15,6 @@ from functional_optim.frontends.group_chains import GroupChains
 from functional_optim.frontends.group_steps import GroupsNow
 from functional_optim.frontends.torch_groups import (
     params_of_groups,
-    remove_groups,
     require_optimizer,
 )
 from functional_optim.frontends.torch_optimizer import TorchOptimizer
@@ -159,15 +158,12 @@ class MatrixOwnerOptimizer(TorchOptimizer):
                 one if isinstance(one, tuple) else (str(k), one) for k, one in enumerate(every)
             ]
             find_shard_group(dict(named), self._owners.shards)
-        count, mark, defaults = len(self.param_groups), self._chains.mark(), self.defaults
         super().add_param_group(param_group)
-        try:
+
+    def _add_group(self, group: Any) -> None:
+        super()._add_group(group)
+        if self._owners is not None:
             self._find_owners()
-        except BaseException:  # an interrupt, too
-            remove_groups(self, count)
-            self._chains.back_to(mark)
-            self.defaults = defaults
-            raise
 
     def _find_owners(self) -> None:
         params = named_params(self.param_groups)

@@ -25,7 +25,13 @@ from functional_optim import (
 )
 from functional_optim.algorithms.prodigy import SUM_BLOCK
 from functional_optim.kernels import EXECUTORS, Leaf, chunk_executor, pieces, total_of
-from functional_optim.kernels.totals import added, columns_of, measured_each, reduced_each
+from functional_optim.kernels.totals import (
+    HandedOn,
+    added,
+    columns_of,
+    measured_each,
+    reduced_each,
+)
 from functional_optim.transforms.clip_by_global_norm import (
     BLOCK,
     CLIP_BY_GLOBAL_NORM,
@@ -298,3 +304,23 @@ def test_a_total_of_gradients_as_they_are_needs_no_pieces(
     got = EXECUTORS["auto"].measure(stages, leaves, [])
     torch.testing.assert_close(got, EXECUTORS["reference"].measure(stages, leaves, []))
     assert sizes == ([3000, 7] if decay else [])
+
+
+def test_some_elements_tell_whether_gradients_are_handed_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In every step: so a large leaf must cost as little as a small one."""
+    sizes: list[int] = []
+    through = HandedOn._through
+
+    def noted(self: HandedOn, leaf: Leaf) -> None:
+        sizes.append(leaf.param.numel())
+        through(self, leaf)
+
+    monkeypatch.setattr(HandedOn, "_through", noted)
+    chosen = chain(clip_by_value(0.5), clip_by_global_norm(0.5), sgd(0.1))
+    leaf = chunk_of(chosen, normal(1 << 21), normal(1 << 21, seed=1))
+    stages = chosen.stages[: chosen.stages.index(CLIP_BY_GLOBAL_NORM) + 1]
+    got = EXECUTORS["auto"].measure(stages, [leaf], [])
+    torch.testing.assert_close(got, EXECUTORS["reference"].measure(stages, [leaf], []))
+    assert sizes == [pieces.SAMPLE]
