@@ -59,6 +59,23 @@ def made_by(*steps: Callable[[], object]) -> Made:
     return Made(len(plans), programs, max([NUMBER, *sizes]))
 
 
+def every_call_of(step: Callable[[], object]) -> int:
+    """Count the calls of Python functions, those of torch too."""
+    found = 0
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        nonlocal found
+        found += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        step()
+    finally:
+        sys.setprofile(before)
+    return found
+
+
 def calls_of(step: Callable[[], object], package: str = "functional_optim") -> int:
     """Count the calls of our functions, and the items of our generators.
 

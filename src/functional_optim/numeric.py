@@ -6,7 +6,7 @@ differentiate with respect to it or vmap over it. TorchScript compiles the branc
 
 Coefficients promote nothing, though 0-d parameters would be promoted by one of double precision.
 With 16-bit floats it is computed in float32 meanwhile where torch's kernels do so with a scalar
-argument: they round it in ``x + offset`` only, and there on the CPU only.
+argument. They round it to 16 bits in ``x + offset`` on the CPU, and nowhere else.
 """
 
 import math

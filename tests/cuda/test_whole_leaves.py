@@ -1,8 +1,6 @@
 """Leaves that rules need as a whole, on a device: by programs, with the bits of the reference."""
 
-import sys
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -11,6 +9,7 @@ from torch.nn import Parameter
 from functional_optim import Optimizer, TorchOptimizer
 from tests.executors.plain.test_bound_leaves import CHAINS
 from tests.front_ends.support import noise
+from tests.steady import every_call_of
 
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
@@ -57,19 +56,7 @@ def calls_of(make: Callable[[], Optimizer], count: int) -> int:
     optimizer = TorchOptimizer(params, make())
     for _ in range(6):
         optimizer.step()
-    found = 0
-
-    def note(frame: Any, event: str, argument: Any) -> None:
-        nonlocal found
-        found += event == "call"
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        optimizer.step()
-    finally:
-        sys.setprofile(before)
-    return found
+    return every_call_of(optimizer.step)
 
 
 @pytest.mark.parametrize("name", ["lamb", "muon"])

@@ -87,9 +87,7 @@ def require_differentiable(
     Raises:
         RuntimeError: as for :func:`refuse_derivative`.
     """
-    for stage in stages:
-        if not stage.differentiable:
-            inputs = [one for one in extra if isinstance(one, Tensor)]
-            refuse_derivative(
-                f"the step at {name!r}: {stage.name}", [param, *inputs], given, hypers
-            )
+    first = next((stage for stage in stages if not stage.differentiable), None)
+    if first is not None:
+        inputs = [one for one in extra if isinstance(one, Tensor)]
+        refuse_derivative(f"the step at {name!r}: {first.name}", [param, *inputs], given, hypers)

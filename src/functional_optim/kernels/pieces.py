@@ -13,11 +13,11 @@ from functional_optim.kernels.shares import is_rounded_by_place, lengths
 PIECE = 1 << 20
 """Largest number of elements of a piece on the CPU."""
 
-SAMPLE = 1 << 12
-"""Largest number of elements of a sample, or one block."""
-
 PIECE_ON_DEVICES = 1 << 25
 """The same on accelerators, where the launches of small pieces take longer than their work."""
+
+SAMPLE = 1 << 12
+"""Largest number of elements of a sample. If a block is larger, a sample is one block."""
 
 
 def fit_a_piece(leaves: Sequence[Leaf]) -> bool:

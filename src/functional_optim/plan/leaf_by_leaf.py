@@ -161,10 +161,10 @@ def update(
     leaves, spec, states, found = step_leaves(optimizer, params, grads, state)
     executor = found.executor(optimizer)
     if any([not stage.differentiable for stage in optimizer.stages]):  # noqa: C419  is traced
+        numbers = [*measured, *state_tensors(getattr(state.shared, "stages", ()))]
         for leaf, grad in zip(found.leaves, found.grads, strict=True):
             if grad is not None:
-                own, numbers = leaf.chain, state_tensors(getattr(state.shared, "stages", ()))
-                given = [grad, *state_tensors(leaf.state.stages), *measured, *numbers]
+                own, given = leaf.chain, [grad, *state_tensors(leaf.state.stages), *numbers]
                 named = own.stages, leaf.name, leaf.param
                 require_differentiable(*named, given, own.hypers, extra.values())
     extra = of_tree(optimizer.links, spec, found.leaves, extra)

@@ -1,6 +1,5 @@
 """Matrices that a plan has bound: the reference's bits, few calls, and honest counts."""
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +25,7 @@ from functional_optim.kernels import bound_leaves, stacked
 from functional_optim.kernels.cache import Cache
 
 from ...choices import case
+from ...steady import every_call_of
 from ..support import assert_same, noise
 
 SHAPES = ((4, 6), (4, 6), (40, 30), (40, 30), (40, 30), (7,), (), (0, 3), (3, 2, 2))
@@ -93,19 +93,7 @@ def calls_of(make: Callable[[], Optimizer], count: int) -> int:
     optimizer = TorchOptimizer(params, make())
     for _ in range(6):
         optimizer.step()
-    found = 0
-
-    def note(frame: Any, event: str, argument: Any) -> None:
-        nonlocal found
-        found += event == "call"
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        optimizer.step()
-    finally:
-        sys.setprofile(before)
-    return found
+    return every_call_of(optimizer.step)
 
 
 @pytest.mark.parametrize("name", ["lamb", "muon"])
