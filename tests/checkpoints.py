@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from sharding.storage import ChecksumReader, ChecksumWriter
 from sharding.transport.groups import device_of
 from sharding.transport.local_group import LocalGroup
-from sharding.zero.collective import together
+from sharding.zero.collective import run_on_all_ranks
 
 _PARTS: dict[str, dict[int, Any]] = {}
 """By folder and rank, what threads save."""
@@ -34,13 +34,15 @@ def save(zero: Any, folder: Path | str) -> None:
         return
     parts = _PARTS.setdefault(str(folder), {})
     device, rank = device_of(group), group.rank()
-    together(group, device, "show", lambda: parts.update({rank: {"optim": zero.state_dict()}}))
+    run_on_all_ranks(
+        group, device, "show", lambda: parts.update({rank: {"optim": zero.state_dict()}})
+    )
 
     def write() -> None:
         if rank == 0:
             write_parts([parts[k] for k in sorted(parts)], folder)
 
-    together(group, device, "write", write)
+    run_on_all_ranks(group, device, "write", write)
     _PARTS.pop(str(folder), None)
 
 

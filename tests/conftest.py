@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import functional_optim.testing.compiled_executor  # noqa: F401  adds the executor "compiled"
 from functional_optim.core.leaf import Scalars
-from functional_optim.kernels.fused import FusedKernel
+from functional_optim.kernels.fused_kernel import FusedKernel
 from functional_optim.native import LOOPS
 from functional_optim.native.loader import SWITCH
 
@@ -203,7 +203,7 @@ def with_loops(compiled_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(compiled_folder))
     monkeypatch.delenv(SWITCH, raising=False)
     if LOOPS.get(0) is None:
-        LOOPS.forget()
+        LOOPS.reset()
     assert LOOPS.wait(900)
     assert LOOPS.get(0) is not None
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from functional_optim.kernels import blocked
+from functional_optim.kernels import blocked_kernel
 from functional_optim.kernels.exact import kernel
 from functional_optim.native import cache
 from functional_optim.plan import StepPlan
@@ -22,7 +22,7 @@ NUMBER = 8
 
 MAKERS: tuple[tuple[Any, str], ...] = (
     (kernel, "_made"),
-    (blocked, "block_program"),
+    (blocked_kernel, "block_program"),
     (cache, "library"),
     (torch, "compile"),
     (torch.jit, "script"),

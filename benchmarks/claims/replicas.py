@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from functional_optim import LeafState, Optimizer, State
-from functional_optim.core.brief import brief
 from functional_optim.core.chain import require_gradients_alone
 from functional_optim.core.closure_optimizer import refuse_closure
-from functional_optim.core.global_step import has_global_schedule
+from functional_optim.core.format import format_value
+from functional_optim.core.on_global_step import has_global_schedule
 from hooks.averaging import ModelAverager
 from sharding.transport.local import LocalWorld
 from sharding.transport.ordered_sum import add_in_rank_order
@@ -245,7 +245,7 @@ class ReplicatedOptimizer:
         refuse_closure(optimizer, "ReplicatedOptimizer")
         if not isinstance(optimizer, Optimizer):
             raise TypeError(
-                f"optimizer must be an Optimizer, such as adamw(), got {brief(optimizer)}"
+                f"optimizer must be an Optimizer, such as adamw(), got {format_value(optimizer)}"
             )
         _require_nothing_shared(optimizer)
         require_gradients_alone(optimizer, "ReplicatedOptimizer")

@@ -104,7 +104,6 @@ from functional_optim.algorithms import (
     stable_adamw,
     yogi,
 )
-from functional_optim.algorithms import fused_rules as fused_rules
 from functional_optim.algorithms.adahessian import scale_by_adahessian
 from functional_optim.algorithms.adam import scale_by_adam
 from functional_optim.algorithms.lbfgs import lbfgs
@@ -138,7 +137,7 @@ from functional_optim.frontends.torch_optimizer import TorchOptimizer
 from functional_optim.optimizer import Optimizer
 from functional_optim.optimizer.bound import BoundOptimizer
 from functional_optim.optimizer.capturable import CapturableOptimizer
-from functional_optim.optimizer.scripted import ScriptedOptimizer
+from functional_optim.optimizer.scripted_optimizer import ScriptedOptimizer
 from functional_optim.optimizer.state_fields import state_field, with_state_field
 from functional_optim.plan.flat.layout import FlatLayout
 from functional_optim.remote import DistributedOptimizer
@@ -189,7 +188,7 @@ from functional_optim.wrappers import (
 
 __version__ = _installed_version()
 
-# Pickles of earlier versions name these modules as they were.
+# Pickles of earlier versions contain the old names of these modules.
 sys.modules.update(
     {
         f"{__name__}.stage": _stage,

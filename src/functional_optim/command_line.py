@@ -1,7 +1,7 @@
-"""The command line: a group that collects its commands from the installed packages.
+"""The command line: a group whose commands come from the installed packages.
 
-A package adds a command by an entry point of the group ``functional_optim.commands``. The packages
-on top of this one can so add commands here, and this package does not import them.
+A package adds a command by an entry point of the group ``functional_optim.commands``. So packages
+that depend on this package can add commands, and this package does not import them.
 """
 
 from importlib.metadata import EntryPoint, entry_points
@@ -14,26 +14,27 @@ ENTRY_POINTS = "functional_optim.commands"
 
 
 class Commands(click.Group):
-    """Group whose commands are entry points, each loaded when it is needed."""
+    """Group whose commands are entry points. A command is loaded when it is first used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
         return sorted(entry.name for entry in entry_points(group=ENTRY_POINTS))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command of that name, or None if there is none."""
+        """Return the command with a name, or None."""
         found = entry_points(group=ENTRY_POINTS, name=cmd_name)
         return next((load(entry) for entry in found), None)
 
 
 def load(entry: EntryPoint) -> click.Command:
-    """Return the command behind an entry point.
+    """Return the command of an entry point.
 
-    If a module that the command needs is not installed, or a file of the user hides it, the command
-    returned says so when it runs, so that the other commands and ``--help`` still work.
+    If a module that the command needs is missing, or a file of the user hides it, return a command
+    that
+    reports this. So all other commands and ``--help`` still work.
 
     Raises:
-        TypeError: the entry point names something that is not a command.
+        TypeError: the entry point names an object that is no command.
     """
     try:
         require_package(entry.module.partition(".")[0])
@@ -54,7 +55,7 @@ def load(entry: EntryPoint) -> click.Command:
 
 
 def _reporting(name: str, short_help: str, text: str, error: ImportError) -> click.Command:
-    """Return a command that reports why it cannot run, whatever its arguments."""
+    """Return a command that reports why it cannot run, for any arguments."""
     context = {"ignore_unknown_options": True, "help_option_names": []}
 
     @click.command(name, context_settings=context, short_help=short_help)

@@ -1,7 +1,7 @@
-"""Optimizers of stages and of optimizers: one after the other, and other stages for other leaves.
+"""Composition of stages and optimizers: in sequence, and by leaf.
 
-A leaf is stepped by a chain in any case; here is said by which. What stands around a partition (a
-clip by the global norm, say) acts on all of its leaves together.
+The result gives every leaf one chain. A stage before or after a partition, such as a clip by the
+global norm, acts on all leaves of the partition together.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,11 +10,18 @@ from typing import Any, NamedTuple, overload
 
 from torch import Tensor
 
-from functional_optim.core.brief import brief
 from functional_optim.core.closure_optimizer import refuse_closure
-from functional_optim.core.links import FREEZE, join, moved, no_part, order, under
+from functional_optim.core.format import format_value
+from functional_optim.core.links import (
+    FREEZE,
+    format_part_error,
+    join_links,
+    move_changes,
+    prefix_label,
+    run_order,
+)
 from functional_optim.core.overrides import Override
-from functional_optim.core.selectors import HasLabel, Shape, Where, both, check_where
+from functional_optim.core.selectors import HasLabel, Shape, Where, check_where, intersect
 from functional_optim.core.stage import Link, NoState, Rule, rows_of_sparse
 from functional_optim.optimizer import Optimizer
 
@@ -23,17 +30,18 @@ def chain(*parts: Link | Optimizer) -> Optimizer:
     """Join stages into an optimizer; parameter and gradient run through them in order.
 
     Args:
-        parts: links (transforms, rules such as decoupled weight decay, averages such as
-            :func:`ema`) and optimizers (``sgd()``, ``adam()``, another chain, a partition), which
-            are taken apart, in any order. One of them has a rule. A stage that is given no ``lr``
-            takes that of the last one that has its own.
+        parts: links and optimizers in any order. Links are transforms, rules such as decoupled
+            weight decay, or averages such as :func:`ema`. Optimizers are ``sgd()``, ``adam()``,
+            another chain, or a partition; their links become links of the chain. At least one part
+            has a rule. A stage without an ``lr`` argument uses the ``lr`` of the last stage that
+            has one.
 
     Returns:
         An :class:`Optimizer`; its executor and namespace are those of the last optimizer among the
         parts.
 
     Raises:
-        TypeError: a part that is neither, or no rule.
+        TypeError: a part that is neither a link nor an optimizer, or parts without a rule.
 
     Example::
 
@@ -41,34 +49,34 @@ def chain(*parts: Link | Optimizer) -> Optimizer:
         >>> print(chain(clip_by_value(1.0), adam(lr=0.1)).replace(amsgrad=True).hyper["lr"])
         0.1
     """
-    return joined([("", None, part) for part in parts])
+    return join_parts([("", None, part) for part in parts])
 
 
-def joined(parts: Sequence[tuple[str, Where | None, Link | Optimizer]]) -> Optimizer:
-    """Parts as one optimizer: each with a label, and the leaves it acts on (None: all)."""
+def join_parts(parts: Sequence[tuple[str, Where | None, Link | Optimizer]]) -> Optimizer:
+    """Join parts into one optimizer. Each has a label and a selector of leaves (None for all)."""
     links: list[Link] = []
-    given: list[tuple[int, str, Where | None, Optimizer]] = []
+    optimizers: list[tuple[int, str, Optimizer]] = []
     for index, (label, where, part) in enumerate(parts):
         if isinstance(part, Optimizer):
-            given.append((len(links), label, where, part))
+            optimizers.append((len(links), label, part))
             own: Sequence[Link] = part.links
         elif isinstance(part, Link):
             own = [part]
         else:
             refuse_closure(part, "a chain or a partition")
-            raise TypeError(no_part(part, index))
+            raise TypeError(format_part_error(part, index))
         links += [
-            one._replace(where=both(where, one.where), label=under(label, one.label)) for one in own
+            one._replace(where=intersect(where, one.where), label=prefix_label(label, one.label))
+            for one in own
         ]
-    made = join(links)
-    if not given:
-        return Optimizer(made)
-    places = order(links)
+    if not optimizers:
+        return Optimizer(join_links(links))
+    places = run_order(links)
     overrides: list[Override] = []
-    for before, label, _, part in given:
+    for before, label, part in optimizers:
         now = [places.index(before + i) for i in range(len(part.links))]
-        overrides += [(at, moved(changes, now, label)) for at, changes in part.overrides]
-    return replace(given[-1][3], links=made, overrides=tuple(overrides))
+        overrides += [(at, move_changes(changes, now, label)) for at, changes in part.overrides]
+    return replace(optimizers[-1][2], links=join_links(links), overrides=tuple(overrides))
 
 
 class FreezeHyper(NamedTuple):
@@ -82,30 +90,26 @@ def freeze_rule(
 
 
 FROZEN = Rule(
-    name=FREEZE,
-    hyper=FreezeHyper,
-    rule=freeze_rule,
-    sparse=rows_of_sparse,
-    uses_gradient=False,
+    name=FREEZE, hyper=FreezeHyper, rule=freeze_rule, sparse=rows_of_sparse, uses_gradient=False
 )
 
 
 def freeze(where: Where | None = None) -> Link:
-    """Leave some leaves as they are: no stage of the chain acts on them, and no step is counted.
+    """Exclude leaves from all steps: no stage acts on them, and their steps are not counted.
 
-    Their gradients, if they have any, have no part in a global norm.
+    A global norm does not include their gradients.
 
     Args:
-        where: the leaves meant, as for :meth:`Optimizer.override`; without it all of them, as a
-            part of a :func:`partition`.
+        where: selector of the leaves, as for :meth:`Optimizer.override`; by default all leaves, for
+            a part of a :func:`partition`.
 
     Returns:
-        A link for :func:`~functional_optim.chain`, which stands anywhere in it.
+        A link for any position in a :func:`~functional_optim.chain`.
 
     Raises:
         TypeError: ``where`` is neither a tuple, a function nor a selector.
-        ValueError: from ``init``, or whatever is made over parameters: it says something of paths
-            that is true of none; it may be misspelt. See :func:`~functional_optim.if_any`.
+        ValueError: from ``init``, or from a front-end: a selector that matches no path, which may
+            be misspelt. See :func:`~functional_optim.if_any`.
 
     Example::
 
@@ -126,19 +130,19 @@ def masked(part: Link, where: Where) -> Link: ...
 @overload
 def masked(part: Optimizer, where: Where) -> Optimizer: ...
 def masked(part: Link | Optimizer, where: Where) -> Link | Optimizer:
-    """Let a stage, or a whole optimizer, act on some leaves only.
+    """Restrict a stage or an optimizer to some leaves.
 
     Args:
-        part: what acts on them.
-        where: the leaves meant, as for :meth:`Optimizer.override`.
+        part: a link or an optimizer.
+        where: selector of the leaves, as for :meth:`Optimizer.override`.
 
     Returns:
-        A link of a link, an optimizer of an optimizer. The other leaves need a rule too, in the
-        chain around it, or :func:`freeze`.
+        A link for a link, or an optimizer for an optimizer. All other leaves need another rule in
+        the chain, or :func:`freeze`.
 
     Raises:
-        TypeError: a part that is neither, or ``where`` that means no leaves.
-        ValueError: as of :func:`freeze`.
+        TypeError: a part that is neither a link nor an optimizer, or ``where`` that is no selector.
+        ValueError: as for :func:`freeze`.
 
     Example::
 
@@ -153,11 +157,11 @@ def masked(part: Link | Optimizer, where: Where) -> Link | Optimizer:
     """
     check_where(where)
     if isinstance(part, Link):
-        return part._replace(where=both(where, part.where))
+        return part._replace(where=intersect(where, part.where))
     refuse_closure(part, "masked")
     if not isinstance(part, Optimizer):
-        raise TypeError(no_part(part, 0))
-    return joined([("", where, part)])
+        raise TypeError(format_part_error(part, 0))
+    return join_parts([("", where, part)])
 
 
 def partition(
@@ -167,19 +171,19 @@ def partition(
     """Step each leaf by the optimizer of its label.
 
     Args:
-        optimizers: by label; :func:`freeze` for leaves that are to stay as they are. Labels stand
-            in front of the names of hyper-parameters: ``optimizer.hyper["muon.lr"]``.
-        label_of: gives the label of a leaf, of its path (a tuple of keys) and the shape of the
-            whole parameter; :func:`labels` makes such a function of patterns.
+        optimizers: by label. Use :func:`freeze` for leaves that must not change. Labels are
+            prefixes of the names of hyper-parameters: ``optimizer.hyper["muon.lr"]``.
+        label_of: returns the label of a leaf, from its path (a tuple of keys) and the shape of the
+            whole parameter. :func:`labels` builds such a function from patterns.
 
     Returns:
-        An :class:`Optimizer`. The state of a leaf is that which its own optimizer would make.
+        An :class:`Optimizer`. The state of a leaf is that of its own optimizer.
 
     Raises:
-        TypeError: something else than optimizers by label, or no function.
-        ValueError: no optimizer; a label that is empty. From ``init`` and ``update``: a leaf whose
-            label is none of these. From ``init``: as of :func:`freeze`, of what
-            :func:`~functional_optim.labels` says of paths.
+        TypeError: an argument that is not optimizers by label, or ``label_of`` is not a function.
+        ValueError: no optimizer; an invalid label. From ``init`` and ``update``: a leaf with an
+            unknown label. From ``init``: a pattern of :func:`~functional_optim.labels` that matches
+            no path.
 
     Example::
 
@@ -195,11 +199,13 @@ def partition(
         0.125
     """
     if not isinstance(optimizers, Mapping):
-        raise TypeError(f"partition takes optimizers by label, got {brief(optimizers)}")
+        raise TypeError(f"partition takes optimizers by label, got {format_value(optimizers)}")
     if not optimizers:
         raise ValueError("partition needs an optimizer for at least one label")
     if not callable(label_of):
-        raise TypeError(f"label_of must be a function of a path and a shape, got {brief(label_of)}")
+        raise TypeError(
+            f"label_of must be a function of a path and a shape, got {format_value(label_of)}"
+        )
     for label, part in optimizers.items():
         if not str(label).replace("_", "a").replace("-", "a").isalnum():
             raise ValueError(
@@ -211,6 +217,8 @@ def partition(
         if not isinstance(part, Optimizer) and not is_frozen:
             raise TypeError(
                 f"the part {label!r} must be an optimizer, such as adamw(), or freeze(), got "
-                f"{brief(part)}"
+                f"{format_value(part)}"
             )
-    return joined([(label, HasLabel(label_of, label), part) for label, part in optimizers.items()])
+    return join_parts(
+        [(label, HasLabel(label_of, label), part) for label, part in optimizers.items()]
+    )

@@ -1,4 +1,4 @@
-"""Estimates of curvature, for optimizers that are given them beside the gradients."""
+"""Estimates of curvature, as inputs of optimizers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import optree
 import torch
 from torch import Tensor
 
-from functional_optim.core.brief import brief
+from functional_optim.core.format import format_value
 
 
 def hutchinson(
@@ -17,22 +17,22 @@ def hutchinson(
     samples: int = 1,
     generator: torch.Generator | None = None,
 ) -> tuple[Any, Any]:
-    """Gradients, and Hutchinson's estimate of the diagonal of the Hessian.
+    """Return gradients, and Hutchinson's estimate of the diagonal of the Hessian.
 
     ``d = mean of z * (H z)`` over ``samples`` vectors ``z`` of random signs. Its expectation is the
-    diagonal; where the Hessian is diagonal, it is that itself.
+    diagonal. For a diagonal Hessian the estimate is exact.
 
     Args:
-        loss: ``loss(params)`` gives a number, by functions that torch.func differentiates twice.
+        loss: ``loss(params)`` returns a number. torch.func must be able to differentiate it twice.
         params: a pytree of floating tensors, such as ``dict(module.named_parameters())``.
-        samples: how many vectors, >= 1. Each costs about two more gradients.
-        generator: of the signs, on the device of the parameters; torch's own without.
+        samples: number of vectors, >= 1. Each vector costs about two more gradients.
+        generator: of the signs, on the device of the parameters; by default torch's own generator.
 
     Returns:
-        ``(gradients, estimate)``: two trees like ``params``, detached.
+        ``(gradients, estimate)``: two detached trees like ``params``.
 
     Raises:
-        TypeError: a leaf that is no floating tensor.
+        TypeError: a leaf that is not a floating tensor.
         ValueError: less than one sample.
 
     Example::
@@ -50,16 +50,18 @@ def hutchinson(
         raise ValueError(f"samples must be a whole number >= 1, got {samples}")
     for one in optree.tree_leaves(params, none_is_leaf=True):
         if not isinstance(one, Tensor) or not one.is_floating_point():
-            raise TypeError(f"params must be floating tensors, got {brief(one)}: leave it out")
+            raise TypeError(
+                f"params must be floating tensors, got {format_value(one)}: leave it out"
+            )
     point = optree.tree_map(torch.detach, params)
     pair: Any = torch.func.vjp(torch.func.grad(loss), point)
     gradients, product = pair
     total: Any = None
     for _ in range(samples):
         signs = optree.tree_map(lambda one: _signs(one, generator), point)
-        (turned,) = product(signs)  # H is symmetric
-        own = optree.tree_map(torch.mul, signs, turned)
-        total = own if total is None else optree.tree_map(torch.add, total, own)
+        (image,) = product(signs)  # H is symmetric
+        sample = optree.tree_map(torch.mul, signs, image)
+        total = sample if total is None else optree.tree_map(torch.add, total, sample)
     return gradients, optree.tree_map(lambda one: one / samples, total)
 
 

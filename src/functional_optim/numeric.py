@@ -1,12 +1,12 @@
-"""Arithmetic that takes its scalar as a number or as a 0-d tensor.
+"""Arithmetic with a scalar that is a number or a 0-d tensor.
 
-A number goes to torch's own scalar argument (``alpha=``, ``value=``): one kernel, and bit for
-bit what torch.optim does. A 0-d tensor goes through broadcasting instead, so that one can
-differentiate with respect to it or vmap over it. TorchScript compiles the branch of numbers alone.
+A number is passed to torch's own scalar argument (``alpha=``, ``value=``): one kernel, with the
+bits of torch.optim. A 0-d tensor is broadcast instead, so that it can have a derivative, or be an
+argument of vmap. TorchScript compiles only the branch for numbers.
 
-Coefficients promote nothing, though 0-d parameters would be promoted by one of double precision.
-With 16-bit floats it is computed in float32 meanwhile where torch's kernels do so with a scalar
-argument. They round it to 16 bits in ``x + offset`` on the CPU, and nowhere else.
+The scalar never changes the dtype of a result, not even for 0-d parameters. For 16-bit tensors the
+operation is computed in float32, like torch's kernels with a scalar argument. Only in
+``x + offset`` on the CPU do these kernels round the scalar to 16 bits.
 """
 
 import math
@@ -76,10 +76,10 @@ def addcdiv(x: Tensor, numerator: Tensor, denominator: Tensor, value: float) -> 
 
 
 def addmm(x: Tensor, a: Tensor, b: Tensor, beta: float, alpha: float) -> Tensor:
-    """``beta * x + alpha * (a @ b)``, of matrices or of stacks of them."""
+    """``beta * x + alpha * (a @ b)``, for matrices or stacks of matrices."""
     if isinstance(beta, Tensor) or isinstance(alpha, Tensor):  # type: ignore[redundant-expr]
-        if x.dtype in _SHORT and x.is_cpu:  # rounded once, as there; elsewhere twice: products
-            x32, a32, b32 = (one.to(torch.float32) for one in (x, a, b))  # are faster so
+        if x.dtype in _SHORT and x.is_cpu:  # torch rounds once here, and twice on other devices
+            x32, a32, b32 = (one.to(torch.float32) for one in (x, a, b))
             return add(mul(x32, beta), a32 @ b32, alpha).to(x.dtype)
         return add(mul(x, beta), a @ b, alpha)
     if x.dim() == 2:
@@ -102,16 +102,16 @@ def power(x: Tensor, exponent: float) -> Tensor:
 
 
 def select(x: Tensor, mask: Tensor, value: float) -> Tensor:
-    """``value`` where ``mask`` holds, else ``x``."""
+    """``value`` where ``mask`` is True, else ``x``."""
     if isinstance(value, Tensor):
         return torch.where(mask, value.to(x.dtype), x)
     return x.masked_fill(mask, value)
 
 
 def fill_like(x: Tensor, value: Any) -> Tensor:
-    """A tensor of the shape, dtype, device and strides of ``x`` that holds ``value``.
+    """Return a tensor like ``x`` (shape, dtype, device and strides), filled with ``value``.
 
-    For ``init``, so ``value`` may also be a schedule, of which it takes the first value.
+    A ``value`` that is a schedule stands for its first value, for use in ``init``.
     """
     if isinstance(value, Tensor):
         return torch.zeros_like(x) + value.to(x.dtype)
@@ -121,7 +121,7 @@ def fill_like(x: Tensor, value: Any) -> Tensor:
 
 
 def at_first_step(step: float, first: float, later: float) -> float:
-    """``first`` when ``step`` is 1, else ``later``; ``step`` may be a 0-d (or batched) tensor."""
+    """Return ``first`` if ``step`` is 1, else ``later``. It may be a 0-d or batched tensor."""
     if isinstance(step, Tensor):
         return torch.where(step == 1, beside(step, first), beside(step, later))
     if step == 1.0:
@@ -130,7 +130,7 @@ def at_first_step(step: float, first: float, later: float) -> float:
 
 
 def above(x: float, bound: float, yes: float, no: float) -> float:
-    """``yes`` when ``x > bound``, else ``no``; each may be a 0-d (or batched) tensor."""
+    """Return ``yes`` if ``x > bound``, else ``no``. Each may be a 0-d or batched tensor."""
     is_above = x > bound
     if isinstance(is_above, Tensor):
         wide = is_above.new_empty((), dtype=torch.float64)
@@ -141,24 +141,24 @@ def above(x: float, bound: float, yes: float, no: float) -> float:
 
 
 def root(x: float) -> float:
-    """The square root, rounded correctly, which ``x ** 0.5`` is not always."""
+    """Return the correctly rounded square root. ``x ** 0.5`` may round differently."""
     if isinstance(x, Tensor):
         return x.sqrt()
     return math.sqrt(x)
 
 
 KEEPS_NUMBER = "it keeps a number for a whole parameter, and reads it in each step"
-"""The reason that a rule which reads such a number is not compiled for each element."""
+"""Reason why a rule that reads such a number has no compiled loop over elements."""
 
 
 def number(x: Tensor) -> float:
-    """The number in a 0-d tensor of a state, in double precision, to be used as a coefficient.
+    """Return the number in a 0-d tensor of a state, as a coefficient in double precision.
 
-    A 0-d tensor of double precision where a derivative is taken of ``x``, or where torch.func or a
-    compiler hides its number.
+    The result is a 0-d tensor of double precision if a derivative with respect to ``x`` is needed,
+    or if torch.func or a compiler hides its value.
 
     Raises:
-        TypeError: ``x`` stands for a tensor of any shape, of which a kernel is to be compiled.
+        TypeError: ``x`` is a proxy for a tensor of any shape, while a kernel is compiled.
     """
     if torch.jit.is_scripting():
         return float(x.item())
@@ -172,15 +172,15 @@ _SHORT = (torch.bfloat16, torch.float16)
 
 
 def _wide(number: Tensor, *tensors: Tensor) -> Any:
-    """Tensors and a number as torch's kernels compute with them, and what to round the result to.
+    """Convert tensors and a number to the dtype that torch's kernels compute in.
 
-    That is None where the result has its dtype already: that of the tensors together.
+    The last value returned is the dtype to round the result to, or None if no rounding is needed.
     """
     dtype = tensors[0].dtype
     for one in tensors[1:]:
         dtype = torch.promote_types(dtype, one.dtype)
     if dtype not in _SHORT:
-        # Not by promotion alone: a product with a 0-d number would be rounded to 16 bits first.
+        # Convert explicitly: a product of a 16-bit tensor and a 0-d number is rounded to 16 bits.
         own = [one.to(dtype) if one.dtype in _SHORT else one for one in tensors]
         return (*own, number.to(dtype), None)
     wide = [one.to(torch.float32) for one in tensors]
@@ -192,45 +192,45 @@ def _rounded(result: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def beside(x: Tensor, number: Any) -> Tensor:
-    """A number as a 0-d tensor of the dtype of ``x``, made on its device: nothing travels there."""
+    """Return a number as a 0-d tensor of the dtype of ``x``, created on the device of ``x``."""
     return number.to(x.dtype) if isinstance(number, Tensor) else x.new_full((), number)
 
 
 def is_active(value: float) -> bool:
-    """Return True if a number does anything; a tensor or a schedule is taken to."""
+    """Return True if a number is not 0. Tensors and schedules count as active."""
     if not isinstance(value, float):
         return True
     return value != 0.0
 
 
 def choose(condition: Any, yes: Any, no: Any) -> Any:
-    """``yes`` if a condition holds, else ``no``: numbers, or 0-d tensors.
+    """Return ``yes`` if a condition is True, else ``no``: numbers, or 0-d tensors.
 
-    The condition may be a 0-d bool tensor, also a batched one, whose value torch.func hides: then
-    both are computed with.
+    The condition may be a 0-d bool tensor, or a batched tensor whose value torch.func hides. Then
+    both values are used in ``torch.where``.
     """
     if isinstance(condition, Tensor):
         known = concrete(condition)
         if known is None:
-            of: Any = {"dtype": torch.float64, "device": condition.device}
-            wide = [torch.as_tensor(one, **of) for one in (yes, no)]
+            like: Any = {"dtype": torch.float64, "device": condition.device}
+            wide = [torch.as_tensor(one, **like) for one in (yes, no)]
             return torch.where(condition, *wide)
         condition = known != 0.0
     return yes if condition else no
 
 
 def larger(x: Any, y: Any) -> Any:
-    """The larger of two numbers, ``x`` where ``y`` is NaN."""
+    """Return the larger of two numbers, or ``x`` if ``y`` is NaN."""
     return choose(y > x, y, x)
 
 
 def smaller(x: Any, y: Any) -> Any:
-    """The smaller of two numbers, ``x`` where ``y`` is NaN."""
+    """Return the smaller of two numbers, or ``x`` if ``y`` is NaN."""
     return choose(y < x, y, x)
 
 
 def may_hold(condition: Any) -> bool:
-    """Return True if a condition holds, or is a tensor whose value torch.func hides."""
+    """Return True if a condition is True, or is a tensor whose value torch.func hides."""
     if isinstance(condition, Tensor):
         return concrete(condition) != 0.0
     return bool(condition)

@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def installed_version() -> str:
-    """Return the version, or "0+unknown" where the sources are used without an installation."""
+    """Return the version, or "0+unknown" if the package is not installed."""
     try:
         return version("functional-optim")
     except PackageNotFoundError:

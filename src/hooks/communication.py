@@ -1,9 +1,10 @@
-"""Communication of a bucket: a mean over ranks, or whatever a user's hook does.
+"""Communication of a bucket: a mean over ranks, or a user's hook.
 
-A thread of gloo lets go of a tensor some time after a collective is over. If it is the last to hold
-the tensor, it asks for Python's lock. Then it waits for a thread that frees its process group with
-the lock in hand; and where the program ends, Python (before 3.14) stops it, which aborts the
-process. So a tensor that is given to gloo here is held until gloo holds it no longer.
+A thread of gloo drops its reference to a tensor some time after a collective ends. If that was the
+last reference, the thread needs Python's lock. It then deadlocks with a thread that holds the lock
+while it frees the process group. At the end of a program, Python (before 3.14) stops the thread,
+which aborts the process. So every tensor passed to gloo here is kept alive until gloo has dropped
+its reference.
 """
 
 import atexit
@@ -16,38 +17,34 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from functional_optim._torch import holders_of
+from functional_optim._torch import use_count
 
-LONGEST = 5.0
-"""For how many seconds a program that ends waits for the threads of gloo."""
+TIMEOUT = 5.0
+"""Seconds for which the end of a program waits for the threads of gloo."""
 
-_GIVEN: list[Tensor] = []
-"""Tensors that threads of gloo may still hold."""
+_SENT: list[Tensor] = []
+"""Tensors that threads of gloo may still refer to."""
 _LOCK = threading.Lock()
 
 
-def hold(tensor: Tensor) -> None:
-    """Hold a tensor that is given to a collective, until nobody else does.
-
-    Args:
-        tensor: that the caller keeps no longer than the collective takes.
-    """
+def keep_alive(tensor: Tensor) -> None:
+    """Keep a tensor that is passed to a collective alive, until nothing else refers to it."""
     with _LOCK:
-        _GIVEN[:] = [one for one in _GIVEN if holders_of(one) > 1]
-        _GIVEN.append(tensor)
+        _SENT[:] = [one for one in _SENT if use_count(one) > 1]
+        _SENT.append(tensor)
 
 
-def _await_gloo() -> None:
-    until = time.monotonic() + LONGEST
-    while any(holders_of(one) > 1 for one in _GIVEN) and time.monotonic() < until:
+def _wait_for_gloo() -> None:
+    until = time.monotonic() + TIMEOUT
+    while any(use_count(one) > 1 for one in _SENT) and time.monotonic() < until:
         time.sleep(0.001)
 
 
-atexit.register(_await_gloo)
+atexit.register(_wait_for_gloo)
 
 
-class LaunchedMean:
-    """A mean over ranks that is under way, in place: the same bits as torch's ``allreduce_hook``.
+class AllReduceMean:
+    """Mean over ranks in progress, in place, with the same bits as torch's ``allreduce_hook``.
 
     Args:
         group: the ranks.
@@ -55,40 +52,35 @@ class LaunchedMean:
     """
 
     ready = True
-    """On an accelerator, waiting does not keep the host."""
+    """On an accelerator, waiting does not block the host."""
 
     def __init__(self, group: dist.ProcessGroup, buffer: Tensor) -> None:
         with torch.no_grad():
             buffer.div_(group.size())
         self._buffer = buffer
-        # Of a sparse one, gloo replaces the indices: no other tensor would see the new ones.
+        # gloo replaces the indices of a sparse tensor: the buffer would not see those of an alias.
         sent = buffer if buffer.is_sparse else buffer.detach()
         if sent.device.type == "cpu":
-            hold(sent)
+            keep_alive(sent)
         self._work: dist.Work | None = dist.all_reduce(sent, group=group, async_op=True)
 
     def block(self) -> None:
-        """Return when nothing is under way any more."""
         work = self._work
         if work is not None:
             work.wait()
 
     def wait(self) -> Tensor:
-        """Return the buffer, once it has the mean.
-
-        Raises:
-            RuntimeError: another rank died, or did not come.
-        """
+        """Return the buffer, once it has the mean; raise RuntimeError if a rank is missing."""
         self.block()
-        self._work = None  # it holds what was sent
+        self._work = None  # it holds the tensor
         return self._buffer
 
 
 class HookResult:
-    """Result of a user's communication hook, which may still be under way.
+    """Result of a user's communication hook, possibly still in progress.
 
     Args:
-        buffer: of the bucket, of which the gradients are views.
+        buffer: of the bucket; the gradients are views of it.
         future: as the hook returned it.
     """
 
@@ -97,19 +89,18 @@ class HookResult:
 
     @property
     def ready(self) -> bool:
-        """Return True if waiting does not keep the host."""
+        """Return True if waiting does not block the host."""
         return self._future.done()
 
     def block(self) -> None:
-        """Return when nothing is under way any more."""
         self._future.wait()
 
     def wait(self) -> Tensor:
-        """Return the bucket's own buffer with the result, or the result where that is sparse.
+        """Return the bucket's own buffer with the result, or the result itself if it is sparse.
 
         Raises:
-            ValueError: a result that cannot be the bucket's gradients.
-            RuntimeError: what the hook failed with.
+            ValueError: the result cannot be the bucket's gradients.
+            RuntimeError: the error of the hook.
         """
         buffer, result = self._buffer, self._future.wait()
         tensor = result[0] if isinstance(result, (list, tuple)) else result
@@ -128,4 +119,4 @@ class HookResult:
         return buffer
 
 
-Communication = LaunchedMean | HookResult
+Communication = AllReduceMean | HookResult

@@ -1,11 +1,11 @@
-"""Process groups live a little longer than the hooks that give callbacks to threads of gloo.
+"""Delayed release of process groups whose threads may still run callbacks.
 
-What a user's communication hook has follow a collective is called, and then let go of, in a thread
-of gloo, which needs Python's lock for that. A group that is freed at this moment waits for its
-threads with the lock in hand, for ever; if what is let go of is the last to hold the group, the
-thread waits for itself, and ends the process. Both happen where a program destroys the group and
-drops DDP right after a backward pass. So the group is held for some seconds more, and then freed in
-a thread that has nothing else to do. Hooks that give gloo no callbacks need none of this.
+A thread of gloo calls and then frees the callbacks that a user's communication hook adds to a
+collective, and needs Python's lock for that. If the group is freed at this moment, the freeing
+thread waits for gloo's threads while it holds the lock: a deadlock. If a callback has the last
+reference to the group, the thread waits for itself, which ends the process. Both can happen if a
+program destroys the group and drops DDP right after a backward pass. So the group is kept alive for
+some seconds, and then freed in a separate thread. Hooks without such callbacks do not need this.
 """
 
 import atexit
@@ -17,32 +17,31 @@ from typing import Any
 import torch.distributed as dist
 
 SECONDS = 5.0
-"""For how long a group is held, once its hook is gone."""
+"""Seconds for which a group outlives its hook."""
 
-LONGEST = 30.0
-"""For how many seconds a program that ends waits for a group that is just being freed."""
+TIMEOUT = 30.0
+"""Seconds for which the end of a program waits for a group that is being freed."""
 
 _FREEING = threading.Lock()
 
-
 _HELD: Any = weakref.WeakKeyDictionary()
-"""By owner, the numbers of the groups that are held for it; a group that is held keeps its own."""
+"""For each owner, the ids of the groups kept alive for it. These groups cannot reuse an id."""
 
 
-def outlive(owner: object, group: dist.ProcessGroup) -> None:
-    """Hold a group until some time after the owner is gone, and free it in another thread then.
+def keep_group_alive(owner: object, group: dist.ProcessGroup) -> None:
+    """Keep a group alive until some time after its owner is freed; then free it in another thread.
 
-    Once for each group, however often it is asked for: a hook may ask at each bucket.
+    Repeated calls for the same group have no effect: a hook may call this for each bucket.
     """
     held = _HELD.setdefault(owner, set())
     if id(group) not in held:
         held.add(id(group))
-        weakref.finalize(owner, _let_go_later, group).atexit = False
+        weakref.finalize(owner, _free_later, group).atexit = False
 
 
-def _let_go_later(group: dist.ProcessGroup) -> None:
+def _free_later(group: dist.ProcessGroup) -> None:
     timer = threading.Timer(SECONDS, _free, args=([group],))
-    timer.daemon = True  # a program that ends need not wait for it
+    timer.daemon = True  # the end of a program does not wait for it
     timer.start()
 
 
@@ -51,16 +50,16 @@ def _free(held: list[dist.ProcessGroup]) -> None:
         held.clear()
 
 
-def _free_no_more() -> None:
-    """A thread that frees a group while Python ends is stopped, which aborts the process."""
-    _FREEING.acquire(timeout=LONGEST)
+def _wait_until_freed() -> None:
+    """Wait for a thread that frees a group: at exit, Python stops it, which aborts the process."""
+    _FREEING.acquire(timeout=TIMEOUT)
 
 
-def _begin_anew() -> None:
-    """After a fork: whoever was freeing a group is not there."""
+def _reset_lock() -> None:
+    """Release the lock after a fork: the thread that held it is not in the child."""
     global _FREEING  # noqa: PLW0603  one lock of the process
     _FREEING = threading.Lock()
 
 
-atexit.register(_free_no_more)
-os.register_at_fork(after_in_child=_begin_anew)
+atexit.register(_wait_until_freed)
+os.register_at_fork(after_in_child=_reset_lock)

@@ -1,7 +1,6 @@
-"""Optimizers that step while backward runs: each parameter as soon as its gradient is there.
+"""Optimizers that step during backward: each parameter as soon as its gradient is complete.
 
-The gradient is freed at once, so that never more than one of them is alive in addition to what
-backward itself needs.
+The gradient is freed at once. So besides the memory of backward, at most one gradient exists.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,19 +13,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import Optimizer, TorchOptimizer
 from functional_optim._torch import IN_BACKWARD_OPTIMIZERS, OPTIMIZER_CLASSES, OPTIMIZER_KWARGS
-from functional_optim.core.brief import brief
 from functional_optim.core.chain import require_gradients_alone
 from functional_optim.core.closure_optimizer import refuse_closure
-from functional_optim.core.compiling import uncompiled
-from functional_optim.core.links import keeps_shared
+from functional_optim.core.dynamo import disable_compile
+from functional_optim.core.format import format_value
+from functional_optim.core.links import has_shared_state
 from functional_optim.kernels import is_measured
-from functional_optim.optimizer.constructors import made_without_params
+from functional_optim.optimizer.constructors import call_constructor
 from hooks.in_backward_ddp import (
-    check_named,
-    is_reduced_elsewhere,
-    prepare,
+    check_ddp_argument,
+    is_stepped_by_ddp,
+    record_of,
     reduce_in_backward,
-    stepping_of,
+    register_ddp_hook,
     watch_modules,
 )
 
@@ -36,7 +35,7 @@ Make = Callable[..., torch.optim.Optimizer]
 
 
 class _Request(NamedTuple):
-    """A parameter, and what its optimizer is made with."""
+    """A parameter, and the arguments of its optimizer."""
 
     name: str
     param: Tensor
@@ -51,50 +50,48 @@ def apply_optimizer_in_backward(
     *,
     ddp: DistributedDataParallel | Literal[False] | None = None,
 ) -> None:
-    """Have an optimizer of its own step each parameter during ``backward()``.
+    """Step each parameter during ``backward()``, by a separate optimizer.
 
-    When a parameter's gradient has been accumulated, all optimizers applied to it step, in the
-    order in which they were applied, and its ``.grad`` becomes None. There is no ``step()`` to
+    When a parameter's gradient is accumulated, all optimizers applied to the parameter step, in
+    the order in which they were applied. Then its ``.grad`` becomes None. There is no ``step()`` to
     call. With ``g_t`` the gradient of one backward pass, each pass is one step,
-    ``p_t = step(p_{t-1}, g_t)``, as that optimizer makes it on all parameters after backward.
+    ``p_t = step(p_{t-1}, g_t)``, with the result of that optimizer over all parameters.
 
     The optimizers are in ``param._in_backward_optimizers``, for learning-rate schedulers and
     checkpoints (see :func:`~hooks.in_backward.get_in_backward_optimizers`).
 
-    **Every backward pass is a step.** Gradients cannot be accumulated over several passes, a loss
-    scaled by a GradScaler would be stepped scaled, and a parameter that re-entrant checkpointing
-    brings into several passes is stepped in each.
+    **Every backward pass is a step.** Gradients cannot be accumulated over several passes, and
+    gradients of a loss scaled by a GradScaler are not unscaled. If re-entrant checkpointing brings
+    a parameter into several passes, each pass steps it.
 
-    **With DistributedDataParallel**, give the module as ``ddp``, or call
-    :func:`~hooks.in_backward.reduce_in_backward` once it is made. Parameters are then stepped by
-    the mean over all ranks, from DDP's communication hook, which must be free for it, and gradients
-    are None at the end of backward. Here, gradients accumulate as usual under ``no_sync``, to be
-    reduced and stepped by the next pass. Parameters that DDP is told to ignore are stepped on their
-    own rank's gradient.
+    **With DistributedDataParallel**, pass the module as ``ddp``, or call
+    :func:`~hooks.in_backward.reduce_in_backward` after wrapping. DDP's communication hook, which
+    must be free, then steps parameters by the mean gradient over all ranks, and gradients are None
+    at the end of backward. Under ``no_sync`` gradients accumulate as usual, and the next pass
+    reduces and steps them. A parameter that DDP ignores is stepped by its own rank's gradient.
 
     Args:
         optimizer_class: a torch.optim class; or an :class:`~functional_optim.Optimizer`, such as
             ``adamw(lr=0.1)``, or its constructor, such as ``adamw``.
-        params: parameters, or (name, parameter) pairs, or dicts with "params" and the arguments
-            that differ for that group; also a generator. A parameter that comes twice gets two
+        params: an iterable of parameters, of (name, parameter) pairs, or of dicts with "params" and
+            the arguments that differ for that group. A parameter that comes twice gets two
             optimizers, as torch.optim steps it twice.
         optimizer_kwargs: the class's or constructor's arguments without ``params``; for an
             Optimizer, hyper-parameters to replace.
-        register_hook: without it, optimizers are made and kept but nothing steps them, unless DDP
-            does.
+        register_hook: False to build and store the optimizers, and let only DDP step them.
         ddp: the DistributedDataParallel module that reduces the gradients of these parameters;
-            False where none does. It must be said where there is a process group, but for
-            parameters of a module that was given before.
+            False if there is none. Required if there is a process group, except for parameters of
+            a module that was passed before.
 
     Raises:
-        TypeError: ``params`` holds something else; ``optimizer_class`` is none of these, or takes
-            inputs beside the gradients; ``ddp`` is neither.
-        ValueError: it is not said which DDP module reduces gradients; no parameter; one that
-            requires no gradient or is no leaf; an optimizer that needs all gradients at once
-            (clipping by global norm) or a closure (LBFGS).
-        RuntimeError: DDP's communication hook is taken; (from backward) a gradient that DDP would
-            have to reduce and will not, since the wrapped module was called without it, or this was
-            called after its forward pass, or DDP was made later and never named.
+        TypeError: ``params`` has other elements; ``optimizer_class`` is something else, or takes
+            inputs other than gradients; ``ddp`` is something else.
+        ValueError: ``ddp`` is missing; no parameter; a parameter that requires no gradient or is no
+            leaf; an optimizer that needs all gradients at once (clipping by global norm) or a
+            closure (LBFGS).
+        RuntimeError: DDP has another communication hook; (from backward) DDP should reduce a
+            gradient and does not: the wrapped module was called without DDP, or this function was
+            called after DDP's forward pass, or DDP was created later and never passed.
 
     Example::
 
@@ -112,30 +109,30 @@ def apply_optimizer_in_backward(
     requests = list(_requests(params, optimizer_kwargs))
     if not requests:
         raise ValueError("params has no parameter; was it a generator that was used up before?")
-    make = _maker(optimizer_class)
-    made = [_made(make, request) for request in requests]
-    check_named(ddp, {request.name: request.param for request in requests})
+    make = _get_constructor(optimizer_class)
+    optimizers = [_build_optimizer(make, request) for request in requests]
+    check_ddp_argument(ddp, {request.name: request.param for request in requests})
     params = [request.param for request in requests]
-    stepper = prepare(ddp, params) if isinstance(ddp, DistributedDataParallel) else None
+    stepper = register_ddp_hook(ddp, params) if isinstance(ddp, DistributedDataParallel) else None
     watch_modules()
-    for request, optimizer in zip(requests, made, strict=True):
+    for request, optimizer in zip(requests, optimizers, strict=True):
         _attach(request, optimizer, optimizer_class)
-        stepping = stepping_of(request.param)
-        if register_hook and not stepping.hooked:
+        record = record_of(request.param)
+        if register_hook and not record.has_hook:
             request.param.register_post_accumulate_grad_hook(_step)
-            stepping.hooked = True
+            record.has_hook = True
     if stepper is not None:
-        stepper.take_over(params)
+        stepper.add_params(params)
 
 
 def get_in_backward_optimizers(module: torch.nn.Module) -> list[torch.optim.Optimizer]:
-    """The optimizers that step a module's parameters in backward, for checkpoints and schedulers.
+    """Return the optimizers that step a module's parameters, for checkpoints and schedulers.
 
     Args:
-        module: any module; a parameter that it holds twice counts once.
+        module: any module; a parameter that it has twice counts once.
 
     Returns:
-        Parameter by parameter, those applied to it in order.
+        For each parameter in turn, its optimizers in the order in which they were applied.
 
     Example::
 
@@ -152,10 +149,10 @@ def _optimizers(param: Tensor) -> list[torch.optim.Optimizer]:
     return found
 
 
-@uncompiled
+@disable_compile
 def _step(param: Tensor) -> None:
-    """Step a parameter whose gradient has been accumulated."""
-    if is_reduced_elsewhere(param):
+    """Step a parameter whose gradient is accumulated."""
+    if is_stepped_by_ddp(param):
         return
     for optimizer in _optimizers(param):
         optimizer.step()
@@ -163,7 +160,7 @@ def _step(param: Tensor) -> None:
 
 
 def _attach(request: _Request, optimizer: torch.optim.Optimizer, optimizer_class: Any) -> None:
-    """Keep the optimizer where torch's users look for it."""
+    """Store the optimizer in the attributes that torch uses."""
     for name, value in (
         (IN_BACKWARD_OPTIMIZERS, optimizer),
         (OPTIMIZER_CLASSES, optimizer_class),
@@ -176,53 +173,50 @@ def _attach(request: _Request, optimizer: torch.optim.Optimizer, optimizer_class
         known.append(value)
 
 
-# ------------------------------------------------------------------------- what the caller gave
-
-
 def _requests(params: Any, kwargs: Mapping[str, Any]) -> Iterator[_Request]:
     if not isinstance(kwargs, Mapping):
         raise TypeError(
             "optimizer_kwargs must be a dict of arguments, such as {'lr': 0.1}, got "
-            f"{brief(kwargs)}"
+            f"{format_value(kwargs)}"
         )
     if isinstance(params, (Tensor, Mapping, str)) or not isinstance(params, Iterable):
         raise TypeError(
             "params must be an iterable of parameters, of (name, parameter) pairs or of dicts, got "
             f"{type(params).__name__}; put a single one into a list"
         )
-    for place, one in enumerate(params):
+    for index, one in enumerate(params):
         if isinstance(one, Mapping):
             if "params" not in one:
-                raise ValueError(f"params[{place}] is a dict without 'params': {sorted(one)}")
+                raise ValueError(f"params[{index}] is a dict without 'params': {sorted(one)}")
             members = one["params"]
             members = [members] if isinstance(members, Tensor) else members
             group = {**kwargs, **{key: value for key, value in one.items() if key != "params"}}
             for at, member in enumerate(members):
-                yield _request(f"params[{place}]['params'][{at}]", member, group)
+                yield _request(f"params[{index}]['params'][{at}]", member, group)
         else:
-            yield _request(f"params[{place}]", one, dict(kwargs))
+            yield _request(f"params[{index}]", one, dict(kwargs))
 
 
-def _request(name: str, given: Any, kwargs: dict[str, Any]) -> _Request:
-    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str):
-        name, given = given
-    if not isinstance(given, Tensor):
-        raise TypeError(f"{name} must be a parameter (a tensor), got {type(given).__name__}")
-    if not given.is_leaf:
+def _request(name: str, value: Any, kwargs: dict[str, Any]) -> _Request:
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
+        name, value = value
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a parameter (a tensor), got {type(value).__name__}")
+    if not value.is_leaf:
         raise ValueError(
-            f"{name} is no leaf: it was computed ({given.grad_fn}), so backward accumulates no "
+            f"{name} is no leaf: it was computed ({value.grad_fn}), so backward accumulates no "
             "gradient into it; give the parameter that it was computed from"
         )
-    if not given.requires_grad:
+    if not value.requires_grad:
         raise ValueError(
             f"{name} requires no gradient, so backward would never step it; leave frozen "
             "parameters out, or requires_grad_() it first"
         )
-    return _Request(name, given, kwargs)
+    return _Request(name, value, kwargs)
 
 
-def _maker(optimizer_class: Any) -> Make:
-    """A function of ``(params, **kwargs)``."""
+def _get_constructor(optimizer_class: Any) -> Make:
+    """Return a function of ``(params, **kwargs)`` that builds an optimizer."""
     refuse_closure(optimizer_class, "an optimizer that steps in backward")
     if isinstance(optimizer_class, Optimizer):
         return lambda params, **kwargs: TorchOptimizer(params, optimizer_class.replace(**kwargs))
@@ -235,22 +229,22 @@ def _maker(optimizer_class: Any) -> Make:
                 f"{inner.__name__} evaluates the model several times in a step, through a closure; "
                 "it cannot step in backward: call its step(closure)"
             )
-        made_of_params: Make = optimizer_class
-        return made_of_params
+        constructor: Make = optimizer_class
+        return constructor
     if callable(optimizer_class):
-        return partial(_made_by, optimizer_class)
+        return partial(_call_functional, optimizer_class)
     raise TypeError(
         "optimizer_class must be a torch.optim class, a functional_optim.Optimizer or its "
-        f"constructor, such as adamw, got {brief(optimizer_class)}"
+        f"constructor, such as adamw, got {format_value(optimizer_class)}"
     )
 
 
-def _made_by(constructor: Callable[..., Any], params: Any, **kwargs: Any) -> Any:
-    own = made_without_params(constructor, kwargs)
+def _call_functional(constructor: Callable[..., Any], params: Any, **kwargs: Any) -> Any:
+    own = call_constructor(constructor, kwargs)
     return constructor(params, **kwargs) if own is None else TorchOptimizer(params, own)
 
 
-def _made(make: Make, request: _Request) -> torch.optim.Optimizer:
+def _build_optimizer(make: Make, request: _Request) -> torch.optim.Optimizer:
     try:
         optimizer = make([request.param], **request.kwargs)
     except Exception as error:
@@ -264,7 +258,7 @@ def _made(make: Make, request: _Request) -> torch.optim.Optimizer:
     if isinstance(optimizer, TorchOptimizer):
         chain = optimizer.chain
         measured = [stage.name for stage in chain.stages if is_measured(stage)]
-        measured += [one.stage.name for one in chain.links if keeps_shared((one,))]
+        measured += [one.stage.name for one in chain.links if has_shared_state((one,))]
         if measured:
             raise ValueError(
                 f"{measured[0]} needs the gradients of all parameters before any of them is "

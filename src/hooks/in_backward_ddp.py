@@ -1,9 +1,9 @@
-"""Optimizers in backward under DistributedDataParallel: never on a gradient of one rank alone.
+"""Optimizers in backward under DistributedDataParallel.
 
-A hook on a parameter runs before DDP has reduced the gradient. So parameters that a DDP module
-reduces are stepped from its communication hook, once the user has named the module. A module that
-is made later around such parameters is noted, by a hook of torch's that is told of every module
-that becomes part of another. Until the user names it, backward raises an error.
+A hook on a parameter runs before DDP has reduced the gradient, so it must not step. Instead, the
+communication hook of the DDP module steps the parameters, once the user has passed the module. A
+hook on module registration finds DDP modules that are created later around such parameters. Until
+the user passes such a module, backward raises an error.
 """
 
 import weakref
@@ -26,61 +26,61 @@ from functional_optim._torch import (
     ignored_by_ddp,
     queue_callback,
 )
-from functional_optim.core.compiling import uncompiled
-from hooks.arrivals import reduced_by
+from functional_optim.core.dynamo import disable_compile
+from hooks.buckets import bucket_gradients, reduced_parameters
 from hooks.communication import Communication
-from hooks.driver import BucketDriver, counted, gradients_in
+from hooks.driver import BucketDriver, used_flags
 from hooks.usage import UsedFlags, may_leave_unused
 
 Module = DistributedDataParallel
 
 
 @dataclass
-class Stepping:
-    """Record of how a parameter is stepped. Holds neither the parameter nor its optimizers."""
+class ParamRecord:
+    """How a parameter is stepped. Refers neither to the parameter nor to its optimizers."""
 
-    hooked: bool = False
-    """Whether its own hook is registered."""
+    has_hook: bool = False
+    """True if the hook on the parameter is registered."""
     ddp: "weakref.ref[Module] | None" = None
-    """The DDP module that reduces its gradient, and whose communication hook steps it."""
+    """The DDP module that reduces the gradient; its communication hook steps the parameter."""
     wrapper: "weakref.ref[Module] | None" = None
-    """A DDP module that was made around it, and that nobody has named yet."""
+    """A DDP module around the parameter that the user has not passed yet."""
 
 
 _PARAMETERS: Any = WeakTensorKeyDictionary()
-"""How each parameter with an optimizer in backward is stepped."""
+"""The record of each parameter with an optimizer in backward."""
 _STEPPERS: "weakref.WeakKeyDictionary[Module, BackwardStepper]" = weakref.WeakKeyDictionary()
-"""The communication hook of each DDP module that steps in backward."""
+"""The communication hook of each DDP module with optimizers in backward."""
 _WATCHING: list[Any] = []
-"""Handle of the hook that is told of modules; none before optimizers are first applied."""
+"""Handle of the hook on module registration; empty before optimizers are first applied."""
 
 
-def stepping_of(param: Tensor) -> Stepping:
-    """Return the record of how a parameter is stepped; a new one, the first time."""
-    found: Stepping | None = _PARAMETERS.get(param)
+def record_of(param: Tensor) -> ParamRecord:
+    """Return the record of a parameter; create it at the first call."""
+    found: ParamRecord | None = _PARAMETERS.get(param)
     if found is None:
-        found = _PARAMETERS[param] = Stepping()
+        found = _PARAMETERS[param] = ParamRecord()
     return found
 
 
-def is_reduced_elsewhere(param: Tensor) -> bool:
-    """Return True if a DDP module steps this parameter, so that its own hook must not.
+def is_stepped_by_ddp(param: Tensor) -> bool:
+    """Return True if a DDP module steps this parameter, so that the parameter's hook must not.
 
     Raises:
-        RuntimeError: a DDP module was made around it and not named, or was not called.
+        RuntimeError: a DDP module around the parameter was never passed, or was not called.
     """
-    own = stepping_of(param)
-    if own.wrapper is not None and own.wrapper() is not None:
+    record = record_of(param)
+    if record.wrapper is not None and record.wrapper() is not None:
         raise RuntimeError(
             f"a parameter of shape {tuple(param.shape)} has an optimizer in backward, and a "
             "DistributedDataParallel module was made around it since: the gradient is not reduced "
             "here, and was not stepped. Call hooks.in_backward.reduce_in_backward(ddp) after "
             "wrapping; to go on without DDP, delete it first"
         )
-    ddp = None if own.ddp is None else own.ddp()
+    ddp = None if record.ddp is None else record.ddp()
     if ddp is None:
         return False
-    if not _STEPPERS[ddp].called:
+    if not _STEPPERS[ddp].has_forward:
         raise RuntimeError(
             f"a parameter of shape {tuple(param.shape)} has an optimizer in backward and belongs "
             "to a DistributedDataParallel module, but that was not called before this backward "
@@ -91,29 +91,25 @@ def is_reduced_elsewhere(param: Tensor) -> bool:
 
 
 def watch_modules() -> None:
-    """Note from now on each DDP module that is made around parameters with optimizers."""
+    """Record from now on each DDP module that is created around parameters with optimizers."""
     if not _WATCHING and dist.is_available():
-        _WATCHING.append(register_module_module_registration_hook(_at_registration))
+        _WATCHING.append(register_module_module_registration_hook(_record_wrapper))
 
 
-def _at_registration(owner: torch.nn.Module, name: str, part: Any) -> None:
-    """Runs when a module becomes part of another: a DDP module is being made."""
+def _record_wrapper(owner: torch.nn.Module, name: str, part: Any) -> None:
+    """Record a DDP module around parameters, at the registration of its wrapped module."""
     if name == "module" and isinstance(owner, Module):
         for path, param in part.named_parameters():
             if param in _PARAMETERS and path not in owner.parameters_to_ignore:
-                stepping_of(param).wrapper = weakref.ref(owner)
+                record_of(param).wrapper = weakref.ref(owner)
 
 
-def check_named(ddp: object, params: Mapping[str, Tensor]) -> None:
-    """Check that it is said which DDP module reduces gradients, before anything is changed.
-
-    Args:
-        ddp: the module, False for none, or None where nothing was said.
-        params: to be stepped, by the names that errors give them.
+def check_ddp_argument(ddp: object, params: Mapping[str, Tensor]) -> None:
+    """Check the argument ``ddp`` for these named parameters, before anything is changed.
 
     Raises:
-        TypeError: ``ddp`` is something else.
-        ValueError: nothing was said, and there is a process group; a parameter that is not of the
+        TypeError: ``ddp`` is neither a DDP module, nor False, nor None.
+        ValueError: ``ddp`` is None, and there is a process group; a parameter that is not in the
             module.
     """
     if isinstance(ddp, Module):
@@ -130,7 +126,8 @@ def check_named(ddp: object, params: Mapping[str, Tensor]) -> None:
             f"where none does, got {type(ddp).__name__}"
         )
     elif ddp is None and dist.is_available() and dist.is_initialized():
-        unknown = [name for name, param in params.items() if _living(param) is None]
+        records = {name: _PARAMETERS.get(param) for name, param in params.items()}
+        unknown = [k for k, one in records.items() if not one or not one.ddp or one.ddp() is None]
         if unknown:
             raise ValueError(
                 f"there is a process group, and it is not said which module reduces the gradient "
@@ -139,25 +136,19 @@ def check_named(ddp: object, params: Mapping[str, Tensor]) -> None:
             )
 
 
-def _living(param: Tensor) -> Module | None:
-    own: Stepping | None = _PARAMETERS.get(param)
-    return None if own is None or own.ddp is None else own.ddp()
-
-
 def reduce_in_backward(ddp: DistributedDataParallel) -> None:
-    """Have a DDP module reduce gradients before the optimizers in backward step by them.
+    """Let a DDP module reduce gradients before optimizers in backward step.
 
-    For optimizers that were applied before the module was wrapped. One call, before the first
-    forward pass, does it for all parameters of the module that DDP reduces.
+    For optimizers that were applied before wrapping. One call, before the first forward pass,
+    covers all parameters of the module that DDP reduces.
 
     Args:
-        ddp: the module, whose communication hook must be free, or already be that of optimizers in
-            backward.
+        ddp: the module. It must have no communication hook, except that of optimizers in backward.
 
     Raises:
-        TypeError: ``ddp`` is no DistributedDataParallel.
+        TypeError: ``ddp`` is not a DistributedDataParallel.
         ValueError: none of its parameters has an optimizer in backward.
-        RuntimeError: DDP's communication hook is taken, or DDP is to reduce a parameter late.
+        RuntimeError: DDP has another communication hook, or delays the reduction of a parameter.
 
     Example::
 
@@ -176,20 +167,19 @@ def reduce_in_backward(ddp: DistributedDataParallel) -> None:
     """
     if not isinstance(ddp, Module):
         raise TypeError(f"ddp must be a DistributedDataParallel module, got {type(ddp).__name__}")
-    params = _with_optimizers(ddp)
+    params = [param for param in ddp.module.parameters() if param in _PARAMETERS]
     if not params:
         raise ValueError(
             "no parameter of ddp.module has an optimizer in backward: call "
             "apply_optimizer_in_backward(..., ddp=ddp), which does all of it"
         )
-    prepare(ddp, params).take_over(params)
+    register_ddp_hook(ddp, params).add_params(params)
 
 
-def prepare(ddp: DistributedDataParallel, params: Iterable[Tensor]) -> "BackwardStepper":
-    """Register the communication hook of a DDP module, if that is not done yet.
+def register_ddp_hook(ddp: DistributedDataParallel, params: Iterable[Tensor]) -> "BackwardStepper":
+    """Return the stepper of a DDP module; register its communication hook at the first call.
 
-    Raises:
-        RuntimeError: it cannot step these parameters; nothing is changed.
+    A RuntimeError says why the hook cannot step these parameters; nothing is changed then.
     """
     _check_delayed(ddp, set(map(id, params)))
     known = _STEPPERS.get(ddp)
@@ -215,16 +205,11 @@ def prepare(ddp: DistributedDataParallel, params: Iterable[Tensor]) -> "Backward
     return stepper
 
 
-def _with_optimizers(ddp: Module) -> list[Tensor]:
-    """Return the parameters of a module that have optimizers in backward."""
-    return [param for param in ddp.module.parameters() if param in _PARAMETERS]
-
-
 def _check_delayed(ddp: Module, params: set[int]) -> None:
-    """DDP reduces some of the parameters that it lists as ignored, at a moment of its own."""
-    told = set(ignored_by_ddp(ddp.module))
+    """Raise an error for parameters that DDP reduces late, although it lists them as ignored."""
+    ignored = set(ignored_by_ddp(ddp.module))
     for name, param in ddp.module.named_parameters():
-        if id(param) in params and name in ddp.parameters_to_ignore and name not in told:
+        if id(param) in params and name in ddp.parameters_to_ignore and name not in ignored:
             raise RuntimeError(
                 f"the parameter {name!r} has an optimizer in backward, but DDP reduces it late "
                 "(delay_all_reduce_named_params); leave it out of one of them"
@@ -232,85 +217,88 @@ def _check_delayed(ddp: Module, params: set[int]) -> None:
 
 
 def _finish_init(ddp: Module) -> None:
-    """Have torch's DDP look for optimizers now, without finding any, and never again.
+    """Let DDP look for optimizers in backward now, and find none.
 
-    At its first forward pass it looks for ``param._in_backward_optimizers``, to register a hook of
-    its own, which needs an accelerator.
+    At its first forward pass, DDP looks for ``param._in_backward_optimizers``, and would register a
+    hook that needs an accelerator. It looks only once.
     """
-    kept = [
+    removed = [
         (param, getattr(param, IN_BACKWARD_OPTIMIZERS))
         for param in ddp.module.parameters()
         if hasattr(param, IN_BACKWARD_OPTIMIZERS)
     ]
-    for param, _ in kept:
+    for param, _ in removed:
         delattr(param, IN_BACKWARD_OPTIMIZERS)
     try:
         finish_init(ddp)
     finally:
-        for param, optimizers in kept:
+        for param, optimizers in removed:
             setattr(param, IN_BACKWARD_OPTIMIZERS, optimizers)
 
 
 def _before_forward(module: Module, arguments: Any) -> None:
     if torch.is_grad_enabled():
-        _STEPPERS[module].called = True
+        _STEPPERS[module].has_forward = True
 
 
 class BackwardStepper:
-    """The communication hook of a DDP module: reduce a bucket, then step its parameters.
+    """Communication hook of a DDP module: reduce a bucket, then step its parameters.
 
-    The mean is made as torch's ``allreduce_hook`` makes it. Gradients are set to None after DDP
-    has ended the backward pass; until then they are views of the buckets.
+    The mean has the same bits as that of torch's ``allreduce_hook``. Gradients are views of the
+    buckets during backward, and are set to None after DDP ends the backward pass.
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
-        # Not the module itself: its reducer holds the hook, and the ring would never be freed.
+        # A weak reference: the reducer of the module refers to the hook, and Python would never
+        # free such a cycle.
         self._ddp = weakref.ref(ddp)
         self._stepped: list[Tensor] = []
-        self.called = False
-        """Whether the module was called since it last reduced gradients."""
-        reduced = reduced_by(ddp)
+        self.has_forward = False
+        """True if the module was called since it last reduced gradients."""
+        reduced = reduced_parameters(ddp)
         self._names = {id(param): name for name, param in reduced.items()}
         self._own: dict[int, str] = {}
-        """The names of the parameters that are stepped here, by identity."""
+        """The names of the parameters that this hook steps, by ``id``."""
         self._driver = BucketDriver(
             ddp.process_group, reduced.values(), reduced, may_leave_unused=may_leave_unused(ddp)
         )
 
-    def take_over(self, params: Iterable[Tensor]) -> None:
-        """Step these from now on, as far as DDP reduces them."""
+    def add_params(self, params: Iterable[Tensor]) -> None:
+        """Step these parameters from now on, except those that DDP does not reduce."""
         for param in params:
             if id(param) in self._names:
-                own = stepping_of(param)
-                own.ddp, own.wrapper = self._ddp, None
+                record = record_of(param)
+                record.ddp, record.wrapper = self._ddp, None
                 self._own[id(param)] = self._names[id(param)]
         self._driver.expect(self._own.values())
 
-    @uncompiled
+    @disable_compile
     def hook(self, state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
-        """As ``register_comm_hook`` takes it."""
-        place = self._driver.place_of(bucket)
-        if place.number == 0:
-            _at_the_end(self._clear)
+        """Reduce a bucket, and queue its step; the signature is that of ``register_comm_hook``."""
+        position = self._driver.position_of(bucket)
+        if position.number == 0:
+            # Queued twice: DDP queues its last callback after this one, but before callbacks that
+            # are queued at the end of backward.
+            queue_callback(lambda: queue_callback(self._clear))
         params, buffer = bucket.parameters(), bucket.buffer()
         own = [self._own[id(param)] for param in params if id(param) in self._own]
-        self._driver.enter(place, own)
-        used = self._driver.ask(params, buffer.device)
-        communicated = self._driver.communicate(allreduce_hook, None, bucket)
-        return self._driver.follow(
-            place.number, lambda: self._step(communicated, used, params), buffer.device
+        self._driver.add_bucket(position, own)
+        used = self._driver.exchange_used(params, buffer.device)
+        communication = self._driver.communicate(allreduce_hook, None, bucket)
+        return self._driver.submit(
+            position.number, lambda: self._step(communication, used, params), buffer.device
         )
 
-    @uncompiled
+    @disable_compile
     def _step(
-        self, communicated: Communication, used: UsedFlags | None, params: Sequence[Tensor]
+        self, communication: Communication, used: UsedFlags | None, params: Sequence[Tensor]
     ) -> Tensor:
-        buffer = communicated.wait()
-        gradients, counts = gradients_in(buffer, params), counted(used, len(params))
-        for param, gradient, counts_here in zip(params, gradients, counts, strict=True):
-            if not counts_here or id(param) not in self._own:
+        buffer = communication.wait()
+        gradients, flags = bucket_gradients(buffer, params), used_flags(used, len(params))
+        for param, gradient, is_used in zip(params, gradients, flags, strict=True):
+            if not is_used or id(param) not in self._own:
                 continue
-            # It stays until the end: DDP copies the bucket there, now onto itself.
+            # Kept until the end of backward: DDP copies the bucket to .grad, now onto itself.
             param.grad = gradient
             self._stepped.append(param)
             for optimizer in getattr(param, IN_BACKWARD_OPTIMIZERS, ()):
@@ -318,16 +306,7 @@ class BackwardStepper:
         return buffer
 
     def _clear(self) -> None:
-        self.called = False
+        self.has_forward = False
         stepped, self._stepped = self._stepped, []
         for param in stepped:
             param.grad = None
-
-
-def _at_the_end(callback: Any) -> None:
-    """Call back at the end of backward, after whatever else waits for it already.
-
-    DDP queues its own last work when its last bucket is ready, which is after this; but before
-    what is queued at the end.
-    """
-    queue_callback(lambda: queue_callback(callback))

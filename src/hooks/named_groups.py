@@ -1,84 +1,84 @@
-"""A TorchOptimizer that is stepped a few parameters at a time, by gradients that it is given."""
+"""TorchOptimizer that steps some of its parameters at a time, with gradients as arguments."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from functional_optim import LeafState, Optimizer, State, TorchOptimizer
-from functional_optim.core.links import addresses
+from functional_optim.core.links import hyper_positions
 from functional_optim.core.torch_state import from_entries, to_entries
 from functional_optim.core.tree import flatten, leaf_states
 from functional_optim.frontends.group_steps import NO_STATE, GroupSteps
 from functional_optim.frontends.group_tensors import Group
-from functional_optim.frontends.torch_schedule import guarded
-from functional_optim.plan.leaf_by_leaf import checked_leaf
+from functional_optim.frontends.torch_schedule import guard_schedules
+from functional_optim.plan.leaf_by_leaf import check_leaf
 from functional_optim.plan.shared_numbers import check_shared
 from functional_optim.plan.step_leaves import StepLeaf
 
 PLANS = 64
-"""For how many buckets plans are kept."""
+"""Number of buckets for which plans are kept."""
 
 
 class _Bucket(NamedTuple):
-    """Parameters that are stepped together."""
+    """Parameters that are stepped together, and their plans."""
 
     parts: list[tuple[int, list[Tensor], list[str]]]
-    """Of each group of them the number, its parameters, and their names."""
+    """For each parameter group: its number, and the parameters and names in the bucket."""
     steps: GroupSteps
-
-    def of(self, groups: Sequence[Group]) -> list[Group]:
-        """Return groups of these parameters alone, with the options of now."""
-        return [Group(groups[k].hypers, params, names, k) for k, params, names in self.parts]
 
 
 class NamedGroups(TorchOptimizer):
-    """Parameter groups, state and checkpoints of a TorchOptimizer; each step is of some parameters.
+    """Parameter groups, state and checkpoints of a TorchOptimizer that steps parameters by name.
 
     Args:
         params: by name.
-        optimizer: with an executor that is taken as it is.
-        state: where to go on from; None to begin.
+        optimizer: its executor is used unchanged.
+        state: the state to continue from; None to start.
 
     Raises:
-        ValueError: a state of another tree or optimizer; an override that is for no parameter.
+        ValueError: a state of another tree or optimizer; an override that matches no parameter.
     """
 
     def __init__(
         self, params: Mapping[str, Tensor], optimizer: Optimizer, state: State | None = None
     ) -> None:
         self._by_name = dict(params)
-        self._given = {} if state is None else _checked(self._by_name, optimizer, state)
+        self._initial_state = {} if state is None else _check_state(self._by_name, optimizer, state)
         self._buckets: dict[tuple[str, ...], _Bucket] = {}
         super().__init__(list(params.items()), optimizer)
-        self._given = {}
+        self._initial_state = {}
         self._group_of = {
             name: number
             for number, group in enumerate(self.param_groups)
             for name in group["param_names"]
         }
         self._steps = GroupSteps(optimizer.executor, masks=PLANS)
-        if state is not None and self._chains.keeps_numbers:
+        if state is not None and self._chains.has_shared:
             self._chains.shared = state.shared
 
     def state_tree(self) -> State:
-        """The state as :meth:`Optimizer.init` makes it, by name; the tensors that are stepped."""
-        groups = self._groups()
-        leaves = {name: self._leaf_at(groups[self._group_of[name]], name) for name in self._by_name}
+        """Return the state by name, as :meth:`Optimizer.init` does, without copying tensors."""
+        groups, leaves = self._groups(), {}
+        for name, param in self._by_name.items():
+            number = self._group_of[name]
+            has_state = self._optimizer_of(number).stages
+            leaves[name] = self._leaf_state(groups[number], param, name) if has_state else NO_STATE
         return State(leaves, self._chains.shared)
 
     def step_some(self, names: Sequence[str], gradients: Sequence[Tensor]) -> None:
-        """Step these parameters, in place, by as few calls of a kernel as can be."""
-        given = {id(self._by_name[k]): one for k, one in zip(names, gradients, strict=True)}
+        """Step these parameters in place, in as few kernel calls as possible."""
+        by_id = {id(self._by_name[k]): one for k, one in zip(names, gradients, strict=True)}
         groups, steps = self._groups(), self._steps
-        if not self._chains.keeps_numbers:  # else the others take part, without gradients
+        if not self._chains.has_shared:  # otherwise step all, some without gradients
             bucket = self._bucket_of(tuple(names))
-            groups, steps = bucket.of(groups), bucket.steps
+            groups = [Group(groups[k].hypers, own, keys, k) for k, own, keys in bucket.parts]
+            steps = bucket.steps
 
         def gradients_of(params: list[Tensor]) -> list[Tensor | None]:
-            return [given.get(id(param)) for param in params]
+            return [by_id.get(id(param)) for param in params]
 
-        steps.step(self._chains.now(groups, self.state, self._leaf_state, gradients_of))
+        steps.step(self._chains.current_groups(groups, self.state, self._leaf_state, gradients_of))
 
     def _bucket_of(self, names: tuple[str, ...]) -> "_Bucket":
         found = self._buckets.get(names)
@@ -93,91 +93,77 @@ class NamedGroups(TorchOptimizer):
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """As :class:`TorchOptimizer`, with the numbers of now that belong to no parameter."""
-        self._chains.show(self.param_groups)
+        self._chains.write_shared(self.param_groups)
         return super().state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """As :class:`TorchOptimizer`; steps are planned anew."""
         super().load_state_dict(dict(state_dict))
         self._buckets.clear()
 
     def use(self, optimizer: Optimizer, names: Sequence[str]) -> None:
-        """Write hyper-parameters of another optimizer of this chain to the groups that take them.
+        """Write hyper-parameters of another optimizer to the groups without an override for them.
 
         Args:
-            optimizer: with the same overrides.
-            names: of its hyper-parameters.
+            optimizer: with the same chain and overrides.
+            names: of the hyper-parameters.
 
         Raises:
-            ValueError: an option that the state was not made for; nothing is changed then.
+            ValueError: an option that does not fit the state; nothing is changed.
         """
-        known = addresses(optimizer.links)
-        meant = {pair for name in names for pair in known[name]}
+        known = hyper_positions(optimizer.links)
+        positions = {pair for name in names for pair in known[name]}
         numbers = range(len(self.param_groups))
-        changes = [self._changes(optimizer, number, meant) for number in numbers]
+        changes = [self._changes(optimizer, number, positions) for number in numbers]
         self._optimizer = optimizer
         self._options.clear()
         for number, change in zip(numbers, changes, strict=True):
             group = self.param_groups[number]
             group.update(change)
-            self.param_groups[number] = guarded(group, self._names_of(number))
+            self.param_groups[number] = guard_schedules(group, self._names_of(number))
 
     def _changes(
-        self, optimizer: Optimizer, number: int, meant: set[tuple[int, str]]
+        self, optimizer: Optimizer, number: int, positions: set[tuple[int, str]]
     ) -> dict[str, Any]:
-        """Return the options that a group takes from another optimizer: all but overrides."""
+        """Return the options that a group takes from another optimizer: all except overrides."""
         names = self.param_groups[number]["param_names"]
         shape = tuple(self._by_name[names[0]].shape)
         chain = optimizer.chain_at((names[0],), shape)
         own = optimizer.of_chain(chain)
         found = {}
-        for name, pairs in addresses(own.links).items():
+        for name, pairs in hyper_positions(own.links).items():
             for k, field in pairs:
                 place = chain.places[k]
                 value, wanted = own.hyper[name], getattr(optimizer.links[place].hyper, field)
-                if (place, field) in meant and (value is wanted or value == wanted):
+                if (place, field) in positions and (value is wanted or value == wanted):
                     found[name] = value
-        for name in self._one_of_each(number) if chain.stages else ():
+        # Fields of state depend on shape and dtype, so one parameter of each is checked.
+        samples = {(one.shape, one.dtype): k for k in names for one in [self._by_name[k]]}
+        for name in samples.values() if chain.stages else ():
             param = self._by_name[name]
-            own = self.state[param]
-            from_entries(chain.stages, chain.hypers, param, own, name, begins_anew=True)
+            state = self.state[param]
+            from_entries(chain.stages, chain.hypers, param, state, name, reinit=True)
         return found
 
-    def _one_of_each(self, number: int) -> Collection[str]:
-        """Return a name for each shape and dtype of a group, on which fields of state depend."""
-        names = self.param_groups[number]["param_names"]
-        return {(one.shape, one.dtype): k for k in names for one in [self._by_name[k]]}.values()
-
-    def _leaf_at(self, group: Group, name: str) -> LeafState:
-        if not self._optimizer_of(group.number).stages:
-            return NO_STATE
-        return self._leaf_state(group, self._by_name[name], name)
-
     def _complete_state(self, number: int) -> None:
-        """State that was given, and of the other parameters the first one."""
+        """Write the initial state, and the first state of parameters without one."""
         group, own = self.param_groups[number], self._optimizer_of(number)
-        hypers = self._hypers(number, group)
-        for name in group["param_names"] if self._given and own.stages else ():
+        hypers = self._options_of(number).hypers(group)
+        for name in group["param_names"] if self._initial_state and own.stages else ():
             param = self._by_name[name]
-            self.state[param] = to_entries(own.stages, hypers, param, self._given[name])
-            # One of no step is to be that of these parameters, or its count is wrong.
+            self.state[param] = to_entries(own.stages, hypers, param, self._initial_state[name])
+            # Raises an error if the state is not the state of this parameter.
             from_entries(own.stages, hypers, param, self.state[param], name)
         super()._complete_state(number)
 
 
-def _checked(
+def _check_state(
     params: Mapping[str, Tensor], optimizer: Optimizer, state: State
 ) -> dict[str, LeafState]:
-    """The state of each parameter, by name.
-
-    Raises:
-        TypeError, ValueError: it does not fit.
-    """
+    """Return the state of each parameter by name; raise an error if it does not fit."""
     names, spec = flatten({name: name for name in params}, "")
     leaves = dict(zip(names, leaf_states(spec, state), strict=True))
     chains = dict(zip(names, optimizer.chains_for(params), strict=True))
     check_shared(optimizer.links, state.shared)
     for name, leaf in leaves.items():
-        checked_leaf(StepLeaf(0, params[name], leaf, chains[name], name), None)
+        check_leaf(StepLeaf(0, params[name], leaf, chains[name], name), None)
     return leaves

@@ -1,4 +1,4 @@
-"""State of a step hook: an optimizer, a DDP module's parameters by name, and their state."""
+"""State of a step hook: an optimizer, the parameters of a DDP module by name, and their state."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -11,13 +11,13 @@ from torch.nn.parallel import DistributedDataParallel
 from functional_optim import Optimizer, State
 from functional_optim.core.chain import require_gradients_alone
 from functional_optim.core.checks import check_params, check_writable
-from functional_optim.core.links import keeps_shared
-from functional_optim.core.local_shards import check_whole
+from functional_optim.core.links import has_shared_state
+from functional_optim.core.local_shards import check_no_dtensor
 from functional_optim.frontends.loss_scale import Scaling
-from functional_optim.frontends.recipe import functional_of
+from functional_optim.frontends.recipe import resolve_functional
 from functional_optim.frontends.torch_checkpoint import own_copy
 from functional_optim.kernels import in_place, is_measured
-from hooks.arrivals import reduced_by
+from hooks.buckets import reduced_parameters
 from hooks.named_groups import NamedGroups
 from hooks.usage import may_leave_unused
 
@@ -25,31 +25,31 @@ logger = logging.getLogger(__name__)
 
 
 class OptimizerState(torch.optim.Optimizer):
-    """An optimizer with the parameters and the state that :func:`~hooks.step_hook` steps.
+    """Optimizer, parameters and state of :func:`~hooks.step_hook`.
 
-    State is kept by parameter name, never by bucket: DDP changes its buckets after the first
-    backward, and a bucket is only a slice of the tree.
+    State is stored by parameter name, not by bucket, because DDP changes its buckets after the
+    first backward.
 
-    It is a ``torch.optim.Optimizer``, so any scheduler of ``torch.optim.lr_scheduler`` drives it:
-    options are read from :attr:`param_groups` in each backward pass. ``zero_grad()`` clears
-    gradients. There is no step to call: the hook steps, and calls what was registered by
-    ``register_step_post_hook`` when it has stepped the last bucket.
+    This is a ``torch.optim.Optimizer``, so schedulers of ``torch.optim.lr_scheduler`` accept it:
+    each backward pass reads its options from :attr:`param_groups`. ``zero_grad()`` clears
+    gradients. Do not call ``step()``: the hook steps. After the last bucket it calls the hooks of
+    ``register_step_post_hook``.
 
     Args:
         optimizer: any :class:`functional_optim.Optimizer`, or a constructor of one; or a class of
             torch.optim, or a registered one, with that class's options.
-        ddp: the DistributedDataParallel module whose hook this is for.
+        ddp: the DistributedDataParallel module with the hook.
         params: the parameters to step, by name; by default all of ``ddp.module`` that require
-            gradients. Others are left to the caller.
-        state: where to go on from, as in :attr:`state`; its tensors are taken over, to be stepped
-            in place. By default it is ``optimizer.init(params)``.
-        executor: how the chain is run over a bucket; by default as ``optimizer`` says.
+            gradients. The hook does not step other parameters.
+        state: the state to continue from, as in :attr:`state`; its tensors are stepped in place.
+            By default ``optimizer.init(params)``.
+        executor: that runs the chain over a bucket; by default that of ``optimizer``.
         options: of the class or constructor, by name.
 
     Raises:
-        TypeError: ``ddp`` is no DistributedDataParallel; a class without functional equivalent; a
-            stage that takes inputs beside the gradients.
-        ValueError: no parameter, one that DDP is told to ignore or that requires no gradient, or a
+        TypeError: ``ddp`` is not a DistributedDataParallel; a class without functional equivalent;
+            a stage with inputs other than gradients.
+        ValueError: no parameter; a parameter that DDP ignores, or that requires no gradient; a
             state of another tree.
 
     Example::
@@ -73,7 +73,7 @@ class OptimizerState(torch.optim.Optimizer):
     """
 
     _opt_called: bool
-    # A GradScaler then calls step() with what it knows of the gradients.
+    # A GradScaler then calls step() with its scale and its finding of infinities.
     _step_supports_amp_scaling = True
 
     def __init__(
@@ -91,22 +91,22 @@ class OptimizerState(torch.optim.Optimizer):
                 "OptimizerState takes the DistributedDataParallel module that the hook is "
                 f"registered on, got {type(ddp).__name__}"
             )
-        made = functional_of(optimizer, options)
-        require_gradients_alone(made, "a communication hook")
-        # Not the module itself: its reducer holds the hook, the hook holds this, and the ring would
-        # never be freed.
+        functional = resolve_functional(optimizer, options)
+        require_gradients_alone(functional, "a communication hook")
+        # No reference to the module: its reducer refers to the hook, and the hook to this object.
+        # Python would never free such a cycle.
         self.process_group = ddp.process_group
         """The group over which gradients are reduced."""
         self.may_leave_unused = may_leave_unused(ddp)
-        """Whether DDP may put zeros into a bucket for a parameter that had no part in the loss."""
-        self.reduced: tuple[Tensor, ...] = tuple(reduced_by(ddp).values())
-        """All parameters whose gradients DDP reduces, also those that are not stepped here."""
+        """True if DDP may put zeros into a bucket for a parameter that the loss does not use."""
+        self.reduced: tuple[Tensor, ...] = tuple(reduced_parameters(ddp).values())
+        """All parameters whose gradients DDP reduces, also those that the hook does not step."""
         self.params: dict[str, Tensor] = dict(
             trainable_parameters(ddp) if params is None else params
         )
-        """The parameters stepped, by name."""
+        """The parameters to step, by name."""
         check_params(list(self.params.values()), [(name,) for name in self.params])
-        check_whole(self.params, "a communication hook")
+        check_no_dtensor(self.params, "a communication hook")
         check_writable(self.params)
         frozen = [name for name, param in self.params.items() if not param.requires_grad]
         if frozen:
@@ -115,17 +115,17 @@ class OptimizerState(torch.optim.Optimizer):
                 "one; leave it out of params="
             )
         if executor is None:
-            executor = in_place(made.executor, self.params.values(), made.stages)
-        self._groups = NamedGroups(self.params, made.using(executor=executor), state)
+            executor = in_place(functional.executor, self.params.values(), functional.stages)
+        self._groups = NamedGroups(self.params, functional.using(executor=executor), state)
         self._names = {id(param): name for name, param in self.params.items()}
-        self.__setstate__({})  # torch's lists of hooks
+        self.__setstate__({})  # makes torch's lists of hooks
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(self.__dict__)
 
     @property
     def chain(self) -> Optimizer:
-        """The optimizer, with the hyper-parameters that ``set_hyper`` gave it."""
+        """The optimizer, with the hyper-parameters set by ``set_hyper``."""
         return self._groups.chain
 
     @property
@@ -137,8 +137,8 @@ class OptimizerState(torch.optim.Optimizer):
     def state(self) -> State:  # type: ignore[override]
         """The state; ``leaves`` is keyed by parameter name.
 
-        Its tensors are stepped in place. Until the first step of a parameter its state is made
-        anew when it is looked at, from the parameter and the hyper-parameters of then.
+        Its tensors are stepped in place. Before the first step of a parameter, each read computes
+        its state again, from the current parameter and hyper-parameters.
         """
         return self._groups.state_tree()
 
@@ -146,75 +146,75 @@ class OptimizerState(torch.optim.Optimizer):
     def measured(self) -> bool:
         """Return True if the chain needs all gradients before it can step any parameter.
 
-        So it does where a step makes numbers that belong to no parameter.
+        This includes chains whose steps change shared scalars.
         """
-        return keeps_shared(self.chain.links) or any(map(is_measured, self.chain.stages))
+        return has_shared_state(self.chain.links) or any(map(is_measured, self.chain.stages))
 
     def set_hyper(self, **hyper: Any) -> None:
         """Change hyper-parameters, by name, from the next backward on.
 
-        Parameter groups take them too, but those for which an override has a value of its own.
+        Parameter groups get the new values too, except where an override sets another value.
 
         Raises:
-            TypeError: a name that the chain does not have.
-            ValueError: a value out of bounds, or an option that the state was not made for.
+            TypeError: the chain has no hyper-parameter of this name.
+            ValueError: a value out of bounds, or an option that does not fit the state.
         """
         self._groups.use(self.chain.replace(**hyper), list(hyper))
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Parameter groups as of a TorchOptimizer: options are read at each step.
+        """Parameter groups as in a TorchOptimizer; options are read at each step.
 
-        An optimizer without overrides has one group, of all parameters in their order; else
-        parameters with the same stages and hyper-parameters are a group.
+        Without overrides there is one group, of all parameters in order. Otherwise parameters with
+        the same stages and hyper-parameters form a group.
         """
         return self._groups.param_groups
 
     def state_dict(self) -> dict[str, Any]:
-        """Hyper-parameters and state in torch's form, all tensors copied.
+        """Return hyper-parameters and state in torch's form, with copies of all tensors.
 
-        TorchOptimizer and the equivalent torch.optim class load it, where their groups are those
-        of :attr:`param_groups`: without overrides, one of all parameters in their order here.
+        TorchOptimizer and the equivalent torch.optim class can load it if their groups equal
+        :attr:`param_groups`: without overrides, one group of all parameters in the same order.
         """
         copied: dict[str, Any] = own_copy(self._groups.state_dict())
         return copied
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over hyper-parameters and state in torch's form, from the next backward on.
+        """Load hyper-parameters and state in torch's form; the next backward uses them.
 
-        Parameters are matched by name where the state dict has names, and else by position. The
-        state is in other tensors then, and shares no memory with ``state_dict``.
+        Parameters are matched by name if the state dict has names, otherwise by position. The new
+        state is copied: it shares no memory with ``state_dict``.
 
         Args:
             state_dict: of :meth:`state_dict`, of TorchOptimizer, or of the equivalent class of
-                torch.optim. Without names, its parameters were those of :attr:`param_groups` in
-                their order.
+                torch.optim. Without names, its parameters must be those of :attr:`param_groups`, in
+                the same order.
 
         Raises:
-            ValueError: other groups or names, a state that does not fit the chain; nothing is
-                changed then.
+            ValueError: other groups or names, or a state that does not fit the chain; nothing is
+                changed.
         """
         self._groups.load_state_dict(state_dict)
 
     def name_of(self, param: Tensor) -> str | None:
-        """The name of a parameter that is stepped here; None for others."""
+        """Return the name of a parameter; None if the hook does not step it."""
         return self._names.get(id(param))
 
     def step_some(self, names: Sequence[str], gradients: Sequence[Tensor]) -> None:
-        """Step these parameters, in place, by as few calls of a kernel as can be."""
+        """Step these parameters in place, in as few kernel calls as possible."""
         self._groups.step_some(names, gradients)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step nothing: the hook has stepped, while backward went on.
+        """Do nothing, except call ``closure``: the hook has stepped during backward.
 
         Args:
             closure: runs a backward pass, in which the hook steps, and returns the loss.
 
         Returns:
-            What ``closure`` returns. Without one, None; a warning is logged then.
+            The result of ``closure``. Without closure, None, and a warning is logged.
 
         Raises:
-            RuntimeError: a GradScaler calls this, and so the hook stepped by scaled gradients.
+            RuntimeError: a GradScaler called this, so the hook has stepped by scaled gradients.
         """
         if Scaling.of(self).is_scaled:
             raise RuntimeError(
@@ -231,15 +231,15 @@ class OptimizerState(torch.optim.Optimizer):
         )
         return None
 
-    step.hooked = True  # type: ignore[attr-defined]  # torch adds no hooks: see end_iteration
+    step.hooked = True  # type: ignore[attr-defined]  # end_iteration calls torch's hooks
 
     @torch.optim.Optimizer.profile_hook_step
     def end_iteration(self) -> None:
-        """All buckets are stepped: schedulers, and the hooks around steps, see one step."""
-        self._opt_called = True  # schedulers of torch warn where they see no step
+        """Let schedulers and step hooks of torch see one step: all buckets are stepped."""
+        self._opt_called = True  # torch's schedulers warn if there was no step
 
     def register_step_pre_hook(self, hook: Any) -> NoReturn:
-        """Refuse a hook that would come too late.
+        """Raise an error: a bucket is stepped before the step as a whole is known.
 
         Raises:
             RuntimeError: always.
@@ -251,7 +251,7 @@ class OptimizerState(torch.optim.Optimizer):
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> NoReturn:
-        """Refuse a group: the parameters are those of the DDP module.
+        """Raise an error: the parameters are those of the DDP module.
 
         Raises:
             RuntimeError: always.
@@ -263,10 +263,9 @@ class OptimizerState(torch.optim.Optimizer):
 
 
 def trainable_parameters(ddp: DistributedDataParallel) -> dict[str, Tensor]:
-    """The parameters of the wrapped module that require gradients, by name.
+    """Return the parameters of the wrapped module that require gradients, by name.
 
-    Raises:
-        ValueError: DDP is told to ignore one of them, so that no hook would ever step it.
+    Raises ValueError if DDP ignores one of them: no hook would ever step it.
     """
     found = {name: param for name, param in ddp.module.named_parameters() if param.requires_grad}
     ignored = [name for name in found if name in ddp.parameters_to_ignore]

@@ -1,4 +1,4 @@
-"""The step hook: communicate a bucket, then step its parameters, while backward goes on."""
+"""Step hook: communicate a bucket, then step its parameters, while backward continues."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -11,20 +11,20 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import State
-from functional_optim.core.compiling import uncompiled
-from hooks.arrivals import BucketPlace
+from functional_optim.core.dynamo import disable_compile
+from hooks.buckets import bucket_gradients
 from hooks.communication import Communication
-from hooks.driver import BucketDriver, Hook, counted, gradients_in
+from hooks.driver import BucketDriver, Hook, used_flags
 from hooks.optimizer_state import OptimizerState
-from hooks.ranges import named_range
+from hooks.profiling import named_range
 from hooks.usage import UsedFlags
 
 RANGE = "functional_optim.step_hook"
-"""The name under which torch.profiler shows steps."""
+"""Name of a step in traces of torch.profiler."""
 
 
 class _Bucket(NamedTuple):
-    """Record of a GradBucket until its communication is done."""
+    """Parameters of a GradBucket that the hook steps."""
 
     buffer: Tensor
     params: list[Tensor]
@@ -67,37 +67,35 @@ def step_hook(
 ) -> OptimizerState | Hook:
     """Register a DDP communication hook that reduces each bucket, then steps its parameters.
 
-    It works from the first iteration on, also with ``find_unused_parameters``, ``static_graph``
-    and after DDP has rebuilt its buckets, and gives what DDP followed by the same optimizer gives:
-    a parameter that no rank used is left alone. There is no ``step()`` to call; clear gradients
-    (``ddp.zero_grad()``) after each backward; a warning says so once if they were not. A chain that
-    needs all gradients first, such as one that clips by global norm, is stepped with the last
-    bucket.
+    The result equals that of DDP followed by the same optimizer, from the first iteration on. This
+    also holds with ``find_unused_parameters`` and ``static_graph``, and after DDP rebuilds its
+    buckets: a parameter that no rank used is not stepped. There is no ``step()`` to call. Clear
+    gradients (``ddp.zero_grad()``) after each backward; otherwise the hook warns once. A chain that
+    needs all gradients, such as one that clips by global norm, steps with the last bucket.
 
     Args:
-        ddp: the module, without a communication hook so far.
+        ddp: the module, without a communication hook.
         optimizer: any :class:`functional_optim.Optimizer`, or a constructor of one; or a class of
             torch.optim, or a registered one, with that class's options.
         inner_hook: any DDP communication hook (allreduce, fp16 and bf16 compression, PowerSGD).
-        inner_state: the state of ``inner_hook``, as ``register_comm_hook`` would take it.
-        in_order: wait for a bucket's communication before that of the next one begins. Needed by
-            inner hooks that launch collectives from callbacks, as torch's PowerSGD does: over
-            several buckets, on gloo, their order otherwise depends on timing and ranks get out of
-            step. It costs the overlap of one bucket's communication with the next one's.
+        inner_state: the state of ``inner_hook``, as for ``register_comm_hook``.
+        in_order: wait for the communication of each bucket before that of the next bucket starts.
+            Inner hooks that start collectives from callbacks need this, such as torch's PowerSGD.
+            Otherwise, with several buckets on gloo, the order of these collectives depends on
+            timing and differs between ranks. Communications of buckets then do not overlap.
         params: the parameters to step, by name; by default all of ``ddp.module``.
-        state: where to go on from; by default the state before the first step.
-        executor: how the chain is run over a bucket; by default as ``optimizer`` says.
+        state: the state to continue from; by default the state before the first step.
+        executor: that runs the chain over a bucket; by default that of ``optimizer``.
         options: of the class or constructor, by name.
 
     Returns:
-        The :class:`~hooks.OptimizerState` that is stepped: for schedulers, hyper-parameters and
-        checkpoints. ``step_hook(optimizer_state)``, which returns a hook to be registered, is
-        deprecated.
+        The :class:`~hooks.OptimizerState`, for schedulers, hyper-parameters and checkpoints.
+        ``step_hook(optimizer_state)``, which returns an unregistered hook, is deprecated.
 
     Raises:
         TypeError, ValueError: as for :class:`~hooks.OptimizerState`.
         RuntimeError: ``ddp`` has a communication hook.
-        RuntimeError: (from backward) a parameter that was stepped twice, or never, in an iteration;
+        RuntimeError: (from backward) a parameter that is stepped twice, or never, in an iteration;
             an inner hook that returns a tensor of another size than its bucket.
 
     Example::
@@ -123,41 +121,49 @@ def step_hook(
             DeprecationWarning,
             stacklevel=2,
         )
-        return hook_of(ddp, inner_hook if optimizer is None else optimizer, in_order=in_order)
-    made = OptimizerState(optimizer, ddp, params=params, state=state, executor=executor, **options)
-    ddp.register_comm_hook(inner_state, hook_of(made, inner_hook, in_order=in_order))
-    return made
+        return build_hook(ddp, inner_hook if optimizer is None else optimizer, in_order=in_order)
+    optimizer_state = OptimizerState(
+        optimizer, ddp, params=params, state=state, executor=executor, **options
+    )
+    hook = build_hook(optimizer_state, inner_hook, in_order=in_order)
+    ddp.register_comm_hook(inner_state, hook)
+    return optimizer_state
 
 
-def hook_of(
+def build_hook(
     optimizer_state: OptimizerState, inner_hook: Hook = allreduce_hook, *, in_order: bool = False
 ) -> Hook:
-    """Make the hook of :func:`step_hook`, and register it nowhere.
+    """Return the hook of :func:`step_hook`, without registering it.
 
     Args:
-        optimizer_state: the optimizer, and the parameters and state that it steps.
+        optimizer_state: the optimizer, with the parameters and state to step.
         inner_hook, in_order: as for :func:`step_hook`.
     """
     stepper = _Stepper(optimizer_state)
     before: list[Communication] = []
 
-    @uncompiled
+    @disable_compile
     def hook(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
         if in_order and before:
             before.pop().block()
-        kept, used = stepper.enter(bucket)
-        communicated = stepper.driver.communicate(inner_hook, state, bucket)
-        if in_order and kept.last:
-            communicated.block()  # what DDP itself sends at the end must not overtake it either
+        own, used = stepper.add_bucket(bucket)
+        communication = stepper.driver.communicate(inner_hook, state, bucket)
+        if in_order and own.last:
+            communication.block()  # before collectives that DDP starts at the end of backward
         elif in_order:
-            before.append(communicated)
-        return stepper.follow(kept, used, communicated)
+            before.append(communication)
+        return stepper.driver.submit(
+            own.number,
+            lambda: stepper.step(own, used, communication),
+            own.buffer.device,
+            ready=communication.ready,
+        )
 
     return hook
 
 
 class _Stepper:
-    """The hook's memory from bucket to bucket."""
+    """State of the hook between buckets."""
 
     def __init__(self, optimizer_state: OptimizerState) -> None:
         self._state = optimizer_state
@@ -170,63 +176,44 @@ class _Stepper:
         self.driver.expect(optimizer_state.params)
         self._waiting: list[tuple[_Bucket, list[bool]]] = []
 
-    def enter(self, bucket: dist.GradBucket) -> tuple[_Bucket, UsedFlags | None]:
-        """Account for a bucket, and ask which of its parameters count."""
-        place = self.driver.place_of(bucket)
-        kept = self._keep(bucket, place)
-        self.driver.enter(place, kept.names)
-        return kept, self.driver.ask(kept.params, kept.buffer.device)
+    def add_bucket(self, bucket: dist.GradBucket) -> tuple[_Bucket, UsedFlags | None]:
+        """Add a bucket, and start to ask which of its parameters were used."""
+        position = self.driver.position_of(bucket)
+        buffer, params = bucket.buffer(), bucket.parameters()
+        own = _Bucket(buffer, [], [], [], position.number, position.last)
+        for param, gradient in zip(params, bucket_gradients(buffer, params), strict=True):
+            name = self._state.name_of(param)
+            if name is not None:
+                own.params.append(param)
+                own.names.append(name)
+                own.gradients.append(gradient)
+        self.driver.add_bucket(position, own.names)
+        return own, self.driver.exchange_used(own.params, buffer.device)
 
-    def follow(
-        self, kept: _Bucket, used: UsedFlags | None, communicated: Communication
-    ) -> Future[Tensor]:
-        """Step the bucket's parameters once it is communicated."""
-        return self.driver.follow(
-            kept.number,
-            lambda: self._arrive(kept, used, communicated),
-            kept.buffer.device,
-            ready=communicated.ready,
-        )
-
-    def _arrive(self, kept: _Bucket, used: UsedFlags | None, communicated: Communication) -> Tensor:
-        if kept.number == 0:
+    def step(self, own: _Bucket, used: UsedFlags | None, communication: Communication) -> Tensor:
+        """Wait for a bucket, and step its parameters; with the last bucket, those that wait."""
+        if own.number == 0:
             self._waiting = []
-        reduced = communicated.wait()
-        self._waiting.append((_settled(kept, reduced), counted(used, len(kept.names))))
-        if kept.last or not self._state.measured:
+        reduced = communication.wait()
+        if reduced.is_sparse:  # a sparse result has no views
+            own = own._replace(buffer=reduced, gradients=[reduced] * len(own.gradients))
+        self._waiting.append((own, used_flags(used, len(own.names))))
+        if own.last or not self._state.measured:
             waiting, self._waiting = self._waiting, []
-            self._step(waiting)
-        if kept.last:
+            self._step_buckets(waiting)
+        if own.last:
             self._state.end_iteration()
         return reduced
 
-    def _keep(self, bucket: dist.GradBucket, place: BucketPlace) -> _Bucket:
-        buffer = bucket.buffer()
-        params = bucket.parameters()
-        kept = _Bucket(buffer, [], [], [], place.number, place.last)
-        for param, gradient in zip(params, gradients_in(buffer, params), strict=True):
-            name = self._state.name_of(param)
-            if name is not None:
-                kept.params.append(param)
-                kept.names.append(name)
-                kept.gradients.append(gradient)
-        return kept
-
-    @uncompiled
-    def _step(self, buckets: Sequence[tuple[_Bucket, list[bool]]]) -> None:
-        """Step the parameters of these buckets by one call."""
+    @disable_compile
+    def _step_buckets(self, buckets: Sequence[tuple[_Bucket, list[bool]]]) -> None:
+        """Step the parameters of these buckets in one call."""
         names: list[str] = []
         gradients: list[Tensor] = []
         for bucket, used in buckets:
-            for name, gradient, counts in zip(bucket.names, bucket.gradients, used, strict=True):
-                if counts:
+            for name, gradient, is_used in zip(bucket.names, bucket.gradients, used, strict=True):
+                if is_used:
                     names.append(name)
                     gradients.append(gradient)
         with named_range(RANGE):
             self._state.step_some(names, gradients)
-
-
-def _settled(bucket: _Bucket, reduced: Tensor) -> _Bucket:
-    if reduced.is_sparse:  # it has no views
-        return bucket._replace(buffer=reduced, gradients=[reduced] * len(bucket.gradients))
-    return bucket

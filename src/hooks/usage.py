@@ -1,8 +1,8 @@
 """Parameters that took part in a backward pass, on any rank.
 
 With ``find_unused_parameters`` or ``static_graph``, DDP puts zeros into a bucket for a parameter
-that had no part in the loss. Plain training would leave that parameter alone (its ``.grad`` stays
-None), and so must a hook: a zero gradient still decays, and still moves by momentum.
+that the loss does not use. Plain training does not step such a parameter (its ``.grad`` stays
+None), and neither may a hook: weight decay and momentum move a parameter with a zero gradient too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from hooks.communication import hold
+from hooks.communication import keep_alive
 
 
 def may_leave_unused(ddp: DistributedDataParallel) -> bool:
@@ -22,37 +22,37 @@ def may_leave_unused(ddp: DistributedDataParallel) -> bool:
 
 
 class UsedFlags:
-    """Flags of some parameters that are on their way.
+    """Flags of parameters, while they are reduced over ranks.
 
     Args:
-        flags: of this rank, int32, 1 where a parameter was used; they are reduced in place.
+        flags: int32, 1 for each parameter that this rank used; reduced in place.
         group: the ranks.
     """
 
     def __init__(self, flags: Tensor, group: dist.ProcessGroup) -> None:
         if flags.device.type == "cpu":
-            hold(flags)
+            keep_alive(flags)
         self._flags = flags
         self._work: dist.Work | None = dist.all_reduce(
             flags, dist.ReduceOp.MAX, group=group, async_op=True
         )
 
     def wait(self) -> list[bool]:
-        """Return True for each parameter that any rank has used."""
-        assert self._work is not None, "it was launched, as this rank is a member"
+        """Return for each parameter True if any rank used it."""
+        assert self._work is not None, "this rank is a member of the group"
         self._work.wait()
-        self._work = None  # it holds what was sent
+        self._work = None  # it holds the tensor
         return [bool(flag) for flag in self._flags.tolist()]
 
 
 class Usage:
-    """Notes each gradient that is added to ``.grad``; asks the other ranks bucket by bucket.
+    """Names of the parameters whose ``.grad`` a backward pass adds to, exchanged bucket by bucket.
 
-    So does DDP: what ``torch.autograd.grad`` computes is added to none. A gradient of None is no
-    use either, unless ``.grad`` is there: then plain training would step by it.
+    Gradients of ``torch.autograd.grad`` do not count, as for DDP: they are added to no ``.grad``. A
+    gradient of None counts only if ``.grad`` is set: plain training would then step by ``.grad``.
 
     Args:
-        params: the parameters watched, by name.
+        params: the parameters to watch, by name.
         group: the process group of the DDP module.
     """
 
@@ -69,7 +69,7 @@ class Usage:
             self._used.add(name)
 
     def exchange(self, names: Sequence[str], device: torch.device) -> UsedFlags:
-        """Ask all ranks which of these were used since they were last asked for."""
+        """Start to ask all ranks which of these parameters were used since the last such call."""
         flags = [name in self._used for name in names]
         self._used.difference_update(names)
         return UsedFlags(torch.tensor(flags, dtype=torch.int32, device=device), self._group)

@@ -1,7 +1,7 @@
-"""The sharding planner: which rank owns which parameter. Between the core and the hooks.
+"""Sharding: plans of which rank owns which parameter, and optimizers that follow a plan.
 
 A ``sharding.py`` in the folder of your script hides this package, because Python searches that
-folder first: give your file another name.
+folder first. Give your file another name.
 """
 
 from typing import Any
@@ -13,7 +13,6 @@ from sharding.model_specs import specs_of
 from sharding.ownership import OwnedRange, Owner
 from sharding.pieces import Pieces
 from sharding.plan_diff import PlanDiff
-from sharding.planning import plan
 from sharding.policies import (
     POLICIES,
     contiguous,
@@ -24,16 +23,16 @@ from sharding.policies import (
     sliced,
     two_resource,
 )
-from sharding.policies.replacements import REMOVED as _REMOVED
-from sharding.policies.replacements import removed as _removed
+from sharding.policies import REMOVED as _REMOVED
+from sharding.policies import removed as _removed
 from sharding.problem import Assignment, Problem
 from sharding.report import Report
 from sharding.resharding import RangeCopy, reshard
-from sharding.shard_plan import ShardPlan
+from sharding.shard_plan import ShardPlan, plan
 from sharding.spec import ParameterSpec
 from sharding.weights import Costs, Weight, Weights
+from sharding.zero.old_checkpoint import read_state_dict
 from sharding.zero.optimizer import ZeroRedundancyOptimizer
-from sharding.zero.read import read_state_dict
 
 __all__ = [
     "POLICIES",

@@ -1,4 +1,4 @@
-"""From specs and a policy to pieces: the common part of making a plan and of extending one."""
+"""Assignment of parameters to ranks by a policy, for new plans and for extended plans."""
 
 import inspect
 import math
@@ -6,60 +6,49 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from functional_optim.core.brief import brief
+from functional_optim.core.format import format_value
 from functional_optim.core.stage import block_size_of
 from sharding.cost import ByteCost, Cost, ElementCost, StepCost, costs_of
+from sharding.optimizer_costs import OptimizerOrFactory, optimizers_of
 from sharding.pieces import Pieces
 from sharding.policies import POLICIES, REMOVED, hierarchical, removed, two_resource
 from sharding.problem import Assignment, Policy, Problem, loads_of
 from sharding.spec import Specs, kind_of
-from sharding.steppers import Stepper, optimizers_of
 from sharding.units import pieces_of_parameters, pieces_of_units, units_of
 
-PolicyName = str
-"""A key of :data:`sharding.POLICIES`."""
 
-
-def policy_named(policy: PolicyName | Policy) -> tuple[str, Policy]:
-    """The name of a policy, and the policy.
-
-    Raises:
-        TypeError: neither a name nor a function.
-        ValueError: an unknown name, or that of a policy that was removed.
-    """
+def find_policy(policy: str | Policy) -> tuple[str, Policy]:
+    """Return the name of a policy, and the policy."""
     if isinstance(policy, str):
         if policy in REMOVED:
             raise ValueError(removed(policy))
         if policy not in POLICIES:
-            raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {brief(policy)}")
+            raise ValueError(
+                f"policy must be one of {', '.join(POLICIES)}, got {format_value(policy)}"
+            )
         return policy, POLICIES[policy]
     if not callable(policy):
-        raise TypeError(f"policy must be a name or a function of a Problem, got {brief(policy)}")
+        raise TypeError(
+            f"policy must be a name or a function of a Problem, got {format_value(policy)}"
+        )
     return str(getattr(policy, "__name__", policy)), policy
 
 
-def cost_model(optimizer: Stepper | None, cost: Cost | None, *, has_time: bool) -> Cost:
-    """Return the cost model asked for: of an optimizer its step or its bytes, else elements.
-
-    Args:
-        optimizer: what will step the parameters.
-        cost: what the caller gave.
-        has_time: whether the policy levels time, too.
-
-    Raises:
-        TypeError: a cost that is no function.
-    """
+def cost_model(optimizer: OptimizerOrFactory | None, cost: Cost | None, *, has_time: bool) -> Cost:
+    """Return the cost model: the caller's, else that of the optimizer, else elements."""
     if cost is not None:
         if not callable(cost):
-            raise TypeError(f"cost must be a function from specs to Weights, got {brief(cost)}")
+            raise TypeError(
+                f"cost must be a function from specs to Weights, got {format_value(cost)}"
+            )
         return cost
     if optimizer is None:
         return ElementCost()
     return StepCost(optimizer) if has_time else ByteCost(optimizer)
 
 
-def _levels_time(policy: Any, options: Mapping[str, Any]) -> bool:
-    """Return True for ``two_resource``, also with options or within nodes."""
+def _has_time(policy: Any, options: Mapping[str, Any]) -> bool:
+    """Return True for ``two_resource``, also as a partial function or within nodes."""
     while policy is not two_resource:
         options = {**getattr(policy, "keywords", {}), **options}
         inner = getattr(policy, "func", getattr(policy, "__wrapped__", None))
@@ -70,10 +59,10 @@ def _levels_time(policy: Any, options: Mapping[str, Any]) -> bool:
 
 
 class OwnedSpecs(NamedTuple):
-    """Parameters that have owners already, in front of those to be assigned."""
+    """Parameters that already have owners. They precede the parameters to assign."""
 
     parameters: int
-    """How many."""
+    """Number of parameters."""
     pieces: Pieces
 
 
@@ -84,31 +73,27 @@ def assign(
     specs: Specs,
     ranks: int,
     policy: Policy,
-    optimizer: Stepper | None,
+    optimizer: OptimizerOrFactory | None,
     cost: Cost | None,
     options: Mapping[str, Any],
     owned: OwnedSpecs = NOTHING,
 ) -> Assignment:
-    """Run a policy, and check that no rule gets less than it needs.
+    """Run a policy, and check that the optimizers allow its cuts.
 
     Args:
-        specs: of all parameters, those that have owners first.
-        ranks: that share them.
-        policy: decides who owns the others.
-        optimizer: what will step them.
-        cost: what to level; None for the one that goes with the optimizer and the policy.
+        specs: of all parameters; those with owners come first.
+        ranks: number of ranks.
+        policy: assigns the remaining parameters.
+        optimizer: of the parameters.
+        cost: cost model; None for that of the optimizer and the policy.
         options: of the policy.
-        owned: the parameters that have owners.
+        owned: the parameters with owners.
 
     Returns:
-        The pieces of the parameters that had no owner, numbered from 0.
-
-    Raises:
-        TypeError: a policy that returns no assignment, or an option that it does not have.
-        ValueError: a parameter is cut where its optimizer does not allow it.
+        The pieces of the parameters without owners, numbered from 0.
     """
     units = units_of(specs)
-    model = cost_model(optimizer, cost, has_time=_levels_time(policy, options))
+    model = cost_model(optimizer, cost, has_time=_has_time(policy, options))
     costs = costs_of(model, units.specs)
     own = pieces_of_units(owned.pieces, units)
     numels = tuple(spec.numel for spec in units.specs)
@@ -133,18 +118,14 @@ def assign(
     _check_options(policy, problem, options)
     found = policy(problem, **options)
     if not isinstance(found, Assignment):
-        raise TypeError(f"a policy returns an Assignment, got {brief(found)}")
+        raise TypeError(f"a policy returns an Assignment, got {format_value(found)}")
     if optimizers:
         _check_cuts(new.specs, found.pieces, [allowed[id(one)] for one in optimizers])
     return replace(found, pieces=pieces_of_parameters(found.pieces, new))
 
 
 def _check_options(policy: Policy, problem: Problem, options: Mapping[str, Any]) -> None:
-    """A policy takes these options.
-
-    Raises:
-        TypeError: it has another one, or needs one more.
-    """
+    """Raise TypeError if the policy does not have an option, or needs another one."""
     try:
         signature = inspect.signature(policy)
     except ValueError:  # written in C

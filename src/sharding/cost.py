@@ -1,38 +1,34 @@
-"""Cost models: the time and the memory of a piece of a parameter, which policies level."""
+"""Cost models: the time and the memory of a piece of a parameter, which policies balance."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from functional_optim.core.brief import brief
+from functional_optim.core.format import format_value
+from sharding.optimizer_costs import OptimizerOrFactory, flop_weights, state_weights
 from sharding.spec import ParameterSpec
-from sharding.steppers import Stepper, flop_weights, state_weights
 from sharding.weights import Costs, Weight, Weights
 
 Cost = Callable[[Sequence[ParameterSpec]], Weights | Costs]
-"""A cost model: one or two weights for each parameter. ``plan`` takes any function like this.
+"""Cost model: returns one or two weights for each parameter.
 
-A parameter with blocks is given as one spec for each block.
+For a parameter with blocks, the argument has one spec for each block.
 """
 
 
 def costs_of(model: Cost, specs: Sequence[ParameterSpec]) -> Costs:
-    """Return what a cost model says, as a pair; one weight counts for both resources.
-
-    Raises:
-        TypeError: the model returned something else.
-    """
+    """Call a cost model. If it returns one weight, use it for both resources."""
     found: Any = model(specs)
     if isinstance(found, Weights):
         return Costs(found, found)
     if isinstance(found, Costs):
         return found
-    raise TypeError(f"a cost model returns Weights or Costs, got {brief(found)}")
+    raise TypeError(f"a cost model returns Weights or Costs, got {format_value(found)}")
 
 
 @dataclass(frozen=True)
 class ElementCost:
-    """Cost = number of elements. What torch's ZeroRedundancyOptimizer levels.
+    """Cost = number of elements, as in torch's ZeroRedundancyOptimizer.
 
     Example::
 
@@ -48,21 +44,21 @@ class ElementCost:
 
 @dataclass(frozen=True)
 class ByteCost:
-    """Cost = bytes that the owner holds: of the parameter, its gradient and its state.
+    """Cost = bytes that the owner stores: of the parameter, its gradient and its state.
 
-    State is what ``optimizer.init`` makes, of any rule and with the overrides of each parameter,
-    step counts included; it is measured on the meta device. A frozen parameter has neither
-    gradient nor state.
+    The state is that of ``optimizer.init``, of any rule, with the overrides of each parameter and
+    the step counts. It is measured on the meta device. A frozen parameter has neither gradient nor
+    state.
 
     Args:
-        optimizer: whose state it is, or a function from a :class:`~sharding.ParameterSpec` to its
+        optimizer: of the state, or a function from a :class:`~sharding.ParameterSpec` to its
             optimizer. None: no state.
-        parameters: whether to count parameters.
-        gradients: whether to count gradients.
+        parameters: True to count parameters.
+        gradients: True to count gradients.
 
     Raises:
-        TypeError: when called, for an optimizer that is none.
-        ValueError: when called, for a pointwise rule whose state does not grow evenly.
+        TypeError: when called, if ``optimizer`` is not an optimizer.
+        ValueError: when called, if the state of a pointwise rule is not linear in the elements.
 
     Example::
 
@@ -73,7 +69,7 @@ class ByteCost:
         [168]
     """
 
-    optimizer: Stepper | None = None
+    optimizer: OptimizerOrFactory | None = None
     parameters: bool = True
     gradients: bool = True
 
@@ -85,16 +81,14 @@ class ByteCost:
             states = state_weights(specs, self.optimizer)
         sums: dict[tuple[Weight, int], Weight] = {}
         weights = []
-        for spec, kept in zip(specs, states, strict=True):
-            state = kept if spec.requires_grad else nothing
+        for spec, own in zip(specs, states, strict=True):
+            state = own if spec.requires_grad else nothing
             tensors = self.parameters + (self.gradients and spec.requires_grad)
             key = (state, tensors * spec.dtype.itemsize)
-            weight = sums.get(key)
-            if weight is None:
-                # A whole parameter's state may be one sum; its own bytes still go by element.
-                per_element = state.per_element + key[1]
-                weight = sums[key] = state._replace(per_element=per_element)
-            weights.append(weight)
+            if key not in sums:
+                # The state of a whole matrix is counted per piece, its own bytes per element.
+                sums[key] = state._replace(per_element=state.per_element + key[1])
+            weights.append(sums[key])
         return Weights.of_each(weights)
 
 
@@ -102,17 +96,17 @@ class ByteCost:
 class FlopCost:
     """Cost = floating-point operations of a step.
 
-    Rules of matrices declare their operations by shape: of Muon, five Newton-Schulz iterations on a
-    matrix with sides ``s <= l`` take ``5 (4 s^2 l + 2 s^3)``. Of all other rules, the operations on
-    each element are counted. Frozen parameters cost nothing.
+    Rules of matrices declare their operations by shape: Muon's five Newton-Schulz iterations on a
+    matrix with sides ``s <= l`` take ``5 (4 s^2 l + 2 s^3)``. For other rules, the operations per
+    element are counted. Frozen parameters cost nothing.
 
     Args:
-        optimizer: whose step it is, or a function from a :class:`~sharding.ParameterSpec` to its
+        optimizer: of the step, or a function from a :class:`~sharding.ParameterSpec` to its
             optimizer.
 
     Raises:
-        TypeError: when called, for an optimizer that is none.
-        ValueError: when called, for a rule that multiplies matrices and declares no FLOPs.
+        TypeError: when called, if ``optimizer`` is not an optimizer.
+        ValueError: when called, if a rule multiplies matrices and declares no FLOPs.
 
     Example::
 
@@ -122,7 +116,7 @@ class FlopCost:
         [320]
     """
 
-    optimizer: Stepper
+    optimizer: OptimizerOrFactory
 
     def __call__(self, specs: Sequence[ParameterSpec]) -> Weights:
         nothing = Weight(0)
@@ -132,13 +126,13 @@ class FlopCost:
 
 @dataclass(frozen=True)
 class StepCost:
-    """Cost = the pair of the time of a step and the memory: :class:`FlopCost`, :class:`ByteCost`.
+    """Cost = time of a step and memory, as a pair: :class:`FlopCost` and :class:`ByteCost`.
 
     Args:
-        optimizer: as for both.
+        optimizer: as for both cost models.
 
     Raises:
-        TypeError, ValueError: as for both.
+        TypeError, ValueError: as for both cost models.
 
     Example::
 
@@ -149,7 +143,7 @@ class StepCost:
         [1920, 1920]
     """
 
-    optimizer: Stepper
+    optimizer: OptimizerOrFactory
 
     def __call__(self, specs: Sequence[ParameterSpec]) -> Costs:
         return Costs(FlopCost(self.optimizer)(specs), ByteCost(self.optimizer)(specs))

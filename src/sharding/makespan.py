@@ -1,7 +1,6 @@
-"""Whole items to ranks, so that the largest load is small: the longest first, and a lower bound.
+"""Makespan scheduling: whole items to ranks, largest first, and a lower bound of the largest load.
 
-Items have weights, ranks may start with loads; all are whole numbers, so that comparisons are
-exact.
+Items have weights, and ranks may start with loads. All are integers, so comparisons are exact.
 """
 
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from itertools import accumulate
 
 
 def largest_load(owners: Sequence[int], weights: Sequence[int], loads: Sequence[int]) -> int:
-    """The load of the fullest rank."""
+    """Return the largest load of all ranks."""
     total = list(loads)
     for owner, weight in zip(owners, weights, strict=True):
         total[owner] += weight
@@ -18,16 +17,16 @@ def largest_load(owners: Sequence[int], weights: Sequence[int], loads: Sequence[
 
 
 def lower_bound(weights: Sequence[int], loads: Sequence[int], divisible: int = 0) -> int:
-    """A load that some rank has in every assignment of whole items.
+    """Return a lower bound of the largest load, for every assignment of whole items.
 
-    The largest of: the loads there are; the level that all weights fill the loads up to; the
-    largest item on the emptiest rank; and, for each k, the k lightest of the ``(k - 1) * ranks +
-    1`` heaviest items, k of which share a rank (loads count as items here).
+    It is the maximum of these: the present loads; the level to which all weights fill the loads;
+    the largest item on the emptiest rank; and, for each k, the sum of the k lightest of the
+    ``(k - 1) * ranks + 1`` heaviest items, of which k must share a rank (here loads are items too).
 
     Args:
         weights: of whole items.
-        loads: for each rank, what it has already.
-        divisible: the weight of what may be cut anywhere.
+        loads: the present load of each rank.
+        divisible: the weight of items that can be cut anywhere.
     """
     ranks = len(loads)
     bound = max(*loads, level(sum(weights) + divisible, loads))
@@ -42,12 +41,12 @@ def lower_bound(weights: Sequence[int], loads: Sequence[int], divisible: int = 0
 
 
 def level(total: int, loads: Sequence[int]) -> int:
-    """The height up to which a total that can be cut anywhere fills the loads, rounded up."""
+    """Return the level to which a divisible total fills the loads, rounded up."""
     ordered = sorted(loads)
-    held, height = 0, 0
+    present, height = 0, 0
     for count, load in enumerate(ordered, start=1):
-        held += load
-        height = -(-(total + held) // count)
+        present += load
+        height = -(-(total + present) // count)
         if count < len(ordered) and height <= ordered[count]:
             break
     return height
@@ -56,9 +55,9 @@ def level(total: int, loads: Sequence[int]) -> int:
 def largest_first_ranks(
     order: Sequence[int], weights: Sequence[int], loads: Sequence[int]
 ) -> list[int]:
-    """Each item, in order, to the least loaded rank; ties to the lowest rank."""
+    """Assign each item, in order, to the least loaded rank; in a tie, to the lowest rank."""
     ranks = len(loads)
-    # Load and rank in one number, so that a comparison is one comparison of integers.
+    # Load and rank are one integer, because integers compare faster than tuples.
     heap = [load * ranks + rank for rank, load in enumerate(loads)]
     heapify(heap)
     owners = [0] * len(weights)

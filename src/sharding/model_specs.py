@@ -8,29 +8,28 @@ from torch import Tensor, nn
 
 from functional_optim import Optimizer
 from functional_optim.core.stage import Kind
+from sharding.optimizer_costs import by_optimizer, hypers_of
 from sharding.spec import ParameterSpec, Specs, check_specs, kind_of
-from sharding.steppers import hypers_of, optimizers_of
 
 
 def specs_of(model: Any, kind: Kind = "pointwise", *, optimizer: Optimizer | None = None) -> Specs:
-    """The specs of a model's parameters, in its order.
+    """Return the specs of a model's parameters, in the order of the model.
 
-    Where all parameters are on one device, it stands in the specs without its index, so that
-    every rank has the same specs.
+    If all parameters are on one device, the specs have its type without an index, so that all ranks
+    have the same specs.
 
     Args:
-        model: a module (its parameters may be on the meta device), or tensors by name.
-        kind: what the rule that will step them declares; see :class:`ParameterSpec`.
-        optimizer: what will step them. Given one, the kind and the blocks of each parameter are
-            those that its rule declares, such as ``MatrixBlocks(row_blocks=12)`` of
-            ``muon(row_blocks=12)``.
+        model: a module (its parameters can be on the meta device), or tensors by name.
+        kind: the kind of the parameters' rule; see :class:`ParameterSpec`.
+        optimizer: of the parameters. The kind and the blocks of each parameter are then those that
+            its rule declares, such as ``MatrixBlocks(row_blocks=12)`` of ``muon(row_blocks=12)``.
 
     Returns:
-        One :class:`ParameterSpec` for each parameter; a tied one stands once, under its first
+        One :class:`ParameterSpec` for each parameter. A tied parameter occurs once, under its first
         name.
 
     Raises:
-        TypeError: ``model`` is neither.
+        TypeError: ``model`` is neither a module nor a mapping.
         ValueError: the options of a rule do not divide a parameter.
 
     Example::
@@ -66,59 +65,41 @@ def specs_of(model: Any, kind: Kind = "pointwise", *, optimizer: Optimizer | Non
         )
         for path, param in named.items()
     )
-    return with_rules(specs, optimizer)
+    return add_kinds(specs, optimizer)
 
 
-def with_rules(specs: Specs, optimizer: Optimizer | None) -> Specs:
+def add_kinds(specs: Specs, optimizer: Optimizer | None) -> Specs:
     """Return specs with the kinds and blocks that the rules of an optimizer declare.
-
-    Args:
-        specs: of parameters.
-        optimizer: what will step them; None leaves the specs as they are.
 
     Raises:
         ValueError: the options of a rule do not divide a parameter.
     """
     if optimizer is None:
         return specs
-    optimizers = optimizers_of(specs, optimizer)
-    own: dict[int, list[int]] = {}
-    for place, one in enumerate(optimizers):
-        own.setdefault(id(one), []).append(place)
     found = list(specs)
-    for places in own.values():
-        chain = optimizers[places[0]]
-        part = [specs[place] for place in places]
-        for place, spec, hypers in zip(places, part, hypers_of(part, chain), strict=True):
-            found[place] = replace(spec, kind=kind_of(chain))
+    for chain, indices in by_optimizer(specs, optimizer):
+        part = [specs[index] for index in indices]
+        for index, spec, hypers in zip(indices, part, hypers_of(part, chain), strict=True):
+            found[index] = replace(spec, kind=kind_of(chain))
             for stage, hyper in zip(chain.stages, hypers, strict=True):
                 blocks = None if stage.blocks is None else stage.blocks.of(hyper)
                 if blocks is not None and blocks.has_parts:
-                    found[place] = replace(spec, kind="per_matrix", blocks=blocks)
+                    found[index] = replace(spec, kind="per_matrix", blocks=blocks)
     return tuple(found)
 
 
-def as_specs(given: Any, optimizer: Any = None) -> Specs:
-    """The specs that a caller gave, or those of the model given.
-
-    Args:
-        given: specs, or a model.
-        optimizer: what will step the parameters of a model; their kinds are those of its rules.
-
-    Raises:
-        TypeError: what was given is no model and no iterable of specs.
-        ValueError: a path that stands twice.
-    """
-    if isinstance(given, (nn.Module, Mapping)):
+def as_specs(source: Any, optimizer: Any = None) -> Specs:
+    """Return the specs of an argument: specs, or a model."""
+    if isinstance(source, (nn.Module, Mapping)):
         if isinstance(optimizer, Optimizer) and optimizer.is_composed:
-            whole = specs_of(given, optimizer=optimizer)
+            whole = specs_of(source, optimizer=optimizer)
             return tuple(replace(spec, blocks=None) for spec in whole)
-        return specs_of(given, kind_of(optimizer))
-    if not isinstance(given, Iterable):
+        return specs_of(source, kind_of(optimizer))
+    if not isinstance(source, Iterable):
         raise TypeError(
             "a plan is made for a torch.nn.Module, a mapping of names to tensors, or an iterable "
-            f"of ParameterSpec, got {type(given).__name__}"
+            f"of ParameterSpec, got {type(source).__name__}"
         )
-    specs = tuple(given)
+    specs = tuple(source)
     check_specs(specs)
     return specs

@@ -1,17 +1,20 @@
-"""Owners of elements: the columns of a plan, and what is read from them."""
+"""Owners of the elements of parameters, lookups by rank and parameter, and views of a rank."""
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from sharding.pieces import Pieces, checked
-from sharding.problem import checked_int, checked_ranks
+from torch import Tensor
+
+from sharding.pieces import Pieces, sort_and_check
+from sharding.problem import check_int, check_world_size
 from sharding.spec import Specs, check_specs
 
 
 class OwnedRange(NamedTuple):
-    """Elements [start, stop) of one parameter, flattened, that a rank owns.
+    """Elements [start, stop) of a flattened parameter that a rank owns.
 
     Example::
 
@@ -21,12 +24,12 @@ class OwnedRange(NamedTuple):
     """
 
     parameter: int
-    """Its place among the specs."""
+    """The index of the parameter among the specs."""
     path: str
     start: int
     stop: int
     whole: bool
-    """Whether that is all of the parameter."""
+    """True if the range is the whole parameter."""
 
 
 class Owner(NamedTuple):
@@ -47,25 +50,7 @@ class Owner(NamedTuple):
 
 @dataclass(frozen=True)
 class Ownership:
-    """Columns of a :class:`~sharding.ShardPlan`.
-
-    Args:
-        world_size: the number of ranks.
-        specs: the parameters.
-        pieces: who owns what, among the ranks of one replica.
-        policy: the name of the policy that made it.
-        replicas: how many groups of ranks each own everything.
-
-    Raises:
-        TypeError, ValueError: as for a plan.
-
-    Example::
-
-        >>> from sharding import ParameterSpec
-        >>> from sharding.pieces import Pieces
-        >>> Ownership(1, (ParameterSpec("w", (3,)),), Pieces((0,), (0,), (3,), (0,))).owners("w")
-        (Owner(ranks=(0,), start=0, stop=3),)
-    """
+    """Base class of :class:`~sharding.ShardPlan`: its fields, checks and lookups."""
 
     world_size: int
     specs: Specs
@@ -74,28 +59,25 @@ class Ownership:
     replicas: int = 1
 
     def __post_init__(self) -> None:
-        """Check that everything has exactly one owner."""
-        checked_ranks(self.world_size)
-        checked_int("replicas", self.replicas, 1)
+        """Check that every element has exactly one owner."""
+        check_world_size(self.world_size)
+        check_int("replicas", self.replicas, 1)
         if self.world_size % self.replicas:
             raise ValueError(
                 f"replicas must divide world_size, {self.world_size}, got {self.replicas}"
             )
         object.__setattr__(self, "specs", tuple(self.specs))
         check_specs(self.specs)
-        object.__setattr__(self, "pieces", checked(self.pieces, self.specs, self.shard_ranks))
+        pieces = sort_and_check(self.pieces, self.specs, self.shard_ranks)
+        object.__setattr__(self, "pieces", pieces)
 
     @property
     def shard_ranks(self) -> int:
-        """The number of ranks that share one copy of everything."""
+        """The number of ranks of one replica."""
         return self.world_size // self.replicas
 
     def shard_rank(self, rank: int) -> int:
-        """The place of a rank within its replica.
-
-        Raises:
-            ValueError: a rank that does not exist.
-        """
+        """Return the index of a rank within its replica."""
         if type(rank) is not int or not 0 <= rank < self.world_size:
             raise ValueError(f"rank must be one of 0 to {self.world_size - 1}, got {rank!r}")
         return rank % self.shard_ranks
@@ -109,13 +91,13 @@ class Ownership:
         """Return the ranges that a rank owns, in the order of the specs.
 
         Raises:
-            ValueError: a rank that does not exist.
+            ValueError: the rank does not exist.
         """
-        pieces, numels = self.pieces, self._numels
-        found = []
-        for place in self.places_of_rank(rank):
-            index, start, stop = pieces.parameter[place], pieces.start[place], pieces.stop[place]
-            whole = stop - start == numels[index]
+        pieces, found = self.pieces, []
+        for position in self.positions_of_rank(rank):
+            index = pieces.parameter[position]
+            start, stop = pieces.start[position], pieces.stop[position]
+            whole = stop - start == self._numels[index]
             found.append(OwnedRange(index, self.specs[index].path, start, stop, whole))
         return tuple(found)
 
@@ -123,34 +105,30 @@ class Ownership:
         """Return the owners of a parameter, range by range.
 
         Raises:
-            ValueError: a path that the plan does not have.
+            ValueError: the plan does not have the path.
         """
         index = self.index_of(path)
         pieces = self.pieces
         return tuple(
-            Owner(self.ranks_of(place), pieces.start[place], pieces.stop[place])
-            for place in self.places_of(index)
+            Owner(self.ranks_of(position), pieces.start[position], pieces.stop[position])
+            for position in self.positions_of(index)
         )
 
-    def ranks_of(self, place: int) -> tuple[int, ...]:
+    def ranks_of(self, position: int) -> tuple[int, ...]:
         """Return the ranks that own a piece: one for each replica."""
-        return tuple(range(self.pieces.rank[place], self.world_size, self.shard_ranks))
+        return tuple(range(self.pieces.rank[position], self.world_size, self.shard_ranks))
 
     def index_of(self, path: str) -> int:
-        """The place of a parameter among the specs.
-
-        Raises:
-            ValueError: a path that the plan does not have.
-        """
+        """Return the index of a parameter among the specs."""
         if path not in self._index:
             raise ValueError(f"this plan has no parameter {path!r}")
         return self._index[path]
 
-    def places_of(self, index: int) -> range:
+    def positions_of(self, index: int) -> range:
         """Return the positions of a parameter's pieces in the columns."""
         if self.is_whole:
             return range(index, index + 1)
-        return range(self._first_places[index], self._first_places[index + 1])
+        return range(self._first_positions[index], self._first_positions[index + 1])
 
     @cached_property
     def _numels(self) -> tuple[int, ...]:
@@ -161,49 +139,84 @@ class Ownership:
         return {spec.path: index for index, spec in enumerate(self.specs)}
 
     @cached_property
-    def _first_places(self) -> list[int]:
+    def _first_positions(self) -> list[int]:
         found: list[int] = []
-        for place, index in enumerate(self.pieces.parameter):
+        for position, index in enumerate(self.pieces.parameter):
             if index == len(found):
-                found.append(place)
+                found.append(position)
         return [*found, len(self.pieces)]
 
     @cached_property
     def offsets(self) -> list[int]:
-        """For each piece, where it begins in what its rank has of the parameter, end to end."""
+        """The offset of each piece in the concatenated pieces of its parameter on its rank."""
         if self.is_whole:
             return [0] * len(self.pieces)
         pieces, found = self.pieces, list[int]()
-        held, current = dict[int, int](), -1
+        ends, current = dict[int, int](), -1
         for index, start, stop, rank in pieces.rows():
             if index != current:
-                held, current = {}, index
-            found.append(held.get(rank, 0))
-            held[rank] = found[-1] + stop - start
+                ends, current = {}, index
+            found.append(ends.get(rank, 0))
+            ends[rank] = found[-1] + stop - start
         return found
 
-    def places_between(self, index: int, start: int, stop: int) -> range:
-        """Return the positions of those pieces of a parameter that have elements of a range.
+    def positions_between(self, index: int, start: int, stop: int) -> range:
+        """Return the positions of a parameter's pieces that overlap a range of its elements.
 
-        An empty parameter has one empty piece, which every range of it has.
+        An empty parameter has one empty piece, which is always returned.
         """
-        places = self.places_of(index)
-        if len(places) == 1:
-            return places
-        first = bisect_right(self.pieces.start, start, places.start, places.stop) - 1
-        return range(first, bisect_left(self.pieces.start, stop, first, places.stop))
+        positions = self.positions_of(index)
+        if len(positions) == 1:
+            return positions
+        first = bisect_right(self.pieces.start, start, positions.start, positions.stop) - 1
+        return range(first, bisect_left(self.pieces.start, stop, first, positions.stop))
 
-    def places_of_rank(self, rank: int) -> list[int]:
+    def positions_of_rank(self, rank: int) -> list[int]:
         """Return the positions of the pieces of a rank.
 
         Raises:
-            ValueError: a rank that does not exist.
+            ValueError: the rank does not exist.
         """
-        return self._places_of_rank[self.shard_rank(rank)]
+        return self._positions_of_rank[self.shard_rank(rank)]
 
     @cached_property
-    def _places_of_rank(self) -> list[list[int]]:
+    def _positions_of_rank(self) -> list[list[int]]:
         found: list[list[int]] = [[] for _ in range(self.shard_ranks)]
-        for place, rank in enumerate(self.pieces.rank):
-            found[rank].append(place)
+        for position, rank in enumerate(self.pieces.rank):
+            found[rank].append(position)
         return found
+
+
+def views_of(
+    specs: Specs, owned: Sequence[OwnedRange], tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the views of ``ShardPlan.views``."""
+    found: dict[str, Tensor] = {}
+    for one in owned:
+        spec = specs[one.parameter]
+        if spec.path not in tensors:
+            raise ValueError(
+                f"there is no tensor of {spec.path!r}; give one for each parameter owned"
+            )
+        tensor = tensors[spec.path]
+        if tuple(tensor.shape) != spec.shape:
+            raise ValueError(
+                f"{spec.path!r} has shape {tuple(tensor.shape)}, and {spec.shape} in the plan; "
+                "give the tensors that the plan was made for"
+            )
+        if one.whole and spec.blocks is None:
+            found[one.path] = tensor
+            continue
+        if not tensor.is_contiguous():
+            raise ValueError(
+                f"{one.path!r} is cut, and its elements do not have the order of its shape "
+                f"(strides {tensor.stride()}); give a contiguous tensor"
+            )
+        if spec.blocks is None:
+            found[f"{one.path}[{one.start}:{one.stop}]"] = tensor.view(-1)[one.start : one.stop]
+            continue
+        bounds = spec.bounds
+        for number, block in enumerate(spec.blocks.split(tensor)):
+            if one.start <= bounds[number] and bounds[number + 1] <= one.stop:
+                found[f"{one.path}[{number}]"] = block
+    return found

@@ -1,4 +1,4 @@
-"""Pieces: who owns which elements, in columns, and the check that each has exactly one owner."""
+"""Pieces: ranges of elements and their owners, and the check that each element has one owner."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from sharding.spec import ParameterSpec
 
 Row = tuple[int, int, int, int]
-"""(index of the parameter, first element, end, rank)."""
+"""(index of the parameter, first element, element after the last, rank)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
     """Ranges of elements and their ranks, as four columns of one length.
 
-    Columns, not objects: a plan may have a million of them. They are sorted by parameter, then by
-    first element; neighbours that one rank owns are one piece. A parameter without elements has
-    one empty piece, since its state has an owner too.
+    A plan can have a million pieces, so there is no object for each. Pieces are sorted by parameter
+    and first element; adjacent pieces of one rank are joined. A parameter without elements has one
+    empty piece, because its state needs an owner.
 
     Example::
 
@@ -36,17 +36,17 @@ class Pieces:
         return len(self.parameter)
 
     def rows(self) -> Iterator[Row]:
-        """The pieces one by one."""
+        """Return an iterator over the pieces."""
         return zip(self.parameter, self.start, self.stop, self.rank, strict=True)
 
 
 def whole_pieces(numels: Sequence[int], ranks: Sequence[int]) -> Pieces:
-    """Every parameter whole, at the rank given for it."""
+    """Return a piece for each whole parameter, on the given ranks."""
     return Pieces(tuple(range(len(numels))), (0,) * len(numels), tuple(numels), tuple(ranks))
 
 
 def pieces_of(rows: Iterable[Row]) -> Pieces:
-    """Rows in any order as columns, sorted, with neighbours of one rank joined."""
+    """Return rows as sorted columns, with adjacent pieces of one rank joined."""
     joined: list[Row] = []
     for row in sorted(rows):
         if joined:
@@ -61,13 +61,8 @@ def pieces_of(rows: Iterable[Row]) -> Pieces:
     return Pieces(*zip(*joined, strict=True))
 
 
-def checked(pieces: Pieces, specs: Sequence[ParameterSpec], ranks: int) -> Pieces:
-    """Pieces in their one order, once it is sure that they cover each element exactly once.
-
-    Raises:
-        ValueError: columns of different lengths, an owner that does not exist, elements with two
-            owners or none, a per_matrix parameter that is cut; names the parameter.
-    """
+def sort_and_check(pieces: Pieces, specs: Sequence[ParameterSpec], ranks: int) -> Pieces:
+    """Return sorted pieces. Check that every element has exactly one owner."""
     lengths = [len(pieces.start), len(pieces.stop), len(pieces.rank)]
     if any(length != len(pieces) for length in lengths):
         raise ValueError(
@@ -76,7 +71,7 @@ def checked(pieces: Pieces, specs: Sequence[ParameterSpec], ranks: int) -> Piece
     numels = [spec.numel for spec in specs]
     in_range = not pieces.rank or (min(pieces.rank) >= 0 and max(pieces.rank) < ranks)
     if (
-        in_range  # the usual case, in a few passes at the speed of C
+        in_range  # the usual case, checked without a Python loop
         and pieces.parameter == tuple(range(len(specs)))
         and not any(pieces.start)
         and pieces.stop == tuple(numels)

@@ -1,21 +1,20 @@
 """Differences between two plans, or between the parameters that they are for."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sharding.ownership import Owner, Ownership
-from sharding.readable import readable_name
 from sharding.resharding import overlaps
-from sharding.spec import ParameterSpec, Specs
+from sharding.spec import Specs
+from sharding.text import escape_name
 
 FIELDS = ("path", "shape", "dtype", "kind", "group", "blocks")
-"""What an owner's work depends on."""
+"""Fields of a spec that an owner's step depends on."""
 LINES = 20
 
 
 @dataclass(frozen=True)
 class PlanDiff:
-    """Differences from another plan. False if there are none.
+    """Differences from another plan. An object without differences is false.
 
     Example::
 
@@ -30,15 +29,15 @@ class PlanDiff:
     header: tuple[tuple[str, object, object], ...]
     """(field, before, after) of policy, world_size and replicas."""
     removed: tuple[str, ...]
-    """Paths of parameters that the other plan does not have."""
+    """Paths of parameters that only this plan has."""
     added: tuple[str, ...]
     """Paths of parameters that only the other plan has."""
     changed: tuple[tuple[str, str, object, object], ...]
-    """(path, field, before, after) of parameters that both have."""
+    """(path, field, before, after) of parameters that both plans have."""
     reordered: bool
-    """Whether the parameters that both have stand in another order."""
+    """True if the parameters that both plans have are in another order."""
     moved: tuple[tuple[str, Owner, Owner], ...]
-    """(path, before, after) of elements with other owners; both have the same elements."""
+    """(path, before, after) of ranges of elements with other owners; both ranges are equal."""
 
     def __bool__(self) -> bool:
         return any(
@@ -47,15 +46,15 @@ class PlanDiff:
 
     def __str__(self) -> str:
         lines = [f"{name}: {before!r} -> {after!r}" for name, before, after in self.header]
-        lines += [f"{readable_name(path)}: only in the first plan" for path in self.removed]
-        lines += [f"{readable_name(path)}: only in the second plan" for path in self.added]
+        lines += [f"{escape_name(path)}: only in the first plan" for path in self.removed]
+        lines += [f"{escape_name(path)}: only in the second plan" for path in self.added]
         lines += [
-            f"{readable_name(path)}: {name} {before!r} -> {after!r}"
+            f"{escape_name(path)}: {name} {before!r} -> {after!r}"
             for path, name, before, after in self.changed
         ]
         lines += ["parameters stand in another order"] if self.reordered else []
         lines += [
-            f"{readable_name(path)} [{old.start}, {old.stop}): rank {_ranks(old)} -> {_ranks(new)}"
+            f"{escape_name(path)} [{old.start}, {old.stop}): rank {_ranks(old)} -> {_ranks(new)}"
             for path, old, new in self.moved
         ]
         if len(lines) > LINES:
@@ -68,7 +67,7 @@ def _ranks(owner: Owner) -> str:
 
 
 def diff(before: Ownership, after: Ownership) -> PlanDiff:
-    """The differences between two plans; parameters are matched by path."""
+    """Return the differences between two plans. Parameters are matched by path."""
     ours = {spec.path: spec for spec in before.specs}
     theirs = {spec.path: spec for spec in after.specs}
     both = [path for path in ours if path in theirs]
@@ -110,11 +109,7 @@ def _moved(before: Ownership, after: Ownership, path: str) -> list[tuple[str, Ow
 
 
 def check_same(ours: Specs, theirs: Specs, *, shapes_only: bool) -> None:
-    """Parameters that a plan is for, and others.
-
-    Raises:
-        ValueError: names the first difference.
-    """
+    """Raise ValueError with the first difference between a plan's parameters and other ones."""
     names = FIELDS[:3] if shapes_only else FIELDS
     for place, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
         if mine == other:
@@ -128,14 +123,9 @@ def check_same(ours: Specs, theirs: Specs, *, shapes_only: bool) -> None:
                     f"given has {found!r}; make a plan for this model"
                 )
     if len(ours) != len(theirs):
-        extra, who = (theirs, "the model given") if len(theirs) > len(ours) else (ours, "the plan")
+        longer, who = (theirs, "the model given") if len(theirs) > len(ours) else (ours, "the plan")
+        extra = longer[min(len(ours), len(theirs))].path
         raise ValueError(
-            f"this plan is for another model: {who} has {_first_extra(ours, theirs, extra)!r} and "
+            f"this plan is for another model: {who} has {extra!r} and "
             f"the other does not; the plan has {len(ours)} parameters, the model {len(theirs)}"
         )
-
-
-def _first_extra(
-    ours: Sequence[ParameterSpec], theirs: Sequence[ParameterSpec], longer: Specs
-) -> str:
-    return longer[min(len(ours), len(theirs))].path

@@ -1,4 +1,4 @@
-"""A plan as JSON, in columns, and back."""
+"""JSON format of plans, in columns."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from sharding.spec import ParameterSpec, Specs
 
 FORMAT = "functional-optim shard plan"
 VERSION, WITHOUT_BLOCKS = 2, 1
-"""The version of a plan in which parameters have blocks, and of any other."""
+"""The version of plans in which parameters have blocks, and that of all other plans."""
 PARAMETER_FIELDS: Mapping[str, type] = {
     "path": str,
     "shape": list,
@@ -28,14 +28,14 @@ PIECE_FIELDS: Mapping[str, type] = dict.fromkeys(("parameter", "start", "stop", 
 
 
 def dumps(plan: Ownership) -> str:
-    """The plan as text, in one order and without spaces."""
+    """Return a plan as text, with keys in a fixed order and without spaces."""
     specs, pieces = plan.specs, plan.pieces
     parameters = {name: [getattr(spec, name) for spec in specs] for name in PARAMETER_FIELDS}
     names = {spec.dtype: dtype_name(spec.dtype) for spec in specs}
     parameters["dtype"] = [names[dtype] for dtype in parameters["dtype"]]
     has_blocks = any(spec.blocks is not None for spec in specs)
     if has_blocks:
-        parameters["blocks"] = [_written(spec.blocks) for spec in specs]
+        parameters["blocks"] = [_encode_blocks(spec.blocks) for spec in specs]
     content = {
         "format": FORMAT,
         "version": VERSION if has_blocks else WITHOUT_BLOCKS,
@@ -49,13 +49,9 @@ def dumps(plan: Ownership) -> str:
 
 
 def loads(text: str) -> dict[str, Any]:
-    """The arguments of ShardPlan in a text.
-
-    Raises:
-        ValueError: what is wrong with it.
-    """
+    """Return the arguments of ShardPlan from a text."""
     try:
-        content = parsed(text)
+        content = parse_json(text)
     except ValueError as error:
         raise ValueError(f"a plan must be JSON: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -80,12 +76,8 @@ def loads(text: str) -> dict[str, Any]:
     }
 
 
-def parsed(text: str | bytes) -> Any:
-    """Parse a text in JSON.
-
-    Raises:
-        ValueError: it is not JSON, or lists stand in lists in lists without end.
-    """
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -103,11 +95,11 @@ def _check_keys(found: Mapping[str, Any], wanted: tuple[str, ...], what: str) ->
         )
 
 
-def _written(blocks: MatrixBlocks | None) -> list[Any]:
+def _encode_blocks(blocks: MatrixBlocks | None) -> list[Any]:
     return [] if blocks is None else [getattr(blocks, name) for name in BLOCK_FIELDS]
 
 
-def _blocks(found: list[Any]) -> MatrixBlocks | None:
+def _decode_blocks(found: list[Any]) -> MatrixBlocks | None:
     if not found:
         return None
     if len(found) != len(BLOCK_FIELDS) or not isinstance(found[1], list):
@@ -134,36 +126,31 @@ def _columns(found: Any, fields: Mapping[str, type], what: str) -> dict[str, lis
 
 
 def _specs(columns: Mapping[str, list[Any]]) -> Specs:
-    dtypes = {name: dtype_named(name) for name in set(columns["dtype"])}
     columns = {
         **columns,
         "shape": [tuple(shape) for shape in columns["shape"]],
-        "dtype": [dtypes[name] for name in columns["dtype"]],
+        "dtype": list(map(find_dtype, columns["dtype"])),
     }
     try:
         if "blocks" in columns:
-            columns["blocks"] = list(map(_blocks, columns["blocks"]))
+            columns["blocks"] = list(map(_decode_blocks, columns["blocks"]))
         return tuple(ParameterSpec(*row) for row in zip(*columns.values(), strict=True))
     except TypeError as error:
         raise ValueError(f"parameters of a plan: {error}") from error
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """A dtype as text: "float32"."""
+    """Return the name of a dtype, such as "float32"."""
     return str(dtype).removeprefix("torch.")
 
 
-def dtype_named(name: Any) -> torch.dtype:
-    """The dtype of a name.
-
-    Raises:
-        ValueError: torch has no dtype of that name.
-    """
-    # Not by getattr: the name may be of any file, and some of torch's names import modules.
+def find_dtype(name: Any) -> torch.dtype:
+    """Return the dtype of a name."""
+    # Not getattr(torch, name): the name is from a file, and some names of torch import modules.
     if not isinstance(name, str) or name not in _DTYPES:
         raise ValueError(f"dtype must be the name of one of torch's, such as float32, got {name!r}")
     return _DTYPES[name]
 
 
 _DTYPES = {name: dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
-"""By every name that torch has for them."""
+"""torch's dtypes, by all of their names."""

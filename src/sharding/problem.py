@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from functional_optim.core.brief import brief
+from functional_optim.core.format import format_value
 from sharding.pieces import Pieces
 from sharding.spec import ParameterSpec
 from sharding.weights import Weights
@@ -12,9 +12,9 @@ from sharding.weights import Weights
 
 @dataclass(frozen=True)
 class Problem:
-    """Parameters to be given to ranks: what a policy is called with.
+    """Argument of a policy: parameters to assign to ranks.
 
-    Columns run parallel to ``specs``.
+    Columns have one entry for each of ``specs``.
 
     Example::
 
@@ -28,27 +28,27 @@ class Problem:
     """
 
     specs: tuple[ParameterSpec, ...]
-    """The parameters; each block of a parameter with blocks is one by itself."""
+    """The parameters. Each block of a parameter counts as a parameter."""
     numels: tuple[int, ...]
-    """Their numbers of elements."""
+    """The numbers of elements."""
     weights: Weights
-    """Their costs, by the cost model chosen: bytes, where that has two resources."""
+    """The costs by the cost model; bytes if the model has two resources."""
     times: Weights
-    """The time of a step of each, where the cost model has two resources; else the costs again."""
+    """The time of a step of each parameter; equal to ``weights`` if the model has one resource."""
     ranks: int
-    """How many ranks share them."""
+    """The number of ranks."""
     loads: tuple[int, ...]
-    """For each rank, the cost of what it has already (of a plan that is extended)."""
+    """For each rank, the cost of the parameters that it already owns, if a plan is extended."""
     time_loads: tuple[int, ...]
-    """For each rank, the time of what it has already."""
+    """For each rank, the time of the parameters that it already owns."""
     elements: tuple[int, ...]
-    """For each rank, the number of elements that it has already."""
+    """For each rank, the number of elements that it already owns."""
     unit: int = 1
-    """Parameters may be cut at multiples of this many of their elements."""
+    """Parameters can be cut at multiples of this number of elements."""
 
     @property
     def groups(self) -> list[list[int]]:
-        """The parameters of each group, in the order of groups."""
+        """The indices of the parameters of each group, in the order of groups."""
         found: dict[int, list[int]] = {}
         for index, spec in enumerate(self.specs):
             found.setdefault(spec.group, []).append(index)
@@ -67,11 +67,11 @@ class Assignment:
     """
 
     pieces: Pieces
-    """Who owns what, for the ranks of one replica."""
+    """Ranges of elements and their owners, for the ranks of one replica."""
     replicas: int = 1
-    """How many groups of ranks each hold everything, one after another."""
+    """Number of groups of consecutive ranks that each own all elements."""
     within: str = ""
-    """The policy within a replica, where there are several."""
+    """The policy within a replica, if there are several."""
 
 
 Policy = Callable[..., Assignment]
@@ -81,7 +81,7 @@ Policy = Callable[..., Assignment]
 def loads_of(
     pieces: Pieces, numels: Sequence[int], weights: Weights, ranks: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(cost, elements) on each rank."""
+    """Return the cost of each rank, and the number of elements of each rank."""
     costs, elements = [0] * ranks, [0] * ranks
     if pieces.stop == tuple(numels):  # every parameter is whole
         lengths: Sequence[int] = numels
@@ -94,31 +94,20 @@ def loads_of(
     return tuple(costs), tuple(elements)
 
 
-def checked_int(name: str, value: Any, least: int) -> int:
-    """A whole number of at least so much.
-
-    Raises:
-        TypeError: no whole number.
-        ValueError: too small.
-    """
+def check_int(name: str, value: Any, least: int) -> int:
+    """Return an integer that is at least ``least``."""
     if type(value) is not int:
-        raise TypeError(f"{name} must be a whole number >= {least}, got {brief(value)}")
+        raise TypeError(f"{name} must be a whole number >= {least}, got {format_value(value)}")
     if value < least:
         raise ValueError(f"{name} must be a whole number >= {least}, got {value}")
     return value
 
 
 MOST_RANKS = 1 << 18
-"""No machine has more, and what is kept for each of so many is still quickly made."""
+"""The largest world size. A plan allocates some memory for each rank."""
 
 
-def checked_ranks(world_size: Any) -> int:
-    """A number of ranks.
-
-    Raises:
-        TypeError: no whole number.
-        ValueError: too small, or too large.
-    """
-    if checked_int("world_size", world_size, 1) > MOST_RANKS:
+def check_world_size(world_size: Any) -> None:
+    """Check a number of ranks."""
+    if check_int("world_size", world_size, 1) > MOST_RANKS:
         raise ValueError(f"world_size must be at most {MOST_RANKS}, got {world_size}")
-    return int(world_size)

@@ -1,26 +1,34 @@
-"""Report of a plan: elements, bytes of each kind, and traffic of each rank in a step."""
+"""Report of a plan: elements, bytes of each kind, and traffic of each rank; also as a picture."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from sharding.cost import ByteCost, FlopCost
 from sharding.makespan import lower_bound
+from sharding.optimizer_costs import OptimizerOrFactory
 from sharding.ownership import Ownership
-from sharding.steppers import Stepper
 from sharding.units import Units, pieces_of_units, units_of
 from sharding.weights import Weight, Weights
 
+KINDS = (
+    ("parameter_bytes", "parameters", "#1f4e79"),
+    ("gradient_bytes", "gradients", "#f4b183"),
+    ("state_bytes", "state", "#70ad47"),
+)
+MIB = 2**20
+
 Column = tuple[int, ...]
-"""A number for each rank."""
+"""One number for each rank."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """A plan in numbers; a column has one number for each rank of the first replica.
+    """Numbers of a plan. A column has one number for each rank of the first replica.
 
-    The ranks of other replicas have the same. Traffic is that of a step in which each rank sends
-    every gradient to its owner, and each owner its parameters to every other rank: the bytes of
-    an all-reduce, if all own the same. Frozen parameters are not sent.
+    The ranks of other replicas have the same numbers. In a step, each rank sends every gradient to
+    its owner, and each owner sends its parameters to all other ranks. If all ranks own equally
+    much, these are the bytes of an all-reduce. Frozen parameters are not sent.
 
     Example::
 
@@ -35,27 +43,27 @@ class Report:
     """
 
     parameters: Column
-    """Parameters of which the rank owns something."""
+    """Parameters of which the rank owns at least a part."""
     elements: Column
-    """Elements owned."""
+    """Elements that the rank owns."""
     parameter_bytes: Column
-    """Of the parameters owned."""
+    """Bytes of these elements."""
     gradient_bytes: Column
-    """Of their gradients; frozen ones have none."""
+    """Bytes of their gradients; frozen parameters have none."""
     state_bytes: Column
-    """Of their state, step counts included."""
+    """Bytes of their state, with step counts."""
     sent_bytes: Column
-    """Sent in a step, to ranks of the same replica."""
+    """Bytes sent in a step to ranks of the same replica."""
     received_bytes: Column
-    """Received in a step, from ranks of the same replica."""
+    """Bytes received in a step from ranks of the same replica."""
     between_bytes: Column
-    """Sent in a step to ranks of other replicas, if their gradients are reduced in a ring."""
+    """Bytes sent in a step to ranks of other replicas, if their gradients are reduced in a ring."""
     flops: Column
-    """Floating-point operations of a step of what the rank owns."""
+    """Floating-point operations of a step of the elements that the rank owns."""
     flops_bound: int
-    """Operations that some rank does in every plan that leaves matrices whole."""
+    """Lower bound of the largest number of operations, for plans that leave matrices whole."""
     bytes_bound: int
-    """Bytes of parameters, gradients and state that some rank has in every such plan."""
+    """Lower bound of the largest number of bytes of parameters, gradients and state."""
 
     @property
     def total_bytes(self) -> Column:
@@ -93,7 +101,7 @@ class Report:
         return self.memory / self.bytes_bound if self.bytes_bound else 1.0
 
     def imbalance(self, column: str = "total_bytes") -> float:
-        """The largest rank over the mean; 1.0 is perfect, and also the value where all have 0.
+        """Return the largest number over the mean. 1.0 is the best value, also if all are 0.
 
         Args:
             column: the name of a column.
@@ -109,14 +117,14 @@ class Report:
         return max(numbers) * len(numbers) / total if total else 1.0
 
 
-def report(plan: Ownership, optimizer: Stepper | None) -> Report:
-    """The numbers of a plan; state and operations are those of ``optimizer``."""
+def report(plan: Ownership, optimizer: OptimizerOrFactory | None) -> Report:
+    """Return the report of a plan, with state and operations of ``optimizer``."""
     units = units_of(plan.specs)
     pieces, ranks = pieces_of_units(plan.pieces, units), plan.shard_ranks
     lengths = [stop - start for start, stop in zip(pieces.start, pieces.stop, strict=True)]
 
     def summed(weights: Weights) -> Column:
-        return by_rank(weights.of(pieces.parameter, lengths), pieces.rank, ranks)
+        return sum_by_rank(weights.of(pieces.parameter, lengths), pieces.rank, ranks)
 
     parameters = summed(ByteCost(gradients=False)(units.specs))
     gradients = summed(ByteCost(parameters=False)(units.specs))
@@ -127,13 +135,13 @@ def report(plan: Ownership, optimizer: Stepper | None) -> Report:
     )
     nothing = Weights((Weight(0),), (0,) * len(units.specs))
     times = nothing if optimizer is None else FlopCost(optimizer)(units.specs)
-    # A trained parameter has the bytes of its gradient, and only such parameters are sent.
+    # Only trained parameters are sent, and these have as many bytes as their gradients.
     all_gradients, others = sum(gradients), ranks - 1
     moved = tuple(all_gradients - own + others * own for own in gradients)
     rounds = 2 * (plan.replicas - 1)
     return Report(
-        parameters=by_rank([1] * len(plan.pieces), plan.pieces.rank, ranks),
-        elements=by_rank(lengths, pieces.rank, ranks),
+        parameters=sum_by_rank([1] * len(plan.pieces), plan.pieces.rank, ranks),
+        elements=sum_by_rank(lengths, pieces.rank, ranks),
         parameter_bytes=parameters,
         gradient_bytes=gradients,
         state_bytes=state,
@@ -153,9 +161,43 @@ def _bound(weights: Weights, units: Units, ranks: int) -> int:
     return lower_bound(matrices, (0,) * ranks, sum(costs) - sum(matrices))
 
 
-def by_rank(numbers: Sequence[int], owners: Sequence[int], ranks: int) -> Column:
-    """Sums of numbers over the pieces of each rank."""
+def sum_by_rank(numbers: Sequence[int], owners: Sequence[int], ranks: int) -> Column:
+    """Sum numbers over the pieces of each rank."""
     sums = [0] * ranks
     for number, owner in zip(numbers, owners, strict=True):
         sums[owner] += number
     return tuple(sums)
+
+
+def draw(plan: Ownership, optimizer: OptimizerOrFactory | None, path: Path) -> None:
+    """Draw a bar for each rank, with stacked kinds of bytes, and write the picture."""
+    from matplotlib.figure import Figure  # noqa: PLC0415  only pictures need matplotlib
+
+    numbers = report(plan, optimizer)
+    ranks = range(len(numbers.elements))
+    # All bars are one patch with gaps between them, because there may be thousands of ranks.
+    edges = [rank + side for rank in ranks for side in (-0.4, 0.4)]
+    bottom = [0.0] * len(numbers.elements)
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
+    for name, label, color in KINDS:
+        heights = [count / MIB for count in getattr(numbers, name)]
+        top = [low + height for low, height in zip(bottom, heights, strict=True)]
+        axes.stairs(
+            _with_gaps(top), edges, baseline=_with_gaps(bottom), fill=True, label=label, color=color
+        )
+        bottom = top
+    mean = sum(bottom) / len(bottom)
+    axes.axhline(mean, color="black", linewidth=1, linestyle="--", label=f"mean, {mean:,.2f} MiB")
+    axes.set(
+        xlabel="rank" if plan.replicas == 1 else "rank within a replica",
+        ylabel="MiB owned",
+        title=f"{plan.policy}, {plan.world_size:,} ranks: max/mean {numbers.imbalance():.4f}",
+    )
+    figure.legend(loc="outside lower center", ncols=len(KINDS) + 1)
+    figure.savefig(path, dpi=150)
+
+
+def _with_gaps(heights: list[float]) -> list[float]:
+    """Return the heights of bars, with a gap of height 0 after each bar but the last."""
+    return [value for height in heights for value in (height, 0.0)][:-1]

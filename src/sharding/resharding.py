@@ -1,4 +1,4 @@
-"""From one plan to another: which ranges have to be copied from which rank to which."""
+"""Copies of ranges between ranks that lead from one plan to another."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -7,10 +7,10 @@ from sharding.ownership import Ownership
 
 
 class RangeCopy(NamedTuple):
-    """Elements of a parameter, and of every state tensor of its shape, to be copied.
+    """Copy of elements of a parameter, and of every state tensor of its shape, between ranks.
 
-    A rank holds its ranges of a parameter end to end, in order; offsets count from there. State
-    that is one number for a whole parameter (a step count) goes with every copy.
+    A rank stores its ranges of a parameter concatenated, in order; offsets are positions there.
+    State that is one number for a whole parameter (a step count) is part of every copy.
 
     Example::
 
@@ -22,42 +22,42 @@ class RangeCopy(NamedTuple):
 
     path: str
     source: int
-    """The rank that has them."""
+    """The rank that has the elements."""
     source_offset: int
     target: int
-    """The rank that gets them."""
+    """The rank that gets the elements."""
     target_offset: int
     length: int
     start: int
-    """The first of them, counted in the parameter."""
+    """The index of the first element in the flattened parameter."""
 
     @property
     def stays(self) -> bool:
-        """Return True if the elements are already where they have to be."""
+        """Return True if source and target are the same rank and offset."""
         return self.source == self.target and self.source_offset == self.target_offset
 
 
 def reshard(before: Ownership, after: Ownership, rank: int | None = None) -> tuple[RangeCopy, ...]:
-    """The copies that bring parameters, or state, from the owners of one plan to those of another.
+    """Return the copies that move parameters or state from the owners of one plan to another's.
 
-    Each element of each owner in ``after`` is written exactly once; what an owner keeps is in the
-    list too (see :attr:`RangeCopy.stays`), so that it can be run from old buffers to new ones.
-    World sizes, policies and numbers of replicas may differ. Where several ranks have the
-    elements, the target itself is taken if it is one of them, and otherwise the replicas in turn.
-    A parameter without elements has one copy of length 0: its step count moves too.
+    Each element of each owner in ``after`` is written exactly once. Elements that stay on their
+    rank have copies too (see :attr:`RangeCopy.stays`), so the copies can fill new buffers from old
+    ones. World sizes, policies and numbers of replicas can differ. If several ranks have the
+    elements, the source is the target itself if possible, and otherwise the replicas in turn. A
+    parameter without elements has one copy of length 0, because its step count moves too.
 
     Args:
-        before: the plan by which elements are held now.
-        after: the plan by which they are to be held.
-        rank: only the copies that this rank sends or receives. Other copies are not made: a rank of
-            4,096 has a few of millions. None for all.
+        before: the present plan.
+        after: the new plan.
+        rank: return only the copies that this rank sends or receives; None for all copies. One of
+            4,096 ranks has a few of millions of copies, and only these are made.
 
     Returns:
         The copies, in the order of ``after``'s parameters.
 
     Raises:
-        ValueError: the plans are not for the same parameters; names the first difference. A rank
-            that neither plan has.
+        ValueError: the plans are not for the same parameters (the error names the first
+            difference), or neither plan has the rank.
 
     Example::
 
@@ -70,12 +70,12 @@ def reshard(before: Ownership, after: Ownership, rank: int | None = None) -> tup
         a 0 4 -> 1 0 2
         b 0 0 -> 1 0 2
     """
-    _check(before, after)
+    _check_same_parameters(before, after)
     if rank is None:
         return tuple(
-            _copy(before, after, old, new, replica)
+            _range_copy(before, after, old, new, replica)
             for new in range(len(after.pieces))
-            for old in _sources(before, after, new)
+            for old in _overlapping(before, after, new)
             for replica in range(after.replicas)
         )
     most = max(before.world_size, after.world_size)
@@ -88,49 +88,48 @@ def reshard(before: Ownership, after: Ownership, rank: int | None = None) -> tup
 
 def _received(before: Ownership, after: Ownership, rank: int) -> Iterator[RangeCopy]:
     if rank < after.world_size:
-        for new in after.places_of_rank(rank):
-            for old in _sources(before, after, new):
-                yield _copy(before, after, old, new, rank // after.shard_ranks)
+        for new in after.positions_of_rank(rank):
+            for old in _overlapping(before, after, new):
+                yield _range_copy(before, after, old, new, rank // after.shard_ranks)
 
 
 def _sent(before: Ownership, after: Ownership, rank: int) -> Iterator[RangeCopy]:
-    """The copies to other ranks."""
     if rank >= before.world_size:
         return
-    # Replicas send in turn: see _copy.
+    # _range_copy takes replicas in turn as sources.
     replicas = range(rank // before.shard_ranks, after.replicas, before.replicas)
-    for old in before.places_of_rank(rank):
-        for new in _sources(after, before, old):
+    for old in before.positions_of_rank(rank):
+        for new in _overlapping(after, before, old):
             for replica in replicas:
-                one = _copy(before, after, old, new, replica)
+                one = _range_copy(before, after, old, new, replica)
                 if one.source == rank != one.target:
                     yield one
 
 
-def _sources(plan: Ownership, other: Ownership, place: int) -> range:
-    """Return the pieces of a plan that have elements of a piece of another plan."""
+def _overlapping(plan: Ownership, other: Ownership, position: int) -> range:
+    """Return the positions of a plan's pieces that overlap a piece of another plan."""
     pieces = other.pieces
-    index = plan.index_of(other.specs[pieces.parameter[place]].path)
-    return plan.places_between(index, pieces.start[place], pieces.stop[place])
+    index = plan.index_of(other.specs[pieces.parameter[position]].path)
+    return plan.positions_between(index, pieces.start[position], pieces.stop[position])
 
 
 def overlaps(before: Ownership, after: Ownership, path: str) -> Iterator[tuple[int, int]]:
-    """Return the positions, in both plans, of each two pieces that share elements."""
-    for new in after.places_of(after.index_of(path)):
-        for old in _sources(before, after, new):
+    """Yield the positions, in both plans, of two pieces that overlap."""
+    for new in after.positions_of(after.index_of(path)):
+        for old in _overlapping(before, after, new):
             yield old, new
 
 
-def _copy(before: Ownership, after: Ownership, old: int, new: int, replica: int) -> RangeCopy:
+def _range_copy(before: Ownership, after: Ownership, old: int, new: int, replica: int) -> RangeCopy:
     ours, theirs = before.pieces, after.pieces
     start = max(ours.start[old], theirs.start[new])
     stop = min(ours.stop[old], theirs.stop[new])
     target = replica * after.shard_ranks + theirs.rank[new]
-    has_it = target < before.world_size and target % before.shard_ranks == ours.rank[old]
+    has_elements = target < before.world_size and target % before.shard_ranks == ours.rank[old]
     source = replica % before.replicas * before.shard_ranks + ours.rank[old]
     return RangeCopy(
         after.specs[theirs.parameter[new]].path,
-        target if has_it else source,
+        target if has_elements else source,
         before.offsets[old] + start - ours.start[old],
         target,
         after.offsets[new] + start - theirs.start[new],
@@ -139,7 +138,7 @@ def _copy(before: Ownership, after: Ownership, old: int, new: int, replica: int)
     )
 
 
-def _check(before: Ownership, after: Ownership) -> None:
+def _check_same_parameters(before: Ownership, after: Ownership) -> None:
     theirs = {spec.path: spec for spec in before.specs}
     for spec in after.specs:
         if spec.path not in theirs:

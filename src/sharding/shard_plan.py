@@ -1,4 +1,4 @@
-"""ShardPlan: frozen, serialisable, self-checking data on who owns which elements."""
+"""ShardPlan: immutable, serializable, checked data on who owns which elements. plan() makes one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,39 +9,38 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sharding import picture, plan_diff, plan_json, report, table
-from sharding.assignment import OwnedSpecs, assign, policy_named
+from sharding import plan_diff, plan_json, report, table
+from sharding.assignment import OwnedSpecs, assign, find_policy
 from sharding.cost import Cost
 from sharding.model_specs import as_specs
-from sharding.ownership import Ownership
+from sharding.optimizer_costs import OptimizerOrFactory
+from sharding.ownership import Ownership, views_of
 from sharding.pieces import Pieces
-from sharding.problem import Policy
+from sharding.problem import Policy, check_world_size
 from sharding.spec import check_specs
-from sharding.steppers import Stepper
-from sharding.views import views_of
 
 
 @dataclass(frozen=True)
 class ShardPlan(Ownership):
     """Owner of each parameter, or of each range of its elements. Made by :func:`plan`.
 
-    Every element has exactly one owner (in each replica, where a plan has several); that is
-    checked when a plan is made, by whomever. The owner of a parameter holds its state and steps
-    it. Plans are values: they compare, hash, pickle, and travel as JSON.
+    Every element has exactly one owner, or one in each replica. The constructor checks this. The
+    owner of a parameter stores its state and steps it. Plans are values: they can be compared,
+    hashed, pickled, and converted to JSON.
 
     Args:
         world_size: the number of ranks.
         specs: the parameters.
-        pieces: who owns what, among the ranks of one replica.
-        policy: the name of the policy that made it.
-        replicas: how many groups of ranks each own everything. Ranks ``r * shard_ranks`` to
-            ``(r + 1) * shard_ranks - 1`` are replica ``r``, and each owns what the same rank of
-            the first replica owns.
+        pieces: ranges of elements and their owners, for the ranks of one replica.
+        policy: the name of the policy.
+        replicas: number of groups of ranks that each own all elements. Ranks ``r * shard_ranks`` to
+            ``(r + 1) * shard_ranks - 1`` are replica ``r``. Each owns the same elements as the
+            corresponding rank of the first replica.
 
     Raises:
-        TypeError: a world size or a number of replicas that is no whole number, an entry of
-            ``specs`` that is no spec.
-        ValueError: fewer than one rank, replicas that do not divide the ranks, a path that stands
+        TypeError: the world size or the number of replicas is not an integer, or an entry of
+            ``specs`` is not a spec.
+        ValueError: fewer than one rank, replicas that do not divide the ranks, a path that occurs
             twice, elements with two owners or none (the error names the parameter).
 
     Example::
@@ -58,11 +57,11 @@ class ShardPlan(Ownership):
     """
 
     def check(self, specs: Any) -> None:
-        """See whether this plan is for these parameters.
+        """Check that this plan is for these parameters.
 
-        Path, shape, dtype, kind and group of each must be the same, in the same order (of a model,
-        which knows of no kind and group: path, shape and dtype). Devices and ``requires_grad`` may
-        differ: they change while owners stay.
+        Path, shape, dtype, kind, group and blocks must be equal, in the same order. For a model,
+        path, shape and dtype are compared. Devices and ``requires_grad`` can differ, because owners
+        do not depend on them.
 
         Args:
             specs: specs, or a model.
@@ -79,68 +78,69 @@ class ShardPlan(Ownership):
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the plan's JSON, in hexadecimal: equal on two ranks only for equal plans."""
+        """SHA-256 of the plan's JSON, in hexadecimal, to compare the plans of ranks."""
         return sha256(self.to_json().encode()).hexdigest()
 
     def to_json(self) -> str:
-        """The plan as JSON, without spaces, keys in a fixed order: equal plans give equal text."""
+        """Return the plan as JSON. Equal plans have equal text."""
         return plan_json.dumps(self)
 
     @classmethod
     def from_json(cls, text: str) -> "ShardPlan":
-        """The plan that :meth:`to_json` wrote.
+        """Return the plan of a text of :meth:`to_json`.
 
         Raises:
-            ValueError: text that is none, of another version, with fields missing or unknown, or
-                in which an element has two owners or none.
+            ValueError: the text is not a plan, has another version, has missing or unknown fields,
+                or an element has two owners or none.
         """
         return cls(**plan_json.loads(text))
 
-    def report(self, optimizer: Stepper | None = None) -> report.Report:
+    def report(self, optimizer: OptimizerOrFactory | None = None) -> report.Report:
         """Return a report of each rank: elements, bytes of each kind, and traffic.
 
         Args:
-            optimizer: whose state is counted, as in :class:`sharding.ByteCost`; None: no state.
+            optimizer: of the state that is counted, as in :class:`sharding.ByteCost`; None: no
+                state.
         """
         return report.report(self, optimizer)
 
-    def table(self, optimizer: Stepper | None = None, *, rows: int = 16) -> str:
-        """The report as a table of text.
+    def table(self, optimizer: OptimizerOrFactory | None = None, *, rows: int = 16) -> str:
+        """Return the report as a table of text.
 
         Args:
-            optimizer: whose state is counted.
-            rows: so many ranks at most; of more, the first are shown, and the fullest.
+            optimizer: of the state that is counted.
+            rows: the largest number of ranks shown: the first ranks, and the fullest rank.
         """
         return table.table(self, optimizer, rows)
 
-    def plot(self, path: str | Path, optimizer: Stepper | None = None) -> None:
+    def plot(self, path: str | Path, optimizer: OptimizerOrFactory | None = None) -> None:
         """Draw the bytes on each rank, and write the picture. Needs matplotlib.
 
         Args:
-            path: where to; the ending chooses the format.
-            optimizer: whose state is counted.
+            path: of the picture; the suffix sets the format.
+            optimizer: of the state that is counted.
 
         Raises:
             ModuleNotFoundError: matplotlib is not installed.
         """
-        picture.draw(self, optimizer, Path(path))
+        report.draw(self, optimizer, Path(path))
 
     def views(self, rank: int, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return what a rank steps, as views: whole parameters, blocks, and ranges of elements.
+        """Return the parameters that a rank steps, as views: whole, blocks, or ranges of elements.
 
-        A rule that steps the views in place, each as a parameter of its own, steps the tensors.
+        A rule that steps each view in place as a separate parameter steps the tensors.
 
         Args:
             rank: of the plan.
-            tensors: every parameter that the rank owns, by path; or their gradients.
+            tensors: all parameters that the rank owns, by path; or their gradients.
 
         Returns:
             The parameter under ``path``, its block number k under ``path[k]``, and a range of its
             flattened elements under ``path[start:stop]``.
 
         Raises:
-            ValueError: a rank that does not exist; a tensor that is missing, has another shape, or
-                is to be cut and not contiguous.
+            ValueError: the rank does not exist; a tensor is missing, has another shape, or is cut
+                and not contiguous.
 
         Example::
 
@@ -159,23 +159,22 @@ class ShardPlan(Ownership):
         specs: Any,
         *,
         policy: str | Policy | None = None,
-        optimizer: Stepper | None = None,
+        optimizer: OptimizerOrFactory | None = None,
         cost: Cost | None = None,
         **options: Any,
     ) -> "ShardPlan":
-        """A plan with more parameters, in which everything owned so far stays where it is.
+        """Return a plan with more parameters. The owners of present parameters do not change.
 
         Args:
             specs: the new parameters, or a model.
-            policy: for the new ones; by default this plan's own.
-            optimizer: as for :func:`plan`: its bytes are what is levelled.
-            cost: as for :func:`plan`: another cost model.
+            policy: for the new parameters; by default that of this plan.
+            optimizer: as for :func:`plan`.
+            cost: as for :func:`plan`.
             options: of the policy.
 
         Raises:
             TypeError: an option that the policy does not have.
-            ValueError: a path that the plan has already, an unknown policy, or one that makes
-                replicas of its own.
+            ValueError: the plan already has a path, the policy is unknown, or it makes replicas.
 
         Example::
 
@@ -188,7 +187,7 @@ class ShardPlan(Ownership):
         added = as_specs(specs, optimizer)
         every = (*self.specs, *added)
         check_specs(every)
-        _, function = policy_named(self.policy.rpartition("/")[2] if policy is None else policy)
+        _, function = find_policy(self.policy.rpartition("/")[2] if policy is None else policy)
         owned = OwnedSpecs(len(self.specs), self.pieces)
         found = assign(every, self.shard_ranks, function, optimizer, cost, options, owned)
         if found.replicas != 1:
@@ -204,3 +203,59 @@ class ShardPlan(Ownership):
             (*self.pieces.rank, *new.rank),
         )
         return ShardPlan(self.world_size, every, pieces, self.policy, self.replicas)
+
+
+def plan(
+    specs: Any,
+    world_size: int,
+    policy: str | Policy = "largest_first",
+    optimizer: OptimizerOrFactory | None = None,
+    *,
+    cost: Cost | None = None,
+    **options: Any,
+) -> ShardPlan:
+    """Decide which rank owns which parameter, or which range of its elements.
+
+    The function is pure: it needs no process group, makes and reads no tensor, and returns the same
+    plan on every rank. Parameters can be on the meta device.
+
+    Args:
+        specs: a :class:`ParameterSpec` of each parameter, a ``torch.nn.Module``, or tensors by
+            name.
+        world_size: number of ranks. There can be more ranks than parameters.
+        policy: a key of :data:`sharding.POLICIES`, or a function from a
+            :class:`~sharding.problem.Problem` to an :class:`~sharding.problem.Assignment`.
+        optimizer: the optimizer of all parameters, or a function from a spec to its optimizer. The
+            plan then balances the bytes of parameters, gradients and state ("two_resource" also
+            balances the time of a step), and cuts no parameter that a stage needs whole. Without an
+            optimizer, the plan balances elements.
+        cost: another cost model: :class:`ElementCost`, :class:`ByteCost`, :class:`FlopCost`,
+            :class:`StepCost`, or any function from specs to :class:`Weights` or :class:`Costs`.
+        options: of the policy, such as ``align`` and ``mixed`` of "elements", ``node_size`` and
+            ``within`` of "hierarchical".
+
+    Returns:
+        A :class:`ShardPlan`.
+
+    Raises:
+        TypeError: an argument of a wrong type, or an option that the policy does not have.
+        ValueError: ``world_size`` below 1 or above 262,144, a path that occurs twice, an unknown
+            policy (the error has the names), a per_matrix parameter that the policy would cut.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim import adamw
+        >>> with torch.device("meta"):
+        ...     model = torch.nn.Sequential(torch.nn.Embedding(50, 8), torch.nn.Linear(8, 2))
+        >>> round(plan(model, 4, "greedy").report().imbalance("elements"), 3)
+        3.828
+        >>> round(plan(model, 4, "elements").report().imbalance("elements"), 3)
+        1.005
+    """
+    check_world_size(world_size)
+    name, function = find_policy(policy)
+    known = as_specs(specs, optimizer)
+    found = assign(known, world_size, function, optimizer, cost, options)
+    name = f"{name}/{found.within}" if found.within else name
+    return ShardPlan(world_size, known, found.pieces, name, found.replicas)

@@ -1,4 +1,4 @@
-"""Sources of parameters for the command line: a model, the header of a file, a list of shapes."""
+"""Sources of specs for the command line: a model, the header of a file, or a list of shapes."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -9,16 +9,16 @@ import torch
 from torch import nn
 
 from functional_optim import Optimizer
-from functional_optim.commands.objects import load_object
+from functional_optim.commands.objects import current_folder_first, load_object
 from functional_optim.core.blocks import MatrixBlocks
-from sharding.model_specs import as_specs, specs_of, with_rules
-from sharding.plan_json import dtype_named, parsed
+from sharding.model_specs import add_kinds, as_specs, specs_of
+from sharding.plan_json import find_dtype, parse_json
 from sharding.spec import ParameterSpec, Specs
 
 SAFETENSORS, SHAPES = ".safetensors", ".json"
-"""How the names of files end."""
+"""Suffixes of file names."""
 HEADER_LIMIT = 100 * 2**20
-"""Bytes; the format allows no longer header."""
+"""The largest header that the safetensors format allows, in bytes."""
 
 SAFETENSORS_DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64,
@@ -30,67 +30,64 @@ SAFETENSORS_DTYPES: Mapping[str, torch.dtype] = {
     "C64": torch.complex64,
 }
 OTHER_DTYPES = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")
-"""Of buffers and indices, which no optimizer steps."""
+"""Dtypes of buffers and indices, which no optimizer steps."""
 
 
 class Source(NamedTuple):
-    """Parameters, and what was left out."""
+    """Parameters of a source."""
 
     specs: Specs
     left_out: tuple[str, ...]
-    """Names of tensors that are no parameters, by their dtype."""
+    """Names of tensors that are not parameters, because of their dtype."""
 
 
-def read(source: str, optimizer: Optimizer | None = None) -> Source:
-    """Parameters from wherever a text says.
+def read_source(source: str, optimizer: Optimizer | None = None) -> Source:
+    """Read the parameters of a source.
 
     Args:
-        source: ``package.module:callable`` (called without arguments, on the meta device, for a
-            module), the path of a ``.safetensors`` file (its header is read, no more), or of a
-            ``.json`` file with shapes.
-        optimizer: what will step them. The kind and blocks of each parameter are those that its
-            rule declares, unless a file of shapes has others.
+        source: ``package.module:callable`` (called without arguments, on the meta device; it
+            returns a module), the path of a ``.safetensors`` file (only its header is read), or of
+            a ``.json`` file with shapes.
+        optimizer: of the parameters. The kind and blocks of each parameter are those that its rule
+            declares, unless a file of shapes has others.
 
     Raises:
-        ValueError: none of these, or not of that form.
-        OSError: a file that cannot be read.
-        ImportError: a module that cannot be imported.
+        ValueError: the source is none of these, or its content is invalid.
+        OSError: a file cannot be read.
+        ImportError: a module cannot be imported.
     """
     path = Path(source)
     if path.suffix == SAFETENSORS:
         found = from_safetensors(path)
-        return Source(with_rules(found.specs, optimizer), found.left_out)
+        return Source(add_kinds(found.specs, optimizer), found.left_out)
     if path.suffix == SHAPES:
         return Source(from_shapes(path, optimizer), ())
-    if is_callable(source):
-        return Source(with_rules(from_callable(source), optimizer), ())
+    if ":" in source:
+        return Source(add_kinds(from_callable(source), optimizer), ())
     raise ValueError(
         "a model must be given as package.module:callable, or as a .safetensors or .json file, "
         f"got {source!r}"
     )
 
 
-def is_callable(source: str) -> bool:
-    """Return True if a text names a function that makes a model, and not a file."""
-    return Path(source).suffix not in {SAFETENSORS, SHAPES} and ":" in source
-
-
 def from_callable(source: str) -> Specs:
-    """The parameters of the module that ``package.module:callable`` makes on the meta device."""
-    maker = load_object(source)
-    if not callable(maker):
-        raise ValueError(f"must be callable, it is {type(maker).__name__}")
-    with torch.device("meta"):
-        model = maker()
+    """Return the parameters of the module that ``package.module:callable`` returns."""
+    with current_folder_first():  # the function may import modules of the current folder
+        function = load_object(source)
+        if not callable(function):
+            raise ValueError(f"must be callable, it is {type(function).__name__}")
+        with torch.device("meta"):
+            model = function()
     if not isinstance(model, nn.Module):
         raise ValueError(f"must return a torch.nn.Module, got {type(model).__name__}")
     return specs_of(model)
 
 
 def from_safetensors(path: Path) -> Source:
-    """The tensors of a safetensors file, by name, from its header alone.
+    """Read the tensors of a safetensors file, sorted by name, from its header.
 
-    The format: 8 bytes with the header's length (little-endian), then the header, as JSON.
+    The file begins with 8 bytes with the length of the header (little-endian), and the header in
+    JSON.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -118,11 +115,11 @@ def from_safetensors(path: Path) -> Source:
 
 
 def from_shapes(path: Path, optimizer: Optimizer | None = None) -> Specs:
-    """Parameters from a JSON list.
+    """Read parameters from a JSON list.
 
-    Entries are shapes (``[[768, 768], [768]]``) or objects with a shape, and a path, a dtype, a
-    kind and blocks where they are known (``[{"path": "qkv", "shape": [2304, 768], "dtype":
-    "bfloat16", "kind": "per_matrix", "blocks": {"row_blocks": 3}}]``).
+    Entries are shapes (``[[768, 768], [768]]``) or objects with a shape, and optionally a path, a
+    dtype, a kind and blocks (``[{"path": "qkv", "shape": [2304, 768], "dtype": "bfloat16", "kind":
+    "per_matrix", "blocks": {"row_blocks": 3}}]``).
 
     Args:
         path: of the file.
@@ -144,15 +141,15 @@ def from_shapes(path: Path, optimizer: Optimizer | None = None) -> Specs:
                 f"a path, a dtype, a kind and blocks; got {entry!r}"
             )
         shape = _shape(path, known["shape"])
-        dtype = dtype_named(known.get("dtype", "float32"))
+        dtype = find_dtype(known.get("dtype", "float32"))
         name = known.get("path", f"parameter_{place}")
         kind = known.get("kind", "pointwise")
         blocks = _blocks(path, known.get("blocks"))
         specs.append(ParameterSpec(name, shape, dtype, kind=kind, blocks=blocks))
         declared.append("kind" in known)
     found = as_specs(specs)
-    ruled = with_rules(found, optimizer)
-    return tuple(a if own else b for a, b, own in zip(found, ruled, declared, strict=True))
+    by_rule = add_kinds(found, optimizer)
+    return tuple(a if own else b for a, b, own in zip(found, by_rule, declared, strict=True))
 
 
 def _blocks(path: Path, given: Any) -> MatrixBlocks | None:
@@ -178,6 +175,6 @@ def _shape(path: Path, shape: Any) -> tuple[int, ...]:
 
 def _json(path: Path, text: bytes) -> Any:
     try:
-        return parsed(text)
+        return parse_json(text)
     except ValueError as error:
         raise ValueError(f"{path} does not hold JSON where it must: {error}") from error

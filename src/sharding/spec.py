@@ -1,4 +1,4 @@
-"""ParameterSpec: what a plan has to know of a parameter. No tensor, no process group."""
+"""ParameterSpec: description of a parameter for a plan, without a tensor or a process group."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import torch
 
 from functional_optim import Optimizer
 from functional_optim.core.blocks import MatrixBlocks
-from functional_optim.core.brief import brief
+from functional_optim.core.format import format_value
 from functional_optim.core.stage import Kind
 
 MOST_ELEMENTS = 2**63 - 1
@@ -18,25 +18,25 @@ KINDS: tuple[Kind, ...] = ("pointwise", "per_matrix")
 
 @dataclass(frozen=True, slots=True)
 class ParameterSpec:
-    """A parameter as a planner sees it: its name, its size, and whether it may be cut.
+    """Parameter of a plan: its name, its size, and if it can be cut.
 
     Args:
-        path: its name, unique in a plan; as ``module.named_parameters()`` has it.
+        path: its name, unique in a plan, as in ``module.named_parameters()``.
         shape: its shape; ``()`` for a 0-d parameter.
         dtype: its dtype, which is also that of its gradient.
-        device: where it lives. Devices with an index differ between ranks, so a plan that is
-            compared across ranks has the type alone ("cuda").
-        requires_grad: whether it is trained. A frozen parameter has an owner, but neither
-            gradient nor state.
-        kind: "pointwise" (its rule may be run on any range of its elements) or "per_matrix"
-            (the rule needs the whole tensor, so one rank owns it whole).
+        device: its device. An index differs between ranks, so a plan that is compared across ranks
+            has the type only ("cuda").
+        requires_grad: True if it is trained. A frozen parameter has an owner, but neither gradient
+            nor state.
+        kind: "pointwise" (the rule can be run on any range of elements) or "per_matrix" (the rule
+            needs the whole tensor, so one rank owns it).
         group: index of its parameter group.
-        blocks: of a per_matrix parameter: the matrices that it consists of, such as heads or
-            experts. Each is planned as a parameter of its own, and stepped alone. None for one.
+        blocks: the matrices of a per_matrix parameter, such as heads or experts. Each is planned
+            and stepped like a separate parameter. None if the parameter is one matrix.
 
     Raises:
-        TypeError: a path that is no string, a size that is no whole number, a dtype that is none, a
-            ``requires_grad`` that is no bool, blocks that are no :class:`~sharding.MatrixBlocks`.
+        TypeError: ``path`` is not a string, a size is not an integer, ``dtype`` is not a dtype,
+            ``requires_grad`` is not a bool, or ``blocks`` is not :class:`~sharding.MatrixBlocks`.
         ValueError: an empty path, a negative size or group, more elements than a tensor can have,
             an unknown kind, a device that torch does not know, blocks of a pointwise parameter, or
             blocks that do not divide its shape.
@@ -61,11 +61,8 @@ class ParameterSpec:
     blocks: MatrixBlocks | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no parameter has."""
-        _check_path(self.path)
-        if type(self.shape) is not tuple:
-            object.__setattr__(self, "shape", _shape(self.path, self.shape))
-        _check_shape(self.path, self.shape)
+        """Check all fields."""
+        object.__setattr__(self, "shape", _check_shape(self.path, self.shape))
         dtype: Any = self.dtype
         if not isinstance(dtype, torch.dtype):
             raise TypeError(f"dtype of {self.path!r} must be a torch.dtype, got {dtype!r}")
@@ -94,21 +91,21 @@ class ParameterSpec:
 
     @property
     def numel(self) -> int:
-        """The number of elements; a complex one counts once."""
+        """The number of elements; a complex element counts once."""
         return math.prod(self.shape)
 
     @property
     def bounds(self) -> list[int]:
-        """The elements at which it may be cut if it is per_matrix: those of its blocks' ends."""
+        """The elements at which a per_matrix parameter can be cut: 0, and the end of each block."""
         return [0, self.numel] if self.blocks is None else self.blocks.bounds(self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSpec(ParameterSpec):
-    """A block of a parameter as a planner sees it: a matrix that is stepped alone.
+    """Block of a parameter: a matrix that is stepped alone.
 
     Args:
-        parameter: the parameter whose path the block has.
+        parameter: the parameter of the block. Both have the same path.
 
     Example::
 
@@ -123,7 +120,7 @@ class BlockSpec(ParameterSpec):
 
 @lru_cache(maxsize=64)
 def _is_device(name: str) -> bool:
-    """Return True if torch has a device of this name, or a number follows after its type."""
+    """Return True for a device of torch, and for a type with a number, such as "cuda 1"."""
     kind, space, number = name.partition(" ")
     if space and not (number.isdecimal() and number.isascii() and ":" not in kind):
         return False
@@ -136,7 +133,9 @@ def _is_device(name: str) -> bool:
 
 def _check_blocks(path: str, shape: tuple[int, ...], kind: Kind, blocks: Any) -> None:
     if not isinstance(blocks, MatrixBlocks):
-        raise TypeError(f"blocks of {path!r} must be MatrixBlocks or None, got {brief(blocks)}")
+        raise TypeError(
+            f"blocks of {path!r} must be MatrixBlocks or None, got {format_value(blocks)}"
+        )
     if kind != "per_matrix":
         raise ValueError(
             f"{path!r} has blocks, and its kind is {kind!r}; only a per_matrix parameter is "
@@ -145,39 +144,33 @@ def _check_blocks(path: str, shape: tuple[int, ...], kind: Kind, blocks: Any) ->
     blocks.check(repr(path), shape)
 
 
-def _check_path(path: Any) -> None:
+def _check_shape(path: Any, shape: Any) -> tuple[int, ...]:
+    """Check a path and a shape, and return the shape as a tuple."""
     if not isinstance(path, str):
         raise TypeError(f"path must be a string, got {path!r}")
     if not path:
         raise ValueError("path must have at least one character, got ''")
-
-
-def _check_shape(path: str, shape: tuple[Any, ...]) -> None:
-    for size in shape:
-        if type(size) is not int:
-            raise TypeError(f"shape of {path!r} must be whole numbers, got {shape!r}")
-        if size < 0:
-            raise ValueError(f"shape of {path!r} must be sizes >= 0, got {shape!r}")
-    if math.prod(shape) > MOST_ELEMENTS:
-        raise ValueError(f"shape of {path!r} has more elements than a tensor can have: {shape!r}")
-
-
-def _shape(path: str, shape: Any) -> tuple[int, ...]:
     try:
-        return tuple(shape)
+        sizes: tuple[Any, ...] = tuple(shape)
     except TypeError:
         raise TypeError(f"shape of {path!r} must be a tuple of sizes, got {shape!r}") from None
+    for size in sizes:
+        if type(size) is not int:
+            raise TypeError(f"shape of {path!r} must be whole numbers, got {sizes!r}")
+        if size < 0:
+            raise ValueError(f"shape of {path!r} must be sizes >= 0, got {sizes!r}")
+    if math.prod(sizes) > MOST_ELEMENTS:
+        raise ValueError(f"shape of {path!r} has more elements than a tensor can have: {sizes!r}")
+    return sizes
 
 
 def kind_of(optimizer: Any) -> Kind:
-    """Return "per_matrix" if a chain has a stage that needs whole tensors, else "pointwise".
+    """Return "per_matrix" if an Optimizer has a stage that needs whole tensors, else "pointwise".
 
-    "pointwise" also for what is no single optimizer.
+    For other objects, such as a function that returns optimizers, return "pointwise".
     """
-    if not isinstance(optimizer, Optimizer):
-        return "pointwise"
-    cut = all(stage.kind == "pointwise" for stage in optimizer.stages)
-    return "pointwise" if cut else "per_matrix"
+    stages = optimizer.stages if isinstance(optimizer, Optimizer) else ()
+    return "pointwise" if all(stage.kind == "pointwise" for stage in stages) else "per_matrix"
 
 
 Specs = tuple[ParameterSpec, ...]
@@ -185,15 +178,10 @@ Specs = tuple[ParameterSpec, ...]
 
 
 def check_specs(specs: Specs) -> None:
-    """Specs, and each path once.
-
-    Raises:
-        TypeError: an entry that is no spec.
-        ValueError: a path that stands twice.
-    """
+    """Check that all entries are specs, and that their paths differ."""
     for place, spec in enumerate(specs):
         if not isinstance(spec, ParameterSpec):
-            raise TypeError(f"entry {place} must be a ParameterSpec, got {brief(spec)}")
+            raise TypeError(f"entry {place} must be a ParameterSpec, got {format_value(spec)}")
     if len({spec.path for spec in specs}) == len(specs):
         return
     seen: dict[str, int] = {}

@@ -1,9 +1,10 @@
-"""A plan's report as a table of text."""
+"""Report of a plan as a table of text."""
 
+from sharding.optimizer_costs import OptimizerOrFactory
 from sharding.ownership import Ownership
-from sharding.problem import checked_int
+from sharding.problem import check_int
 from sharding.report import Report, report
-from sharding.steppers import Stepper
+from sharding.text import format_bytes, format_flops
 
 COLUMNS = (
     ("parameters", "owned"),
@@ -15,17 +16,18 @@ COLUMNS = (
     ("sent_bytes", "sent/step"),
     ("flops", "FLOP/step"),
 )
-PREFIXES = ("", "k", "M", "G", "T", "P")
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
-def table(plan: Ownership, optimizer: Stepper | None, rows: int) -> str:
-    """The table, with a line of what the plan is above it."""
-    checked_int("rows", rows, 1)
+def table(plan: Ownership, optimizer: OptimizerOrFactory | None, rows: int) -> str:
+    """Return the table, after a line that describes the plan."""
+    check_int("rows", rows, 1)
     numbers = report(plan, optimizer)
-    shown = _shown(numbers, rows)
+    shown = _choose_ranks(numbers, rows)
     lines = [["rank", *(title for _, title in COLUMNS)]]
-    lines += [[str(rank), *_cells(numbers, rank)] for rank in shown]
+    lines += [
+        [str(rank), *(_format_cell(name, getattr(numbers, name)[rank]) for name, _ in COLUMNS)]
+        for rank in shown
+    ]
     lines.append(["max/mean", *(f"{numbers.imbalance(name):.4f}" for name, _ in COLUMNS)])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = ["  ".join(map(str.rjust, line, widths)) for line in lines]
@@ -34,25 +36,25 @@ def table(plan: Ownership, optimizer: Stepper | None, rows: int) -> str:
     left_out = len(numbers.elements) - len(shown)
     if left_out:
         text.insert(-2, f"({left_out:,} more ranks, none of them fuller)")
-    return "\n".join([_head(plan, numbers), *text, *levels(numbers)])
+    return "\n".join([_format_heading(plan, numbers), *text, *_format_maxima(numbers)])
 
 
-def levels(numbers: Report) -> list[str]:
-    """Return a line for each resource: its largest rank, and how far that is from the best."""
+def _format_maxima(numbers: Report) -> list[str]:
+    """Return a line for each resource: the largest number, over the mean and the lower bound."""
     found = []
     if numbers.makespan:
         found.append(
-            f"makespan {operations(numbers.makespan)}: {numbers.imbalance('flops'):.4f} of the "
+            f"makespan {format_flops(numbers.makespan)}: {numbers.imbalance('flops'):.4f} of the "
             f"mean, {numbers.makespan_over_bound:.4f} of the lower bound"
         )
     found.append(
-        f"memory {size(numbers.memory)}: {numbers.imbalance():.4f} of the mean, "
+        f"memory {format_bytes(numbers.memory)}: {numbers.imbalance():.4f} of the mean, "
         f"{numbers.memory_over_bound:.4f} of the lower bound"
     )
     return found
 
 
-def _head(plan: Ownership, numbers: Report) -> str:
+def _format_heading(plan: Ownership, numbers: Report) -> str:
     ranks = f"{plan.world_size:,} ranks"
     if plan.replicas > 1:
         ranks += f" ({plan.replicas:,} replicas of {plan.shard_ranks:,}; shown is one)"
@@ -61,13 +63,13 @@ def _head(plan: Ownership, numbers: Report) -> str:
         f"{ranks}"
     )
     if plan.replicas > 1:
-        most = size(max(numbers.between_bytes))
+        most = format_bytes(max(numbers.between_bytes))
         text += f"\nbetween replicas a rank sends up to {most} in a step"
     return text
 
 
-def _shown(numbers: Report, rows: int) -> list[int]:
-    """The first ranks, and the fullest one, where there is no room for all."""
+def _choose_ranks(numbers: Report, rows: int) -> list[int]:
+    """Return all ranks, or the first ranks and the fullest rank if there are too many."""
     total = numbers.total_bytes
     if len(total) <= rows:
         return list(range(len(total)))
@@ -75,27 +77,7 @@ def _shown(numbers: Report, rows: int) -> list[int]:
     return sorted({fullest, *range(rows - (fullest >= rows))} if rows > 1 else {fullest})
 
 
-def _cells(numbers: Report, rank: int) -> list[str]:
-    return [_written(name, getattr(numbers, name)[rank]) for name, _ in COLUMNS]
-
-
-def _written(name: str, count: int) -> str:
+def _format_cell(name: str, count: int) -> str:
     if name.endswith("_bytes"):
-        return size(count)
-    return operations(count) if name == "flops" else f"{count:,}"
-
-
-def operations(count: int) -> str:
-    """A number of floating-point operations as one reads it."""
-    number, unit = float(count), 0
-    while number >= 1000 and unit + 1 < len(PREFIXES):
-        number, unit = number / 1000, unit + 1
-    return f"{count} FLOP" if unit == 0 else f"{number:.2f} {PREFIXES[unit]}FLOP"
-
-
-def size(count: int) -> str:
-    """A number of bytes as one reads it."""
-    number, unit = float(count), 0
-    while number >= 1000 and unit + 1 < len(UNITS):
-        number, unit = number / 1024, unit + 1
-    return f"{count} B" if unit == 0 else f"{number:.2f} {UNITS[unit]}"
+        return format_bytes(count)
+    return format_flops(count) if name == "flops" else f"{count:,}"

@@ -1,4 +1,4 @@
-"""Units of a plan: parameters, and the blocks of those that have some."""
+"""Units that a policy assigns to ranks: blocks, and parameters without blocks."""
 
 from bisect import bisect_right
 from typing import NamedTuple
@@ -8,14 +8,14 @@ from sharding.spec import BlockSpec, ParameterSpec, Specs
 
 
 class Units(NamedTuple):
-    """Columns of one length: parameters or blocks, each of which a policy gives to ranks."""
+    """Columns of one length, with an entry for each unit: a parameter or a block."""
 
     specs: Specs
-    """A spec for each unit: of a parameter, or a :class:`~sharding.spec.BlockSpec`."""
+    """The spec of a parameter, or a :class:`~sharding.spec.BlockSpec`."""
     parameter: tuple[int, ...]
-    """Index of its parameter."""
+    """The index of the unit's parameter."""
     start: tuple[int, ...]
-    """Its first element, counted in the parameter."""
+    """The index of the unit's first element in the parameter."""
 
     @property
     def are_parameters(self) -> bool:
@@ -23,14 +23,13 @@ class Units(NamedTuple):
         return not self.parameter or len(self.parameter) == self.parameter[-1] + 1
 
     def after(self, count: int) -> "Units":
-        """Return the units of all parameters but the first few, numbered from 0."""
+        """Return the units of the parameters after the first ``count``, numbered from 0."""
         first = sum(1 for index in self.parameter if index < count)
         numbers = tuple(index - count for index in self.parameter[first:])
         return Units(self.specs[first:], numbers, self.start[first:])
 
 
 def units_of(specs: Specs) -> Units:
-    """Return the units of parameters, in order."""
     if all(spec.blocks is None for spec in specs):
         return Units(specs, tuple(range(len(specs))), (0,) * len(specs))
     rows: list[tuple[ParameterSpec, int, int]] = []
@@ -41,26 +40,14 @@ def units_of(specs: Specs) -> Units:
         known: dict[tuple[int, ...], BlockSpec] = {}
         for shape, start in zip(spec.blocks.shapes(spec.shape), spec.bounds, strict=False):
             if shape not in known:
-                known[shape] = _block(spec, shape)
+                options = (spec.dtype, spec.device, spec.requires_grad, spec.kind, spec.group)
+                known[shape] = BlockSpec(spec.path, shape, *options, parameter=spec)
             rows.append((known[shape], index, start))
     return Units(*zip(*rows, strict=True))
 
 
-def _block(whole: ParameterSpec, shape: tuple[int, ...]) -> BlockSpec:
-    return BlockSpec(
-        whole.path,
-        shape,
-        whole.dtype,
-        whole.device,
-        whole.requires_grad,
-        whole.kind,
-        whole.group,
-        parameter=whole,
-    )
-
-
 def pieces_of_units(pieces: Pieces, units: Units) -> Pieces:
-    """Return pieces of parameters as pieces of units: ``parameter`` is then the index of a unit."""
+    """Convert pieces of parameters to pieces of units; ``parameter`` is the index of a unit."""
     if units.are_parameters:
         return pieces
     firsts: dict[int, int] = {}
@@ -81,7 +68,7 @@ def pieces_of_units(pieces: Pieces, units: Units) -> Pieces:
 
 
 def pieces_of_parameters(pieces: Pieces, units: Units) -> Pieces:
-    """Return pieces of units as pieces of their parameters."""
+    """Convert pieces of units to pieces of their parameters."""
     if units.are_parameters:
         return pieces
     return pieces_of(

@@ -1,4 +1,4 @@
-"""Weights: the cost of a piece of a parameter, in whole numbers."""
+"""Weights: the cost of pieces of parameters, in integers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Weight(NamedTuple):
-    """Cost of a piece of a parameter: ``a * elements + b * blocks + c``, in whole numbers.
+    """Cost of a piece of a parameter: ``a * elements + b * blocks + c``, in integers.
 
     Example::
 
@@ -16,21 +16,21 @@ class Weight(NamedTuple):
 
     per_element: int
     per_block: int = 0
-    """For what is kept per block of elements, such as the scales of 8-bit state."""
+    """Cost per block of elements, such as the scales of 8-bit state."""
     per_piece: int = 0
-    """For what a rank keeps once, however little of the parameter it owns: a step count."""
+    """Cost per piece of any size, such as the step count."""
     block: int = 1
-    """Elements in a block; the last may be shorter."""
+    """Elements per block; the last block can be shorter."""
 
     def of(self, elements: int) -> int:
-        """The cost of a piece of that many elements."""
+        """Return the cost of a piece of ``elements`` elements."""
         blocks = -(-elements // self.block)
         return self.per_element * elements + self.per_block * blocks + self.per_piece
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A :class:`Weight` for every parameter, as a cost model returns it; many share one.
+    """A :class:`Weight` for every parameter, as a cost model returns it.
 
     Example::
 
@@ -50,24 +50,24 @@ class Weights:
 
     @classmethod
     def of_each(cls, weights: Sequence[Weight]) -> "Weights":
-        """Gathered from one weight for each parameter."""
+        """Return Weights from one weight for each parameter."""
         places: dict[Weight, int] = {}
         kind = tuple(places.setdefault(weight, len(places)) for weight in weights)
         return cls(tuple(places), kind)
 
     def after(self, count: int) -> "Weights":
-        """Return the weights of all parameters but the first few."""
+        """Return the weights of the parameters after the first ``count``."""
         return Weights(self.kinds, self.kind[count:])
 
     def whole(self, numels: Sequence[int]) -> list[int]:
-        """The cost of every parameter, whole."""
+        """Return the cost of each whole parameter."""
         return self.of(range(len(numels)), numels)
 
     def of(self, parameters: Sequence[int], lengths: Sequence[int]) -> list[int]:
-        """The cost of pieces, given the parameter and the number of elements of each."""
+        """Return the cost of pieces, given the parameter and the number of elements of each."""
         if len(self.kinds) == 1:
             one = self.kinds[0]
-            if one.per_block == 0:  # the usual case, without a call for each
+            if one.per_block == 0:  # the usual case, without a call per piece
                 a, once = one.per_element, one.per_piece
                 return [a * n + once for n in lengths]
         kinds, kind = self.kinds, self.kind
@@ -75,9 +75,9 @@ class Weights:
 
 
 class Costs(NamedTuple):
-    """Cost of every parameter in two resources, which the policy ``two_resource`` levels.
+    """Cost of every parameter in two resources, which the policy ``two_resource`` balances.
 
-    Other policies level the bytes alone.
+    Other policies balance the bytes only.
 
     Example::
 

@@ -10,8 +10,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 
 from functional_optim import sgd
 from hooks import OptimizerState
+from hooks.averaging.bucket_history import SubBucket
 from hooks.averaging.contrib import PowerSGDMemory
-from hooks.averaging.reduced_buckets import CutBucket
 from tests.averaging.resumed import SMALL, STEPS, PowerSGDRun, same
 from tests.choices import case
 
@@ -98,7 +98,7 @@ def test_what_it_cannot_go_on_from_is_refused(world_of_one: None) -> None:
     with pytest.raises(ValueError, match=r"1 memories of PowerSGD had, and 0 serve"):
         other.optimizer.load_state_dict(saved)
     assert other.optimizer.averager.step == 0
-    strange = CutBucket(0, torch.ones(2), [nn.Parameter(torch.ones(2))], last=True)
+    strange = SubBucket(0, torch.ones(2), [nn.Parameter(torch.ones(2))], last=True)
     with pytest.raises(ValueError, match=r"shape \(2,\) that is none of the module's"):
         first.memory.reduce(strange)
     for arguments, message in (

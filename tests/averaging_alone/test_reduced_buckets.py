@@ -9,7 +9,7 @@ from torch.futures import Future
 
 from functional_optim import TorchOptimizer, sgd
 from hooks import PeriodicModelAverager, PostLocalSGDOptimizer, PostLocalSGDState
-from hooks.averaging.reduced_buckets import CutBucket, ReducedBuckets
+from hooks.averaging.bucket_history import BucketHistory, SubBucket
 from tests.choices import case
 
 SIZES = {"a": 1, "b": 2, "c": 3, "d": 4}
@@ -30,12 +30,12 @@ class Seen:
         return done
 
 
-def backward(found: ReducedBuckets[str], buckets: list[str]) -> list[tuple[int, str, bool]]:
+def backward(found: BucketHistory[str], buckets: list[str]) -> list[tuple[int, str, bool]]:
     """One pass, a word for each bucket; what the hook was given."""
     seen, names = Seen(), dict(zip(SIZES.values(), SIZES, strict=True))
     for number, keys in enumerate(buckets):
         params = [torch.full((SIZES[key],), float(SIZES[key])) for key in keys]
-        bucket = CutBucket(number, torch.cat(params), params, last=number == len(buckets) - 1)
+        bucket = SubBucket(number, torch.cat(params), params, last=number == len(buckets) - 1)
         reduced = found.reduce(bucket, list(keys), seen).wait()
         assert torch.equal(reduced, 2 * torch.cat(params))
         assert reduced is bucket.buffer()
@@ -61,7 +61,7 @@ def test_the_pass_after_a_resume_is_reduced_in_the_buckets_before_it() -> None:
         (kept, ["d", "ab", "c"], ["0d", "1ab", "2c"], ["d", "ab", "c"]),
         ([], ["abcd"], ["0abcd"], ["abcd"]),
     ]:
-        found: ReducedBuckets[str] = ReducedBuckets()
+        found: BucketHistory[str] = BucketHistory()
         found.resume([list(keys) for keys in before])
         with case(before=before, made=made):
             assert words(found.buckets) == before
@@ -74,13 +74,13 @@ def test_the_pass_after_a_resume_is_reduced_in_the_buckets_before_it() -> None:
 
 
 def test_a_pass_that_came_to_no_end_leaves_no_trace() -> None:
-    found: ReducedBuckets[str] = ReducedBuckets()
+    found: BucketHistory[str] = BucketHistory()
 
     def fails(bucket: Any) -> Future[Tensor]:
         raise RuntimeError("no such rank")
 
     with pytest.raises(RuntimeError, match="no such rank"):
-        found.reduce(CutBucket(0, torch.ones(1), [torch.ones(1)], last=False), ["a"], fails)
+        found.reduce(SubBucket(0, torch.ones(1), [torch.ones(1)], last=False), ["a"], fails)
     backward(found, ["bc", "a"])
     assert words(found.buckets) == ["bc", "a"]
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 import torch
 
 from hooks.averaging.contrib import Statistical
-from hooks.averaging.contrib.statistical import lloyd_max_edges, sum_of_rows
+from hooks.averaging.contrib.statistical import lloyd_max_edges, sum_rows
 
 from ..choices import case
 from ..tensors import normal
@@ -88,6 +88,6 @@ def test_rows_are_summed_by_halves_in_float64() -> None:
                     second = [*left[half:], *[0.0] * half]
                     left = [a + b for a, b in zip(left[:half], second, strict=False)]
                 expected.append(left)
-            assert sum_of_rows(rows).tolist() == expected
-            assert sum_of_rows(rows.double()).tolist() == expected
+            assert sum_rows(rows).tolist() == expected
+            assert sum_rows(rows.double()).tolist() == expected
             assert torch.equal(rows, before)

@@ -54,7 +54,7 @@ class RankReader(ChecksumReader):
         super().__init__(folder)
         self._simulated = rank, size
 
-    def _place(self) -> tuple[int, int]:
+    def _rank_and_size(self) -> tuple[int, int]:
         return self._simulated
 
 

@@ -46,7 +46,7 @@ def no_plans() -> None:
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Note the calls of functions that a planned step does not need."""
-    places = (StepPlan, "__init__"), (engine, "update"), (engine, "prepared"), (Decision, "add_up")
+    places = (StepPlan, "__init__"), (engine, "update"), (engine, "prepare"), (Decision, "add_up")
     return noted_calls(monkeypatch, places)
 
 

@@ -48,7 +48,7 @@ def tensors(seed: int) -> dict[str, Any]:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Note the number of leaves that each call sums up."""
     found: list[int] = []
-    plain = addend_rows.reduced_each
+    plain = addend_rows.try_reduce_each
 
     def noted(stage: Any, params: Any, *more: Any) -> Any:
         sums = plain(stage, params, *more)
@@ -56,7 +56,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return sums
 
     with monkeypatch.context() as patch:
-        patch.setattr(addend_rows, "reduced_each", noted)
+        patch.setattr(addend_rows, "try_reduce_each", noted)
         yield found
 
 

@@ -42,7 +42,7 @@ from .trees import (
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Note the calls of functions that a steady step does not need."""
-    places = (StepPlan, "__init__"), (engine, "prepared"), (Decision, "add_up")
+    places = (StepPlan, "__init__"), (engine, "prepare"), (Decision, "add_up")
     return noted_calls(monkeypatch, places)
 
 
@@ -209,7 +209,7 @@ def test_steps_that_all_need_an_input_are_planned_with_it(seen: list[str]) -> No
         optimizer.update_(params, grads_at(step), state, extra=extra)
         with case(step=step):
             assert_same([params, state, hessian], [want, after, extra["hessian"]])
-    assert "__init__" not in seen and "prepared" not in seen
+    assert "__init__" not in seen and "prepare" not in seen
     before = optree.tree_map(torch.clone, (params, state))
     with pytest.raises(TypeError, match=r"needs 'hessian' of each parameter"):
         optimizer.update_(params, grads_at(8), state)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import Optimizer
-from functional_optim.core.aliasing import storage_of
+from functional_optim.core.aliasing import storage_key
 from functional_optim.kernels import ExecutorName
 
 from .support import Frozen, assert_differ, assert_same, noise, tensors, tree
@@ -112,9 +112,9 @@ def assert_steps_alike(optimizer: Optimizer, scenario: Scenario, executor: Execu
 
 def assert_apart(made: Any, given: Any) -> None:
     """Assert that results have memory of their own: no argument's, and no other result's."""
-    places = [(storage_of(one), one.storage_offset()) for one in tensors(made)]
+    places = [(storage_key(one), one.storage_offset()) for one in tensors(made)]
     assert len(set(places)) == len(places)
-    assert not {storage for storage, _ in places} & set(map(storage_of, tensors(given)))
+    assert not {storage for storage, _ in places} & set(map(storage_key, tensors(given)))
 
 
 def as_real(value: Any) -> list[Tensor]:

@@ -23,7 +23,7 @@ from tests.tensors import assert_same, normal
 def without_plans() -> Iterator[None]:
     """Keep every step from being planned."""
     with (
-        mock.patch.object(PlannedSteps, "learn"),
+        mock.patch.object(PlannedSteps, "plan_after"),
         mock.patch.object(tree_steps, "_PLANS", []),
     ):
         yield
@@ -94,7 +94,7 @@ def test_entries_of_state_that_are_none_do_not_keep_a_step_from_being_planned() 
     for entries in run.state.values():
         entries["max_exp_avg_sq"] = None
     run.step(2)
-    with mock.patch.object(PlannedSteps, "learn") as learn:
+    with mock.patch.object(PlannedSteps, "plan_after") as learn:
         run.step(2)
     assert not learn.called
 

@@ -5,13 +5,13 @@ import torch
 
 from functional_optim.native import LOOPS
 from functional_optim.plan.python_loops import PYTHON_LOOPS
-from functional_optim.plan.step_counts import beside, is_count
+from functional_optim.plan.step_counts import is_step_count, stack_counts
 
 
 @pytest.mark.usefixtures("with_loops")
 def test_counts_are_read_and_advanced_together_wherever_they_lie() -> None:
     apart = [torch.tensor(k) for k in (3, 3, 3)]
-    together = beside(apart)
+    together = stack_counts(apart)
     whole = torch.full((4,), 3)
     for loops in (LOOPS.loaded, PYTHON_LOOPS):
         for steps in (
@@ -37,6 +37,6 @@ def test_counts_are_read_and_advanced_together_wherever_they_lie() -> None:
 
 
 def test_what_is_a_count() -> None:
-    assert is_count(torch.tensor(2))
+    assert is_step_count(torch.tensor(2))
     for other in (2, torch.tensor(2.0), torch.tensor([2]), None):
-        assert not is_count(other)
+        assert not is_step_count(other)

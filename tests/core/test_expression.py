@@ -48,7 +48,7 @@ from functional_optim import (
     weight_decay,
     with_shape,
 )
-from functional_optim.core.hyper import shown
+from functional_optim.core.hyper import format_hyper
 from functional_optim.testing import CASES, CHAINS, INPUT_CASES, chain_cases
 from functional_optim.transforms.decoupled_weight_decay import DECOUPLED_WEIGHT_DECAY
 from tests.choices import case, examples
@@ -149,7 +149,7 @@ def test_what_is_printed_makes_an_equal_optimizer() -> None:
     known = {**defaults, **EVERY, **OTHERS, **COMPOSED}
     for name, optimizer in known.items():
         with case(name=name):
-            KNOWN.setdefault("_of_name", chain_cases._of_name)
+            KNOWN.setdefault("label_by_name", chain_cases.label_by_name)
             text = repr(optimizer)  # found by trying constructors, which takes a while
             made = read_text(text)
             assert made == optimizer
@@ -164,7 +164,7 @@ def test_options_that_are_drawn_are_printed(data: st.DataObject) -> None:
     """Fault 26: whatever stages the options choose."""
     tables = {**CASES, **CHAINS}
     name = data.draw(st.sampled_from(sorted(tables)))
-    KNOWN.setdefault("_of_name", chain_cases._of_name)
+    KNOWN.setdefault("label_by_name", chain_cases.label_by_name)
     optimizer = tables[name].factory(**data.draw(tables[name].options))
     assert read(optimizer) == optimizer
 
@@ -269,8 +269,8 @@ def test_tensors_and_functions_stay_short() -> None:
     ]
     for value, text in said:
         with case(text=text):
-            assert shown(value).startswith(text)
-            assert shown(value) == text or len(shown(value)) <= 200
+            assert format_hyper(value).startswith(text)
+            assert format_hyper(value) == text or len(format_hyper(value)) <= 200
     every = adam(Table(), (torch.tensor(0.5), Table()), Table(), Table())
     assert len(repr(every)) <= 900
     assert "betas=(tensor(0.5), Table([-" in repr(every)

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from functional_optim import LeafState, Rule, chain, rprop
-from functional_optim.core.first_state import starts_as_param, with_first_values
-from functional_optim.core.initial import init_leaf, init_like
 from functional_optim.core.state import state_tensors
+from functional_optim.core.state_init import init_leaf, init_like
+from functional_optim.core.state_reinit import reinit_state, starts_as_param
 from functional_optim.storage import stored
 from tests.choices import case
 from tests.laws.support import TABLE
@@ -98,7 +98,7 @@ def test_a_state_without_such_tensors_is_returned_as_it_is() -> None:
     optimizer = TABLE["adamw"].factory()
     hypers = tuple(link.hyper for link in optimizer.links)
     state: LeafState = optimizer.init(torch.ones(3)).leaves
-    assert with_first_values(optimizer.stages, hypers, torch.ones(3), state) is state
+    assert reinit_state(optimizer.stages, hypers, torch.ones(3), state) is state
 
 
 def test_state_that_begins_with_a_tensor_is_made_anew() -> None:

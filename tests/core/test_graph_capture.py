@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from functional_optim import adamw
-from functional_optim.core import capturing
+from functional_optim.core import graph_capture
 from functional_optim.kernels import ExecutorName
 from tests.choices import each_value
 
@@ -14,7 +14,7 @@ from .support import IN_PYTHON
 @pytest.fixture
 def captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where parameters are on a CUDA device, and its work is being captured."""
-    monkeypatch.setattr(capturing, "_IS_CUDA", lambda _: True)
+    monkeypatch.setattr(graph_capture, "_IS_CUDA", lambda _: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
 
 
@@ -25,7 +25,7 @@ def test_a_step_says_so_before_anything_is_changed(executor: ExecutorName) -> No
     params, grads = torch.ones(3), torch.ones(3)
     state = optimizer.init(params)
     bound = optimizer.bind(torch.ones(3))
-    bound._watched = [bound.params]
+    bound._uncaptured = [bound.params]
     calls = {
         "update": lambda: optimizer.update(params, grads, state),
         "update_": lambda: optimizer.update_(params, grads, state),

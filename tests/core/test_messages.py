@@ -19,7 +19,7 @@ from functional_optim import (
     sgd,
     stored,
 )
-from functional_optim.core.brief import MOST, brief
+from functional_optim.core.format import MAX_LENGTH, format_value
 from functional_optim.transforms.clip_by_value import CLIP_BY_VALUE
 from tests.choices import each_value
 
@@ -103,11 +103,11 @@ def test_what_was_given_is_never_printed_at_length(misuse: int, given: int) -> N
 
 def test_brief_is_one_short_line() -> None:
     for value in (None, 1.5, "x" * 999, torch.ones(5, 5), torch.nn.Linear(2, 2), sgd, [sgd()] * 9):
-        assert len(brief(value)) <= MOST
-        assert "\n" not in brief(value)
-    assert brief(0.5) == "0.5"
-    assert brief(torch.tensor(2.0)) == "tensor(2.)"
-    assert brief(sgd) == "the function sgd"
+        assert len(format_value(value)) <= MAX_LENGTH
+        assert "\n" not in format_value(value)
+    assert format_value(0.5) == "0.5"
+    assert format_value(torch.tensor(2.0)) == "tensor(2.)"
+    assert format_value(sgd) == "the function sgd"
 
 
 def test_the_calls_of_torch_are_answered_with_the_right_ones() -> None:

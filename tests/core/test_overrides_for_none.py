@@ -8,7 +8,7 @@ import pytest
 
 from functional_optim import export_step, if_any, sgd
 from functional_optim.core.unmatched_selectors import check_used
-from functional_optim.optimizer.pointwise import require_pointwise
+from functional_optim.optimizer.pointwise_check import require_pointwise
 from tests.choices import each_value
 
 from .support import assert_same

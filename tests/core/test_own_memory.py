@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import Optimizer, TorchOptimizer, Transform, adam, chain, sgd
-from functional_optim.core.aliasing import GivenMemory, storage_of
+from functional_optim.core.aliasing import AliasTracker, storage_key
 from functional_optim.kernels import ExecutorName
 from tests.choices import each_value
 from tests.steady import calls_of
@@ -81,7 +81,7 @@ def test_totals_are_each_leafs_own() -> None:
         kept = [
             leaf.stages[1].total if leaf.stages[1] else leaf.stages[0].total for leaf in made.leaves
         ]
-        assert len({*map(storage_of, kept), storage_of(total)}) == 3
+        assert len({*map(storage_key, kept), storage_key(total)}) == 3
         assert all(torch.equal(one, total) for one in kept)
 
 
@@ -124,7 +124,7 @@ def test_results_that_are_new_are_not_copied(monkeypatch: pytest.MonkeyPatch) ->
     def refused(tensor: Tensor) -> Tensor:
         raise AssertionError(f"copied without need: {tensor}")
 
-    monkeypatch.setattr("functional_optim.core.aliasing.copy_of", refused)
+    monkeypatch.setattr("functional_optim.core.aliasing.clone_strided", refused)
     optimizer, params = adam(0.1), [noise(0, 3), noise(1, 2, 2)]
     optimizer.update(params, params, optimizer.init(params))
 
@@ -134,12 +134,12 @@ def test_while_a_compiler_traces_results_are_told_apart_by_identity(
 ) -> None:
     """Memory cannot be seen there; a result that is an argument is copied."""
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    monkeypatch.setattr("functional_optim.core.aliasing.storage_of", None)
+    monkeypatch.setattr("functional_optim.core.aliasing.storage_key", None)
     param, fresh = torch.ones(2), torch.zeros(2)
-    given = GivenMemory([param])
-    assert given.apart(param) is not param
-    assert given.apart(fresh) is fresh
-    assert given.apart(fresh) is not fresh
+    given = AliasTracker([param])
+    assert given.copy_if_aliased(param) is not param
+    assert given.copy_if_aliased(fresh) is fresh
+    assert given.copy_if_aliased(fresh) is not fresh
 
 
 def test_what_a_tracer_looks_at_grows_with_the_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,9 +152,9 @@ def test_what_a_tracer_looks_at_grows_with_the_leaves(monkeypatch: pytest.Monkey
 
         def looked_at(given: Any = (tensors, results)) -> None:
             tensors, results = given
-            kept = GivenMemory(tensors)
+            kept = AliasTracker(tensors)
             for one in results:
-                kept.apart(one)
+                kept.copy_if_aliased(one)
 
         counted.append(calls_of(looked_at))
     assert counted[2] - counted[1] == counted[1] - counted[0] > 0
@@ -163,7 +163,7 @@ def test_what_a_tracer_looks_at_grows_with_the_leaves(monkeypatch: pytest.Monkey
 def test_what_a_tracer_sees_again_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     given, made = torch.ones(1), torch.ones(1)
-    kept = GivenMemory([given])
-    assert kept.apart(given) is not given
-    assert kept.apart(made) is made
-    assert kept.apart(made) is not made
+    kept = AliasTracker([given])
+    assert kept.copy_if_aliased(given) is not given
+    assert kept.copy_if_aliased(made) is made
+    assert kept.copy_if_aliased(made) is not made

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from functional_optim import chain, clip_by_value, prodigy, sgd
 from functional_optim.algorithms.prodigy import ProdigyShared
-from functional_optim.optimizer import pointwise
-from functional_optim.optimizer.pointwise import require_pointwise
+from functional_optim.optimizer import pointwise_check
+from functional_optim.optimizer.pointwise_check import require_pointwise
 
 from ..choices import case, pairs
 from .support import Frozen, assert_same, noise, refused
@@ -325,7 +325,7 @@ def test_it_is_pointwise_though_it_sums(monkeypatch: pytest.MonkeyPatch) -> None
 
     The third decay is the root of the second, also of a tensor or a schedule.
     """
-    monkeypatch.setattr(pointwise, "_GRADS", pointwise._GRADS[:1] * 4)  # one way: d grows
+    monkeypatch.setattr(pointwise_check, "_GRADS", pointwise_check._GRADS[:1] * 4)  # one way: d grows
     require_pointwise(prodigy())
     require_pointwise(prodigy(betas=(0.0, 0.9), d0=0.1))
     require_pointwise(sgd())

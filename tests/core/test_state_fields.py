@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import Optimizer, Rule, TorchOptimizer, adamw, chain, sgd
-from functional_optim.core.initial import StateFields
+from functional_optim.core.state_init import StateFields
 from functional_optim.testing import LawBroken, Subject, check_law
 
 KINDS = [((3,), torch.float32), ((2, 2), torch.float64)]
@@ -52,10 +52,10 @@ def rule(
 def test_without_a_declaration_each_other_value_asks_init() -> None:
     asked: list[Any] = []
     fields = StateFields([rule(by_name, asked)], [Hyper(0.1)], KINDS)
-    assert not fields.hold([Hyper(0.1, momentum=0.9)])
-    assert fields.hold([Hyper(0.1)])
+    assert not fields.is_valid_for([Hyper(0.1, momentum=0.9)])
+    assert fields.is_valid_for([Hyper(0.1)])
     asked.clear()
-    assert fields.hold([Hyper(0.2)])
+    assert fields.is_valid_for([Hyper(0.2)])
     assert len(asked) == len(KINDS)
 
 
@@ -77,16 +77,16 @@ def test_init_is_not_asked_where_it_looked_at_nothing_that_changed() -> None:
     forms = StateFields([rule(by_name, asked, ("momentum",))], [Hyper(0.1, 0.9)], KINDS)
     asked.clear()
     for k in range(5):
-        assert forms.hold([Hyper(0.1 * k, 0.9, averages=bool(k % 2))])
+        assert forms.is_valid_for([Hyper(0.1 * k, 0.9, averages=bool(k % 2))])
     assert asked == []
-    assert forms.hold([Hyper(0.1, 0.5)])
+    assert forms.is_valid_for([Hyper(0.1, 0.5)])
     assert len(asked) == len(KINDS)
 
 
 def test_what_was_refused_is_refused_again() -> None:
     forms = StateFields([rule(by_name, [])], [Hyper(0.1)], KINDS)
     for _ in range(2):
-        assert not forms.hold([Hyper(0.1, momentum=0.9)])
+        assert not forms.is_valid_for([Hyper(0.1, momentum=0.9)])
 
 
 def test_a_value_that_may_be_filled_with_another_is_looked_at_again() -> None:
@@ -94,7 +94,7 @@ def test_a_value_that_may_be_filled_with_another_is_looked_at_again() -> None:
     momentum: Any = torch.zeros(())
     forms = StateFields([rule(by_name, asked)], [Hyper(0.1, momentum)], KINDS)
     momentum.fill_(0.9)
-    assert not forms.hold([Hyper(0.1, momentum)])
+    assert not forms.is_valid_for([Hyper(0.1, momentum)])
 
 
 @pytest.mark.parametrize("make", [sgd, adamw])
@@ -111,7 +111,7 @@ def test_a_learning_rate_that_changes_asks_no_init(
     def refused(*_: Any) -> Any:
         raise AssertionError("init was asked for the fields of state")
 
-    monkeypatch.setattr("functional_optim.core.initial.init_leaf", refused)
+    monkeypatch.setattr("functional_optim.core.state_init.init_leaf", refused)
     for k in range(4):
         optimizer.param_groups[0]["lr"] = 0.1 / (k + 2)
         optimizer.step()

@@ -73,7 +73,7 @@ def _compiler(which: str) -> Iterator[None]:
             os.environ["FUNCTIONAL_OPTIM_CACHE"] = empty
         if which == "none":
             os.environ["CXX"] = "/nonexistent"
-        known = kernel._PROGRAMS, kernel._WARNED, cache._LACKING, cache._LOADED
+        known = kernel._PROGRAMS, kernel._WARNED, cache._WARNED, cache._LOADED
         for one in known:
             one.clear()
         yield

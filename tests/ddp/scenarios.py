@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import State
 from hooks import OptimizerState, group_lifetime
-from hooks.step_hook import hook_of
+from hooks.step_hook import build_hook
 from tests.choices import case as tried
 
 from .cases import ADAMW, CASES, CLIPPED, SGD, SMALL, UNUSED
@@ -113,7 +113,7 @@ def parts(model: type[nn.Module], word: str, ours: int, **options: Any) -> dict[
     ]
     hook: Hook = allreduce_hook
     for state in states:
-        hook = hook_of(state, hook)
+        hook = build_hook(state, hook)
     ddp.register_comm_hook(None, hook)
     others = trainable(twin)
     steps = dict.fromkeys(others, 0)
@@ -185,7 +185,7 @@ def on_subgroup(name: str) -> dict[str, Any]:
 
 
 def freed(unused: bool) -> list[str]:
-    """Return the names of the objects that outlive a DDP module with our hook.
+    """Return the names of the objects that keep_group_alive a DDP module with our hook.
 
     A thread of gloo may be about to let go of the last bucket, so it is given time; meanwhile the
     process group is held, through which nothing of the module may be.

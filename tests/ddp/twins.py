@@ -15,9 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import LeafState, Optimizer
 from functional_optim.kernels import ChunkExecutor, ReferenceExecutor
-from functional_optim.plan.step_plan import Steps
+from functional_optim.plan.step_plan import BoundStep
 from hooks import OptimizerState
-from hooks.step_hook import hook_of
+from hooks.step_hook import build_hook
 
 from .comparison import Pair, copied, dense, digest, fields, finite, moved, state_pairs, trainable
 from .models import BATCH, WIDTH, Tower
@@ -103,7 +103,7 @@ class Ours:
         self.asked: list[int] = []
         self.state.step_some = asking(self.state.step_some, self.asked)  # type: ignore[method-assign]
         inner_state, inner = INNER[case.inner](group)
-        hook = hook_of(self.state, noted(inner, self.buckets), in_order=case.in_order)
+        hook = build_hook(self.state, noted(inner, self.buckets), in_order=case.in_order)
         self.ddp.register_comm_hook(inner_state, hook)
 
     def leaf(self, name: str) -> LeafState:
@@ -190,7 +190,7 @@ def executor_calls() -> Iterator[list[int]]:
     with (
         mock.patch.object(ChunkExecutor, "update_", _noting(ChunkExecutor.update_, calls)),
         mock.patch.object(ReferenceExecutor, "update_", _noting(ReferenceExecutor.update_, calls)),
-        mock.patch.object(Steps, "make", _noting_plans(Steps.make, calls)),
+        mock.patch.object(BoundStep, "run", _noting_plans(BoundStep.run, calls)),
     ):
         yield calls
 

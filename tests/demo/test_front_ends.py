@@ -1,6 +1,6 @@
 """Each front-end, on one rank in this process, beside torch."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
@@ -16,7 +16,6 @@ from hooks.demo.front_ends import (
     FrontEnd,
     HyperParameters,
     LocalSGD,
-    MakeFrontEnd,
     StepHook,
     TorchAdamW,
     ZeroStepHook,
@@ -36,7 +35,7 @@ def batches(count: int, tokens: int, context: int) -> Iterator[text.Batch]:
 
 @pytest.mark.usefixtures("world_of_one")
 @pytest.mark.parametrize("tried", [StepHook, ZeroStepHook, partial(LocalSGD, period=2)])
-def test_it_gives_what_torch_gives_to_the_last_bit(tried: MakeFrontEnd) -> None:
+def test_it_gives_what_torch_gives_to_the_last_bit(tried: Callable[..., FrontEnd]) -> None:
     hyper = HyperParameters(Settings(steps=12).learning_rate)
     runs = []
     for make in (tried, TorchAdamW):

@@ -9,7 +9,7 @@ import pytest
 
 import functional_optim
 from functional_optim.kernels import EXECUTORS, ChunkExecutor, chunks
-from functional_optim.kernels.blocked import BLOCK_VARIABLE
+from functional_optim.kernels.blocked_kernel import BLOCK_VARIABLE
 from functional_optim.kernels.inductor import InductorKernel
 from functional_optim.optimizer import bound_plans
 from functional_optim.plan.flat.layout import FlatLayout

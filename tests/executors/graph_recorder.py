@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from functional_optim.core import capturing
+from functional_optim.core import graph_capture
 from functional_optim.kernels.inductor import InductorKernel
 
 WAITING = {"_local_scalar_dense", "allclose", "equal", "is_nonzero", "nonzero"}
@@ -78,7 +78,7 @@ class Graph:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(InductorKernel, "_find", found)
-            patch.setattr(capturing, "_IS_CUDA", lambda _: True)
+            patch.setattr(graph_capture, "_IS_CUDA", lambda _: True)
             patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
             with _Recorder(self._kernels) as recorder:
                 yield

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from functional_optim import Optimizer
-from functional_optim.core.initial import init_leaf
 from functional_optim.core.leaf import Leaf
+from functional_optim.core.state_init import init_leaf
 from functional_optim.kernels import EXECUTORS, ChunkExecutor, Chunks, ReferenceExecutor
 from functional_optim.kernels.chunks import Table
 from functional_optim.kernels.exact.program import LoopProgram

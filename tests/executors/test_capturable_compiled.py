@@ -17,7 +17,7 @@ from functional_optim import (
     stored,
     weight_decay,
 )
-from functional_optim.kernels import blocked
+from functional_optim.kernels import blocked_kernel
 
 from ..choices import case
 from .bound_tree import full, parameters
@@ -96,7 +96,7 @@ def test_memory_that_other_optimizers_use_again_is_not_captured(
     def used(*_: Any) -> Any:
         raise AssertionError("scratch of the thread")
 
-    monkeypatch.setattr(blocked, "scratch", used)
+    monkeypatch.setattr(blocked_kernel, "scratch", used)
     params = {"apart": noise(1, 6, 5)[::2], "flat": noise(2, 4)}
     grads = {"apart": noise(3, 5, 3).t(), "flat": noise(4, 4)}
     optimizer = chain(clip_by_global_norm(1.0), adamw(0.1)).using(executor="compiled")

@@ -23,11 +23,11 @@ from functional_optim import (
     sgd,
     with_shape,
 )
-from functional_optim.kernels.blocked import BlockedKernel
+from functional_optim.kernels.blocked_kernel import BlockedKernel
 from functional_optim.kernels.exact.program import LoopProgram
 from functional_optim.kernels.foreach import ForeachKernel
+from functional_optim.kernels.leaf_program import LeafProgram
 from functional_optim.kernels.reference import ReferenceExecutor
-from functional_optim.kernels.whole import Known
 from functional_optim.storage import stored
 
 from ..choices import case, each
@@ -57,7 +57,7 @@ RAN: dict[str, tuple[Any, str]] = {
     "blocked": (BlockedKernel, "bind"),
     "foreach": (ForeachKernel, "bind_lists"),
     "reference": (ReferenceExecutor, "update_"),
-    "one by one": (Known, "arguments"),
+    "one by one": (LeafProgram, "arguments"),
 }
 
 

@@ -66,7 +66,7 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> Spied:
     """Loops are worth compiling for any leaf, and what passes bind is noted."""
     monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1)
     found = Spied([])
-    bind = leaf_passes.LeafPasses.parts
+    bind = leaf_passes.LeafPasses.bind
 
     def noted(self: Any, *step: Any) -> Any:
         parts = bind(self, *step)
@@ -74,7 +74,7 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> Spied:
             found.parts.append(len(parts))
         return parts
 
-    monkeypatch.setattr(leaf_passes.LeafPasses, "parts", noted)
+    monkeypatch.setattr(leaf_passes.LeafPasses, "bind", noted)
     return found
 
 

@@ -57,7 +57,7 @@ def test_places_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.Mo
     def never(*arguments: object, **named: object) -> None:
         pytest.fail("it was traced")
 
-    monkeypatch.setattr(exporting, "exported", never)
+    monkeypatch.setattr(exporting, "trace", never)
     with pytest.raises(FileNotFoundError, match="'.*missing', which is not a folder"):
         export_step(sgd(), tree(), tmp_path / "missing" / "step.pt2")
     with pytest.raises(ValueError, match=r"must end in .pt2, .* got '.*step.pt'"):

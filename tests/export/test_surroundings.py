@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from functional_optim import adamw, sgd
-from functional_optim.export import export_step, package
+from functional_optim.export import export_step
 
 from .support import tree
 
@@ -44,11 +44,11 @@ def test_a_failed_write_leaves_what_was_there(
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     assert set(before) == {"step.pt2", "step.pt2.json"}
 
-    def broken(program: object, made: Path, text: str) -> None:
+    def broken(program: object, made: Path, **_: object) -> None:
         made.write_bytes(b"half")
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(package, "_save", broken)
+    monkeypatch.setattr(torch.export, "save", broken)
     with pytest.raises(OSError, match="the disk is full"):
         export_step(sgd(), params, path)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before

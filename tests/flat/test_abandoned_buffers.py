@@ -7,7 +7,7 @@ import torch
 
 from functional_optim import sgd
 from functional_optim.core.buffer_memory import buffer_of
-from functional_optim.plan.flat.apart import reason_apart
+from functional_optim.plan.flat.move_checks import immovable_reason
 
 
 def test_whether_garbage_was_collected_makes_no_difference() -> None:
@@ -20,7 +20,7 @@ def test_whether_garbage_was_collected_makes_no_difference() -> None:
         del bound
         if collects:
             gc.collect()
-        reasons.append([reason_apart(one) for one in params])
+        reasons.append([immovable_reason(one) for one in params])
     assert reasons[0] == reasons[1]
     assert all(one is not None and "flat buffer" in one for one in reasons[0])
 

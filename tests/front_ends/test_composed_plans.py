@@ -27,7 +27,7 @@ from functional_optim import (
 )
 from functional_optim.plan import StepPlan, engine
 from functional_optim.plan.decision import Decision
-from functional_optim.plan.step_plan import Steps
+from functional_optim.plan.step_plan import BoundStep
 
 from ..choices import case
 from ..composition.trees import (
@@ -46,7 +46,7 @@ from ..tensors import assert_same, normal, watched
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record the calls of functions that a steady step does not need."""
-    places = (StepPlan, "__init__"), (engine, "prepared"), (Decision, "add_up")
+    places = (StepPlan, "__init__"), (engine, "prepare"), (Decision, "add_up")
     return noted_calls(monkeypatch, places)
 
 
@@ -231,15 +231,15 @@ def two_dimensional(path: Any, shape: Any) -> str:
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The runs that are made, with an interrupt before the first of them."""
     made: list[int] = []
-    before = Steps.make
+    before = BoundStep.run
 
-    def make(self: Steps) -> None:
+    def make(self: BoundStep) -> None:
         if not made:
             os.kill(os.getpid(), signal.SIGINT)
         made.append(len(made))
         before(self)
 
-    monkeypatch.setattr(Steps, "make", make)
+    monkeypatch.setattr(BoundStep, "run", make)
     return made
 
 
@@ -265,7 +265,7 @@ def test_parameters_that_lie_in_another_way_are_planned_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     alone: list[int] = []
-    prepared = engine.prepared
+    prepared = engine.prepare
 
     def noted(stages: Any, executor: Any, items: Any, *more: Any, **options: Any) -> Any:
         alone.append(len(items))
@@ -285,6 +285,6 @@ def test_parameters_that_lie_in_another_way_are_planned_again(
         for param in params:
             param.grad = torch.full_like(param, 0.5)
         if step == 6:
-            monkeypatch.setattr(engine, "prepared", noted)
+            monkeypatch.setattr(engine, "prepare", noted)
         optimizer.step()
     assert alone == []

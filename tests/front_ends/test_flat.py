@@ -107,13 +107,13 @@ def test_no_parameter_is_stepped_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = both()
     step(pair, 0)
     steps: list[Any] = []
-    prepared = engine.prepared
+    prepared = engine.prepare
 
     def noted(*given: Any, **options: Any) -> Any:
         steps.append(given)
         return prepared(*given, **options)
 
-    monkeypatch.setattr(engine, "prepared", noted)
+    monkeypatch.setattr(engine, "prepare", noted)
     for optimizer, is_new in zip(pair, (False, True), strict=True):
         if is_new:
             del optimizer.param_groups[0]["params"][0]  # so that it has no plan yet

@@ -110,13 +110,13 @@ def test_steps_without_it_are_planned_as_ever(monkeypatch: pytest.MonkeyPatch) -
     params = named()
     optimizer = TorchOptimizer(params.items(), sophia(0.1, gamma=0.5))
     planned: list[int] = []
-    before = StepPlan.prepared
+    before = StepPlan.prepare
 
     def noted(self: StepPlan, *given: Any, **options: Any) -> Any:
         planned.append(step)
         return before(self, *given, **options)
 
-    monkeypatch.setattr(StepPlan, "prepared", noted)
+    monkeypatch.setattr(StepPlan, "prepare", noted)
     own: Any = params_of()
     alone = sophia(0.1, gamma=0.5).using(executor="reference")  # which no plan steps
     state = alone.init(own)
@@ -134,7 +134,7 @@ def test_steps_without_it_are_planned_as_ever(monkeypatch: pytest.MonkeyPatch) -
 def test_steps_that_all_need_it_are_planned_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once they are steady, nothing goes leaf by leaf; nor does what is given change."""
     found: list[str] = []
-    for owner, name in ((StepPlan, "__init__"), (engine, "prepared")):
+    for owner, name in ((StepPlan, "__init__"), (engine, "prepare")):
         monkeypatch.setattr(owner, name, counted(found, name, getattr(owner, name)))
     params, own = named(), params_of()
     optimizer = TorchOptimizer(params.items(), adahessian(0.1))

@@ -21,7 +21,7 @@ from functional_optim import (
     sgd,
 )
 from functional_optim.kernels import EXECUTORS, ChunkExecutor, register_executor
-from functional_optim.kernels.blocked import BlockedKernel
+from functional_optim.kernels.blocked_kernel import BlockedKernel
 from functional_optim.kernels.foreach import ForeachKernel
 from tests.choices import case
 

@@ -294,7 +294,7 @@ def clipped_by_hook(kind: str, dtype: torch.dtype, grads: Grads, limit: float) -
                 param.zero_()
         named_ = list(ddp.module.named_parameters())
         zero = ZeroRedundancyOptimizer(named_, sgd(1.0), group, overlap_with_ddp=True)
-        hook = hook_of(kind, ddp, zero, max_norm=limit)
+        hook = build_hook(kind, ddp, zero, max_norm=limit)
         ddp(grads).backward()
         return {n: -p.detach() for n, p in named_ if grads[n] is not None}, float(hook.norm)
 
@@ -304,7 +304,7 @@ def clipped_by_hook(kind: str, dtype: torch.dtype, grads: Grads, limit: float) -
     return found, norm
 
 
-def hook_of(kind: str, ddp: Any, zero: Any, **options: Any) -> Any:
+def build_hook(kind: str, ddp: Any, zero: Any, **options: Any) -> Any:
     made = {"scatter": zero_step_hook, "held": partial(hook_with_zero_step, allreduce_hook)}
     hook = made[kind](ddp, zero, **options)
     ddp.register_comm_hook(None, hook)
@@ -404,7 +404,7 @@ def scaled_hook(kind: str, by_hand: bool, dtype: torch.dtype, steps: Sequence[Gr
         ddp, loop = wrapped(dtype, group), Scaled()
         named_ = list(ddp.module.named_parameters())
         zero = ZeroRedundancyOptimizer(named_, TAIL, group, overlap_with_ddp=True)
-        hook = hook_of(kind, ddp, zero, grad_scaler=loop.scaler)
+        hook = build_hook(kind, ddp, zero, grad_scaler=loop.scaler)
         for grads in steps:
             loop.scaler.scale(ddp(grads)).backward()
             if by_hand:

@@ -16,7 +16,7 @@ from functional_optim import (
     from_torch,
     register_functional_optim,
 )
-from functional_optim.core.initial import fields_of
+from functional_optim.core.state_init import fields_of
 from tests.choices import each
 
 from .support import FLAT, assert_same_tensors, parameters, same_bits, set_grads

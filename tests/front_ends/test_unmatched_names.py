@@ -24,10 +24,10 @@ from functional_optim import (
     weight_decay,
     with_shape,
 )
-from functional_optim.frontends.local_optimizer import local_optimizer, resolved
-from functional_optim.optimizer.pointwise import require_pointwise
-from functional_optim.remote.arranged import Arranged
-from functional_optim.remote.placing import PlacedGroup, PlacedParam
+from functional_optim.frontends.local_optimizer import local_optimizer, resolve_recipe
+from functional_optim.optimizer.pointwise_check import require_pointwise
+from functional_optim.remote.chain_groups import ChainGroups
+from functional_optim.remote.placement import PlacedGroup, PlacedParam
 from hooks.named_groups import NamedGroups
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport.local import LocalWorld
@@ -173,9 +173,9 @@ def test_numbers_predicates_and_shapes_select_what_has_no_name() -> None:
 
 def test_workers_are_told_whether_the_caller_gave_names() -> None:
     """Without names, those that RRefs are given here are no names to select by."""
-    found = resolved(BY_NAME["freeze"], (), {})
+    found = resolve_recipe(BY_NAME["freeze"], (), {})
     params = [PlacedParam("head", "worker", None, torch.ones(2))]
-    Arranged([PlacedGroup(params, {}, named=True)], found)
+    ChainGroups([PlacedGroup(params, {}, named=True)], found)
     numbered = [PlacedParam("0.0", "worker", None, torch.ones(2))]
     with pytest.raises(ValueError, match="by their names"):
-        Arranged([PlacedGroup(numbered, {}, named=False)], found)
+        ChainGroups([PlacedGroup(numbered, {}, named=False)], found)

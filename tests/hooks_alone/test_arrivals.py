@@ -7,8 +7,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from hooks import arrivals as arrivals_module
-from hooks.arrivals import Arrivals, BucketPlace
+from hooks import buckets as buckets_module
+from hooks.buckets import BucketPosition, BucketPositions
 
 PARAMS = {name: torch.empty(()) for name in "abcde"}
 
@@ -30,17 +30,17 @@ class Bucket(NamedTuple):
         return [PARAMS[name] for name in self.names]
 
 
-def places(arrivals: Arrivals, backward: int, *buckets: Bucket) -> list[tuple[int, bool]]:
+def places(arrivals: BucketPositions, backward: int, *buckets: Bucket) -> list[tuple[int, bool]]:
     """The places of buckets that come in one backward pass."""
-    with mock.patch.object(arrivals_module, "current_graph_task_id", return_value=backward):
+    with mock.patch.object(buckets_module, "current_graph_task_id", return_value=backward):
         made: Sequence[Any] = buckets
-        found: list[BucketPlace] = [arrivals.place_of(bucket) for bucket in made]
+        found: list[BucketPosition] = [arrivals.position_of(bucket) for bucket in made]
     assert {place.backward for place in found} == {backward}
     return [(place.number, place.last) for place in found]
 
 
-def arrivals_of(names: str = "abcde") -> Arrivals:
-    return Arrivals(PARAMS[name] for name in names)
+def arrivals_of(names: str = "abcde") -> BucketPositions:
+    return BucketPositions(PARAMS[name] for name in names)
 
 
 SEVERAL = (Bucket(0, False, "ed"), Bucket(1, False, "c"), Bucket(2, True, "ba"))

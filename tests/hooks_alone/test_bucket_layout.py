@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hooks.bucket_layout import gradient_views, is_dense
+from hooks.buckets import gradient_views, is_dense
 from tests.choices import case, examples
 
 

@@ -8,50 +8,50 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from functional_optim._torch import holders_of
+from functional_optim._torch import use_count
 from hooks import communication
-from hooks.communication import hold
+from hooks.communication import keep_alive
 
 
 @pytest.fixture
 def work(world_of_one: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """A collective that holds its tensor, as a thread of gloo does; the tensor is given."""
-    monkeypatch.setattr(communication, "_GIVEN", [])
+    monkeypatch.setattr(communication, "_SENT", [])
     tensor = torch.ones(2)
     launched: Any = dist.all_reduce(tensor, async_op=True)
     launched.wait()
-    hold(tensor)
+    keep_alive(tensor)
     return [launched]
 
 
 def settle() -> None:
     """Until threads of gloo have let go of what was dropped here."""
     until = time.monotonic() + 60
-    while holders_of(communication._GIVEN[0]) > 1 and time.monotonic() < until:
+    while use_count(communication._SENT[0]) > 1 and time.monotonic() < until:
         time.sleep(0.001)
 
 
 def test_a_tensor_is_held_until_nobody_else_does(work: list[Any]) -> None:
-    given = communication._GIVEN
+    given = communication._SENT
     for count in (2, 2, 2):
-        hold(torch.ones(1))  # nobody else has it, so the next one drops it
+        keep_alive(torch.ones(1))  # nobody else has it, so the next one drops it
         assert len(given) == count
     work.clear()
     settle()
-    hold(torch.ones(1))
+    keep_alive(torch.ones(1))
     assert len(given) == 1 and given[0].shape == (1,)
 
 
 def test_a_program_that_ends_waits_for_the_threads_of_gloo(work: list[Any]) -> None:
     timer = threading.Timer(0.3, work.clear)
     timer.start()
-    communication._await_gloo()
-    assert holders_of(communication._GIVEN[0]) == 1
+    communication._wait_for_gloo()
+    assert use_count(communication._SENT[0]) == 1
     timer.join()
 
 
 def test_it_does_not_wait_for_ever(work: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(communication, "LONGEST", 0.2)
+    monkeypatch.setattr(communication, "TIMEOUT", 0.2)
     before = time.monotonic()
-    communication._await_gloo()
+    communication._wait_for_gloo()
     assert work and 0.2 <= time.monotonic() - before < 60

@@ -67,7 +67,7 @@ def test_a_steady_step_plans_nothing_and_steps_no_leaf_alone(
 ) -> None:
     """With gradients of some and of others in turn, and other hyper-parameters at each step."""
     made: list[str] = []
-    for owner, what in ((StepPlan, "__init__"), (engine, "prepared")):
+    for owner, what in ((StepPlan, "__init__"), (engine, "prepare")):
         monkeypatch.setattr(owner, what, noted(made, what, getattr(owner, what)))
     state = OptimizerState(COMPOSED[name](), DistributedDataParallel(Model()))
     params: Any = {one: p.detach().clone() for one, p in state.params.items()}

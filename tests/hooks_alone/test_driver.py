@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hooks.arrivals import BucketPlace
-from hooks.communication import HookResult, LaunchedMean
+from hooks.buckets import BucketPosition
+from hooks.communication import AllReduceMean, HookResult
 from hooks.driver import BucketDriver
 from hooks.work_queue import work_queue_of
 from sharding.transport.local import LocalWorld
@@ -37,10 +37,10 @@ def test_no_bucket_is_stepped_after_one_that_failed_and_the_next_iteration_is() 
 
     def iteration(*names: str) -> list[Any]:
         for number in (0, 1):
-            place = BucketPlace(number, last=number == 1, backward=-1)
-            driver.enter(place, ["a" if number == 0 else "b"])
+            place = BucketPosition(number, last=number == 1, backward=-1)
+            driver.add_bucket(place, ["a" if number == 0 else "b"])
         return [
-            driver.follow(number, lambda name=name: job(name), CPU)
+            driver.submit(number, lambda name=name: job(name), CPU)
             for number, name in enumerate(names)
         ]
 
@@ -76,7 +76,7 @@ def test_jobs_of_two_hooks_are_done_in_the_order_in_which_they_came() -> None:
         return torch.ones(1)
 
     futures = [
-        drivers[number % 2].follow(0, lambda number=number: job(number), CPU) for number in range(6)
+        drivers[number % 2].submit(0, lambda number=number: job(number), CPU) for number in range(6)
     ]
     release.set()
     for future in futures:
@@ -89,7 +89,7 @@ def test_a_mean_is_that_of_torch_s_hook_and_in_place() -> None:
         buffer = torch.randn(7, generator=torch.Generator().manual_seed(group.rank()))
         want = buffer.clone() / 3
         dist.all_reduce(want, group=group)
-        found = LaunchedMean(group, buffer).wait()
+        found = AllReduceMean(group, buffer).wait()
         return found is buffer and torch.equal(found, want)
 
     assert LocalWorld(3).run(run) == [True] * 3

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from hooks import group_lifetime
-from hooks.group_lifetime import outlive
+from hooks.group_lifetime import keep_group_alive
 
 
 class Owner:
@@ -27,7 +27,7 @@ def test_it_is_freed_in_another_thread_some_time_later(monkeypatch: pytest.Monke
     group = dist.ProcessGroup(0, 1)
     weakref.finalize(group, note)
     owner = Owner()
-    outlive(owner, group)
+    keep_group_alive(owner, group)
     del group, owner
     assert not freed.wait(0.1)  # threads of gloo may have something to do yet
     assert freed.wait(120)

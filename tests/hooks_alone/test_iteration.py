@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from hooks.iteration import Iteration
+from hooks.driver import Iteration
 from tests.choices import case
 
 NAMES = ("a", "b", "c", "d")
@@ -12,7 +12,7 @@ NAMES = ("a", "b", "c", "d")
 
 def run(iteration: Iteration, buckets: Sequence[str]) -> None:
     for index, names in enumerate(buckets):
-        iteration.enter(index, list(names))
+        iteration.add_bucket(index, list(names))
     iteration.finish()
 
 
@@ -41,27 +41,27 @@ def test_a_parameter_that_does_not_come_once_is_named() -> None:
 
 def test_of_many_some_are_named() -> None:
     iteration = Iteration([f"layer{number}" for number in range(8)])
-    iteration.enter(0, ["layer0"])
+    iteration.add_bucket(0, ["layer0"])
     with pytest.raises(RuntimeError, match=r"'layer1', .*'layer5' and 2 more\. "):
         iteration.finish()
 
 
 def test_an_iteration_cut_short_is_noticed_by_the_next() -> None:
     iteration = Iteration(NAMES)
-    iteration.enter(0, ["d", "c"])
+    iteration.add_bucket(0, ["d", "c"])
     with pytest.raises(RuntimeError, match=r"never stepped: 'a', 'b'\. .*from a checkpoint"):
-        iteration.enter(0, ["d", "c"])
-    iteration.enter(0, ["d", "c"])
-    iteration.enter(1, ["b", "a"])
+        iteration.add_bucket(0, ["d", "c"])
+    iteration.add_bucket(0, ["d", "c"])
+    iteration.add_bucket(1, ["b", "a"])
     iteration.finish()
 
 
 def test_two_modules_in_one_backward_are_noticed() -> None:
     """Both bring all parameters, in one bucket each."""
     iteration = Iteration(NAMES)
-    iteration.enter(0, NAMES, backward=7)
+    iteration.add_bucket(0, NAMES, backward=7)
     iteration.finish()
     with pytest.raises(RuntimeError, match=r"'a' came twice"):
-        iteration.enter(0, NAMES, backward=7)
-    iteration.enter(0, NAMES, backward=8)
+        iteration.add_bucket(0, NAMES, backward=7)
+    iteration.add_bucket(0, NAMES, backward=8)
     iteration.finish()

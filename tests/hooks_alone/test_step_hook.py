@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim import chain, clip_by_global_norm, sgd, sophia
 from hooks import OptimizerState, step_hook
-from hooks.step_hook import hook_of
+from hooks.step_hook import build_hook
 from tests.choices import case
 from tests.ddp.cases import CASES, CLIPPED, ONE, SMALL, UNUSED
 from tests.ddp.models import WIDTH, Tower
@@ -76,7 +76,7 @@ def test_a_parameter_that_comes_twice() -> None:
         module = Tower()
         both = [DistributedDataParallel(module, **options) for _ in range(2)]
         state = OptimizerState(sgd(lr=0.1), both[0], executor="reference")
-        hook = hook_of(state)
+        hook = build_hook(state)
         for ddp in both:
             ddp.register_comm_hook(None, hook)
         loss = sum(ddp(torch.ones(2, WIDTH), 0, 0).sum() for ddp in both)

@@ -8,7 +8,7 @@ import torch
 
 import functional_optim
 from functional_optim import Link, algorithms, export_step, transforms
-from functional_optim.kernels.blocked import BLOCK_VARIABLE
+from functional_optim.kernels.blocked_kernel import BLOCK_VARIABLE
 from functional_optim.storage import stored
 from functional_optim.testing import CASES, LAWS, check_law, check_optimizer
 from functional_optim.testing.runs import REAL_DTYPES, WIDE_SHAPE, Run, runs

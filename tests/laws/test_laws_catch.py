@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from functional_optim import NoState, sgd
-from functional_optim.core.aliasing import GivenMemory
+from functional_optim.core.aliasing import AliasTracker
 from functional_optim.testing import (
     LAWS,
     LawBroken,
@@ -177,7 +177,7 @@ def test_shared_memory_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The law of memory, were results handed out as rules return them."""
     for factory in SHARING.values():
         check_optimizer(factory, laws=["own memory"], max_examples=2)
-    monkeypatch.setattr(GivenMemory, "apart", lambda self, result: result)
+    monkeypatch.setattr(AliasTracker, "copy_if_aliased", lambda self, result: result)
     for name, factory in SHARING.items():
         with case(name=name), pytest.raises(LawBroken, match="shares memory with an argument"):
             check_optimizer(factory, laws=["own memory"], dtypes=[torch.float32])

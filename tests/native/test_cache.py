@@ -12,8 +12,7 @@ import pytest
 
 from functional_optim.native import cache, private_folder
 from functional_optim.native.cache import BuildRecipe, CompileError, library
-from functional_optim.native.from_bytes import load
-from functional_optim.native.private_folder import Folder, open_folder
+from functional_optim.native.private_folder import Folder, load_library, open_folder
 
 from ..choices import case
 from .compilers import FAILS, HANGS, Clock, Compiler, all_well, children
@@ -228,9 +227,9 @@ def test_a_folder_is_looked_up_once(folder: Path, tmp_path: Path) -> None:
     key = BuildRecipe(text(1), FLAGS, cache.default_compiler()).key
     number = mine.lock(key)
     assert number is not None
-    os.close(mine.make_place(f"{key}-place", "text"))
+    os.close(mine.create_build_folder(f"{key}-place", "text"))
     assert [one.name for one in folder.iterdir()] == ["theirs"]
-    mine.clear_places(key)
+    mine.remove_build_folders(key)
     mine.unlock(key, number)
     assert not list((tmp_path / "moved").iterdir())
 
@@ -262,7 +261,7 @@ def test_an_anonymous_file_that_may_not_be_run(folder: Path) -> None:
         return "loaded"
 
     assert content is not None
-    assert load(content, loader) == "loaded"
+    assert load_library(content, loader) == "loaded"
     assert not Path(asked[-1]).exists()
 
 
@@ -336,7 +335,7 @@ def test_a_compiler_that_does_not_say_its_version(
     script.write_text(f"echo asked >> {asked}\n(read _ < {tmp_path / 'never'}; echo late)\n")
     clock = Clock()
     monkeypatch.setattr(cache, "time", clock)
-    monkeypatch.setattr(cache, "_SILENT", {})
+    monkeypatch.setattr(cache, "_VERSION_TIMEOUTS", {})
     for seconds, named in (("0.25", "0.25 s \\(FUNCTIONAL_OPTIM_COMPILE_TIMEOUT"), ("9", "1 s$")):
         with case(seconds=seconds):
             monkeypatch.setenv("FUNCTIONAL_OPTIM_COMPILE_TIMEOUT", seconds)
@@ -346,7 +345,7 @@ def test_a_compiler_that_does_not_say_its_version(
                 with pytest.raises(CompileError, match=f"does not say its version: .* {named}"):
                     library(text(number), FLAGS, ["sh", str(script)])
             assert asked.read_text().split() == ["asked"]
-            clock.ahead += cache.REST_SECONDS
+            clock.ahead += cache.RETRY_SECONDS
     script.write_text("echo version 1\n")
     assert BuildRecipe(text(1), FLAGS, ("sh", str(script))).key
     assert not list(folder.glob("*"))

@@ -33,7 +33,7 @@ def loader(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loader]:
     monkeypatch.setattr(module, "POLL_SECONDS", 0.0)
     made = Loader()
     yield made
-    made.forget()
+    made.reset()
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_a_second_process_finds_them_on_disk(loader: Loader) -> None:
 
 def test_nobody_waits_while_they_are_compiled(empty: Path, held: Compiler, loader: Loader) -> None:
     assert loader.get(MANY - 1) is None
-    assert loader._run is None  # not for so few
+    assert loader._build is None  # not for so few
     assert loader.get(MANY) is None
     assert not loader.wait(0)
     assert loader.get(MANY) is None
@@ -125,7 +125,7 @@ def test_what_does_not_load_is_made_anew(empty: Path, compiler: Compiler, loader
     [library] = empty.iterdir()
     whole = library.read_bytes()
     open_folder().keep(library.stem, b"no library")
-    loader.forget()
+    loader.reset()
     assert loader.wait(LONG)
     assert loader.get(0) is not None
     assert compiler.runs == 2
@@ -140,10 +140,10 @@ def test_loops_of_another_user_are_not_loaded(
     assert loader.wait(LONG)
     [library] = empty.iterdir()
     for runs, (place, is_said) in enumerate({library: False, empty: True}.items(), start=2):
-        loader.forget()
+        loader.reset()
         give_away(place, monkeypatch)
         assert loader.get(0) is None
-        assert ("belongs to user" in loader.unsaid) == is_said
+        assert ("belongs to user" in loader.pending_warning) == is_said
         assert loader.wait(LONG)
         assert compiler.runs == runs
 
@@ -154,7 +154,7 @@ def test_without_them_a_step_still_runs(
 ) -> None:
     command, said = FAILS[what]
     monkeypatch.setenv("CXX", command)
-    monkeypatch.setattr(cache, "_LACKING", set())
+    monkeypatch.setattr(cache, "_WARNED", set())
     monkeypatch.setattr(guard, "LOOPS", loader)
     monkeypatch.setattr(bound, "LOOPS", loader)
     monkeypatch.setattr(module, "MANY", 0)
@@ -188,13 +188,13 @@ def test_without_a_cache_they_are_compiled_for_this_process(
     assert loader.wait(LONG)
     assert loader.get(0) is not None
     with pytest.warns(RuntimeWarning, match="not kept for other processes"):
-        loader.say()
+        loader.warn_pending()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        loader.say()
-        loader.forget()
+        loader.warn_pending()
+        loader.reset()
         assert loader.wait(LONG)
-        loader.say()
+        loader.warn_pending()
     assert compiler.runs == 1
 
 
@@ -202,11 +202,11 @@ def test_without_a_cache_they_are_compiled_for_this_process(
 def test_a_command_that_makes_no_sense(monkeypatch: pytest.MonkeyPatch, loader: Loader) -> None:
     for command in ('g++ "', " "):
         monkeypatch.setenv("CXX", command)
-        monkeypatch.setattr(cache, "_LACKING", set())
-        loader.forget()
+        monkeypatch.setattr(cache, "_WARNED", set())
+        loader.reset()
         assert loader.wait(0)
         assert loader.get(MANY) is None
-        assert "CXX is no command of a compiler" in loader.unsaid
+        assert "CXX is no command of a compiler" in loader.pending_warning
 
 
 @pytest.mark.usefixtures("temporary")
@@ -220,13 +220,13 @@ def test_a_user_without_a_home(
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", nowhere)
     assert loader.get(0) is None
-    assert "home directory" in loader.unsaid
+    assert "home directory" in loader.pending_warning
     assert loader.wait(LONG)
     assert loader.get(0) is not None
     monkeypatch.setenv(SWITCH, "0")
-    loader.forget()
+    loader.reset()
     assert loader.get(0) is None
-    assert not loader.unsaid
+    assert not loader.pending_warning
 
 
 @pytest.mark.parametrize("whose", ["mine", "another's"])
@@ -241,9 +241,9 @@ def test_a_compiler_that_hangs_is_not_waited_for(
         assert not loader.wait(0)
         clock.ahead += 601
         assert not loader.wait(0)
-        assert "took longer than 600 s" in loader.unsaid
+        assert "took longer than 600 s" in loader.pending_warning
     finally:
-        first.forget()
+        first.reset()
     assert not list(empty.glob("*/"))
 
 
@@ -252,10 +252,10 @@ def test_giving_up_is_not_for_ever(held: Compiler, loader: Loader, clock: Clock)
     assert not loader.wait(0)
     clock.ahead += 601
     assert not loader.wait(0)
-    assert "it is tried again in 10 minutes" in loader.unsaid
+    assert "it is tried again in 10 minutes" in loader.pending_warning
     assert loader.get(MANY) is None  # it rests
     held.release()
-    clock.ahead += cache.REST_SECONDS
+    clock.ahead += cache.RETRY_SECONDS
     assert loader.wait(None)
     assert loader.get(0) is not None
 
@@ -271,7 +271,7 @@ PROGRAM = """
 import os, sys, warnings
 warnings.simplefilter("ignore")
 from functional_optim.native import LOOPS, private_folder
-assert LOOPS.get(1000) is None and LOOPS._run is not None
+assert LOOPS.get(1000) is None and LOOPS._build is not None
 os.environ["FUNCTIONAL_OPTIM_CACHE"] = sys.argv[1]
 path = private_folder.open_folder().path
 (path / "library.so").write_text("")
@@ -317,7 +317,7 @@ def test_a_fork_leaves_the_compiler_to_its_parent(held: Compiler, loader: Loader
     assert loader.get(MANY) is None
 
     def finds_them() -> bool:
-        loader.forget()  # what would end a compiler of its own
+        loader.reset()  # what would end a compiler of its own
         return loader.wait(LONG) and loader.get(0) is not None
 
     child = children(1, finds_them)
@@ -397,4 +397,4 @@ def test_who_began_and_steps_no_more_keeps_nobody_waiting(
     assert loader.wait(60)
     assert loader.get(0) is not None
     assert held.runs == 1
-    idle.forget()
+    idle.reset()

@@ -11,7 +11,7 @@ import functional_optim as fo
 from functional_optim import adamw
 from sharding import MatrixBlocks, ParameterSpec, ShardPlan, plan
 from sharding.pieces import whole_pieces
-from sharding.table import size
+from sharding.text import format_bytes
 from tests.choices import case
 
 from .commands import refused, run, safetensors, shapes, shown
@@ -208,4 +208,4 @@ def test_the_fullest_rank_is_always_shown() -> None:
 
 def test_sizes_are_readable() -> None:
     counts = (0, 999, 1000, 1024, 5 * 2**40)
-    assert [*map(size, counts)] == ["0 B", "999 B", "0.98 KiB", "1.00 KiB", "5.00 TiB"]
+    assert [*map(format_bytes, counts)] == ["0 B", "999 B", "0.98 KiB", "1.00 KiB", "5.00 TiB"]

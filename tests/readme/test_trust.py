@@ -69,10 +69,10 @@ from pathlib import Path
 from functional_optim import adamw
 from functional_optim.storage import mapped_state
 from sharding import ShardPlan, ZeroRedundancyOptimizer, plan
-from sharding.sources import read
+from sharding.sources import read_source
 from sharding.storage import ChecksumReader, ChecksumWriter
 from sharding.storage.folder import read_folder
-from sharding.zero.read import read_state_dict
+from sharding.zero.old_checkpoint import read_state_dict
 
 folder = Path(sys.argv[1])
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -95,8 +95,8 @@ def everything():
     read_folder(folder / "checkpoint")
     read_state_dict(sys.argv[2])
     ShardPlan.from_json(text)
-    read(str(folder / "shapes.json"))
-    read(str(folder / "model.safetensors"))
+    read_source(str(folder / "shapes.json"))
+    read_source(str(folder / "model.safetensors"))
     mapped_state(adamw(), {"w": torch.ones(2)}, folder / "state")
 
 everything()  # what it imports is imported now

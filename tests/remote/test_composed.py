@@ -238,7 +238,7 @@ class Unordered(ThreadTransport):
 
     def _late(self, handle: Any, *args: Any) -> None:
         assert self.go.wait(60)
-        handle.thing.step(*args)
+        handle.target.step(*args)
 
 
 def test_a_step_that_needs_totals_waits_for_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:

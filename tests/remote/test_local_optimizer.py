@@ -16,7 +16,7 @@ from functional_optim import (
     partition,
     sgd,
 )
-from functional_optim.frontends.local_optimizer import bound, local_optimizer, resolved
+from functional_optim.frontends.local_optimizer import bind_recipe, local_optimizer, resolve_recipe
 from functional_optim.testing import ANY_SHAPE
 from tests.choices import case, each_value
 
@@ -91,9 +91,9 @@ class WithoutEquivalent(torch.optim.SGD):
 
 def test_what_was_resolved_can_be_sent() -> None:
     for given in (torch.optim.AdamW, adamw, adamw(), lambda lr: chain(adamw(lr=lr))):
-        found = pickle.loads(pickle.dumps(resolved(given, (), {"lr": 0.1})))
+        found = pickle.loads(pickle.dumps(resolve_recipe(given, (), {"lr": 0.1})))
         params = parameters()
-        bound(found, params.items()).step(list(gradients(0).values()))
+        bind_recipe(found, params.items()).step(list(gradients(0).values()))
         assert_same(params, locally(adamw(lr=0.1), [gradients(0)]))
 
 

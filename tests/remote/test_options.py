@@ -7,7 +7,7 @@ import torch
 
 from functional_optim import DistributedOptimizer, adamw, chain, clip_by_global_norm, sgd
 from functional_optim.remote import ThreadTransport
-from functional_optim.remote.options import Numbered
+from functional_optim.remote.options import VersionedOptions
 from tests.choices import case
 
 from .support import assert_same, gradients, locally, parameters, placement
@@ -21,7 +21,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def noted(self: ThreadTransport, handle: Any, method: str, *args: Any) -> Any:
         if method in ("step", "measure"):
-            found.append(isinstance(args[1], Numbered))
+            found.append(isinstance(args[1], VersionedOptions))
         return call(self, handle, method, *args)
 
     monkeypatch.setattr(ThreadTransport, "call", noted)
@@ -130,8 +130,8 @@ def test_a_worker_that_does_not_have_the_options_is_sent_them(sent: list[Any]) -
     optimizer = DistributedOptimizer.over_threads(own, params, placement(2))
     optimizer.step(gradients(0))
     assert taken(sent) == [True, True, False, False]
-    lost = optimizer._workers.handles["ps1"].thing
-    lost.load_state_dict(lost.state_dict(Numbered(7, [{"lr": 9.0}])))
+    lost = optimizer._workers.handles["ps1"].target
+    lost.load_state_dict(lost.state_dict(VersionedOptions(7, [{"lr": 9.0}])))
     optimizer.step(gradients(1))
     assert taken(sent) == [False, False, True, False, False]
     optimizer.close()
@@ -143,7 +143,7 @@ def test_a_step_that_lacks_options_changes_nothing(sent: list[Any]) -> None:
     params = parameters()
     optimizer = DistributedOptimizer.over_threads(sgd, params, placement(2), lr=0.1)
     optimizer.step(gradients(0))
-    optimizer._workers.handles["ps1"].thing._version = 0
+    optimizer._workers.handles["ps1"].target._version = 0
     taken(sent)
     optimizer.step(gradients(1), optimizer.snapshot())
     assert taken(sent) == [False, False, True]

@@ -19,7 +19,7 @@ from functional_optim import (
     sgd,
 )
 from functional_optim.remote import Snapshot, StaleError
-from functional_optim.remote.running import run as run_on
+from functional_optim.remote.snapshot import call_with_parameters
 from tests.choices import case, pairs
 
 from .support import SHAPES, assert_same, gradients, locally, noise, parameters, placement
@@ -40,7 +40,7 @@ def model() -> nn.Sequential:
 
 
 def loss_of(params: Mapping[str, Tensor], trainer: int = 0) -> Tensor:
-    found: Tensor = run_on(MODEL, params, (DATA + trainer,), {}).square().sum()
+    found: Tensor = call_with_parameters(MODEL, params, (DATA + trainer,), {}).square().sum()
     return found
 
 

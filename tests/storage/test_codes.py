@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from functional_optim.storage import STATE_STORAGES
-from functional_optim.storage.noise import Noise, salt
+from functional_optim.storage.rounding import Noise, salt
 from functional_optim.storage.state_storage import BLOCK
 
 from ..choices import case, examples

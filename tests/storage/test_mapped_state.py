@@ -10,7 +10,7 @@ import torch
 
 from functional_optim import Optimizer, State, adamw, chain, clip_by_global_norm, sgd
 from functional_optim.core.state import state_tensors
-from functional_optim.storage import mapped, mapped_state, stored
+from functional_optim.storage import mapped_state, state_files, stored
 
 from ..choices import case
 from ..tensors import assert_same, normal
@@ -158,12 +158,14 @@ def fails(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
             raise OSError(28, "No space left on device")
 
     if when == "init":
-        init_leaf = mapped.init_leaf
+        init_leaf = state_files.init_leaf
         monkeypatch.setattr(
-            mapped, "init_leaf", lambda *a: init_leaf(*a) if a[2].device.type == "meta" else full()
+            state_files,
+            "init_leaf",
+            lambda *a: init_leaf(*a) if a[2].device.type == "meta" else full(),
         )
     elif when == "reserving":
-        monkeypatch.setattr(mapped.os, "posix_fallocate", full)
+        monkeypatch.setattr(state_files.os, "posix_fallocate", full)
     else:
         monkeypatch.setattr(Path, "replace", full)
 
@@ -186,7 +188,7 @@ def test_where_room_cannot_be_reserved_zeros_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on macOS."""
-    monkeypatch.delattr(mapped.os, "posix_fallocate")
+    monkeypatch.delattr(state_files.os, "posix_fallocate")
     param = torch.ones(1 << 15)
     state = mapped_state(adamw(), param, tmp_path)
     assert all(one.stat().st_blocks * 512 >= one.stat().st_size for one in tmp_path.glob("*.bin"))

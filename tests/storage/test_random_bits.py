@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from functional_optim.storage import STATE_STORAGES
-from functional_optim.storage.noise import Noise, salt
-from functional_optim.storage.rounding import nearest, stochastic
+from functional_optim.storage.rounding import Noise, round_stochastically, round_to_nearest, salt
 
 from ..choices import case, examples
 from ..tensors import bits, normal
@@ -19,7 +18,9 @@ COUNT = 50_000
 
 
 def rounded(value: Tensor, seed: int, step: float = 1.0, stream: int = 0) -> Tensor:
-    return stochastic(value, Noise.of(normal(*value.shape, seed=seed), salt(step, 0)), stream)
+    return round_stochastically(
+        value, Noise.of(normal(*value.shape, seed=seed), salt(step, 0)), stream
+    )
 
 
 def test_one_value_under_many_gradients_has_no_bias() -> None:
@@ -35,7 +36,7 @@ def test_one_element_over_many_steps_has_no_bias() -> None:
     """The same value and gradient in each step: a gradient of zero, say."""
     value, grad, steps = torch.tensor([1 + 0.3 * 2.0**-7]), torch.zeros(1), 1024
     ups = [
-        bool(stochastic(value, Noise.of(grad, salt(float(t), 0)), 0) > 1)
+        bool(round_stochastically(value, Noise.of(grad, salt(float(t), 0)), 0) > 1)
         for t in range(1, steps + 1)
     ]
     assert abs(sum(ups) / steps - 0.3) < 5 * math.sqrt(0.21 / steps)
@@ -54,7 +55,7 @@ def test_many_values_have_no_bias_under_simple_gradients() -> None:
     for name, grad in grads.items():
         with case(grad=name):
             noise = Noise.of(grad, salt(1.0, 0))
-            error = ((stochastic(value, noise, 0) - value) / unit).double()
+            error = ((round_stochastically(value, noise, 0) - value) / unit).double()
             assert abs(float(error.mean())) < 5 * math.sqrt(1 / 6 / COUNT)
             assert abs(float(error.square().mean()) - 1 / 6) < 0.005
 
@@ -129,7 +130,9 @@ def every_kind_of_float() -> Tensor:
 def test_every_float_rounds_as_it_should() -> None:
     value = every_kind_of_float()
     is_nan = value.isnan()
-    assert torch.equal(bits(nearest(value).bfloat16())[~is_nan], bits(value.bfloat16())[~is_nan])
+    assert torch.equal(
+        bits(round_to_nearest(value).bfloat16())[~is_nan], bits(value.bfloat16())[~is_nan]
+    )
     words = bits(value)
     below = (words & -65536).view(torch.float32)
     above = ((words | 0xFFFF) + 1).view(torch.float32)
@@ -138,4 +141,4 @@ def test_every_float_rounds_as_it_should() -> None:
         fine = (found == below) | ((found == above) & (value != below))
         assert bool((fine | is_nan).all())
         assert bool(found.bfloat16().isnan()[is_nan].all()), "a NaN became a number"
-    assert bool(nearest(value).isnan()[is_nan].all())
+    assert bool(round_to_nearest(value).isnan()[is_nan].all())

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from functional_optim import Optimizer, adamw, chain, clip_by_global_norm, sgd
 from functional_optim.storage import PARAM_STORAGES, stored
-from functional_optim.storage.noise import Noise, salt
+from functional_optim.storage.rounding import Noise, salt
 
 from ..choices import case, examples
 from ..tensors import assert_same, normal

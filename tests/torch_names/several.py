@@ -47,28 +47,28 @@ class _Tree(nn.Module):
 @row(("nn.Module", "_modules"))
 def children(names: Any) -> None:
     tree = _Tree()
-    assert names.children_of(tree) == {"first": tree.first, "again": tree.first, "none": None}
-    names.children_of(tree)["again"] = None
+    assert names.get_children(tree) == {"first": tree.first, "again": tree.first, "none": None}
+    names.get_children(tree)["again"] = None
     assert tree.again is None  # it is the module's own
 
 
 @row((nn.Module, "_replicate_for_data_parallel"), ("nn.Module", "_parameters"), ("it", "_buffers"))
 def replicas(names: Any) -> None:
     for module in (_Tree(), nn.BatchNorm1d(2)):
-        made = names.replica_of(module)
+        made = names.copy_module(module)
         assert type(made) is type(module) and made is not module
         parts = ("_parameters", "_buffers", "_modules")
         for mine, own in ((vars(made)[part], vars(module)[part]) for part in parts):
             assert mine is not own and list(mine) == list(own)
             assert all(mine[name] is own[name] for name in own)
-    assert names.replica_of(tree := _Tree()).kept is tree.kept
+    assert names.copy_module(tree := _Tree()).kept is tree.kept
 
 
 @row(("nn.RNNBase", "_flat_weights"))
 def replica_of_lists_beside_parameters(names: Any) -> None:
     """An LSTM's copy, made by the class's own method, has a list of its own."""
     module = nn.LSTM(2, 2)
-    assert vars(names.replica_of(module))["_flat_weights"] is not vars(module)["_flat_weights"]
+    assert vars(names.copy_module(module))["_flat_weights"] is not vars(module)["_flat_weights"]
 
 
 class _Owner(torch.optim.SGD):
@@ -253,20 +253,20 @@ def end_of_init(names: Any) -> None:
         ddp.register_comm_hook(None, allreduce_hook)  # torch's would have been there
 
 
-@row((torch.Tensor, "_use_count"), refuses=lambda names: names.holders_of(None))
+@row((torch.Tensor, "_use_count"), refuses=lambda names: names.use_count(None))
 def holders_of_a_tensor(names: Any) -> None:
     with world_of_one():
         tensor = torch.ones(2)
         also = [tensor]
-        assert names.holders_of(tensor) == 1
+        assert names.use_count(tensor) == 1
         work: Any = dist.all_reduce(tensor, async_op=True)
         work.wait()
-        assert names.holders_of(tensor) > 1  # the work holds it
+        assert names.use_count(tensor) > 1  # the work holds it
         del work
         until = time.monotonic() + 60
-        while names.holders_of(also[0]) > 1 and time.monotonic() < until:
+        while names.use_count(also[0]) > 1 and time.monotonic() < until:
             time.sleep(0.001)
-        assert names.holders_of(tensor) == 1
+        assert names.use_count(tensor) == 1
 
 
 @row((DistributedDataParallel, "_active_ddp_module"))

@@ -180,10 +180,10 @@ def perhaps_views(names: Any) -> None:
 def memories(names: Any) -> None:
     for device in ("cpu", "meta"):
         first, other = torch.empty(3, device=device), torch.empty(3, device=device)
-        number = names.memory_of(first.untyped_storage())
+        number = names.storage_id(first.untyped_storage())
         taken = [torch.empty(1).untyped_storage() for _ in range(100)]  # of the freed object
-        assert number == names.memory_of(first[1:].untyped_storage())
-        assert number not in {names.memory_of(one) for one in (other.untyped_storage(), *taken)}
+        assert number == names.storage_id(first[1:].untyped_storage())
+        assert number not in {names.storage_id(one) for one in (other.untyped_storage(), *taken)}
 
 
 class Wrapped(Tensor):
@@ -371,9 +371,9 @@ def not_compiled(names: Any) -> None:
 @row((torch._C, "_jit_texpr_fuser_enabled"), (torch._C, "_jit_set_texpr_fuser_enabled"))
 def fusing_scripts(names: Any) -> None:
     there = {"_jit_texpr_fuser_enabled", "_jit_set_texpr_fuser_enabled"} <= set(dir(torch._C))
-    before = names.let_script_fuse(fuse=False)
-    assert names.let_script_fuse(before) is (not there and before)
-    assert names.let_script_fuse(before) is before
+    before = names.set_script_fusion(fuse=False)
+    assert names.set_script_fusion(before) is (not there and before)
+    assert names.set_script_fusion(before) is before
 
 
 @row(("a class", "_jit_override_qualname"))

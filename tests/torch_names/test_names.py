@@ -13,7 +13,7 @@ import torch
 from functional_optim import _torch, adam
 from functional_optim._torch import derivatives
 from functional_optim.algorithms.adam import ADAM
-from functional_optim.kernels.fused import FUSED
+from functional_optim.kernels.fused_kernel import FUSED
 from functional_optim.kernels.kernel import KernelError
 
 from . import several, single

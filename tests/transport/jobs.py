@@ -14,8 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.distributed.device_mesh import init_device_mesh
 
 from sharding.transport import GlooTransport, gather_group, groups, make_transport
-from sharding.transport.groups import sub_group
-from sharding.transport.peers import GroupRank, global_rank, ranks_of
+from sharding.transport.groups import GroupRank, global_rank, new_subgroup, ranks_of
 from tests.ddp import through_memory
 
 from .buffers import CUTS, gradient, reduced, same
@@ -159,7 +158,7 @@ def subgroup(ranks: list[int], n: int = 501) -> dict[str, Any] | None:
     dist.all_reduce(total, group=twin)
     seen["sum"] = total.item()
     # A part of the part: its ranks have other numbers in it, in the group and in the world.
-    last = sub_group(twin, ranks[1:]) if rank else sub_group(twin, ranks[:1])
+    last = new_subgroup(twin, ranks[1:]) if rank else new_subgroup(twin, ranks[:1])
     seen["part"] = [ranks_of(last), last.rank(), global_rank(last, GroupRank(0))]
     assert others is not None
     return seen
@@ -167,7 +166,7 @@ def subgroup(ranks: list[int], n: int = 501) -> dict[str, Any] | None:
 
 def groups_of_one(by_torch: bool = False) -> list[bool]:
     """Twins after groups were destroyed: torch then counts as it did before, and names by that."""
-    other = mock.patch.object(groups, "_one_device_of_each", return_value={"cpu": "another"})
+    other = mock.patch.object(groups, "_device_of_each_backend", return_value={"cpu": "another"})
     with other if by_torch else nullcontext():
         return _groups_of_one()
 
@@ -194,8 +193,8 @@ def dropped_groups(times: int = 30) -> int:
     world, rank = dist.group.WORLD, dist.get_rank()
     assert world is not None
     for _ in range(times):
-        sub_group(world, [rank // 2 * 2, rank // 2 * 2 + 1])
-        sub_group(world, ranks_of(world))
+        new_subgroup(world, [rank // 2 * 2, rank // 2 * 2 + 1])
+        new_subgroup(world, ranks_of(world))
     return times
 
 
@@ -205,9 +204,9 @@ def different_counts() -> str | None:
     group = dist.new_group([1, 3])
     found = None
     if dist.get_rank() in {1, 3}:
-        with mock.patch.object(groups, "_one_device_of_each", return_value={"cpu": "another"}):
+        with mock.patch.object(groups, "_device_of_each_backend", return_value={"cpu": "another"}):
             try:
-                sub_group(group, [dist.get_rank()])
+                new_subgroup(group, [dist.get_rank()])
             except RuntimeError as error:
                 found = str(error)
     assert others is not None

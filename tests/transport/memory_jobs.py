@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from sharding.transport import make_transport, ordered, ring_channel, segment
+from sharding.transport import atomics, make_transport, ring_channel, segment
 from sharding.transport.segment import SharedSegment
 from tests.ddp.through_memory import through_memory
 
@@ -40,7 +40,7 @@ def names() -> list[int]:
         assert _exchanged(transport)
         channels = [kind.channel for kind in (transport._reducing, transport._gathering)]
         held = [one for made in channels for one in (made._own, *made._others.values())]
-        return [os.fstat(one._held).st_nlink for one in held]
+        return [os.fstat(one._descriptor).st_nlink for one in held]
 
 
 def weak_order() -> dict[str, Any]:
@@ -51,12 +51,12 @@ def weak_order() -> dict[str, Any]:
         warnings.catch_warnings(record=True) as warned,
     ):
         warnings.simplefilter("always")
-        ordered._functions.cache_clear()
+        atomics._functions.cache_clear()
         transport: Any = make_transport()
         right = _exchanged(transport)
         readers = transport._reducing.channel.readers.values()
         functions = all(reader._table._functions is not None for reader in readers)
-    ordered._functions.cache_clear()
+    atomics._functions.cache_clear()
     said = [str(one.message) for one in warned]
     return {"right": right, "operations": seen.operations, "said": said, "functions": functions}
 
@@ -74,10 +74,12 @@ def _no_room(*_: Any) -> None:
 
 WITHOUT: dict[str, Callable[[], Any]] = {
     "no room": lambda: mock.patch.object(segment.os, "posix_fallocate", _no_room),
-    "no order": lambda: mock.patch.object(ring_channel, "why_not", return_value=NO_COMPILER),
+    "no order": lambda: mock.patch.object(
+        ring_channel, "unsupported_reason", return_value=NO_COMPILER
+    ),
     "switched off": lambda: mock.patch.dict(os.environ, {ring_channel.SWITCH: "0"}),
     "elsewhere": lambda: mock.patch.object(segment, "PROCESSES", Path("/nowhere")),
-    "another host": lambda: mock.patch.object(SharedSegment, "find", _not_here),
+    "another host": lambda: mock.patch.object(SharedSegment, "attach", _not_here),
 }
 
 
@@ -107,7 +109,7 @@ def killed_before_others_know(file: str) -> None:
         Path(file).write_text("\n".join(mapped))
         os.kill(os.getpid(), signal.SIGKILL)
 
-    ring_channel._told = killed
+    ring_channel._gather_numbers = killed
     world = dist.group.WORLD
     assert world is not None
-    ring_channel.made_together(world)
+    ring_channel.create_channel(world)

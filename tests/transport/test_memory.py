@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.transport import ordered, ring_channel
+from sharding.transport import atomics, ring_channel
 from sharding.transport.segment import Address, SharedSegment
 from tests.choices import case, examples
 from tests.ranks import Job, run_ranks
@@ -50,7 +50,7 @@ def test_what_a_killed_rank_leaves(tmp_path: Path) -> None:
 
 def lives_with_a_child(tell: int, stays: int) -> None:
     """Make a segment, and a child that lives on; wait to be killed."""
-    one = SharedSegment.make(4096)
+    one = SharedSegment.create(4096)
     if os.fork() == 0:
         os.read(stays, 1)
         os._exit(0)
@@ -72,7 +72,7 @@ def test_what_a_fork_inherits_does_not_count_as_the_rank() -> None:
     os.close(tell)
     try:
         address = Address(*map(int, os.read(told, 100).split()))
-        seen = SharedSegment.find(address, 4096)
+        seen = SharedSegment.attach(address, 4096)
         assert seen.has_owner
         os.kill(rank, signal.SIGKILL)
         os.waitpid(rank, 0)
@@ -98,13 +98,13 @@ def test_a_ring_hands_on_everything_once_and_in_order(
     readers: int, slots: int, data: st.DataObject
 ) -> None:
     with as_on("aarch64"):
-        assert ordered._functions() is not None and not ordered.why_not()
+        assert atomics._functions() is not None and not atomics.unsupported_reason()
         hand_on(readers, slots, data)
 
 
 def test_without_a_compiler_there_is_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no_such_compiler")
     with as_on("aarch64"):
-        assert "this processor (aarch64) may mix the order" in ordered.why_not()
+        assert "this processor (aarch64) may mix the order" in atomics.unsupported_reason()
         with pytest.warns(RuntimeWarning, match="there is no C\\+\\+ compiler here"):
-            assert ring_channel._own(4096) is None
+            assert ring_channel._create_segment(4096) is None

@@ -8,7 +8,7 @@ from unittest import mock
 
 from hypothesis import strategies as st
 
-from sharding.transport import ordered
+from sharding.transport import atomics
 from sharding.transport.ring import RingReader, RingShape, RingWriter
 from sharding.transport.segment import SharedSegment
 
@@ -17,33 +17,33 @@ from sharding.transport.segment import SharedSegment
 def as_on(machine: str) -> Iterator[None]:
     """On a processor of another kind."""
     with mock.patch.object(platform, "machine", return_value=machine):
-        ordered._functions.cache_clear()
+        atomics._functions.cache_clear()
         try:
             yield
         finally:
-            ordered._functions.cache_clear()
+            atomics._functions.cache_clear()
 
 
 def hand_on(readers: int, slots: int, data: st.DataObject) -> None:
     """Each reader gets all that was put there for it, once and in order."""
     shape = RingShape(readers, slots, 64)
-    segment = SharedSegment.make(shape.nbytes)
+    segment = SharedSegment.create(shape.nbytes)
     writer = RingWriter(segment.memory, shape)
     taking = [RingReader(segment.memory, shape, reader) for reader in range(readers)]
     waiting: list[list[int]] = [[] for _ in range(readers)]
     for number in range(data.draw(st.integers(1, 60))):
         reader = data.draw(st.integers(-1, readers - 1))
         if reader >= 0:
-            chunk = taking[reader].next()
+            chunk = taking[reader].peek()
             assert (chunk is None) == (not waiting[reader])
             if chunk is not None:
                 assert chunk[0] == waiting[reader].pop(0)
-                taking[reader].take()
+                taking[reader].advance()
             continue
         left = functools.reduce(set.union, map(set, waiting), set[int]())
-        slot = writer.free()
+        slot = writer.find_free_slot()
         assert (slot is None) == (len(left) == slots)
-        assert writer.slow() == {one for one, numbers in enumerate(waiting) if numbers}
+        assert writer.slow_readers() == {one for one, numbers in enumerate(waiting) if numbers}
         if slot is not None:
             into = data.draw(st.sets(st.integers(0, readers - 1), min_size=1))
             writer.chunks[slot].fill_(number)

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sharding.transport.buffers import check_buffer, divide
+from sharding.transport.buffers import ScratchPool, check_buffer, divide
 from sharding.transport.messages import CHANNEL_BITS, NUMBER_BITS, PROBE, MessageTags
-from sharding.transport.scratch import Scratch
 from tests.choices import case, examples
 
 
@@ -90,17 +89,17 @@ def test_one_division_for_ranges_beside_one_another() -> None:
 @given(st.lists(st.integers(-4, 50), max_size=40))
 def test_scratch_is_bounded(wishes: list[int]) -> None:
     """Non-negative: take so many bytes; negative: give one back."""
-    scratch = Scratch()
+    scratch = ScratchPool()
     used: list[torch.Tensor] = []
     most = 0
     for wish in wishes:
         if wish >= 0:
-            used.append(scratch.take(wish))
+            used.append(scratch.acquire(wish))
             assert used[-1].numel() >= wish
             assert len({id(one) for one in used}) == len(used)
             most = max(most, len(used))
         elif used:
-            scratch.give(used.pop(wish % len(used)))
+            scratch.release(used.pop(wish % len(used)))
     assert scratch.allocated_bytes <= most * max([0, *wishes])
     assert scratch.allocated_bytes >= sum(one.numel() for one in used)
 

@@ -7,11 +7,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hooks.averaging import levels
+from hooks.averaging import period_groups
 from sharding.transport import groups
-from sharding.transport.groups import device_of, sub_group
+from sharding.transport.groups import GroupRank, device_of, global_rank, new_subgroup, ranks_of
 from sharding.transport.local import LocalWorld
-from sharding.transport.peers import GroupRank, global_rank, ranks_of
 from tests.choices import case
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -59,14 +58,14 @@ def test_device_is_one_that_the_group_has_a_backend_for(monkeypatch: pytest.Monk
             patch.setattr(dist, "get_backend_config", lambda *_, config=config: config)
             patch.setattr(dist, "get_backend", lambda *_, config=config: config)
             assert device_of(world) == device
-            patch.setattr(levels, "exchanged", exchanged)
-            patch.setattr(levels, "_made_by_all", lambda *_: world)
-            assert levels.ranks_of_this_machine() is world
-            patch.setattr(groups, "_greatest", greatest)
+            patch.setattr(period_groups, "all_gather_bytes", exchanged)
+            patch.setattr(period_groups, "_new_groups", lambda *_: world)
+            assert period_groups.machine_group() is world
+            patch.setattr(groups, "_all_reduce_max", greatest)
             patch.setattr(groups, "timeout_of", timeout)
             patch.setattr(dist, "get_world_size", lambda *_: 2)
             with pytest.raises(EndError):
-                sub_group(world, [0])
+                new_subgroup(world, [0])
             assert asked == [device] * 3
 
 
@@ -89,7 +88,7 @@ def test_a_part_has_each_backend_once(monkeypatch: pytest.MonkeyPatch) -> None:
     }.items():
         with case(config=config), monkeypatch.context() as patch:
             patch.setattr(dist, "get_backend_config", lambda *_, config=config: config)
-            found = groups._one_device_of_each(groups.backends(dist.group.WORLD))
+            found = groups._device_of_each_backend(groups.backends_of(dist.group.WORLD))
             assert found == expected
 
 
@@ -98,11 +97,11 @@ def test_a_part_of_a_part_over_and_over() -> None:
     part: Any = dist.group.WORLD
     names = set()
     for _ in range(5):
-        part = sub_group(part, [0])
+        part = new_subgroup(part, [0])
         total = torch.ones(2)
         dist.all_reduce(total, group=part)
         assert total.tolist() == [1.0, 1.0]
-        assert groups.backends(part) == {"cpu": "gloo"}
+        assert groups.backends_of(part) == {"cpu": "gloo"}
         assert ranks_of(part) == [0] and global_rank(part, GroupRank(0)) == 0
         names.add(part.group_name)
     assert len(names) == 5

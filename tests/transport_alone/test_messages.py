@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from sharding.transport.messages import Direction, PartMessage, receive
-from sharding.transport.peers import GroupRank
+from sharding.transport.groups import GroupRank
+from sharding.transport.messages import Direction, PartMessage, wait_messages
 from sharding.transport.protocol import TransportError
 from tests.choices import case
 
@@ -43,7 +43,7 @@ def test_the_first_of_two_whose_time_is_up_ends_the_other() -> None:
         ((gone, beside), "lost "),
     ):
         with case(texts=texts), pytest.raises(TransportError) as error:
-            receive("all_gather 0", world, list(map(message, texts)))
+            wait_messages("all_gather 0", world, list(map(message, texts)))
         with case(texts=texts):
             assert str(error.value).startswith(
                 f"all_gather 0: group rank 0 (global rank 0) of 1 ranks {said}"

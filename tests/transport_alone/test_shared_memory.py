@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharding.transport import ordered
+from sharding.transport import atomics
 from sharding.transport.segment import Address, SharedSegment
 from tests.choices import examples
 
@@ -23,27 +23,27 @@ def test_a_ring_hands_on_everything_once_and_in_order(
 ) -> None:
     """Where the processor keeps the order; for others, see ``tests/transport``."""
     with as_on("x86_64"):
-        assert ordered._functions() is None and not ordered.why_not()
+        assert atomics._functions() is None and not atomics.unsupported_reason()
         hand_on(readers, slots, data)
 
 
 def test_a_segment_is_found_by_its_address_and_size() -> None:
-    own = SharedSegment.make(5000)
+    own = SharedSegment.create(5000)
     process, descriptor, token = own.address
-    other = SharedSegment.find(own.address, 5000)
+    other = SharedSegment.attach(own.address, 5000)
     own.memory[4999] = 7
     assert other.memory[4999] == 7 and other.has_owner
     with pytest.raises(OSError, match="cannot map 8000 bytes"):
-        SharedSegment.find(own.address, 8000)
+        SharedSegment.attach(own.address, 8000)
     with pytest.raises(OSError, match="and not /memfd:functional-optim-"):
-        SharedSegment.find(own.address._replace(token=token + 1), 5000)
+        SharedSegment.attach(own.address._replace(token=token + 1), 5000)
     with (
         Path(os.devnull).open() as file,
         pytest.raises(OSError, match="/dev/null, and not /memfd:"),
     ):
-        SharedSegment.find(Address(process, file.fileno(), token), 5000)
+        SharedSegment.attach(Address(process, file.fileno(), token), 5000)
     with pytest.raises(OSError, match="No such file"):
-        SharedSegment.find(Address(process, 10**6, token), 5000)
+        SharedSegment.attach(Address(process, 10**6, token), 5000)
     for nbytes in (100, 10000):  # shorter, and who writes to it would be ended by a signal
         with pytest.raises(PermissionError):
             os.ftruncate(descriptor, nbytes)
@@ -68,11 +68,11 @@ def test_where_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     before = open_segments()
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(OSError, match="cannot make 5000 bytes of shared memory: .*No space left"):
-        SharedSegment.make(5000)
+        SharedSegment.create(5000)
     assert open_segments() == before
 
 
 def test_where_there_are_no_such_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
     with pytest.raises(OSError, match="no anonymous files"):
-        SharedSegment.make(5000)
+        SharedSegment.create(5000)

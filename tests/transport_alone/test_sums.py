@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sharding.transport.buffers import as_bytes, as_real, divide, divisor_of
+from sharding.transport.buffers import as_bytes, as_real, divide, prepare_average
 from sharding.transport.ordered_sum import BLOCK, add_in_rank_order
 from tests.choices import case, examples
 from tests.transport.buffers import gradient, reduced, same
@@ -84,8 +84,8 @@ def test_complex_terms_are_divided_at_once() -> None:
     """A third of a complex number is not made of thirds of its parts."""
     flat = torch.tensor([1.0 + 2.0j, 3.0 - 1.0j, 5.0 + 0.0j], dtype=torch.complex64)
     want = flat / 3
-    assert divisor_of(flat, [(0, 1), (1, 2), (2, 2)]) == 1
+    assert prepare_average(flat, [(0, 1), (1, 2), (2, 2)]) == 1
     assert torch.equal(flat[:2], want[:2]) and flat[2] == 5.0
     real = torch.ones(2)
-    assert divisor_of(real, [(0, 1), (1, 2)]) == 2
+    assert prepare_average(real, [(0, 1), (1, 2)]) == 2
     assert real.tolist() == [1.0, 1.0]

@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch.distributed as dist
 
-from sharding.zero import state_dict, stream
+from sharding.zero import full_state_dict, stream
 
 from .towers import give, raised, tower
 
@@ -30,7 +30,7 @@ def dies_in(what: str) -> str:
     give(zero, 3)
     place, name, action = {
         "step": (zero, "_find_memory", zero.step),
-        "collect": (state_dict, "own_content", zero.consolidate_state_dict),
+        "collect": (full_state_dict, "local_content", zero.consolidate_state_dict),
         "sending": (stream.Stream, "_send", zero.consolidate_state_dict),
     }[what]
     function, calls = getattr(place, name), 0

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport.local import LocalWorld
 from sharding.transport.local_group import LocalGroup
-from sharding.zero import optimizer, state_dict
+from sharding.zero import full_state_dict, optimizer
 from tests.ranks import Job, Outcomes, run_ranks
 from tests.zero_local.saved import same
 
@@ -74,12 +74,12 @@ def test_a_rank_that_fails_is_named_with_its_error(what: str) -> None:
 
     assert each() == ["nothing"] * 3
     kept = zeros[0].state_dict()
-    with failing(state_dict, "own_content", [1], error):
+    with failing(full_state_dict, "local_content", [1], error):
         for rank, text in enumerate(each()):
             there = "RuntimeError: group rank 1 (global rank 1) could not prepare its state to be "
             assert text.startswith(told if rank == 1 else f"{there}collected: {told}")
     # Of several that fail, the first one is named with its error.
-    with failing(state_dict, "own_content", [0, 2], error):
+    with failing(full_state_dict, "local_content", [0, 2], error):
         own, other, again = each()
     assert own == again and own.startswith(told)
     assert other.startswith("RuntimeError: group rank 0 (global rank 0) could not prepare its ")
@@ -90,7 +90,7 @@ def test_a_rank_that_fails_is_named_with_its_error(what: str) -> None:
 
 def test_an_interrupt_while_a_plan_is_made() -> None:
     """It stays one, and the others are told."""
-    with failing(optimizer, "planned", [1], KeyboardInterrupt):
+    with failing(optimizer, "build_plan", [1], KeyboardInterrupt):
         first, own, last = LocalWorld(3).run(lambda group: raised(tower, "adamw", group))
     assert own == "KeyboardInterrupt: "
     assert first == last

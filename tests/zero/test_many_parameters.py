@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sharding import ZeroRedundancyOptimizer
-from sharding.zero.params import checked_params
+from sharding.zero.params import parse_params
 from tests.choices import case
 from tests.steady import calls_of
 
@@ -27,7 +27,7 @@ def test_checking_parameters_of_one_shape_compares_no_pairs() -> None:
 
     def calls(count: int) -> int:
         every = params(*[3] * count)
-        return calls_of(lambda: checked_params(every), "sharding")
+        return calls_of(lambda: parse_params(every), "sharding")
 
     assert is_proportional(calls)
 

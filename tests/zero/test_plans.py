@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from functional_optim import Optimizer, adamw, sgd, stored
-from functional_optim.core.initial import init_leaf
 from functional_optim.core.state import state_tensors
+from functional_optim.core.state_init import init_leaf
 from functional_optim.plan import StepPlan
 from sharding import ZeroRedundancyOptimizer
 from sharding.zero import local_shard
@@ -124,7 +124,7 @@ def test_the_state_of_a_large_shard_is_made_some_blocks_at_a_time(
         asked.append(param.numel())
         return init_leaf(stages, hypers, param)
 
-    monkeypatch.setattr(local_shard, "AT_ONCE", 1000)
+    monkeypatch.setattr(local_shard, "CHUNK", 1000)
     monkeypatch.setattr(local_shard, "init_leaf", noted)
     param = nn.Parameter(torch.linspace(-1.0, 1.0, 5000).view(50, 100))
     optimizer = CHAINS[name]

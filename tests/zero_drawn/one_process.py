@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from functional_optim import Optimizer
 from functional_optim.core.torch_state import to_entries
-from functional_optim.storage.plain import decoded, plain_form
+from functional_optim.storage.conversion import decode_entries, plain_form
 
 from .cases import OPTIMIZERS, Case
 from .model import Model
@@ -97,7 +97,7 @@ class Alone:
         param = self.params[name]
         entries = to_entries(stages, hypers, param, self.state.leaves[name])
         form = plain_form(stages, hypers, param.shape, param.dtype)
-        return decoded(entries, form.dtypes) if form.stored else entries
+        return decode_entries(entries, form.dtypes) if form.stored else entries
 
     def _backward(self, rank: int, iteration: int) -> float:
         parts, total = self.case.parts(iteration), 0.0

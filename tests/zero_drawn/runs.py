@@ -124,7 +124,7 @@ def run_locally(case: Case) -> list[Any]:
             return run_on(group, case)
         if group.rank() not in case.members:
             return None
-        return run_on(group.part(case.members), case)
+        return run_on(group.split(case.members), case)
 
     return LocalWorld(case.world).run(run)
 

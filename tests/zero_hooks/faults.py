@@ -65,7 +65,7 @@ def refused(group: LocalGroup) -> dict[str, list[str]]:
     half = ZeroRedundancyOptimizer(
         list(ddp.module.named_parameters())[:3], sgd(), group, overlap_with_ddp=True
     )
-    _, elsewhere = made(group, ddp.module, process_group=group.part([group.rank()]))
+    _, elsewhere = made(group, ddp.module, process_group=group.split([group.rank()]))
     theirs = torch.optim.SGD(ddp.parameters())
     found = {}
     for kind in ("scatter", *INNER_KINDS):

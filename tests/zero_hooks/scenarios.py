@@ -174,7 +174,7 @@ def _step_with_the_rest(alone: Alone, number: int) -> None:
 
 
 def freed(kind: str, unused: bool, memory: bool) -> list[str]:
-    """Return the names of the objects that outlive a DDP module with a hook."""
+    """Return the names of the objects that keep_group_alive a DDP module with a hook."""
     if memory:
         return in_memory(lambda: freed(kind, unused, memory=False))
     run = Run(Case(kind=kind, ddp=UNUSED if unused else {}), models.Tower())

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooks.zero.totals import total
+from hooks.zero.totals import sum_over_ranks
 from sharding import ParameterSpec, ShardPlan, plan
 from sharding.transport import make_transport
 from sharding.transport.local import LocalWorld
-from sharding.zero.groups import in_order
+from sharding.zero.groups import sum_vector
 from tests.choices import case
 
 CPU = torch.device("cpu")
@@ -27,7 +27,9 @@ def addends_of(rank: int, bucket: int, rows: int) -> Tensor:
 
 def summed(vector: Tensor) -> Tensor:
     return (
-        torch.stack(list(map(in_order, vector.unbind()))) if vector.dim() > 1 else in_order(vector)
+        torch.stack(list(map(sum_vector, vector.unbind())))
+        if vector.dim() > 1
+        else sum_vector(vector)
     )
 
 
@@ -49,7 +51,7 @@ def test_each_rank_sends_a_few_numbers_for_each_parameter() -> None:
         def taken(group: Any, made: Any = made, rows: int = rows) -> tuple[Tensor, int]:
             transport, rank = make_transport(group), group.rank() % made.shard_ranks
             own = [addends_of(rank, bucket, rows) for bucket in range(3)]
-            return total(own, made, transport, CPU, summed), transport.bytes_sent
+            return sum_over_ranks(own, made, transport, CPU, summed), transport.bytes_sent
 
         with case(ranks=ranks, rows=rows, replicas=replicas):
             for found, sent in LocalWorld(ranks).run(taken):

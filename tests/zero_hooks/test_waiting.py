@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hooks.zero.waiting import ForwardWaits
+from hooks.zero.forward_waits import ForwardWaits
 from tests.ddp import models
 
 from .cases import Attention

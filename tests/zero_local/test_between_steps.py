@@ -156,7 +156,7 @@ def test_state_begins_at_the_parameters_of_the_first_step(
     name: str, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model may be loaded after its optimizer was made; so does a TorchOptimizer begin."""
-    monkeypatch.setattr("sharding.zero.local_shard.AT_ONCE", 8)
+    monkeypatch.setattr("sharding.zero.local_shard.CHUNK", 8)
     dtype = torch.bfloat16 if name == "master" else torch.float32
 
     def optimizer() -> Optimizer:

@@ -12,16 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hooks.arrivals import BucketPlace
-from hooks.bucket_layout import gradient_views
-from hooks.zero.bucket import KnownBuckets, ZeroBucket
-from hooks.zero.reduction import Reduction
+from hooks.buckets import BucketPosition, gradient_views
+from hooks.zero.bucket import BucketCache, Reduction, ZeroBucket
 from sharding import ParameterSpec, Pieces, ShardPlan, plan
 from sharding.transport.local import LocalTransport, LocalWorld
 from sharding.transport.local_group import LocalGroup
-from sharding.transport.local_meeting import Meeting
+from sharding.transport.local_rendezvous import Rendezvous
 from sharding.zero import coalescing
-from sharding.zero.gather import GatherWork, messages_of
+from sharding.zero.gather import GatherWork, plan_gather
 from sharding.zero.parameter_memory import ParameterMemory
 from sharding.zero.params import specs_of_groups
 from tests.choices import examples
@@ -82,7 +80,7 @@ def planned(ranks: int, found: Sequence[Shape], dtype: torch.dtype) -> ShardPlan
     return ShardPlan(ranks, tuple(specs), Pieces(*zip(*rows, strict=True)))
 
 
-ALONE = BucketPlace(0, last=True, backward=0)
+ALONE = BucketPosition(0, last=True, backward=0)
 """Of the only bucket of an iteration."""
 
 
@@ -117,18 +115,18 @@ def bucket_of(
     for param in params:
         param.fill_(-1)
     paths = {id(param): f"p{place}" for place, param in enumerate(params)}
-    return KnownBuckets(plan, paths, plan.world_size).of(FakeBucket(flat, params), ALONE)
+    return BucketCache(plan, paths, plan.world_size).get(FakeBucket(flat, params), ALONE)
 
 
 def gathering(
     transport: LocalTransport, plan: ShardPlan, bucket: ZeroBucket, memory: ParameterMemory
 ) -> GatherWork:
     """The parameters of a bucket on their way."""
-    messages = messages_of(memory, plan, bucket.paths, transport.size)
+    messages = plan_gather(memory, plan, bucket.paths, transport.size)
     return GatherWork(memory, messages, (), {torch.device("cpu"): transport}, in_flight=None)
 
 
-def memory_of(plan: ShardPlan, bucket: ZeroBucket, *, in_buffers: bool = False) -> ParameterMemory:
+def storage_id(plan: ShardPlan, bucket: ZeroBucket, *, in_buffers: bool = False) -> ParameterMemory:
     params = dict(zip(bucket.paths, bucket.params, strict=True))
     return ParameterMemory(params, plan, in_buffers=in_buffers)
 
@@ -147,7 +145,7 @@ def _check_moves(drawn: tuple[int, list[Shape], torch.dtype, bool], in_buffers: 
     plan = planned(ranks, found, dtype)
     transports = [LocalTransport(group) for group in LocalWorld(ranks).groups]
     buckets = [bucket_of(rank, found, dtype, plan, as_real=as_real) for rank in range(ranks)]
-    memories = [memory_of(plan, one, in_buffers=in_buffers) for one in buckets]
+    memories = [storage_id(plan, one, in_buffers=in_buffers) for one in buckets]
     terms = [[grad.clone() for grad in one.gradients] for one in buckets]
     reductions = [
         Reduction(transport, one) for transport, one in zip(transports, buckets, strict=True)
@@ -170,7 +168,7 @@ def _check_moves(drawn: tuple[int, list[Shape], torch.dtype, bool], in_buffers: 
 
 
 def _check_owned(plan: ShardPlan, rank: int, bucket: ZeroBucket, terms: list[list[Tensor]]) -> None:
-    owned = bucket.owned(rank)
+    owned = bucket.owned_gradients(rank)
     assert {(p, a, b) for p, spans in owned.items() for a, b, _ in spans} == {
         (one.path, one.start, one.stop) for one in plan.owned(rank)
     }
@@ -214,9 +212,9 @@ class Recorded(LocalTransport):
         super().__init__(group)
         self.flats: list[Tensor] = []
 
-    def _launched(self, what: str, flat: Tensor, *more: object) -> Meeting:
+    def _launch(self, what: str, flat: Tensor, *more: object) -> Rendezvous:
         self.flats.append(flat)
-        return super()._launched(what, flat, *more)
+        return super()._launch(what, flat, *more)
 
 
 def test_large_pieces_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +230,7 @@ def test_large_pieces_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     buckets = [bucket_of(rank, shapes_, torch.float32, plan, as_real=False) for rank in range(2)]
     for transport, one in zip(transports, buckets, strict=True):
         Reduction(transport, one)
-        gathering(transport, plan, one, memory_of(plan, one))
+        gathering(transport, plan, one, storage_id(plan, one))
     for transport, one in zip(transports, buckets, strict=True):
         moved = [flat.untyped_storage().data_ptr() for flat in transport.flats]
         assert moved[0] == one.buffer.untyped_storage().data_ptr()
@@ -245,7 +243,7 @@ def test_a_gradient_of_another_dtype_is_refused() -> None:
     plan = planned(1, [Shape((4,), "contiguous", (), (0,))], torch.float32)
     bucket = FakeBucket(torch.zeros(4, dtype=torch.bfloat16), [param])
     with pytest.raises(ValueError, match=r"'p0', of torch.float32, in torch.bfloat16"):
-        KnownBuckets(plan, {id(param): "p0"}, 1).of(bucket, ALONE)
+        BucketCache(plan, {id(param): "p0"}, 1).get(bucket, ALONE)
 
 
 def test_parameters_of_others_are_left_to_them() -> None:
@@ -253,11 +251,11 @@ def test_parameters_of_others_are_left_to_them() -> None:
     mine, other = torch.zeros(2, 3), torch.zeros(5)
     plan = planned(1, [Shape((2, 3), "contiguous", (), (0,))], torch.float32)
     flat = torch.arange(11.0)
-    bucket = KnownBuckets(plan, {id(mine): "p0"}, 1).of(FakeBucket(flat, [other, mine]), ALONE)
+    bucket = BucketCache(plan, {id(mine): "p0"}, 1).get(FakeBucket(flat, [other, mine]), ALONE)
     views = gradient_views(flat, [other, mine])
     assert torch.equal(bucket.gradients[0], views[1])
     assert bucket.members[0].offset == 5
-    assert bucket.owned(0, without=["p0"]) == {}
+    assert bucket.owned_gradients(0, without=["p0"]) == {}
 
 
 def test_short_runs_of_a_buffer_are_coalesced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,43 +281,43 @@ class TestBucketsAreRemembered:
             [Shape((3,), "contiguous", (), (0,)), Shape((2, 2), "contiguous", (), (0,))],
             torch.float32,
         )
-        self.buckets = KnownBuckets(
+        self.buckets = BucketCache(
             plan, {id(one): f"p{at}" for at, one in enumerate(self.params)}, 1
         )
         self.came = FakeBucket(torch.zeros(7), self.params)
 
     def test_from_the_second_time_on(self) -> None:
         """DDP replaces its first buckets: they must not be kept from being freed."""
-        first = self.buckets.of(self.came, ALONE)
+        first = self.buckets.get(self.came, ALONE)
         address = weakref.ref(first)
-        second = self.buckets.of(self.came, ALONE)
+        second = self.buckets.get(self.came, ALONE)
         assert second is not first
-        assert self.buckets.of(self.came, ALONE) is second
+        assert self.buckets.get(self.came, ALONE) is second
         del first
         assert address() is None
 
     def test_not_with_another_buffer(self) -> None:
-        known = [self.buckets.of(self.came, ALONE) for _ in range(2)][-1]
-        other = self.buckets.of(self.came._replace(flat=torch.zeros(7)), ALONE)
+        known = [self.buckets.get(self.came, ALONE) for _ in range(2)][-1]
+        other = self.buckets.get(self.came._replace(flat=torch.zeros(7)), ALONE)
         assert other is not known
-        assert self.buckets.of(self.came, ALONE) is not known  # nothing of it was kept
+        assert self.buckets.get(self.came, ALONE) is not known  # nothing of it was kept
 
     def test_not_with_parameters_in_another_order(self) -> None:
-        known = [self.buckets.of(self.came, ALONE) for _ in range(2)][-1]
-        turned = self.buckets.of(self.came._replace(params=self.params[::-1]), ALONE)
+        known = [self.buckets.get(self.came, ALONE) for _ in range(2)][-1]
+        turned = self.buckets.get(self.came._replace(params=self.params[::-1]), ALONE)
         assert (known.paths, turned.paths) == (("p0", "p1"), ("p1", "p0"))
 
     def test_not_with_a_parameter_elsewhere(self) -> None:
-        known = [self.buckets.of(self.came, ALONE) for _ in range(2)][-1]
+        known = [self.buckets.get(self.came, ALONE) for _ in range(2)][-1]
         self.params[1].data = torch.zeros(2, 2).t()
-        moved = self.buckets.of(self.came, ALONE)
+        moved = self.buckets.get(self.came, ALONE)
         assert moved is not known
         assert moved.gradients[1].stride() == (1, 2)
 
 
 def test_more_coalesced_messages_than_are_under_way() -> None:
     """More small parameters than a message holds, and more messages than are under way at once."""
-    count = 3 * coalescing.MOST // 50_000
+    count = 3 * coalescing.MAX_COALESCED // 50_000
 
     def gathered(group: Any) -> list[list[float]]:
         params = {
@@ -329,9 +327,9 @@ def test_more_coalesced_messages_than_are_under_way() -> None:
         specs = specs_of_groups(params, [{"params": list(params.values())}], ["pointwise"])
         shares = plan(specs, 2)
         memory = ParameterMemory(params, shares, in_buffers=False)
-        messages = messages_of(memory, shares, params)
+        messages = plan_gather(memory, shares, params)
         assert len(messages.coalesced) > 2 and not messages.direct
-        assert all(one.length <= coalescing.MOST for one in messages.coalesced)
+        assert all(one.length <= coalescing.MAX_COALESCED for one in messages.coalesced)
         transport = Recorded(group)
         before = [param._version for param in params.values()]
         transports = {torch.device("cpu"): transport}
@@ -353,7 +351,7 @@ def test_alone_nothing_travels() -> None:
     params = {"w": nn.Parameter(torch.ones(100_000)), "b": nn.Parameter(torch.ones(3))}
     shares = plan(specs_of_groups(params, [{"params": list(params.values())}], ["pointwise"]), 1)
     memory = ParameterMemory(params, shares, in_buffers=False)
-    assert messages_of(memory, shares, params) == coalescing.Coalescing((), ())
+    assert plan_gather(memory, shares, params) == coalescing.MessagePlan((), ())
 
 
 def test_views_make_one_message_for_each_buffer() -> None:
@@ -363,7 +361,7 @@ def test_views_make_one_message_for_each_buffer() -> None:
         params = {f"p{number}": nn.Parameter(torch.ones(size)) for number, size in enumerate(sizes)}
         specs = specs_of_groups(params, [{"params": list(params.values())}], ["pointwise"])
         shares = plan(specs, 4, policy)
-        messages = messages_of(ParameterMemory(params, shares, in_buffers=True), shares, params)
+        messages = plan_gather(ParameterMemory(params, shares, in_buffers=True), shares, params)
         assert len(messages.direct) == 1 and not messages.coalesced
         covered = sum(stop - start for start, stop in messages.direct[0].ranges)
         assert covered == sum(sizes)

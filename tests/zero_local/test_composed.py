@@ -41,7 +41,7 @@ from functional_optim.plan import StepPlan, engine
 from hooks import hook_with_zero_step, zero_step_hook
 from sharding import ZeroRedundancyOptimizer
 from sharding.transport.local import LocalWorld
-from sharding.zero.viewed import viewed_params
+from sharding.zero.gather import gather_views
 from tests import checkpoints
 from tests.choices import case, pairs
 from tests.composition.trees import COMPOSED, HOLES, SHAPES, grads_at, kind, params_of, two_parts
@@ -253,7 +253,7 @@ def test_shards_are_stepped_by_given_gradients(name: str) -> None:
             local.step(mine, measured=totals)
             with pytest.raises(ValueError, match=f"needs {len(totals)} totals"):
                 local.step(mine, measured=[*totals, torch.zeros(())])
-        assert given.optimizer.optim.composed.shared == own.optimizer.shared
+        assert given.optimizer.optim.shared_steps.shared == own.optimizer.shared
         assert differing(given.params, own.detached()) == []
 
     LocalWorld(1).run(trains)
@@ -383,13 +383,13 @@ def test_a_view_that_fails_leaves_parameters_as_they_are() -> None:
 
     zero = run.optimizer
     with pytest.raises(KeyboardInterrupt):
-        viewed_params(zero._own, zero.param_groups, run.params.values(), gather)
+        gather_views(zero._own, zero.param_groups, run.params.values(), gather)
     assert differing(run.params, before) == []
 
 
 def test_one_step_of_all_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once steps are steady, nothing is planned, and no leaf is stepped alone."""
-    seen = noted_calls(monkeypatch, ((StepPlan, "__init__"), (engine, "prepared")))
+    seen = noted_calls(monkeypatch, ((StepPlan, "__init__"), (engine, "prepare")))
     group = LocalWorld(1).groups[0]
     for name in ALL_AT_ONCE:
         run = Run(lambda p, n=name: ZeroRedundancyOptimizer(grouped(p), SHARDED[n](), group))

@@ -19,9 +19,9 @@ from sharding.transport.local_group import LocalGroup
 from sharding.transport.protocol import TransportError
 from sharding.zero import coalescing, dissemination
 from sharding.zero import groups as zero_groups
-from sharding.zero.coalescing import Owned
-from sharding.zero.collective import exchanged
-from sharding.zero.stream import CHUNK_BYTES, Stream, parcels
+from sharding.zero.coalescing import OwnedTensor
+from sharding.zero.collective import all_gather_bytes
+from sharding.zero.stream import CHUNK_BYTES, Stream, iter_messages
 from tests.choices import case
 from tests.steady import calls_of
 
@@ -34,9 +34,9 @@ class Sent:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.messages: Counter[int] = Counter()
         self.bytes: Counter[int] = Counter()
-        self._lock, before = threading.Lock(), dissemination.launched
+        self._lock, before = threading.Lock(), dissemination.launch_message
 
-        def launched(
+        def launch_message(
             what: str,
             group: dist.ProcessGroup,
             direction: dissemination.Direction,
@@ -50,7 +50,7 @@ class Sent:
                     self.bytes[group.rank()] += part.numel()
             return before(what, group, direction, rank, part, *more)
 
-        monkeypatch.setattr(dissemination, "launched", launched)
+        monkeypatch.setattr(dissemination, "launch_message", launch_message)
 
     def clear(self) -> None:
         """Count anew."""
@@ -67,7 +67,7 @@ def test_an_exchange_takes_as_many_messages_as_the_logarithm_of_the_ranks(
     wanted = [bytes([rank]) * (rank % 5) for rank in range(size)]
 
     def of_rank(group: LocalGroup) -> list[bytes]:
-        return exchanged(group, CPU, wanted[group.rank()], "count")
+        return all_gather_bytes(group, CPU, wanted[group.rank()], "count")
 
     assert all(found == wanted for found in LocalWorld(size).run(of_rank))
     rounds = math.ceil(math.log2(size))
@@ -85,7 +85,7 @@ def test_all_ranks_of_an_exchange_name_the_one_that_is_gone(gone: int) -> None:
         if group.rank() == gone:
             return ""
         with pytest.raises(TransportError) as found:
-            exchanged(group, CPU, b"data", "count")
+            all_gather_bytes(group, CPU, b"data", "count")
         told.wait(60.0)
         return str(found.value)
 
@@ -144,7 +144,7 @@ def test_a_total_takes_a_number_for_each_parameter_on_any_number_of_ranks() -> N
     assert sizes == [[40]] * 3
 
 
-class Asked(Owned):
+class Asked(OwnedTensor):
     """A tensor that counts how often somebody asks who owns it."""
 
     count = 0
@@ -161,7 +161,7 @@ def test_coalescing_asks_each_tensor_as_often_on_any_number_of_ranks() -> None:
     for size in (4, 4096):
         Asked.count = 0
         small = [Asked(torch.ones(2), k % size) for k in range(50)]
-        (found,) = coalescing.planned([], small, size).coalesced
+        (found,) = coalescing.plan_messages([], small, size).coalesced
         assert len(found.ranges) == size and found.length == 100
         counts.append(Asked.count)
     assert counts[0] == counts[1]
@@ -169,9 +169,9 @@ def test_coalescing_asks_each_tensor_as_often_on_any_number_of_ranks() -> None:
 
 def test_the_state_of_many_parameters_is_collected_in_few_messages() -> None:
     for count in (1, 100, 1000):
-        assert len(list(parcels([torch.ones(25)] * count))) == 1
+        assert len(list(iter_messages([torch.ones(25)] * count))) == 1
     large = [torch.zeros(CHUNK_BYTES + 1, dtype=torch.uint8), torch.ones(3)]
-    assert [[one.numel() for one in parts] for parts in parcels(large)] == [
+    assert [[one.numel() for one in parts] for parts in iter_messages(large)] == [
         [CHUNK_BYTES],
         [1, 12],
     ]
@@ -183,7 +183,7 @@ def test_tensors_of_two_devices_travel_in_one_message(monkeypatch: pytest.Monkey
     A sender that fails here leaves the receiver waiting.
     """
     sent: list[Tensor] = []
-    monkeypatch.setattr(Stream, "_pass", lambda *given: sent.append(given[2]))
+    monkeypatch.setattr(Stream, "_transfer", lambda *given: sent.append(given[2]))
     device = torch.device("meta")
     state = {"step": torch.ones(()), "exp_avg": torch.ones(3, device=device)}
     Stream(LocalWorld(1).groups[0], 0, device).send(state)

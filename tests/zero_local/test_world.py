@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from sharding.transport import GlooTransport, TransportError, make_transport
-from sharding.transport.groups import gather_group, sub_group
+from sharding.transport.groups import gather_group, new_subgroup
 from sharding.transport.local import LocalTransport, LocalWorld
 from tests.choices import case, examples
 
@@ -127,7 +127,7 @@ def test_groups_of_some_ranks() -> None:
 
     def called(group: Any) -> float:
         odd = group.rank() % 2
-        part = sub_group(group, [rank for rank in range(5) if rank % 2 == odd])
+        part = new_subgroup(group, [rank for rank in range(5) if rank % 2 == odd])
         twin = gather_group(part)
         assert twin is gather_group(part) and twin is not part
         assert part.rank() == group.rank() // 2

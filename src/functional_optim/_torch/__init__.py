@@ -1,14 +1,12 @@
-"""The private parts of torch that this project calls or names: in this folder, and nowhere else.
+"""All uses of torch's private names. No other folder uses private names of torch.
 
-Of each it is said why it is needed, and what is done where a later torch lacks it: the same by
-public names, or an error. The error is an ImportError, raised before anything is written; it says
-what is missing and what to do. A test says when torch has changed one of them.
+For each name, a docstring says why it is needed, and what happens if a torch version lacks it:
+public names are used instead, or an ImportError is raised before anything is written. The error
+says what is missing and what to do. Tests notice if torch changes one of these names.
 
-Importing this brings nothing that ``import torch`` has not brought: what is slow to import is
-imported by the function that needs it.
+Modules that are slow to import are imported by the functions that need them.
 """
 
-from functional_optim._torch.checkpoints import names_in_metadata
 from functional_optim._torch.compilers import (
     COMPILER,
     SCRIPT_QUALNAME,
@@ -18,7 +16,7 @@ from functional_optim._torch.compilers import (
     has_dispatch_mode,
     is_higher_order,
     is_mutable,
-    let_script_fuse,
+    set_script_fusion,
 )
 from functional_optim._torch.derivatives import (
     get_unwrapped,
@@ -28,6 +26,7 @@ from functional_optim._torch.derivatives import (
     is_transforming,
     tangent_of,
     vmap_levels,
+    without_grad,
 )
 from functional_optim._torch.distributed import (
     ACTIVE_DDP_MODULE,
@@ -39,7 +38,6 @@ from functional_optim._torch.distributed import (
     finish_init,
     gloo_options,
     group_count,
-    holders_of,
     ignored_by_ddp,
     is_joining,
     is_profiling,
@@ -48,21 +46,22 @@ from functional_optim._torch.distributed import (
     queue_callback,
     rpc_over_sockets,
     timeout_of,
+    use_count,
 )
-from functional_optim._torch.grad_mode import without_grad
-from functional_optim._torch.missing import why_missing
+from functional_optim._torch.missing_name import why_missing
 from functional_optim._torch.modules import (
-    children_of,
+    copy_module,
+    get_children,
     has_scaled,
     load_state_dict_hooks,
-    replica_of,
+    names_in_metadata,
     scaler_state,
     step_without_global_hooks,
     with_own_step_hooks,
 )
 from functional_optim._torch.operators import (
     amp_foreach_non_finite_check_and_unscale_,
-    each,
+    call_foreach,
     foreach_add_,
     foreach_clone,
     foreach_copy_,
@@ -84,7 +83,7 @@ from functional_optim._torch.tensors import (
     indices_of,
     is_view,
     may_be_view,
-    memory_of,
+    storage_id,
     to_copy,
     values_of,
     version_of,
@@ -102,11 +101,11 @@ __all__ = [
     "TensorGuards",
     "amp_foreach_non_finite_check_and_unscale_",
     "aoti_compile_and_package",
-    "children_of",
+    "call_foreach",
+    "copy_module",
     "current_context_id",
     "current_graph_task_id",
     "disable_dynamo",
-    "each",
     "fake_tensor_mode",
     "finish_init",
     "foreach_add_",
@@ -122,13 +121,13 @@ __all__ = [
     "fused_adam_",
     "fused_adamw_",
     "fused_sgd_",
+    "get_children",
     "get_unwrapped",
     "gloo_options",
     "group_count",
     "has_dispatch_mode",
     "has_scaled",
     "has_versions",
-    "holders_of",
     "ignored_by_ddp",
     "indices_of",
     "is_forward_mode",
@@ -142,19 +141,19 @@ __all__ = [
     "is_transforming",
     "is_valid_context",
     "is_view",
-    "let_script_fuse",
     "load_state_dict_hooks",
     "may_be_view",
-    "memory_of",
     "names_in_metadata",
     "queue_callback",
-    "replica_of",
     "rpc_over_sockets",
     "scaler_state",
+    "set_script_fusion",
     "step_without_global_hooks",
+    "storage_id",
     "tangent_of",
     "timeout_of",
     "to_copy",
+    "use_count",
     "values_of",
     "version_of",
     "vmap_levels",

@@ -1,7 +1,7 @@
-"""Operators on many tensors in one call, and torch's fused steps of optimizers.
+"""torch's foreach operators, and its fused steps of optimizers.
 
-torch.optim calls them too. Without the first ones: the same operation, tensor by tensor. The fused
-ones are what executor="fused" is, so there is nothing else to do without them.
+Without a foreach operator, the operation runs tensor by tensor. Without a fused step,
+``executor="fused"`` raises an error.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim._torch.missing import Missing
+from functional_optim._torch.missing_name import MissingName
 
 
 def _add_to_each(tensors: Sequence[Tensor], number: float) -> None:
@@ -40,11 +40,11 @@ def _norm_of_each(tensors: list[Tensor]) -> list[Tensor]:  # TorchScript compile
 def foreach_vector_norm(
     tensors: list[Tensor], order: float = 2.0, *, dtype: torch.dtype | None = None
 ) -> list[Tensor]:
-    """``torch.linalg.vector_norm`` of each, by one call where torch has it."""
-    at_once = getattr(torch, "_foreach_norm", None)
-    if at_once is None:
+    """Return ``torch.linalg.vector_norm`` of each tensor, in one call if torch has it."""
+    foreach = getattr(torch, "_foreach_norm", None)
+    if foreach is None:
         return [torch.linalg.vector_norm(one, order, dtype=dtype) for one in tensors]
-    found: list[Tensor] = at_once(tensors, order, dtype=dtype)
+    found: list[Tensor] = foreach(tensors, order, dtype=dtype)
     return found
 
 
@@ -79,7 +79,8 @@ foreach_divide_: Callable[[Sequence[Tensor], Sequence[float]], object] = (
 foreach_mul_: Callable[[Sequence[Tensor], Tensor], object] = (
     getattr(torch, "_foreach_mul_", None) or _multiply_each
 )
-"""By a 0-d tensor: on the CPU, a number is rounded to the tensors' dtype before it multiplies."""
+"""Multiply all tensors by a 0-d tensor, in place. (On the CPU, torch would round a number to the
+dtype of the tensors first.)"""
 foreach_copy_: Callable[[Sequence[Tensor], Sequence[Tensor]], object] = (
     getattr(torch, "_foreach_copy_", None) or _copy_to_each
 )
@@ -92,38 +93,34 @@ foreach_norm: Callable[[list[Tensor]], list[Tensor]] = (
 amp_foreach_non_finite_check_and_unscale_: Callable[[Sequence[Tensor], Tensor, Tensor], object] = (
     getattr(torch, "_amp_foreach_non_finite_check_and_unscale_", None) or _unscale_each
 )
-"""As GradScaler does: multiply, and set the second argument to 1 where some are not finite."""
+"""Multiply tensors by the third argument, and set the second to 1 if an element is not finite."""
 
 
-def each(name: str, first: Sequence[Tensor], *args: Any, **options: Any) -> list[Tensor]:
-    """Return what torch's function of this name makes of each tensor, by one call where it can.
+def call_foreach(name: str, first: Sequence[Tensor], *args: Any, **options: Any) -> list[Tensor]:
+    """Apply a function of torch to each tensor, in one foreach call if torch has it.
 
     Args:
-        name: of a function of torch that has a form for lists, such as "add".
-        first: the tensors.
-        args: a list with a tensor for each of them, or what is the same for all.
-        options: likewise, the same for all.
+        name: of a function of torch, such as "add".
+        first: the first argument for each call.
+        args: other arguments: a list with one tensor for each call, or one value for all calls.
+        options: keyword arguments for all calls.
     """
-    at_once = foreach_function(name)
-    if at_once is not None:
-        return list(at_once(first, *args, **options))
-    alone = getattr(torch, name)
+    foreach = foreach_function(name)
+    if foreach is not None:
+        return list(foreach(first, *args, **options))
+    function = getattr(torch, name)
     rows = zip(*(one if isinstance(one, list) else repeat(one) for one in (first, *args)))  # noqa: B905
-    return [alone(*row, **options) for row in rows]
+    return [function(*row, **options) for row in rows]
 
 
 def foreach_function(name: str) -> Callable[..., Any] | None:
-    """Return torch's function of this name for lists of tensors.
-
-    Behind an underscore, the one that writes over the first list. Without it, or where there is
-    none: None, and each is done alone.
-    """
+    """Return torch's foreach function, or None. Names with a trailing underscore are in place."""
     found: Callable[..., Any] | None = getattr(torch, f"_foreach_{name}", None)
     return found
 
 
 def _fused(name: str) -> Any:
-    without = Missing(
+    without = MissingName(
         f"torch.{name}",
         "executor='fused' cannot step this rule",
         "take executor='auto', whose steps are as fast on the CPU",

@@ -1,4 +1,4 @@
-"""Properties of a tensor, and of many tensors without Python for each."""
+"""Private properties and functions of tensors."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -9,49 +9,49 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim._torch.missing import Missing
+from functional_optim._torch.missing_name import MissingName
 
-_NUMBERS = count()
+_COUNTER = count()
 
 
-def _another_number(tensor: Any) -> int:
-    return next(_NUMBERS)
+def _new_version(tensor: Any) -> int:
+    return next(_COUNTER)
 
 
 has_versions: bool = getattr(Tensor, "_version", None) is not None
-"""Whether torch tells how often a tensor was written to."""
+"""True if torch counts the writes to a tensor."""
 
-version_of: Callable[[Any], int] = attrgetter("_version") if has_versions else _another_number
-"""A number that is another one whenever autograd has seen that someone wrote to a tensor.
+version_of: Callable[[Any], int] = attrgetter("_version") if has_versions else _new_version
+"""Return a number that changes with each write to a tensor that autograd knows.
 
-Without it: another one each time, so that what was read of a tensor is read again."""
+Without the private attribute, each call returns a new number, so that values are read again."""
 
 _IS_VIEW: Any = getattr(Tensor, "_is_view", None)
 
-_NO_VIEWS: Any = Missing(
+_NO_VIEWS: Any = MissingName(
     "torch.Tensor._is_view",
     "a parameter that is a view of another tensor cannot be told from one that is none",
     "keep parameters where they are (flat=False), and step them by update_",
 )
 is_view: Callable[[Tensor], bool] = _IS_VIEW or _NO_VIEWS
-"""Whether a tensor is a view for autograd."""
+"""Return True if a tensor is a view for autograd."""
 
 
-def _perhaps(tensor: Tensor) -> bool:
+def _return_true(tensor: Tensor) -> bool:
     return True
 
 
-may_be_view: Callable[[Tensor], bool] = _IS_VIEW or _perhaps
-"""The same, for a quick look before a thorough one. Without it: any tensor may be a view."""
+may_be_view: Callable[[Tensor], bool] = _IS_VIEW or _return_true
+"""Return False only if a tensor is not a view. Without the private method, always True."""
 
-memory_of: Callable[[torch.UntypedStorage], int] = (
+storage_id: Callable[[torch.UntypedStorage], int] = (
     id if getattr(torch.UntypedStorage, "_cdata", None) is None else attrgetter("_cdata")
 )
-"""A number of a storage that no other one has while it lives; an address may be 0, as on meta.
+"""Return a number that is unique among living storages; addresses may be 0, as on meta.
 
-Without it: that of the object in Python, of which torch makes one for each storage."""
+Without the private attribute: the id of the Python object, which is one for each storage."""
 
-_UNCOALESCED = Missing(
+_UNCOALESCED = MissingName(
     "torch.Tensor._values or _indices",
     "the parts of a sparse tensor that is not coalesced cannot be had",
     "coalesce() sparse gradients first",
@@ -67,14 +67,14 @@ def _coalesced_indices(tensor: Tensor) -> Tensor:
 
 
 values_of: Callable[[Tensor], Tensor] = getattr(Tensor, "_values", None) or _coalesced_values
-"""The values of a sparse tensor; ``values()`` wants it coalesced."""
+"""Return the values of a sparse tensor, which need not be coalesced as for ``values()``."""
 indices_of: Callable[[Tensor], Tensor] = getattr(Tensor, "_indices", None) or _coalesced_indices
 
 DisableTorchFunction: Callable[[], AbstractContextManager[Any]] = getattr(
     torch._C, "DisableTorchFunction", nullcontext
 )
-"""Keeps modes such as that of ``torch.set_default_device``, and classes of tensors, from running
-Python at every call. Without it: they run it, and the results are the same."""
+"""Context without ``__torch_function__`` of modes and tensor classes, which runs Python code in
+every call, such as for ``torch.set_default_device``. Without it, results are the same."""
 
 try:
     from torch._C._dynamo.guards import TensorGuards as _TensorGuards
@@ -82,16 +82,16 @@ except ImportError:
     _TensorGuards = None  # type: ignore[assignment, misc]
 
 TensorGuards: Any = _TensorGuards
-"""What torch.compile guards its inputs with: shapes, strides, dtypes of many tensors in one call.
-Without it: None, and three times the time in Python."""
+"""Class of torch.compile that checks shapes, strides and dtypes of many tensors in one call, or
+None. The check in Python takes three times as long."""
 
-_NO_WRAPPERS: Any = Missing(
+_NO_WRAPPERS: Any = MissingName(
     "torch.Tensor._make_wrapper_subclass",
     "a tensor of which each rank has a part cannot be made",
     "call consolidate_state_dict() before state_dict()",
 )
 wrapper_tensor: Callable[..., Any] = getattr(Tensor, "_make_wrapper_subclass", None) or _NO_WRAPPERS
-"""``wrapper_tensor(cls, shape, dtype=, device=)``: a tensor of a class that keeps its elements."""
+"""``wrapper_tensor(cls, shape, dtype=, device=)``: build a tensor of a subclass without memory."""
 
 to_copy: Any = getattr(torch.ops.aten, "_to_copy", torch.ops.aten.clone).default
-"""The operator by which ``Tensor.to`` moves a tensor. Without it: another that copies."""
+"""The operator of ``Tensor.to``, or another operator that copies."""

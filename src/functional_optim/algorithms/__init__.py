@@ -1,12 +1,12 @@
-"""Algorithms, a file for each: formula, State, Hyper, init, rule, constructor."""
+"""Algorithms, one file each: formula, State, Hyper, init, rule, constructor."""
 
 from functional_optim.algorithms.adabelief import adabelief
 from functional_optim.algorithms.adabound import adabound
 from functional_optim.algorithms.adadelta import adadelta
 from functional_optim.algorithms.adafactor import adafactor
-from functional_optim.algorithms.adagrad import adagrad
+from functional_optim.algorithms.adagrad import ADAGRAD, adagrad
 from functional_optim.algorithms.adahessian import adahessian, scale_by_adahessian
-from functional_optim.algorithms.adam import adam, scale_by_adam
+from functional_optim.algorithms.adam import ADAM, adam, scale_by_adam
 from functional_optim.algorithms.adam_mini import adam_mini
 from functional_optim.algorithms.adamax import adamax
 from functional_optim.algorithms.adamw import adamw
@@ -40,7 +40,7 @@ from functional_optim.algorithms.rowwise_adagrad import rowwise_adagrad
 from functional_optim.algorithms.rprop import rprop
 from functional_optim.algorithms.schedule_free import schedule_free_adamw, schedule_free_sgd
 from functional_optim.algorithms.scion import scion
-from functional_optim.algorithms.sgd import sgd, trace
+from functional_optim.algorithms.sgd import SGD, sgd, trace
 from functional_optim.algorithms.shampoo import shampoo
 from functional_optim.algorithms.signum import sign_sgd, signum
 from functional_optim.algorithms.soap import soap
@@ -48,7 +48,9 @@ from functional_optim.algorithms.sophia import scale_by_sophia, sophia
 from functional_optim.algorithms.sparse_adam import sparse_adam
 from functional_optim.algorithms.stable_adamw import stable_adamw
 from functional_optim.algorithms.yogi import yogi
-from functional_optim.core.constructor import links_constructors
+from functional_optim.core.constructor import register_link_constructors
+from functional_optim.kernels.fused_calls import FUSED_ADAGRAD, FUSED_ADAM, FUSED_SGD
+from functional_optim.kernels.fused_kernel import FUSED
 
 __all__ = [
     "adabelief",
@@ -104,6 +106,8 @@ __all__ = [
     "yogi",
 ]
 
-links_constructors(
+register_link_constructors(
     scale_by_adahessian, scale_by_adam, scale_by_lion, scale_by_rms, scale_by_sophia, trace
 )
+
+FUSED.update({SGD: FUSED_SGD, ADAM: FUSED_ADAM, ADAGRAD: FUSED_ADAGRAD})

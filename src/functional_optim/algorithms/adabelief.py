@@ -5,7 +5,7 @@
     u_t = s_t, or with AMSGrad max(u_{t-1}, s_t)
     p_t = p_{t-1} - lr / (1 - b1^t) * m_t / (sqrt(u_t) / sqrt(1 - b2^t) + eps)
 
-The authors' program can also rectify the step, as RAdam does; this one does not.
+The authors' program can also rectify the step, as RAdam does; this rule does not.
 """
 
 from typing import NamedTuple
@@ -26,11 +26,8 @@ from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Rule
 from functional_optim.numeric import addcdiv, addcmul, lerp, mul, shift
 from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.decoupled_weight_decay import (
-    decoupled_weight_decay as decoupled,
-)
 from functional_optim.transforms.maximize import maximized
-from functional_optim.transforms.weight_decay import weight_decay as coupled
+from functional_optim.transforms.weight_decay import choose_weight_decay
 
 
 class AdaBeliefState(NamedTuple):
@@ -86,7 +83,7 @@ def adabelief(
     decoupled_weight_decay: bool = True,
     maximize: bool = False,
 ) -> Optimizer:
-    """AdaBelief: Adam that divides by how far gradients are from their average.
+    """AdaBelief: Adam that divides by the distance of gradients from their average.
 
     ``p = p - lr * m_hat / (sqrt(s_hat) + eps)``, where ``m`` is Adam's average gradient and
     ``s = beta_2 * s + (1 - beta_2) * (g - m)^2 + eps``. Steps are long where the average predicts
@@ -96,8 +93,7 @@ def adabelief(
     float32 parameter. A step reads 4 numbers and writes 3 for each element.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         betas: decay of the two averages, each in [0, 1).
         eps: added to ``s`` at each step, and to the root, >= 0. Results depend on it more than
             Adam's do: the paper uses 1e-8 for convolutions and 1e-16 for transformers.
@@ -127,9 +123,8 @@ def adabelief(
         gradients", NeurIPS 2020, algorithm 2. The defaults are those of the authors' program,
         without its rectification.
     """
-    decay = decoupled if decoupled_weight_decay else coupled
     return chain(
         maximized(maximize),
-        decay(weight_decay),
+        choose_weight_decay(weight_decay, decoupled_weight_decay),
         ADABELIEF(lr=lr, betas=betas, eps=eps, amsgrad=amsgrad),
     )

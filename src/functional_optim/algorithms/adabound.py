@@ -129,8 +129,8 @@ def adabound(
     float32 parameter. A step reads 4 numbers and writes 3 for each element.
 
     Args:
-        lr: learning rate of the first steps, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate of the first steps, a finite number >= 0. Any number may be a 0-d tensor
+            or a schedule.
         betas: decay of the two averages, each in [0, 1).
         final_lr: learning rate of the last steps, a finite number >= 0. A schedule of ``lr`` does
             not change it: give ``final_lr`` a schedule of the same shape.

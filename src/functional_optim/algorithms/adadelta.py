@@ -85,8 +85,7 @@ def adadelta(
     running averages of ``g^2`` and of ``d^2``.
 
     Args:
-        lr: factor of the step, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: factor of the step, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         rho: decay of both averages, in [0, 1].
         eps: added under both roots, >= 0.
         weight_decay: coefficient of ``p`` added to the gradient, >= 0.
@@ -111,7 +110,5 @@ def adadelta(
         Zeiler, "ADADELTA: an adaptive learning rate method", arXiv:1212.5701, algorithm 1.
     """
     return chain(
-        maximized(maximize),
-        coupled_weight_decay(weight_decay),
-        ADADELTA(lr=lr, rho=rho, eps=eps),
+        maximized(maximize), coupled_weight_decay(weight_decay), ADADELTA(lr=lr, rho=rho, eps=eps)
     )

@@ -9,8 +9,8 @@
     p_t = (1 - lr * lambda) * p_{t-1} - alpha_t * U_t / max(1, RMS(U_t) / d)
 
 A parameter with fewer than two dimensions keeps V_t = b_t * V_{t-1} + (1 - b_t) * g_t^2. In more
-dimensions rows and columns are those of the last two. As in torch.optim, lr stands where the paper
-has 0.01, and eps1 bounds the estimate, where the paper adds eps1 to g_t^2.
+dimensions rows and columns are those of the last two. As in torch.optim, lr replaces the 0.01 of
+the paper, and eps1 bounds the estimate, where the paper adds eps1 to g_t^2.
 """
 
 from typing import Any, NamedTuple
@@ -20,10 +20,10 @@ from torch import Tensor
 
 from functional_optim.bounds import FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
 from functional_optim.composition import chain
-from functional_optim.core.aliasing import laid_as
+from functional_optim.core.aliasing import match_strides
 from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import OPTIONAL, Scalar
-from functional_optim.core.scalar_dtype import product_in, quotient_in, scalar_dtype
+from functional_optim.core.scalars import product_in, quotient_in, scalar_dtype
 from functional_optim.core.stage import Rule
 from functional_optim.numeric import above, add, clamp, div, lerp, mul, number, smaller
 from functional_optim.optimizer import Optimizer
@@ -31,7 +31,7 @@ from functional_optim.transforms.maximize import maximized
 
 
 class AdafactorState(NamedTuple):
-    # Of a parameter of shape (..., m, n), all in its dtype.
+    # For a parameter of shape (..., m, n), all in its dtype.
     row_var: list[Tensor]  # [R], (..., m, 1); [] with fewer than two dimensions
     col_var: list[Tensor]  # [C], (..., 1, n); [] with fewer than two dimensions
     variance: list[Tensor]  # [V], of the parameter's shape; [] with two dimensions or more
@@ -48,9 +48,9 @@ class AdafactorHyper(NamedTuple):
 class AdafactorCoefficients(NamedTuple):
     weight: float  # t^c
     rho: float
-    rho_dtype: str  # of a tensor lr that is rho, in which torch.optim.Adafactor computes; "float64"
+    rho_dtype: str  # dtype of rho if it is a tensor lr, as in torch.optim.Adafactor; else "float64"
     eps_1: float
-    uses_dtype: bool  # whether eps1 is that of the parameter's dtype, and not eps_1
+    uses_dtype: bool  # True if eps1 is the eps of the parameter's dtype, and not eps_1
     eps_2: float
     d: float
     decay: float  # 1 - lr * lambda
@@ -65,7 +65,7 @@ def adafactor_init(param: Tensor, hyper: AdafactorHyper) -> AdafactorState:
 
 
 def relative_step(step: float, lr: float) -> tuple[float, str]:
-    """Return the smaller one of the learning rate and 1 / sqrt(step), and its dtype."""
+    """Return the smaller of the learning rate and 1 / sqrt(step), and its dtype."""
     relative = 1 / (step**0.5)
     if isinstance(lr, Tensor) and not isinstance(step, Tensor):
         chosen: Any = smaller(lr, relative)
@@ -98,7 +98,7 @@ def smallest_difference(x: Tensor) -> float:
 
 
 def root_mean_square(x: Tensor, divisor: float) -> float:
-    """Return the root of the mean square of a tensor, divided by a number."""
+    """Return the root mean square of a tensor, divided by a number."""
     root: float = max(x.numel(), 1) ** 0.5
     return number(torch.linalg.vector_norm(x)) / (root * divisor)
 
@@ -106,7 +106,7 @@ def root_mean_square(x: Tensor, divisor: float) -> float:
 def adafactor_variance(
     grad: Tensor, state: AdafactorState, weight: float, eps_1: float
 ) -> tuple[Tensor, AdafactorState]:
-    """Return the estimate of the squared gradient, and the state with one more gradient."""
+    """Return the estimate of the squared gradient, and the new state."""
     if grad.dim() < 2:
         variance = lerp(state.variance[0], grad * grad, weight)
         return variance, AdafactorState([], [], [variance])
@@ -128,7 +128,7 @@ def adafactor_rule(
     variance, state = adafactor_variance(grad, state, c.weight, eps_1)
     direction = clamp(variance, eps_1 * eps_1, torch.inf).rsqrt() * grad
     length = root_mean_square(direction, c.d)
-    shrunk = laid_as(mul(param, c.decay), param)
+    shrunk = match_strides(mul(param, c.decay), param)
     step_size = quotient_in(-alpha, above(length, 1.0, length, 1.0), c.rho_dtype)
     return add(shrunk, direction, step_size), state
 
@@ -170,8 +170,8 @@ def adafactor(
     ``p`` times ``min(lr, 1 / sqrt(t))``.
 
     Args:
-        lr: the largest step, relative to the size of the parameter, a finite number >= 0; like
-            every number here, it may be a 0-d tensor or a schedule.
+        lr: the largest step, relative to the size of the parameter, a finite number >= 0. Any
+            number may be a 0-d tensor or a schedule.
         beta2_decay: the averages are weighted by ``1 - t^beta2_decay``, <= 0.
         eps: ``(eps1, eps2)``, each >= 0. ``eps1`` bounds the root of ``V`` from below; None is the
             distance from 1 to the next number of the parameter's dtype. ``eps2`` is the least size
@@ -184,10 +184,10 @@ def adafactor(
         An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.Adafactor(foreach=False).
         Its state is ``m + n`` numbers for a matrix of shape ``(m, n)``, and one number for each
         element of a vector. It needs whole tensors (``kind="per_matrix"``), and takes no complex
-        ones. For each parameter it reads two norms, which waits for a device. An empty parameter,
-        at which torch.optim.Adafactor raises ZeroDivisionError, is stepped as the empty tensor that
-        it is. With ``eps1`` None each parameter has the bound of its own dtype; in torch.optim, all
-        parameters of a group have that of the first one that is stepped.
+        ones. It reads two norms of each parameter, so each step waits for the device. An empty
+        parameter stays empty, where torch.optim.Adafactor raises ZeroDivisionError. With ``eps1``
+        None each parameter has the bound of its own dtype. In torch.optim all parameters of a group
+        have the bound of the first one that is stepped.
 
     Raises:
         ValueError: a value outside the bounds above.
@@ -204,8 +204,8 @@ def adafactor(
 
     Reference:
         Shazeer & Stern, "Adafactor: adaptive learning rates with sublinear memory cost", ICML 2018,
-        algorithm 4; ``lr``, the place of ``eps1``, the decay and the defaults are
-        torch.optim.Adafactor's.
+        algorithm 4; ``lr``, the use of ``eps1``, the decay and the defaults are those of
+        torch.optim.Adafactor.
     """
     return chain(
         maximized(maximize),

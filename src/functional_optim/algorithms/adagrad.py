@@ -106,7 +106,7 @@ ADAGRAD_ROOT = Rule(
     bounds=(*ADAGRAD.bounds, ("eps_root", NON_NEGATIVE)),
     sparse=rows_of_sparse,
 )
-"""Another rule, so that nothing changes (program, kernels, groups, checkpoints) where e is 0."""
+"""A second rule, so that programs, kernels, groups and checkpoints do not change if e is 0."""
 
 
 @constructor
@@ -125,19 +125,16 @@ def adagrad(
     ``s = s + g^2``, then ``p = p - lr / (1 + (t - 1) * lr_decay) * g / (sqrt(s) + eps)``.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         lr_decay: how fast the learning rate falls with the step, >= 0.
         weight_decay: coefficient of ``p`` added to the gradient, >= 0.
         initial_accumulator_value: the sum before the first step, >= 0.
         eps: added to the root, >= 0.
         maximize: ascend instead of descend.
-        eps_root: added under the root, >= 0. Without it, a derivative through the step (by
-            parameters, gradients or hyper-parameters) is NaN for an element whose gradients were
-            all 0, for the root has an infinite slope there; 1e-8 or so makes it finite, and so
-            does an ``initial_accumulator_value``. With 0,
-            the default, the chain is the one that has no such place, to the last bit; else
-            ``eps_root`` is among its hyper-parameters.
+        eps_root: added under the root, >= 0. The slope of the root at 0 is infinite. So without
+            ``eps_root``, a derivative through the step is NaN for an element whose gradients were
+            all 0. A value such as 1e-8, or an ``initial_accumulator_value``, makes it finite. With
+            0, the default, the chain has no hyper-parameter ``eps_root``.
 
     Returns:
         An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.Adagrad(foreach=False),

@@ -5,9 +5,9 @@
     d_t = sqrt(v_t / (1 - b2^t))^k + eps
     p_t = (1 - lr * lambda) * p_{t-1} - lr * m_t / (1 - b1^t) / d_t
 
-e_t is an estimate of the diagonal of the Hessian at p_{t-1}, made in every step, and k the Hessian
-power. The paper has no eps, and averages e_t over blocks of a parameter first: here it is taken as
-it is given, averaged or not.
+e_t is an estimate of the diagonal of the Hessian at p_{t-1}, computed in every step, and k the
+Hessian power. The paper has no eps, and averages e_t over blocks of a parameter first. This rule
+uses e_t unchanged.
 """
 
 from typing import NamedTuple
@@ -48,7 +48,7 @@ class AdahessianCoefficients(NamedTuple):
     eps: float
     scale: float  # 1 / (1 - b1^t)
     hessian_power: float
-    is_root: bool  # whether that is 1
+    is_root: bool  # True if hessian_power is 1
 
 
 def adahessian_init(param: Tensor, hyper: AdahessianHyper) -> AdahessianState:
@@ -110,17 +110,16 @@ def adahessian(
     ``p = (1 - lr * weight_decay) * p - lr * m_hat / (sqrt(v_hat)^hessian_power + eps)`` with
     bias-corrected averages ``m_hat`` of the gradient and ``v_hat`` of ``hessian^2``.
 
-    Each step is given ``extra={"hessian": ...}``: an estimate of the Hessian's diagonal for each
-    parameter that is stepped, such as :func:`~functional_optim.hutchinson` makes. Of the paper, the
-    mean of estimates over blocks of a parameter is left out: they are taken as they are given.
+    Pass ``extra={"hessian": ...}`` to each step: an estimate of the Hessian's diagonal for each
+    parameter that is stepped, such as the result of :func:`~functional_optim.hutchinson`. The paper
+    averages estimates over blocks of a parameter; this rule uses them unchanged.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         betas: decay of the two averages, each in [0, 1).
         eps: added to the root, >= 0.
         weight_decay: coefficient of the decoupled decay, >= 0.
-        hessian_power: of the root, in [0, 1]: with 0 it is momentum SGD.
+        hessian_power: exponent of the root, in [0, 1]; 0 is momentum SGD.
         maximize: ascend instead of descend.
 
     Returns:
@@ -152,18 +151,16 @@ def adahessian(
 
 
 def scale_by_adahessian(
-    betas: tuple[Scalar, Scalar] = (0.9, 0.999),
-    eps: Scalar = 1e-4,
-    hessian_power: Scalar = 1.0,
+    betas: tuple[Scalar, Scalar] = (0.9, 0.999), eps: Scalar = 1e-4, hessian_power: Scalar = 1.0
 ) -> Link:
     """AdaHessian's direction: ``m_hat / (sqrt(v_hat)^hessian_power + eps)``.
 
-    Each step is given ``extra={"hessian": ...}``, as for :func:`~functional_optim.adahessian`.
+    Pass ``extra={"hessian": ...}`` to each step, as for :func:`~functional_optim.adahessian`.
 
     Args:
         betas: decay of the two averages, each in [0, 1).
         eps: added to the root, >= 0.
-        hessian_power: of the root, in [0, 1].
+        hessian_power: exponent of the root, in [0, 1].
 
     Returns:
         A link for :func:`~functional_optim.chain`. Before :func:`~functional_optim.descend` it is

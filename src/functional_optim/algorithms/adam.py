@@ -21,9 +21,8 @@ from functional_optim.core.hyper import Scalar, is_zero
 from functional_optim.core.stage import Link, Rule, Transform
 from functional_optim.numeric import addcdiv, addcmul, div, lerp, mul, shift
 from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
 from functional_optim.transforms.maximize import maximized
-from functional_optim.transforms.weight_decay import weight_decay as coupled_weight_decay
+from functional_optim.transforms.weight_decay import choose_weight_decay
 
 
 class AdamState(NamedTuple):
@@ -73,7 +72,7 @@ def adam_coefficients(step: float, hyper: AdamHyper) -> AdamCoefficients:
 def adam_averages(
     grad: Tensor, state: AdamState, weight_1: float, beta_2: float, weight_2: float, amsgrad: bool
 ) -> tuple[AdamState, Tensor]:
-    """The averages with one more gradient, and what the root is taken of."""
+    """Return the state with updated averages, and the second average or its maximum."""
     exp_avg = lerp(state.exp_avg, grad, weight_1)
     exp_avg_sq = addcmul(mul(state.exp_avg_sq, beta_2), grad, grad, weight_2)
     second = exp_avg_sq
@@ -113,7 +112,7 @@ class AdamRootCoefficients(NamedTuple):
     eps: float
     step_size: float  # -lr / (1 - b1^t)
     amsgrad: bool
-    inside: float  # e * (1 - b2^t), so that it is e beside u / (1 - b2^t)
+    inside: float  # e * (1 - b2^t), to be added to u before the division by 1 - b2^t
 
 
 def adam_root_coefficients(step: float, hyper: AdamRootHyper) -> AdamRootCoefficients:
@@ -155,7 +154,7 @@ ADAM_ROOT = Rule(
     rule=adam_root_rule,
     bounds=(*ADAM.bounds, ("eps_root", NON_NEGATIVE)),
 )
-"""Another rule, so that nothing changes (program, kernels, groups, checkpoints) where e is 0."""
+"""A second rule, so that programs, kernels, groups and checkpoints do not change if e is 0."""
 
 
 class ScaleByAdamHyper(NamedTuple):
@@ -165,7 +164,7 @@ class ScaleByAdamHyper(NamedTuple):
 
 
 def scale_by_adam_coefficients(step: float, hyper: ScaleByAdamHyper) -> AdamCoefficients:
-    """Adam's with the learning rate -1, of a step uphill."""
+    """Return Adam's coefficients for the learning rate -1, so that the step is the direction."""
     return adam_coefficients(step, AdamHyper(-1.0, hyper.betas, hyper.eps, hyper.amsgrad))
 
 
@@ -206,19 +205,17 @@ def adam(
     ``p = p - lr * m_hat / (sqrt(v_hat) + eps)`` with bias-corrected averages ``m_hat, v_hat``.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         betas: decay of the two averages, each in [0, 1).
         eps: added to the root, >= 0.
         weight_decay: coefficient of the decay, >= 0: added to the gradient as ``weight_decay * p``.
         amsgrad: divide by the largest second average so far.
         maximize: ascend instead of descend.
         decoupled_weight_decay: shrink the parameter by ``1 - lr * weight_decay`` instead (AdamW).
-        eps_root: added under the root, >= 0. Without it, a derivative through the step (by
-            parameters, gradients or hyper-parameters) is NaN for an element whose gradients were
-            all 0, for the root has an infinite slope there; 1e-8 or so makes it finite. With 0,
-            the default, the chain is the one that has no such place, to the last bit; else
-            ``eps_root`` is among its hyper-parameters.
+        eps_root: added under the root, >= 0. The slope of the root at 0 is infinite. So without
+            ``eps_root``, a derivative through the step is NaN for an element whose gradients were
+            all 0. A value such as 1e-8 makes it finite. With 0, the default, the chain has no
+            hyper-parameter ``eps_root``.
 
     Returns:
         An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.Adam(foreach=False), which
@@ -243,11 +240,9 @@ def adam(
     rule = ADAM(lr=lr, betas=betas, eps=eps, amsgrad=amsgrad)
     if not is_zero(eps_root):
         rule = ADAM_ROOT(lr=lr, betas=betas, eps=eps, amsgrad=amsgrad, eps_root=eps_root)
-    return chain(maximized(maximize), _decay(weight_decay, decoupled_weight_decay), rule)
-
-
-def _decay(weight_decay: Scalar, decoupled: bool) -> Link:
-    return decoupled_weight_decay(weight_decay) if decoupled else coupled_weight_decay(weight_decay)
+    return chain(
+        maximized(maximize), choose_weight_decay(weight_decay, decoupled_weight_decay), rule
+    )
 
 
 def scale_by_adam(
@@ -264,8 +259,8 @@ def scale_by_adam(
 
     Returns:
         A link for :func:`~functional_optim.chain`. Before :func:`~functional_optim.descend` it is
-        :func:`~functional_optim.adam`: its state to the bit, its parameters within 4 units in the
-        last place (of the parameter or of the step, whichever is larger) at each step.
+        :func:`~functional_optim.adam`. The state has equal bits. Parameters differ by at most 4
+        units in the last place per step, of the parameter or of the step, whichever is larger.
 
     Raises:
         ValueError: a value outside the bounds above.

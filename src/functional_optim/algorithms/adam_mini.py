@@ -6,9 +6,8 @@
 
 A block is a range of indices of the first dimension. By default each row of a matrix is a block,
 and a tensor of less than two dimensions is one block. That is the paper's partition of a
-transformer (algorithm 3: output neurons, tokens, and whole tensors for the rest) but for queries
-and keys, which have one block for each head. A vector in blocks of one element is AdamW.
-
+transformer (algorithm 3: output neurons, tokens, and whole tensors for the rest), except for
+queries and keys, which have one block per head. A vector in blocks of one element is AdamW.
 Defaults are those of the authors' program.
 """
 
@@ -17,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.algorithms.soap import widened
+from functional_optim.algorithms.soap import widen
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
 from functional_optim.composition import chain
 from functional_optim.core.constructor import constructor
@@ -31,7 +30,7 @@ from functional_optim.transforms.maximize import maximized
 
 class AdamMiniState(NamedTuple):
     exp_avg: Tensor  # m, of the parameter's shape and dtype
-    exp_avg_sq: Tensor  # v, of shape (blocks,), in its dtype, or in float32 where that has 16 bits
+    exp_avg_sq: Tensor  # v, of shape (blocks,), in its dtype, or in float32 if that has 16 bits
 
 
 class AdamMiniHyper(NamedTuple):
@@ -70,7 +69,7 @@ def number_of_blocks(param: Tensor, blocks: int) -> int:
 
 def adam_mini_init(param: Tensor, hyper: AdamMiniHyper) -> AdamMiniState:
     zeros = param.new_zeros((number_of_blocks(param, hyper.blocks),))
-    return AdamMiniState(torch.zeros_like(param), widened(zeros))
+    return AdamMiniState(torch.zeros_like(param), widen(zeros))
 
 
 def adam_mini_coefficients(step: float, hyper: AdamMiniHyper) -> AdamMiniCoefficients:
@@ -88,7 +87,7 @@ def adam_mini_coefficients(step: float, hyper: AdamMiniHyper) -> AdamMiniCoeffic
 def mean_square_of_blocks(x: Tensor, blocks: int) -> Tensor:
     """Return the mean square of each of the equal blocks of a tensor, of shape (blocks,).
 
-    Elements are laid end to end first, so that a sum does not depend on their strides.
+    The tensor is made contiguous first, so that sums do not depend on strides.
     """
     if x.numel() == 0:
         return x.new_zeros((blocks,))
@@ -96,7 +95,7 @@ def mean_square_of_blocks(x: Tensor, blocks: int) -> Tensor:
 
 
 def spread_over_blocks(numbers: Tensor, like: Tensor) -> Tensor:
-    """Give each index of the first dimension the number of its block, shaped to broadcast."""
+    """Return for each index of the first dimension the number of its block, shaped to broadcast."""
     if like.dim() == 0:
         return numbers.reshape(())
     length = like.size(0) // max(1, numbers.size(0))
@@ -110,7 +109,7 @@ def adam_mini_rule(
     param: Tensor, grad: Tensor, state: AdamMiniState, c: AdamMiniCoefficients
 ) -> tuple[Tensor, AdamMiniState]:
     exp_avg = lerp(state.exp_avg, grad, c.weight_1)
-    square = mean_square_of_blocks(widened(grad), state.exp_avg_sq.size(0))
+    square = mean_square_of_blocks(widen(grad), state.exp_avg_sq.size(0))
     second = add(mul(state.exp_avg_sq, c.beta_2), square, c.weight_2)
     denominator = shift(div(second.sqrt(), c.root), c.eps)
     spread = spread_over_blocks(denominator, param)
@@ -151,13 +150,12 @@ def adam_mini(
     ``p = p - lr * m_hat / (sqrt(v_hat) + eps)`` as in AdamW, but ``v`` averages the mean square of
     the gradient over each block.
 
-    Blocks are a hyper-parameter, and never found by a parameter's name. To give the queries and
-    keys of a transformer one block for each head, override them:
+    Blocks are a hyper-parameter, and do not depend on names of parameters. To give the queries and
+    keys of a transformer one block per head, override them:
     ``adam_mini().override(matching("*.q_proj.weight"), blocks=heads)``.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         betas: decay of the two averages, each in [0, 1).
         eps: added to the root, >= 0.
         weight_decay: coefficient of the decoupled decay, >= 0.

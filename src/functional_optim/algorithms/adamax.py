@@ -82,8 +82,7 @@ def adamax(
     ``u = max(beta_2 * u, |g| + eps)``, then ``p = p - lr / (1 - beta_1^t) * m / u``.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         betas: decay of the average and of the norm, each in [0, 1).
         eps: added to ``|g|``, >= 0.
         weight_decay: coefficient of ``p`` added to the gradient, >= 0.
@@ -108,7 +107,5 @@ def adamax(
         Kingma & Ba, "Adam: a method for stochastic optimization", ICLR 2015, algorithm 2.
     """
     return chain(
-        maximized(maximize),
-        coupled_weight_decay(weight_decay),
-        ADAMAX(lr=lr, betas=betas, eps=eps),
+        maximized(maximize), coupled_weight_decay(weight_decay), ADAMAX(lr=lr, betas=betas, eps=eps)
     )

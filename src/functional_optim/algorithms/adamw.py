@@ -2,7 +2,7 @@
 
     p_t = (1 - lr * lambda) * p_{t-1}, then Adam's step
 
-The mathematics is Adam's (see ``adam.py``) behind the decoupled decay; nothing is repeated here.
+The chain is the decoupled decay, then Adam (``adam.py``).
 """
 
 from functional_optim.algorithms.adam import adam
@@ -27,8 +27,7 @@ def adamw(
     ``p = (1 - lr * weight_decay) * p - lr * m_hat / (sqrt(v_hat) + eps)``.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         betas: decay of the two averages, each in [0, 1).
         eps: added to the root, >= 0.
         weight_decay: coefficient of the decoupled decay, >= 0.

@@ -8,8 +8,8 @@ With betas that are decays (1 less the paper's) and d_t = g_t - g_{t-1}, where d
     u_t = (m_t / (1 - b1^t) + b2 * v_t / (1 - b2^t)) / (sqrt(n_t / (1 - b3^t)) + eps)
     p_t = (p_{t-1} - lr * u_t) / (1 + lr * lambda)
 
-The paper starts the averages at the first gradient; its authors' program starts them at 0 and
-corrects the bias, and so do all others. There is no restart.
+The paper starts the averages at the first gradient. The authors' program, and all other programs,
+start them at 0 and correct the bias. There is no restart.
 """
 
 from typing import NamedTuple
@@ -23,15 +23,7 @@ from functional_optim.composition import chain
 from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Rule
-from functional_optim.numeric import (
-    add,
-    addcdiv,
-    addcmul,
-    at_first_step,
-    is_active,
-    lerp,
-    mul,
-)
+from functional_optim.numeric import add, addcdiv, addcmul, at_first_step, is_active, lerp, mul
 from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.maximize import maximized
 
@@ -151,9 +143,9 @@ def adan(
     bytes per float32 parameter. A step reads 6 numbers and writes 5 for each element.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule. Adan takes rates up to ten times those of AdamW.
-        betas: decay of the three averages, each in [0, 1). The paper writes 1 less these numbers:
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule. Adan
+            takes rates up to ten times those of AdamW.
+        betas: decay of the three averages, each in [0, 1). The paper's betas are 1 minus these:
             0.02, 0.08 and 0.01.
         eps: added to the root, >= 0.
         weight_decay: coefficient of the decay, >= 0. The paper uses 0.02.

@@ -76,7 +76,7 @@ def inverse_log(beta: float) -> float:
     return 1 / math.log(beta) if beta > 0.0 else 0.0
 
 
-def warmed_beta(step: float, start: float, beta: float, steps: int) -> float:
+def warm_up_beta(step: float, start: float, beta: float, steps: int) -> float:
     """Return b3_t: its half-life rises from that of ``start`` over so many steps."""
     if steps == 0 or not is_active(beta):
         return beta
@@ -94,7 +94,7 @@ def ademamix_coefficients(step: float, hyper: AdEMAMixHyper) -> AdEMAMixCoeffici
         1 - beta_1,
         beta_2,
         1 - beta_2,
-        1 - warmed_beta(step, beta_1, beta_3, hyper.beta3_warmup),
+        1 - warm_up_beta(step, beta_1, beta_3, hyper.beta3_warmup),
         1 / (1 - beta_1**step),
         alpha,
         (1 - beta_2**step) ** 0.5,
@@ -157,8 +157,7 @@ def ademamix(
     close to 1 stops changing early: ``stored(..., param="bfloat16")`` keeps it in float32.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         betas: decay of the fast average, of the average square and of the slow average, each in
             [0, 1).
         alpha: weight of the slow average, a finite number >= 0. The paper uses 4 to 10.

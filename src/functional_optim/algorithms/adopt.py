@@ -23,15 +23,7 @@ from functional_optim.composition import chain
 from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Rule
-from functional_optim.numeric import (
-    add,
-    addcmul,
-    at_first_step,
-    clamp,
-    is_active,
-    lerp,
-    mul,
-)
+from functional_optim.numeric import add, addcmul, at_first_step, clamp, is_active, lerp, mul
 from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.maximize import maximized
 
@@ -141,15 +133,14 @@ def adopt(
     step reads 4 numbers and writes 3 for each element.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         betas: decay of the two averages, each in [0, 1).
         eps: least value of the root, >= 0.
         weight_decay: coefficient of the decay, >= 0. The first step has none.
         decouple: shrink the parameter by ``1 - lr * weight_decay``; else add ``weight_decay * p``
             to the gradient.
-        clip: clip the quotient of step ``t`` to ``t ** clip_power`` in size, where the second step
-            of the optimizer is ``t = 1``. The first version of the paper does not.
+        clip: clip the magnitude of the quotient of step ``t`` to ``t ** clip_power``, where the
+            second step of the optimizer is ``t = 1``. The first version of the paper does not clip.
         clip_power: a finite number >= 0.
         maximize: ascend instead of descend.
 

@@ -1,15 +1,15 @@
-"""ASGD: averaged stochastic gradient descent; Polyak & Juditsky 1992, as torch.optim.ASGD has it.
+"""ASGD: averaged stochastic gradient descent; Polyak & Juditsky 1992, as in torch.optim.ASGD.
 
     p_t = (1 - lambda * e_t) * p_{t-1} - e_t * g_t
     a_t = a_{t-1} + u_t * (p_t - a_{t-1})                (a_t = p_t where u_t is 1)
     e_{t+1} = lr / (1 + lambda * lr * t)^alpha           (e_1 = lr)
     u_{t+1} = 1 / max(1, t - t0)                         (u_1 = 1)
 
-Step size and weight of the next step are computed at the end of a step, from the hyper-parameters
-of that step, and are a state: a learning rate that changes is used one step later, as in torch.
-They are two numbers for a parameter, so that compiled kernels leave this rule to torch's own
-operations. As in torch.optim they are rounded to float32 (to float64 if that is torch's default
-dtype), whatever the parameter's dtype.
+A step computes the step size and weight of the next step from its own hyper-parameters, and keeps
+them in the state. So a change of the learning rate takes effect one step later, as in torch. The
+state has two numbers per parameter, so this rule runs as torch's own operations, without a compiled
+kernel. As in torch.optim they are rounded to float32 (to float64 if that is torch's default dtype),
+whatever the dtype of the parameter.
 """
 
 from typing import NamedTuple
@@ -19,10 +19,10 @@ from torch import Tensor
 
 from functional_optim.bounds import ANY, FINITE_NON_NEGATIVE
 from functional_optim.composition import chain
-from functional_optim.core.aliasing import laid_as
+from functional_optim.core.aliasing import match_strides
 from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
-from functional_optim.core.scalar_dtype import default_scalar_dtype
+from functional_optim.core.scalars import default_scalar_dtype
 from functional_optim.core.stage import Rule
 from functional_optim.numeric import above, add, fill_like, mul, number
 from functional_optim.optimizer import Optimizer
@@ -64,7 +64,7 @@ def asgd_rule(
     param: Tensor, grad: Tensor, state: ASGDState, c: ASGDCoefficients
 ) -> tuple[Tensor, ASGDState]:
     eta = number(state.eta)
-    param = add(laid_as(mul(param, 1 - c.lambd * eta), param), grad, -eta)
+    param = add(match_strides(mul(param, 1 - c.lambd * eta), param), grad, -eta)
     average = state.ax + mul(param - state.ax, number(state.mu))
     ax = torch.where(state.mu == 1.0, param, average)
     one = torch.ones_like(state.eta)
@@ -99,18 +99,18 @@ def asgd(
     ``ax``, the average of ``p`` from step ``t0 + 2`` on. Evaluate with ``ax``.
 
     Args:
-        lr: the first step size, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule. A value is used from the step after it on, as in torch.
-        lambd: coefficient of a decay of the parameters, and of that of ``eta``, not NaN.
-        alpha: the power by which ``eta`` falls, not NaN.
-        t0: when averaging starts, not NaN: ``ax`` is ``p`` itself until step ``t0 + 2``.
+        lr: the first step size, a finite number >= 0. Any number may be a 0-d tensor or a
+            schedule. A change takes effect in the next step, as in torch.
+        lambd: coefficient of the decay of the parameters and of ``eta``, not NaN.
+        alpha: exponent of the decay of ``eta``, not NaN.
+        t0: start of averaging, not NaN: ``ax`` is ``p`` itself until step ``t0 + 2``.
         weight_decay: coefficient of ``p`` added to the gradient, >= 0.
         maximize: ascend instead of descend.
 
     Returns:
         An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.ASGD(foreach=False). Its
         state is ``ax``, of the parameter's shape and dtype, and ``eta`` and ``mu``, two numbers in
-        float32, so that steps are torch's own operations by every executor.
+        float32. Every executor runs its steps as torch's own operations.
 
     Raises:
         ValueError: a value outside the bounds above.

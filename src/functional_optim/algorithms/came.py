@@ -27,8 +27,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.algorithms.soap import widened
-from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
+from functional_optim.algorithms.soap import widen
+from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, POSITIVE
 from functional_optim.composition import chain
 from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
@@ -70,7 +70,7 @@ class CameCoefficients(NamedTuple):
 
 
 def came_init(param: Tensor, hyper: CameHyper) -> CameState:
-    zero = widened(torch.zeros_like(param))
+    zero = widen(torch.zeros_like(param))
     if param.dim() < 2:
         return CameState(zero, [torch.zeros_like(zero)], [], [], [], [])
     rows, columns = param.shape[:-1], (*param.shape[:-2], param.shape[-1])
@@ -98,25 +98,25 @@ def mean_over(x: Tensor, dim: int) -> Tensor:
     return x.sum(dim) / max(1, x.size(dim))
 
 
-def averaged_factors(
+def average_factors(
     row: Tensor, column: Tensor, square: Tensor, beta: float, weight: float
 ) -> tuple[Tensor, Tensor]:
     """Average the row and column means of a tensor of squares into both factors.
 
-    The squares are laid out row by row first, so that a mean does not depend on their strides.
+    The squares are made contiguous first, so that means do not depend on strides.
     """
     square = square.contiguous()
     new_row = add(mul(row, beta), mean_over(square, -1), weight)
     return new_row, add(mul(column, beta), mean_over(square, -2), weight)
 
 
-def over_root(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    """Divide by the root of ``row * column / mean(row)``; no product of both may underflow."""
+def divide_by_root(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
+    """Divide by the root of ``row * column / mean(row)``. Avoid the product: it may underflow."""
     share = row / mean_over(row, -1).unsqueeze(-1)
     return x * share.rsqrt().unsqueeze(-1) * column.rsqrt().unsqueeze(-2)
 
 
-def clipped_to_rms(x: Tensor, threshold: float) -> Tensor:
+def clip_by_rms(x: Tensor, threshold: float) -> Tensor:
     """Divide by ``max(1, RMS(x) / threshold)``."""
     rms = norm_of(x) / math.sqrt(max(1, x.numel()))
     return x / clamp(div(rms, threshold), 1.0, math.inf).to(x.dtype)
@@ -125,29 +125,28 @@ def clipped_to_rms(x: Tensor, threshold: float) -> Tensor:
 def came_rule(
     param: Tensor, grad: Tensor, state: CameState, c: CameCoefficients
 ) -> tuple[Tensor, CameState]:
-    wide = widened(grad)
+    wide = widen(grad)
     square = shift(wide.square(), c.eps_1)
     if len(state.exp_avg_sq) > 0:
         second = add(mul(state.exp_avg_sq[0], c.beta_2), square, c.weight_2)
-        update = clipped_to_rms(wide * second.rsqrt(), c.clip_threshold)
+        update = clip_by_rms(wide * second.rsqrt(), c.clip_threshold)
         exp_avg = lerp(state.exp_avg, update, c.weight_1)
-        made = CameState(exp_avg, [second], [], [], [], [])
-        return add(param, exp_avg, -c.lr).to(param.dtype), made
-    row, column = averaged_factors(
+        new = CameState(exp_avg, [second], [], [], [], [])
+        return add(param, exp_avg, -c.lr).to(param.dtype), new
+    row, column = average_factors(
         state.exp_avg_sq_row[0], state.exp_avg_sq_col[0], square, c.beta_2, c.weight_2
     )
-    update = clipped_to_rms(over_root(wide, row, column), c.clip_threshold)
+    update = clip_by_rms(divide_by_root(wide, row, column), c.clip_threshold)
     exp_avg = lerp(state.exp_avg, update, c.weight_1)
     instability = shift((update - exp_avg).square(), c.eps_2)
-    res_row, res_column = averaged_factors(
+    res_row, res_column = average_factors(
         state.exp_avg_res_row[0], state.exp_avg_res_col[0], instability, c.beta_3, c.weight_3
     )
-    direction = over_root(exp_avg, res_row, res_column)
-    made = CameState(exp_avg, [], [row], [column], [res_row], [res_column])
-    return add(param, direction, -c.lr).to(param.dtype), made
+    direction = divide_by_root(exp_avg, res_row, res_column)
+    new = CameState(exp_avg, [], [row], [column], [res_row], [res_column])
+    return add(param, direction, -c.lr).to(param.dtype), new
 
 
-_POSITIVE = Interval(low=0.0, low_open=True)
 CAME = Rule(
     name="came",
     hyper=CameHyper,
@@ -160,7 +159,7 @@ CAME = Rule(
         ("lr", FINITE_NON_NEGATIVE),
         ("betas", BELOW_ONE),
         ("eps", NON_NEGATIVE),
-        ("clip_threshold", _POSITIVE),
+        ("clip_threshold", POSITIVE),
     ),
     kind="per_matrix",
 )
@@ -183,8 +182,7 @@ def came(
     ``S`` averages ``(u - m)^2``, also of rank one. Other tensors step by ``p = p - lr * m``.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         betas: decay of ``m``, of the second moment and of ``S``, each in [0, 1).
         eps: added to squared gradients, and to ``(u - m)^2``, each >= 0. With 0, a row or a column
             of zeros gives NaN.

@@ -12,18 +12,23 @@ and b = sqrt(b2):
     p_t = (1 - l_t * weight_decay) * p_{t-1} - m_t / (sqrt(v_t) + eps)
 
 A step in which all gradients and s are 0 changes nothing. Defaults, and v_{t-1} in r, are those of
-the authors' program; optax has both, too.
+the authors' program and of optax.
 """
 
 import math
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from functional_optim.algorithms.distance import limited_growth, step_length
-from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
+from functional_optim.bounds import (
+    BELOW_ONE,
+    FINITE_NON_NEGATIVE,
+    FINITE_POSITIVE,
+    NON_NEGATIVE,
+    Interval,
+)
 from functional_optim.composition import chain
 from functional_optim.core.block_sums import finite_or_zero, sum_in_blocks
 from functional_optim.core.constructor import constructor
@@ -35,8 +40,10 @@ from functional_optim.numeric import (
     addcmul,
     choose,
     is_active,
+    larger,
     mul,
     shift,
+    smaller,
 )
 from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.maximize import maximized
@@ -123,15 +130,39 @@ def dadapt_adam_coefficients(
     )
 
 
-def decayed(grad: Tensor, param: Tensor, c: DadaptAdamCoefficients) -> Tensor:
-    """Return the gradient, with the decay of the parameter if it is added to it."""
+def step_length(
+    d: float, lr: float, betas: tuple[float, float], use_bias_correction: bool, number: float
+) -> float:
+    """Return ``d * lr``, with Adam's bias correction for step ``number`` if requested."""
+    beta_1, beta_2 = betas
+    length = d * lr
+    if not use_bias_correction:
+        return length
+    correction: float = ((1 - beta_2**number) ** 0.5) / (1 - beta_1**number)
+    return length * correction
+
+
+def grow(d: Any, estimate: Any, growth_rate: Any) -> Any:
+    """Return the larger of d and the limited estimate."""
+    return larger(d, limit_growth(estimate, d, growth_rate))
+
+
+def limit_growth(estimate: Any, d: Any, growth_rate: Any) -> Any:
+    """Return the smaller of an estimate and ``growth_rate * d``."""
+    # A product with infinity would have the derivative NaN.
+    is_free = isinstance(growth_rate, float) and math.isinf(growth_rate)
+    return estimate if is_free else smaller(estimate, d * growth_rate)
+
+
+def add_decay(grad: Tensor, param: Tensor, c: DadaptAdamCoefficients) -> Tensor:
+    """Return the gradient plus the weight decay, if the decay is not decoupled."""
     return add(grad, param, c.added_decay) if c.adds_decay else grad
 
 
 def products_and_sizes(
     c: DadaptAdamCoefficients, grad: Tensor, s: Tensor, exp_avg_sq: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return ``sum g * s / (sqrt(v) + eps)`` and ``sum |s|``, with the new s, of a block."""
+    """Return ``sum g * s / (sqrt(v) + eps)``, and ``sum |s|`` of the new s, over a block."""
     product = grad * (s / shift(exp_avg_sq.sqrt(), c.eps))
     new = add(mul(s, c.root_2), grad, c.next_weight)
     return product.sum(dtype=torch.float64), new.abs().sum(dtype=torch.float64)
@@ -140,8 +171,8 @@ def products_and_sizes(
 def dadapt_adam_reduce(
     param: Tensor, grad: Tensor, state: DadaptAdamState, c: DadaptAdamCoefficients
 ) -> tuple[Tensor, ...]:
-    """Return what a tensor adds to the gain of r before its weight 1 - b, and to ``sum |s|``."""
-    tensors = decayed(grad, param, c), state.s, state.exp_avg_sq
+    """Return the terms of a tensor in the change of r, without the weight 1 - b, and in sum |s|."""
+    tensors = add_decay(grad, param, c), state.s, state.exp_avg_sq
     product, size = sum_in_blocks(partial(products_and_sizes, c), tensors)
     active = 1.0 if c.is_active else 0.0
     return finite_or_zero((c.next_length * product, active * size))
@@ -155,7 +186,7 @@ def dadapt_adam_combine(
     is_still = size == 0.0
     numerator = root_2 * shared.numerator + (1 - root_2) * gain
     estimate = numerator / ((1 - root_2) * choose(is_still, 1.0, size))
-    d = limited_growth(shared.d, estimate, hyper.growth_rate)
+    d = grow(shared.d, estimate, hyper.growth_rate)
     return DadaptAdamShared(
         choose(is_still, shared.d, d),
         choose(is_still, shared.numerator, numerator),
@@ -170,7 +201,7 @@ def dadapt_adam_rule(
 ) -> tuple[Tensor, DadaptAdamState]:
     if not c.is_active:
         return param, state
-    grad = decayed(grad, param, c)
+    grad = add_decay(grad, param, c)
     exp_avg = add(mul(state.exp_avg, c.beta_1), grad, c.weight_1)
     exp_avg_sq = addcmul(mul(state.exp_avg_sq, c.beta_2), grad, grad, c.weight_2)
     s = add(mul(state.s, c.root_2), grad, c.weight)
@@ -180,7 +211,6 @@ def dadapt_adam_rule(
     return moved, DadaptAdamState(s, exp_avg, exp_avg_sq)
 
 
-_POSITIVE = Interval(low=0.0, low_open=True, finite=True)
 DADAPT_ADAM = Rule(
     name="dadapt_adam",
     hyper=DadaptAdamHyper,
@@ -192,9 +222,9 @@ DADAPT_ADAM = Rule(
     bounds=(
         ("lr", FINITE_NON_NEGATIVE),
         ("betas", BELOW_ONE),
-        ("eps", _POSITIVE),
+        ("eps", FINITE_POSITIVE),
         ("weight_decay", NON_NEGATIVE),
-        ("d0", _POSITIVE),
+        ("d0", FINITE_POSITIVE),
         ("growth_rate", Interval(1.0)),
     ),
     shared=DadaptAdamShared,
@@ -221,14 +251,14 @@ def dadapt_adam(
 ) -> Optimizer:
     """D-Adaptation for Adam: Adam that finds its learning rate from its own sum of gradients.
 
-    ``p = p - m / (sqrt(v) + eps)`` with averages ``m`` of ``d * lr * g`` and ``v`` of ``g^2``, and
-    one ``d`` for all parameters, an estimate from below of the distance to the solution. It grows
-    from ``d0`` on, and never shrinks; :meth:`Optimizer.shared` gives it. ``betas``, ``d0`` and
-    ``growth_rate`` must be the same for all parameters.
+    ``p = p - m / (sqrt(v) + eps)`` with averages ``m`` of ``d * lr * g`` and ``v`` of ``g^2``. All
+    parameters share ``d``, a lower bound of the distance to the solution. It grows from ``d0`` on,
+    and never shrinks; :meth:`Optimizer.shared` returns it. ``betas``, ``d0`` and ``growth_rate``
+    must be the same for all parameters.
 
     Args:
-        lr: factor of the step size, a finite number >= 0: 1, or a schedule. Some
-            parameters may have another one. With 0 they stay, and do not count in ``d``.
+        lr: factor of the step size, a finite number >= 0: 1, or a schedule. Parameters may have
+            different factors. Parameters with factor 0 stay, and do not contribute to ``d``.
         betas: decay of the two averages, each in [0, 1).
         eps: added to the root, > 0.
         weight_decay: coefficient of the decay, >= 0.
@@ -241,9 +271,9 @@ def dadapt_adam(
 
     Returns:
         An :class:`~functional_optim.Optimizer`. Its state is three tensors of the parameter's shape
-        and dtype, 12 bytes per float32 parameter, and five numbers for all of them. The sums behind
-        ``d`` are taken in float64 over every tensor, shard and rank; a tensor whose sums are not
-        finite has no part in them. In float64 it is the authors' package, up to the order of sums.
+        and dtype, 12 bytes per float32 parameter, and five numbers for all parameters. The sums for
+        ``d`` are computed in float64 over all tensors, shards and ranks; a tensor whose sums are
+        not finite is left out. In float64 it equals the authors' package, up to the order of sums.
 
     Raises:
         ValueError: a value outside the bounds above.

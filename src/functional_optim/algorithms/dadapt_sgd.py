@@ -10,7 +10,7 @@ norm of the first gradients that are not all 0, and p_0 the parameters that ``in
     p_t = mu * p_{t-1} + (1 - mu) * (p_0 - s_t)
 
 A step in which all gradients and s are 0 changes nothing. Defaults are those of the authors'
-program. That program leaves the weight decay out of ||g_1||; here gradients contain it always.
+program. That program leaves the weight decay out of ||g_1||; here all gradients contain it.
 """
 
 import math
@@ -20,8 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.algorithms.distance import limited_growth
-from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, Interval
+from functional_optim.algorithms.dadapt_adam import grow
+from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, FINITE_POSITIVE, Interval
 from functional_optim.composition import chain
 from functional_optim.core.block_sums import finite_or_zero, sum_in_blocks
 from functional_optim.core.constructor import constructor
@@ -54,8 +54,8 @@ class DadaptSGDShared(NamedTuple):
 
 
 class DadaptSGDCoefficients(NamedTuple):
-    next_length: float  # l of the step to come; 0 at the first, of which s is 0
-    next_weight: float  # of g in s at the step to come; lr at the first
+    next_length: float  # l of the next step; 0 for the first step, where s is 0
+    next_weight: float  # weight of g in s at the next step; lr for the first step
     weight: float  # of g in s
     keep: float  # mu; 1 where nothing moves
     gain: float  # 1 - mu; 0 where nothing moves
@@ -87,7 +87,7 @@ def dadapt_sgd_coefficients(
 
 
 def products_and_squares(weight: float, grad: Tensor, s: Tensor) -> tuple[Tensor, ...]:
-    """Return the sums of ``g * s``, of the squares of the new s, and of ``g^2``, of a block."""
+    """Return the sums over a block: of ``g * s``, of the squares of the new s, and of ``g^2``."""
     new = add(s, grad, weight)
     return tuple(one.sum(dtype=torch.float64) for one in (grad * s, new.square(), grad.square()))
 
@@ -95,9 +95,9 @@ def products_and_squares(weight: float, grad: Tensor, s: Tensor) -> tuple[Tensor
 def dadapt_sgd_reduce(
     param: Tensor, grad: Tensor, state: DadaptSGDState, c: DadaptSGDCoefficients
 ) -> tuple[Tensor, ...]:
-    """Return what a tensor adds to r, to ``||s||^2`` and to ``||g||^2``.
+    """Return the terms of a tensor in r, ``||s||^2`` and ``||g||^2``.
 
-    At the first step ``||g_1||`` is not known before the sum is, so ``lr * g`` stands for s.
+    At the first step ``||g_1||`` is not known yet, so ``lr * g`` replaces s.
     """
     addends = partial(products_and_squares, c.next_weight)
     product, size, slope = sum_in_blocks(addends, (grad, state.s))
@@ -115,7 +115,7 @@ def dadapt_sgd_combine(
     s_sq = choose(is_first, size * scale * scale, size)
     numerator = shared.numerator + gain
     estimate = 2 * numerator / choose(is_still, 1.0, s_sq) ** 0.5
-    d = limited_growth(shared.d, estimate, hyper.growth_rate)
+    d = grow(shared.d, estimate, hyper.growth_rate)
     return DadaptSGDShared(
         choose(is_still, shared.d, d),
         choose(is_still, shared.numerator, numerator),
@@ -135,7 +135,6 @@ def dadapt_sgd_rule(
     return moved, DadaptSGDState(s, state.p0)
 
 
-_POSITIVE = Interval(low=0.0, low_open=True, finite=True)
 DADAPT_SGD = Rule(
     name="dadapt_sgd",
     hyper=DadaptSGDHyper,
@@ -147,7 +146,7 @@ DADAPT_SGD = Rule(
     bounds=(
         ("lr", FINITE_NON_NEGATIVE),
         ("momentum", BELOW_ONE),
-        ("d0", _POSITIVE),
+        ("d0", FINITE_POSITIVE),
         ("growth_rate", Interval(1.0)),
     ),
     shared=DadaptSGDShared,
@@ -171,15 +170,14 @@ def dadapt_sgd(
 ) -> Optimizer:
     """D-Adaptation for SGD: SGD that finds its learning rate from its own sum of gradients.
 
-    ``s = s + d * lr / ||g_1|| * g``, then ``p = momentum * p + (1 - momentum) * (p_0 - s)``, with
-    one ``d`` for all parameters, an estimate from below of the distance to the solution. It grows
-    from ``d0`` on, and never shrinks; :meth:`Optimizer.shared` gives it. ``d0`` and
-    ``growth_rate`` must be the same for all parameters. With ``growth_rate=1`` it is SGD with
-    ``lr = d0 / ||g_1||``.
+    ``s = s + d * lr / ||g_1|| * g``, then ``p = momentum * p + (1 - momentum) * (p_0 - s)``. All
+    parameters share ``d``, a lower bound of the distance to the solution. It grows from ``d0`` on,
+    and never shrinks; :meth:`Optimizer.shared` returns it. ``d0`` and ``growth_rate`` must be the
+    same for all parameters. With ``growth_rate=1`` it is SGD with ``lr = d0 / ||g_1||``.
 
     Args:
-        lr: factor of the step size, a finite number >= 0: 1, or a schedule. Some
-            parameters may have another one. With 0 they stay, and do not count in ``d``.
+        lr: factor of the step size, a finite number >= 0: 1, or a schedule. Parameters may have
+            different factors. Parameters with factor 0 stay, and do not contribute to ``d``.
         momentum: weight of the last parameters in the new ones, in [0, 1).
         weight_decay: coefficient of ``p`` added to the gradient, >= 0.
         d0: first ``d``, > 0.
@@ -188,9 +186,9 @@ def dadapt_sgd(
 
     Returns:
         An :class:`~functional_optim.Optimizer`. Its state is two tensors of the parameter's shape
-        and dtype, 8 bytes per float32 parameter, and five numbers for all of them. The sums behind
-        ``d`` are taken in float64 over every tensor, shard and rank; a tensor whose sums are not
-        finite has no part in them.
+        and dtype, 8 bytes per float32 parameter, and five numbers for all parameters. The sums for
+        ``d`` are computed in float64 over all tensors, shards and ranks; a tensor whose sums are
+        not finite is left out.
 
     Raises:
         ValueError: a value outside the bounds above.

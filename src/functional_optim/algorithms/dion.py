@@ -8,12 +8,12 @@
     p_t = (1 - lr * lambda) * p_{t-1} - lr * sqrt(A / B) * P_t Q_t^T
 
 for a matrix of A rows and B columns. P_t R_t^T is one step of the power method towards the best
-approximation of B_t of rank r. What the step leaves out stays in M_t, the feedback.
+approximation of B_t of rank r. The rest of B_t stays in M_t, the error feedback.
 
-Q_0 is a matrix of cosines, the first r columns of the orthonormal discrete cosine transform, where
-the authors draw normal numbers, so that equal parameters have equal states. Where a column of R_t
-is 0, Q_t keeps the column of Q_{t-1}, and the step leaves it out. Algorithm 1 states no defaults:
-they are those of the authors' program (microsoft/dion, ``dion_simple``).
+Q_0 is a matrix of cosines, the first r columns of the orthonormal discrete cosine transform, so
+that equal parameters have equal states. The authors draw normal numbers instead. If a column of R_t
+is 0, Q_t keeps the column of Q_{t-1}, and the step leaves it out. Algorithm 1 states no defaults.
+The defaults are those of the authors' program (microsoft/dion, ``dion_simple``).
 """
 
 import math
@@ -22,12 +22,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.algorithms.soap import widen
 from functional_optim.bounds import FINITE_NON_NEGATIVE, NON_NEGATIVE, UNIT, Interval
 from functional_optim.composition import chain
 from functional_optim.core.constructor import constructor
-from functional_optim.core.flops import product_flops, qr_flops
 from functional_optim.core.hyper import Scalar
-from functional_optim.core.matrices import require_matrix
+from functional_optim.core.matrices import product_flops, qr_flops, require_matrix
 from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, shift
 from functional_optim.optimizer import Optimizer
@@ -36,7 +36,7 @@ from functional_optim.transforms.maximize import maximized
 
 
 class DionState(NamedTuple):
-    # Of a parameter of shape (m, n), in its dtype, or in float32 where that has 16 bits.
+    # For a parameter of shape (m, n), in its dtype, or in float32 if that has 16 bits.
     momentum_buffer: Tensor  # M, (m, n)
     right_basis: Tensor  # Q, (n, min(rank, m, n))
 
@@ -60,7 +60,7 @@ def cosines(size: int, count: int, like: Tensor) -> Tensor:
     Args:
         size: number of rows.
         count: number of columns.
-        like: gives dtype and device.
+        like: a tensor with the dtype and device of the result.
     """
     rows = torch.arange(size, device=like.device)[:, None]
     columns = torch.arange(count, device=like.device)
@@ -72,7 +72,7 @@ def cosines(size: int, count: int, like: Tensor) -> Tensor:
 
 def dion_init(param: Tensor, hyper: DionHyper) -> DionState:
     require_matrix("dion", param)
-    zero = widened(torch.zeros_like(param))
+    zero = widen(torch.zeros_like(param))
     rows, columns = param.shape
     return DionState(zero, cosines(columns, min(hyper.rank, rows, columns), zero))
 
@@ -87,15 +87,10 @@ def dion_coefficients(step: float, hyper: DionHyper) -> DionCoefficients:
     return DionCoefficients(-(1 - hyper.momentum), hyper.lr, hyper.eps)
 
 
-def widened(x: Tensor) -> Tensor:
-    """Return a tensor in float32 at least."""
-    return x.to(torch.float32) if x.element_size() < 4 else x
-
-
 def dion_rule(
     param: Tensor, grad: Tensor, state: DionState, c: DionCoefficients
 ) -> tuple[Tensor, DionState]:
-    total = state.momentum_buffer + widened(grad)
+    total = state.momentum_buffer + widen(grad)
     left = torch.linalg.qr(total @ state.right_basis)[0]
     right = total.mT @ left
     norms = (right * right).sum(-2, keepdim=True).sqrt()
@@ -143,12 +138,11 @@ def dion(
     ``rank`` columns, and ``Q`` is the normalized ``R``. The momentum loses only the part
     ``(1 - momentum) * P R^T``, so that later steps make up for what this one leaves out. State:
     ``1 + rank / rows`` numbers per parameter. Cost: four products of the matrix with ``rank``
-    columns, and one QR decomposition of a matrix of the shape (rows, rank). This is the mathematics
-    of one process: ranks exchange whole matrices, not factors.
+    columns, and one QR decomposition of a matrix of the shape (rows, rank). Ranks exchange whole
+    matrices, not factors.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         weight_decay: coefficient of the decoupled decay, >= 0.
         momentum: part of the approximation that stays in the momentum, in [0, 1].
         rank: number of columns of the factors, a whole number >= 1, and at most the shorter side of

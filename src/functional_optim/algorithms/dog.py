@@ -1,7 +1,7 @@
 """DoG and L-DoG: Ivgi, Hinder & Carmon 2023, the formula (DoG) and its layer-wise form.
 
-Distance over gradients: with norms over all elements of all tensors, for DoG, or of each tensor by
-itself, for L-DoG (layer-wise), and p_0 the parameters that ``init`` was given:
+Distance over gradients. Norms are over all elements of all tensors for DoG, and over each tensor
+for L-DoG (layer-wise). p_0 are the parameters at ``init``:
 
     r_t = max(r_{t-1}, ||p_{t-1} - p_0||)               (r_0 = reps_rel * (1 + ||p_0||))
     G_t = G_{t-1} + ||g_t||^2                           (G_0 = 0)
@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.algorithms.soap import widened
-from functional_optim.bounds import FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
+from functional_optim.algorithms.soap import widen
+from functional_optim.bounds import FINITE_NON_NEGATIVE, FINITE_POSITIVE, NON_NEGATIVE
 from functional_optim.composition import chain
 from functional_optim.core.block_sums import finite_or_zero, sum_in_blocks
 from functional_optim.core.constructor import constructor
@@ -67,7 +67,7 @@ def dog_coefficients(step: float, hyper: DogHyper, shared: DogShared) -> DogCoef
 
 
 def squared_norms(param: Tensor, p0: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the squared norms of a block's way from its start, and of its gradient."""
+    """Return the squared norms of ``p - p_0`` and of the gradient, over a block."""
     way = param - p0
     return way.square().sum(dtype=torch.float64), grad.square().sum(dtype=torch.float64)
 
@@ -79,7 +79,7 @@ def squared_norm(x: Tensor) -> tuple[Tensor]:
 def dog_reduce(
     param: Tensor, grad: Tensor, state: DogState, c: DogCoefficients
 ) -> tuple[Tensor, ...]:
-    """Return the squared norms of a tensor's way, of its gradient and, once, of its start."""
+    """Return the squared norms of ``p - p_0``, of the gradient and, at first, of ``p_0``."""
     way, slope = sum_in_blocks(squared_norms, (param, state.p0, grad))
     start = sum_in_blocks(squared_norm, (state.p0,))[0] if c.is_first else torch.zeros_like(way)
     return finite_or_zero((way, slope, start))
@@ -99,8 +99,7 @@ def dog_rule(
     return add(param, grad, c.step_size), state
 
 
-_POSITIVE = Interval(low=0.0, low_open=True, finite=True)
-_BOUNDS = (("lr", FINITE_NON_NEGATIVE), ("reps_rel", _POSITIVE), ("eps", NON_NEGATIVE))
+_BOUNDS = (("lr", FINITE_NON_NEGATIVE), ("reps_rel", FINITE_POSITIVE), ("eps", NON_NEGATIVE))
 
 DOG = Rule(
     name="dog",
@@ -122,13 +121,13 @@ DOG = Rule(
 
 class LdogState(NamedTuple):
     p0: Tensor  # the first parameter, of its shape and dtype
-    # Both 0-d, in the parameter's dtype, or in float32 where that has 16 bits:
+    # Both 0-d, in the parameter's dtype, or in float32 if that has 16 bits:
     max_distance: Tensor  # r
     grad_sum: Tensor  # G
 
 
 def ldog_init(param: Tensor, hyper: DogHyper) -> LdogState:
-    zero = widened(param.new_zeros(()))
+    zero = widen(param.new_zeros(()))
     first = fill_like(zero, hyper.reps_rel) * shift(norm_of(param), 1.0).to(zero.dtype)
     return LdogState(torch.clone(param), first, zero)
 
@@ -137,7 +136,7 @@ def ldog_rule(
     param: Tensor, grad: Tensor, state: LdogState, c: DogHyper
 ) -> tuple[Tensor, LdogState]:
     dtype = state.grad_sum.dtype
-    way = norm_of(widened(param) - widened(state.p0)).to(dtype)
+    way = norm_of(widen(param) - widen(state.p0)).to(dtype)
     distance = torch.maximum(state.max_distance, way)
     total = state.grad_sum + norm_of(grad).square().to(dtype)
     shifted = shift(total, c.eps)
@@ -170,12 +169,12 @@ def dog(
     """DoG: SGD that finds its learning rate, as distance over gradients.
 
     ``p = p - lr * r / sqrt(G + eps) * g``, where ``r`` is the largest distance so far of all
-    parameters from where they started, and ``G`` the sum of all squared gradients. Multiplying all
-    gradients by a number changes no step, but for ``eps``.
+    parameters from their start, and ``G`` the sum of all squared gradients. Except for ``eps``, a
+    constant factor of all gradients changes no step.
 
-    The step size has no decay of its own, so its authors evaluate an average of the parameters:
+    The step size does not decay, so the authors evaluate an average of the parameters:
     ``chain(dog(), ema(0.999))``. A tensor without a gradient does not count in the norms of that
-    step. :meth:`Optimizer.shared` gives ``r`` and ``G``.
+    step. :meth:`Optimizer.shared` returns ``r`` and ``G``.
 
     Args:
         lr: factor of the step size, a finite number >= 0: 1, or a schedule.
@@ -188,9 +187,9 @@ def dog(
 
     Returns:
         An :class:`~functional_optim.Optimizer`. Its state is the first parameter, 4 bytes per
-        float32 parameter, and three numbers for all of them. Norms are taken in float64 over every
-        tensor, shard and rank. A tensor whose norms are not finite has no part in them. torch has
-        no DoG.
+        float32 parameter, and three numbers for all parameters. Norms are computed in float64 over
+        all tensors, shards and ranks. A tensor whose norms are not finite is left out. torch has no
+        DoG.
 
     Raises:
         ValueError: a value outside the bounds above.
@@ -226,10 +225,10 @@ def ldog(
     *,
     maximize: bool = False,
 ) -> Optimizer:
-    """L-DoG: DoG for each tensor by itself, whose distance and gradients make its step size.
+    """L-DoG: DoG with a step size per tensor, from the distance and the gradients of the tensor.
 
     ``p = p - lr * r / sqrt(G + eps) * g``, where ``r`` is the largest distance so far of a tensor
-    from where it started, and ``G`` the sum of its squared gradients.
+    from its start, and ``G`` the sum of its squared gradients.
 
     Args:
         lr: factor of the step size, a finite number >= 0: 1, or a schedule.

@@ -5,12 +5,12 @@
     p_t = 0  if |z_t| <= lr * l1,
           else (sign(z_t) * lr * l1 - z_t) / (beta + sqrt(n_t) + lr * l2)
 
-z is lr (the paper's alpha) times the paper's z: as long as lr stays the same, the parameters are
-the same, and where there is no l1 and no l2, a rate that falls, or is 0, then slows the steps.
-With the paper's z it would shrink the parameters themselves.
+z is the paper's z times lr (the paper's alpha). With constant lr the parameters are the same. If lr
+falls, and l1 = l2 = 0, steps become smaller. With the paper's z, the parameters themselves would
+become smaller.
 
-The paper steps an element where its feature is not 0; here, where its gradient is not. Elsewhere
-n and z would stay as they are, and so does p.
+The paper steps an element if its feature is not 0. This rule steps an element if its gradient is
+not 0. For all other elements n and z would not change, and p does not change either.
 """
 
 from typing import NamedTuple
@@ -60,7 +60,7 @@ def ftrl_rule(
     n = addcmul(state.n, grad, grad, 1.0)
     root = n.sqrt()
     z = addcmul(add(state.z, grad, c.lr), root - state.n.sqrt(), param, -1.0)
-    # A number less itself is 0, so that what is within the threshold becomes 0 to the bit.
+    # Elements within the threshold become exactly 0: clamp(z) - z is 0 for them.
     solved = (clamp(z, -c.threshold, c.threshold) - z) / shift(root, c.offset)
     return torch.where(grad == 0, param, solved), FTRLState(z, n)
 
@@ -93,14 +93,14 @@ def ftrl(
     ``|z| <= lr * l1``, else ``(sign(z) * lr * l1 - z) / (beta + sqrt(n) + lr * l2)``. An element
     whose gradient is 0 is left alone.
 
-    Parameters are meant to start at 0, as in the paper. Others are drawn to 0 by their first
-    gradients, since ``beta`` holds all weights to 0 like an L2 penalty of ``beta / lr``.
+    Start parameters at 0, as in the paper. The first gradients draw other parameters to 0, since
+    ``beta`` acts like an L2 penalty of ``beta / lr``.
 
     Args:
-        lr: learning rate, the paper's alpha, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule. With ``l1`` or ``l2`` it is meant to stay the same, for
-            their strength goes with it.
-        beta: keeps the first steps small, a finite number >= 0; 1 is good enough, says the paper.
+        lr: learning rate, the paper's alpha, a finite number >= 0. Any number may be a 0-d tensor
+            or a schedule. With ``l1`` or ``l2``, keep it constant, since their strength depends on
+            it.
+        beta: keeps the first steps small, a finite number >= 0. The paper recommends 1.
         l1: strength of the penalty on ``|p|``, a finite number >= 0.
         l2: strength of the penalty on ``p^2 / 2``, a finite number >= 0.
         maximize: ascend instead of descend.
@@ -108,9 +108,9 @@ def ftrl(
     Returns:
         An :class:`~functional_optim.Optimizer`. Its state is ``z`` (``lr`` times the paper's, so
         that ``lr`` may change) and ``n``, both of the parameter's shape and dtype. Sparse
-        gradients touch only the rows they store. A derivative through the step is NaN for an
-        element whose gradients were all 0, for the root has an infinite slope there. torch has no
-        FTRL.
+        gradients change only the rows they store. A derivative through the step is NaN for an
+        element whose gradients were all 0, since the slope of the root at 0 is infinite. torch has
+        no FTRL.
 
     Raises:
         ValueError: a value outside the bounds above.

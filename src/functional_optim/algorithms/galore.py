@@ -28,18 +28,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.algorithms.soap import widened
-from functional_optim.bounds import (
-    BELOW_ONE,
-    FINITE_NON_NEGATIVE,
-    NON_NEGATIVE,
-    Interval,
-)
+from functional_optim.algorithms.soap import widen
+from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
 from functional_optim.composition import chain
 from functional_optim.core.constructor import constructor
-from functional_optim.core.flops import product_flops, svd_flops
 from functional_optim.core.hyper import Scalar
-from functional_optim.core.matrices import require_matrix
+from functional_optim.core.matrices import product_flops, require_matrix, svd_flops
 from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, addcmul, div, lerp, mul, shift
 from functional_optim.optimizer import Optimizer
@@ -48,7 +42,7 @@ from functional_optim.transforms.maximize import maximized
 
 
 class GaLoreState(NamedTuple):
-    # Of a parameter of shape (m, n), all in its dtype, or in float32 where that has 16 bits.
+    # For a parameter of shape (m, n), all in its dtype, or in float32 if that has 16 bits.
     exp_avg: Tensor  # m, (m, r), or (r, n) where m < n
     exp_avg_sq: Tensor  # v, the same
     projection: Tensor  # P, (n, r), or (m, r) where m < n; of the identity at first
@@ -70,14 +64,14 @@ class GaLoreCoefficients(NamedTuple):
     root: float  # sqrt(1 - b2^t)
     eps: float
     step_size: float  # -lr * a / (1 - b1^t)
-    refresh: bool  # whether this step computes P
+    refresh: bool  # True if this step computes P
 
 
 def galore_init(param: Tensor, hyper: GaLoreHyper) -> GaLoreState:
     require_matrix("galore_adamw", param)
     rows, columns = param.shape
     rank = min(hyper.rank, rows, columns)
-    zero = widened(torch.zeros_like(param))
+    zero = widen(torch.zeros_like(param))
     projected = (rows, rank) if rows >= columns else (rank, columns)
     return GaLoreState(
         zero.new_zeros(projected),
@@ -106,10 +100,10 @@ def galore_coefficients(step: float, hyper: GaLoreHyper) -> GaLoreCoefficients:
 
 
 def singular_vectors(grad: Tensor, old: Tensor) -> Tensor:
-    """Return the first singular vectors of the shorter side; a constant for derivatives.
+    """Return the first singular vectors of the shorter side, a constant for derivatives.
 
-    Those of zero where the gradient is not finite: LAPACK would stop the steps of all other
-    parameters. Each has the sign of the one before.
+    For a gradient that is not finite, return the vectors of a zero matrix, since LAPACK would raise
+    and stop the steps of all parameters. Each vector gets the sign of the old vector.
     """
     known = grad.detach()
     finite = known.isfinite().flatten(-2).all(-1)[..., None, None]
@@ -122,10 +116,10 @@ def singular_vectors(grad: Tensor, old: Tensor) -> Tensor:
     return torch.where(turns, -vectors, vectors)
 
 
-def projection_of(grad: Tensor, old: Tensor, c: GaLoreCoefficients) -> Tensor:
-    """Return the projection of this step: computed, or as it is."""
+def refresh_projection(grad: Tensor, old: Tensor, c: GaLoreCoefficients) -> Tensor:
+    """Return a new projection if this step computes one, else the old projection."""
     if isinstance(c.refresh, Tensor):
-        # torch.func or a compiler hides the number of the step.
+        # torch.func or a compiler hides the step count.
         return torch.where(c.refresh, singular_vectors(grad, old), old)
     if not c.refresh:
         return old
@@ -135,9 +129,9 @@ def projection_of(grad: Tensor, old: Tensor, c: GaLoreCoefficients) -> Tensor:
 def galore_rule(
     param: Tensor, grad: Tensor, state: GaLoreState, c: GaLoreCoefficients
 ) -> tuple[Tensor, GaLoreState]:
-    wide = widened(grad).contiguous()  # products round by layout
+    wide = widen(grad).contiguous()  # rounding of products depends on strides
     from_right = grad.size(-2) >= grad.size(-1)
-    projection = projection_of(wide, state.projection, c)
+    projection = refresh_projection(wide, state.projection, c)
     seen = wide @ projection if from_right else projection.mT @ wide
     exp_avg = lerp(state.exp_avg, seen, c.weight_1)
     exp_avg_sq = addcmul(mul(state.exp_avg_sq, c.beta_2), seen, seen, c.weight_2)
@@ -192,8 +186,7 @@ def galore_adamw(
     decomposition every ``update_proj_gap`` steps.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         betas: decay of the two averages, each in [0, 1).
         eps: added to the root, >= 0.
         weight_decay: coefficient of the decoupled decay, >= 0.
@@ -205,8 +198,8 @@ def galore_adamw(
     Returns:
         An :class:`~functional_optim.Optimizer`. It needs whole tensors (``kind="per_matrix"``), and
         they are real matrices: its ``init`` raises ValueError for a parameter of another number of
-        dimensions. The averages are kept when ``P`` changes. A derivative through a step takes
-        ``P`` for a constant. torch has no such class.
+        dimensions. The averages are kept when ``P`` changes. ``P`` is a constant for a derivative
+        through a step. torch has no such class.
 
     Raises:
         ValueError: a value outside the bounds above.
@@ -231,11 +224,6 @@ def galore_adamw(
         maximized(maximize),
         decoupled_weight_decay(weight_decay),
         GALORE_ADAMW(
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            scale=scale,
-            rank=rank,
-            update_proj_gap=update_proj_gap,
+            lr=lr, betas=betas, eps=eps, scale=scale, rank=rank, update_proj_gap=update_proj_gap
         ),
     )

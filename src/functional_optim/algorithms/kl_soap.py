@@ -8,15 +8,15 @@
     l_t = bs * l_{t-1} + (1 - bs) * mean over columns of (Q_L^T G_t Q_R)^2 / r_{t-1}
     r_t = bs * r_{t-1} + (1 - bs) * mean over rows of (Q_L^T G_t Q_R)^2 / l_{t-1}
 
-for a parameter of shape (m, n). So each factor is an average of gradients that the inverse of the
-other factor has preconditioned, where SOAP's are averages of G G^T and G^T G. The vectors l and r
-estimate the eigenvalues of L and R. They begin at ``initial_eigenvalue``, and 1 / sqrt(l) is at
-most c = max(10, min(m, ``max_inverse_root``)). A side that keeps its own basis has eigenvalues 1.
+for a parameter of shape (m, n). Each factor is an average of gradients that are preconditioned by
+the inverse of the other factor, where SOAP averages G G^T and G^T G. The vectors l and r estimate
+the eigenvalues of L and R. They start at ``initial_eigenvalue``, and 1 / sqrt(l) is at most
+c = max(10, min(m, ``max_inverse_root``)). A side without a basis has eigenvalues 1.
 
 As in SOAP, the first step only computes the bases: the eigenvectors of L_1 and R_1, which are
 computed with eigenvalues 1. After each of Adam's steps whose number is a multiple of k, each basis
-is refreshed: Q_L becomes the orthogonal factor (QR) of L Q_L. Columns are not sorted, as SOAP's
-are. Adam's averages are not corrected for their bias, unless ``correct_bias`` asks for that.
+is refreshed: Q_L becomes the orthogonal factor (QR) of L Q_L. Columns are not sorted, unlike those
+of SOAP. The bias of Adam's averages is corrected only with ``correct_bias``.
 
 The formulas are those of the authors' program, github.com/yorkerlin/KL-Methods, and so are the
 defaults. It applies the decay after the step; here it comes first, as in SOAP.
@@ -33,12 +33,13 @@ from functional_optim.algorithms.soap import (
     basis_flops,
     eigenbasis,
     soap_step,
-    turned,
-    widened,
+    to_basis,
+    widen,
 )
 from functional_optim.bounds import (
     BELOW_ONE,
     FINITE_NON_NEGATIVE,
+    FINITE_POSITIVE,
     NON_NEGATIVE,
     Interval,
 )
@@ -54,15 +55,15 @@ from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_
 
 
 class KLSoapState(NamedTuple):
-    # Of a parameter of shape (m, n), all in its dtype, or in float32 where that has 16 bits.
+    # For a parameter of shape (m, n), all in its dtype, or in float32 if that has 16 bits.
     exp_avg: Tensor  # m, (m, n)
     exp_avg_sq: Tensor  # v, (m, n), in the basis
-    left: list[Tensor]  # [L], (m, m); [] where m is larger than max_precond_dim
-    right: list[Tensor]  # [R], (n, n); [] where n is
-    left_basis: list[Tensor]  # [Q_L], (m, m); [] as left
-    right_basis: list[Tensor]  # [Q_R], (n, n); [] as right
-    left_values: list[Tensor]  # [l], (m,); [] as left
-    right_values: list[Tensor]  # [r], (n,); [] as right
+    left: list[Tensor]  # [L], (m, m); [] if m > max_precond_dim
+    right: list[Tensor]  # [R], (n, n); [] if n > max_precond_dim
+    left_basis: list[Tensor]  # [Q_L], (m, m); [] if left is []
+    right_basis: list[Tensor]  # [Q_R], (n, n); [] if right is []
+    left_values: list[Tensor]  # [l], (m,); [] if left is []
+    right_values: list[Tensor]  # [r], (n,); [] if right is []
 
 
 class KLSoapHyper(NamedTuple):
@@ -72,8 +73,8 @@ class KLSoapHyper(NamedTuple):
     eps: float
     initial_eigenvalue: float  # l and r before the first step
     precondition_frequency: int  # k
-    max_precond_dim: int  # a longer side keeps its own basis
-    max_inverse_root: int  # largest 1 / sqrt(l), for sides of so many elements and more
+    max_precond_dim: int  # a longer side has no basis
+    max_inverse_root: int  # largest 1 / sqrt(l), for sides with at least as many elements
     correct_bias: bool
 
 
@@ -86,13 +87,13 @@ class KLSoapCoefficients(NamedTuple):
     eps: float
     step_size: float  # -lr / (1 - b1^n), or -lr
     max_inverse_root: int
-    first: bool  # whether this step computes the bases, and nothing else
-    refresh: bool  # whether this step refreshes the bases
+    first: bool  # True if this step computes the bases, and nothing else
+    refresh: bool  # True if this step refreshes the bases
 
 
 def kl_soap_init(param: Tensor, hyper: KLSoapHyper) -> KLSoapState:
     require_matrix("kl_soap", param)
-    zero = widened(torch.zeros_like(param))
+    zero = widen(torch.zeros_like(param))
     sizes = [[size] if size <= hyper.max_precond_dim else [] for size in param.shape]
     factors = [[zero.new_zeros(size, size) for size in side] for side in sizes]
     bases = [
@@ -111,8 +112,8 @@ def kl_soap_flops(shape: tuple[int, ...], hyper: KLSoapHyper) -> int:
 
 def kl_soap_coefficients(step: float, hyper: KLSoapHyper) -> KLSoapCoefficients:
     beta_1, beta_2 = hyper.betas
-    made = step - 1.0  # Adam's steps, this one included
-    count = at_first_step(step, 1.0, made)
+    adam_step = step - 1.0
+    count = at_first_step(step, 1.0, adam_step)
     root, step_size = 1.0, -hyper.lr
     if hyper.correct_bias:
         root, step_size = (1 - beta_2**count) ** 0.5, -(hyper.lr / (1 - beta_1**count))
@@ -125,8 +126,8 @@ def kl_soap_coefficients(step: float, hyper: KLSoapHyper) -> KLSoapCoefficients:
         hyper.eps,
         step_size,
         hyper.max_inverse_root,
-        made == 0.0,
-        made % float(hyper.precondition_frequency) == 0.0,
+        adam_step == 0.0,
+        adam_step % float(hyper.precondition_frequency) == 0.0,
     )
 
 
@@ -147,14 +148,14 @@ def first_bases(grad: Tensor, state: KLSoapState, c: KLSoapCoefficients) -> KLSo
     )
 
 
-def averaged(values: Tensor, mean: Tensor, c: KLSoapCoefficients) -> Tensor:
-    """Return eigenvalues with one more step in their average, large enough to be divided by."""
+def update_eigenvalues(values: Tensor, mean: Tensor, c: KLSoapCoefficients) -> Tensor:
+    """Return the updated average of eigenvalues, bounded from below."""
     most = float(max(10, min(values.size(-1), c.max_inverse_root)))
     return lerp(values, mean, c.weight).clamp(min=most**-2)
 
 
-def refreshed_basis(factor: Tensor, basis: Tensor, c: KLSoapCoefficients) -> Tensor:
-    """Return the basis after one step of the power method where that is due, or as it is."""
+def refresh_basis(factor: Tensor, basis: Tensor, c: KLSoapCoefficients) -> Tensor:
+    """Return the basis after a step of the power method if this step refreshes, else the basis."""
     if isinstance(c.refresh, Tensor):
         return torch.where(c.refresh, orthogonal_factor(factor, basis), basis)
     if not c.refresh:
@@ -163,7 +164,7 @@ def refreshed_basis(factor: Tensor, basis: Tensor, c: KLSoapCoefficients) -> Ten
 
 
 def orthogonal_factor(factor: Tensor, basis: Tensor) -> Tensor:
-    """Return Q of the QR decomposition of ``factor @ basis``; the factor is a constant."""
+    """Return Q of the QR decomposition of ``factor @ basis``, with a constant factor."""
     orthogonal: Tensor = torch.linalg.qr(factor.detach() @ basis)[0]
     return orthogonal
 
@@ -171,7 +172,7 @@ def orthogonal_factor(factor: Tensor, basis: Tensor) -> Tensor:
 def kl_soap_step(
     param: Tensor, grad: Tensor, state: KLSoapState, c: KLSoapCoefficients
 ) -> tuple[Tensor, KLSoapState]:
-    """Return the parameter and the state after any step but the first."""
+    """Return parameter and state after a step that is not the first."""
     left, right = state.left_basis, state.right_basis
     param, exp_avg, exp_avg_sq = soap_step(
         param,
@@ -191,15 +192,15 @@ def kl_soap_step(
     )
     none: list[Tensor] = []
     rows, columns = max(1, grad.size(-2)), max(1, grad.size(-1))
-    of_left, of_right = turned(grad, none, right), turned(grad, left, none)
-    seen = turned(grad, left, right)
-    seen_left, seen_right = seen, seen
+    of_left, of_right = to_basis(grad, none, right), to_basis(grad, left, none)
+    rotated = to_basis(grad, left, right)
+    rotated_left, rotated_right = rotated, rotated
     for one in state.right_values:
         scale = one.sqrt().unsqueeze(-2)
-        of_left, seen_left = of_left / scale, seen / scale
+        of_left, rotated_left = of_left / scale, rotated / scale
     for one in state.left_values:
         scale = one.sqrt().unsqueeze(-1)
-        of_right, seen_right = of_right / scale, seen / scale
+        of_right, rotated_right = of_right / scale, rotated / scale
     factors_left = [lerp(one, of_left @ of_left.mT / columns, c.weight) for one in state.left]
     factors_right = [lerp(one, of_right.mT @ of_right / rows, c.weight) for one in state.right]
     return param, KLSoapState(
@@ -207,37 +208,43 @@ def kl_soap_step(
         exp_avg_sq,
         factors_left,
         factors_right,
-        [refreshed_basis(one, left[0], c) for one in factors_left],
-        [refreshed_basis(one, right[0], c) for one in factors_right],
-        [averaged(one, seen_left.square().sum(-1) / columns, c) for one in state.left_values],
-        [averaged(one, seen_right.square().sum(-2) / rows, c) for one in state.right_values],
+        [refresh_basis(one, left[0], c) for one in factors_left],
+        [refresh_basis(one, right[0], c) for one in factors_right],
+        [
+            update_eigenvalues(one, rotated_left.square().sum(-1) / columns, c)
+            for one in state.left_values
+        ],
+        [
+            update_eigenvalues(one, rotated_right.square().sum(-2) / rows, c)
+            for one in state.right_values
+        ],
     )
 
 
 def kl_soap_rule(
     param: Tensor, grad: Tensor, state: KLSoapState, c: KLSoapCoefficients
 ) -> tuple[Tensor, KLSoapState]:
-    wide = widened(grad).contiguous()  # products round by layout
+    wide = widen(grad).contiguous()  # rounding of products depends on strides
     if isinstance(c.first, Tensor):
-        return kl_soap_of_hidden_step(param, wide, state, c)
+        return kl_soap_hidden_step(param, wide, state, c)
     if c.first:
         return param, first_bases(wide, state, c)
     return kl_soap_step(param, wide, state, c)
 
 
-def kl_soap_of_hidden_step(
+def kl_soap_hidden_step(
     param: Tensor, grad: Tensor, state: KLSoapState, c: KLSoapCoefficients
 ) -> tuple[Tensor, KLSoapState]:
-    """Do both kinds of step where torch.func or a compiler hides the number of the step."""
+    """Compute both kinds of step and select one: torch.func or a compiler hides the step count."""
     start = first_bases(grad, state, c)
     new, later = kl_soap_step(param, grad, state, c)
 
-    def chosen(one: Any, other: Any) -> Any:
+    def select(one: Any, other: Any) -> Any:
         if isinstance(one, list):
-            return list(map(chosen, one, other))
+            return list(map(select, one, other))
         return torch.where(torch.as_tensor(c.first), one, other)
 
-    return chosen(param, new), KLSoapState(*map(chosen, start, later))
+    return select(param, new), KLSoapState(*map(select, start, later))
 
 
 KL_SOAP = Rule(
@@ -253,7 +260,7 @@ KL_SOAP = Rule(
         ("betas", BELOW_ONE),
         ("shampoo_beta", BELOW_ONE),
         ("eps", NON_NEGATIVE),
-        ("initial_eigenvalue", Interval(low=0.0, low_open=True, finite=True)),
+        ("initial_eigenvalue", FINITE_POSITIVE),
         ("precondition_frequency", Interval(low=1)),
         ("max_precond_dim", NON_NEGATIVE),
         ("max_inverse_root", Interval(low=1)),
@@ -280,16 +287,15 @@ def kl_soap(
 ) -> Optimizer:
     """KL-SOAP: SOAP in a basis that is estimated by the Kullback-Leibler divergence.
 
-    As in :func:`~functional_optim.soap`, Adam steps gradients that are turned into the eigenbasis
-    of two factors. Here the factors are averages of ``g R^-1 g^T / n`` and ``g^T L^-1 g / m``,
-    each preconditioned by the inverse of the other one.
+    As in :func:`~functional_optim.soap`, Adam steps gradients in the eigenbasis of two factors.
+    Here the factors are averages of ``g R^-1 g^T / n`` and ``g^T L^-1 g / m``, each preconditioned
+    by the inverse of the other one.
 
     State: for a matrix of m rows and n columns ``2 (m n + m^2 + n^2) + m + n`` numbers. Cost: about
     twice the matrix products of :func:`~functional_optim.soap`, and the same decompositions.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         betas: decay of Adam's two averages, each in [0, 1).
         shampoo_beta: decay of the factors and of their eigenvalues, in [0, 1); None for
             ``betas[1]``.
@@ -297,16 +303,16 @@ def kl_soap(
         weight_decay: coefficient of the decoupled decay, >= 0.
         precondition_frequency: number of steps between two refreshes of the basis, a whole number
             >= 1.
-        max_precond_dim: largest side, a whole number >= 0, that is turned; a longer side keeps its
-            own basis and costs no memory.
+        max_precond_dim: largest side with a basis, a whole number >= 0. A longer side has no basis
+            and costs no memory.
         initial_eigenvalue: estimate of all eigenvalues before the first step, a finite number > 0.
         max_inverse_root: a whole number M >= 1: the inverse root of an eigenvalue of a side with s
             elements is at most ``max(10, min(s, M))``.
         correct_bias: correct the bias of Adam's averages, as SOAP does. The authors do not.
 
     Returns:
-        An :class:`~functional_optim.Optimizer`. What :func:`~functional_optim.soap` says of whole
-        tensors, of the first step, of equal eigenvalues, and of derivatives, is true here too.
+        An :class:`~functional_optim.Optimizer`. The notes of :func:`~functional_optim.soap` on
+        whole tensors, the first step, equal eigenvalues, and derivatives apply here too.
 
     Raises:
         TypeError, ValueError: a value outside the bounds above.

@@ -16,13 +16,13 @@ is that of B, and then Q^T Q is the inverse square root of the covariance of g. 
 diagonal is kept as a vector, and n is its largest element.
 
 Step t fits the factors if frac(t * phi) < w_t, where phi is the golden ratio, and w_t = max(w_min,
-w_0 * exp(-a * max(0, t - 1 - T))) is the update probability. So a part w of the steps does, evenly
-spread, and the same on all ranks. In a part 1 / 100 of these, both factors are first scaled to the
-same largest element. V_t is a function of a counter in the state.
+w_0 * exp(-a * max(0, t - 1 - T))) is the update probability. So a part w of the steps fits them,
+evenly spread, and the same steps on all ranks. A hundredth of these steps first scales both factors
+to the same largest element. V_t is a function of a counter in the state.
 
-The formulas and defaults are those of kron-torch, which has four differences. It adds the noise to
-u_t itself, so that the step moves along it too. It draws V_t from torch's global generator. It
-scales the factors at random updates. And it fits as soon as 1 / w_t steps have passed since the
+The formulas and defaults are those of kron-torch, with four differences. kron-torch adds the noise
+to u_t itself, so the step also moves along the noise. It draws V_t from torch's global generator,
+and scales the factors at random updates. It fits as soon as 1 / w_t steps have passed since the
 last update.
 """
 
@@ -32,13 +32,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.algorithms.soap import widened
-from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, UNIT, Interval
+from functional_optim.algorithms.soap import widen
+from functional_optim.bounds import (
+    BELOW_ONE,
+    FINITE_NON_NEGATIVE,
+    FINITE_POSITIVE,
+    NON_NEGATIVE,
+    UNIT,
+    Interval,
+    check_choice,
+)
 from functional_optim.composition import chain
 from functional_optim.core.constructor import constructor
-from functional_optim.core.flops import product_flops, solve_flops
 from functional_optim.core.hyper import Scalar
-from functional_optim.core.matrices import require_matrix
+from functional_optim.core.matrices import product_flops, require_matrix, solve_flops
 from functional_optim.core.random_normal import counter_of, normal_like
 from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, div, fill_like, lerp
@@ -50,12 +57,12 @@ MODES = (None, "smart_one_diag", "one_diag", "all_diag")
 
 
 class KronState(NamedTuple):
-    # Of a parameter of shape (m, n), all but the counter in its dtype, or in float32 where that
+    # For a parameter of shape (m, n). All but the counter are in its dtype, or in float32 if that
     # has 16 bits.
     exp_avg: Tensor  # m, (m, n)
-    left: Tensor  # Q_L, (m, m) and upper triangular; (m,) where it is diagonal
-    right: Tensor  # Q_R, (n, n) and upper triangular; (n,) where it is diagonal
-    counter: Tensor  # 0-d, int64: the seed times 2^32, plus the number of steps made
+    left: Tensor  # Q_L, (m, m) and upper triangular; (m,) if it is diagonal
+    right: Tensor  # Q_R, (n, n) and upper triangular; (n,) if it is diagonal
+    counter: Tensor  # 0-d, int64: the seed times 2^32, plus the step count
 
 
 class KronHyper(NamedTuple):
@@ -68,9 +75,9 @@ class KronHyper(NamedTuple):
     min_update_probability: float  # w_min
     update_decay: float  # a
     flat_start: int  # T
-    momentum_into_precond_update: bool  # whether g_t is made of u_t, or of G_t
+    momentum_into_precond_update: bool  # True: fit to u_t; False: fit to G_t
     max_size_triangular: int  # a longer side has a diagonal factor
-    memory_save_mode: str | None  # which sides have a diagonal factor: one of MODES
+    memory_save_mode: str | None  # sides with a diagonal factor: one of MODES
     seed: int
 
 
@@ -81,12 +88,12 @@ class KronCoefficients(NamedTuple):
     step_size: float  # -lr
     max_update_rms: float
     of_momentum: bool
-    update: bool  # whether this step fits the factors
-    balance: bool  # whether it scales them first
+    update: bool  # True if this step fits the factors
+    balance: bool  # True if this step scales the factors first
 
 
 def diagonal_sides(shape: Sequence[int], hyper: KronHyper) -> list[bool]:
-    """Return for each side of a matrix whether its factor is diagonal."""
+    """Return True for each side of a matrix whose factor is diagonal."""
     rows, columns = shape
     longer, mode = 0 if rows > columns else 1, hyper.memory_save_mode
     chosen = [mode == "all_diag"] * 2
@@ -100,7 +107,7 @@ def diagonal_sides(shape: Sequence[int], hyper: KronHyper) -> list[bool]:
 
 def kron_init(param: Tensor, hyper: KronHyper) -> KronState:
     require_matrix("kron", param)
-    zero = widened(torch.zeros_like(param))
+    zero = widen(torch.zeros_like(param))
     ones = [fill_like(zero.new_zeros(n), hyper.precond_init_scale).sqrt() for n in param.shape]
     left, right = (
         one if is_vector else torch.diag(one)
@@ -110,31 +117,30 @@ def kron_init(param: Tensor, hyper: KronHyper) -> KronState:
 
 
 def kron_flops(shape: tuple[int, ...], hyper: KronHyper) -> int:
-    """Every step turns the update; after many steps, a part of them fits the factors."""
+    """Return the operations of the direction, and of the part of the steps that fits the factors.
+
+    This part is the limit after many steps.
+    """
     first = hyper.update_probability if hyper.update_decay == 0.0 else 0.0
-    turned = fitted = 0
+    direction = fitting = 0
     sides = zip((shape, shape[::-1]), diagonal_sides(shape, hyper), strict=True)
     for side, other in (pair for pair, is_vector in sides if not is_vector):
-        turned += 2 * product_flops(side, side, other)
-        fitted += product_flops(side, side, 3 * other + side + 2) + solve_flops(side, other)
-    return turned + round(float(max(first, hyper.min_update_probability)) * fitted)
+        direction += 2 * product_flops(side, side, other)
+        fitting += product_flops(side, side, 3 * other + side + 2) + solve_flops(side, other)
+    return direction + round(float(max(first, hyper.min_update_probability)) * fitting)
 
 
 def kron_check(hyper: KronHyper) -> None:
-    if hyper.memory_save_mode not in MODES:
-        raise ValueError(
-            f"kron: memory_save_mode must be one of {', '.join(map(repr, MODES))}, got "
-            f"{hyper.memory_save_mode!r}"
-        )
+    check_choice("kron", "memory_save_mode", hyper.memory_save_mode, MODES)
 
 
 def kron_coefficients(step: float, hyper: KronHyper) -> KronCoefficients:
     waited = step - 1.0 - float(hyper.flat_start)
-    late = (waited + abs(waited)) / 2  # max(0, waited), also of a tensor
+    late = (waited + abs(waited)) / 2  # max(0, waited), also for a tensor
     now, least = hyper.update_probability, hyper.min_update_probability
     now = now * 2.718281828459045 ** (-hyper.update_decay * late)
-    now = (now + least + abs(now - least)) / 2  # the larger one
-    place = (step * 0.6180339887498949) % 1.0
+    now = (now + least + abs(now - least)) / 2  # max(now, least)
+    phase = (step * 0.6180339887498949) % 1.0
     return KronCoefficients(
         1 - hyper.beta,
         1 - hyper.beta**step,
@@ -142,8 +148,8 @@ def kron_coefficients(step: float, hyper: KronHyper) -> KronCoefficients:
         -hyper.lr,
         hyper.max_update_rms,
         hyper.momentum_into_precond_update,
-        place < now,
-        place < now * 0.01,
+        phase < now,
+        phase < now * 0.01,
     )
 
 
@@ -153,17 +159,17 @@ def is_diagonal(factor: Tensor, matrix: Tensor) -> bool:
 
 
 def product(factor: Tensor, matrix: Tensor) -> Tensor:
-    """``Q X``, of a factor that is a matrix or a diagonal."""
+    """Return ``Q X`` for a factor that is a matrix or a diagonal."""
     return factor.unsqueeze(-1) * matrix if is_diagonal(factor, matrix) else factor @ matrix
 
 
 def transposed_product(factor: Tensor, matrix: Tensor) -> Tensor:
-    """``Q^T X``."""
+    """Return ``Q^T X``."""
     return factor.unsqueeze(-1) * matrix if is_diagonal(factor, matrix) else factor.mT @ matrix
 
 
-def transposed_solution(factor: Tensor, matrix: Tensor) -> Tensor:
-    """``Q^-T X``."""
+def solve_transposed(factor: Tensor, matrix: Tensor) -> Tensor:
+    """Return ``Q^-T X``."""
     if is_diagonal(factor, matrix):
         return matrix / factor.unsqueeze(-1)
     solution: Tensor = torch.linalg.solve_triangular(factor.mT, matrix, upper=False)
@@ -171,7 +177,7 @@ def transposed_solution(factor: Tensor, matrix: Tensor) -> Tensor:
 
 
 def largest(x: Tensor, is_vector: bool) -> Tensor:
-    """Return the largest magnitude of each vector or matrix, with as many dimensions as ``x``."""
+    """Return the largest magnitude of each vector or matrix, with the dimensions of ``x``."""
     if is_vector:
         return x.abs().amax(-1, keepdim=True)
     return x.abs().amax((-2, -1), keepdim=True)
@@ -184,8 +190,8 @@ def norm_lower_bound(x: Tensor) -> Tensor:
     """
     most = largest(x, is_vector=False).clamp(min=2.0**-126)
     scaled = x / most
-    place = scaled.square().sum(-2, keepdim=True).argmax(-1, keepdim=True)
-    column = scaled.gather(-1, place.expand(scaled[..., :1].shape))
+    index = scaled.square().sum(-2, keepdim=True).argmax(-1, keepdim=True)
+    column = scaled.gather(-1, index.expand(scaled[..., :1].shape))
     image = scaled @ column
     image = image / lengths(image).clamp(min=2.0**-126)
     return lengths(scaled @ image) * most
@@ -196,35 +202,32 @@ def lengths(column: Tensor) -> Tensor:
     return column.square().sum(-2, keepdim=True).sqrt()
 
 
-def fitted(factor: Tensor, seen: Tensor, noise: Tensor, step: float) -> Tensor:
-    """Return Q_L after one update; ``seen`` is A, and ``noise`` is B."""
-    if is_diagonal(factor, seen):
-        one, other = seen.square().sum(-1), noise.square().sum(-1)
+def fit_factor(factor: Tensor, a: Tensor, b: Tensor, step: float) -> Tensor:
+    """Return Q_L after one update, from the matrices A and B."""
+    if is_diagonal(factor, a):
+        one, other = a.square().sum(-1), b.square().sum(-1)
         change = (one - other) * factor / largest(one + other, is_vector=True).clamp(min=2.0**-126)
         return add(factor, change, step)
-    one, other = seen @ seen.mT, noise @ noise.mT
+    one, other = a @ a.mT, b @ b.mT
     change = (one - other).triu() / norm_lower_bound(one + other).clamp(min=2.0**-126)
     return add(factor, change @ factor, step)
 
 
-def updated_factors(
+def fit_factors(
     update: Tensor, left: Tensor, right: Tensor, counter: Tensor, c: KronCoefficients
 ) -> tuple[Tensor, Tensor]:
-    """Return Q_L and Q_R, fitted to one more gradient."""
+    """Return Q_L and Q_R after an update with one gradient."""
     if update.size(-2) == 0 or update.size(-1) == 0:
         return left, right
     draws = normal_like(update, counter)
     gradient = update + (2.0**-11.5 * update.abs().mean((-2, -1), keepdim=True)) * draws
-    seen = product(right, product(left, gradient).mT).mT
-    noise = transposed_solution(right, transposed_solution(left, draws).mT).mT
-    return (
-        fitted(left, seen, noise, c.precond_step),
-        fitted(right, seen.mT, noise.mT, c.precond_step),
-    )
+    a = product(right, product(left, gradient).mT).mT
+    b = solve_transposed(right, solve_transposed(left, draws).mT).mT
+    return fit_factor(left, a, b, c.precond_step), fit_factor(right, a.mT, b.mT, c.precond_step)
 
 
-def balanced(left: Tensor, right: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both factors with the same largest element, and the same product."""
+def balance_factors(left: Tensor, right: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale both factors to the same largest element, without a change of their product."""
     if matrix.size(-2) == 0 or matrix.size(-1) == 0:
         return left, right
     vectors = is_diagonal(left, matrix), is_diagonal(right, matrix)
@@ -237,31 +240,31 @@ def balanced(left: Tensor, right: Tensor, matrix: Tensor) -> tuple[Tensor, Tenso
 
 
 def next_factors(update: Tensor, state: KronState, c: KronCoefficients) -> tuple[Tensor, Tensor]:
-    """Return the factors of this step: fitted, or as they are."""
+    """Return the factors of this step: fitted, or unchanged."""
     left, right = state.left, state.right
     if isinstance(c.update, Tensor):
-        # torch.func or a compiler hides the number of the step.
-        even = balanced(left, right, update)
+        # torch.func or a compiler hides the step count.
+        even = balance_factors(left, right, update)
         start = [torch.where(c.balance, *pair) for pair in zip(even, (left, right), strict=True)]
-        new = updated_factors(update, start[0], start[1], state.counter, c)
+        new = fit_factors(update, start[0], start[1], state.counter, c)
         return torch.where(c.update, new[0], left), torch.where(c.update, new[1], right)
     if c.balance:
-        left, right = balanced(left, right, update)
+        left, right = balance_factors(left, right, update)
     if c.update:
-        left, right = updated_factors(update, left, right, state.counter, c)
+        left, right = fit_factors(update, left, right, state.counter, c)
     return left, right
 
 
 def kron_rule(
     param: Tensor, grad: Tensor, state: KronState, c: KronCoefficients
 ) -> tuple[Tensor, KronState]:
-    wide = widened(grad).contiguous()  # products round by layout
+    wide = widen(grad).contiguous()  # rounding of products depends on strides
     exp_avg = lerp(state.exp_avg, wide, c.weight)
     update = div(exp_avg, c.correction)
     known = (update if c.of_momentum else wide).detach()
     left, right = next_factors(known, state, c)
-    turned = product(right, product(left, update).mT)
-    direction = transposed_product(left, transposed_product(right, turned).mT)
+    half = product(right, product(left, update).mT)
+    direction = transposed_product(left, transposed_product(right, half).mT)
     rms = direction.square().mean((-2, -1), keepdim=True).sqrt()
     direction = direction * (c.max_update_rms / (rms + 1e-12)).clamp(max=1.0)
     new = add(param, direction, c.step_size).to(param.dtype)
@@ -280,7 +283,7 @@ KRON = Rule(
         ("lr", FINITE_NON_NEGATIVE),
         ("beta", BELOW_ONE),
         ("precond_lr", FINITE_NON_NEGATIVE),
-        ("precond_init_scale", Interval(low=0.0, low_open=True, finite=True)),
+        ("precond_init_scale", FINITE_POSITIVE),
         ("max_update_rms", NON_NEGATIVE),
         ("update_probability", UNIT),
         ("min_update_probability", UNIT),
@@ -327,18 +330,17 @@ def kron(
     for each step, and twice that for a step that fits the factors.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         beta: decay of the average of gradients, in [0, 1).
         weight_decay: coefficient of the decoupled decay, >= 0.
         precond_lr: step size of the factors, a finite number >= 0.
         precond_init_scale: product of both factors before the first step, a finite number > 0.
         max_update_rms: largest root mean square of a step divided by ``lr``, >= 0.
-        update_probability: part of the steps that fits the factors at first, in [0, 1].
-        min_update_probability: least part of the steps that fits them, in [0, 1].
-        update_decay: rate at which that part falls, per step, a finite number >= 0; with 0 it stays
+        update_probability: part of the steps that fit the factors at first, in [0, 1].
+        min_update_probability: least part of the steps that fit the factors, in [0, 1].
+        update_decay: rate per step at which that part falls, a finite number >= 0; with 0 it stays
             ``update_probability``.
-        flat_start: number of steps before it falls, a whole number >= 0.
+        flat_start: number of steps before that part falls, a whole number >= 0.
         momentum_into_precond_update: fit the factors to ``u``; otherwise, to the gradient.
         max_size_triangular: largest side, a whole number >= 0, with a triangular factor; a longer
             side, and a side of one element, have a diagonal factor.
@@ -353,8 +355,8 @@ def kron(
         An :class:`~functional_optim.Optimizer`. Its random numbers are a function of a counter in
         the state, so a run can be repeated and resumed, and no generator is used. It needs whole
         tensors (``kind="per_matrix"``), and they are real matrices: its ``init`` raises ValueError
-        for a parameter of another number of dimensions. A derivative through a step takes the
-        fitting for a constant. torch has no such class.
+        for a parameter of another number of dimensions. The factors are constants for a derivative
+        through a step. torch has no such class.
 
     Raises:
         TypeError, ValueError: a value outside the bounds above.

@@ -4,9 +4,8 @@
     d_t = u_t + lambda * p_{t-1}
     p_t = p_{t-1} - lr * r_t * d_t,   r_t = min(max(||p_{t-1}||, a) / ||d_t||, b)
 
-||.|| is the 2-norm of a whole parameter; r_t = 1 where a norm is 0. The paper bounds the norm of
-the parameter on both sides; here it is bounded from below and the ratio from above. It is a chain
-of stages, and nothing is repeated here.
+||.|| is the 2-norm of a whole parameter; r_t = 1 if a norm is 0. The paper bounds the norm of the
+parameter on both sides. Here the norm is bounded from below, and the ratio from above.
 """
 
 import math
@@ -33,18 +32,17 @@ def lamb(
     max_ratio: Scalar = math.inf,
     maximize: bool = False,
 ) -> Optimizer:
-    """LAMB: Adam's steps, each parameter's as long as ``lr`` times the parameter.
+    """LAMB: Adam with steps that are as long as ``lr`` times the parameter.
 
     ``d = m_hat / (sqrt(v_hat) + eps) + weight_decay * p``, then ``p = p - lr * r * d`` with
     ``r = min(max(||p||, min_norm) / ||d||, max_ratio)``, or 1 where a norm is 0.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         betas: decay of the two averages, each in [0, 1).
         eps: added to the root, >= 0.
         weight_decay: coefficient of ``p`` in the direction, >= 0.
-        min_norm: what counts as the parameter's norm where that is smaller, >= 0.
+        min_norm: lower bound of the norm of the parameter, >= 0.
         max_ratio: the largest ratio of the norms, >= 0.
         maximize: ascend instead of descend (the decay still shrinks).
 

@@ -4,8 +4,8 @@
     m_t = b1 * m_{t-1} + (1 - b1) * g_t / (sqrt(v_t / (1 - b2^t)) + eps)
     p_t = p_{t-1} - lr / (1 - b1^t) * m_t
 
-The authors' program keeps the average of lr * m; this one multiplies by the lr of the step, as the
-paper writes it. They are equal as long as lr stays constant.
+The authors' program averages lr times the quotient. This rule multiplies by the lr of the step, as
+in the paper. Both are equal if lr is constant.
 """
 
 from typing import NamedTuple
@@ -88,8 +88,7 @@ def laprop(
     step reads 4 numbers and writes 3 for each element.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         betas: decay of the momentum and of the average square, each in [0, 1).
         eps: added to the root, >= 0. With 0, an element whose gradients were all 0 becomes NaN;
             float16 rounds the default to 0.

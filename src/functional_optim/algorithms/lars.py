@@ -4,10 +4,9 @@
     b_t = mu * b_{t-1} + r_t * d_t,   r_t = k * ||p_{t-1}|| / ||d_t||      (b_0 = 0)
     p_t = p_{t-1} - lr * b_t
 
-||.|| is the 2-norm of a whole parameter; r_t = 1 where a norm is 0. As in LAMB, ||d_t|| is the norm
-of the sum, where the paper adds the norms of its parts; and as in torch.optim.SGD, lr multiplies
-the momentum, not what goes into it: as long as lr stays the same, the steps are the same. It is a
-chain of stages, and nothing is repeated here.
+||.|| is the 2-norm of a whole parameter; r_t = 1 if a norm is 0. As in LAMB, ||d_t|| is the norm of
+the sum, where the paper adds the norms of both terms. As in torch.optim.SGD, lr multiplies the
+momentum buffer, where the paper multiplies its input. With constant lr the steps are the same.
 """
 
 from functional_optim.algorithms.sgd import trace
@@ -31,19 +30,18 @@ def lars(
     trust_coefficient: Scalar = 1e-3,
     maximize: bool = False,
 ) -> Optimizer:
-    """LARS: momentum of gradients, each parameter's as long as a part of the parameter.
+    """LARS: momentum of gradients that are scaled to a part of the norm of the parameter.
 
     ``d = g + weight_decay * p``, ``b = momentum * b + r * d`` with
     ``r = trust_coefficient * ||p|| / ||d||``, or 1 where a norm is 0; then ``p = p - lr * b``, or
     ``p - lr * (r * d + momentum * b)`` with ``nesterov``.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         momentum: factor of the buffer, >= 0; 0 keeps no buffer.
         weight_decay: coefficient of ``p`` added to the gradient, >= 0.
         nesterov: step along ``r * d + momentum * b``; needs momentum > 0.
-        trust_coefficient: how long a direction is beside its parameter, >= 0.
+        trust_coefficient: ratio of the norms of a scaled gradient and its parameter, >= 0.
         maximize: ascend instead of descend.
 
     Returns:

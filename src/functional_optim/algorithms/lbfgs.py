@@ -5,8 +5,9 @@
     d = -H g                                      (H by the two-loop recursion, from gamma I)
     x_{k+1} = x_k + t d
 
-The step ``t`` is ``lr``, or is searched from ``lr`` on; in the very first iteration, from
-``min(1, 1 / |g|_1) lr``. Defaults and the order of all operations are those of torch.optim.LBFGS.
+The step ``t`` is ``lr``, or a line search that starts at ``lr`` finds it. In the very first
+iteration, ``min(1, 1 / |g|_1) lr`` replaces ``lr``. Defaults and the order of all operations are
+those of torch.optim.LBFGS.
 """
 
 import functools
@@ -23,7 +24,7 @@ from functional_optim.core.closure_optimizer import (
     ClosureRule,
     Point,
 )
-from functional_optim.core.constructor import constructor_errors
+from functional_optim.core.constructor import with_constructor_errors
 
 STRONG_WOLFE = "strong_wolfe"
 
@@ -110,8 +111,8 @@ def lbfgs_step(
 
     Args:
         problem: the function that is minimized.
-        point: where it starts.
-        loss, grad: there; they count as the first evaluation.
+        point: the start.
+        loss, grad: at the start. They count as the first evaluation.
         state: of the last step.
         hyper: the hyper-parameters.
     """
@@ -194,7 +195,7 @@ LBFGS = ClosureRule(
 torch.serialization.add_safe_globals([LBFGSState])
 
 
-@constructor_errors
+@with_constructor_errors
 def lbfgs(
     lr: float | Tensor = 1.0,
     max_iter: int = 20,
@@ -221,8 +222,8 @@ def lbfgs(
         max_eval: evaluations of the loss in one step, >= 0; by default ``max_iter * 5 // 4``. It is
             checked between iterations, and bounds the line search.
         tolerance_grad: the step ends when the largest magnitude in the gradient is at most this.
-        tolerance_change: the step ends when parameters, or the loss, change by less. Inside of the
-            line search the tolerance is 1e-9, as in torch.
+        tolerance_change: the step ends when parameters, or the loss, change by less. In the line
+            search the tolerance is 1e-9, as in torch.
         history_size: pairs ``(s, y)`` that are kept, >= 1.
         line_search_fn: None for a fixed step, or ``"strong_wolfe"``.
 

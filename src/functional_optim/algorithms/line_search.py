@@ -20,12 +20,13 @@ C2 = 0.9
 SMALLEST = 1e-9
 """The search ends when the bracket, times the largest magnitude in the direction, is smaller.
 
-torch.optim.LBFGS has this number too, whatever its ``tolerance_change``.
+torch.optim.LBFGS has the same number, whatever its ``tolerance_change``.
 """
 GROWTH = 10
 """A trial step is at most this many times the one before it."""
 MARGIN = 0.1
-"""Part of a bracket that a trial step is away from its ends, where progress is slow."""
+"""Least distance of a trial step from the ends of the bracket, relative to the bracket, if progress
+is slow."""
 
 
 class Trial(NamedTuple):
@@ -38,25 +39,20 @@ class Trial(NamedTuple):
 
 
 def strong_wolfe(
-    evaluate: Callable[[Any], Trial],
-    start: Trial,
-    t: Any,
-    size: Tensor,
-    *,
-    limit: int,
+    evaluate: Callable[[Any], Trial], start: Trial, t: Any, size: Tensor, *, limit: int
 ) -> tuple[Trial, int]:
     """Search a step that fulfils the strong Wolfe conditions.
 
     Args:
         evaluate: returns the trial of a step; it is called at least once.
         start: the trial of ``t = 0``, with a negative slope.
-        t: first step that is tried.
+        t: the first trial step.
         size: largest magnitude in the direction.
-        limit: of iterations, each of which evaluates once more.
+        limit: largest number of iterations. Each iteration evaluates once.
 
     Returns:
-        The step that was found, or the best one in the last bracket; and how often ``evaluate``
-        was called.
+        The step that was found, or the best one in the last bracket; and the number of calls of
+        ``evaluate``.
     """
     ends, count = _bracket(evaluate, start, t, limit)
     if len(ends) == 1:
@@ -83,7 +79,7 @@ def strong_wolfe(
 def _bracket(
     evaluate: Callable[[Any], Trial], start: Trial, t: Any, limit: int
 ) -> tuple[list[Trial], int]:
-    """Return one trial that fulfils both conditions, or two around such a step; and iterations."""
+    """Return a trial that fulfils both conditions, or two around such a step; and iterations."""
     before, trial = start, evaluate(t)
     for count in range(max(limit, 0)):
         if not _decreases(start, trial) or (count > 1 and trial.loss >= before.loss):
@@ -117,7 +113,7 @@ def _away_from_ends(t: Any, ends: list[Trial], *, is_slow: bool) -> tuple[Any, b
     """Move a trial step away from the nearer end of the bracket, if it was near one twice.
 
     Returns:
-        The step, and whether it is near an end.
+        The step, and True if it is near an end.
     """
     lower, upper = min(ends[0].t, ends[1].t), max(ends[0].t, ends[1].t)
     margin = MARGIN * (upper - lower)
@@ -133,11 +129,11 @@ def cubic_minimizer(one: Trial, other: Trial, bounds: tuple[Any, Any] | None = N
 
     ``t = b - (b - a) (phi'(b) + d2 - d1) / (phi'(b) - phi'(a) + 2 d2)`` for ``a <= b``, with
     ``d1 = phi'(a) + phi'(b) - 3 (phi(a) - phi(b)) / (a - b)`` and
-    ``d2 = sqrt(d1^2 - phi'(a) phi'(b))``; the middle of the bounds where the cubic has none.
+    ``d2 = sqrt(d1^2 - phi'(a) phi'(b))``; the middle of the bounds if the cubic has no minimizer.
 
     Args:
         one, other: the trials, in any order.
-        bounds: between which the result is; by default the two steps.
+        bounds: of the result; by default the two steps.
 
     Example::
 

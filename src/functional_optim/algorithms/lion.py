@@ -4,7 +4,7 @@
     p_t = p_{t-1} - lr * (sign(c_t) + lambda * p_{t-1})
     m_t = b2 * m_{t-1} + (1 - b2) * g_t          (m_0 = 0)
 
-The decay is the decoupled one, ``(1 - lr * lambda) * p`` before the step, which is the same.
+The decay is decoupled weight decay before the step, ``(1 - lr * lambda) * p``, which is equal.
 """
 
 from typing import Any, NamedTuple
@@ -50,7 +50,7 @@ def lion_coefficients(step: float, hyper: LionHyper) -> LionCoefficients:
 def lion_direction(
     grad: Tensor, state: LionState, weight_1: float, weight_2: float
 ) -> tuple[Tensor, LionState]:
-    """The direction of a step, and the average with one more gradient."""
+    """Return the direction of a step, and the new state."""
     direction = lerp(state.exp_avg, grad, weight_1).sign()
     return direction, LionState(lerp(state.exp_avg, grad, weight_2))
 
@@ -120,8 +120,7 @@ def lion(
     ``m = beta_2 * m + (1 - beta_2) * g``.
 
     Args:
-        lr: size of each step, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: size of each step, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         betas: weights of the momentum in the direction and in its own decay, each in [0, 1).
         weight_decay: coefficient of the decoupled decay, >= 0.
         maximize: ascend instead of descend.

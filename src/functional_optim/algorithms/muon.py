@@ -6,12 +6,12 @@
     X_k = a * X_{k-1} + (b * A + c * A A) X_{k-1},   A = X_{k-1} X_{k-1}^T,   k = 1 .. ns_steps
     p_t = (1 - lr * lambda) * p_{t-1} - lr * r(shape) * X_{ns_steps}
 
-The polynomial drives every singular value to about 1 (Newton-Schulz). As in torch.optim, that is
+The polynomial moves every singular value close to 1 (Newton-Schulz). As in torch.optim, it is
 computed in bfloat16, with the shorter side first. For a matrix of A rows and B columns, r is
-sqrt(max(1, A / B)), or 0.2 * sqrt(max(A, B)) where it is to match the size of AdamW's steps.
+sqrt(max(1, A / B)), or 0.2 * sqrt(max(A, B)) to match the size of AdamW's steps.
 
 This rule is torch.optim.Muon bit for bit. The conventions of other implementations are options of
-``muon``; with one of them, the rule is that of :mod:`functional_optim.algorithms.muon_options`.
+``muon``, which select the rule of :mod:`functional_optim.algorithms.muon_options`.
 """
 
 import math
@@ -21,18 +21,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.algorithms.muon_options import MUON_OPTIONS, sizes_text
-from functional_optim.algorithms.polar import SCALES, PolarFactor, polar_text
-from functional_optim.bounds import ANY, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
+from functional_optim.algorithms.muon_options import MUON_OPTIONS, encode_sizes
+from functional_optim.algorithms.polar import SCALES, PolarFactor, encode_polar, iterate, scale_of
+from functional_optim.bounds import ANY, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval, check_choice
 from functional_optim.composition import chain
-from functional_optim.core.aliasing import laid_as
+from functional_optim.core.aliasing import match_strides
 from functional_optim.core.constructor import constructor
-from functional_optim.core.flops import iteration_flops
 from functional_optim.core.hyper import Scalar
-from functional_optim.core.matrices import norms, require_matrix
-from functional_optim.core.scalar_dtype import product_in, scalar_dtype
+from functional_optim.core.matrices import iteration_flops, norms, require_matrix
+from functional_optim.core.scalars import product_in, scalar_dtype
 from functional_optim.core.stage import Rule
-from functional_optim.numeric import add, addmm, clamp, lerp, mul
+from functional_optim.numeric import add, clamp, lerp, mul
 from functional_optim.optimizer import Optimizer
 
 
@@ -46,8 +45,8 @@ class MuonHyper(NamedTuple):
     momentum: float  # mu
     nesterov: bool
     ns_coefficients: tuple[float, float, float]  # a, b, c
-    eps: float  # least norm that is divided by
-    ns_steps: int  # iterations of Newton and Schulz
+    eps: float  # least divisor
+    ns_steps: int  # Newton-Schulz iterations
     adjust_lr_fn: str | None  # "original" (or None) or "match_rms_adamw": r
 
 
@@ -60,7 +59,7 @@ class MuonCoefficients(NamedTuple):
     eps: float
     ns_steps: int
     lr: float
-    lr_dtype: str  # of a tensor lr, in which torch.optim.Muon multiplies it; "float64" of a number
+    lr_dtype: str  # dtype of a tensor lr, in which torch.optim.Muon multiplies; else "float64"
     match_rms_adamw: bool
 
 
@@ -74,12 +73,7 @@ def muon_flops(shape: tuple[int, ...], hyper: MuonHyper) -> int:
 
 
 def muon_check(hyper: MuonHyper) -> None:
-    allowed = (None, "original", "match_rms_adamw")
-    if hyper.adjust_lr_fn not in allowed:
-        raise ValueError(
-            f"muon: adjust_lr_fn must be one of {', '.join(map(repr, allowed))}, got "
-            f"{hyper.adjust_lr_fn!r}"
-        )
+    check_choice("muon", "adjust_lr_fn", hyper.adjust_lr_fn, (None, "original", "match_rms_adamw"))
 
 
 def muon_coefficients(step: float, hyper: MuonHyper) -> MuonCoefficients:
@@ -94,32 +88,8 @@ def muon_coefficients(step: float, hyper: MuonHyper) -> MuonCoefficients:
         hyper.ns_steps,
         hyper.lr,
         scalar_dtype(hyper.lr),
-        name is not None and name == "match_rms_adamw",  # in the words of TorchScript
+        name is not None and name == "match_rms_adamw",  # TorchScript needs the check for None
     )
-
-
-def normalised(update: Tensor, eps: float) -> Tensor:
-    """Each matrix in bfloat16, divided by its norm."""
-    coarse = update.to(torch.bfloat16)
-    return coarse / clamp(norms(coarse), eps, math.inf)
-
-
-def orthogonalised(unit: Tensor, coefficients: tuple[float, float, float], steps: int) -> Tensor:
-    """The iteration of Newton and Schulz, on matrices of norm 1, the shorter side first."""
-    a, b, c = coefficients
-    tall = unit.size(-2) > unit.size(-1)
-    x = unit.mT if tall else unit
-    for _ in range(steps):
-        gram = x @ x.mT
-        x = addmm(x, addmm(gram, gram, gram, b, c), x, a, 1.0)
-    return x.mT if tall else x
-
-
-def adjusted(rows: int, columns: int, match_rms_adamw: bool) -> float:
-    """r(shape)."""
-    if match_rms_adamw:
-        return 0.2 * math.sqrt(max(rows, columns))
-    return math.sqrt(max(1.0, rows / max(1, columns)))
 
 
 def muon_rule(
@@ -127,16 +97,17 @@ def muon_rule(
 ) -> tuple[Tensor, MuonState]:
     buffer = lerp(state.momentum_buffer, grad, c.weight)
     update = lerp(grad, buffer, c.momentum) if c.nesterov else buffer
-    unit = normalised(update, c.eps)
+    coarse = update.to(torch.bfloat16)
+    unit = coarse / clamp(norms(coarse), c.eps, math.inf)
     if not c.nesterov and buffer.dtype == unit.dtype:
-        # torch.optim.Muon divides by the norm in place, and here that place is the buffer's own.
+        # torch.optim.Muon divides by the norm in place, and here it writes to the buffer.
         buffer = unit
-    step = orthogonalised(unit, c.ns_coefficients, c.ns_steps)
-    ratio = adjusted(param.size(-2), param.size(-1), c.match_rms_adamw)
-    shrunk = laid_as(mul(param, c.decay), param)
-    return add(shrunk, step, -product_in(c.lr, ratio, c.lr_dtype)).to(param.dtype), MuonState(
-        buffer
-    )
+    step = iterate(unit, [c.ns_coefficients] * c.ns_steps, False, True)
+    scale = "match_rms_adamw" if c.match_rms_adamw else "original"
+    ratio = scale_of(param.size(-2), param.size(-1), scale)
+    shrunk = match_strides(mul(param, c.decay), param)
+    new = add(shrunk, step, -product_in(c.lr, ratio, c.lr_dtype)).to(param.dtype)
+    return new, MuonState(buffer)
 
 
 MUON = Rule(
@@ -185,25 +156,24 @@ def muon(
 ) -> Optimizer:
     """Muon: momentum whose steps are made orthogonal, for the matrices of hidden layers.
 
-    ``p = (1 - lr * weight_decay) * p - lr * r * orthogonalised(u)``, where ``u`` is the momentum
-    of the gradient, all of whose singular values the iteration of Newton and Schulz drives to
-    about 1, and ``r`` is a factor by the shape. State: one number per parameter. Cost: three
-    products of matrices per iteration.
+    ``p = (1 - lr * weight_decay) * p - lr * r * orthogonalised(u)``, where ``u`` is the momentum of
+    the gradient. The Newton-Schulz iteration moves all singular values of ``u`` close to 1. ``r``
+    is a factor that depends on the shape. State: one number per parameter. Cost: three products of
+    matrices per iteration.
 
     The arguments up to ``adjust_lr_fn`` are those of torch.optim.Muon. The options after it are
     the conventions in which implementations differ. Keller Jordan's Muon is
     ``muon(0.02, 0.0, adjust_lr_fn="keller", normalization="add", fused_products=False)``.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         weight_decay: coefficient of the decoupled decay, >= 0.
         momentum: decay of the average of gradients, >= 0.
-        nesterov: look ahead: the step is made of ``(1 - momentum) * g + momentum * m``.
+        nesterov: look ahead: ``u`` is ``(1 - momentum) * g + momentum * m``.
         ns_coefficients: ``(a, b, c)`` of the polynomial ``a x + b x^3 + c x^5`` that is applied to
             singular values.
-        eps: the least norm that a matrix is divided by.
-        ns_steps: how often the polynomial is applied, a whole number from 0 to 99.
+        eps: least divisor of a matrix.
+        ns_steps: number of times that the polynomial is applied, a whole number from 0 to 99.
         adjust_lr_fn: name of the factor ``r`` for a matrix of the shape (rows, columns):
 
             - "original" (or None): ``sqrt(max(1, rows / columns))``, a factor of ``lr``
@@ -226,9 +196,9 @@ def muon(
             (Emerging-Optimizers, heavyball). The other two compute the norm in ``iteration_dtype``.
         fused_products: round ``b * A + c * A A`` once, as torch.optim.Muon does; False rounds each
             product and each sum, as Keller Jordan's Muon does.
-        row_blocks: number of equal blocks of rows that are made orthogonal one by one, such as the
+        row_blocks: number of equal blocks of rows that are orthogonalized separately, such as the
             heads of an attention matrix.
-        split_sizes: rows of each such block, where they differ, such as those of Q, K and V.
+        split_sizes: number of rows of each block, if they differ, such as for Q, K and V.
         batch_axes: number of leading axes over which matrices are stacked, such as experts.
         column_axes: number of last axes that are the columns of a matrix: 3 for the kernels of a
             two-dimensional convolution.
@@ -236,10 +206,10 @@ def muon(
     Returns:
         An :class:`~functional_optim.Optimizer`; without the options, bit for bit torch.optim.Muon.
         It needs whole tensors (``kind="per_matrix"``), and they are real matrices: its ``init``
-        raises ValueError for a parameter of another number of dimensions, or whose rows the blocks
-        do not divide. Without options, the buffer of a bfloat16 parameter is divided by its norm at
-        each step if ``nesterov`` is False, as torch's is. A parameter with no column, at which
-        torch.optim.Muon raises ZeroDivisionError, is stepped as the empty tensor that it is.
+        raises ValueError for a parameter of another number of dimensions, or if the blocks do not
+        divide its rows. Without options, the buffer of a bfloat16 parameter is divided by its norm
+        at each step if ``nesterov`` is False, as in torch. A parameter without columns stays empty,
+        where torch.optim.Muon raises ZeroDivisionError.
 
     Raises:
         ValueError: a value outside the bounds above.
@@ -262,8 +232,9 @@ def muon(
     """
     unset = all(one is None for one in (polar, iteration_dtype, normalization, split_sizes))
     counts = (row_blocks, batch_axes, column_axes)
-    only_here = {*SCALES} - {"original", "match_rms_adamw"}
-    if unset and fused_products is True and counts == (1, 0, 1) and adjust_lr_fn not in only_here:
+    not_in_torch = {*SCALES} - {"original", "match_rms_adamw"}
+    has_options = not unset or fused_products is not True or counts != (1, 0, 1)
+    if not has_options and adjust_lr_fn not in not_in_torch:
         return chain(
             MUON(
                 lr=lr,
@@ -274,7 +245,7 @@ def muon(
                 eps=eps,
                 ns_steps=ns_steps,
                 adjust_lr_fn=adjust_lr_fn,
-            ),
+            )
         )
     return chain(
         MUON_OPTIONS(
@@ -284,13 +255,13 @@ def muon(
             nesterov=nesterov,
             eps=eps,
             adjust_lr_fn=adjust_lr_fn,
-            polar=polar_text(polar, ns_steps, ns_coefficients),
+            polar=encode_polar(polar, ns_steps, ns_coefficients),
             iteration_dtype=iteration_dtype or "bfloat16",
             normalization=normalization or "clamp",
             fused_products=fused_products,
             row_blocks=row_blocks,
-            split_sizes=sizes_text(split_sizes),
+            split_sizes=encode_sizes(split_sizes),
             batch_axes=batch_axes,
             column_axes=column_axes,
-        ),
+        )
     )

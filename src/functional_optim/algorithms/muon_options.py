@@ -5,8 +5,8 @@
     p_t = (1 - lr * lambda) * p_{t-1} - lr * r(shape) * polar(u_t)
 
 ``polar`` is the approximate polar factor of :mod:`functional_optim.algorithms.polar`. Each block of
-rows, and each matrix of a stack, has a polar factor and a factor ``r`` of its own, as if it were a
-parameter. ``muon`` chooses this rule if an option is given that torch.optim.Muon does not have.
+rows, and each matrix of a stack, has its own polar factor and factor ``r``, like a parameter.
+``muon`` selects this rule if an option is set that torch.optim.Muon does not have.
 """
 
 import math
@@ -25,13 +25,12 @@ from functional_optim.algorithms.polar import (
     orthogonalize,
     polar_flops,
     polynomials_of,
-    require_choice,
     scale_of,
 )
-from functional_optim.bounds import ANY, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
-from functional_optim.core.aliasing import laid_as
+from functional_optim.bounds import ANY, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval, check_choice
+from functional_optim.core.aliasing import match_strides
 from functional_optim.core.blocks import BlockOptions, MatrixBlocks
-from functional_optim.core.scalar_dtype import product_in, scalar_dtype
+from functional_optim.core.scalars import product_in, scalar_dtype
 from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, lerp, mul
 
@@ -45,12 +44,12 @@ class MuonOptionsHyper(NamedTuple):
     weight_decay: float  # lambda
     momentum: float  # mu
     nesterov: bool
-    eps: float  # smallest norm to divide by, or what is added to the norm
+    eps: float  # least divisor, or number that is added to the norm
     adjust_lr_fn: str | None  # one of SCALES, or None for "original": r
     polar: str | None  # the polynomials, as the text of a PolarFactor
     iteration_dtype: str | None  # one of ITERATION_DTYPES
     normalization: str | None  # one of NORMALIZATIONS
-    fused_products: bool  # whether a product and its sum are rounded once
+    fused_products: bool  # True if a product and its sum are rounded once
     row_blocks: int  # number of equal blocks of rows
     split_sizes: str | None  # rows of each block, "512,128,128"; "" without
     batch_axes: int  # number of leading axes, over which matrices are stacked
@@ -64,10 +63,10 @@ class MuonOptionsCoefficients(NamedTuple):
     nesterov: bool
     eps: float
     lr: float
-    lr_dtype: str  # of a tensor lr, in which it is multiplied by r; "float64" of a number
+    lr_dtype: str  # dtype of a tensor lr, in which it is multiplied by r; else "float64"
     scale: str  # one of SCALES
     polynomials: list[tuple[float, float, float]]
-    cubic: bool  # whether all polynomials are of degree 3
+    cubic: bool  # True if all polynomials are of degree 3
     dtype: str  # one of ITERATION_DTYPES
     normalization: str  # one of NORMALIZATIONS
     fused: bool
@@ -76,11 +75,11 @@ class MuonOptionsCoefficients(NamedTuple):
     column_axes: int
 
 
-def sizes_text(sizes: Sequence[int] | str | None) -> str:
-    """Return the rows of each block as the text that the stage keeps.
+def encode_sizes(sizes: Sequence[int] | str | None) -> str:
+    """Return the rows of each block as text, such as "512,128,128".
 
     Raises:
-        ValueError: a size that is no whole number >= 1.
+        ValueError: a size that is not a whole number >= 1.
     """
     given = sizes.split(",") if isinstance(sizes, str) and sizes else sizes or ()
     try:
@@ -92,7 +91,7 @@ def sizes_text(sizes: Sequence[int] | str | None) -> str:
     return ",".join(map(str, found))
 
 
-def split_sizes_of(text: str | None) -> list[int]:
+def decode_sizes(text: str | None) -> list[int]:
     """Return the numbers of a text such as "512,128,128"."""
     if text is not None and len(text) > 0:
         return [int(one) for one in text.split(",")]
@@ -101,7 +100,7 @@ def split_sizes_of(text: str | None) -> list[int]:
 
 
 def muon_options_blocks(hyper: MuonOptionsHyper) -> MatrixBlocks:
-    sizes = tuple(split_sizes_of(hyper.split_sizes))
+    sizes = tuple(decode_sizes(hyper.split_sizes))
     return MatrixBlocks(hyper.row_blocks, sizes, hyper.batch_axes, hyper.column_axes)
 
 
@@ -129,9 +128,9 @@ def muon_options_init(param: Tensor, hyper: MuonOptionsHyper) -> MuonOptionsStat
 
 
 def muon_options_check(hyper: MuonOptionsHyper) -> None:
-    require_choice("muon", "adjust_lr_fn", hyper.adjust_lr_fn, (None, *SCALES))
-    require_choice("muon", "iteration_dtype", hyper.iteration_dtype, ITERATION_DTYPES)
-    require_choice("muon", "normalization", hyper.normalization, NORMALIZATIONS)
+    check_choice("muon", "adjust_lr_fn", hyper.adjust_lr_fn, (None, *SCALES))
+    check_choice("muon", "iteration_dtype", hyper.iteration_dtype, ITERATION_DTYPES)
+    check_choice("muon", "normalization", hyper.normalization, NORMALIZATIONS)
     PolarFactor.parse(hyper.polar or "")
     if hyper.split_sizes and hyper.row_blocks != 1:
         raise ValueError("muon: row_blocks must be 1 if split_sizes are given")
@@ -155,7 +154,7 @@ def muon_options_coefficients(step: float, hyper: MuonOptionsHyper) -> MuonOptio
         "clamp" if normalization is None else normalization,
         hyper.fused_products,
         hyper.row_blocks,
-        split_sizes_of(hyper.split_sizes),
+        decode_sizes(hyper.split_sizes),
         hyper.column_axes,
     )
 
@@ -165,17 +164,17 @@ def step_block(param: Tensor, update: Tensor, c: MuonOptionsCoefficients) -> Ten
 
     Args:
         param: blocks of one shape, in the last two dimensions.
-        update: the direction before it is orthogonalized, of the same shape.
+        update: the direction before orthogonalization, of the same shape.
         c: the coefficients of the step.
     """
     rows, columns = update.size(-2), update.size(-1)
-    matrices = update.flatten(0, -3) if update.dim() > 3 else update
-    made = orthogonalize(matrices, c.polynomials, c.cubic, c.eps, c.dtype, c.normalization, c.fused)
+    flat = update.flatten(0, -3) if update.dim() > 3 else update
+    factor = orthogonalize(flat, c.polynomials, c.cubic, c.eps, c.dtype, c.normalization, c.fused)
     ratio = scale_of(rows, columns, c.scale)
     if c.scale == "keller":
-        made, ratio = mul(made, ratio), 1.0
-    shrunk = laid_as(mul(param, c.decay), param)
-    step = made.reshape(update.shape)
+        factor, ratio = mul(factor, ratio), 1.0
+    shrunk = match_strides(mul(param, c.decay), param)
+    step = factor.reshape(update.shape)
     return add(shrunk, step, -product_in(c.lr, ratio, c.lr_dtype)).to(param.dtype)
 
 
@@ -190,8 +189,8 @@ def muon_options_rule(
     if len(c.split_sizes) > 0:
         pieces = matrix.split(c.split_sizes, dim=-2)
         directions = direction.split(c.split_sizes, dim=-2)
-        made = [step_block(pieces[i], directions[i], c) for i in range(len(c.split_sizes))]
-        new = torch.cat(made, dim=-2)
+        blocks = [step_block(pieces[i], directions[i], c) for i in range(len(c.split_sizes))]
+        new = torch.cat(blocks, dim=-2)
     elif c.row_blocks > 1:
         block = [c.row_blocks, matrix.size(-2) // c.row_blocks]
         new = step_block(matrix.unflatten(-2, block), direction.unflatten(-2, block), c)

@@ -6,9 +6,10 @@
     p_t = p_{t-1} - lr * ((1 - u_t) / (1 - U_t) * g_t + u_{t+1} / (1 - U_{t+1}) * m_t)
                        / (sqrt(v_t / (1 - b2^t)) + eps)
 
-The product U of all steps is a state: b1 and psi may be others at each step. It is one number for a
-parameter, so that compiled kernels leave this rule to torch's own operations. As in torch.optim it
-is rounded to float32 (to float64 if that is torch's default dtype), whatever the parameter's dtype.
+The product U is in the state, since b1 and psi may change at each step. It is one number per
+parameter, so this rule runs as torch's own operations, without a compiled kernel. As in torch.optim
+U is rounded to float32 (to float64 if that is torch's default dtype), whatever the dtype of the
+parameter.
 """
 
 from typing import Any, NamedTuple
@@ -20,13 +21,12 @@ from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE
 from functional_optim.composition import chain
 from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
-from functional_optim.core.scalar_dtype import default_scalar_dtype, quotient_in, scalar_dtype
-from functional_optim.core.stage import Link, Rule
+from functional_optim.core.scalars import default_scalar_dtype, quotient_in, scalar_dtype
+from functional_optim.core.stage import Rule
 from functional_optim.numeric import addcdiv, addcmul, div, lerp, mul, number, shift
 from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
 from functional_optim.transforms.maximize import maximized
-from functional_optim.transforms.weight_decay import weight_decay as coupled_weight_decay
+from functional_optim.transforms.weight_decay import choose_weight_decay
 
 
 class NAdamState(NamedTuple):
@@ -52,7 +52,7 @@ class NAdamCoefficients(NamedTuple):
     eps: float
     step_g: float  # -lr * (1 - u_t), to be divided by 1 - U_t
     step_m: float  # -lr * u_{t+1}, to be divided by 1 - U_{t+1}
-    lr_dtype: str  # of a tensor lr, in which torch.optim.NAdam divides; "float64" of a number
+    lr_dtype: str  # dtype of a tensor lr, in which torch.optim.NAdam divides; else "float64"
 
 
 def nadam_init(param: Tensor, hyper: Any) -> NAdamState:
@@ -130,19 +130,18 @@ def nadam(
     and of its average, and ``mu = betas[0] * (1 - 0.96^(t * momentum_decay) / 2)`` at step ``t``.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         betas: decay of the two averages, each in [0, 1).
         eps: added to the root, >= 0.
         weight_decay: coefficient of the decay, >= 0: added to the gradient as ``weight_decay * p``.
-        momentum_decay: how fast ``mu`` grows, >= 0.
+        momentum_decay: rate at which ``mu`` grows, >= 0.
         decoupled_weight_decay: shrink the parameter by ``1 - lr * weight_decay`` instead (NAdamW).
         maximize: ascend instead of descend.
 
     Returns:
         An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.NAdam(foreach=False). Its
         state is two tensors of the parameter's shape and dtype, and ``mu_product``, one number in
-        float32, so that steps are torch's own operations by every executor.
+        float32. Every executor runs its steps as torch's own operations.
 
     Raises:
         ValueError: a value outside the bounds above.
@@ -162,10 +161,6 @@ def nadam(
     """
     return chain(
         maximized(maximize),
-        _decay(weight_decay, decoupled_weight_decay),
+        choose_weight_decay(weight_decay, decoupled_weight_decay),
         NADAM(lr=lr, betas=betas, eps=eps, momentum_decay=momentum_decay),
     )
-
-
-def _decay(weight_decay: Scalar, decoupled: bool) -> Link:
-    return decoupled_weight_decay(weight_decay) if decoupled else coupled_weight_decay(weight_decay)

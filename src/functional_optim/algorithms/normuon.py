@@ -24,13 +24,13 @@ from functional_optim.algorithms.polar import (
     ITERATION_DTYPES,
     PolarFactor,
     are_cubic,
+    encode_polar,
     orthogonalize,
     polar_flops,
-    polar_text,
     polynomials_of,
-    require_choice,
 )
-from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE
+from functional_optim.algorithms.soap import widen
+from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, check_choice
 from functional_optim.composition import chain
 from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
@@ -67,13 +67,13 @@ class NormuonCoefficients(NamedTuple):
     lr: float
     match_rms_adamw: bool
     polynomials: list[tuple[float, float, float]]
-    cubic: bool  # whether all polynomials are of degree 3
+    cubic: bool  # True if all polynomials are of degree 3
     dtype: str  # one of ITERATION_DTYPES
 
 
 def normuon_init(param: Tensor, hyper: NormuonHyper) -> NormuonState:
     require_matrix("normuon", param)
-    rows = widened(torch.zeros_like(param)).new_zeros(param.size(0), 1)
+    rows = widen(torch.zeros_like(param)).new_zeros(param.size(0), 1)
     return NormuonState(torch.zeros_like(param), rows)
 
 
@@ -83,8 +83,8 @@ def normuon_flops(shape: tuple[int, ...], hyper: NormuonHyper) -> int:
 
 def normuon_check(hyper: NormuonHyper) -> None:
     allowed = (None, "original", "match_rms_adamw")
-    require_choice("normuon", "adjust_lr_fn", hyper.adjust_lr_fn, allowed)
-    require_choice("normuon", "iteration_dtype", hyper.iteration_dtype, ITERATION_DTYPES)
+    check_choice("normuon", "adjust_lr_fn", hyper.adjust_lr_fn, allowed)
+    check_choice("normuon", "iteration_dtype", hyper.iteration_dtype, ITERATION_DTYPES)
     PolarFactor.parse(hyper.polar or "")
 
 
@@ -105,18 +105,13 @@ def normuon_coefficients(step: float, hyper: NormuonHyper) -> NormuonCoefficient
     )
 
 
-def widened(x: Tensor) -> Tensor:
-    """Return a tensor in float32 at least."""
-    return x.to(torch.float32) if x.element_size() < 4 else x
-
-
 def normuon_rule(
     param: Tensor, grad: Tensor, state: NormuonState, c: NormuonCoefficients
 ) -> tuple[Tensor, NormuonState]:
     buffer = lerp(state.momentum_buffer, grad, c.weight)
     update = lerp(grad, buffer, c.momentum) if c.nesterov else buffer
-    made = orthogonalize(update, c.polynomials, c.cubic, 1e-7, c.dtype, "add", False)
-    factor = made.to(state.second_momentum_buffer.dtype)
+    orthogonal = orthogonalize(update, c.polynomials, c.cubic, 1e-7, c.dtype, "add", False)
+    factor = orthogonal.to(state.second_momentum_buffer.dtype)
     rows, columns = param.size(-2), param.size(-1)
     mean = (factor * factor).sum(-1, keepdim=True) / max(1, columns)
     square = lerp(state.second_momentum_buffer, mean, c.weight_2)
@@ -172,19 +167,17 @@ def normuon(
     matrices per iteration.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         weight_decay: coefficient of the decoupled decay, >= 0.
         momentum: decay of the average of gradients, in [0, 1).
         beta2: decay of the average of squares, in [0, 1).
-        nesterov: look ahead: the step is made of ``(1 - momentum) * g + momentum * m``. The paper
-            has False.
+        nesterov: orthogonalize ``(1 - momentum) * g + momentum * m``. The paper has False.
         eps: added to roots and norms, >= 0.
         adjust_lr_fn: "original" (or None): ``r = |O| * sqrt(max(1, rows / columns))``, the norm of
             a step of Muon, as in the authors' program; or "match_rms_adamw": ``r = 0.2 *
             sqrt(rows * columns)``, for AdamW's learning rates, as in the paper.
         polar: the polynomial of each iteration, a :class:`~functional_optim.PolarFactor`; None for
-            five times Muon's.
+            five iterations with Muon's polynomial.
         iteration_dtype: dtype of the iteration: "bfloat16" (or None), "float16", "float32",
             "float64", or "parameter" for the dtype of the momentum.
         maximize: ascend instead of descend.
@@ -221,7 +214,7 @@ def normuon(
             nesterov=nesterov,
             eps=eps,
             adjust_lr_fn=adjust_lr_fn,
-            polar=polar_text(polar),
+            polar=encode_polar(polar),
             iteration_dtype=iteration_dtype or "bfloat16",
         ),
     )

@@ -6,10 +6,10 @@ The second moment v is one number for each tensor (a layer, in the paper):
     m_t = b1 * m_{t-1} + w * (g_t / (sqrt(v_t) + eps) + lambda * p_{t-1})      (m_0 = 0)
     p_t = p_{t-1} - lr * m_t
 
-w is 1, or 1 - b1 with ``grad_averaging``. The paper calls the decay decoupled: it is added behind
-the normalisation, and goes through the momentum. There is no bias correction: v starts at its first
-value instead. ``betas`` are the paper's; it tunes ``lr`` for each task, and 1e-3 is the default of
-NVIDIA's FusedNovoGrad.
+w is 1, or 1 - b1 with ``grad_averaging``. The paper calls the decay decoupled: it is added after
+the normalisation, and goes through the momentum. There is no bias correction; instead v starts at
+its first value. ``betas`` are those of the paper. The paper tunes ``lr`` for each task, and 1e-3 is
+the default of NVIDIA's FusedNovoGrad.
 """
 
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.algorithms.soap import widened
+from functional_optim.algorithms.soap import widen
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE
 from functional_optim.composition import chain
 from functional_optim.core.constructor import constructor
@@ -31,7 +31,7 @@ from functional_optim.transforms.scale_by_trust_ratio import norm_of
 
 class NovoGradState(NamedTuple):
     exp_avg: Tensor  # m, of the parameter's shape and dtype
-    exp_avg_sq: Tensor  # v, 0-d, in the parameter's dtype, or in float32 where that has 16 bits
+    exp_avg_sq: Tensor  # v, 0-d, in the parameter's dtype, or in float32 if that has 16 bits
 
 
 class NovoGradHyper(NamedTuple):
@@ -39,7 +39,7 @@ class NovoGradHyper(NamedTuple):
     betas: tuple[float, float]  # decay of m and of v
     eps: float
     weight_decay: float  # lambda
-    grad_averaging: bool  # True if a new direction counts 1 - b1 in m
+    grad_averaging: bool  # True if the weight of a new direction in m is 1 - b1
 
 
 class NovoGradCoefficients(NamedTuple):
@@ -54,7 +54,7 @@ class NovoGradCoefficients(NamedTuple):
 
 
 def novograd_init(param: Tensor, hyper: NovoGradHyper) -> NovoGradState:
-    return NovoGradState(torch.zeros_like(param), widened(param.new_zeros(())))
+    return NovoGradState(torch.zeros_like(param), widen(param.new_zeros(())))
 
 
 def novograd_coefficients(step: float, hyper: NovoGradHyper) -> NovoGradCoefficients:
@@ -113,17 +113,16 @@ def novograd(
     *,
     maximize: bool = False,
 ) -> Optimizer:
-    """NovoGrad: momentum of gradients, each tensor's divided by a running average of its norm.
+    """NovoGrad: momentum of gradients that are divided by a running average of their norm.
 
     ``v = beta_2 * v + (1 - beta_2) * ||g||^2`` for each whole tensor, then
     ``m = beta_1 * m + g / (sqrt(v) + eps) + weight_decay * p`` and ``p = p - lr * m``.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         betas: decay of the momentum and of the average of squared norms, each in [0, 1).
         eps: added to the root, >= 0.
-        weight_decay: coefficient of ``p`` in the direction, >= 0: behind the normalisation.
+        weight_decay: coefficient of ``p`` in the direction, >= 0, added after the normalisation.
         grad_averaging: multiply the direction by ``1 - betas[0]`` in the momentum. Without it, as
             in the paper, steps are up to ``1 / (1 - betas[0])`` times as long.
         maximize: ascend instead of descend (the decay still shrinks).

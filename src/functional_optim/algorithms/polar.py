@@ -1,4 +1,4 @@
-"""Polar factors by odd polynomials: the matrices ``U V^T`` of ``U S V^T``, about.
+"""Approximate polar factors by odd polynomials: the matrices ``U V^T`` of ``U S V^T``.
 
     X_0 = M / |M|_F
     X_k = a_k * X_{k-1} + (b_k * A + c_k * A A) X_{k-1},   A = X_{k-1} X_{k-1}^T
@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.flops import iteration_flops
-from functional_optim.core.matrices import norms
+from functional_optim.core.matrices import iteration_flops, norms
 from functional_optim.numeric import addmm, clamp, mul, shift
 
 Polynomial = tuple[float, float, float]
@@ -84,17 +83,17 @@ class PolarFactor:
     polynomials: tuple[Polynomial, ...]
 
     def __post_init__(self) -> None:
-        """Turn the numbers into floats, and check them."""
-        made = []
+        """Convert the numbers to floats, and check them."""
+        polynomials = []
         for one in self.polynomials:
             numbers = tuple(float(number) for number in one)
             if len(numbers) != 3 or not all(map(math.isfinite, numbers)):
                 raise ValueError(f"polar: a polynomial must be 3 finite numbers, got {one!r}")
-            made.append(numbers)
-        object.__setattr__(self, "polynomials", tuple(made))
+            polynomials.append(numbers)
+        object.__setattr__(self, "polynomials", tuple(polynomials))
 
     def __call__(self, value: float) -> float:
-        """Return what becomes of a singular value.
+        """Return a singular value after all iterations.
 
         Args:
             value: a singular value, after the division by the norm of the matrix.
@@ -108,7 +107,7 @@ class PolarFactor:
 
     @staticmethod
     def parse(text: str) -> "PolarFactor":
-        """Read what ``str`` writes: an optimizer's ``repr`` shows that text.
+        """Return the PolarFactor of a text that ``str`` returned, as in ``repr`` of an optimizer.
 
         Args:
             text: ``"a b c; a b c"``.
@@ -155,12 +154,12 @@ class PolarFactor:
     def polar_express(steps: int = 5) -> "PolarFactor":
         """Return the Polar Express of Amsel et al. 2025, algorithm 1.
 
-        Each polynomial is the best one for what the polynomials before it leave. Five iterations
-        take singular values in [0.001, 1] to [0.84, 1.13]; eight, to 1 up to rounding. As in the
-        paper, arguments are divided by 1.01, in case rounding makes a singular value larger than 1.
-        Here the first polynomial also has the factor 1.01 of the norm. A later program of the
-        authors finds the polynomials for arguments that are divided so; it differs in the second
-        digit after the point.
+        Each polynomial is the best one for the singular values after the polynomials before it.
+        Five iterations take singular values in [0.001, 1] to [0.84, 1.13]; eight, to 1 up to
+        rounding. As in the paper, arguments are divided by 1.01, since rounding may make a singular
+        value larger than 1. Here the first polynomial also has the factor 1.01 of the norm. A later
+        program of the authors computes the polynomials for the divided arguments. Its coefficients
+        differ in the second decimal.
 
         Args:
             steps: number of iterations, from 0 to 99; the last polynomial is repeated.
@@ -219,33 +218,19 @@ class PolarFactor:
         return PolarFactor((KELLER,) * 8 + ((2.0, -1.5, 0.5),) * 2)
 
 
-def polar_text(polar: Any, steps: int = 5, coefficients: Any = KELLER) -> str:
-    """Return a polar factor as the text that a stage keeps.
+def encode_polar(polar: Any, steps: int = 5, coefficients: Any = KELLER) -> str:
+    """Return a polar factor as text, which is hashable and works in TorchScript.
 
     Args:
-        polar: a PolarFactor, its text, its polynomials, or None for the quintic one.
-        steps: of the quintic one.
-        coefficients: of the quintic one.
+        polar: a PolarFactor, its text, its polynomials, or None for a quintic polynomial.
+        steps: number of iterations with the quintic polynomial.
+        coefficients: of the quintic polynomial.
     """
     if polar is None:
         return str(PolarFactor.quintic(steps, coefficients))
     if isinstance(polar, str):
         return str(PolarFactor.parse(polar))
     return str(polar if isinstance(polar, PolarFactor) else PolarFactor(tuple(polar)))
-
-
-def require_choice(
-    stage: str, field: str, value: str | None, allowed: Sequence[str | None]
-) -> None:
-    """Refuse a name that is not among the allowed ones.
-
-    Raises:
-        ValueError: with the names that are allowed.
-    """
-    if value not in allowed:
-        raise ValueError(
-            f"{stage}: {field} must be one of {', '.join(map(repr, allowed))}, got {value!r}"
-        )
 
 
 # ------------------------------------------------------- functions of a step, also in TorchScript
@@ -271,13 +256,13 @@ def are_cubic(polynomials: list[tuple[float, float, float]]) -> bool:
 
 
 def polar_flops(rows: int, columns: int, text: str | None) -> int:
-    """Return the floating-point operations of the iterations of a text, on one matrix."""
+    """Return the floating-point operations of all iterations on one matrix."""
     polynomials = polynomials_of(text)
     return len(polynomials) * iteration_flops(rows, columns, are_cubic(polynomials))
 
 
 def cast(x: Tensor, dtype: str) -> Tensor:
-    """Return a tensor in the dtype of a name, or as it is for "parameter"."""
+    """Return a tensor in the dtype of this name, or unchanged for "parameter"."""
     if dtype == "bfloat16":
         return x.to(torch.bfloat16)
     if dtype == "float16":
@@ -307,8 +292,8 @@ def iterate(
     Args:
         unit: one matrix, or several in a tensor of three dimensions.
         polynomials: one for each iteration.
-        cubic: whether no polynomial has a term of degree 5, which saves a product.
-        fused: whether each product and its sum are rounded once, as in torch.optim.Muon.
+        cubic: True if no polynomial has a term of degree 5, which saves a product.
+        fused: True if each product and its sum are rounded once, as in torch.optim.Muon.
     """
     is_tall = unit.size(-2) > unit.size(-1)
     x = unit.mT if is_tall else unit
@@ -334,16 +319,16 @@ def orthogonalize(
 ) -> Tensor:
     """Approximate the polar factor of each matrix.
 
-    Matrices are contiguous first, since products round by the strides of what they multiply.
+    Matrices are made contiguous first, since rounding of products depends on strides.
 
     Args:
         x: one matrix, or several in a tensor of three dimensions.
         polynomials: one for each iteration.
-        cubic: whether no polynomial has a term of degree 5.
-        eps: smallest norm to divide by, or what is added to the norm.
+        cubic: True if no polynomial has a term of degree 5.
+        eps: least divisor, or number that is added to the norm.
         dtype: one of :data:`ITERATION_DTYPES`.
         normalization: one of :data:`NORMALIZATIONS`.
-        fused: whether each product and its sum are rounded once.
+        fused: True if each product and its sum are rounded once.
     """
     if x.numel() == 0:
         return cast(x, dtype)

@@ -11,7 +11,7 @@ all elements of all tensors, and everything else as in Adam:
     e_t = k * r_t / sum |s_t|,  d_t = the largest e so far, and at most growth_rate * d_{t-1}
     p_t = (1 - l_t * weight_decay) * p_{t-1} - l_t * m_t / (sqrt(v_t) + d_t * eps)
 
-Without m (b1 = 0) they take d_t * g for it.
+Without m (b1 = 0), d_t * g replaces m.
 """
 
 import functools
@@ -23,19 +23,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim._torch import each
-from functional_optim.algorithms.distance import limited, step_length
+from functional_optim._torch import call_foreach
+from functional_optim.algorithms.dadapt_adam import limit_growth, step_length
 from functional_optim.algorithms.prodigy_records import (
     ProdigyCoefficients,
     ProdigyHyper,
     ProdigyShared,
     ProdigyState,
 )
-from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, UNIT, Interval
+from functional_optim.bounds import (
+    BELOW_ONE,
+    FINITE_NON_NEGATIVE,
+    FINITE_POSITIVE,
+    NON_NEGATIVE,
+    UNIT,
+    Interval,
+)
 from functional_optim.composition import chain
 from functional_optim.core.block_sums import SUM_BLOCK
 from functional_optim.core.constructor import constructor
-from functional_optim.core.dtensors import whole
+from functional_optim.core.dtensors import full_tensor
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Rule
 from functional_optim.numeric import (
@@ -55,7 +62,7 @@ from functional_optim.transforms.maximize import maximized
 
 
 def prodigy_init(param: Tensor, hyper: ProdigyHyper) -> ProdigyState:
-    start = param if hyper.slice_p == 1 else whole(param).reshape(-1)[:: hyper.slice_p]
+    start = param if hyper.slice_p == 1 else full_tensor(param).reshape(-1)[:: hyper.slice_p]
     return ProdigyState(
         torch.zeros_like(start),
         torch.clone(start),
@@ -102,26 +109,27 @@ def prodigy_coefficients(
     )
 
 
-def decayed(grad: Tensor, param: Tensor, c: ProdigyCoefficients) -> Tensor:
-    """The gradient, with the decay of the parameter where it is added to it."""
+def add_decay(grad: Tensor, param: Tensor, c: ProdigyCoefficients) -> Tensor:
+    """Return the gradient plus the weight decay, if the decay is not decoupled."""
     return add(grad, param, c.added_decay) if c.adds_decay else grad
 
 
-def sliced(x: Tensor, c: ProdigyCoefficients) -> Tensor:
-    """The elements of which r and s are."""
-    return whole(x).reshape(-1)[:: c.slice_p] if c.slices else x
+def slice_elements(x: Tensor, c: ProdigyCoefficients) -> Tensor:
+    """Return the elements that r and s are computed from."""
+    return full_tensor(x).reshape(-1)[:: c.slice_p] if c.slices else x
 
 
 def prodigy_reduce(
     param: Tensor, grad: Tensor, state: ProdigyState, c: ProdigyCoefficients
 ) -> tuple[Tensor, Tensor]:
-    """Return the gain of r, and sum |s|.
+    """Return the terms of a tensor in the change of r, and in sum |s|.
 
-    Products in float32 at least, sums in double precision; the authors' package makes both in that
-    of the parameter. A tensor for which they are not finite has no part in them.
+    Products are in float32 at least, and sums in double precision. The authors' package computes
+    both in the dtype of the parameter. A tensor whose terms are not finite is left out.
     """
-    every = sliced(param, c), sliced(decayed(grad, param, c), c), state.p0, state.s
-    blocks: Any = [tuple([whole(one).reshape(-1) for one in every])]
+    slope = slice_elements(add_decay(grad, param, c), c)
+    every = slice_elements(param, c), slope, state.p0, state.s
+    blocks: Any = [tuple([full_tensor(one).reshape(-1) for one in every])]
     if state.s.numel() > SUM_BLOCK:
         blocks = zip(*(one.split(SUM_BLOCK) for one in blocks[0]), strict=True)
     wide, double = torch.promote_types(grad.dtype, torch.float32), torch.float64
@@ -140,22 +148,24 @@ def prodigy_reduce(
 def prodigy_reduce_each(
     params: list[Tensor], grads: list[Tensor], state: Any, c: ProdigyCoefficients
 ) -> tuple[Tensor, Tensor] | None:
-    """Take the sums of small tensors together; a large one has sums of its own blocks."""
+    """Return the terms of many small tensors; None if a tensor needs sums over blocks."""
     s, p0 = state.s, state.p0
     if max(map(Tensor.numel, s)) > SUM_BLOCK:
         return None
     wide, double = torch.promote_types(grads[0].dtype, torch.float32), torch.float64
-    slopes = each("add", grads, params, alpha=c.added_decay) if c.adds_decay else grads
+    slopes = call_foreach("add", grads, params, alpha=c.added_decay) if c.adds_decay else grads
     if c.slices:
-        params, slopes = ([sliced(one, c) for one in every] for every in (params, slopes))
-    ways = each("sub", [one.to(wide) for one in p0], [one.to(wide) for one in params])
+        params, slopes = ([slice_elements(one, c) for one in every] for every in (params, slopes))
+    ways = call_foreach("sub", [one.to(wide) for one in p0], [one.to(wide) for one in params])
     if wide == double:
         pairs = zip(slopes, ways, strict=True)
         products = [torch.dot(slope.reshape(-1), way.reshape(-1)) for slope, way in pairs]
     else:
-        inner = each("mul", [one.to(wide) for one in slopes], ways)
+        inner = call_foreach("mul", [one.to(wide) for one in slopes], ways)
         products = [one.sum(dtype=double) for one in inner]
-    sums = each("abs", each("add", each("mul", s, c.beta_3), slopes, alpha=c.next_weight))
+    sums = call_foreach(
+        "abs", call_foreach("add", call_foreach("mul", s, c.beta_3), slopes, alpha=c.next_weight)
+    )
     sizes = torch.stack([one.sum(dtype=double) for one in sums])
     addends = c.next_addend * torch.stack(products)
     counts = torch.isfinite(addends + sizes) & c.is_active
@@ -171,7 +181,7 @@ def prodigy_combine(
     d_hat = hyper.d_coef * numerator / choose(is_still, 1.0, size)
     d = choose(shared.d == hyper.d0, larger(shared.d, d_hat), shared.d)
     d_max = larger(shared.d_max, d_hat)
-    d = limited(d_max, d, hyper.growth_rate)
+    d = limit_growth(d_max, d, hyper.growth_rate)
     require_bounded(d, hyper.d0)
     moved = ProdigyShared(d, d_max, numerator, size, d_hat, shared.k + 1.0, shared.d)
     rested = shared._replace(d_denom=size, d_used=shared.d)
@@ -179,11 +189,7 @@ def prodigy_combine(
 
 
 def require_bounded(d: Any, d0: Any) -> None:
-    """Refuse a distance whose weights no 32-bit number holds.
-
-    Raises:
-        FloatingPointError: it has grown beyond that.
-    """
+    """Raise FloatingPointError if the weights of gradients overflow float32."""
     if isinstance(d, float) and max(d, 1.0) * d / d0 > _LARGEST:
         raise FloatingPointError(
             f"prodigy: the distance d has grown to {d:.3g} from d0={d0:.3g}: 32-bit numbers "
@@ -198,14 +204,14 @@ def prodigy_rule(
 ) -> tuple[Tensor, ProdigyState]:
     if not c.is_active:
         return param, state
-    grad = decayed(grad, param, c)
+    grad = add_decay(grad, param, c)
     exp_avg = state.exp_avg
     direction = grad
     if c.averages:
         direction = add(mul(exp_avg[0], c.beta_1), grad, c.weight_1)
         exp_avg = [direction]
     exp_avg_sq = addcmul(mul(state.exp_avg_sq, c.beta_2), grad, grad, c.weight_2)
-    s = add(mul(state.s, c.beta_3), sliced(grad, c), c.weight)
+    s = add(mul(state.s, c.beta_3), slice_elements(grad, c), c.weight)
     after = ProdigyState(s, state.p0, exp_avg, exp_avg_sq)
     if not c.moves:
         return param, after
@@ -229,7 +235,6 @@ def prodigy_sliced_check(hyper: ProdigyHyper) -> None:
 
 
 _LARGEST = torch.finfo(torch.float32).max
-_POSITIVE = Interval(low=0.0, low_open=True, finite=True)
 PRODIGY = Rule(
     name="prodigy",
     hyper=ProdigyHyper,
@@ -242,10 +247,10 @@ PRODIGY = Rule(
         ("lr", FINITE_NON_NEGATIVE),
         ("betas", BELOW_ONE),
         ("beta3", UNIT),
-        ("eps", _POSITIVE),
+        ("eps", FINITE_POSITIVE),
         ("weight_decay", NON_NEGATIVE),
-        ("d0", _POSITIVE),
-        ("d_coef", _POSITIVE),
+        ("d0", FINITE_POSITIVE),
+        ("d_coef", FINITE_POSITIVE),
         ("growth_rate", Interval(1.0)),
         ("slice_p", Interval(1)),
     ),
@@ -266,7 +271,7 @@ PRODIGY_SLICED = replace(
     kind="per_matrix",
     takes_dtensors=True,
 )
-"""Another rule: which elements are kept depends on where they stand in the whole tensor."""
+"""A second rule, which needs whole tensors: it selects elements by their position."""
 
 
 @constructor
@@ -286,17 +291,17 @@ def prodigy(
     *,
     maximize: bool = False,
 ) -> Optimizer:
-    """Prodigy: Adam that finds its learning rate, from how far the parameters have come.
+    """Prodigy: Adam that finds its learning rate from the distance that parameters have moved.
 
-    ``p = p - d * lr * m / (sqrt(v) + d * eps)`` with averages ``m, v`` of ``d * g`` and its square,
-    and one ``d`` for all parameters, an estimate from below of the distance to the solution. It
-    grows from ``d0`` on, and never shrinks; :meth:`Optimizer.shared` tells it. ``beta3``, ``d0``,
-    ``d_coef`` and ``growth_rate`` must be the same for all parameters.
+    ``p = p - d * lr * m / (sqrt(v) + d * eps)`` with averages ``m, v`` of ``d * g`` and its square.
+    All parameters share ``d``, a lower bound of the distance to the solution. It grows from ``d0``
+    on, and never shrinks; :meth:`Optimizer.shared` returns it. ``beta3``, ``d0``, ``d_coef`` and
+    ``growth_rate`` must be the same for all parameters.
 
     Args:
-        lr: a factor of the step size, a finite number >= 0: 1, or a schedule; the same for all.
-        betas: decay of the two averages, each in [0, 1). With ``betas[0]=0`` no ``m`` is kept.
-        beta3: decay of the sums behind ``d``, in [0, 1]; by default the root of ``betas[1]``.
+        lr: factor of the step size, a finite number >= 0: 1, or a schedule; the same for all.
+        betas: decay of the two averages, each in [0, 1). With ``betas[0]=0`` there is no ``m``.
+        beta3: decay of the sums for ``d``, in [0, 1]; by default the root of ``betas[1]``.
         eps: added to the root, > 0.
         weight_decay: coefficient of the decay, >= 0.
         decouple: shrink the parameter by ``1 - d * lr * weight_decay`` (AdamW); else add
@@ -304,20 +309,20 @@ def prodigy(
         use_bias_correction: scale a step by Adam's ``sqrt(1 - betas[1]^n) / (1 - betas[0]^n)``.
         safeguard_warmup: leave ``lr`` out of the estimate's denominator, for schedules of warm-up.
         d0: the first ``d``, > 0.
-        d_coef: a factor of the estimate, > 0: the one to tune, if any.
-        growth_rate: how many times larger ``d`` may become at one step, >= 1.
+        d_coef: factor of the estimate, > 0. If you tune anything, tune this.
+        growth_rate: largest factor by which ``d`` grows at a step, >= 1.
         slice_p: estimate from every ``slice_p``-th element of each tensor, a whole number >= 1, to
             save memory. Above 1 the rule needs whole tensors.
         maximize: ascend instead of descend.
 
     Returns:
-        An :class:`~functional_optim.Optimizer`. In float64 it is bit for bit the authors' package;
-        below, sums over tensors are taken in float64 here, and in the parameter's dtype there. A
-        tensor whose sums are not finite has no part in the estimate.
+        An :class:`~functional_optim.Optimizer`. In float64 it is bit for bit the authors' package.
+        For other dtypes, sums over tensors are in float64 here, and in the dtype of the parameter
+        there. A tensor whose sums are not finite is left out of the estimate.
 
     Raises:
         TypeError, ValueError: a value outside the bounds above.
-        FloatingPointError: in a step, where ``d`` has grown beyond all use; nothing was changed.
+        FloatingPointError: in a step, if ``d`` has become too large. The step changes nothing.
 
     Example::
 
@@ -339,7 +344,7 @@ def prodigy(
         stage(
             lr=lr,
             betas=betas,
-            beta3=_root_of(betas) if beta3 is None else beta3,
+            beta3=_default_beta3(betas) if beta3 is None else beta3,
             eps=eps,
             weight_decay=weight_decay,
             decouple=decouple,
@@ -353,8 +358,8 @@ def prodigy(
     )
 
 
-def _root_of(betas: Any) -> Scalar:
-    """The root of ``betas[1]``; 0 of what is no decay, which is refused by its own name."""
+def _default_beta3(betas: Any) -> Scalar:
+    """Return the root of ``betas[1]``; 0 for invalid betas, which the rule refuses later."""
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
         return 0.0
     beta_2 = betas[1]

@@ -21,11 +21,8 @@ from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, addcdiv, addcmul, lerp, mul, shift
 from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.decoupled_weight_decay import (
-    decoupled_weight_decay as decoupled,
-)
 from functional_optim.transforms.maximize import maximized
-from functional_optim.transforms.weight_decay import weight_decay as coupled
+from functional_optim.transforms.weight_decay import choose_weight_decay
 
 
 class QHAdamState(NamedTuple):
@@ -110,7 +107,7 @@ def qhadam(
     decoupled_weight_decay: bool = False,
     maximize: bool = False,
 ) -> Optimizer:
-    """QHAdam: Adam with a share of the plain gradient in its two averages.
+    """QHAdam: Adam with a weighted plain gradient in its two averages.
 
     ``p = p - lr * a / (sqrt(s) + eps)`` with ``a = (1 - nu_1) * g + nu_1 * m_hat`` and
     ``s = (1 - nu_2) * g^2 + nu_2 * v_hat``, where ``m_hat`` and ``v_hat`` are Adam's averages.
@@ -119,8 +116,7 @@ def qhadam(
     step reads 4 numbers and writes 3 for each element.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         betas: decay of the two averages, each in [0, 1).
         nus: weights of the averages in the step, each in [0, 1]. ``(1, 1)`` is Adam; ``nus[0] =
             betas[0]`` is close to NAdam.
@@ -149,7 +145,8 @@ def qhadam(
         Ma & Yarats, "Quasi-hyperbolic momentum and Adam for deep learning", ICLR 2019, section 4.3.
         The defaults are those that the authors' package qhoptim recommends.
     """
-    decay = decoupled if decoupled_weight_decay else coupled
     return chain(
-        maximized(maximize), decay(weight_decay), QHADAM(lr=lr, betas=betas, nus=nus, eps=eps)
+        maximized(maximize),
+        choose_weight_decay(weight_decay, decoupled_weight_decay),
+        QHADAM(lr=lr, betas=betas, nus=nus, eps=eps),
     )

@@ -3,8 +3,8 @@
     b_t = beta * b_{t-1} + (1 - beta) * g_t      (b_0 = 0)
     p_t = p_{t-1} - lr * ((1 - nu) * g_t + nu * b_t)
 
-With nu = 0 it is plain SGD; with nu = 1 momentum SGD whose dampening equals the momentum, from a
-buffer that starts at zero.
+With nu = 0 it is plain SGD. With nu = 1 it is momentum SGD whose dampening equals the momentum, and
+whose buffer starts at zero.
 """
 
 from typing import Literal, NamedTuple
@@ -19,9 +19,8 @@ from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, lerp
 from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
 from functional_optim.transforms.maximize import maximized
-from functional_optim.transforms.weight_decay import weight_decay as coupled_weight_decay
+from functional_optim.transforms.weight_decay import choose_weight_decay
 
 
 class QHMState(NamedTuple):
@@ -82,8 +81,7 @@ def qhm(
     ``b = momentum * b + (1 - momentum) * g``, then ``p = p - lr * ((1 - nu) * g + nu * b)``.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         momentum: beta, decay of the buffer, in [0, 1).
         nu: weight of the buffer; 0 is plain SGD.
         weight_decay: coefficient of the decay, >= 0.
@@ -114,5 +112,5 @@ def qhm(
         raise ValueError(
             f'qhm: weight_decay_type must be "grad" or "direct", got {weight_decay_type!r}'
         )
-    decay = coupled_weight_decay if weight_decay_type == "grad" else decoupled_weight_decay
-    return chain(maximized(maximize), decay(weight_decay), QHM(lr=lr, momentum=momentum, nu=nu))
+    decay = choose_weight_decay(weight_decay, weight_decay_type == "direct")
+    return chain(maximized(maximize), decay, QHM(lr=lr, momentum=momentum, nu=nu))

@@ -19,12 +19,11 @@ from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE
 from functional_optim.composition import chain
 from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
-from functional_optim.core.stage import Link, Rule
+from functional_optim.core.stage import Rule
 from functional_optim.numeric import above, add, addcmul, div, lerp, mul, select, shift
 from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
 from functional_optim.transforms.maximize import maximized
-from functional_optim.transforms.weight_decay import weight_decay as coupled_weight_decay
+from functional_optim.transforms.weight_decay import choose_weight_decay
 
 
 class RAdamState(NamedTuple):
@@ -44,8 +43,8 @@ class RAdamCoefficients(NamedTuple):
     weight_2: float  # 1 - b2
     correction_1: float  # 1 - b1^t
     lr: float
-    is_plain: float  # 1 where r_t <= 5, so that the step is one of momentum; else 0
-    eps: float  # 0 where the step is plain
+    is_plain: float  # 1 if r_t <= 5, so that this is a plain step of momentum; else 0
+    eps: float  # 0 in a plain step
     root: float  # sqrt(1 - b2^t), or 1
     rectification: float  # s_t, or 1
 
@@ -59,7 +58,7 @@ def radam_coefficients(step: float, hyper: RAdamHyper) -> RAdamCoefficients:
     correction_2 = 1 - beta_2**step
     limit = 2 / (1 - beta_2) - 1
     length = limit - 2 * step * (beta_2**step) / correction_2
-    # Numbers of which there is a root stand for those of a plain step, which has no use for it.
+    # A plain step does not use the root. Use 6 there, so that the root and its derivative exist.
     r = above(length, 5.0, length, 6.0)
     r_inf = above(length, 5.0, limit, 6.0)
     squared = (r - 4) * (r - 2) * r_inf / ((r_inf - 4) * (r_inf - 2) * r)
@@ -81,7 +80,7 @@ def radam_rule(
 ) -> tuple[Tensor, RAdamState]:
     exp_avg = lerp(state.exp_avg, grad, c.weight_1)
     exp_avg_sq = addcmul(mul(state.exp_avg_sq, c.beta_2), grad, grad, c.weight_2)
-    # In a plain step the divisor is exactly 1, so that both kinds of step are one program.
+    # In a plain step the divisor is exactly 1, so one program serves both kinds of step.
     is_plain = shift(torch.zeros_like(exp_avg_sq), c.is_plain) > 0.0
     divisor = shift(select(exp_avg_sq, is_plain, 1.0).sqrt(), c.eps)
     direction = mul(div(exp_avg, c.correction_1), c.lr) * mul(divisor.reciprocal(), c.root)
@@ -111,15 +110,14 @@ def radam(
     *,
     maximize: bool = False,
 ) -> Optimizer:
-    """RAdam: Adam that starts as momentum, until its second average can be trusted.
+    """RAdam: Adam that starts as momentum SGD, until its second average is reliable.
 
     ``p = p - lr * s * m_hat / (sqrt(v_hat) + eps')`` with Adam's averages and a factor ``s`` that
     grows towards 1. While the window of ``v`` is short (the first 5 steps for the default
     ``betas``), the step is ``p = p - lr * m_hat``.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         betas: decay of the two averages, each in [0, 1).
         eps: added to the root of ``v``, before its bias correction, >= 0.
         weight_decay: coefficient of the decay, >= 0: added to the gradient as ``weight_decay * p``.
@@ -150,10 +148,6 @@ def radam(
     """
     return chain(
         maximized(maximize),
-        _decay(weight_decay, decoupled_weight_decay),
+        choose_weight_decay(weight_decay, decoupled_weight_decay),
         RADAM(lr=lr, betas=betas, eps=eps),
     )
-
-
-def _decay(weight_decay: Scalar, decoupled: bool) -> Link:
-    return decoupled_weight_decay(weight_decay) if decoupled else coupled_weight_decay(weight_decay)

@@ -45,7 +45,7 @@ class RMSpropCoefficients(NamedTuple):
     weight: float  # 1 - alpha
     eps: float
     momentum: float
-    active: bool  # whether there is momentum at all
+    active: bool  # True if there is momentum
     centered: bool
 
 
@@ -72,7 +72,7 @@ def rmsprop_coefficients(step: float, hyper: RMSpropHyper) -> RMSpropCoefficient
 def rmsprop_averages(
     grad: Tensor, state: RMSpropState, alpha: float, weight: float, centered: bool
 ) -> tuple[RMSpropState, Tensor]:
-    """The averages with one more gradient, and what the root is taken of."""
+    """Return the state with updated averages, and the estimate of the variance."""
     square_avg = addcmul(mul(state.square_avg, alpha), grad, grad, weight)
     grad_avg = state.grad_avg
     variance = square_avg
@@ -88,7 +88,7 @@ def rmsprop_denominator(variance: Tensor, eps: float) -> Tensor:
     return shift(variance.sqrt(), eps)
 
 
-def rmsprop_divided(
+def rmsprop_step(
     param: Tensor,
     grad: Tensor,
     state: RMSpropState,
@@ -97,7 +97,7 @@ def rmsprop_divided(
     momentum: float,
     active: bool,
 ) -> tuple[Tensor, RMSpropState]:
-    """The step, along the gradient over the denominator."""
+    """Return parameter and state after a step along the gradient over the denominator."""
     if not active:
         return addcdiv(param, grad, denominator, -lr), state
     buffer = torch.addcdiv(mul(state.momentum_buffer[0], momentum), grad, denominator)
@@ -109,7 +109,7 @@ def rmsprop_rule(
 ) -> tuple[Tensor, RMSpropState]:
     state, variance = rmsprop_averages(grad, state, c.alpha, c.weight, c.centered)
     denominator = rmsprop_denominator(variance, c.eps)
-    return rmsprop_divided(param, grad, state, denominator, c.lr, c.momentum, c.active)
+    return rmsprop_step(param, grad, state, denominator, c.lr, c.momentum, c.active)
 
 
 class RMSpropRootHyper(NamedTuple):
@@ -127,7 +127,7 @@ class RMSpropRootCoefficients(NamedTuple):
     weight: float  # 1 - alpha
     eps: float
     momentum: float
-    active: bool  # whether there is momentum at all
+    active: bool  # True if there is momentum
     centered: bool
     eps_root: float  # e
 
@@ -142,7 +142,7 @@ def rmsprop_root_rule(
 ) -> tuple[Tensor, RMSpropState]:
     state, variance = rmsprop_averages(grad, state, c.alpha, c.weight, c.centered)
     denominator = rmsprop_denominator(shift(variance, c.eps_root), c.eps)
-    return rmsprop_divided(param, grad, state, denominator, c.lr, c.momentum, c.active)
+    return rmsprop_step(param, grad, state, denominator, c.lr, c.momentum, c.active)
 
 
 RMSPROP = Rule(
@@ -172,7 +172,7 @@ RMSPROP_ROOT = Rule(
     rule=rmsprop_root_rule,
     bounds=(*RMSPROP.bounds, ("eps_root", NON_NEGATIVE)),
 )
-"""Another rule, so that nothing changes (program, groups, checkpoints) where e is 0."""
+"""A second rule, so that programs, groups and checkpoints do not change if e is 0."""
 
 
 class ScaleByRmsHyper(NamedTuple):
@@ -232,19 +232,17 @@ def rmsprop(
     ``p = p - lr * g / (sqrt(v) + eps)``; with momentum the quotient goes through a buffer.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         alpha: decay of the averages, >= 0.
         eps: added to the root, >= 0.
         weight_decay: coefficient of ``p`` added to the gradient, >= 0.
         momentum: factor of the buffer, >= 0; 0 keeps no buffer.
         centered: divide by the estimated standard deviation instead.
         maximize: ascend instead of descend.
-        eps_root: added under the root, >= 0. Without it, a derivative through the step (by
-            parameters, gradients or hyper-parameters) is NaN for an element whose gradients were
-            all 0, for the root has an infinite slope there; 1e-8 or so makes it finite. With 0,
-            the default, the chain is the one that has no such place, to the last bit; else
-            ``eps_root`` is among its hyper-parameters.
+        eps_root: added under the root, >= 0. The slope of the root at 0 is infinite. So without
+            ``eps_root``, a derivative through the step is NaN for an element whose gradients were
+            all 0. A value such as 1e-8 makes it finite. With 0, the default, the chain has no
+            hyper-parameter ``eps_root``.
 
     Returns:
         An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.RMSprop(foreach=False),
@@ -277,18 +275,18 @@ def rmsprop(
 def scale_by_rms(alpha: Scalar = 0.99, eps: Scalar = 1e-8, centered: bool = False) -> Link:
     """RMSprop's direction: the gradient over the root of its average square.
 
-    ``u = g / (sqrt(v) + eps)``, where ``v = alpha * v + (1 - alpha) * g^2``; with ``centered``
-    the root is of ``v`` less the squared average gradient.
+    ``u = g / (sqrt(v) + eps)``, where ``v = alpha * v + (1 - alpha) * g^2``. With ``centered`` the
+    squared average gradient is subtracted from ``v`` under the root.
 
     Args:
         alpha: decay of the averages, >= 0.
         eps: added to the root, >= 0.
-        centered: whether to subtract the squared average gradient.
+        centered: subtract the squared average gradient.
 
     Returns:
         A link for :func:`~functional_optim.chain`. Before :func:`~functional_optim.descend` it is
-        :func:`~functional_optim.rmsprop`: its state to the bit, its parameters within 4 units in
-        the last place (of the parameter or of the step, whichever is larger) at each step.
+        :func:`~functional_optim.rmsprop`. The state has equal bits. Parameters differ by at most 4
+        units in the last place per step, of the parameter or of the step, whichever is larger.
 
     Raises:
         ValueError: a value outside the bounds above.

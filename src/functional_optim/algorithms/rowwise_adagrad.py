@@ -3,8 +3,8 @@
     s_t = s_{t-1} + mean(g_t^2)                           (of each row; s_0 = 0)
     p_t = p_{t-1} - lr * g_t / (sqrt(s_t) + eps)          (each row by its own s)
 
-A row is what stands at one index of the first dimension: of shape (n, ...) there are n. In one
-dimension each element is a row of its own, and the rule is Adagrad; a 0-d parameter is one row.
+A row is the part of a parameter at one index of the first dimension. In one dimension each element
+is a row, and the rule is Adagrad. A 0-d parameter is one row.
 """
 
 from dataclasses import replace
@@ -48,11 +48,11 @@ def rowwise_adagrad_coefficients(
 
 
 def mean_of_rows(x: Tensor) -> Tensor:
-    """The mean of each row, of shape (rows,); 0 where rows have no element.
+    """Return the mean of each row, of shape (rows,); 0 for rows without elements.
 
-    Rows are laid end to end first. A row's sum is then taken in one order, whatever the strides
-    and however many rows there are, up to 2^15 elements: a longer one that is alone is shared out
-    among torch's threads.
+    The tensor is made contiguous first. Then the order of a sum does not depend on strides or on
+    the number of rows. The exception is a single row of more than 2^15 elements, which torch splits
+    over its threads.
     """
     if x.dim() < 2:
         return x
@@ -85,39 +85,33 @@ ROWWISE_ADAGRAD = Rule(
 )
 
 DECAY_OF_ROWS = replace(WEIGHT_DECAY, sparse=rows_of_sparse)
-"""Weight decay that, with a sparse gradient, reaches the rows it stores only, as FBGEMM's does."""
+"""Weight decay that changes only the stored rows of a sparse gradient, as in FBGEMM."""
 
 
 @constructor
 def rowwise_adagrad(
-    lr: Scalar = 1e-2,
-    eps: Scalar = 1e-8,
-    weight_decay: Scalar = 0.0,
-    *,
-    maximize: bool = False,
+    lr: Scalar = 1e-2, eps: Scalar = 1e-8, weight_decay: Scalar = 0.0, *, maximize: bool = False
 ) -> Optimizer:
     """Row-wise Adagrad: for embedding tables, with one number of state for each row.
 
-    ``s = s + mean(g^2)`` over each row, then ``p = p - lr * g / (sqrt(s) + eps)``. A row is what
-    stands at one index of the first dimension. In one dimension each element is a row, and this is
-    Adagrad; a 0-d parameter is one row.
+    ``s = s + mean(g^2)`` over each row, then ``p = p - lr * g / (sqrt(s) + eps)``. A row is the
+    part of a parameter at one index of the first dimension. In one dimension each element is a row,
+    and this is Adagrad. A 0-d parameter is one row.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         eps: added to the root, >= 0.
-        weight_decay: coefficient of ``p`` added to the gradient, >= 0. With a sparse gradient it
-            is added in the rows that are stored, and no other row decays.
+        weight_decay: coefficient of ``p`` added to the gradient, >= 0. With a sparse gradient,
+            only the stored rows decay.
         maximize: ascend instead of descend.
 
     Returns:
         An :class:`~functional_optim.Optimizer`. Its state is ``sum``, of shape ``(rows,)`` and the
-        parameter's dtype (FBGEMM's is float32 always). It needs whole tensors
-        (``kind="per_matrix"``), so that executors leave it to the reference and planners place
-        whole tables. Sparse gradients (COO, one sparse dimension, coalesced or not) touch only the
-        rows they store, on the CPU with the bits of the dense step there. A derivative through the
-        step is NaN for a row whose gradients were all 0, for the root has an infinite slope there.
-        torch has no such class.
+        parameter's dtype (in FBGEMM always float32). It needs whole tensors
+        (``kind="per_matrix"``), so policies assign whole tables. Sparse gradients (COO, one sparse
+        dimension, coalesced or not) change only the rows they store, on the CPU with the bits of
+        the dense step. A derivative through the step is NaN for a row whose gradients were all 0,
+        since the slope of the root at 0 is infinite. torch has no such class.
 
     Raises:
         ValueError: a value outside the bounds above.

@@ -53,7 +53,7 @@ def rprop_rule(
     param: Tensor, grad: Tensor, state: RpropState, c: RpropCoefficients
 ) -> tuple[Tensor, RpropState]:
     sign = (grad * state.prev).sign()
-    # Masks rather than comparisons of a default: a NaN sign is none of the three and stays NaN.
+    # Start from the sign, so that NaN, which is in none of the three masks, stays NaN.
     factor = select(select(sign, sign > 0, c.eta_plus), sign < 0, c.eta_minus)
     factor = factor.masked_fill(sign == 0, 1.0)
     step_size = clamp(state.step_size * factor, c.low, c.high)
@@ -91,7 +91,8 @@ def rprop(
 ) -> Optimizer:
     """Rprop: a step size per element, from the signs of successive gradients alone.
 
-    It grows while the sign stays, shrinks when the sign flips (and that step is left out).
+    The step size grows while the sign stays. If the sign flips, the step size shrinks, and the
+    element is not stepped.
 
     Args:
         lr: the first step size, a finite number >= 0 (or a 0-d tensor).

@@ -1,7 +1,7 @@
 """Schedule-free SGD and AdamW: Defazio et al. 2024, equations 9-11 and algorithm 1.
 
-Gradients g are taken at y, which is what stands for the parameter p; z makes the steps, and x, a
-weighted mean of all z, is to be evaluated with:
+Gradients g are taken at y, which is the parameter p. The sequence z makes the steps. Evaluate with
+x, a weighted mean of all z:
 
     l_t = lr * min(1, t / warmup_steps)
     w_t = t^r * (largest l so far)^weight_lr_power,  c_t = w_t / (w_1 + ... + w_t)
@@ -13,7 +13,7 @@ with u_t = g_t + weight_decay * y_{t-1} for SGD, and for AdamW
 v_t = b2 * v_{t-1} + (1 - b2) * g_t^2,
 u_t = g_t / (sqrt(v_t / (1 - b2^t)) + eps) + weight_decay * y_{t-1}.
 
-No x is kept: y_t = y_{t-1} + c_t * (z_{t-1} - y_{t-1}) - l_t * (1 - b * (1 - c_t)) * u_t.
+x is not in the state: y_t = y_{t-1} + c_t * (z_{t-1} - y_{t-1}) - l_t * (1 - b * (1 - c_t)) * u_t.
 """
 
 from typing import Any, NamedTuple
@@ -21,12 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.bounds import (
-    BELOW_ONE,
-    FINITE_NON_NEGATIVE,
-    NON_NEGATIVE,
-    Interval,
-)
+from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
 from functional_optim.composition import chain
 from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
@@ -48,11 +43,11 @@ from functional_optim.transforms.maximize import maximized
 
 
 class ScheduleFreeShared(NamedTuple):
-    k: float  # steps made, t
+    k: float  # step count, t
     weight_sum: float  # w_1 + ... + w_t
     lr_max: float  # the largest l so far
     weight: float  # c of the last step
-    warmup: float  # min(1, t / warmup_steps), likewise
+    warmup: float  # min(1, t / warmup_steps) of the last step
 
 
 class ScheduleFreeSGDState(NamedTuple):
@@ -116,13 +111,13 @@ def init_shared(hyper: Any) -> ScheduleFreeShared:
 
 
 def combine(shared: ScheduleFreeShared, totals: tuple[()], hyper: Any) -> ScheduleFreeShared:
-    """The weight of one more step, for both rules."""
+    """Return the shared scalars after one more step, for both rules."""
     k = shared.k + 1.0
     warmup = smaller(1.0, k / hyper.warmup_steps) if hyper.warmup_steps else 1.0
     lr_max = larger(shared.lr_max, hyper.lr * warmup)
     weight = k**hyper.r * lr_max**hyper.weight_lr_power
     weight_sum = shared.weight_sum + weight
-    is_none = weight_sum == 0.0  # as long as lr is 0
+    is_none = weight_sum == 0.0  # while lr is 0
     share = choose(is_none, 0.0, weight / choose(is_none, 1.0, weight_sum))
     return ScheduleFreeShared(k, weight_sum, lr_max, share, warmup)
 
@@ -143,22 +138,22 @@ def adamw_coefficients(
     lr, c = hyper.lr * shared.warmup, shared.weight
     y_step_size = lr * (beta_1 * (1 - c) - 1)
     decay = hyper.weight_decay
-    # Before the first step there are no averages to correct; these coefficients are of no step.
+    # This is 0 before the first step. Coefficients of step 0 are not used.
     correction = 1 - beta_2**shared.k
     return ScheduleFreeAdamWCoefficients(
         c, -lr, y_step_size, decay, is_active(decay), beta_2, 1 - beta_2, correction, hyper.eps
     )
 
 
-def moved(
+def move(
     y: Tensor, z: Tensor, direction: Tensor, weight: float, y_step_size: float, step_size: float
 ) -> tuple[Tensor, Tensor]:
-    """(y, z) after a step along a direction."""
+    """Return (y, z) after a step along a direction."""
     return add(lerp(y, z, weight), direction, y_step_size), add(z, direction, step_size)
 
 
 def mean_of(y: Tensor, z: Tensor, momentum: float) -> Tensor:
-    """x, of which y is ``momentum`` parts."""
+    """Return x, where ``y = (1 - momentum) * z + momentum * x``."""
     return lerp(y, z, 1 - 1 / momentum)
 
 
@@ -166,7 +161,7 @@ def sgd_rule(
     param: Tensor, grad: Tensor, state: ScheduleFreeSGDState, c: ScheduleFreeSGDCoefficients
 ) -> tuple[Tensor, ScheduleFreeSGDState]:
     direction = add(grad, param, c.weight_decay) if c.decays else grad
-    y, z = moved(param, state.z, direction, c.weight, c.y_step_size, c.step_size)
+    y, z = move(param, state.z, direction, c.weight, c.y_step_size, c.step_size)
     return y, ScheduleFreeSGDState(z)
 
 
@@ -177,7 +172,7 @@ def adamw_rule(
     direction = grad / shift(div(exp_avg_sq, c.correction).sqrt(), c.eps)
     if c.decays:
         direction = add(direction, param, c.weight_decay)
-    y, z = moved(param, state.z, direction, c.weight, c.y_step_size, c.step_size)
+    y, z = move(param, state.z, direction, c.weight, c.y_step_size, c.step_size)
     return y, ScheduleFreeAdamWState(z, exp_avg_sq)
 
 
@@ -236,12 +231,7 @@ SCHEDULE_FREE_ADAMW = Rule(
     state_depends_on=(),
     coefficients=adamw_coefficients,
     rule=adamw_rule,
-    bounds=(
-        ("lr", FINITE_NON_NEGATIVE),
-        ("betas", BELOW_ONE),
-        ("eps", NON_NEGATIVE),
-        *_WEIGHTS,
-    ),
+    bounds=(("lr", FINITE_NON_NEGATIVE), ("betas", BELOW_ONE), ("eps", NON_NEGATIVE), *_WEIGHTS),
     check=adamw_check,
     shared=ScheduleFreeShared,
     shared_by=_SHARED_BY,
@@ -262,23 +252,23 @@ def schedule_free_sgd(
     *,
     maximize: bool = False,
 ) -> Optimizer:
-    """Schedule-free SGD: SGD whose running mean takes the place of a falling learning rate.
+    """Schedule-free SGD: SGD with a running mean instead of a falling learning rate.
 
-    The parameters are where gradients are to be taken, ``y``; :meth:`Optimizer.view` gives ``x``,
-    the mean, to evaluate with. There is no mode, and checkpoints hold parameters and state as they
-    are. ``y = (1 - momentum) * z + momentum * x`` with ``z = z - lr * g``.
+    The parameters are ``y``, at which gradients are computed. :meth:`Optimizer.view` returns ``x``,
+    the mean to evaluate with. There are no modes, and checkpoints contain parameters and state
+    unchanged. ``y = (1 - momentum) * z + momentum * x`` with ``z = z - lr * g``.
 
     The weight of a step in the mean is one number for all parameters, so ``lr``, ``warmup_steps``,
-    ``r`` and ``weight_lr_power`` must be the same for all of them. To train some with another
-    ``lr``, give them an optimizer of their own, in a :func:`~functional_optim.partition`.
+    ``r`` and ``weight_lr_power`` must be the same for all parameters. To train some with another
+    ``lr``, give them another optimizer in a :func:`~functional_optim.partition`.
 
     Args:
-        lr: learning rate, a finite number >= 0; larger than that of SGD, as a rule.
-        momentum: parts of ``x`` in ``y``, in (0, 1): the same in all steps.
+        lr: learning rate, a finite number >= 0; usually larger than for SGD.
+        momentum: weight of ``x`` in ``y``, in (0, 1): the same in all steps.
         weight_decay: coefficient of ``y`` added to the gradient, >= 0.
-        warmup_steps: over how many steps ``lr`` rises from near 0, a whole number >= 0.
-        r: step ``t`` weighs ``t ** r`` in the mean, a finite number.
-        weight_lr_power: and the largest learning rate so far to this power, >= 0.
+        warmup_steps: number of steps in which ``lr`` rises from near 0, a whole number >= 0.
+        r: a finite number. The weight of step ``t`` in the mean has the factor ``t ** r``.
+        weight_lr_power: exponent of the largest learning rate so far in that weight, >= 0.
         maximize: ascend instead of descend.
 
     Returns:
@@ -328,25 +318,25 @@ def schedule_free_adamw(
     *,
     maximize: bool = False,
 ) -> Optimizer:
-    """Schedule-free AdamW: AdamW whose running mean takes the place of a falling learning rate.
+    """Schedule-free AdamW: AdamW with a running mean instead of a falling learning rate.
 
-    The parameters are where gradients are to be taken, ``y``; :meth:`Optimizer.view` gives ``x``,
-    the mean, to evaluate with. There is no mode, and checkpoints hold parameters and state as they
-    are. ``y = (1 - b) * z + b * x`` with ``z = z - lr * (g / (sqrt(v_hat) + eps) + weight_decay *
-    y)``.
+    The parameters are ``y``, at which gradients are computed. :meth:`Optimizer.view` returns ``x``,
+    the mean to evaluate with. There are no modes, and checkpoints contain parameters and state
+    unchanged. ``y = (1 - b) * z + b * x`` with ``z = z - lr * (g / (sqrt(v_hat) + eps) +
+    weight_decay * y)``.
 
     ``lr``, ``warmup_steps``, ``r`` and ``weight_lr_power`` must be the same for all parameters, as
     for :func:`schedule_free_sgd`.
 
     Args:
-        lr: learning rate, a finite number >= 0; larger than that of AdamW, as a rule.
-        betas: ``b``, the parts of ``x`` in ``y``, in (0, 1) and the same in all steps; and the
+        lr: learning rate, a finite number >= 0; usually larger than for AdamW.
+        betas: ``b``, the weight of ``x`` in ``y``, in (0, 1) and the same in all steps; and the
             decay of ``v``, in [0, 1).
         eps: added to the root, >= 0.
         weight_decay: coefficient of the decay at ``y``, >= 0.
-        warmup_steps: over how many steps ``lr`` rises from near 0, a whole number >= 0.
-        r: step ``t`` weighs ``t ** r`` in the mean, a finite number.
-        weight_lr_power: and the largest learning rate so far to this power, >= 0.
+        warmup_steps: number of steps in which ``lr`` rises from near 0, a whole number >= 0.
+        r: a finite number. The weight of step ``t`` in the mean has the factor ``t ** r``.
+        weight_lr_power: exponent of the largest learning rate so far in that weight, >= 0.
         maximize: ascend instead of descend.
 
     Returns:

@@ -28,13 +28,12 @@ from functional_optim.algorithms.polar import (
     ITERATION_DTYPES,
     PolarFactor,
     are_cubic,
+    encode_polar,
     orthogonalize,
     polar_flops,
-    polar_text,
     polynomials_of,
-    require_choice,
 )
-from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE
+from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, check_choice
 from functional_optim.composition import chain
 from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
@@ -58,7 +57,7 @@ class ScionHyper(NamedTuple):
     norm: str | None  # one of NORMS
     scale: float  # radius of the ball
     unconstrained: bool
-    normalized: bool  # whether the norm is divided as the number of inputs asks for
+    normalized: bool  # True if directions are scaled by the number of inputs
     polar: str | None  # the polynomials, as the text of a PolarFactor
     iteration_dtype: str | None  # one of ITERATION_DTYPES
 
@@ -71,7 +70,7 @@ class ScionCoefficients(NamedTuple):
     norm: str  # one of NORMS
     normalized: bool
     polynomials: list[tuple[float, float, float]]
-    cubic: bool  # whether all polynomials are of degree 3
+    cubic: bool  # True if all polynomials are of degree 3
     dtype: str  # one of ITERATION_DTYPES
 
 
@@ -93,8 +92,8 @@ def scion_flops(shape: tuple[int, ...], hyper: ScionHyper) -> int:
 
 
 def scion_check(hyper: ScionHyper) -> None:
-    require_choice("scion", "norm", hyper.norm, NORMS)
-    require_choice("scion", "iteration_dtype", hyper.iteration_dtype, ITERATION_DTYPES)
+    check_choice("scion", "norm", hyper.norm, NORMS)
+    check_choice("scion", "iteration_dtype", hyper.iteration_dtype, ITERATION_DTYPES)
     PolarFactor.parse(hyper.polar or "")
 
 
@@ -130,8 +129,8 @@ def scion_direction(m: Tensor, c: ScionCoefficients) -> Tensor:
         norms = (m * m).sum(-2, keepdim=True).sqrt()
         inputs = float(columns) if c.normalized else 1.0
         return m / shift(mul(norms, inputs / math.sqrt(max(1, rows))), eps)
-    made = orthogonalize(m, c.polynomials, c.cubic, 1e-7, c.dtype, "add", False)
-    return mul(made, math.sqrt(rows / columns) if c.normalized else math.sqrt(rows))
+    orthogonal = orthogonalize(m, c.polynomials, c.cubic, 1e-7, c.dtype, "add", False)
+    return mul(orthogonal, math.sqrt(rows / columns) if c.normalized else math.sqrt(rows))
 
 
 def scion_rule(
@@ -151,11 +150,7 @@ SCION = Rule(
     state_depends_on=("norm",),
     coefficients=scion_coefficients,
     rule=scion_rule,
-    bounds=(
-        ("lr", FINITE_NON_NEGATIVE),
-        ("momentum", BELOW_ONE),
-        ("scale", NON_NEGATIVE),
-    ),
+    bounds=(("lr", FINITE_NON_NEGATIVE), ("momentum", BELOW_ONE), ("scale", NON_NEGATIVE)),
     check=scion_check,
     kind="per_matrix",
     flops=scion_flops,
@@ -188,8 +183,7 @@ def scion(
     "rms" is for biases.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         momentum: decay of the average of gradients, in [0, 1); one minus the authors' momentum.
         norm: the direction for a matrix of the shape (rows, columns):
 
@@ -200,11 +194,11 @@ def scion(
             - "rms", for a vector: the vector divided by its root mean square.
         scale: radius of the ball, >= 0.
         unconstrained: leave out the factor ``1 - lr``, so that parameters can leave the ball.
-        normalized: whether directions are divided by ``columns`` (of "sign" and "col_norm") or its
-            root (of "spectral" and "row_norm"), for layers whose inputs are no one-hot vectors;
-            None for the authors' default, True but for "col_norm".
+        normalized: divide directions by ``columns`` (for "sign" and "col_norm") or by its root (for
+            "spectral" and "row_norm"), for layers whose inputs are not one-hot vectors. None is the
+            authors' default: False for "col_norm", else True.
         polar: the polynomial of each iteration of "spectral", a
-            :class:`~functional_optim.PolarFactor`; None for five times Muon's.
+            :class:`~functional_optim.PolarFactor`; None for five iterations with Muon's polynomial.
         iteration_dtype: dtype of the iteration of "spectral": "bfloat16" (or None), "float16",
             "float32", "float64", or "parameter" for the dtype of the momentum.
         maximize: ascend instead of descend.
@@ -240,7 +234,7 @@ def scion(
             scale=scale,
             unconstrained=unconstrained,
             normalized=norm != "col_norm" if normalized is None else normalized,
-            polar=polar_text(polar),
+            polar=encode_polar(polar),
             iteration_dtype=iteration_dtype or "bfloat16",
         ),
     )

@@ -38,12 +38,12 @@ class SGDCoefficients(NamedTuple):
     momentum: float
     gain: float  # weight of the new gradient in the buffer
     nesterov: bool
-    active: bool  # whether there is momentum at all
+    active: bool  # True if there is momentum
 
 
 def sgd_init(param: Tensor, hyper: Any) -> SGDState:
-    # Minus zero, the neutral element of addition: the first buffer is the first gradient to the
-    # bit, its signed zeros included.
+    # Minus zero is the neutral element of addition, so the first buffer has the bits of the first
+    # gradient, also for signed zeros.
     return SGDState([fill_like(param, -0.0)] if is_active(hyper.momentum) else [])
 
 
@@ -56,7 +56,7 @@ def sgd_coefficients(step: float, hyper: SGDHyper) -> SGDCoefficients:
 def sgd_direction(
     grad: Tensor, state: SGDState, momentum: float, gain: float, nesterov: bool, active: bool
 ) -> tuple[Tensor, SGDState]:
-    """The direction of a step, and the buffer with one more gradient."""
+    """Return the direction of a step, and the new state."""
     if not active:
         return grad, state
     buffer = add(mul(state.momentum_buffer[0], momentum), grad, gain)
@@ -111,7 +111,7 @@ class TraceCoefficients(NamedTuple):
     momentum: float
     gain: float  # weight of the new gradient in the buffer
     nesterov: bool
-    active: bool  # whether there is momentum at all
+    active: bool  # True if there is momentum
 
 
 def trace_coefficients(step: float, hyper: TraceHyper) -> TraceCoefficients:
@@ -154,24 +154,23 @@ def sgd(
     *,
     maximize: bool = False,
 ) -> Optimizer:
-    """Stochastic gradient descent, with momentum if asked for.
+    """Stochastic gradient descent, with optional momentum.
 
     ``b = momentum * b + (1 - dampening) * g`` (undamped at the first step), then
     ``p = p - lr * b``, or ``p - lr * (g + momentum * b)`` with ``nesterov``.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         momentum: factor of the buffer, >= 0; 0 keeps no buffer.
-        dampening: what is taken off the weight of each new gradient after the first.
+        dampening: reduction of the weight of each new gradient after the first.
         weight_decay: coefficient of ``p`` added to the gradient, >= 0.
         nesterov: step along ``g + momentum * b``; needs momentum > 0 and dampening == 0.
         maximize: ascend instead of descend.
 
     Returns:
         An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.SGD(foreach=False). In 16
-        bits, where torch's kernels round by layout, that holds for gradients of any strides, as
-        long as a parameter's gradients all have the same.
+        bits the rounding of torch's kernels depends on strides. There it holds if all gradients of
+        a parameter have the same strides.
 
     Raises:
         ValueError: a value outside the bounds above.
@@ -197,15 +196,15 @@ def sgd(
 
 
 def trace(momentum: Scalar = 0.9, dampening: Scalar = 0.0, nesterov: bool = False) -> Link:
-    """Momentum, as a heavy ball has it: a decaying sum of what the stages before have made.
+    """Heavy-ball momentum: a decaying sum of the updates ``u`` of the stages before.
 
-    ``b = momentum * b + (1 - dampening) * u`` (undamped at the first step), then ``b`` goes on, or
-    ``u + momentum * b`` with ``nesterov``.
+    ``b = momentum * b + (1 - dampening) * u`` (undamped at the first step). The new update is
+    ``b``, or ``u + momentum * b`` with ``nesterov``.
 
     Args:
         momentum: factor of the buffer, >= 0; 0 keeps no buffer.
-        dampening: what is taken off the weight of each new gradient after the first.
-        nesterov: go on with ``u + momentum * b``; needs momentum > 0 and dampening == 0.
+        dampening: reduction of the weight of each new update after the first.
+        nesterov: return ``u + momentum * b``; needs momentum > 0 and dampening == 0.
 
     Returns:
         A link for :func:`~functional_optim.chain`. Before :func:`~functional_optim.descend` it is

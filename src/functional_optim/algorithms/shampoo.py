@@ -7,10 +7,10 @@ For each block of b x b elements of a matrix, with gradient G:
     d_t = (L_t / c + eps * I)^-a  u_t  (R_t / c + eps * I)^-a,  c = 1 - b2^t,  a = 1 / 4
     p_t = (1 - lr * lambda) * p_{t-1} - lr * s_t * d_t
 
-With b2 = 1 the factors L and R are sums, and c = 1, as in the paper of 2018. The inverse roots are
-computed again at every k-th step only. Grafting gives each block the step length of another
-optimizer: s_t = |w_t| / |d_t| in Frobenius norms, where w_t is that optimizer's direction. Before
-the first roots are computed, w_t itself is the step. Without grafting, s_t = 1 and w_t = u_t.
+With b2 = 1 the factors L and R are sums, and c = 1, as in the paper of 2018. Only every k-th step
+computes the inverse roots. Grafting gives each block the step length of another optimizer:
+s_t = |w_t| / |d_t| in Frobenius norms, where w_t is the direction of that optimizer. Before the
+first roots are computed, w_t itself is the step. Without grafting, s_t = 1 and w_t = u_t.
 
 The directions w_t are u_t for SGD, and u_t / (sqrt(v_t) + graft_eps) for the others, with the
 decay gb of v: v_t = v_{t-1} + G_t^2 for AdaGrad, v_t = gb * v_{t-1} + (1 - gb) * G_t^2 for RMSprop,
@@ -25,30 +25,27 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.algorithms.soap import widened
+from functional_optim.algorithms.soap import widen
 from functional_optim.bounds import (
     BELOW_ONE,
     FINITE_NON_NEGATIVE,
     NON_NEGATIVE,
     UNIT,
     Interval,
+    check_choice,
 )
 from functional_optim.composition import chain
 from functional_optim.core.constructor import constructor
-from functional_optim.core.flops import eigen_flops, product_flops
 from functional_optim.core.hyper import Scalar
-from functional_optim.core.matrices import norms, require_matrix, symmetric_eigen
-from functional_optim.core.stage import Rule
-from functional_optim.numeric import (
-    add,
-    addcmul,
-    at_first_step,
-    div,
-    lerp,
-    mul,
-    power,
-    shift,
+from functional_optim.core.matrices import (
+    eigen_flops,
+    norms,
+    product_flops,
+    require_matrix,
+    symmetric_eigen,
 )
+from functional_optim.core.stage import Rule
+from functional_optim.numeric import add, addcmul, at_first_step, div, lerp, mul, power, shift
 from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
 from functional_optim.transforms.maximize import maximized
@@ -58,10 +55,10 @@ ROOT_DTYPES = (None, "float64")
 
 
 class ShampooState(NamedTuple):
-    # Of a parameter of shape (m, n), all in its dtype, or in float32 where that has 16 bits.
+    # For a parameter of shape (m, n). All in its dtype, or in float32 if that has 16 bits.
     # The lists have an entry for each block of (r, c) elements, row by row.
     exp_avg: Tensor  # m, (m, n)
-    graft_sq: list[Tensor]  # [v], (m, n); [] where the graft keeps none
+    graft_sq: list[Tensor]  # [v], (m, n); [] for a graft without v
     left: list[Tensor]  # L, (r, r)
     right: list[Tensor]  # R, (c, c)
     left_root: list[Tensor]  # (L / c + eps * I)^-a, (r, r); I before the first
@@ -97,13 +94,13 @@ class ShampooCoefficients(NamedTuple):
     graft_eps: float
     block_size: int
     grafted: bool
-    wide_roots: bool  # whether roots are computed in float64
-    refresh: bool  # whether roots are computed at this step
-    started: bool  # whether roots are used at this step
+    wide_roots: bool  # True if roots are computed in float64
+    refresh: bool  # True if this step computes roots
+    started: bool  # True if this step uses roots
 
 
 def blocks_of(size: int, block_size: int) -> list[int]:
-    """Return the sizes of the blocks of one side; a side of no element has one block."""
+    """Return the sizes of the blocks of one side; an empty side has one block of size 0."""
     sizes = [block_size] * (size // block_size)
     if size % block_size or not sizes:
         sizes.append(size % block_size)
@@ -112,7 +109,7 @@ def blocks_of(size: int, block_size: int) -> list[int]:
 
 def shampoo_init(param: Tensor, hyper: ShampooHyper) -> ShampooState:
     require_matrix("shampoo", param)
-    zero = widened(torch.zeros_like(param))
+    zero = widen(torch.zeros_like(param))
     rows, columns = (blocks_of(size, hyper.block_size) for size in param.shape)
     sides = [[r for r in rows for _ in columns], [c for _ in rows for c in columns]]
     factors = [[zero.new_zeros(size, size) for size in side] for side in sides]
@@ -124,7 +121,7 @@ def shampoo_init(param: Tensor, hyper: ShampooHyper) -> ShampooState:
 
 
 def shampoo_flops(shape: tuple[int, ...], hyper: ShampooHyper) -> int:
-    """Two products for the factors of a block, two for its direction, and two roots at times."""
+    """Return the operations per block: four products, and two roots in every k-th step."""
     total = 0
     for rows in blocks_of(shape[0], hyper.block_size):
         for columns in blocks_of(shape[1], hyper.block_size):
@@ -136,14 +133,8 @@ def shampoo_flops(shape: tuple[int, ...], hyper: ShampooHyper) -> int:
 
 
 def shampoo_check(hyper: ShampooHyper) -> None:
-    for name, value, allowed in (
-        ("graft", hyper.graft, GRAFTS),
-        ("root_dtype", hyper.root_dtype, ROOT_DTYPES),
-    ):
-        if value not in allowed:
-            raise ValueError(
-                f"shampoo: {name} must be one of {', '.join(map(repr, allowed))}, got {value!r}"
-            )
+    check_choice("shampoo", "graft", hyper.graft, GRAFTS)
+    check_choice("shampoo", "root_dtype", hyper.root_dtype, ROOT_DTYPES)
     if hyper.betas[0] == 1.0:
         raise ValueError("shampoo: betas[0] must be a number >= 0 and < 1, got 1.0")
 
@@ -162,7 +153,7 @@ def shampoo_coefficients(step: float, hyper: ShampooHyper) -> ShampooCoefficient
         1 - beta_1,
         1 - beta_1**step,
         beta_2,
-        at_first_step(beta_2, 1.0, 1 - beta_2),  # where beta_2, not a step, is 1
+        at_first_step(beta_2, 1.0, 1 - beta_2),  # tests if beta_2 is 1, not the step
         at_first_step(beta_2, 1.0, 1 - beta_2**step),
         hyper.eps,
         -hyper.exponent,
@@ -179,7 +170,7 @@ def shampoo_coefficients(step: float, hyper: ShampooHyper) -> ShampooCoefficient
     )
 
 
-def cut(x: Tensor, block_size: int) -> list[Tensor]:
+def split_blocks(x: Tensor, block_size: int) -> list[Tensor]:
     """Return the blocks of a matrix, row by row."""
     blocks: list[Tensor] = []
     for row in x.split(block_size, -2):
@@ -188,8 +179,8 @@ def cut(x: Tensor, block_size: int) -> list[Tensor]:
     return blocks
 
 
-def joined(blocks: list[Tensor], columns: int) -> Tensor:
-    """Return the matrix that consists of some blocks; ``columns`` of them are in each row."""
+def join_blocks(blocks: list[Tensor], columns: int) -> Tensor:
+    """Return the matrix that consists of these blocks, ``columns`` blocks per row."""
     if len(blocks) == 1:
         return blocks[0]
     rows = [
@@ -206,10 +197,10 @@ def inverse_root(factor: Tensor, c: ShampooCoefficients) -> Tensor:
     return ((vectors * root.unsqueeze(-2)) @ vectors.mT).to(factor.dtype)
 
 
-def roots_of(factors: list[Tensor], old: list[Tensor], c: ShampooCoefficients) -> list[Tensor]:
-    """Return the inverse roots after this step: computed again, or as they are."""
+def refresh_roots(factors: list[Tensor], old: list[Tensor], c: ShampooCoefficients) -> list[Tensor]:
+    """Return new inverse roots if this step computes them, else the old roots."""
     if isinstance(c.refresh, Tensor):
-        # torch.func or a compiler hides the number of the step.
+        # torch.func or a compiler hides the step count.
         pairs = zip(factors, old, strict=True)
         return [torch.where(c.refresh, inverse_root(one, c), root) for one, root in pairs]
     if not c.refresh:
@@ -217,35 +208,35 @@ def roots_of(factors: list[Tensor], old: list[Tensor], c: ShampooCoefficients) -
     return [inverse_root(one, c) for one in factors]
 
 
-def preconditioned(
+def precondition(
     update: Tensor, graft: Tensor, left: list[Tensor], right: list[Tensor], c: ShampooCoefficients
 ) -> Tensor:
-    """Return the direction of a matrix, each block preconditioned and grafted."""
-    made: list[Tensor] = []
-    grafts = cut(graft, c.block_size)
-    for i, block in enumerate(cut(update, c.block_size)):
+    """Precondition and graft each block of a matrix."""
+    blocks: list[Tensor] = []
+    grafts = split_blocks(graft, c.block_size)
+    for i, block in enumerate(split_blocks(update, c.block_size)):
         direction = left[i] @ block @ right[i]
         if c.grafted:
             direction = direction * (norms(grafts[i]) / (norms(direction) + 1e-16))
-        made.append(direction)
-    return joined(made, max(1, -(-update.size(-1) // c.block_size)))
+        blocks.append(direction)
+    return join_blocks(blocks, max(1, -(-update.size(-1) // c.block_size)))
 
 
 def shampoo_direction(
     update: Tensor, graft: Tensor, left: list[Tensor], right: list[Tensor], c: ShampooCoefficients
 ) -> Tensor:
-    """Return the direction of this step: the graft's, until the first roots are computed."""
+    """Return the direction of this step: that of the graft, until the first roots are computed."""
     if isinstance(c.started, Tensor):
-        return torch.where(c.started, preconditioned(update, graft, left, right, c), graft)
+        return torch.where(c.started, precondition(update, graft, left, right, c), graft)
     if not c.started:
         return graft
-    return preconditioned(update, graft, left, right, c)
+    return precondition(update, graft, left, right, c)
 
 
 def shampoo_rule(
     param: Tensor, grad: Tensor, state: ShampooState, c: ShampooCoefficients
 ) -> tuple[Tensor, ShampooState]:
-    wide = widened(grad).contiguous()  # products round by layout
+    wide = widen(grad).contiguous()  # rounding of products depends on strides
     exp_avg = lerp(state.exp_avg, wide, c.weight_1)
     update = div(exp_avg, c.correction_1)
     squares = [
@@ -256,10 +247,11 @@ def shampoo_rule(
         graft = update / shift(div(one, c.graft_correction).sqrt(), c.graft_eps)
     left: list[Tensor] = []
     right: list[Tensor] = []
-    for i, block in enumerate(cut(wide, c.block_size)):
+    for i, block in enumerate(split_blocks(wide, c.block_size)):
         left.append(add(mul(state.left[i], c.beta_2), block @ block.mT, c.weight_2))
         right.append(add(mul(state.right[i], c.beta_2), block.mT @ block, c.weight_2))
-    left_root, right_root = roots_of(left, state.left_root, c), roots_of(right, state.right_root, c)
+    left_root = refresh_roots(left, state.left_root, c)
+    right_root = refresh_roots(right, state.right_root, c)
     direction = shampoo_direction(update, graft, left_root, right_root, c)
     new = add(param, direction, c.step_size).to(param.dtype)
     return new, ShampooState(exp_avg, squares, left, right, left_root, right_root)
@@ -321,8 +313,7 @@ def shampoo(
     ``precondition_frequency``-th step.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         betas: decay of the average of gradients, in [0, 1), and of ``L`` and ``R``, in [0, 1];
             with 1.0, these are sums, as in AdaGrad.
         eps: added to the eigenvalues of ``L`` and ``R``, >= 0.
@@ -331,7 +322,7 @@ def shampoo(
         precondition_frequency: number of steps between two computations of the inverse roots, a
             whole number >= 1.
         start_preconditioning_step: number of the step that first computes the roots, a whole number
-            >= 1; the steps before are those of the graft. None for ``precondition_frequency``.
+            >= 1. Earlier steps are those of the graft. None for ``precondition_frequency``.
         exponent: ``a``, a finite number >= 0. The paper has 1/4 for a matrix; 1/2 gives the factors
             of the optimal Kronecker approximation.
         graft: optimizer whose step length each block takes: None, "sgd", "adagrad", "rmsprop" or
@@ -345,7 +336,7 @@ def shampoo(
     Returns:
         An :class:`~functional_optim.Optimizer`. It needs whole tensors (``kind="per_matrix"``), and
         they are real matrices: its ``init`` raises ValueError for a parameter of another number of
-        dimensions. A derivative through a step takes the inverse roots for constants. torch has no
+        dimensions. The inverse roots are constants for a derivative through a step. torch has no
         such class.
 
     Raises:

@@ -18,16 +18,13 @@ from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE
 from functional_optim.composition import chain
 from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
-from functional_optim.core.stage import Link, Rule, Sparse
+from functional_optim.core.stage import Rule, Sparse
 from functional_optim.numeric import add, is_active, lerp
 from functional_optim.optimizer import Optimizer
-from functional_optim.transforms.decoupled_weight_decay import (
-    decoupled_weight_decay as decoupled,
-)
 from functional_optim.transforms.descend import descend
 from functional_optim.transforms.maximize import maximized
 from functional_optim.transforms.scale_by_sign import scale_by_sign
-from functional_optim.transforms.weight_decay import weight_decay as coupled
+from functional_optim.transforms.weight_decay import choose_weight_decay
 
 
 class SignumState(NamedTuple):
@@ -79,10 +76,6 @@ SIGNUM = Rule(
 )
 
 
-def _decay(weight_decay: Scalar, is_decoupled: bool) -> Link:
-    return decoupled(weight_decay) if is_decoupled else coupled(weight_decay)
-
-
 @constructor
 def signum(
     lr: Scalar = 1e-2,
@@ -97,12 +90,11 @@ def signum(
     ``m = momentum * m + (1 - momentum) * g``, then ``p = p - lr * (sign(m) + weight_decay * p)``.
 
     Args:
-        lr: size of each step, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: size of each step, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         momentum: decay of the average, in [0, 1).
         weight_decay: coefficient of the decay, >= 0.
         decoupled_weight_decay: shrink the parameter by ``1 - lr * weight_decay``; else add
-            ``weight_decay * p`` to the gradient, where it changes a step only if it changes a sign.
+            ``weight_decay * p`` to the gradient, which changes a step only if a sign changes.
         maximize: ascend instead of descend.
 
     Returns:
@@ -128,7 +120,7 @@ def signum(
     """
     return chain(
         maximized(maximize),
-        _decay(weight_decay, decoupled_weight_decay),
+        choose_weight_decay(weight_decay, decoupled_weight_decay),
         SIGNUM(lr=lr, momentum=momentum),
     )
 
@@ -146,11 +138,10 @@ def sign_sgd(
     ``p = p - lr * (sign(g) + weight_decay * p)``.
 
     Args:
-        lr: size of each step, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: size of each step, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         weight_decay: coefficient of the decay, >= 0.
         decoupled_weight_decay: shrink the parameter by ``1 - lr * weight_decay``; else add
-            ``weight_decay * p`` to the gradient, where it changes a step only if it changes a sign.
+            ``weight_decay * p`` to the gradient, which changes a step only if a sign changes.
         maximize: ascend instead of descend.
 
     Returns:
@@ -176,7 +167,7 @@ def sign_sgd(
     """
     return chain(
         maximized(maximize),
-        _decay(weight_decay, decoupled_weight_decay),
+        choose_weight_decay(weight_decay, decoupled_weight_decay),
         scale_by_sign(),
         descend(lr),
     )

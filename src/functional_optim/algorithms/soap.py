@@ -6,13 +6,13 @@
     p_t = (1 - lr * lambda) * p_{t-1} - lr / (1 - b1^n) * Q_L N_t Q_R^T
     L_t = bs * L_{t-1} + (1 - bs) * G_t G_t^T,     R_t = bs * R_{t-1} + (1 - bs) * G_t^T G_t
 
-The first step makes the basis only, the eigenvectors of L_1 and R_1, as the authors' program does,
-so that no gradient is turned by itself: step t is Adam's step n = t - 1. After each of Adam's steps
-whose number is a multiple of k, a basis is refreshed by one step of the power method: its columns
-are sorted by q^T L q, and v with them, and L Q is made orthogonal again (QR). Those are phases: two
-choices among the coefficients, made from the number of the step.
+As in the authors' program, the first step only computes the basis, the eigenvectors of L_1 and R_1.
+So no gradient is rotated by a basis of itself alone, and step t is Adam's step n = t - 1. After
+each of Adam's steps whose number is a multiple of k, one step of the power method refreshes the
+basis: its columns are sorted by q^T L q, v with them, and then Q becomes the orthogonal factor (QR)
+of L Q.
 
-Here eps is added as in Adam, behind the bias correction; the authors' program adds it before.
+Here eps is added as in Adam, after the bias correction; the authors' program adds it before.
 """
 
 from typing import NamedTuple
@@ -23,10 +23,9 @@ from torch import Tensor
 from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, NON_NEGATIVE, Interval
 from functional_optim.composition import chain
 from functional_optim.core.constructor import constructor
-from functional_optim.core.flops import product_flops, qr_flops
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.links import rebuild
-from functional_optim.core.matrices import require_matrix, symmetric_eigen
+from functional_optim.core.matrices import product_flops, qr_flops, require_matrix, symmetric_eigen
 from functional_optim.core.stage import Rule
 from functional_optim.numeric import add, addcmul, at_first_step, div, lerp, mul, shift
 from functional_optim.optimizer import Optimizer
@@ -34,13 +33,13 @@ from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_
 
 
 class SoapState(NamedTuple):
-    # Of a parameter of shape (m, n), all in its dtype, or in float32 where that has 16 bits.
+    # For a parameter of shape (m, n), all in its dtype, or in float32 if that has 16 bits.
     exp_avg: Tensor  # M, (m, n)
     exp_avg_sq: Tensor  # v, (m, n), in the basis
-    left: list[Tensor]  # [L], (m, m); [] where m is larger than max_precond_dim
-    right: list[Tensor]  # [R], (n, n); [] where n is
-    left_basis: list[Tensor]  # [Q_L], (m, m); [] as left
-    right_basis: list[Tensor]  # [Q_R], (n, n); [] as right
+    left: list[Tensor]  # [L], (m, m); [] if m > max_precond_dim
+    right: list[Tensor]  # [R], (n, n); [] if n > max_precond_dim
+    left_basis: list[Tensor]  # [Q_L], (m, m); [] if left is []
+    right_basis: list[Tensor]  # [Q_R], (n, n); [] if right is []
 
 
 class SoapHyper(NamedTuple):
@@ -49,7 +48,7 @@ class SoapHyper(NamedTuple):
     shampoo_beta: float  # decay of L and R
     eps: float
     precondition_frequency: int  # k
-    max_precond_dim: int  # a longer side keeps its own basis
+    max_precond_dim: int  # a longer side has no basis
 
 
 class SoapCoefficients(NamedTuple):
@@ -60,13 +59,13 @@ class SoapCoefficients(NamedTuple):
     root: float  # sqrt(1 - b2^n)
     eps: float
     step_size: float  # -lr / (1 - b1^n)
-    first: bool  # whether the basis is made, and nothing else
-    refresh: bool  # whether it is refreshed
+    first: bool  # True if this step computes the bases, and nothing else
+    refresh: bool  # True if this step refreshes the bases
 
 
 def soap_init(param: Tensor, hyper: SoapHyper) -> SoapState:
     require_matrix("soap", param)
-    zero = widened(torch.zeros_like(param))
+    zero = widen(torch.zeros_like(param))
     left, right = (
         [zero.new_zeros(size, size)] if size <= hyper.max_precond_dim else []
         for size in param.shape
@@ -81,14 +80,14 @@ def soap_init(param: Tensor, hyper: SoapHyper) -> SoapState:
 def basis_flops(
     shape: tuple[int, ...], largest: int, products: int, in_refresh: int, frequency: int
 ) -> int:
-    """Return the floating-point operations of a step in a basis for each short side.
+    """Return the floating-point operations of a step in a basis.
 
     Args:
         shape: of the matrix.
         largest: the longest side that has a basis.
-        products: of the matrix and a square one of the side, in a step.
-        in_refresh: products of two square matrices in a refresh, beside one QR decomposition.
-        frequency: steps between two refreshes.
+        products: number of products per step of the matrix and a square matrix, for each side.
+        in_refresh: number of products of square matrices in a refresh, which also has a QR.
+        frequency: number of steps between two refreshes.
     """
     total = 0
     for side, other in (shape, shape[::-1]):
@@ -105,8 +104,8 @@ def soap_flops(shape: tuple[int, ...], hyper: SoapHyper) -> int:
 
 def soap_coefficients(step: float, hyper: SoapHyper) -> SoapCoefficients:
     beta_1, beta_2 = hyper.betas
-    made = step - 1.0  # Adam's steps, this one included
-    count = at_first_step(step, 1.0, made)
+    adam_step = step - 1.0
+    count = at_first_step(step, 1.0, adam_step)
     return SoapCoefficients(
         1 - beta_1,
         beta_2,
@@ -115,18 +114,18 @@ def soap_coefficients(step: float, hyper: SoapHyper) -> SoapCoefficients:
         (1 - beta_2**count) ** 0.5,
         hyper.eps,
         -(hyper.lr / (1 - beta_1**count)),
-        made == 0.0,
-        made % float(hyper.precondition_frequency) == 0.0,
+        adam_step == 0.0,
+        adam_step % float(hyper.precondition_frequency) == 0.0,
     )
 
 
-def widened(x: Tensor) -> Tensor:
-    """In float32 at least: factors and bases need it."""
+def widen(x: Tensor) -> Tensor:
+    """Return a tensor in float32 at least, for averages and factors that need its digits."""
     return x.to(torch.float32) if x.element_size() < 4 else x
 
 
-def turned(x: Tensor, left: list[Tensor], right: list[Tensor]) -> Tensor:
-    """``Q_L^T x Q_R``; a side without a basis stays as it is."""
+def to_basis(x: Tensor, left: list[Tensor], right: list[Tensor]) -> Tensor:
+    """Return ``Q_L^T x Q_R``, without a factor for a side that has no basis."""
     for basis in left:
         x = basis.mT @ x
     for basis in right:
@@ -134,8 +133,8 @@ def turned(x: Tensor, left: list[Tensor], right: list[Tensor]) -> Tensor:
     return x
 
 
-def turned_back(x: Tensor, left: list[Tensor], right: list[Tensor]) -> Tensor:
-    """``Q_L x Q_R^T``."""
+def from_basis(x: Tensor, left: list[Tensor], right: list[Tensor]) -> Tensor:
+    """Return ``Q_L x Q_R^T``."""
     for basis in left:
         x = basis @ x
     for basis in right:
@@ -144,12 +143,12 @@ def turned_back(x: Tensor, left: list[Tensor], right: list[Tensor]) -> Tensor:
 
 
 def eigenbasis(factor: Tensor) -> Tensor:
-    """Return its eigenvectors, those of large eigenvalues first."""
+    """Return the eigenvectors, in descending order of the eigenvalues."""
     return symmetric_eigen(factor)[1].flip(-1)
 
 
-def refreshed(factor: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """The basis after one step of the power method, and the order in which its columns now are."""
+def refresh(factor: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the basis after one step of the power method, and the new order of its columns."""
     known = factor.detach()
     sizes = (basis * (known @ basis)).sum(-2)
     order = torch.argsort(sizes, dim=-1, descending=True, stable=True)
@@ -158,9 +157,9 @@ def refreshed(factor: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def soap_bases(state: SoapState, c: SoapCoefficients) -> SoapState:
-    """The state with its bases made, refreshed, or as they are."""
+    """Return the state with new bases at the first step, with refreshed bases, or unchanged."""
     if isinstance(c.first, Tensor):
-        return soap_bases_of_hidden_step(state, c)
+        return soap_bases_hidden_step(state, c)
     if not c.first and not c.refresh:
         return state
     square, left, right = state.exp_avg_sq, state.left_basis, state.right_basis
@@ -169,49 +168,49 @@ def soap_bases(state: SoapState, c: SoapCoefficients) -> SoapState:
         right = [eigenbasis(one) for one in state.right]
     else:
         for one in state.left:
-            made, order = refreshed(one, left[0])
+            basis, order = refresh(one, left[0])
             square = square.gather(-2, order.unsqueeze(-1).expand(square.shape))
-            left = [made]
+            left = [basis]
         for one in state.right:
-            made, order = refreshed(one, right[0])
+            basis, order = refresh(one, right[0])
             square = square.gather(-1, order.unsqueeze(-2).expand(square.shape))
-            right = [made]
+            right = [basis]
     return SoapState(state.exp_avg, square, state.left, state.right, left, right)
 
 
-def soap_bases_of_hidden_step(state: SoapState, c: SoapCoefficients) -> SoapState:
-    """Return the bases where torch.func or a compiler hides the number of the step."""
-    first, refresh = torch.as_tensor(c.first), torch.as_tensor(c.refresh)
-    new = soap_bases(state, c._replace(first=True))
-    again = soap_bases(state, c._replace(first=False, refresh=True))
+def soap_bases_hidden_step(state: SoapState, c: SoapCoefficients) -> SoapState:
+    """Compute all cases and select one: torch.func or a compiler hides the step count."""
+    is_first, refreshes = torch.as_tensor(c.first), torch.as_tensor(c.refresh)
+    first = soap_bases(state, c._replace(first=True))
+    later = soap_bases(state, c._replace(first=False, refresh=True))
 
-    def chosen(made: Tensor, fresh: Tensor, old: Tensor) -> Tensor:
-        return torch.where(first, made, torch.where(refresh, fresh, old))
+    def select(new: Tensor, fresh: Tensor, old: Tensor) -> Tensor:
+        return torch.where(is_first, new, torch.where(refreshes, fresh, old))
 
     return state._replace(
-        exp_avg_sq=chosen(new.exp_avg_sq, again.exp_avg_sq, state.exp_avg_sq),
-        left_basis=list(map(chosen, new.left_basis, again.left_basis, state.left_basis)),
-        right_basis=list(map(chosen, new.right_basis, again.right_basis, state.right_basis)),
+        exp_avg_sq=select(first.exp_avg_sq, later.exp_avg_sq, state.exp_avg_sq),
+        left_basis=list(map(select, first.left_basis, later.left_basis, state.left_basis)),
+        right_basis=list(map(select, first.right_basis, later.right_basis, state.right_basis)),
     )
 
 
 def soap_step(
     param: Tensor, grad: Tensor, state: SoapState, c: SoapCoefficients
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The parameter and both averages after a step of Adam in the basis."""
+    """Return the parameter and both averages after a step of Adam in the basis."""
     left, right = state.left_basis, state.right_basis
     exp_avg = lerp(state.exp_avg, grad, c.weight_1)
-    seen = turned(grad, left, right)
-    exp_avg_sq = addcmul(mul(state.exp_avg_sq, c.beta_2), seen, seen, c.weight_2)
+    rotated = to_basis(grad, left, right)
+    exp_avg_sq = addcmul(mul(state.exp_avg_sq, c.beta_2), rotated, rotated, c.weight_2)
     denominator = shift(div(exp_avg_sq.sqrt(), c.root), c.eps)
-    direction = turned_back(turned(exp_avg, left, right) / denominator, left, right)
+    direction = from_basis(to_basis(exp_avg, left, right) / denominator, left, right)
     return add(param, direction, c.step_size).to(param.dtype), exp_avg, exp_avg_sq
 
 
 def soap_rule(
     param: Tensor, grad: Tensor, state: SoapState, c: SoapCoefficients
 ) -> tuple[Tensor, SoapState]:
-    wide = widened(grad).contiguous()  # products round by layout
+    wide = widen(grad).contiguous()  # rounding of products depends on strides
     exp_avg, exp_avg_sq = state.exp_avg, state.exp_avg_sq
     if isinstance(c.first, Tensor):
         stepped = soap_step(param, wide, state, c)
@@ -222,8 +221,8 @@ def soap_rule(
         param, exp_avg, exp_avg_sq = soap_step(param, wide, state, c)
     left = [lerp(one, wide @ wide.mT, c.weight) for one in state.left]
     right = [lerp(one, wide.mT @ wide, c.weight) for one in state.right]
-    made = SoapState(exp_avg, exp_avg_sq, left, right, state.left_basis, state.right_basis)
-    return param, soap_bases(made, c)
+    new = SoapState(exp_avg, exp_avg_sq, left, right, state.left_basis, state.right_basis)
+    return param, soap_bases(new, c)
 
 
 SOAP = Rule(
@@ -258,33 +257,32 @@ def soap(
     precondition_frequency: int = 10,
     max_precond_dim: int = 10000,
 ) -> Optimizer:
-    """SOAP: Adam on gradients that are turned into the eigenbasis of Shampoo's preconditioner.
+    """SOAP: Adam on gradients that are rotated to the eigenbasis of Shampoo's preconditioner.
 
-    ``p = p - lr * Q_L (m_hat / (sqrt(v_hat) + eps)) Q_R^T``, with Adam's averages of the turned
-    gradient ``Q_L^T g Q_R``, where the columns of ``Q_L`` and ``Q_R`` are about the eigenvectors
-    of the averages of ``g g^T`` and ``g^T g``.
+    ``p = p - lr * Q_L (m_hat / (sqrt(v_hat) + eps)) Q_R^T``, with Adam's averages of the rotated
+    gradient ``Q_L^T g Q_R``. The columns of ``Q_L`` and ``Q_R`` approximate the eigenvectors of the
+    averages of ``g g^T`` and ``g^T g``.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         betas: decay of the two averages, each in [0, 1).
         shampoo_beta: decay of the averages of ``g g^T`` and ``g^T g``, in [0, 1); None for
             ``betas[1]``.
         eps: added to the root, >= 0.
         weight_decay: coefficient of the decoupled decay, >= 0.
-        precondition_frequency: the basis is refreshed after so many steps, a whole number >= 1.
-        max_precond_dim: a side with more elements than this, a whole number >= 0, keeps its own
-            basis, and costs no memory; with 0, this is AdamW from the second step on.
+        precondition_frequency: number of steps between two refreshes of the basis, a whole number
+            >= 1.
+        max_precond_dim: largest side with a basis, a whole number >= 0. A longer side has no basis
+            and costs no memory; with 0, this is AdamW from the second step on.
 
     Returns:
-        An :class:`~functional_optim.Optimizer`. The first step makes the basis, and moves no
-        parameter (but by the decay). It needs whole tensors (``kind="per_matrix"``), and they are
+        An :class:`~functional_optim.Optimizer`. The first step computes the basis, and changes
+        parameters only by the decay. It needs whole tensors (``kind="per_matrix"``), and they are
         real matrices: its ``init`` raises ValueError for a parameter of another number of
-        dimensions. Where an eigenvalue is there more than once, such as the 0 of a side that is
-        longer than the other, rounding chooses the eigenvectors: steps that are equal but for that,
-        on another machine, part there. A derivative through a step takes the basis for a constant.
-        Where torch.func or a compiler hides the number of the step, each step makes what any step
-        might need. torch has no such class.
+        dimensions. If an eigenvalue is repeated, such as the 0 of a side that is longer than the
+        other, rounding determines the eigenvectors, so results differ between machines. The basis
+        is a constant for a derivative through a step. If torch.func or a compiler hides the step
+        count, each step computes all cases. torch has no such class.
 
     Raises:
         ValueError: a value outside the bounds above.

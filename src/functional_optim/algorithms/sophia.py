@@ -4,9 +4,9 @@
     h_t = b2 * h_{t-1} + (1 - b2) * e_t  if e_t is given, else h_{t-1}   (h_0 = 0)
     p_t = (1 - lr * lambda) * p_{t-1} - lr * clip(m_t / max(gamma * h_t, eps), 1)
 
-e_t is an estimate of the diagonal of the Hessian at p_{t-1}, which the paper makes in every tenth
-step (k = 10); clip(u, 1) is min(max(u, -1), 1). The bound of each element is what keeps a step by
-few, noisy or negative estimates a step of its sign.
+e_t is an estimate of the diagonal of the Hessian at p_{t-1}, which the paper computes in every
+tenth step (k = 10). clip(u, 1) is min(max(u, -1), 1). If estimates are rare, noisy or negative, the
+clip makes the step of an element a step along its sign.
 """
 
 import math
@@ -93,19 +93,19 @@ def sophia(
     ``h = beta_2 * h + (1 - beta_2) * hessian`` where it is given, and then
     ``p = (1 - lr * weight_decay) * p - lr * min(max(m / max(gamma * h, eps), -1), 1)``.
 
-    Steps are given ``extra={"hessian": ...}`` now and then (in every tenth one, says the paper): an
-    estimate of the Hessian's diagonal for each parameter that is stepped, such as
-    :func:`~functional_optim.hutchinson` makes. Between them ``h`` stays. It has no ``maximize``: to
-    ascend, give gradients and estimates of the negated function.
+    Pass ``extra={"hessian": ...}`` to some steps (to every tenth step in the paper): an estimate of
+    the Hessian's diagonal for each parameter that is stepped, such as the result of
+    :func:`~functional_optim.hutchinson`. In all other steps ``h`` does not change. There is no
+    ``maximize``: to ascend, pass gradients and estimates of the negated function.
 
     Args:
-        lr: the largest step of an element, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: the largest step of an element, a finite number >= 0. Any number may be a 0-d tensor or
+            a schedule.
         betas: decay of the average gradient and of the average estimate, each in [0, 1).
-        gamma: of the estimates, a finite number >= 0: the larger, the fewer elements are clipped.
-            The paper has 0.01 for Hutchinson's estimates, 0.05 for those of Gauss and Newton.
-        eps: what an element is divided by at least, >= 0. In float16 give 1e-7 or more: less is 0
-            there, and 0 / 0 NaN.
+        gamma: factor of the estimates, a finite number >= 0: the larger, the fewer elements are
+            clipped. The paper has 0.01 for Hutchinson's estimates, 0.05 for Gauss-Newton estimates.
+        eps: least divisor of an element, >= 0. In float16 use 1e-7 or more, since smaller numbers
+            are 0 in float16, and 0 / 0 is NaN.
         weight_decay: coefficient of the decoupled decay, >= 0.
 
     Returns:
@@ -145,8 +145,8 @@ def scale_by_sophia(
 
     Args:
         betas: decay of the average gradient and of the average estimate, each in [0, 1).
-        gamma: of the estimates, a finite number >= 0.
-        eps: what an element is divided by at least, >= 0.
+        gamma: factor of the estimates, a finite number >= 0.
+        eps: least divisor of an element, >= 0.
 
     Returns:
         A link for :func:`~functional_optim.chain`. Before :func:`~functional_optim.descend` it is

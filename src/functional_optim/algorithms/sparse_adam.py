@@ -1,4 +1,4 @@
-"""SparseAdam: Adam on the rows that a sparse gradient stores, as torch.optim.SparseAdam.
+"""SparseAdam: Adam on the rows that a sparse gradient stores, as in torch.optim.SparseAdam.
 
     m_t = m_{t-1} + (1 - b1) * (g_t - m_{t-1})                       (in the rows of g_t only)
     v_t = v_{t-1} + (1 - b2) * (g_t^2 - v_{t-1})                     (the same)
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.bounds import BELOW_ONE, Interval
+from functional_optim.bounds import BELOW_ONE, FINITE_POSITIVE, POSITIVE
 from functional_optim.composition import chain
 from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
@@ -31,7 +31,7 @@ class SparseAdamHyper(NamedTuple):
     lr: float  # learning rate
     betas: tuple[float, float]  # decay of m and of v
     eps: float
-    takes_dense: bool  # whether a dense gradient is taken, as one that stores every row
+    takes_dense: bool  # True: a dense gradient is allowed, and stores all rows
 
 
 class SparseAdamCoefficients(NamedTuple):
@@ -72,11 +72,7 @@ SPARSE_ADAM = Rule(
     state_depends_on=(),
     coefficients=sparse_adam_coefficients,
     rule=sparse_adam_rule,
-    bounds=(
-        ("lr", Interval(low=0.0, low_open=True, finite=True)),
-        ("betas", BELOW_ONE),
-        ("eps", Interval(low=0.0, low_open=True)),
-    ),
+    bounds=(("lr", FINITE_POSITIVE), ("betas", BELOW_ONE), ("eps", POSITIVE)),
     dtypes=(torch.float32, torch.float64, torch.bfloat16, torch.float16),
     sparse=rows_of_sparse,
     dense=sparse_adam_dense,
@@ -92,26 +88,25 @@ def sparse_adam(
     maximize: bool = False,
     takes_dense: bool = False,
 ) -> Optimizer:
-    """SparseAdam: Adam on the rows that a sparse gradient stores; others keep parameter and state.
+    """SparseAdam: Adam on the rows that a sparse gradient stores. All other rows do not change.
 
     ``p = p - lr * sqrt(1 - beta_2^t) / (1 - beta_1^t) * m / (sqrt(v) + eps)`` in those rows, with
     averages ``m, v`` of their gradients. For embedding tables, such as
     ``nn.Embedding(sparse=True)``.
 
     Args:
-        lr: learning rate, a finite number > 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number > 0. Any number may be a 0-d tensor or a schedule.
         betas: decay of the two averages, each in [0, 1).
         eps: added to the root of ``v``, before its bias correction, > 0.
         maximize: ascend instead of descend.
-        takes_dense: also step by a dense gradient, as by one that stores every row. Without it,
-            ``update``, ``update_`` and the front-ends raise RuntimeError for a dense gradient, as
-            torch.optim.SparseAdam does.
+        takes_dense: also take a dense gradient, as a sparse gradient that stores all rows. Without
+            it, ``update``, ``update_`` and the front-ends raise RuntimeError for a dense gradient,
+            as torch.optim.SparseAdam does.
 
     Returns:
         An :class:`~functional_optim.Optimizer`; bit for bit torch.optim.SparseAdam, which has no
-        ``takes_dense``. Its state is two tensors of the parameter's shape and dtype, dense ones.
-        A step of a sparse gradient costs as much as its rows. It takes no complex parameters.
+        ``takes_dense``. Its state is two dense tensors of the parameter's shape and dtype. The cost
+        of a step is proportional to the stored rows. It takes no complex parameters.
 
     Raises:
         ValueError: a value outside the bounds above.

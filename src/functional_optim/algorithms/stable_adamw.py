@@ -7,7 +7,7 @@
     l_t = lr / max(1, r_t)
     p_t = p_{t-1} - l_t * (lambda * p_{t-1} + m_t / (sqrt(v_t) + eps))
 
-The weights w keep averages that need no bias correction: m_t is Adam's m_hat.
+With the weights w, averages need no bias correction: m_t is Adam's m_hat.
 """
 
 import math
@@ -110,7 +110,7 @@ def stable_adamw(
     *,
     maximize: bool = False,
 ) -> Optimizer:
-    """StableAdamW: AdamW whose learning rate falls where gradients outgrow their average square.
+    """StableAdamW: AdamW with smaller steps when gradients exceed their average square.
 
     ``r = sqrt(mean(g^2 / max(v_hat, eps^2)))`` over each parameter, and ``p = p - lr / max(1, r) *
     (m_hat / (sqrt(v_hat) + eps) + weight_decay * p)``. A sudden large gradient, to which ``v`` has
@@ -120,8 +120,7 @@ def stable_adamw(
     rule needs whole parameters, since ``r`` is a mean over one; it reads each of them twice.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         betas: decay of the two averages, each in [0, 1).
         eps: added to the root, and the least value of the root in ``r``, >= 0.
         weight_decay: coefficient of the decoupled decay, >= 0. The decay is reduced with the
@@ -151,6 +150,5 @@ def stable_adamw(
         paper varies them.
     """
     return chain(
-        maximized(maximize),
-        STABLE_ADAMW(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay),
+        maximized(maximize), STABLE_ADAMW(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
     )

@@ -5,8 +5,8 @@
     m_hat = m_t / (1 - b1^t),    v_hat = v_t / (1 - b2^t)
     p_t = p_{t-1} - lr * m_hat / (sqrt(v_hat) + eps)
 
-The paper has no bias correction, and starts v at the average square of some first gradients. All
-programs correct the bias, and start v at a small constant.
+The paper has no bias correction, and starts v at the average square of some first gradients.
+Published programs correct the bias, and start v at a small constant.
 """
 
 from typing import NamedTuple
@@ -110,8 +110,7 @@ def yogi(
     step reads 4 numbers and writes 3 for each element.
 
     Args:
-        lr: learning rate, a finite number >= 0; like every number here, it may
-            be a 0-d tensor or a schedule.
+        lr: learning rate, a finite number >= 0. Any number may be a 0-d tensor or a schedule.
         betas: decay of the average gradient, and 1 less the rate at which ``v`` changes; each in
             [0, 1).
         eps: added to the root, >= 0.

@@ -1,1 +1,1 @@
-"""The commands of this package: each is an entry point, found by :mod:`command_line`."""
+"""Commands of this package. Each is an entry point that :mod:`command_line` loads."""

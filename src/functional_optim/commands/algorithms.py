@@ -18,15 +18,15 @@ SHAPE = "1024,1024"
 
 
 class Algorithm(NamedTuple):
-    """Algorithm as the list shows it."""
+    """Row of the list of algorithms."""
 
     name: str
     state_bytes_per_parameter: float
-    """Bytes of state for each element of a parameter of the given shape, step count included."""
+    """Bytes of state per element of a parameter of the given shape, including the step count."""
     state: tuple[str, ...]
-    """The names of the fields of state."""
+    """The names of the state fields."""
     torch_class: str | None
-    """The class of torch.optim with the same mathematics, if there is one."""
+    """The class of torch.optim with the same mathematics, or None."""
     summary: str
     """The first line of its documentation."""
 

@@ -1,4 +1,4 @@
-"""Arguments of commands that name what a user wrote."""
+"""Arguments of commands that name a user's code."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -11,17 +11,16 @@ T = TypeVar("T")
 
 
 def complete_algorithm(ctx: click.Context, param: click.Parameter, begin: str) -> list[str]:
-    """Return the algorithms whose names begin with a text, for the shell's completion."""
+    """Return the names of algorithms with this prefix, for shell completion."""
     return [name for name in algorithms.__all__ if name.startswith(begin)]
 
 
 def checked_argument(name: str, source: str | None, build: Callable[[], T]) -> T:
-    """Return what a function returns; its errors become those of a command-line argument.
+    """Call ``build``, and report its errors as errors of the command-line argument ``name``.
 
-    Args:
-        name: of the argument, for the message.
-        source: its value, for the message; None if the error shows it.
-        build: the function. It may run a user's code, which may raise anything.
+    The message starts with ``source``, the value of the argument, unless that is None. ``build``
+    may
+    run a user's code, which may raise any error.
 
     Raises:
         click.BadParameter: the function raised an Exception.

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -26,7 +26,7 @@ class LawOutcome(NamedTuple):
     """"holds", "broken" or "not tried"."""
     seconds: float
     message: str | None
-    """The reason, with the smallest example; None for a law that holds."""
+    """The error, with the smallest example; None for a law that holds."""
     example: str | None
 
 
@@ -141,7 +141,7 @@ def _subject(
     matrices: bool,
     not_scripted: bool,
 ) -> tuple["Subject", bool]:
-    """Return what is checked, and whether its leaves may differ in their stages."""
+    """Return the subject of the laws, and True if its leaves may have different stages."""
     from hypothesis import strategies as st  # noqa: PLC0415  an extra
 
     from functional_optim.testing import Subject  # noqa: PLC0415  needs hypothesis
@@ -149,7 +149,8 @@ def _subject(
 
     build = checked_argument("MODULE:FACTORY", factory, lambda: optimizer_factory(factory))
     values = checked_argument("--option", None, lambda: parse_options(options))
-    first = checked_argument("MODULE:FACTORY", factory, lambda: build(**_first_of(values)))
+    firsts = {key: tried[0] for key, tried in values.items()}
+    first = checked_argument("MODULE:FACTORY", factory, lambda: build(**firsts))
     other = None
     if oracle is not None:
         other = checked_argument("--oracle", oracle, lambda: _callable(load_object(oracle)))
@@ -163,10 +164,6 @@ def _subject(
         matrices=matrices,
     )
     return subject, first.is_composed
-
-
-def _first_of(values: Mapping[str, list[Any]]) -> dict[str, Any]:
-    return {key: tried[0] for key, tried in values.items()}
 
 
 def _callable(found: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Objects that a command line names: ``package.module:name``."""
+"""Objects that a command line names as ``package.module:name``."""
 
 import ast
 import sys
@@ -10,21 +10,21 @@ from typing import Any
 
 import functional_optim
 from functional_optim import Optimizer, algorithms, as_functional_optim
-from functional_optim.core.brief import brief
 from functional_optim.core.closure_optimizer import refuse_closure
+from functional_optim.core.format import format_value
 from functional_optim.frontends.torch_arguments import is_optimizer_class
 
 FORM = "package.module:name"
 
 
 def load_object(source: str) -> Any:
-    """Return the object that ``package.module:name`` names.
+    """Return the object with the name ``package.module:name``.
 
     The module is imported as ``python -m`` would import it: the current folder comes first in the
     search path while this function runs.
 
     Args:
-        source: the text; the name may have dots.
+        source: the name; the part after the colon may have dots.
 
     Raises:
         ValueError: the text has another form, or the module has no such name.
@@ -54,17 +54,18 @@ def current_folder_first() -> Iterator[None]:
 
 
 def optimizer_factory(source: str) -> Callable[..., Optimizer]:
-    """Return a function that builds the optimizer that a text names.
+    """Return a function that builds the optimizer with this name.
 
     Args:
         source: the name of an algorithm (``adamw``), or ``package.module:name`` of an Optimizer, of
-            a function that returns one, or of a registered ``torch.optim.Optimizer`` class.
+            a
+            function that returns an Optimizer, or of a registered ``torch.optim.Optimizer`` class.
 
     Returns:
-        A function that takes keyword arguments. An Optimizer itself takes none.
+        A function of keyword arguments. For an Optimizer, it takes no arguments.
 
     Raises:
-        ValueError: the text names nothing, or something else.
+        ValueError: the name is unknown, or the object is not one of these.
         ImportError: the module cannot be imported.
     """
     if source in algorithms.__all__:
@@ -79,9 +80,10 @@ def optimizer_factory(source: str) -> Callable[..., Optimizer]:
     if isinstance(found, Optimizer):
         return _constant(source, found)
     if isinstance(found, type) and not is_optimizer_class(found):
-        raise ValueError(f"{source!r} must be a function or an Optimizer, it is {brief(found)}")
+        kind = format_value(found)
+        raise ValueError(f"{source!r} must be a function or an Optimizer, it is {kind}")
     if not callable(found):
-        raise ValueError(f"{source!r} must be callable, it is {brief(found)}")
+        raise ValueError(f"{source!r} must be callable, it is {format_value(found)}")
 
     def build(**options: Any) -> Optimizer:
         made = (
@@ -91,7 +93,7 @@ def optimizer_factory(source: str) -> Callable[..., Optimizer]:
         if not isinstance(made, Optimizer):
             raise TypeError(
                 f"{source!r} must return a functional_optim.Optimizer, such as adamw(lr=1e-3), got "
-                f"{brief(made)}"
+                f"{format_value(made)}"
             )
         return made
 
@@ -114,7 +116,7 @@ def parse_options(texts: Iterable[str]) -> Mapping[str, list[Any]]:
     """Return the values of each keyword argument, from texts of the form ``key=value``.
 
     A value is a Python literal (``0.1``, ``(0.9, 0.99)``, ``None``); anything else is a string. A
-    key that stands several times has several values.
+    repeated key has several values.
 
     Raises:
         ValueError: a text without a key.
@@ -132,7 +134,7 @@ def single_values(options: Iterable[str]) -> dict[str, Any]:
     """Return keyword arguments from texts of the form ``key=value``.
 
     Raises:
-        ValueError: a key stands twice, or a text has another form.
+        ValueError: a repeated key, or a text of another form.
     """
     values = parse_options(options)
     for key, several in values.items():

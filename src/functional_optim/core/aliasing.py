@@ -1,4 +1,4 @@
-"""Memory that two tensors share, and copies where a result shares some with what was given."""
+"""Detection of tensors that share memory, and copies that do not."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -6,108 +6,100 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim._torch import get_unwrapped, is_functorch_wrapped_tensor, memory_of
-from functional_optim.core.dtensors import is_sharded, local
-
-Storage = int
-"""What the tensors of one memory have in common."""
+from functional_optim._torch import get_unwrapped, is_functorch_wrapped_tensor, storage_id
+from functional_optim.core.dtensors import is_dtensor, to_local
 
 
-def storage_of(tensor: Tensor) -> Storage:
-    """Return a number that tensors share if and only if they share memory, while one lives."""
-    seen = local(tensor.detach()) if is_sharded(tensor) else tensor  # what has the memory
-    while is_functorch_wrapped_tensor(seen):
-        seen = get_unwrapped(seen)
+def storage_key(tensor: Tensor) -> int:
+    """Return a key that two living tensors share if and only if they share storage."""
+    inner = to_local(tensor.detach()) if is_dtensor(tensor) else tensor
+    while is_functorch_wrapped_tensor(inner):
+        inner = get_unwrapped(inner)
     try:
-        return memory_of(seen.untyped_storage())
-    except (NotImplementedError, RuntimeError):  # a tensor without memory of its own kind
-        return id(seen)
+        return storage_id(inner.untyped_storage())
+    except (NotImplementedError, RuntimeError):  # the tensor has no storage
+        return id(inner)
 
 
-def apart_from(gradients: Sequence[Any], written: Iterable[Tensor]) -> Sequence[Any]:
-    """Return the gradients, with copies of those stored where a step in place writes.
+def clone_aliased(gradients: Sequence[Any], written: Iterable[Tensor]) -> Sequence[Any]:
+    """Return the gradients, with clones of those that share storage with written tensors.
 
-    A step writes one parameter after the other. A gradient that is another parameter (or a state)
-    has to be read before that.
+    A step in place writes parameters one by one. Without the clone, a gradient that shares storage
+    with another parameter or state would change before the step reads it.
 
     Args:
-        gradients: of the parameters; None, or a sparse one, stays as it is.
-        written: the parameters and states of all of them.
+        gradients: a gradient or None for each parameter; sparse gradients are not cloned.
+        written: the parameters and states that the step writes.
     """
-    storages = storages_of(written)
-    there = [one for one in gradients if one is not None and one.layout == torch.strided]
-    if storages.isdisjoint(storages_of(there)):
+    storages = storage_addresses(written)
+    dense = [one for one in gradients if one is not None and one.layout == torch.strided]
+    if storages.isdisjoint(storage_addresses(dense)):
         return gradients
-    return [
-        one.clone()
-        if one is not None
-        and one.layout == torch.strided
-        and not storages_of([one]).isdisjoint(storages)
-        else one
-        for one in gradients
-    ]
+    aliased = {id(one) for one in dense if not storages.isdisjoint(storage_addresses([one]))}
+    return [one.clone() if id(one) in aliased else one for one in gradients]
 
 
-def storages_of(tensors: Iterable[Tensor]) -> set[Storage]:
-    """Return the addresses of the storages; of tensors without an address, :func:`storage_of`."""
+def storage_addresses(tensors: Iterable[Tensor]) -> set[int]:
+    """Return the addresses of storages, or a :func:`storage_key` of each tensor if one has none."""
     every = list(tensors)
-    try:  # no Python runs per tensor
+    try:  # map runs no Python code for each tensor
         found = set(map(torch.UntypedStorage.data_ptr, map(Tensor.untyped_storage, every)))
     except (NotImplementedError, RuntimeError):
-        return set(map(storage_of, every))
+        return set(map(storage_key, every))
     return found - {0}
 
 
-class GivenMemory:
-    """Tensors that no result may share memory with, results before it among them.
+class AliasTracker:
+    """Record of the arguments and results of a function, to copy results that share memory.
 
-    While a compiler traces, memory cannot be seen: only a result that *is* such a tensor is copied
-    then, and a view of one remains a view.
+    While a compiler traces, storages are unknown. Then a result is copied only if it *is* an
+    argument or an earlier result; a view of one is not copied.
 
     Args:
-        tensors: the arguments.
+        tensors: the arguments of the function.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
-        self._traced = torch.compiler.is_compiling()
-        given = [one for one in tensors if one.layout == torch.strided]
-        self._tensors = set(given) if self._traced else set()
-        self._storages = set() if self._traced else set(map(storage_of, given))
-        self._places: set[tuple[Storage, Any]] = set()
+        self._is_traced = torch.compiler.is_compiling()
+        dense = [one for one in tensors if one.layout == torch.strided]
+        self._tensors = set(dense) if self._is_traced else set()
+        self._storages = set() if self._is_traced else set(map(storage_key, dense))
+        self._result_starts: set[tuple[int, Any]] = set()
 
-    def apart(self, result: Tensor) -> Tensor:
-        """The result, or a copy of it in its layout; the next one shares no memory with that."""
-        if self._traced:
-            made = copy_of(result) if result in self._tensors else result
-            self._tensors.add(made)
-            return made
-        storage = storage_of(result)
-        # Of results, disjoint parts of one buffer are as good as memory of their own.
-        if storage in self._storages or (storage, result.storage_offset()) in self._places:
-            result = copy_of(result)
-            storage = storage_of(result)
-        self._places.add((storage, result.storage_offset()))
+    def copy_if_aliased(self, result: Tensor) -> Tensor:
+        """Return the result, or a copy with the same strides if it shares memory, and record it."""
+        if self._is_traced:
+            if result in self._tensors:
+                result = clone_strided(result)
+            self._tensors.add(result)
+            return result
+        storage = storage_key(result)
+        # Results may be disjoint parts of one storage: they are told apart by their offsets.
+        if storage in self._storages or (storage, result.storage_offset()) in self._result_starts:
+            result = clone_strided(result)
+            storage = storage_key(result)
+        self._result_starts.add((storage, result.storage_offset()))
         return result
 
 
-def copy_of(tensor: Tensor) -> Tensor:
-    """A copy with the same strides, where elements have memory of their own."""
-    return laid_as(tensor.clone(), tensor)
+def clone_strided(tensor: Tensor) -> Tensor:
+    """Return a copy with the same strides, or a contiguous copy if elements share memory."""
+    return match_strides(tensor.clone(), tensor)
 
 
-def laid_as(values: Tensor, like: Tensor) -> Tensor:
-    """Return the values with the strides of another tensor of the shape.
+def match_strides(values: Tensor, like: Tensor) -> Tensor:
+    """Return the values with the strides of ``like``, which has the same shape.
 
-    torch's kernels round by layout, so who loses the strides of a slice rounds otherwise at the
-    next step. Values stay as they lie where elements of ``like`` share memory, in which they could
-    not be told apart. TorchScript takes it, since rules call it.
+    Rounding in torch's kernels depends on strides, so a state must keep its strides. If elements of
+    ``like`` share memory, the values keep their own strides. TorchScript compiles this function,
+    since rules call it.
     """
-    if values.stride() == like.stride() or overlaps_itself(like):
+    if values.stride() == like.stride() or has_internal_overlap(like):
         return values
     return values.new_empty_strided(like.size(), like.stride()).copy_(values)
 
 
-def overlaps_itself(tensor: Tensor) -> bool:
+def has_internal_overlap(tensor: Tensor) -> bool:
     """Return True if two elements may share memory, as in an expanded or unfolded view."""
     extent = 0
     strides = tensor.stride()

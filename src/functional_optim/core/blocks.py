@@ -1,4 +1,4 @@
-"""Blocks: how a parameter is divided into matrices that are stepped one by one."""
+"""Division of a parameter into matrices that are stepped one by one."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,19 +13,20 @@ from torch import Tensor
 class MatrixBlocks:
     """Division of a parameter into matrices: attention heads, fused projections, experts.
 
-    A parameter of shape ``(*batch, rows, *columns)`` is a stack of matrices. Each matrix is divided
-    between rows. Every block has an orthogonal factor, a preconditioner, or a norm of its own, as
-    if it were a parameter. The arguments are the options of :func:`functional_optim.muon`.
+    A parameter of shape ``(*batch, rows, *columns)`` is a batch of matrices. Each matrix is divided
+    between rows. Every block is stepped like a separate parameter, with its own orthogonal factor,
+    preconditioner or norm. The arguments are the options of :func:`functional_optim.muon`.
 
     Args:
         row_blocks: number of equal blocks of rows, such as attention heads.
-        split_sizes: rows of each block where they differ, such as those of Q, K and V.
-        batch_axes: number of leading axes over which matrices are stacked, such as experts.
+        split_sizes: number of rows of each block if they differ, such as those of Q, K and V.
+        batch_axes: number of leading axes that are a batch of matrices, such as experts.
         column_axes: number of last axes that are the columns of a matrix.
 
     Raises:
-        TypeError: a number that is no whole number.
-        ValueError: a number below 1 (``batch_axes``: below 0); both kinds of blocks of rows.
+        TypeError: an argument is not a whole number.
+        ValueError: an argument is below 1 (``batch_axes``: below 0), or both ``row_blocks`` and
+            ``split_sizes`` are given.
 
     Example::
 
@@ -44,7 +45,7 @@ class MatrixBlocks:
     column_axes: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse numbers that are no counts."""
+        """Check the arguments."""
         object.__setattr__(self, "split_sizes", tuple(self.split_sizes))
         counts = [("row_blocks", self.row_blocks, 1), ("batch_axes", self.batch_axes, 0)]
         counts += [("column_axes", self.column_axes, 1)]
@@ -66,14 +67,14 @@ class MatrixBlocks:
         return self.row_blocks > 1 or len(self.split_sizes) > 1 or self.batch_axes > 0
 
     def check(self, what: str, shape: Sequence[int]) -> None:
-        """Refuse a shape that these blocks do not divide.
+        """Check that these blocks divide a shape.
 
         Args:
             what: the parameter or the rule, for the error.
             shape: of the parameter.
 
         Raises:
-            ValueError: another number of dimensions, or rows that the blocks do not divide.
+            ValueError: a wrong number of dimensions, or rows that the blocks do not divide.
         """
         wanted = self.batch_axes + 1 + self.column_axes
         if len(shape) != wanted:
@@ -122,11 +123,11 @@ class MatrixBlocks:
 
 @dataclass(frozen=True)
 class BlockOptions:
-    """Declaration of a rule whose hyper-parameters divide a parameter into blocks.
+    """Declaration of how hyper-parameters divide a parameter into blocks.
 
     Args:
-        of: ``of(hyper)`` gives the blocks.
-        unsplit: ``unsplit(hyper)`` gives the hyper-parameters that step one block as a parameter.
+        of: ``of(hyper)`` returns the blocks.
+        unsplit: ``unsplit(hyper)`` returns the hyper-parameters for one block as a parameter.
     """
 
     of: Callable[[Any], MatrixBlocks]

@@ -1,4 +1,4 @@
-"""Tensors that are parts of one buffer, each with a storage of its own; memory for buffers."""
+"""Tensors that are parts of one buffer but have separate storages, and lazy memory for buffers."""
 
 import mmap
 from typing import Any
@@ -9,23 +9,23 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
 LEAST_BYTES = 1 << 20
-"""From here on: a smaller tensor shares its pages with others."""
+"""Minimum size of lazy zeros. Smaller tensors share memory pages with other tensors."""
 
 _LEAD = 64
-"""Bytes of the first page that are left out: there, the large tensors of torch begin. Two that are
-read together are read faster if they begin alike."""
+"""Offset of lazy zeros in their first page. torch's large tensors start at this offset too, and
+tensors with equal offsets are read together faster."""
 
 
 class BufferMemory:
     """Memory of one buffer, and the tensors that are parts of the buffer.
 
-    Programs that save tensors one by one (``safetensors``, ``pickle``) write the storage behind
-    each tensor, or refuse tensors that share one. So a part has a storage of its own, which is
-    exactly the elements of the part. That storage keeps the memory of the buffer alive, and cannot
-    be resized.
+    Programs that save tensors one by one (``safetensors``, ``pickle``) write the whole storage of
+    each tensor, or refuse tensors that share a storage. So each part has a separate storage, which
+    contains only the elements of the part. This storage keeps the memory of the buffer alive, and
+    cannot be resized.
 
     Args:
-        values: the buffer, contiguous and in one dimension; nobody else may use this tensor.
+        values: the buffer, contiguous and 1-D. The caller must not use this tensor any more.
 
     Example::
 
@@ -43,17 +43,13 @@ class BufferMemory:
     __slots__ = ("__weakref__", "_whole", "tensor")
 
     def __init__(self, values: Tensor) -> None:
-        # Nobody resizes or shares the storage of this tensor, so parts stay valid.
+        # No other code has this tensor, so its storage is not resized, and parts stay valid.
         self._whole: Tensor | None = values
         self.tensor: Tensor | None = _with_own_storage(values)
         """The buffer; None once it is released."""
 
     def part(self, view: Tensor) -> Tensor:
-        """Return elements of the buffer as a tensor with a storage of its own.
-
-        Args:
-            view: of :attr:`tensor`, dense, real or complex.
-        """
+        """Return a tensor with a separate storage for a dense view of :attr:`tensor`."""
         if not view.numel():
             return torch.empty_strided(
                 view.shape, view.stride(), dtype=view.dtype, device=view.device
@@ -63,25 +59,25 @@ class BufferMemory:
         assert tensor is not None, "released"
         start = (view.data_ptr() - tensor.data_ptr()) // view.element_size()
         piece: Any = as_elements(values, view)[start : start + view.numel()]
-        # The storage of the part holds the piece, and so this record. It lives as long as its
-        # memory is in use: else what `buffer_of` says would depend on when garbage is collected.
+        # The storage of the part references the piece, and the piece this object. So `buffer_of`
+        # finds the buffer while a part is alive, whenever garbage is collected.
         piece.memory = self
         part = _with_own_storage(piece)
         _MEMORIES[part.device, part.data_ptr()] = self
         return part.as_strided(view.shape, view.stride())
 
     def release(self) -> None:
-        """Let go of the memory; tensors that are parts of the buffer still hold it."""
+        """Drop the references to the memory; parts of the buffer keep the memory alive."""
         self._whole = self.tensor = None
 
 
 def _with_own_storage(tensor: Tensor) -> Tensor:
-    """Return the same memory, without gaps, as a tensor whose storage is exactly that memory."""
+    """Return a tensor of the same dense memory whose storage contains only that memory."""
     return from_dlpack(to_dlpack(tensor)) if tensor.numel() else tensor
 
 
 def as_elements(buffer: Tensor, like: Tensor) -> Tensor:
-    """Return a buffer as real numbers or, where ``like`` is complex, as complex ones."""
+    """Return the buffer as a complex tensor if ``like`` is complex, otherwise the buffer."""
     if not like.is_complex():
         return buffer
     return torch.view_as_complex(buffer[: buffer.numel() // 2 * 2].view(-1, 2))
@@ -99,23 +95,19 @@ def buffer_of(tensor: Tensor) -> Tensor | None:
 
 
 _MEMORIES: WeakValueDictionary[tuple[torch.device, int], BufferMemory] = WeakValueDictionary()
-"""By the device and the address of the first element of each part."""
+"""Buffers by device and address of the first element of each part."""
 
 
 def lazy_zeros(like: Tensor) -> Tensor:
-    """Zeros like a flat tensor, on the CPU of pages that the system gives as they are written to.
+    """Return zeros like a flat tensor; on the CPU, pages are allocated when they are written.
 
-    ``torch.zeros`` writes its zeros. A buffer that is there in case that it is used would take as
-    much memory as one in use.
-
-    Args:
-        like: 1-D and contiguous.
+    ``torch.zeros`` writes its zeros, so a buffer that is never used would also take memory.
     """
     size = like.numel() * like.element_size()
     if not like.is_cpu or size < LEAST_BYTES or not hasattr(mmap, "MAP_ANONYMOUS"):
         return torch.zeros_like(like)
     try:
         pages = mmap.mmap(-1, size + _LEAD, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError:  # too many for the system: torch says so as it always does
+    except OSError:  # not enough memory: torch raises its usual error
         return torch.zeros_like(like)
     return torch.frombuffer(pages, dtype=like.dtype, offset=_LEAD, count=like.numel())

@@ -1,16 +1,23 @@
-"""Chain: stages, their hyper-parameters, and the leaves they are for. It steps nothing itself."""
+"""Chain: stages, their hyper-parameters, and the leaves on which they act."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from functional_optim.core.closure_optimizer import refuse_closure
-from functional_optim.core.expression import AUTO, expression
-from functional_optim.core.global_step import has_global_schedule
-from functional_optim.core.hyper import copy_tensors, frozen
-from functional_optim.core.links import Links, apply, changes_of, is_composed, values, with_values
+from functional_optim.core.expression import AUTO, format_expression
+from functional_optim.core.hyper import copy_tensors, hash_key
+from functional_optim.core.links import (
+    Links,
+    apply_changes,
+    hyper_values,
+    is_composed,
+    parse_changes,
+    replace_values,
+)
+from functional_optim.core.on_global_step import has_global_schedule
 from functional_optim.core.overrides import LeafChain, Override, chain_at, chains_of
-from functional_optim.core.selectors import Listed, Shape, Where, applies, check_where, if_any
+from functional_optim.core.selectors import Listed, Shape, Where, check_where, if_any, is_selected
 from functional_optim.core.stage import Link, Stage
 from functional_optim.core.tree import Path, flatten
 
@@ -28,15 +35,15 @@ _OF_TORCH = frozenset(
         "zero_grad",
     }
 )
-"""Attributes of a torch.optim.Optimizer that an optimizer without parameters cannot have."""
+"""Attributes of torch.optim.Optimizer that an optimizer without parameters does not have."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Chain:
-    """Transforms and rules in the order they run, with all their values.
+    """Transforms and rules in the order in which they run, with all hyper-parameters.
 
-    It holds no parameter and no state, and can be hashed, compared and pickled. What steps trees of
-    parameters by it is :class:`functional_optim.Optimizer`.
+    A chain holds no parameter and no state. It can be hashed, compared and pickled. The subclass
+    :class:`functional_optim.Optimizer` steps trees of parameters.
     """
 
     links: Links
@@ -45,11 +52,10 @@ class Chain:
     overrides: tuple[Override, ...] = ()
 
     stages: tuple[Stage, ...] = field(init=False, repr=False)
-    """The stages, in the order they run."""
+    """The stages in the order in which they run."""
 
     is_composed: bool = field(init=False, repr=False)
-    """Whether a step is decided as a whole: leaves differ in their stages, or take more than
-    gradients, or something is kept that belongs to no leaf."""
+    """True if leaves have different stages or extra inputs, or there is shared state."""
 
     def __post_init__(self) -> None:
         changed = [(value,) for _, changes in self.overrides for *_, value in changes]
@@ -59,30 +65,25 @@ class Chain:
 
     @property
     def hyper(self) -> dict[str, Any]:
-        """Every hyper-parameter by the name under which ``replace`` and ``update`` take it."""
-        return values(self.links)
+        """All hyper-parameters by the names that ``replace`` and ``update`` take."""
+        return hyper_values(self.links)
 
     def chain_at(self, path: Path, shape: Shape | None = None) -> LeafChain:
-        """The stages that act on the leaf at ``path``, and their hyper-parameters.
+        """Return the stages that act on the leaf at ``path``, and their hyper-parameters.
 
         Args:
             path: of the leaf.
-            shape: of the parameter; only an optimizer that tells leaves apart by it needs it.
+            shape: of the parameter; only needed if the optimizer selects leaves by shape.
 
         Raises:
-            ValueError: no rule acts on it; or the shape is needed.
+            ValueError: no rule acts on the leaf, or the shape is needed.
         """
         return chain_at(self.links, self.overrides, path, shape)
 
     def own(self, path: Path, shape: Shape | None = None) -> Self:
-        """The optimizer of one leaf alone: its stages with the hyper-parameters that hold for it.
+        """Return the optimizer of one leaf: its stages with its hyper-parameters.
 
-        Args:
-            path: of the leaf.
-            shape: of the parameter; only an optimizer that tells leaves apart by it needs it.
-
-        Raises:
-            ValueError: no rule acts on it; or the shape is needed.
+        Arguments and errors are those of :meth:`chain_at`.
 
         Example::
 
@@ -95,24 +96,24 @@ class Chain:
         return self.of_chain(self.chain_at(path, shape))
 
     def of_chain(self, chain: LeafChain) -> Self:
-        """Return the values for leaves that have a chain of this optimizer."""
+        """Return the optimizer of leaves that have this chain."""
         links = tuple(map(Link, chain.stages, chain.hypers))
         return type(self)(links, self.executor, self.namespace)
 
     def hypers_at(self, path: Path, shape: Shape | None = None) -> tuple[Any, ...]:
-        """The Hyper of each stage that acts on the leaf at ``path``."""
+        """Return the Hyper of each stage that acts on the leaf at ``path``."""
         return self.chain_at(path, shape).hypers
 
     def chains_for(self, params: Any) -> list[LeafChain]:
-        """``chain_at`` for every leaf of a tree; leaves with the same one share an object."""
+        """Return ``chain_at`` of every leaf of a tree; equal chains are one object."""
         leaves, spec = flatten(params, self.namespace)
         return chains_of(self.links, self.overrides, spec, leaves)
 
     def hypers_for(self, params: Any) -> list[tuple[Any, ...]]:
-        """``hypers_at`` for every leaf of a tree; leaves with the same ones share one tuple."""
+        """Return ``hypers_at`` of every leaf of a tree; equal values are one tuple."""
         return [one.hypers for one in self.chains_for(params)]
 
-    if not TYPE_CHECKING:  # a type checker refuses any attribute that the class lacks
+    if not TYPE_CHECKING:  # with __getattr__, type checkers would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
             kind = type(self).__name__
@@ -133,26 +134,26 @@ class Chain:
 
     @property
     def _key(self) -> tuple[Any, ...]:
-        links = tuple((one.stage, frozen(one.hyper), one.where, one.label) for one in self.links)
+        links = tuple((one.stage, hash_key(one.hyper), one.where, one.label) for one in self.links)
         overrides = tuple(
-            (where, tuple((place, field, frozen(value)) for place, field, value in changes))
+            (where, tuple((place, field, hash_key(value)) for place, field, value in changes))
             for where, changes in self.overrides
         )
         return links, self.executor, self.namespace, overrides
 
     def __repr__(self) -> str:
-        return expression(self.links, self.overrides, self.executor, self.namespace)
+        return format_expression(self.links, self.overrides, self.executor, self.namespace)
 
     def replace(self, **hyper: Any) -> Self:
-        """A new optimizer with other hyper-parameters; this one stays as it is.
+        """Return a new optimizer with other hyper-parameters; this optimizer does not change.
 
         Args:
-            hyper: by name, as in :attr:`hyper` (a number, a 0-d tensor or a schedule each). A
-                tensor is copied, unless autograd or torch.func follows it.
+            hyper: by name, as in :attr:`hyper`; each is a number, a 0-d tensor or a schedule. A
+                tensor is copied, unless autograd or torch.func tracks it.
 
         Raises:
-            TypeError: a name that the chain does not have.
-            ValueError: a value out of bounds.
+            TypeError: the chain does not have the name.
+            ValueError: a value is out of bounds.
 
         Example::
 
@@ -163,18 +164,18 @@ class Chain:
         return with_hyper(self, copy_tensors(hyper))
 
     def override(self, where: Where, **hyper: Any) -> Self:
-        """A new optimizer with other hyper-parameters for some leaves.
+        """Return a new optimizer with other hyper-parameters for some leaves.
 
         Args:
-            where: the beginning of the paths meant, as a tuple of keys, or a predicate on paths.
-                Parameters of which it is meant for none are refused by ``init``, ``bind``,
-                ``script``, ``export_step`` and whatever is made over parameters;
-                :func:`functional_optim.if_any` says that there may be none.
+            where: which leaves: the start of their paths as a tuple of keys, a predicate on paths,
+                or a selector. ``init``, ``bind``, ``script``, ``export_step`` and all front-ends
+                raise an error if no parameter is selected, unless it is in
+                :func:`functional_optim.if_any`.
             hyper: by name. Later overrides win; all win over ``replace`` and ``update(lr=...)``.
 
         Raises:
-            TypeError: ``where`` is neither, or a name that the chain does not have.
-            ValueError: a value out of bounds.
+            TypeError: ``where`` has another type, or the chain does not have the name.
+            ValueError: a value is out of bounds.
 
         Example::
 
@@ -185,33 +186,29 @@ class Chain:
             0.0
         """
         check_where(where)
-        changes = changes_of(self.links, copy_tensors(hyper))
-        made = apply(self.links, changes)
+        changes = parse_changes(self.links, copy_tensors(hyper))
+        links = apply_changes(self.links, changes)
         changes = tuple(
-            (place, field, getattr(_having(made, place, field).hyper, field))
-            for place, field, _ in changes
+            (target, field, getattr(_find_link(links, target, field).hyper, field))
+            for target, field, _ in changes
         )
         return replace(self, overrides=(*self.overrides, (where, changes)))
 
 
-def _having(links: Links, place: int | str, field: str) -> Link:
-    """A link that a change is meant for."""
-    if isinstance(place, int):
-        return links[place]
-    return next(one for one in links if one.label == place and field in one.hyper._fields)
+def _find_link(links: Links, target: int | str, field: str) -> Link:
+    """Return a link that a change applies to."""
+    if isinstance(target, int):
+        return links[target]
+    return next(one for one in links if one.label == target and field in one.hyper._fields)
 
 
 def with_hyper(optimizer: _Chain, hyper: Mapping[str, Any]) -> _Chain:
-    """Return the optimizer for one step with other hyper-parameters; tensors are not copied.
-
-    Raises:
-        TypeError, ValueError: as of :meth:`Chain.replace`.
-    """
-    return replace(optimizer, links=with_values(optimizer.links, hyper))
+    """Return the optimizer with other hyper-parameters for one step; tensors are not copied."""
+    return replace(optimizer, links=replace_values(optimizer.links, hyper))
 
 
-def tolerant(optimizer: _Chain) -> _Chain:
-    """Return the optimizer for trees in which its selectors may match no leaf."""
+def allow_unmatched(optimizer: _Chain) -> _Chain:
+    """Return the optimizer with :func:`if_any` around all of its selectors."""
     overrides = tuple((if_any(where), changes) for where, changes in optimizer.overrides)
     links = tuple(
         link if link.where is None else link._replace(where=if_any(link.where))
@@ -222,18 +219,11 @@ def tolerant(optimizer: _Chain) -> _Chain:
     return replace(optimizer, links=links, overrides=overrides)
 
 
-def listed(optimizer: _Chain, shapes: Mapping[Path, Shape]) -> _Chain:
-    """Return the optimizer for these leaves, with paths instead of functions of path and shape.
-
-    So it can be pickled, whatever functions the caller wrote.
-
-    Args:
-        optimizer: any.
-        shapes: of all leaves, by path.
-    """
+def list_paths(optimizer: _Chain, shapes: Mapping[Path, Shape]) -> _Chain:
+    """Return the optimizer with lists of paths as selectors, so that it can be pickled."""
 
     def found(where: Where) -> Listed:
-        return Listed(frozenset(path for path in shapes if applies(where, path, shapes[path])))
+        return Listed(frozenset(path for path in shapes if is_selected(where, path, shapes[path])))
 
     links = tuple(
         link if link.where is None else link._replace(where=found(link.where))
@@ -244,11 +234,7 @@ def listed(optimizer: _Chain, shapes: Mapping[Path, Shape]) -> _Chain:
 
 
 def require_one_chain(optimizer: Chain, what: str) -> None:
-    """Make sure that all leaves have the same stages, and that these keep nothing together.
-
-    Raises:
-        TypeError: names what is asked of the optimizer, and the stage that stands against it.
-    """
+    """Raise TypeError for different stages of leaves, or shared state; ``what`` is the caller."""
     refuse_closure(optimizer, what)
     if not optimizer.is_composed:
         return
@@ -268,12 +254,7 @@ def require_one_chain(optimizer: Chain, what: str) -> None:
 
 
 def require_one_dense_chain(optimizer: Chain, what: str) -> None:
-    """Make sure that all leaves have one chain, as above, whose stages take dense gradients.
-
-    Raises:
-        TypeError: names what is asked of the optimizer, and the stage that stands against it.
-        RuntimeError: names the stage that takes sparse gradients only.
-    """
+    """Check as :func:`require_one_chain`. Raise RuntimeError if a stage refuses dense gradients."""
     require_one_chain(optimizer, what)
     for link in optimizer.links:
         if not link.stage.dense(link.hyper):
@@ -284,11 +265,7 @@ def require_one_dense_chain(optimizer: Chain, what: str) -> None:
 
 
 def require_gradients_alone(optimizer: Chain, what: str) -> None:
-    """Make sure that no stage takes inputs beside the gradients.
-
-    Raises:
-        TypeError: names what is asked of the optimizer, the stage and its input.
-    """
+    """Raise TypeError if a stage takes inputs besides the gradients; ``what`` names the caller."""
     refuse_closure(optimizer, what)
     for link in optimizer.links:
         names = [*link.stage.extra, *(one.name for one in link.stage.inputs)]

@@ -1,4 +1,4 @@
-"""Checks of params, gradients and state, before anything is changed."""
+"""Checks of parameters, gradients and state, before a step changes them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import is_functorch_wrapped_tensor, may_be_view
-from functional_optim.core.aliasing import overlaps_itself
-from functional_optim.core.dtensors import local
-from functional_optim.core.initial import Field, FieldsOf, fields_of, require_dtype
+from functional_optim.core.aliasing import has_internal_overlap
+from functional_optim.core.dtensors import to_local
 from functional_optim.core.leaf import needs_total
 from functional_optim.core.stage import Sparse, Stage
 from functional_optim.core.state import LeafState, state_tensors
+from functional_optim.core.state_init import Field, FieldsOf, check_dtype, fields_of
 from functional_optim.core.tree import Path, path_name
 
 
 def check_params(leaves: Sequence[Any], paths: Sequence[Path]) -> None:
-    """Every leaf is a dense floating or complex tensor (or None), each once, and there is one."""
+    """Check that leaves are different dense floating or complex tensors, or None, not all None."""
     seen: dict[int, str] = {}
     for leaf, path in zip(leaves, paths, strict=True):
         if leaf is None:
@@ -35,7 +35,7 @@ def check_params(leaves: Sequence[Any], paths: Sequence[Path]) -> None:
 
 
 def check_param(param: Any, name: str) -> None:
-    """Check that rules can take a parameter."""
+    """Check that a parameter is a dense floating or complex tensor."""
     if not isinstance(param, Tensor):
         raise TypeError(
             f"the parameter at {name!r} must be a tensor or None, got {type(param).__name__}"
@@ -62,13 +62,13 @@ def check_count(gradients: Sequence[Any], params: int) -> None:
 
 
 def check_grad(param: Tensor, grad: Any, name: str) -> None:
-    """A gradient that belongs to this parameter."""
+    """Check that a gradient has the shape, dtype and device of its parameter."""
     check_fit(param, grad, name)
     _check_same("device", grad.device, param.device, name)
 
 
 def check_fit(param: Tensor, grad: Any, name: str) -> None:
-    """A gradient that belongs to a parameter like this one, on whichever device."""
+    """Check that a gradient has the shape and dtype of its parameter."""
     if not isinstance(grad, Tensor):
         raise TypeError(
             f"the gradient at {name!r} must be a tensor or None, got {type(grad).__name__}"
@@ -85,7 +85,7 @@ def _check_same(what: str, got: Any, want: Any, name: str) -> None:
 
 
 def sparse_form(stages: Sequence[Stage], hypers: Sequence[Any], grad: Tensor, name: str) -> Sparse:
-    """Return how all stages take a sparse gradient, or raise RuntimeError (torch's type)."""
+    """Return how all stages handle a sparse gradient, or raise RuntimeError as torch.optim does."""
     forms = [stage.sparse(hyper) for stage, hyper in zip(stages, hypers, strict=True)]
     refusing = [stage.name for stage, form in zip(stages, forms, strict=True) if form == "refuse"]
     if grad.layout != torch.sparse_coo or refusing:
@@ -108,11 +108,7 @@ def sparse_form(stages: Sequence[Stage], hypers: Sequence[Any], grad: Tensor, na
 
 
 def check_takes_dense(stages: Sequence[Stage], hypers: Sequence[Any], name: str) -> None:
-    """Check that all stages take a dense gradient.
-
-    Raises:
-        RuntimeError (torch's type): names the stage that does not.
-    """
+    """Raise RuntimeError, as torch.optim does, if a stage refuses dense gradients."""
     for stage, hyper in zip(stages, hypers, strict=True):
         if not stage.dense(hyper):
             raise RuntimeError(
@@ -130,17 +126,14 @@ def check_leaf_state(
     name: str,
     fields: FieldsOf = fields_of,
 ) -> None:
-    """A leaf state made by these stages for a parameter of this shape.
+    """Raise ValueError if a leaf state does not have the form that these stages need.
 
     Args:
-        stages, hypers: that hold for the leaf.
+        stages, hypers: of the leaf.
         param: the parameter.
         state: the state.
-        name: of the leaf.
-        fields: gives the fields of the state, as :func:`fields_of` does.
-
-    Raises:
-        ValueError: says what does not fit.
+        name: of the leaf, for errors.
+        fields: :func:`fields_of`, or a function with the same results.
     """
     if not isinstance(state, LeafState):
         raise ValueError(
@@ -160,7 +153,7 @@ def check_leaf_state(
             f"{state.step.dtype} of shape {tuple(state.step.shape)}; for a population use "
             "torch.func.vmap"
         )
-    require_dtype(stages, param.dtype, f" at {name!r}")
+    check_dtype(stages, param.dtype, f" at {name!r}")
     expected = fields(stages, hypers, param.shape, param.dtype)
     for stage, own, one in zip(stages, expected, state.stages, strict=True):
         if stage.stateful:
@@ -174,8 +167,7 @@ def _kind_names(kinds: Sequence[Any]) -> str:
 def _check_stage_state(
     stage: Stage, fields: Sequence[Field], param: Tensor, state: Any, name: str
 ) -> None:
-    # A pointwise rule may keep a number per leaf too, the same for every element, and one for
-    # each run of elements that cannot be cut.
+    # A pointwise rule may also have one number per leaf, or per block of `granularity` elements.
     shapes = {param.shape, torch.Size()}
     if stage.granularity > 1:
         shapes.add(torch.Size((-(-param.numel() // stage.granularity),)))
@@ -208,7 +200,13 @@ def _check_stage_state(
 
 
 def check_measured(stages: Sequence[Stage], measured: Sequence[Any], asked: int = 0) -> None:
-    """Totals that belong to the measured stages of a chain; ``asked``: one more is wanted."""
+    """Check that totals have the shapes that the measured stages of a chain need.
+
+    Args:
+        stages: of the chain.
+        measured: totals of the first measured stages.
+        asked: 1 if the caller needs the total of one more stage, else 0.
+    """
     summed = [stage for stage in stages if needs_total(stage)]
     names = [stage.name for stage in summed]
     if len(measured) + asked > len(names):
@@ -228,11 +226,11 @@ def check_measured(stages: Sequence[Stage], measured: Sequence[Any], asked: int 
 
 
 def check_writable(params: Mapping[str, Tensor]) -> None:
-    """Parameters that can be written in place, each element once."""
+    """Check that parameters can be written in place, without shared memory."""
     starts: dict[int, str] = {}
     for name, param in params.items():
         _check_leaf_of_autograd(param, f"parameter at {name!r}")
-        if overlaps_itself(param):
+        if has_internal_overlap(param):
             raise ValueError(
                 f"the parameter at {name!r} has stride 0 or strides so small that its elements "
                 f"share memory (shape {tuple(param.shape)}, strides {param.stride()}), so it "
@@ -245,9 +243,9 @@ def check_writable(params: Mapping[str, Tensor]) -> None:
             )
         if param.numel() == 0 or param.device.type == "meta":
             continue
-        start = local(param).data_ptr()
+        start = to_local(param).data_ptr()
         if start == 0:
-            continue  # a tensor made of others, or no part of it on this rank: it has no memory
+            continue  # a wrapper of other tensors, or an empty shard, has no memory
         if start in starts:
             raise ValueError(
                 f"the parameter at {name!r} shares its memory with {starts[start]!r} and would be "
@@ -259,8 +257,8 @@ def check_writable(params: Mapping[str, Tensor]) -> None:
 def check_writable_state(states: Mapping[str, LeafState]) -> None:
     """Check that states can be written in place.
 
-    The state that ``init`` makes of parameters that require gradients has a history. Such a state
-    is accepted before its first step; :func:`forget_history` drops the history.
+    If ``init`` computes state from parameters that require grad, autograd tracks the state. Before
+    the first step, such a state is accepted, since :func:`detach_states` detaches it.
     """
     for name, state in states.items():
         for tensor in _computed(state):
@@ -270,15 +268,15 @@ def check_writable_state(states: Mapping[str, LeafState]) -> None:
                 )
 
 
-def forget_history(states: Iterable[LeafState]) -> None:
-    """Detach, in place, states that ``init`` computed and that are about to be written."""
+def detach_states(states: Iterable[LeafState]) -> None:
+    """Detach, in place, the tensors of states that autograd computed."""
     for state in states:
         for tensor in _computed(state):
             tensor.detach_()
 
 
 def _computed(state: LeafState) -> list[Tensor]:
-    """Return the tensors of a state that autograd computed from others."""
+    """Return the tensors of a state that are results of autograd."""
     return list(filter(_is_computed, state_tensors(state.stages)))
 
 
@@ -293,7 +291,7 @@ def _is_computed(tensor: Tensor) -> bool:
 
 
 def _check_leaf_of_autograd(tensor: Tensor, what: str, way: str = "give the leaf") -> None:
-    """Not the result of an operation that autograd follows; torch.optim takes what this takes."""
+    """Check that a tensor is not a result of autograd, as torch.optim does."""
     if _is_computed(tensor):
         raise ValueError(
             f"the {what} is no leaf of autograd: it was computed ({tensor.grad_fn}), and what is "

@@ -1,8 +1,8 @@
-"""Optimizer that evaluates the loss itself, several times in a step: one function on a flat vector.
+"""Optimizer that evaluates the loss several times in a step, as a function of a flat vector.
 
 A chain steps each parameter by its gradient. An algorithm such as L-BFGS searches along a line, so
-a step takes a function of all parameters. That is another kind of optimizer, with the same outward
-methods, and every front-end that has gradients only refuses it in one sentence.
+its step takes a function of all parameters. Its optimizer has the methods of a chain's optimizer.
+Front-ends that only have gradients refuse it.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,12 +14,17 @@ import torch
 from torch import Tensor
 
 from functional_optim.bounds import Interval
-from functional_optim.core.brief import brief
-from functional_optim.core.compiling import uncompiled
+from functional_optim.core.constructor_calls import keywords
 from functional_optim.core.derivatives import refuse_derivative
-from functional_optim.core.flat_vector import FlatVector, flat_gradient, flat_tree, moved
-from functional_optim.core.hyper import build, frozen
-from functional_optim.core.spelling import keywords
+from functional_optim.core.dynamo import disable_compile
+from functional_optim.core.flat_vector import (
+    FlatVector,
+    add_direction,
+    flatten_grads,
+    flatten_params,
+)
+from functional_optim.core.format import format_value
+from functional_optim.core.hyper import build, hash_key
 
 Point = Sequence[Tensor]
 """Values of all parameters."""
@@ -29,14 +34,14 @@ ValueAndGrad = Callable[[Any], tuple[Any, Any]]
 
 
 class ClosureProblem(NamedTuple):
-    """Function that an algorithm minimizes; the algorithm sees its argument as a flat vector."""
+    """Function that an algorithm minimizes. Gradients and directions are flat vectors."""
 
     evaluate: Callable[[Point], tuple[float, Tensor]]
     """Return the loss at a point, and its gradient as a flat vector."""
     move: Callable[[Point, Any, Tensor], Point]
     """Return ``point + t * direction`` for a number ``t`` and a flat vector ``direction``."""
     read: Callable[[Point], Point]
-    """Return the point as its evaluation has left it: a closure may project parameters in place."""
+    """Return the point after its evaluation: a closure may project parameters in place."""
 
 
 def _accept(hyper: Any) -> None:
@@ -45,17 +50,17 @@ def _accept(hyper: Any) -> None:
 
 @dataclass(frozen=True, eq=False)
 class ClosureRule:
-    """Algorithm that evaluates the loss itself.
+    """Algorithm that evaluates the loss in its step.
 
     Args:
-        name: of its constructor.
-        hyper: NamedTuple of its hyper-parameters.
-        state: NamedTuple of its state; its defaults are the state before the first step. It has a
-            field ``checksum``, which tells trees apart.
+        name: of the constructor.
+        hyper: NamedTuple of hyper-parameters.
+        state: NamedTuple of the state. Its defaults are the state before the first step. The field
+            ``checksum`` identifies the tree.
         step: pure function ``(problem, point, loss, grad, state, hyper) -> (point, state)``.
         vector: returns a flat vector of a state, or None before the first step.
         bounds: of hyper-parameters.
-        check: refuses values that contradict each other.
+        check: raises an error for values that contradict each other.
     """
 
     name: str
@@ -68,14 +73,14 @@ class ClosureRule:
 
     def __call__(self, **values: Any) -> "ClosureOptimizer":
         """Return the optimizer with these hyper-parameters."""
-        return ClosureOptimizer(self, _built(self, values))
+        return ClosureOptimizer(self, _build_hyper(self, values))
 
 
-def _built(rule: ClosureRule, values: dict[str, Any]) -> Any:
+def _build_hyper(rule: ClosureRule, values: dict[str, Any]) -> Any:
     for name, value in values.items():
         if callable(value) and not isinstance(value, Tensor):
             raise TypeError(
-                f"{rule.name}: {name} must be a number, got {brief(value)}; a step has many "
+                f"{rule.name}: {name} must be a number, got {format_value(value)}; a step has many "
                 f"iterations and no step count: give update(..., {name}=...) its value, or use a "
                 "scheduler of torch with TorchOptimizer"
             )
@@ -86,13 +91,12 @@ def _built(rule: ClosureRule, values: dict[str, Any]) -> Any:
 class ClosureOptimizer:
     """Optimizer whose step evaluates the loss several times, such as :func:`lbfgs`.
 
-    It holds no parameter and no state, as :class:`~functional_optim.Optimizer`. Its state belongs
-    to no parameter: it is one tuple over the flat vector of all parameters. Keys of dicts are in
-    order of insertion there, as in ``dict(model.named_parameters())``.
+    It holds no parameter and no state, like :class:`~functional_optim.Optimizer`. Its state is one
+    tuple for the flat vector of all parameters. The vector has the keys of dicts in order of
+    insertion, as in ``dict(model.named_parameters())``.
 
-    What has gradients alone cannot run it: chains, ``bind``, ``script``, ``stored``,
-    ``export_step``, hooks, ZeRO and workers refuse it. A step is not differentiable: torch.func is
-    refused.
+    Chains, ``bind``, ``script``, ``stored``, ``export_step``, hooks, ZeRO and workers refuse it,
+    since they only have gradients. A step is not differentiable, so torch.func is refused.
 
     Example::
 
@@ -114,21 +118,21 @@ class ClosureOptimizer:
 
     @property
     def hyper(self) -> dict[str, Any]:
-        """Every hyper-parameter by the name under which ``replace`` and ``update`` take it."""
+        """All hyper-parameters by the names that ``replace`` and ``update`` take."""
         return dict(self.values._asdict())
 
     def using(self, *, namespace: str) -> Self:
-        """Return the optimizer over nodes of another optree namespace."""
+        """Return the optimizer for pytrees of another optree namespace."""
         return replace(self, namespace=namespace)
 
     def replace(self, **hyper: Any) -> Self:
         """Return a new optimizer with other hyper-parameters; this one does not change.
 
         Raises:
-            TypeError: a name that the optimizer does not have, or a schedule.
-            ValueError: a value out of bounds.
+            TypeError: the optimizer does not have the name, or the value is a schedule.
+            ValueError: a value is out of bounds.
         """
-        return replace(self, values=_built(self.rule, {**self.hyper, **hyper}))
+        return replace(self, values=_build_hyper(self.rule, {**self.hyper, **hyper}))
 
     def init(self, params: Any) -> Any:
         """Return the state before the first step.
@@ -137,13 +141,13 @@ class ClosureOptimizer:
             params: a pytree of dense floating or complex tensors, or None, on one device.
 
         Raises:
-            TypeError: a leaf that is no tensor.
-            ValueError: no tensor; one at two places; an integer or sparse parameter; a DTensor;
+            TypeError: a leaf is not a tensor.
+            ValueError: no tensor; the same tensor twice; an integer or sparse parameter; a DTensor;
                 several devices.
         """
-        return self.rule.state(checksum=flat_tree(params, self.namespace).checksum)
+        return self.rule.state(checksum=flatten_params(params, self.namespace).checksum)
 
-    @uncompiled
+    @disable_compile
     def update(
         self,
         params: Any,
@@ -154,35 +158,33 @@ class ClosureOptimizer:
         loss: Any = None,
         **hyper: Any,
     ) -> tuple[Any, Any]:
-        """Return parameters and state after one step; nothing that is handed in changes.
+        """Return parameters and state after one step. The arguments do not change.
 
         Args:
             params: a pytree of parameters.
-            grads: the same tree with the gradient at ``params``, or None, in place of each
-                parameter; a missing gradient counts as zeros. Or None for all of it: then
-                ``value_and_grad`` is called at ``params`` first.
+            grads: a tree like ``params`` with the gradients at ``params``; a missing gradient
+                (None) counts as zeros. If ``grads`` is None, ``value_and_grad`` computes it.
             state: returned by ``init`` or the last ``update``.
-            value_and_grad: function from such a tree to ``(loss, grads)``. It is called with
-                autograd on, and must not change its argument.
-            loss: at ``params``, if it is known; otherwise ``value_and_grad`` computes it.
+            value_and_grad: function from a tree of parameters to ``(loss, grads)``. It is called
+                with autograd enabled, and must not change its argument.
+            loss: at ``params``. If it is None, ``value_and_grad`` computes it.
             hyper: hyper-parameters for this step only.
 
         Returns:
             ``(params, state)``.
 
         Raises:
-            TypeError: no ``value_and_grad``; a result that is no pair; an unknown
-                hyper-parameter.
-            ValueError: trees that differ; a gradient of another shape, dtype or device; a state of
+            TypeError: no ``value_and_grad``; its result is not a pair; an unknown hyper-parameter.
+            ValueError: different trees; a gradient of another shape, dtype or device; a state of
                 another optimizer or tree; a value out of bounds.
         """
         if not callable(value_and_grad):
             raise TypeError(
                 f"{self.rule.name} evaluates the loss several times in a step: give update(params, "
                 "grads, state, value_and_grad=f) a function f(params) -> (loss, grads), got "
-                f"{brief(value_and_grad)}"
+                f"{format_value(value_and_grad)}"
             )
-        tree = flat_tree(params, self.namespace)
+        tree = flatten_params(params, self.namespace)
         own = self.replace(**hyper) if hyper else self
         given = [] if grads is None else [one for one in tree.gradients(grads) if one is not None]
         every = [*tree.params, *given, *_tensors_in((state, loss))]
@@ -192,23 +194,19 @@ class ClosureOptimizer:
         problem = _problem(tree, params, value_and_grad, self.namespace)
         with torch.no_grad():
             point = [param.detach() for param in tree.params]
-            grad = None if grads is None else flat_gradient(point, tree.gradients(grads))
+            grad = None if grads is None else flatten_grads(point, tree.gradients(grads))
             if grad is None or loss is None:
                 value, found = problem.evaluate(point)
                 loss, grad = value if loss is None else loss, found if grad is None else grad
             after, state = own.rule.step(problem, point, float(loss), grad, state, own.values)
-        return tree.tree_of(after, params, self.namespace), state
+        return tree.unflatten(after, params, self.namespace), state
 
     def require_state(self, state: Any, checksum: int, numel: int) -> None:
-        """Make sure that a state is of this algorithm, and of a tree.
-
-        Raises:
-            ValueError: a state of another optimizer or tree.
-        """
+        """Raise ValueError if a state is from another algorithm or tree."""
         if not isinstance(state, self.rule.state):
             raise ValueError(
                 f"state must be a {self.rule.state.__name__}, as init(params) and update return "
-                f"it, got {brief(state)}"
+                f"it, got {format_value(state)}"
             )
         vector = self.rule.vector(state)
         kept: Any = state
@@ -226,45 +224,36 @@ class ClosureOptimizer:
 
     @property
     def _key(self) -> tuple[Any, ...]:
-        return self.rule.name, frozen(tuple(self.values)), self.namespace
+        return self.rule.name, hash_key(tuple(self.values)), self.namespace
 
     def __repr__(self) -> str:
         text = f"{self.rule.name}({', '.join(keywords(self.hyper))})"
         return f"{text}.using(namespace={self.namespace!r})" if self.namespace else text
 
-    if not TYPE_CHECKING:  # a type checker refuses any attribute that the class lacks
+    if not TYPE_CHECKING:  # with __getattr__, type checkers would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("__") or "rule" not in vars(self):  # copied or unpickled just now
                 raise AttributeError(name)
-            text = f"there is no .{name} of {_way_to_step(self)}"
+            text = f"there is no .{name} of {_format_usage(self)}"
             raise AttributeError(text, name=name, obj=self)
 
 
 def _problem(tree: FlatVector, like: Any, function: ValueAndGrad, namespace: str) -> ClosureProblem:
-    """Return a function of a tree as a function of the values of its parameters."""
-    is_followed = torch.is_grad_enabled()
+    """Return the problem of minimizing a function of a tree."""
+    is_grad_enabled = torch.is_grad_enabled()
 
     def evaluate(point: Point) -> tuple[float, Tensor]:
         with torch.enable_grad():
-            made = function(tree.tree_of([one.detach() for one in point], like, namespace))
-            if is_followed:
-                refuse_derivative("a step by value_and_grad", _tensors_in(made), (), ())
-        return _checked_pair(tree, point, made)
+            result: Any = function(tree.unflatten([one.detach() for one in point], like, namespace))
+            if is_grad_enabled:
+                refuse_derivative("a step by value_and_grad", _tensors_in(result), (), ())
+        if not isinstance(result, (tuple, list)) or len(result) != 2:
+            raise TypeError(f"value_and_grad must return (loss, grads), got {format_value(result)}")
+        loss, grads = result
+        return float(loss), flatten_grads(point, tree.gradients(grads))
 
-    return ClosureProblem(evaluate, moved, _unchanged)
-
-
-def _unchanged(point: Point) -> Point:
-    return point
-
-
-def _checked_pair(tree: FlatVector, point: Point, made: Any) -> tuple[float, Tensor]:
-    """Return loss and flat gradient of what ``value_and_grad`` returned."""
-    if not isinstance(made, (tuple, list)) or len(made) != 2:
-        raise TypeError(f"value_and_grad must return (loss, grads), got {brief(made)}")
-    loss, grads = made
-    return float(loss), flat_gradient(point, tree.gradients(grads))
+    return ClosureProblem(evaluate, add_direction, lambda point: point)
 
 
 def _tensors_in(value: Any) -> list[Tensor]:
@@ -272,20 +261,12 @@ def _tensors_in(value: Any) -> list[Tensor]:
 
 
 def refuse_closure(given: Any, what: str) -> None:
-    """Refuse an optimizer that evaluates the loss itself.
-
-    Args:
-        given: what the caller gave as an optimizer.
-        what: name of the caller, which cannot run it.
-
-    Raises:
-        TypeError: it is a :class:`ClosureOptimizer`; the error says what to use instead.
-    """
+    """Raise TypeError for a :class:`ClosureOptimizer`; ``what`` names the caller."""
     if isinstance(given, ClosureOptimizer):
-        raise TypeError(f"{what} cannot run {_way_to_step(given)}")
+        raise TypeError(f"{what} cannot run {_format_usage(given)}")
 
 
-def _way_to_step(optimizer: ClosureOptimizer) -> str:
+def _format_usage(optimizer: ClosureOptimizer) -> str:
     name = optimizer.rule.name
     return (
         f"{name}, which evaluates the loss of all parameters several times in a step, and needs "

@@ -1,4 +1,4 @@
-"""Constructors: functions that build an optimizer, or a link, of hyper-parameters alone."""
+"""Constructors: functions of hyper-parameters that build an optimizer or a link."""
 
 import functools
 import inspect
@@ -12,27 +12,21 @@ from torch import Tensor, nn
 _Constructor = TypeVar("_Constructor", bound=Callable[..., Any])
 
 CONSTRUCTORS: list[Callable[..., Any]] = []
-"""Public constructors, by which ``repr`` spells the links that they build."""
+"""Public constructors. The ``repr`` of links is a call of the constructor that builds them."""
 
-_NAMED_BY_STAGE = re.compile(r"[a-z_]\w*: ")
-"""Pattern of the beginning of an error about a hyper-parameter: the name of its stage."""
+_STAGE_PREFIX = re.compile(r"[a-z_]\w*: ")
+"""Start of an error about a hyper-parameter: the name of its stage."""
 
 
-def links_constructors(*functions: Callable[..., Any]) -> None:
+def register_link_constructors(*functions: Callable[..., Any]) -> None:
     """Add constructors of links to :data:`CONSTRUCTORS`."""
     CONSTRUCTORS.extend(functions)
 
 
 def constructor(function: _Constructor) -> _Constructor:
-    """Mark a function that builds an optimizer of links.
+    """Decorate a function of hyper-parameters that builds an optimizer.
 
-    The function is added to :data:`CONSTRUCTORS`, and has :func:`constructor_errors`.
-
-    Args:
-        function: takes hyper-parameters only.
-
-    Returns:
-        The same function with these errors.
+    The decorator adds the function to :data:`CONSTRUCTORS`, with :func:`with_constructor_errors`.
 
     Example::
 
@@ -42,22 +36,19 @@ def constructor(function: _Constructor) -> _Constructor:
             ...
         ValueError: adamw: lr must be a finite number >= 0, got -1.0
     """
-    made = constructor_errors(function)
+    made = with_constructor_errors(function)
     CONSTRUCTORS.append(made)
     return made
 
 
-def constructor_errors(function: _Constructor) -> _Constructor:
-    """Give a function that builds an optimizer the errors that all constructors have.
+def with_constructor_errors(function: _Constructor) -> _Constructor:
+    """Decorate a function of hyper-parameters with the errors that all constructors have.
 
-    If it is given parameters, the error shows the right call. An error about a hyper-parameter
-    names the function, not the stage inside.
-
-    Args:
-        function: takes hyper-parameters only.
+    If it gets parameters, the error shows the right call. An error about a hyper-parameter starts
+    with the name of the function, not of the stage.
     """
     name = function.__name__
-    refuse, renamed = _refuse_parameters, name_constructor
+    refuse, renamed = _refuse_parameters, prefix_error
 
     def build(*args: Any, **kwargs: Any) -> Any:
         refuse(name, args, kwargs)
@@ -67,18 +58,14 @@ def constructor_errors(function: _Constructor) -> _Constructor:
             renamed(name, error)
             raise
 
-    # With the globals of the function, so that doctest counts it to the function's module.
+    # With the globals of the function, so that doctest finds it in the function's module.
     own = types.FunctionType(build.__code__, function.__globals__, name, None, build.__closure__)
     return cast("_Constructor", functools.wraps(function)(own))
 
 
 def _refuse_parameters(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse the call of a class of torch.optim.
-
-    Raises:
-        TypeError: an argument holds parameters; the error shows the right calls.
-    """
-    if (args and holds_parameters(args[0])) or "params" in kwargs:
+    """Raise TypeError with the right calls if an argument has parameters, as for torch.optim."""
+    if (args and has_parameters(args[0])) or "params" in kwargs:
         raise TypeError(
             f"{name} takes hyper-parameters only, and was given parameters: write "
             f"TorchOptimizer(params, {name}(lr=...)) for a torch.optim.Optimizer, whose step() "
@@ -86,8 +73,8 @@ def _refuse_parameters(name: str, args: tuple[Any, ...], kwargs: dict[str, Any])
         )
 
 
-def holds_parameters(value: Any) -> bool:
-    """Return True if a value is what a class of torch.optim takes as ``params``."""
+def has_parameters(value: Any) -> bool:
+    """Return True if classes of torch.optim would accept a value as ``params``."""
     if isinstance(value, (nn.Module, types.GeneratorType)):
         return True
     if isinstance(value, dict):
@@ -95,13 +82,13 @@ def holds_parameters(value: Any) -> bool:
     if isinstance(value, (list, tuple)) and value:
         first = value[0]
         is_named = isinstance(first, tuple) and any(isinstance(one, Tensor) for one in first)
-        return isinstance(first, Tensor) or is_named or holds_parameters(first)
+        return isinstance(first, Tensor) or is_named or has_parameters(first)
     return inspect.isgenerator(value)
 
 
-def name_constructor(name: str, error: Exception) -> None:
-    """Let an error about a hyper-parameter begin with the name of the constructor."""
+def prefix_error(name: str, error: Exception) -> None:
+    """Replace the stage name at the start of an error by the name of the constructor, in place."""
     if error.args and isinstance(error.args[0], str):
-        text = _NAMED_BY_STAGE.sub(f"{name}: ", error.args[0], count=1)
-        if _NAMED_BY_STAGE.match(error.args[0]):
-            error.args = (text, *error.args[1:])
+        prefix = _STAGE_PREFIX.match(error.args[0])
+        if prefix is not None:
+            error.args = (f"{name}: {error.args[0][prefix.end() :]}", *error.args[1:])

@@ -1,4 +1,4 @@
-"""Derivatives of a step that some stages do not have: they are refused, and not taken for zero."""
+"""Errors for derivatives of steps that are not differentiable, which would otherwise be zero."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,32 +13,29 @@ from functional_optim._torch import (
     is_gradtrackingtensor,
     tangent_of,
 )
-from functional_optim.core.hyper import mapped
+from functional_optim.core.hyper import map_values
 from functional_optim.core.stage import Stage
 
 
 def refuse_derivative(
     what: str, params: Iterable[Tensor], others: Iterable[Tensor], hypers: Iterable[Any]
 ) -> None:
-    """Make sure that no derivative of a step is asked for.
+    """Raise RuntimeError if a derivative of a step is requested.
 
-    Parameters that autograd would follow are no reason: those of a module are such.
+    This is the case if torch.func or forward-mode differentiation tracks one of the tensors, or if
+    autograd tracks a tensor of ``others`` or ``hypers``. Parameters may require grad.
 
     Args:
-        what: has no derivative, for the error.
-        params: of the step, and what else may require grad.
+        what: the step, for the error.
+        params: parameters and other tensors that may require grad.
         others: gradients and state.
         hypers: hyper-parameters, in tuples.
-
-    Raises:
-        RuntimeError: torch.func or forward-mode differentiation follows one of the tensors, or
-            autograd one that is no parameter.
     """
     if torch.compiler.is_compiling():
         return
     numbers: list[Tensor] = []
-    mapped(Tensor, numbers.append, tuple(hypers))
-    if any(map(_by_transform, [*params, *others, *numbers])) or (
+    map_values(Tensor, numbers.append, tuple(hypers))
+    if any(map(_is_transformed, [*params, *others, *numbers])) or (
         torch.is_grad_enabled() and any(one.requires_grad for one in [*others, *numbers])
     ):
         raise RuntimeError(
@@ -48,11 +45,11 @@ def refuse_derivative(
         )
 
 
-def _by_transform(tensor: Tensor) -> bool:
-    """Return True if torch.func or forward-mode differentiation follows a tensor.
+def _is_transformed(tensor: Tensor) -> bool:
+    """Return True if torch.func or forward-mode differentiation tracks a tensor.
 
-    A tensor of several levels shows a tangent of the innermost alone. So in forward mode it counts
-    as followed.
+    A tensor of several levels only shows the tangent of the innermost level. So it counts as
+    tracked in forward mode.
     """
     levels = 0
     while is_functorch_wrapped_tensor(tensor):
@@ -74,18 +71,15 @@ def require_differentiable(
     hypers: Iterable[Any],
     extra: Iterable[Any],
 ) -> None:
-    """Make sure that no derivative is asked for of a leaf, if one of its stages has none.
+    """Raise RuntimeError if a derivative is requested of a leaf with a stage that has none.
 
     Args:
         stages: of the leaf.
         name: of the leaf.
         param: the parameter.
-        given: its gradient, its state, and totals.
-        hypers: its hyper-parameters.
+        given: the gradient, the state, and totals.
+        hypers: the hyper-parameters of the leaf.
         extra: inputs besides the gradients, such as the loss, which may require grad.
-
-    Raises:
-        RuntimeError: as for :func:`refuse_derivative`.
     """
     first = next((stage for stage in stages if not stage.differentiable), None)
     if first is not None:

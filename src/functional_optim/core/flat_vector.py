@@ -1,4 +1,4 @@
-"""Tree of parameters as one flat real vector, in the order in which torch.optim numbers them."""
+"""Tree of parameters as one flat real vector, in the order of torch.optim."""
 
 import itertools
 import zlib
@@ -10,40 +10,36 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.checks import check_fit, check_params
-from functional_optim.core.dtensors import is_sharded
+from functional_optim.core.dtensors import is_dtensor
 from functional_optim.core.tree import flatten, flatten_like, path_name, unflatten
 
 
 class FlatVector(NamedTuple):
-    """Parameters of a tree, and their places in it."""
+    """Parameters of a tree, and their positions in the tree."""
 
     params: list[Tensor]
-    """In the order of :func:`leaf_order`, without the places where the tree has None."""
+    """In the order of :func:`leaf_order`, without None."""
     names: list[str]
     positions: list[int]
-    """For each parameter, its number among the leaves of ``spec``."""
+    """The index of each parameter among the leaves of ``spec``."""
     spec: optree.PyTreeSpec
     checksum: int
-    """Of names and sizes in order: two trees with one checksum have the same flat vector."""
+    """Of names and shapes in order. Trees with equal checksums have the same flat vector."""
 
     @property
     def numel(self) -> int:
         """The length of the flat vector."""
         return sum(map(real_numel, self.params))
 
-    def tree_of(self, params: Sequence[Tensor], like: Any, namespace: str) -> Any:
-        """Return a tree with other tensors in place of the parameters."""
+    def unflatten(self, params: Sequence[Tensor], like: Any, namespace: str) -> Any:
+        """Return a tree like ``like`` with other tensors in place of the parameters."""
         leaves: list[Any] = [None] * self.spec.num_leaves
         for position, param in zip(self.positions, params, strict=True):
             leaves[position] = param
         return unflatten(self.spec, like, namespace, leaves)[0]
 
     def gradients(self, grads: Any, what: str = "gradients") -> list[Tensor | None]:
-        """Return the gradients of the parameters, in their order.
-
-        Raises:
-            TypeError, ValueError: another tree, or a gradient that does not fit its parameter.
-        """
+        """Return the gradients in the order of the parameters, after checks."""
         leaves = flatten_like(self.spec, grads, what)
         found = [leaves[position] for position in self.positions]
         extra = set(range(len(leaves))) - set(self.positions)
@@ -55,17 +51,13 @@ class FlatVector(NamedTuple):
         return found
 
 
-def flat_tree(params: Any, namespace: str) -> FlatVector:
-    """Flatten a tree of parameters and check it.
-
-    Args:
-        params: a pytree of dense floating or complex tensors, or None.
-        namespace: of optree.
+def flatten_params(params: Any, namespace: str) -> FlatVector:
+    """Flatten and check a tree of parameters.
 
     Raises:
-        TypeError: a leaf that is no tensor.
-        ValueError: no tensor; one at two places; an integer or sparse parameter; DTensors, or
-            parameters on several devices, which have no common flat vector.
+        TypeError: a leaf is not a tensor.
+        ValueError: no tensor; the same tensor twice; an integer or sparse parameter; a DTensor;
+            several devices.
     """
     leaves, spec = flatten(params, namespace)
     paths = spec.paths()
@@ -79,13 +71,9 @@ def flat_tree(params: Any, namespace: str) -> FlatVector:
 
 
 def check_one_device(names: Sequence[str], params: Sequence[Tensor]) -> None:
-    """Make sure that parameters can be parts of one flat vector.
-
-    Raises:
-        ValueError: a DTensor, or parameters on several devices.
-    """
+    """Raise ValueError for a DTensor, or for parameters on several devices."""
     for name, param in zip(names, params, strict=True):
-        if is_sharded(param):
+        if is_dtensor(param):
             raise ValueError(
                 f"the parameter at {name!r} is a DTensor; a flat vector over all parameters needs "
                 "whole tensors on one device: give param.full_tensor()"
@@ -98,23 +86,23 @@ def check_one_device(names: Sequence[str], params: Sequence[Tensor]) -> None:
 
 
 def leaf_order(tree: Any, namespace: str) -> list[int]:
-    """Return the numbers of a tree's leaves, with the keys of each dict in order of insertion.
+    """Return the indices of a tree's leaves, with the keys of each dict in order of insertion.
 
-    optree sorts the keys of a dict; torch.optim numbers parameters as they come.
+    optree sorts the keys of a dict; torch.optim numbers parameters in order of insertion.
 
     Example::
 
         >>> leaf_order({"2": "a", "10": "b"}, "")
         [1, 0]
     """
-    return _numbered(tree, namespace, itertools.count())
+    return _order_of(tree, namespace, itertools.count())
 
 
-def _numbered(node: Any, namespace: str, numbers: Iterator[int]) -> list[int]:
+def _order_of(node: Any, namespace: str, numbers: Iterator[int]) -> list[int]:
     if optree.tree_is_leaf(node, none_is_leaf=True, namespace=namespace):
         return [next(numbers)]
     level = optree.tree_flatten_one_level(node, none_is_leaf=True, namespace=namespace)
-    parts = [_numbered(child, namespace, numbers) for child in level[0]]
+    parts = [_order_of(child, namespace, numbers) for child in level[0]]
     if isinstance(node, dict) and set(node) == set(level[2]):
         by_key = dict(zip(level[2], parts, strict=True))
         parts = [by_key[key] for key in node]
@@ -122,19 +110,15 @@ def _numbered(node: Any, namespace: str, numbers: Iterator[int]) -> list[int]:
 
 
 def real_numel(param: Tensor) -> int:
-    """Return how many elements of the flat vector are of a parameter."""
+    """Return the number of elements of a parameter in the flat vector."""
     return param.numel() * (2 if param.is_complex() else 1)
 
 
-def flat_gradient(params: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Tensor:
-    """Return the gradient as one flat vector: real, dense, with zeros for each missing gradient.
+def flatten_grads(params: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Tensor:
+    """Concatenate gradients to one flat, real, dense vector, with zeros for missing gradients.
 
-    A complex gradient stands as pairs of real and imaginary part. The dtype is the one to which
-    those of all gradients are promoted.
-
-    Args:
-        params: the parameters.
-        grads: a gradient, or None, for each.
+    A complex gradient becomes pairs of real and imaginary parts. Dtypes are promoted as by
+    ``torch.cat``.
     """
     parts = []
     for param, grad in zip(params, grads, strict=True):
@@ -145,14 +129,16 @@ def flat_gradient(params: Sequence[Tensor], grads: Sequence[Tensor | None]) -> T
     return torch.cat(parts)
 
 
-def moved(params: Sequence[Tensor], step: float | Tensor, direction: Tensor) -> list[Tensor]:
-    """Return ``param + step * direction`` for each parameter; ``direction`` is a flat vector."""
+def add_direction(
+    params: Sequence[Tensor], step: float | Tensor, direction: Tensor
+) -> list[Tensor]:
+    """Return ``param + step * direction`` for each parameter, for a flat vector ``direction``."""
     found = []
     start = 0
     for param in params:
         real = torch.view_as_real(param.resolve_conj()) if param.is_complex() else param
         part = direction[start : start + real.numel()].view(real.shape)
-        # Parameters keep their dtype where the flat vector has a wider one.
+        # The flat vector may have a wider dtype than the parameter.
         added = torch.add(real, part, alpha=float(step)).to(real.dtype)
         found.append(torch.view_as_complex(added) if param.is_complex() else added)
         start += real.numel()

@@ -1,4 +1,4 @@
-"""Gate: the declaration of a stage that decides if the stages behind it run."""
+"""Gate: the declaration of a stage that decides if the stages after it run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,15 +7,15 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Gate:
-    """Declaration of a stage that decides if the stages behind it run, and count the step.
+    """Declaration of a stage that decides if the stages after it run, and count the step.
 
     Args:
-        opens: ``opens(shared)`` tells whether they do, from the stage's shared numbers of this
-            step. The stage itself, and those before it, run in any case.
-        holds: what a leaf keeps in the stage's state while the gate is closed. A leaf that has no
-            gradient when the gate opens, but had one since it opened last, is not forgotten: with
-            "gradient" it goes on behind the gate with what it keeps; with "parameter" the gate's
-            stage alone runs, to put the parameter back.
+        opens: ``opens(shared)`` returns True if they run, from the stage's shared scalars of this
+            step. The gate's stage, and the stages before it, always run.
+        holds: what the stage's state keeps for a leaf while the gate is closed. It matters for a
+            leaf that has no gradient when the gate opens, but had one since the last opening. With
+            "gradient", the stages after the gate step this leaf with the gradient in the state.
+            With "parameter", only the gate's stage runs, to restore the parameter.
 
     Example::
 

@@ -1,9 +1,9 @@
-"""Hyper-parameters: built, checked, and turned into numbers for one step.
+"""Hyper-parameters: building, checking, and evaluation for one step.
 
-A value is a number, a 0-d tensor (to differentiate, to vmap, or to fill), or a schedule: a pure
-function of the number of steps a leaf has made (0 at its first step). An optimizer has copies of
-the tensors that it is given, but of those that autograd follows. Fields annotated ``bool``, ``int``
-or ``str | None`` are fixed choices. Nothing out of bounds gets further than this file.
+A value is a number, a 0-d tensor (to differentiate, vmap or fill), or a schedule: a pure function
+of the number of steps that a leaf has made (0 in its first step). An optimizer copies its tensors,
+except tensors that autograd tracks. Fields annotated ``bool``, ``int`` or ``str | None`` are static
+options.
 """
 
 import math
@@ -18,43 +18,43 @@ import torch
 from torch import Tensor
 
 from functional_optim.bounds import ANY, Interval
-from functional_optim.core.brief import brief, named
+from functional_optim.core.format import format_value, function_name
 from functional_optim.core.scalars import carries_derivative, concrete
 from functional_optim.core.schedule_value import ScheduleValue
 
 Schedule = Callable[[Any], Any]
-"""A pure function of the number of steps a leaf has made, as a float: 0.0 at its first step."""
+"""Pure function of the number of steps that a leaf has made, as a float: 0.0 in its first step."""
 Scalar = float | Tensor | Schedule
-"""What a constructor takes where its docstring says "a number"."""
+"""Type of the arguments that docstrings of constructors call "a number"."""
 
 
 NAME = str | None
-"""The annotation of a choice by name: the stage's ``check`` says which names there are."""
+"""Annotation of a string option. The stage's ``check`` has the valid strings."""
 
 OPTIONAL = float | None
-"""The annotation of a number for which None is a choice of its own."""
+"""Annotation of a number that may be None."""
 
 
 class Inherited(Enum):
-    """A mark that stays itself when it is copied or pickled."""
+    """Type of a sentinel that is identical after copying and pickling."""
 
     LR = "the chain's"
 
 
 INHERITED = Inherited.LR
-"""Stands for the ``lr`` of a stage that takes it from the rule at the end of its chain."""
+"""Sentinel for the ``lr`` of a stage that gets the ``lr`` of the last rule of its chain."""
 
 
 _FIXED = frozenset({float, int, bool, str, type(None)})
-"""Types of values that nothing changes; a tensor or a list may be filled with others."""
+"""Immutable types of values."""
 
 
 _FIELD_TYPES: dict[Any, dict[str, Any]] = {}
-"""What was asked for: a dict, into which torch.compile can look."""
+"""Cache of :func:`field_types`: a dict, since torch.compile can trace lookups in a dict."""
 
 
 def field_types(hyper_class: Any) -> dict[str, Any]:
-    """The annotations of a Hyper, in order."""
+    """Return the annotations of a Hyper class, in order."""
     found = _FIELD_TYPES.get(hyper_class)
     if found is None:
         found = _FIELD_TYPES[hyper_class] = typing.get_type_hints(hyper_class)
@@ -68,11 +68,11 @@ def build(
     check: Callable[[Any], None],
     values: Mapping[str, Any],
 ) -> Any:
-    """Make and check a Hyper. ``lr`` may be left out: it is then inherited from the chain.
+    """Build and check a Hyper. A missing ``lr`` is inherited from the chain.
 
     Raises:
-        TypeError: an unknown or missing field, or a value of a type that is no number.
-        ValueError: a value out of its bounds, NaN, or a contradiction between values.
+        TypeError: an unknown or missing field, or a value that is not a number.
+        ValueError: a value out of bounds, NaN, or values that contradict each other.
     """
     fields = field_types(hyper_class)
     unknown = [key for key in values if key not in fields]
@@ -86,13 +86,15 @@ def build(
     if missing:
         raise TypeError(f"{name} needs a value for {', '.join(missing)}")
     ordered = {key: given[key] for key in fields}
-    return _checked(hyper_class, check, _normal(name, hyper_class, bounds, copy_tensors(ordered)))
+    return _build_checked(
+        hyper_class, check, _normalize_all(name, hyper_class, bounds, copy_tensors(ordered))
+    )
 
 
 def copy_tensors(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return hyper-parameters whose tensors share memory with no other tensor.
+    """Return hyper-parameters with copies of their tensors.
 
-    A tensor that autograd or torch.func follows stays itself: its derivative may be wanted.
+    A tensor that autograd or torch.func tracks is not copied, so that it can be differentiated.
 
     Example::
 
@@ -103,94 +105,94 @@ def copy_tensors(values: Mapping[str, Any]) -> dict[str, Any]:
         >>> copied
         {'lr': tensor(0.5000), 'betas': (tensor(0.5000), 0.75)}
     """
-    return {name: _copied(value) for name, value in values.items()}
+    return {name: _copy_value(value) for name, value in values.items()}
 
 
-def _copied(value: Any) -> Any:
+def _copy_value(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
-        items = map(_copied, value)
+        items = map(_copy_value, value)
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if not isinstance(value, Tensor) or carries_derivative(value):
         return value
-    with torch.inference_mode(mode=False):  # it may be filled outside of that mode, too
+    with torch.inference_mode(mode=False):  # the copy may be filled outside of inference mode
         copy = value.detach().clone()
-    return value if carries_derivative(copy) else copy  # within torch.func, every copy is followed
+    return value if carries_derivative(copy) else copy  # torch.func tracks every copy
 
 
-def replaced(
+def replace_fields(
     name: str,
     bounds: tuple[tuple[str, Interval], ...],
     check: Callable[[Any], None],
     hyper: Any,
     values: Mapping[str, Any],
 ) -> Any:
-    """A Hyper that was built, with some of its fields changed; the others are not checked again.
-
-    Raises:
-        TypeError, ValueError: as of :func:`build`.
-    """
+    """Return a Hyper with some fields replaced; only these are checked for types and bounds."""
     kind = type(hyper)
-    changed = _normal(name, kind, bounds, values)
-    return _checked(kind, check, {**hyper._asdict(), **changed})
+    changed = _normalize_all(name, kind, bounds, values)
+    return _build_checked(kind, check, {**hyper._asdict(), **changed})
 
 
-def _normal(
+def _normalize_all(
     name: str, hyper_class: Any, bounds: tuple[tuple[str, Interval], ...], values: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Values of a Hyper, each of its type and within its bounds."""
+    """Convert the values of a Hyper to their types, and check their bounds."""
     fields, limits = field_types(hyper_class), dict(bounds)
     return {
-        key: _normalise(f"{name}: {key}", fields[key], value, limits.get(key, ANY))
+        key: _normalize(f"{name}: {key}", fields[key], value, limits.get(key, ANY))
         for key, value in values.items()
     }
 
 
-def _checked(hyper_class: Any, check: Callable[[Any], None], values: Mapping[str, Any]) -> Any:
-    """A Hyper whose values do not contradict each other, as far as they are known by now."""
+def _build_checked(
+    hyper_class: Any, check: Callable[[Any], None], values: Mapping[str, Any]
+) -> Any:
+    """Build a Hyper, and check it if its values do not depend on the step or on tensors."""
     hyper = hyper_class(**values)
     if is_plain(hyper):
         check(hyper)
     return hyper
 
 
-def _normalise(label: str, kind: Any, value: Any, bound: Interval) -> Any:
+def _normalize(label: str, kind: Any, value: Any, bound: Interval) -> Any:
     if kind is bool:
         if isinstance(value, bool):
             return value
-        raise TypeError(f"{label} must be True or False, got {brief(value)}")
-    # By class: torch.compile compares no generic aliases.
+        raise TypeError(f"{label} must be True or False, got {format_value(value)}")
+    # By class, since torch.compile cannot compare generic aliases.
     if isinstance(kind, UnionType) and (value is None or str in kind.__args__):
-        return _name_or_none(label, value)
+        return _check_name(label, value)
     if value is INHERITED or (callable(value) and not isinstance(value, Tensor)):
         return value
     if kind is int:
-        return _whole_number(label, value, bound)
+        return _check_int(label, value, bound)
     if typing.get_origin(kind) is tuple:
         kinds = typing.get_args(kind)
         if not isinstance(value, (tuple, list)) or len(value) != len(kinds):
-            raise TypeError(f"{label} must be a tuple of {len(kinds)} numbers, got {brief(value)}")
+            raise TypeError(
+                f"{label} must be a tuple of {len(kinds)} numbers, got {format_value(value)}"
+            )
         return tuple(
-            _normalise(f"{label}[{index}]", one, item, bound)
+            _normalize(f"{label}[{index}]", one, item, bound)
             for index, (one, item) in enumerate(zip(kinds, value, strict=True))
         )
-    return _number(label, value, bound)
+    return _check_number(label, value, bound)
 
 
-def _name_or_none(label: str, value: Any) -> str | None:
+def _check_name(label: str, value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
-    raise TypeError(f"{label} must be a name or None, got {brief(value)}")
+    raise TypeError(f"{label} must be a name or None, got {format_value(value)}")
 
 
-def _whole_number(label: str, value: Any, bound: Interval) -> int:
+def _check_int(label: str, value: Any, bound: Interval) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and value in bound:
         return value
     raise (ValueError if isinstance(value, int) else TypeError)(
-        f"{label} must be a whole number ({bound}), got {brief(value)}"
+        f"{label} must be a whole number ({bound}), got {format_value(value)}"
     )
 
 
-def _number(label: str, value: Any, bound: Interval) -> Any:
+def _check_number(label: str, value: Any, bound: Interval) -> Any:
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise ValueError(
@@ -206,19 +208,19 @@ def _number(label: str, value: Any, bound: Interval) -> Any:
     if type(value) is not float and (not isinstance(value, Real) or isinstance(value, bool)):
         raise TypeError(
             f"{label} must be a number, a 0-d tensor or a schedule (a function of the step), "
-            f"got {brief(value)}"
+            f"got {format_value(value)}"
         )
     try:
         number = float(value)
     except OverflowError:  # a whole number beyond the largest float
         number = math.inf
     if number not in bound:  # NaN is in none
-        raise ValueError(f"{label} must be {bound}, got {brief(value)}")
+        raise ValueError(f"{label} must be {bound}, got {format_value(value)}")
     return number
 
 
-def numbers(coefficients: Any) -> Any:
-    """Coefficients with a number for each tensor that nothing differentiates."""
+def to_floats(coefficients: Any) -> Any:
+    """Replace tensors among coefficients by numbers, except tensors with a derivative."""
     if is_plain(coefficients):
         return coefficients
     return type(coefficients)(
@@ -229,19 +231,19 @@ def numbers(coefficients: Any) -> Any:
     )
 
 
-def mapped(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
-    """A Hyper or Coefficients, or several, with ``change(one)`` for each of a kind in it."""
+def map_values(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
+    """Apply ``change`` to every value of type ``kind`` in nested tuples, such as Hypers."""
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, tuple):
-        items = [mapped(kind, change, item) for item in value]
+        items = [map_values(kind, change, item) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     return value
 
 
 def is_plain(hyper: Any) -> bool:
-    """Return True if every value is a number (or a choice): nothing to resolve at a step."""
-    # A loop, and no generator: it is asked at every step whose learning rate is a new one.
+    """Return True if no value is a schedule or a tensor."""
+    # A loop is faster than a generator. This runs in every step with a new learning rate.
     for value in hyper:
         if type(value) in _FIXED:
             continue
@@ -253,18 +255,18 @@ def is_plain(hyper: Any) -> bool:
     return True
 
 
-def all_plain(hypers: Sequence[tuple[Any, ...]]) -> bool:
-    """Return True if no hyper-parameter of any parameter is a schedule or a tensor."""
+def is_all_plain(hypers: Sequence[tuple[Any, ...]]) -> bool:
+    """Return True if no hyper-parameter of any leaf is a schedule or a tensor."""
     return all(is_plain(one) for own in {id(own): own for own in hypers}.values() for one in own)
 
 
 def is_zero(value: Any) -> bool:
-    """Return True if a hyper-parameter is the number 0, and neither a tensor nor a schedule."""
+    """Return True if a hyper-parameter is the number 0, not a tensor or a schedule."""
     return isinstance(value, (int, float)) and value == 0
 
 
 def is_fixed(value: Any) -> bool:
-    """Return True if a value stays what it is, as long as it is the same object.
+    """Return True if a value is immutable, so that its identity proves that it is unchanged.
 
     Example::
 
@@ -278,7 +280,7 @@ def is_fixed(value: Any) -> bool:
 
 
 def are_unchanged(before: Sequence[Any], now: Sequence[Any]) -> bool:
-    """Return True if values need not be checked again: of the same types as before, and equal."""
+    """Return True if values are immutable, equal, and of the same types as before."""
     for one, other in zip(before, now, strict=True):
         kind = type(one)
         if one is other:
@@ -289,47 +291,47 @@ def are_unchanged(before: Sequence[Any], now: Sequence[Any]) -> bool:
     return True
 
 
-def frozen(value: Any) -> Any:
-    """A value to compare and hash by: tensors by identity, numbers by value."""
+def hash_key(value: Any) -> Any:
+    """Return a hashable key of a value: tensors by identity, numbers by value."""
     if isinstance(value, Tensor):
         return (Tensor, id(value))
     if isinstance(value, tuple):
-        return tuple(map(frozen, value))
+        return tuple(map(hash_key, value))
     return value
 
 
-def shown(value: Any) -> str:
-    """A value as one reads it: a schedule by what made it, or its name; a tensor in few digits.
+def format_hyper(value: Any) -> str:
+    """Format a value: a schedule by its constructor or name, a tensor with few digits.
 
     Example::
 
         >>> from functional_optim import cosine
-        >>> print(shown((cosine(0.5, steps=9), lambda made: 0.1, torch.tensor(0.1))))
+        >>> print(format_hyper((cosine(0.5, steps=9), lambda step: 0.1, torch.tensor(0.1))))
         (cosine(0.5, to=0.0, steps=9), <lambda>, tensor(0.1))
     """
     if isinstance(value, Inherited):
         return value.value
     if isinstance(value, Tensor):
-        return _shown_tensor(value)
+        return _format_tensor(value)
     if isinstance(value, tuple):
-        return f"({', '.join(map(shown, value))}{',' if len(value) == 1 else ''})"
+        return f"({', '.join(map(format_hyper, value))}{',' if len(value) == 1 else ''})"
     if isinstance(value, ScheduleValue):
         return repr(value)
     if isinstance(value, float) and not math.isfinite(value):
         return f"float({str(value)!r})"
-    return named(value) if callable(value) else repr(value)
+    return function_name(value) if callable(value) else repr(value)
 
 
-def _shown_tensor(value: Tensor) -> str:
-    """A 0-d tensor in as few digits as tell its number from every other one of its dtype."""
+def _format_tensor(value: Tensor) -> str:
+    """Format a 0-d tensor with the fewest digits that identify the number in its dtype."""
     number = concrete(value)
     if number is None:
         return "a tensor that hides its number"
     if not value.is_floating_point():
         return f"tensor({int(number)}, dtype={value.dtype})"
     digits = (f"{number:.{count}g}" for count in range(1, 18))
-    kept = (text for text in digits if value.new_tensor(float(text)).item() == number)
-    parts = [repr(float(next(kept, number)))]
+    exact = (text for text in digits if value.new_tensor(float(text)).item() == number)
+    parts = [repr(float(next(exact, number)))]
     parts += [] if value.dtype == torch.float32 else [f"dtype={value.dtype}"]
     parts += [] if value.device.type == "cpu" else [f"device={str(value.device)!r}"]
     parts += ["requires_grad=True"] if value.requires_grad else []
@@ -343,11 +345,7 @@ def resolve(
     hyper: Any,
     step: float | Tensor,
 ) -> Any:
-    """The Hyper of one step: schedules evaluated, tensors in double precision.
-
-    Args:
-        step: which step it is, from 1; schedules are given the steps made before it, ``step - 1``.
-    """
+    """Evaluate schedules for step ``step`` (from 1), and convert tracked tensors to float64."""
     if is_plain(hyper):
         return hyper
     limits = dict(bounds)
@@ -363,12 +361,12 @@ def resolve(
     return resolved
 
 
-def _at(schedule: Schedule, made: float | Tensor, label: str) -> Any:
-    """A schedule's value after ``made`` steps."""
+def _at(schedule: Schedule, step: float | Tensor, label: str) -> Any:
+    """Return a schedule's value after ``step`` steps."""
     try:
-        return schedule(made)
+        return schedule(step)
     except RuntimeError as error:
-        if isinstance(made, Tensor):
+        if isinstance(step, Tensor):
             error.add_note(
                 f"the schedule of {label} got a step count that torch.func hides: write it with "
                 "torch's operations, or pass the value to update"
@@ -378,10 +376,10 @@ def _at(schedule: Schedule, made: float | Tensor, label: str) -> Any:
 
 def _resolve(label: str, kind: Any, value: Any, bound: Interval, step: float | Tensor) -> Any:
     if isinstance(value, Tensor):
-        # One that is only a number in a tensor stays in its dtype, as torch.optim computes with it.
+        # Other tensors keep their dtype, since torch.optim computes in this dtype.
         return value.to(torch.float64) if carries_derivative(value) else value
     if callable(value):
-        made = _normalise(f"{label} (from its schedule)", kind, _at(value, step - 1, label), bound)
+        made = _normalize(f"{label} (from its schedule)", kind, _at(value, step - 1, label), bound)
         return _resolve(label, kind, made, bound, step)
     if isinstance(value, tuple):
         kinds = typing.get_args(kind)

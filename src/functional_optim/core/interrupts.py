@@ -1,8 +1,7 @@
 """Deferral of KeyboardInterrupt until an in-place update is complete.
 
-Python raises KeyboardInterrupt between any two lines of its main thread: between a parameter and
-its state, or between a state and its step count. Held back until the lines that belong together
-are done, it finds everything stepped, or nothing.
+Python may raise KeyboardInterrupt between any two lines of the main thread, such as after a
+parameter is stepped and before its state is. With deferral, all of a step is done, or nothing.
 """
 
 import os
@@ -17,16 +16,16 @@ from torch.compiler import is_compiling
 
 _Result = TypeVar("_Result")
 
-# The functions of signal look up an enum at each call, which takes as long as a small step; those
-# that they call, where Python has them as CPython has, do not.
-_IN_C: Any = import_module("_signal") if find_spec("_signal") else signal
-_get: Callable[[int], Any] = _IN_C.getsignal
-_put: Callable[[int, Any], Any] = _IN_C.signal
+# Python's signal module looks up an enum at each call, which takes as long as a small step. The C
+# functions of CPython do not.
+_SIGNAL: Any = import_module("_signal") if find_spec("_signal") else signal
+_get_handler: Callable[[int], Any] = _SIGNAL.getsignal
+_set_handler: Callable[[int, Any], Any] = _SIGNAL.signal
 _INTERRUPT = int(signal.SIGINT)
 
 
 _MAIN: list[int | None] = [main_thread().ident]
-"""Of the main thread; in a forked process the forking thread is that."""
+"""The main thread's identifier. In a forked process, the thread that forked is the main thread."""
 
 
 def _find_main_thread() -> None:
@@ -37,8 +36,8 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_find_main_thread)
 
 
-class _Held:
-    """The handler while interrupts are held back; in the main thread only, so there is one."""
+class _DeferringHandler:
+    """Signal handler that records an interrupt, and calls the original handler for a second one."""
 
     __slots__ = ("came", "handler", "passed")
 
@@ -53,38 +52,38 @@ class _Held:
         self.came = True
 
 
-_HELD = _Held()
+_DEFERRING = _DeferringHandler()
 
 
 def defer_interrupts(call: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
-    """A call, with an interrupt (Ctrl-C) that comes meanwhile held back until it is done.
+    """Call a function, and defer an interrupt (Ctrl-C) until it returns.
 
-    A second one breaks in, so that what hangs can be ended. Where no function handles interrupts,
-    and in other threads than the main one, where Python raises none, it is the plain call.
+    A second interrupt is not deferred, so that a function that hangs can be ended. Nothing is
+    deferred in other threads than the main thread, or if no Python function handles interrupts.
 
     Raises:
-        KeyboardInterrupt: or whatever the handler makes of the interrupt, after the call.
+        KeyboardInterrupt: after the call. Another handler may raise another error.
     """
     if is_compiling():
         return call(*args, **kwargs)
-    return deferring(call, *args, **kwargs)
+    return defer_untraced(call, *args, **kwargs)
 
 
-def deferring(call: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
-    """:func:`defer_interrupts`, for what torch.compile never traces."""
-    if _HELD.handler is not None or get_ident() != _MAIN[0]:
+def defer_untraced(call: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
+    """Call a function as :func:`defer_interrupts`, in code that torch.compile never traces."""
+    if _DEFERRING.handler is not None or get_ident() != _MAIN[0]:
         return call(*args, **kwargs)
-    handler = _get(_INTERRUPT)
+    handler = _get_handler(_INTERRUPT)
     if not callable(handler):
         return call(*args, **kwargs)
-    _HELD.came = _HELD.passed = False
+    _DEFERRING.came = _DEFERRING.passed = False
     try:
-        _HELD.handler = handler
-        _put(_INTERRUPT, _HELD)
+        _DEFERRING.handler = handler
+        _set_handler(_INTERRUPT, _DEFERRING)
         return call(*args, **kwargs)
     finally:
-        _HELD.handler = None
-        if _get(_INTERRUPT) is _HELD:  # the call may have put another there
-            _put(_INTERRUPT, handler)
-        if _HELD.came and not _HELD.passed:
+        _DEFERRING.handler = None
+        if _get_handler(_INTERRUPT) is _DEFERRING:  # the call may have set another handler
+            _set_handler(_INTERRUPT, handler)
+        if _DEFERRING.came and not _DEFERRING.passed:
             signal.raise_signal(signal.SIGINT)

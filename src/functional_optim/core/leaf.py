@@ -1,4 +1,4 @@
-"""Leaf of a step, as executors take it."""
+"""Leaf: the arguments of an executor for one parameter."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -13,18 +13,18 @@ from functional_optim.core.state import state_tensors
 
 
 class Scalars(Enum):
-    """Source of a step's numbers, which all elements of a leaf have in common."""
+    """Form of a step's coefficients."""
 
     HOST = "Python's numbers, made anew for each step"
     DEVICE = "0-d tensors beside the parameters: a replay of a CUDA graph computes them again"
 
 
 PLAIN = frozenset({Tensor, torch.nn.Parameter})
-"""The classes of tensors whose memory is looked into."""
+"""Classes of tensors whose memory kernels may access by address."""
 
 
 class Leaf(NamedTuple):
-    """Parameter with a gradient, as the stages see it: real, dense, with coefficients."""
+    """Parameter, gradient, state and coefficients of a step. Rules only see real, dense tensors."""
 
     param: Tensor
     grad: Tensor
@@ -33,16 +33,15 @@ class Leaf(NamedTuple):
     coefficients: tuple[Any, ...]
     """One Coefficients per stage, for this step. Leaves at the same step share one object."""
     name: str
-    """Where it stands in its tree, for errors."""
+    """The path of the leaf in its tree, for errors."""
     hypers: tuple[Any, ...] = ()
-    """The Hyper of each stage that these coefficients were made of."""
+    """The Hyper of each stage, from which the coefficients were computed."""
     step: float | Tensor = 0.0
-    """The number of the step to be made, from 1."""
+    """The number of this step, from 1."""
     entries: dict[Any, Any] | None = None
-    """Where a kernel may keep what it found out, for a chunk that comes again: perhaps with other
-    numbers, for which it looks itself."""
+    """Cache of a kernel for this chunk. The kernel must check if cached coefficients still hold."""
     scalars: Scalars = Scalars.HOST
-    """Where its coefficients and its step come from."""
+    """The form of the coefficients and the step."""
 
 
 class Stepped(NamedTuple):
@@ -52,12 +51,8 @@ class Stepped(NamedTuple):
     states: tuple[Any, ...]
 
 
-def require_kept(leaf: Leaf, stepped: Stepped) -> None:
-    """A step keeps every shape and dtype.
-
-    Raises:
-        RuntimeError: names the leaf, and what a rule made of it.
-    """
+def check_kept(leaf: Leaf, stepped: Stepped) -> None:
+    """Raise RuntimeError if a step changed a shape or dtype of the parameter or state."""
     pairs = [("the parameter", leaf.param, stepped.param)]
     for old, new in zip(leaf.states, stepped.states, strict=True):
         for field, before, after in zip(getattr(old, "_fields", ()), old, new, strict=True):
@@ -75,12 +70,8 @@ def require_kept(leaf: Leaf, stepped: Stepped) -> None:
             )
 
 
-def require_room(leaf: Leaf, stepped: Stepped) -> None:
-    """A step can be written to a leaf inside of torch.func.vmap.
-
-    Raises:
-        ValueError: it has a result for each example, and the leaf is one for all of them.
-    """
+def check_vmap_levels(leaf: Leaf, stepped: Stepped) -> None:
+    """Raise ValueError if torch.func.vmap batches the result of a step, but not the leaf."""
     targets = [leaf.param, *state_tensors(leaf.states)]
     for target, value in zip(targets, [stepped.param, *state_tensors(stepped.states)], strict=True):
         if not vmap_levels(value) <= vmap_levels(target):
@@ -90,23 +81,26 @@ def require_room(leaf: Leaf, stepped: Stepped) -> None:
             )
 
 
-def on_device(leaves: Sequence[Leaf]) -> bool:
-    """Return True if the numbers of leaves, which all come from one place, stand on a device."""
+def has_device_scalars(leaves: Sequence[Leaf]) -> bool:
+    """Return True if the coefficients are 0-d tensors on the device, for all leaves alike."""
     return len(leaves) > 0 and leaves[0].scalars is Scalars.DEVICE
 
 
 def is_measured(stage: Stage) -> bool:
-    """Return True if a stage needs a sum over all gradients first."""
+    """Return True if a transform needs a sum over all gradients (``measure``)."""
     return isinstance(stage, Transform) and stage.measure is not None
 
 
 def needs_total(stage: Stage) -> bool:
-    """Return True if a stage needs a total over all leaves, or several, before it runs."""
+    """Return True if a stage needs totals over all leaves (``measure`` or ``reduce``)."""
     return is_measured(stage) or stage.reduce is not None
 
 
-def segments(stages: Sequence[Stage]) -> list[range]:
-    """Stages cut before each measured one: within a segment, every leaf runs through alone."""
+def split_at_measured(stages: Sequence[Stage]) -> list[range]:
+    """Split the indices of stages before each measured stage.
+
+    Within a segment, every leaf is stepped independently.
+    """
     starts = [0] + [i for i, stage in enumerate(stages) if is_measured(stage) and i > 0]
     ends = [*starts[1:], len(stages)]
     return [range(start, end) for start, end in zip(starts, ends, strict=True)]

@@ -1,4 +1,4 @@
-"""Declaration of an input beside the gradient that is one tensor for each leaf."""
+"""Declaration of an input that is one tensor for each leaf, in addition to the gradient."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -7,18 +7,17 @@ from torch import Tensor
 
 
 class LeafInput(NamedTuple):
-    """A tensor beside the gradient that a stage takes for each leaf, such as a Hessian's diagonal.
+    """Tensor that a stage takes for each leaf, such as the diagonal of the Hessian.
 
-    It has the shape, dtype and device of the parameter, and stands in the field of its name in the
-    stage's state, which is annotated ``list[Tensor]``: ``[tensor]`` in a step that is given it, and
-    ``[]`` in one that is not, and between steps. So it is in no checkpoint, and whether it is given
-    is a choice that a rule may branch on. A rule reads it, and hands it back.
+    The tensor has the shape, dtype and device of the parameter. The stage's state has a field of
+    this name, annotated ``list[Tensor]``. The field is ``[tensor]`` in a step with the input, and
+    ``[]`` in other steps and between steps, so checkpoints do not contain it. A rule may branch on
+    the length, reads the tensor, and returns the field unchanged.
 
     Args:
         name: of the field, and in ``update(..., extra={name: tree like params})``.
-        required: whether each step in which the stage runs needs it; a front-end that plans its
-            steps then has a place in memory for it. Otherwise all leaves that the stage acts on
-            have it, or none, and no memory is held between steps.
+        required: True if each step in which the stage runs needs the input. Planned steps then keep
+            memory for it. Otherwise all leaves of the stage have it, or none; no memory is kept.
 
     Example::
 
@@ -45,11 +44,7 @@ class LeafInput(NamedTuple):
 
 
 def require_fields(stage: str, state: Any, inputs: Iterable[LeafInput]) -> None:
-    """Make sure that each input has a field in the state: a list, which is empty between steps.
-
-    Raises:
-        ValueError: names the input that has none.
-    """
+    """Raise ValueError if the state lacks a field ``list[Tensor]`` for an input."""
     for one in inputs:
         kind = getattr(state, "__annotations__", {}).get(one.name, "no field")
         if kind != list[Tensor]:

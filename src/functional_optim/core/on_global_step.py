@@ -1,15 +1,16 @@
-"""A mark: this schedule counts the steps of the optimizer, and not of a leaf."""
+"""Schedules of the optimizer's step count, in place of the step counts of leaves."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
-from functional_optim.core.schedule_value import ScheduleValue, function
+from functional_optim.core.schedule_value import ScheduleValue, check_schedule
 
 
 @dataclass(frozen=True, repr=False)
 class OnGlobalStep(ScheduleValue):
-    """Made by :func:`on_global_step`."""
+    """Schedule of the optimizer's step count. Made by :func:`on_global_step`."""
 
     schedule: Callable[[Any], Any]
     maker: ClassVar[str] = "on_global_step"
@@ -19,22 +20,21 @@ class OnGlobalStep(ScheduleValue):
 
 
 def on_global_step(schedule: Callable[[Any], Any]) -> OnGlobalStep:
-    """Let a schedule count the steps of the whole optimizer, and not those of each leaf.
+    """Call a schedule with the number of steps of the whole optimizer, not of each leaf.
 
-    Without it, a leaf that misses gradients falls behind: its schedule is called with the steps
-    that this leaf has made. Behind a gate (``accumulate``, ``apply_if_finite``, ``sam``) the steps
-    counted are those that the gate let through, not the calls. The values are those of
-    ``schedule``: called, it hands the count on.
+    Otherwise a schedule gets the number of steps of the leaf, which is lower after missing
+    gradients. After a gate (``accumulate``, ``apply_if_finite``, ``sam``), only steps that the gate
+    lets through are counted.
 
     Args:
-        schedule: one of this package, or a function of the steps made.
+        schedule: a schedule of this package, or a function of the number of steps made.
 
     Returns:
-        A schedule, whose ``schedule`` is the one given; to be hashed, compared and pickled if that
-        is.
+        A schedule with the same values. Its attribute ``schedule`` is the argument. It can be
+        hashed, compared and pickled if the argument can.
 
     Raises:
-        TypeError: it cannot be called, or is marked already.
+        TypeError: the schedule is not callable, or is already on the global step.
 
     Example::
 
@@ -47,4 +47,40 @@ def on_global_step(schedule: Callable[[Any], Any]) -> OnGlobalStep:
     """
     if isinstance(schedule, OnGlobalStep):
         raise TypeError(f"on_global_step: {schedule!r} is marked already; give it once")
-    return OnGlobalStep(function("on_global_step: schedule", schedule))
+    return OnGlobalStep(check_schedule("on_global_step: schedule", schedule))
+
+
+def has_global_schedule(hypers: Iterable[Any]) -> bool:
+    """Return True if a hyper-parameter is a schedule on the global step."""
+    return any(
+        _global_schedule(value) is not None
+        for hyper in hypers
+        for one in hyper
+        for value in (one if isinstance(one, tuple) else (one,))
+    )
+
+
+def _global_schedule(value: Any) -> OnGlobalStep | None:
+    """Return the schedule on the global step that a value is, or has as ``schedule``; else None."""
+    if type(value) in {int, float}:  # torch.compile refuses getattr on a number that changes
+        return None
+    found = value if isinstance(value, OnGlobalStep) else getattr(value, "schedule", None)
+    return found if isinstance(found, OnGlobalStep) else None
+
+
+def at_global_step(hyper: Any, step: Any) -> Any:
+    """Return a Hyper whose global schedules have the value of optimizer step ``step`` (from 1)."""
+    if not has_global_schedule([hyper]):
+        return hyper
+    return type(hyper)(*(_at_step(value, step - 1) for value in hyper))
+
+
+def _at_step(value: Any, step: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_at_step(one, step) for one in value)
+    found = _global_schedule(value)
+    return value if found is None else partial(_call_at, found.schedule, step)
+
+
+def _call_at(schedule: Callable[[Any], Any], step: Any, _leaf_step: Any) -> Any:
+    return schedule(step)

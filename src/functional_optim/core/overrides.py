@@ -1,4 +1,4 @@
-"""Chains of leaves: the stages that act on each, and their hyper-parameters."""
+"""Chains of leaves: the stages that act on each leaf, and their hyper-parameters."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import optree
 from torch import Tensor
 
-from functional_optim.core.compiling import remembered
-from functional_optim.core.links import FREEZE, Change, Links, apply, reads_gradient
-from functional_optim.core.selectors import Shape, Where, applies
+from functional_optim.core.dynamo import eager_lru_cache
+from functional_optim.core.links import FREEZE, Change, Links, apply_changes, is_gradient_rule
+from functional_optim.core.selectors import Shape, Where, is_selected
 from functional_optim.core.stage import Stage
 from functional_optim.core.tree import Path, path_name
 
@@ -16,45 +16,49 @@ Override = tuple[Where, tuple[Change, ...]]
 
 
 class LeafChain(NamedTuple):
-    """The stages that act on a leaf. Leaves with the same stages and numbers share one object."""
+    """Stages and hyper-parameters of a leaf. Leaves with equal chains share one object."""
 
     places: tuple[int, ...]
-    """Of these stages among the links of the optimizer."""
+    """The indices of the stages among the links of the optimizer."""
     stages: tuple[Stage, ...]
     hypers: tuple[Any, ...]
 
 
 def shape_of(leaf: Any) -> Shape:
-    """The shape of a parameter; of None, which is never stepped, that of no element."""
+    """Return the shape of a parameter, or (0,) for None, which is never stepped."""
     return tuple(leaf.shape) if isinstance(leaf, Tensor) else (0,)
 
 
 def chain_at(
     links: Links, overrides: Sequence[Override], path: Path, shape: Shape | None = None
 ) -> LeafChain:
-    """The stages that act on the leaf at ``path``; none on one that is frozen.
+    """Return the chain of the leaf at ``path``, which is empty for a frozen leaf.
 
     Raises:
-        ValueError: no rule does, and nothing says that it is frozen.
+        ValueError: no rule acts on the leaf, and it is not frozen.
     """
     for where, changes in overrides:
-        if applies(where, path, shape):
-            links = apply(links, changes)
+        if is_selected(where, path, shape):
+            links = apply_changes(links, changes)
     places = [
-        place
-        for place, link in enumerate(links)
-        if link.where is None or applies(link.where, path, shape)
+        k
+        for k, link in enumerate(links)
+        if link.where is None or is_selected(link.where, path, shape)
     ]
-    if any(links[place].stage.name == FREEZE for place in places):
+    if any(links[k].stage.name == FREEZE for k in places):
         places = []
-    elif not any(reads_gradient(links[place].stage) for place in places):
+    elif not any(is_gradient_rule(links[k].stage) for k in places):
         raise ValueError(
             f"no rule acts on the gradient of the parameter at {path_name(path)!r}: every one that "
             "does is for other parameters; give it one, or freeze() it"
         )
-    own = [links[place] for place in places]
+    return _chain_of(links, places)
+
+
+def _chain_of(links: Links, places: Sequence[int]) -> LeafChain:
+    own = [links[k] for k in places]
     return LeafChain(
-        tuple(places), tuple(link.stage for link in own), tuple(link.hyper for link in own)
+        tuple(places), tuple(one.stage for one in own), tuple(one.hyper for one in own)
     )
 
 
@@ -68,12 +72,7 @@ def chains_of(
     wheres = [where for where, _ in overrides]
     wheres += [link.where for link in links if link.where is not None]
     if not wheres:
-        one = LeafChain(
-            tuple(range(len(links))),
-            tuple(link.stage for link in links),
-            tuple(link.hyper for link in links),
-        )
-        return [one] * spec.num_leaves
+        return [_chain_of(links, range(len(links)))] * spec.num_leaves
     shared: dict[tuple[bool, ...], LeafChain] = {}
     found = []
     for path, leaf in zip(paths_of(spec), leaves, strict=True):
@@ -81,7 +80,7 @@ def chains_of(
             found.append(NO_CHAIN)
             continue
         shape = shape_of(leaf)
-        key = tuple(applies(where, path, shape) for where in wheres)
+        key = tuple(is_selected(where, path, shape) for where in wheres)
         if key not in shared:
             shared[key] = chain_at(links, overrides, path, shape)
         found.append(shared[key])
@@ -89,17 +88,17 @@ def chains_of(
 
 
 NO_CHAIN = LeafChain((), (), ())
-"""Of None in the place of a parameter."""
+"""The chain of a leaf that is None."""
 
 
 def hypers_of(
     links: Links, overrides: Sequence[Override], spec: optree.PyTreeSpec, leaves: Sequence[Any]
 ) -> list[tuple[Any, ...]]:
-    """The hyper-parameters for every leaf of a tree; leaves that share them share one tuple."""
+    """Return the hyper-parameters of every leaf of a tree; equal leaves share one tuple."""
     return [one.hypers for one in chains_of(links, overrides, spec, leaves)]
 
 
-@remembered(64)
+@eager_lru_cache(64)
 def paths_of(spec: optree.PyTreeSpec) -> tuple[Path, ...]:
-    """The paths of a tree's leaves."""
+    """Return the paths of a tree's leaves."""
     return tuple(spec.paths())

@@ -1,8 +1,7 @@
 """Check that a file of the user does not hide a package of this distribution.
 
-``functional_optim``, ``sharding`` and ``hooks`` are installed side by side. Python takes the first
-module of a name on its search path, so a ``hooks.py`` or ``sharding.py`` in the folder of a script
-is found in place of the package.
+Python imports the first module of a name on its search path. So a ``hooks.py`` or ``sharding.py``
+in the folder of a script hides the package of that name.
 """
 
 import sys
@@ -14,15 +13,9 @@ FOLDER = Path(__file__).resolve().parents[2]
 
 
 def require_package(name: str) -> None:
-    """Raise an error if another module hides a package of this distribution.
+    """Raise ImportError if another module hides the package ``"sharding"`` or ``"hooks"``.
 
-    Nothing is imported, so that the other module does not run.
-
-    Args:
-        name: ``"sharding"`` or ``"hooks"``. Names of other distributions are not checked.
-
-    Raises:
-        ImportError: the name belongs to another module; the error names its file and the way out.
+    Nothing is imported. Names of other distributions are not checked.
     """
     module = sys.modules.get(name)
     spec = find_spec(name) if module is None else getattr(module, "__spec__", None)
@@ -41,7 +34,7 @@ def require_package(name: str) -> None:
 
 
 def _locations(spec: object, file: str | None) -> list[Path]:
-    """Return the folders of a package, or the file of a module; none if there is no such name."""
+    """Return the folders of a package, or the file of a module; empty if there is no such name."""
     folders = getattr(spec, "submodule_search_locations", None)
     origin = getattr(spec, "origin", None) or file
     return [Path(one) for one in folders or ([origin] if origin else [])]

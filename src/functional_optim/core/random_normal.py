@@ -1,10 +1,10 @@
-"""Normal numbers that are a pure function of a counter and of an element's place in its matrix.
+"""Normal random numbers as a pure function of a counter and of an element's index in its matrix.
 
-    h = mix((place + mix(low 32 bits of the counter) + mix(mix(high bits))) mod 2^32)
+    h = mix((index + mix(low 32 bits of the counter) + mix(mix(high bits))) mod 2^32)
     z = sqrt(2) * erfinv((2 h + 1) / 2^32 - 1)
 
-where ``mix`` is a 32-bit hash of two multiplications. So the numbers are the same on every rank, in
-every executor, and after a resumption, and no global generator is read or changed.
+where indices start at 1, and ``mix`` is a 32-bit hash of two multiplications. So the numbers are
+equal on all ranks, in all executors, and in a resumed run. No global generator is used.
 """
 
 import torch
@@ -12,9 +12,9 @@ from torch import Tensor
 
 
 def mix(words: Tensor) -> Tensor:
-    """Return a hash of 32-bit words, which are kept in int64.
+    """Return the hash of 32-bit words in int64 tensors.
 
-    Both factors are below 2^31, so that the product with a word is below 2^63.
+    Both factors are below 2^31, so that a product with a word is below 2^63.
     """
     words = ((words ^ (words >> 16)) * 0x21F0AAAD) & 0xFFFFFFFF
     words = ((words ^ (words >> 15)) * 0x735A2D97) & 0xFFFFFFFF
@@ -22,16 +22,14 @@ def mix(words: Tensor) -> Tensor:
 
 
 def counter_of(seed: int, like: Tensor) -> Tensor:
-    """Return the counter before the first draw: 0-d, int64, on the device of a tensor."""
+    """Return the counter before the first draw: a 0-d int64 tensor on the device of ``like``."""
     return torch.full((), seed, dtype=torch.int64, device=like.device) << 32
 
 
 def normal_like(matrix: Tensor, counter: Tensor) -> Tensor:
-    """Return normal numbers of the shape and dtype of a matrix, or of a stack of matrices.
+    """Return normal numbers of the shape and dtype of a matrix, or of a batch of matrices.
 
-    Args:
-        matrix: one matrix, or several of one shape stacked.
-        counter: int64, 0-d; of a stack, one for each matrix.
+    The counter is int64: 0-d, or of shape (n,) for a batch of n matrices.
     """
     places = torch.ones_like(matrix, dtype=torch.int64).flatten(-2).cumsum(-1)
     key = mix(counter & 0xFFFFFFFF) + mix(mix((counter >> 32) & 0xFFFFFFFF))

@@ -1,4 +1,13 @@
-"""Tensors that stand for a number: whether it is known, and may be taken."""
+"""Scalars in 0-d tensors: their value, and products rounded as torch rounds them.
+
+A 0-d float32 tensor times a number is computed in float32; in 16 bits it is computed in float32
+and rounded once more. Rules multiply by numbers that depend on the shape of a parameter, after the
+tensor has become a float. :func:`product_in` and :func:`quotient_in` return a float with the bits
+of the tensor's product. They use additions and multiplications only, so that a graph can record
+them.
+"""
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -7,7 +16,7 @@ from functional_optim._torch import is_functorch_wrapped_tensor
 
 
 def concrete(value: Tensor) -> float | None:
-    """The number in a 0-d tensor; None where torch.func or a compiler hides it."""
+    """Return the number in a 0-d tensor, or None if torch.func or a compiler hides it."""
     if torch.compiler.is_compiling():
         return None
     try:
@@ -17,13 +26,109 @@ def concrete(value: Tensor) -> float | None:
 
 
 def carries_derivative(value: Tensor) -> bool:
-    """Return True if autograd or torch.func follows a tensor, so that its number must not be taken.
+    """Return True if autograd or torch.func tracks the tensor, so that it must stay a tensor.
 
-    So it is, for all that is known, where torch.compile or torch.export traces a step: one program
-    is to serve every number.
+    Always True while torch.compile or torch.export traces: a program must work for every value.
     """
     if torch.compiler.is_compiling():
         return True
     if value.requires_grad or is_functorch_wrapped_tensor(value):
         return True
     return torch.autograd.forward_ad.unpack_dual(value).tangent is not None
+
+
+def scalar_dtype(value: Any) -> str:
+    """Return the name of the dtype in which torch multiplies a hyper-parameter by a number.
+
+    Args:
+        value: a number, or a 0-d tensor.
+
+    Returns:
+        The name; "float64" for a number, and for a tensor that autograd or torch.func tracks.
+
+    Example::
+
+        >>> scalar_dtype(0.1), scalar_dtype(torch.tensor(0.1))
+        ('float64', 'float32')
+    """
+    if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript skips this condition alone
+        if isinstance(value, Tensor) and not carries_derivative(value):
+            return str(torch.result_type(value, 1.0)).removeprefix("torch.")
+    return "float64"
+
+
+def product_in(x: float, y: float, dtype: str) -> float:
+    """Return ``x * y`` as torch computes it with ``x`` in a 0-d tensor.
+
+    Args:
+        x: a number of the dtype.
+        y: any number.
+        dtype: as :func:`scalar_dtype` names it.
+
+    Example::
+
+        >>> x = torch.tensor(0.3)
+        >>> product_in(x.item(), 1.7, "float32") == (x * 1.7).item()
+        True
+    """
+    if dtype == "float64":
+        return x * y
+    return _round_to(x * _round(y, 24, 2.0**-126), dtype)
+
+
+def quotient_in(x: float, y: float, dtype: str) -> float:
+    """Return ``x / y`` as torch computes it with ``x`` in a 0-d tensor.
+
+    Args:
+        x: a number of the dtype.
+        y: any number.
+        dtype: as :func:`scalar_dtype` names it.
+
+    Example::
+
+        >>> x = torch.tensor(0.3)
+        >>> quotient_in(x.item(), 1.7, "float32") == (x / 1.7).item()
+        True
+    """
+    if dtype == "float64":
+        return x / y
+    return _round_to(x / _round(y, 24, 2.0**-126), dtype)
+
+
+def _round_to(x: float, dtype: str) -> float:
+    """Round a float64 result to float32, and then to a 16-bit dtype."""
+    narrow = _round(x, 24, 2.0**-126)
+    if dtype == "bfloat16":
+        return _round(narrow, 8, 2.0**-126)
+    if dtype == "float16":
+        return _round(narrow, 11, 2.0**-14)
+    return narrow
+
+
+def _round(x: float, bits: int, least: float) -> float:
+    """Round a number to a binary float with ``bits`` significant bits, to nearest, ties to even.
+
+    ``unit`` is the power of two at or below ``|x|`` (Rump, "Fast and accurate summation of
+    floating-point numbers", 2008), or ``least``, the least normal number, if that is larger.
+    Adding and subtracting a large multiple of ``unit`` drops the lower bits of ``x``.
+    """
+    scaled = (2.0**52 + 1.0) * x
+    unit = scaled - (1.0 - 2.0**-53) * scaled
+    if torch.jit.is_scripting():
+        unit = max(abs(unit), least)
+    else:  # without abs and max, which a traced stand-in for a number does not have
+        unit = (unit * unit) ** 0.5
+        unit = unit + (unit < least) * (least - unit)
+    large = 1.5 * 2.0 ** (53 - bits) * unit
+    return (large + x) - large
+
+
+def default_scalar_dtype() -> torch.dtype:
+    """Return the dtype of torch.optim's state that is one number for a parameter.
+
+    Example::
+
+        >>> default_scalar_dtype()
+        torch.float32
+    """
+    return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32

@@ -1,9 +1,9 @@
 """Base class of schedules: frozen records that are called with a step count.
 
-A schedule ``s`` gives ``s(made)`` for a number of steps made, 0 at the first step: a Python number
-for a number, and for a 0-d tensor a 0-d tensor of double precision (or a number where it is the
-same at every step), by torch's operations and without a branch on the count, so that torch.func,
-torch.compile, torch.export and CUDA graphs go through it. Negative counts count as 0.
+A schedule ``s`` returns ``s(made)`` for the number of steps made so far, which is 0 in the first
+step. The result is a Python number for a number. For a 0-d tensor it is a 0-d float64 tensor, or a
+number if the schedule is constant. It is computed by torch's operations without branches, for
+torch.func, torch.compile, torch.export and CUDA graphs. Negative counts count as 0.
 """
 
 import math
@@ -14,108 +14,85 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from functional_optim.core.brief import brief, named
+from functional_optim.core.format import format_value, function_name
 
 Anneal = Literal["linear", "cos"]
-"""The way from one value to another: in a straight line, or along half a wave of a cosine."""
+"""Interpolation between two values: linear, or along half a period of a cosine."""
 
 
 class ScheduleValue(ABC):
-    """A schedule with a true ``repr``: the call that made it. Subclasses are frozen dataclasses."""
+    """Schedule whose ``repr`` is the call that builds it. Subclasses are frozen dataclasses."""
 
     maker: ClassVar[str]
-    """The name of the function that makes it."""
+    """The name of the function that builds the schedule."""
 
     def __init_subclass__(cls) -> None:
-        """torch.load reads it with its safe defaults: a record of numbers, which runs no code."""
+        """Let torch.load read schedules with its safe defaults, since they run no code."""
         torch.serialization.add_safe_globals([cls])
 
     @abstractmethod
     def __call__(self, made: Any) -> Any:
-        """The value after ``made`` steps."""
+        """Return the value after ``made`` steps."""
 
     def __repr__(self) -> str:
         (_, first), *rest = vars(self).items()
-        parts = [written(first), *(f"{name}={written(value)}" for name, value in rest)]
+        parts = [format_part(first), *(f"{name}={format_part(value)}" for name, value in rest)]
         return f"{self.maker}({', '.join(parts)})"
 
 
-def written(value: Any) -> str:
-    """A part of a schedule as one reads it: another schedule whole, a function by its name."""
+def format_part(value: Any) -> str:
+    """Format an argument of a schedule: a schedule by its ``repr``, a function by its name."""
     if isinstance(value, (ScheduleValue, float)):
         return repr(value)
-    return named(value) if callable(value) else brief(value)
+    return function_name(value) if callable(value) else format_value(value)
 
 
-def finite(label: str, value: Any) -> float:
-    """A finite number, as a float.
-
-    Raises:
-        TypeError: it is no number.
-        ValueError: it is not finite.
-    """
+def check_finite(label: str, value: Any) -> float:
+    """Return a finite number as a float, or raise TypeError or ValueError."""
     if isinstance(value, bool) or not isinstance(value, Real):
         way_out = (
             ": a schedule is made of numbers; to differentiate by one, write a function of the step"
             if isinstance(value, Tensor)
             else ""
         )
-        raise TypeError(f"{label} must be a number, got {brief(value)}{way_out}")
+        raise TypeError(f"{label} must be a number, got {format_value(value)}{way_out}")
     try:
         number = float(value)
     except OverflowError:  # a whole number beyond the largest float
         number = math.inf
     if not math.isfinite(number):
-        raise ValueError(f"{label} must be a finite number, got {brief(value)}")
+        raise ValueError(f"{label} must be a finite number, got {format_value(value)}")
     return number
 
 
-def positive(label: str, value: Any) -> float:
-    """A finite number > 0, as a float.
-
-    Raises:
-        TypeError: it is no number.
-        ValueError: it is not finite, or not > 0.
-    """
-    number = finite(label, value)
+def check_positive(label: str, value: Any) -> float:
+    """Return a finite number > 0 as a float, or raise TypeError or ValueError."""
+    number = check_finite(label, value)
     if number <= 0:
         raise ValueError(f"{label} must be a finite number > 0, got {number!r}")
     return number
 
 
-def whole(label: str, value: Any, least: int) -> int:
-    """A whole number >= ``least``.
-
-    Raises:
-        TypeError: it is no int.
-        ValueError: it is smaller.
-    """
+def check_int(label: str, value: Any, least: int) -> int:
+    """Return an int >= ``least``, or raise TypeError or ValueError."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{label} must be a whole number >= {least}, got {brief(value)}")
+        raise TypeError(f"{label} must be a whole number >= {least}, got {format_value(value)}")
     if value < least:
         raise ValueError(f"{label} must be a whole number >= {least}, got {value}")
     return value
 
 
-def annealed(label: str, value: Any) -> Anneal:
-    """Return the function of an annealing strategy.
-
-    Raises:
-        ValueError: it is neither.
-    """
+def check_anneal(label: str, value: Any) -> Anneal:
+    """Return "cos" or "linear", or raise ValueError."""
     if value == "cos":
         return "cos"
     if value == "linear":
         return "linear"
-    raise ValueError(f"{label} must be 'cos' or 'linear', got {brief(value)}")
+    raise ValueError(f"{label} must be 'cos' or 'linear', got {format_value(value)}")
 
 
-def function(label: str, value: Any) -> Any:
-    """A schedule: one of this package, or any function of the steps made.
-
-    Raises:
-        TypeError: it cannot be called.
-    """
+def check_schedule(label: str, value: Any) -> Any:
+    """Return a schedule or function; raise TypeError for others, and for global schedules."""
     if getattr(value, "maker", None) == "on_global_step":
         raise TypeError(
             f"{label} counts the optimizer's steps, got {value!r}: mark the whole schedule, "
@@ -124,6 +101,6 @@ def function(label: str, value: Any) -> Any:
     if callable(value) and not isinstance(value, (Tensor, type)):
         return value
     raise TypeError(
-        f"{label} must be a schedule, such as cosine(0.1, steps=1000), got {brief(value)}; for the "
-        "same number at every step write constant(number)"
+        f"{label} must be a schedule, such as cosine(0.1, steps=1000), got {format_value(value)}; "
+        "for the same number at every step write constant(number)"
     )

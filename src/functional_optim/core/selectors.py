@@ -1,4 +1,4 @@
-"""Selectors of leaves: by the beginning of their paths, a predicate, a pattern or the shape."""
+"""Selectors of leaves: by path, name pattern, shape, or predicate."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from functional_optim.core.brief import brief, named
+from functional_optim.core.format import format_value, function_name
 from functional_optim.core.tree import Path, path_name
 
 Shape = tuple[int, ...]
@@ -14,13 +14,13 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Selector:
-    """Leaves meant, by path and shape; joined by ``&`` and ``|``, negated by ``~``.
+    """Condition on the path and the shape of leaves. Combine selectors by ``&``, ``|`` and ``~``.
 
-    Made by :func:`matching`, :func:`with_shape` and :func:`if_any`.
+    Built by :func:`matching`, :func:`with_shape` and :func:`if_any`.
     """
 
     def selects(self, path: Path, shape: Shape | None) -> bool:
-        """Return True if the leaf at ``path`` is selected; ``shape`` is the whole parameter's."""
+        """Return True for a selected leaf; ``shape`` is that of the whole tensor."""
         raise NotImplementedError
 
     def __and__(self, other: "Where") -> "Selector":
@@ -34,7 +34,7 @@ class Selector:
 
 
 Where = Path | Callable[[Path], bool] | Selector
-"""Leaves meant: the beginning of their paths, a predicate on paths, or a selector."""
+"""Selection of leaves: the start of their paths, a predicate on paths, or a selector."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class _Both(Selector):
     second: Where
 
     def selects(self, path: Path, shape: Shape | None) -> bool:
-        return applies(self.first, path, shape) and applies(self.second, path, shape)
+        return is_selected(self.first, path, shape) and is_selected(self.second, path, shape)
 
     def __repr__(self) -> str:
-        return f"({_short(self.first)} & {_short(self.second)})"
+        return f"({_format_short(self.first)} & {_format_short(self.second)})"
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class _Either(Selector):
     second: Where
 
     def selects(self, path: Path, shape: Shape | None) -> bool:
-        return applies(self.first, path, shape) or applies(self.second, path, shape)
+        return is_selected(self.first, path, shape) or is_selected(self.second, path, shape)
 
     def __repr__(self) -> str:
-        return f"({_short(self.first)} | {_short(self.second)})"
+        return f"({_format_short(self.first)} | {_format_short(self.second)})"
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,10 @@ class _Not(Selector):
     inner: Where
 
     def selects(self, path: Path, shape: Shape | None) -> bool:
-        return not applies(self.inner, path, shape)
+        return not is_selected(self.inner, path, shape)
 
     def __repr__(self) -> str:
-        return f"~{_short(self.inner)}"
+        return f"~{_format_short(self.inner)}"
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,10 @@ class _Matching(Selector):
 class _WithShape(Selector):
     predicate: Callable[[Shape], bool] | None
     bounds: tuple[tuple[str, int], ...] = ()
-    """Names of arguments of :func:`with_shape`, and their values."""
+    """Names and values of the arguments of :func:`with_shape`."""
 
     def selects(self, path: Path, shape: Shape | None) -> bool:
-        known = _known(path, shape)
+        known = _require_shape(path, shape)
         sizes = {"ndim": len(known), "numel": math.prod(known)}
         for name, bound in self.bounds:
             limit, _, of = name.rpartition("_")
@@ -101,26 +101,26 @@ class _WithShape(Selector):
         return self.predicate is None or bool(self.predicate(known))
 
     def __repr__(self) -> str:
-        given = [] if self.predicate is None else [_short(self.predicate)]
+        given = [] if self.predicate is None else [_format_short(self.predicate)]
         return f"with_shape({', '.join([*given, *(f'{k}={v}' for k, v in self.bounds)])})"
 
 
 @dataclass(frozen=True)
 class IfAny(Selector):
-    """Leaves meant, of which there may be none. Made by :func:`if_any`."""
+    """Selector that may match no leaf. Built by :func:`if_any`."""
 
     where: Where
 
     def selects(self, path: Path, shape: Shape | None) -> bool:
-        return applies(self.where, path, shape)
+        return is_selected(self.where, path, shape)
 
     def __repr__(self) -> str:
-        return f"if_any({_short(self.where)})"
+        return f"if_any({_format_short(self.where)})"
 
 
 @dataclass(frozen=True)
 class Listed(Selector):
-    """The leaves at these paths."""
+    """Selector of the leaves at some paths."""
 
     paths: frozenset[Path]
 
@@ -133,13 +133,13 @@ class Listed(Selector):
 
 @dataclass(frozen=True)
 class HasLabel(Selector):
-    """The leaves to which a function of path and shape gives a label."""
+    """Selector of the leaves with one label of a function of path and shape."""
 
     label_of: Callable[[Path, Shape], str | None]
     label: str
 
     def selects(self, path: Path, shape: Shape | None) -> bool:
-        return self.label_of(path, _known(path, shape)) == self.label
+        return self.label_of(path, _require_shape(path, shape)) == self.label
 
     def __repr__(self) -> str:
         return f"label {self.label!r}"
@@ -147,33 +147,33 @@ class HasLabel(Selector):
 
 @dataclass(frozen=True)
 class Labels:
-    """The first selector that means a leaf says its label. Made by :func:`labels`."""
+    """Function that returns the label of the first selector that matches. See :func:`labels`."""
 
     pairs: tuple[tuple[str, Where], ...]
     default: str | None
 
     def __repr__(self) -> str:
-        table = ", ".join(f"{label!r}: {_short(where)}" for label, where in self.pairs)
+        table = ", ".join(f"{label!r}: {_format_short(where)}" for label, where in self.pairs)
         return f"labels({{{table}}}, default={self.default!r})"
 
     def __call__(self, path: Path, shape: Shape) -> str | None:
         for label, where in self.pairs:
-            if applies(where, path, shape):
+            if is_selected(where, path, shape):
                 return label
         return self.default
 
 
 def labels(table: Mapping[str, Where], *, default: str | None = None) -> Labels:
-    """A function of path and shape for :func:`~functional_optim.partition`.
+    """Return a function of path and shape for :func:`~functional_optim.partition`.
 
     Args:
-        table: for each label the leaves meant; the first that means a leaf counts.
-        default: the label of all other leaves; without one, they are refused.
+        table: the leaves of each label. The first label that matches a leaf counts.
+        default: the label of all other leaves. Without a default, other leaves are refused.
 
     Raises:
-        TypeError: one that means no leaves: neither a tuple of keys, a predicate nor a selector.
-        ValueError: from ``init`` of the partition: one says something of paths that is true of no
-            leaf; it may be misspelt. See :func:`if_any`.
+        TypeError: a value is not a tuple of keys, a predicate or a selector.
+        ValueError: (from ``init`` of the partition) a path, pattern or predicate matches no leaf,
+            perhaps since it is misspelt. See :func:`if_any`.
 
     Example::
 
@@ -187,17 +187,17 @@ def labels(table: Mapping[str, Where], *, default: str | None = None) -> Labels:
 
 
 def matching(*patterns: str) -> Selector:
-    """The leaves whose names match one of some patterns, as file names do.
+    """Select leaves whose names match at least one pattern, like patterns of file names.
 
     Args:
-        patterns: of names as errors show them, the keys of a path joined by points: ``*`` stands
-            for anything, ``?`` for one character, ``[ab]`` for one of some.
+        patterns: for names, which are the keys of a path joined by dots. ``*`` matches any text,
+            ``?`` one character, and ``[ab]`` one of these characters.
 
     Returns:
         A selector for ``override``, ``masked``, ``freeze`` and ``labels``.
 
     Raises:
-        TypeError: something else than strings, or none.
+        TypeError: a pattern is not a string, or there is no pattern.
 
     Example::
 
@@ -208,7 +208,7 @@ def matching(*patterns: str) -> Selector:
         0.0
     """
     if not patterns or not all(isinstance(one, str) for one in patterns):
-        raise TypeError(f"matching takes patterns such as '*.bias', got {brief(patterns)}")
+        raise TypeError(f"matching takes patterns such as '*.bias', got {format_value(patterns)}")
     return _Matching(patterns)
 
 
@@ -221,23 +221,23 @@ def with_shape(
     min_numel: int | None = None,
     max_numel: int | None = None,
 ) -> Selector:
-    """Select parameters by their shape: by bounds that all hold, or by a predicate.
+    """Select parameters whose shape satisfies all bounds and the predicate.
 
     An optimizer with bounds can be pickled, and its ``repr`` evaluates. A lambda cannot.
 
     Args:
-        predicate: a function of the shape of a whole parameter, which is a tuple of numbers.
-        ndim: the number of dimensions.
-        min_ndim: the least number of dimensions.
-        max_ndim: the largest number of dimensions.
-        min_numel: the least number of elements.
-        max_numel: the largest number of elements.
+        predicate: function of the shape of a whole parameter, a tuple of ints.
+        ndim: number of dimensions.
+        min_ndim: minimum number of dimensions.
+        max_ndim: maximum number of dimensions.
+        min_numel: minimum number of elements.
+        max_numel: maximum number of elements.
 
     Returns:
         A selector for ``override``, ``masked``, ``freeze`` and ``labels``.
 
     Raises:
-        TypeError: the predicate is no function, a bound is no whole number, or nothing is given.
+        TypeError: the predicate is not callable, a bound is not an int, or no argument is given.
         ValueError: a bound is negative.
 
     Example::
@@ -258,11 +258,11 @@ def with_shape(
     given = {name: value for name, value in bounds.items() if value is not None}
     for name, value in given.items():
         if type(value) is not int:
-            raise TypeError(f"with_shape: {name} must be a whole number, got {brief(value)}")
+            raise TypeError(f"with_shape: {name} must be a whole number, got {format_value(value)}")
         if value < 0:
             raise ValueError(f"with_shape: {name} must be >= 0, got {value}")
     if predicate is not None and not callable(predicate):
-        raise TypeError(f"with_shape takes a function of a shape, got {brief(predicate)}")
+        raise TypeError(f"with_shape takes a function of a shape, got {format_value(predicate)}")
     if predicate is None and not given:
         raise TypeError(
             f"with_shape needs a function of a shape, or at least one of {', '.join(bounds)}"
@@ -273,10 +273,9 @@ def with_shape(
 def if_any(where: Where) -> IfAny:
     """Return a selector that may match no leaf.
 
-    Without it, what is meant for no leaf of a tree is refused, since its name may be misspelt: an
-    override, and a name, a pattern or a predicate in ``freeze``, ``masked`` and ``labels``. With
-    it, one optimizer serves trees of which some have such leaves and some have not: the parts of a
-    model, say, or the parameters that each rank owns.
+    Otherwise, a selector in ``override``, ``freeze``, ``masked`` or ``labels`` that matches no leaf
+    of a tree is an error, since it may be misspelt. With ``if_any``, one optimizer can step trees
+    with and without such leaves, such as parts of a model, or the parameters of each rank.
 
     Args:
         where: as for :meth:`~functional_optim.Optimizer.override`.
@@ -285,7 +284,7 @@ def if_any(where: Where) -> IfAny:
         A selector.
 
     Raises:
-        TypeError: ``where`` is neither a tuple, a function nor a selector.
+        TypeError: ``where`` is not a tuple, a function or a selector.
 
     Example::
 
@@ -300,24 +299,24 @@ def if_any(where: Where) -> IfAny:
     return where if isinstance(where, IfAny) else IfAny(where)
 
 
-def both(outer: Where | None, inner: Where | None) -> Where | None:
-    """The leaves that both mean; None means all."""
+def intersect(outer: Where | None, inner: Where | None) -> Where | None:
+    """Return a selector of the leaves that both arguments select; None selects all leaves."""
     if outer is None or inner is None:
         return inner if outer is None else outer
     return _Both(outer, inner)
 
 
 def implies(inner: Where | None, outer: Where | None) -> bool:
-    """Return True if a leaf that ``inner`` selects is selected by ``outer`` too, as written.
+    """Return True if ``outer`` certainly selects all leaves that ``inner`` selects.
 
-    Predicates are not called: False means that it is not known.
+    Only the structure of the selectors is compared: False means unknown.
     """
     own = layers_of(inner)
     return all(one in own for one in layers_of(outer))
 
 
 def layers_of(where: Where | None) -> tuple[Where, ...]:
-    """Return the selectors that :func:`both` joined, the outermost first."""
+    """Return the selectors that :func:`intersect` joined, the outermost first."""
     if where is None:
         return ()
     if isinstance(where, _Both):
@@ -326,51 +325,47 @@ def layers_of(where: Where | None) -> tuple[Where, ...]:
 
 
 def check_where(where: Any) -> None:
-    """Make sure that it can be meant for leaves: a list, or a name, would equal no path.
-
-    Raises:
-        TypeError: it is neither a tuple, a function nor a selector.
-    """
+    """Raise TypeError for other types than :data:`Where`: a list or string would equal no path."""
     if not (isinstance(where, (tuple, Selector)) or callable(where)):
         raise TypeError(
             "where must be a tuple of keys, such as ('layer', 0), a function of a path, or a "
-            f"selector such as matching('*.bias'), got {brief(where)}"
+            f"selector such as matching('*.bias'), got {format_value(where)}"
         )
 
 
-def applies(where: Where, path: Path, shape: Shape | None = None) -> bool:
-    """Return True if the leaf at ``path`` is meant."""
+def is_selected(where: Where, path: Path, shape: Shape | None = None) -> bool:
+    """Return True if ``where`` selects the leaf at ``path``."""
     if isinstance(where, Selector):
         return where.selects(path, shape)
     return where(path) if callable(where) else path[: len(where)] == where
 
 
-def by_path(where: Where) -> Iterator[Where]:
-    """The parts of it that select by paths: their beginnings, patterns and predicates.
+def path_selectors(where: Where) -> Iterator[Where]:
+    """Yield the parts of a selector that select by path: tuples, patterns and predicates.
 
-    Not those of which there may be none.
+    Parts in :func:`if_any` are left out.
     """
     if isinstance(where, (_Both, _Either)):
-        yield from by_path(where.first)
-        yield from by_path(where.second)
+        yield from path_selectors(where.first)
+        yield from path_selectors(where.second)
     elif isinstance(where, _Not):
-        yield from by_path(where.inner)
+        yield from path_selectors(where.inner)
     elif isinstance(where, HasLabel) and isinstance(where.label_of, Labels):
         for _, one in where.label_of.pairs:
-            yield from by_path(one)
+            yield from path_selectors(one)
     elif isinstance(where, _Matching) or not isinstance(where, Selector):
         yield where
 
 
-def names(where: Where) -> bool:
-    """Return True if what a part selects by is written of names: a path with text, or a pattern."""
+def has_names(where: Where) -> bool:
+    """Return True for a pattern, and for a path with a string."""
     if isinstance(where, tuple):
         return any(isinstance(key, str) for key in where)
     return isinstance(where, _Matching)
 
 
-def written(where: Where) -> str:
-    """A tuple of keys, a selector, or a predicate by its name and where it was written."""
+def format_selector(where: Where) -> str:
+    """Format a selector: a predicate by its name, file and line."""
     if isinstance(where, (tuple, Selector)):
         return repr(where)
     code = getattr(where, "__code__", None)
@@ -378,12 +373,12 @@ def written(where: Where) -> str:
     return name if code is None else f"{name} at {code.co_filename}:{code.co_firstlineno}"
 
 
-def _short(where: Any) -> str:
-    """Return the text of a selector within a ``repr``: a predicate by its name alone."""
-    return repr(where) if isinstance(where, (tuple, Selector)) else named(where)
+def _format_short(where: Any) -> str:
+    """Format a selector within a ``repr``: a predicate by its name only."""
+    return repr(where) if isinstance(where, (tuple, Selector)) else function_name(where)
 
 
-def _known(path: Path, shape: Shape | None) -> Shape:
+def _require_shape(path: Path, shape: Shape | None) -> Shape:
     if shape is None:
         raise ValueError(
             f"the leaf at {path_name(path)!r} is asked for by its path alone, and this optimizer "

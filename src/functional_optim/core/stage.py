@@ -1,7 +1,7 @@
-"""Rule and Transform: the mathematics of an optimizer, on one tensor, and what it needs.
+"""Rule and Transform: the mathematics of an optimizer for one tensor, and its requirements.
 
-Both are frozen records around pure functions. They know nothing of trees, ranks, devices or
-step counts; whoever runs them obeys what they declare (``kind``, ``measure``, ``sparse``).
+Both are frozen records of pure functions, which do not depend on trees, ranks or devices. Executors
+follow their declarations, such as ``kind``, ``measure`` and ``sparse``.
 """
 
 import inspect
@@ -15,18 +15,20 @@ from torch import Tensor
 
 from functional_optim.bounds import Interval
 from functional_optim.core.blocks import BlockOptions
+from functional_optim.core.constructor_calls import format_link
 from functional_optim.core.gate import Gate
 from functional_optim.core.hyper import build
 from functional_optim.core.leaf_input import LeafInput, require_fields
-from functional_optim.core.reserved_names import RESERVED_HYPER, RESERVED_STATE, require_free
-from functional_optim.core.spelling import spell_link
 from functional_optim.core.stage_defaults import (
+    RESERVED_HYPER,
+    RESERVED_STATE,
     NoState,
     Sparse,
     no_check,
     no_init,
     no_shared,
     refuse_sparse,
+    require_free,
     rows_of_sparse,
     same_coefficients,
     takes_dense,
@@ -48,17 +50,17 @@ Kind = Literal["pointwise", "per_matrix"]
 
 
 class Link(NamedTuple):
-    """A stage together with its hyper-parameters: what ``chain`` joins."""
+    """Stage with its hyper-parameters: an argument of ``chain``."""
 
     stage: "Stage"
     hyper: Any
     where: Any = None
-    """The leaves it acts on, as for :meth:`Optimizer.override`; None for all of them."""
+    """The leaves on which it acts, as for :meth:`Optimizer.override`; None for all leaves."""
     label: str = ""
-    """Of the part of a :func:`~functional_optim.partition` that it belongs to."""
+    """The label of its part of a :func:`~functional_optim.partition`."""
 
     def __repr__(self) -> str:
-        return spell_link(self)
+        return format_link(self)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -68,67 +70,66 @@ class Stage:
     Call it with its hyper-parameters, by name, to get a :class:`Link` for ``chain``.
 
     Args:
-        name: a short name; it stands in errors and in ``optimizer.hyper``.
+        name: a short name, for errors and ``optimizer.hyper``.
         hyper: a NamedTuple class. Fields annotated ``float`` (or a tuple of floats) take a number,
-            a 0-d tensor or a schedule; fields annotated ``bool`` are fixed choices. None is called
-            ``params``, ``param_names``, ``initial_lr``, ``decoupled_weight_decay`` or ``step``.
-        state: a NamedTuple class whose fields are tensors, or ``list[Tensor]`` for a field that
-            only some options or shapes need (``[]`` or ``[tensor]``, or one for each side of a
-            matrix); :data:`NoState` where there is none. None is called ``step``.
+            a 0-d tensor or a schedule; fields annotated ``bool`` are static. These names are
+            reserved: ``params``, ``param_names``, ``initial_lr``, ``decoupled_weight_decay`` and
+            ``step``.
+        state: a NamedTuple class, or :data:`NoState`. A field is a tensor, or ``list[Tensor]`` if
+            only some options or shapes need it: ``[]`` or ``[tensor]``, or one tensor for each side
+            of a matrix. The name ``step`` is reserved.
         init: ``init(param, hyper) -> state``.
-        state_depends_on: the hyper-parameters by which ``init`` decides which tensors there are,
-            and of which shape and dtype. By default all: ``init`` is called for each new value.
-        coefficients: ``coefficients(step, hyper)`` gives what changes with the step but is the
-            same for every element: a NamedTuple of a few numbers, in double precision, computed
-            once per step. ``step`` counts from 1. Left out, the rule is handed ``hyper`` itself.
-        bounds: pairs (field, interval) of the values that are allowed.
-        check: raises ValueError where hyper-parameters contradict one another.
-        kind: "pointwise" (each element alone: may be cut anywhere) or "per_matrix" (needs its
-            whole tensor).
-        granularity: a pointwise stage may be cut only at multiples of this many elements of a leaf.
-        dtypes: the dtypes of parameters that it takes; empty for every floating and complex one.
-        differentiable: whether torch.func and autograd see through it.
-        as_gradient: fields of the state that a step sees in the gradient's layout where that is not
-            the parameter's (torch.optim makes them as a copy of the first gradient): in 16 bits,
-            torch's kernels round an element by the strides of all operands.
-        state_device: the type of device that its state is kept on; None for the parameter's own.
-        stacked: of a per_matrix stage: whether it also takes several tensors of one shape at once,
-            stacked in one more dimension in front (its state's tensors too), and makes of each what
-            it makes of that one alone, up to the rounding of torch's batched products.
-        takes_dtensors: of a per_matrix stage: whether it also computes with DTensors, by torch's
-            operators over all ranks, what it computes with whole tensors: a norm of the tensor
-            does, a product of matrices rounds otherwise. Without it, a DTensor is refused.
-        blocks: of a per_matrix stage: how its hyper-parameters divide a parameter into matrices.
-        flops: ``flops(shape, hyper)``: floating-point operations of a step of one matrix of that
+        state_depends_on: the hyper-parameters on which the existence, shapes and dtypes of state
+            tensors depend. By default all: ``init`` is called for each new value.
+        coefficients: ``coefficients(step, hyper)`` returns the scalars of a step that are the same
+            for all elements: a NamedTuple of a few numbers, in float64, computed once per step.
+            ``step`` counts from 1. By default ``hyper``.
+        bounds: pairs (field, interval) of valid values.
+        check: raises ValueError if hyper-parameters contradict each other.
+        kind: "pointwise" (each element independently: a tensor may be split anywhere) or
+            "per_matrix" (needs the whole tensor).
+        granularity: a pointwise stage may be split only at multiples of this many elements.
+        dtypes: the valid dtypes of parameters; empty for all floating and complex dtypes.
+        differentiable: True if torch.func and autograd can differentiate the stage.
+        as_gradient: state fields that a step sees with the strides of the gradient: in torch.optim,
+            they are copies of the first gradient, and in 16 bits, rounding in torch's kernels
+            depends on the strides of all operands.
+        state_device: the device type of the state; None for the device of the parameter.
+        stacked: for a per_matrix stage, True if it also takes a batch of tensors of one shape, with
+            one more dimension in front, also in its state. Each result must equal that of the
+            tensor alone, up to the rounding of torch's batched products.
+        takes_dtensors: for a per_matrix stage, True if torch's operators on DTensors give the
+            result of the whole tensors, as for a norm; products of matrices round differently.
+            Otherwise, DTensors are refused.
+        blocks: for a per_matrix stage, how its hyper-parameters divide a parameter into matrices.
+        flops: ``flops(shape, hyper)``: floating-point operations of a step of one matrix of this
             shape, on average over steps. None: the operations on each element are counted.
-        sparse: for given hyper-parameters, what a sparse gradient means: "rows" (only the rows
-            it stores change), "dense" (as if it were dense), or "refuse".
-        dense: for given hyper-parameters, whether a dense gradient is taken; RuntimeError, if not.
-        shared: a NamedTuple class of numbers that belong to no leaf (an estimated distance, a sum
-            of weights, a count of skipped steps); :data:`NoState` where there are none. They are
-            kept in ``State.shared``, in double precision.
-        shared_by: the hyper-parameters that ``init_shared`` and ``combine`` read. They have to be
-            the same for all leaves that the stage acts on: others are refused. By default all.
+        sparse: ``sparse(hyper)`` says how a sparse gradient is handled: "rows" (only its stored
+            rows change), "dense" (it is converted), or "refuse".
+        dense: ``dense(hyper)`` is False if dense gradients are refused, with a RuntimeError.
+        shared: a NamedTuple class of scalars that belong to no leaf (an estimated distance, a sum
+            of weights, a count of skipped steps), or :data:`NoState`. ``State.shared`` has them in
+            float64.
+        shared_by: the hyper-parameters that ``init_shared`` and ``combine`` read, by default all.
+            They must be equal for all leaves of the stage.
         init_shared: ``init_shared(hyper) -> shared``: before the first step.
-        reduce: ``reduce(param, grad, state, coefficients)`` gives 0-d tensors, additive: they are
-            summed, in double precision, over every tensor, shard and rank. ``grad`` is as the
-            stages before have left it, ``coefficients`` of the shared numbers before this step.
-        totals: how many sums ``reduce`` gives.
+        reduce: ``reduce(param, grad, state, coefficients)`` returns 0-d tensors, which are summed
+            in float64 over all tensors, shards and ranks. ``grad`` is the gradient after the
+            earlier stages, and ``coefficients`` belong to the shared scalars before this step.
+        totals: the number of sums of ``reduce``.
         reduce_each: ``reduce`` for several tensors at once, with the same bits. Arguments are lists
-            of dense tensors of one device; ``state`` has such a list in the place of each tensor.
-            It gives, for each total, a 1-D float64 tensor with a number for each tensor, or None
-            where these are to be reduced one by one.
-        combine: ``combine(shared, totals, hyper) -> shared``, once per step; ``totals`` holds the
-            sums of ``reduce``, ``()`` without. Where a stage has it, its ``coefficients`` are
-            called with the new shared numbers as a third argument. Numbers are floats, or 0-d
-            tensors where one differentiates.
-        gate: whether the stages behind this one run; see :class:`Gate`. The step that a gate's own
-            ``coefficients`` are given counts from the last time that it was open.
-        view: ``view(param, state, hyper)`` gives the parameter to evaluate with.
-        extra: names of inputs beside the gradient that the stage needs at each step: of shared
-            numbers (such as "loss"), which ``combine`` then takes by name. Behind a closed gate the
-            stage does not run, and needs none.
-        inputs: those that are one tensor for each leaf: see :class:`LeafInput`.
+            of dense tensors of one device; ``state`` has a list in place of each tensor. It returns
+            for each total a 1-D float64 tensor with a number for each tensor, or None if the
+            tensors must be reduced one by one.
+        combine: ``combine(shared, totals, hyper) -> shared``, once per step. ``totals`` has the
+            sums of ``reduce``, or is ``()``. With ``combine``, ``coefficients`` gets the new shared
+            scalars as a third argument. Scalars are floats, or 0-d tensors with a derivative.
+        gate: decides if the stages after this one run; see :class:`Gate`. The ``step`` argument of
+            a gate's ``coefficients`` counts from the last time that the gate was open.
+        view: ``view(param, state, hyper)`` returns the parameter to evaluate with.
+        extra: names of scalar inputs of each step (such as "loss"), which ``combine`` takes by
+            name. A stage after a closed gate does not run, and needs no inputs.
+        inputs: inputs that are one tensor for each leaf; see :class:`LeafInput`.
     """
 
     name: str
@@ -164,13 +165,11 @@ class Stage:
     inputs: tuple[LeafInput, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse names that mean something else; let torch.load read the state.
-
-        It reads it with its safe defaults: a NamedTuple runs no code.
+        """Check the declarations, and let torch.load read the state with its safe defaults.
 
         Raises:
-            ValueError: a field of state or a hyper-parameter with a reserved name; an input that
-                has no place in the state; declarations that contradict one another.
+            ValueError: a reserved name of a state field or hyper-parameter; an input without a
+                state field; declarations that contradict each other.
         """
         require_free(self.name, "a field of state", self.state, RESERVED_STATE)
         require_free(self.name, "a hyper-parameter", self.hyper, RESERVED_HYPER)
@@ -201,7 +200,7 @@ class Stage:
             )
 
     def _require_hyper(self, declared: str) -> None:
-        """Refuse a declaration that names what is no hyper-parameter."""
+        """Check that a declaration only names hyper-parameters."""
         known = getattr(self.hyper, "_fields", ())
         unknown = [one for one in getattr(self, declared) or () if one not in known]
         if unknown:
@@ -211,7 +210,7 @@ class Stage:
             )
 
     def __hash__(self) -> int:
-        """Return the hash of the fields; kept, since stages are keys of caches."""
+        """Return the hash of the fields, which is cached since stages are keys of caches."""
         found: int | None = self.__dict__.get("_hash")
         if found is None:
             found = hash((type(self), *(getattr(self, one.name) for one in fields(self))))
@@ -219,18 +218,18 @@ class Stage:
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the hash, which another process would not find equal."""
+        """Return the fields without the hash, which differs between processes."""
         return {key: value for key, value in self.__dict__.items() if key != "_hash"}
 
     @property
     def stateful(self) -> bool:
-        """Return True if the stage keeps anything between steps."""
+        """Return True if the stage has state."""
         found: bool = self.__dict__["_stateful"]  # torch.compile compares no generic aliases
         return found
 
     @property
     def sharing(self) -> bool:
-        """Return True if the stage keeps numbers that belong to no leaf."""
+        """Return True if the stage has shared scalars."""
         found: bool = self.__dict__["_sharing"]
         return found
 
@@ -238,14 +237,14 @@ class Stage:
         return f"{type(self).__name__} {self.name}({', '.join(getattr(self.hyper, '_fields', ()))})"
 
     def made_of(self, hyper: Any) -> tuple[str, tuple[Link, ...], dict[str, Any]] | None:
-        """Return the name of the function that made it, its links, and the other arguments.
+        """Return the call that built a stage of other links, for ``repr``: name, links, options.
 
-        None of a stage that is itself. An optimizer shows such a call in its ``repr``.
+        None for a stage that was not built of other links.
         """
         return None
 
     def parts(self) -> "tuple[Stage, ...]":
-        """Return the stages whose functions a step calls: itself, unless it was made of others."""
+        """Return the stages whose functions a step calls: itself, or the stages inside of it."""
         return (self,)
 
     def __call__(self, **hyper: Any) -> Link:
@@ -255,41 +254,39 @@ class Stage:
 S = TypeVar("S", bound=Stage)
 
 
-def _with_arguments_of_stage(cls: type[S]) -> type[S]:
-    """Document the arguments that a class inherits from Stage behind its own, for ``help``."""
-    if cls.__doc__ is not None and Stage.__doc__ is not None:  # python -OO keeps no docstrings
+def _add_stage_arguments(cls: type[S]) -> type[S]:
+    """Append the arguments of Stage to the docstring of a subclass."""
+    if cls.__doc__ is not None and Stage.__doc__ is not None:  # python -OO removes docstrings
         inherited = inspect.cleandoc(Stage.__doc__).partition("Args:\n")[2]
         own, example, rest = inspect.cleandoc(cls.__doc__).partition("\n\nExample::")
         cls.__doc__ = f"{own}\n{inherited}{example}{rest}"
     return cls
 
 
-@_with_arguments_of_stage
+@_add_stage_arguments
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Rule(Stage):
     """A step on one parameter: ``rule(param, grad, state, coefficients) -> (param, state)``.
 
-    Pure: no side effect, no ``.item()``, no branch on data. It has to be a module-level function
-    with annotations that TorchScript reads, since that is one of the ways it is run. The helpers
-    in :mod:`functional_optim.numeric` take each coefficient as a number or as a 0-d tensor.
+    The function is pure: no side effect, no ``.item()``, no branch on data. It must be a
+    module-level function with annotations that TorchScript can compile. The helpers in
+    :mod:`functional_optim.numeric` take each coefficient as a number or as a 0-d tensor.
 
-    A rule reads its arguments, functions, modules, classes, and constants (numbers, strings,
-    tuples of them). A compiled step is compiled again when such a constant or a helper is
-    replaced. A rule that reads anything else, such as a dict, a list or a tensor of its module, a
-    closure or a default, is not compiled: ``explain`` names it, and the reference steps.
+    A rule may read its arguments, functions, modules, classes, and constants (numbers, strings,
+    tuples of them). If a constant or a helper is replaced, the step is compiled again. A rule that
+    reads anything else, such as a dict, a list or a tensor of its module, a closure or a default,
+    is not compiled: ``explain`` names it, and the reference executor steps.
 
-    A pointwise rule is given flat pieces of a parameter. One that reads ``ndim``, ``dim()``,
-    ``stride()`` or ``len(param.shape)``, or branches on a size, raises an error where it would be
-    compiled: let a hyper-parameter decide, or declare ``kind="per_matrix"``. The same holds for
-    transforms.
+    A pointwise rule gets flat pieces of a parameter. If it reads ``ndim``, ``dim()``, ``stride()``
+    or ``len(param.shape)``, or branches on a size, compiling raises an error: use a hyper-parameter
+    instead, or declare ``kind="per_matrix"``. The same holds for transforms.
 
     Args:
-        rule: ``rule(param, grad, state, coefficients) -> (param, state)``. All tensors have the
-            shape of the parameter, unless ``init`` made them otherwise. ``coefficients`` is what
-            the function ``coefficients`` returned for this step.
-        uses_gradient: whether the rule reads the gradient. False for one that acts on the parameter
-            alone, such as an average or a decay. A chain needs a rule that reads it, and no
-            transform may stand behind the last such rule.
+        rule: ``rule(param, grad, state, coefficients) -> (param, state)``. State tensors have the
+            shapes of ``init``. ``coefficients`` is the result of the function ``coefficients``.
+        uses_gradient: True if the rule reads the gradient. False for a rule on the parameter only,
+            such as an average or a decay. A chain needs a rule that reads the gradient, and a
+            transform after the last such rule is an error.
 
     Example::
 
@@ -316,31 +313,30 @@ class Rule(Stage):
     __hash__ = Stage.__hash__
 
 
-@_with_arguments_of_stage
+@_add_stage_arguments
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Transform(Stage):
     """A step on one gradient: ``transform(grad, param, state, coefficients) -> (grad, state)``.
 
-    Pure, and a module-level function that TorchScript reads, as for :class:`Rule`.
+    The function has the same restrictions as for :class:`Rule`.
 
     Args:
         transform: ``transform(grad, param, state, coefficients) -> (grad, state)``. With
             ``measure``, it takes the total as a fifth argument. With ``raw``, its last argument is
             the raw gradient.
-        measure: for a transform that needs a number from *all* gradients first: ``measure(grad)``
-            returns a 0-d float64 tensor. The sum over every tensor, shard and rank is the total
-            that ``transform`` takes.
-        measure_each: ``measure`` for a list of dense tensors of one device, with the same bits: a
-            1-D float64 tensor with a number for each.
+        measure: for a transform that needs a sum over *all* gradients: ``measure(grad)`` returns a
+            0-d float64 tensor. The total is the sum over all tensors, shards and ranks.
+        measure_each: ``measure`` for a list of dense tensors of one device, with the same bits. It
+            returns a 1-D float64 tensor with a number for each tensor.
         transform_each_: ``transform`` for several leaves at once, in place and with the same bits,
-            of a per_matrix transform without ``measure`` and ``raw``.
+            for a per_matrix transform without ``measure`` and ``raw``.
             ``transform_each_(grads, params, state, coefficients)`` writes the new gradients to
             ``grads`` and the new state to ``state``. Arguments are lists of plain, contiguous
-            tensors on the CPU; ``state`` has such a list in the place of each tensor. With it, the
-            pointwise stages before and behind run as loops over all leaves.
-        leads: whether the transform acts on the raw gradient, wherever it stands in the chain.
-        raw: whether ``transform`` also takes the raw gradient: the gradient that the chain was
-            given, changed only by transforms that lead and by the last gate before this one.
+            tensors on the CPU; ``state`` has a list in place of each tensor. With it, the pointwise
+            stages before and after the transform run as loops over all leaves.
+        leads: True if the transform runs before all other stages, at any position in the chain.
+        raw: True if ``transform`` also takes the raw gradient: the gradient of the chain after
+            leading transforms and the last gate before this stage.
 
     Example::
 
@@ -367,11 +363,11 @@ class Transform(Stage):
     __hash__ = Stage.__hash__
 
     def __post_init__(self) -> None:
-        """Refuse contradictions, those of any stage among them.
+        """Check the declarations.
 
         Raises:
-            ValueError: ``measure_each`` without ``measure``; ``transform_each_`` where no list of
-                leaves is enough; or as for :class:`Stage`.
+            ValueError: ``measure_each`` without ``measure``; ``transform_each_`` of a transform
+                that cannot have it; or as for :class:`Stage`.
         """
         super().__post_init__()
         if self.measure_each is not None and self.measure is None:
@@ -388,10 +384,10 @@ class Transform(Stage):
 
 
 def block_size_of(stages: Iterable[Stage]) -> int:
-    """A chain may be cut at multiples of so many elements of a leaf: where all its stages may."""
+    """Return the number of elements at whose multiples all stages may be split."""
     return math.lcm(*(stage.granularity for stage in stages))
 
 
 def in_full_blocks(count: int, block_size: int) -> int:
-    """The elements of the blocks that so many elements take up, the last of them filled up."""
+    """Round a number of elements up to a multiple of the block size."""
     return -(-count // block_size) * block_size

@@ -1,45 +1,64 @@
-"""Declarations that a stage has unless it says otherwise."""
+"""Default functions of a stage, and names that its fields must not have."""
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from torch import Tensor
 
 NoState = tuple[()]
-"""The state of a stage that keeps none; its one value is ``()``."""
+"""The state of a stateless stage: always ``()``."""
 
 Sparse = Literal["refuse", "rows", "dense"]
-"""What a sparse gradient means to a stage."""
+"""How a stage handles a sparse gradient (see ``Stage.sparse``)."""
 
 
 def no_init(param: Tensor, hyper: Any) -> NoState:
-    """State of a stage that keeps none."""
+    """Return the state of a stateless stage."""
     return ()
 
 
 def same_coefficients(step: float, hyper: Any) -> Any:
-    """Coefficients of a stage whose hyper-parameters are used as they are."""
+    """Return the hyper-parameters as coefficients."""
     return hyper
 
 
 def no_shared(hyper: Any) -> NoState:
-    """Shared numbers of a stage that has none."""
+    """Return the shared scalars of a stage that has none."""
     return ()
 
 
 def no_check(hyper: Any) -> None:
-    """Validation of a stage whose hyper-parameters have bounds, but no relation between them."""
+    """Accept all combinations of hyper-parameters."""
 
 
 def refuse_sparse(hyper: Any) -> Sparse:
-    """A stage that has no meaning for a sparse gradient."""
+    """Refuse sparse gradients."""
     return "refuse"
 
 
 def takes_dense(hyper: Any) -> bool:
-    """A stage that takes a dense gradient."""
+    """Accept dense gradients."""
     return True
 
 
 def rows_of_sparse(hyper: Any) -> Sparse:
-    """A stage that does nothing where the gradient is zero, so that only stored rows matter."""
+    """Step only the stored rows of a sparse gradient: a zero gradient must change nothing."""
     return "rows"
+
+
+RESERVED_STATE = ("step",)
+"""Keys of torch's state dicts with another meaning: the step count of a parameter."""
+
+RESERVED_HYPER = ("params", "param_names", "initial_lr", "decoupled_weight_decay", "step")
+"""Keys of torch's parameter groups that are not hyper-parameters."""
+
+
+def require_free(stage: str, what: str, record: Any, reserved: Iterable[str]) -> None:
+    """Raise ValueError if a field of a NamedTuple class has a reserved name."""
+    taken = [name for name in getattr(record, "_fields", ()) if name in reserved]
+    if taken:
+        raise ValueError(
+            f"{stage}: {what} cannot be called {taken[0]!r}, since torch's state dicts keep "
+            f"something else under {', '.join(map(repr, reserved))}; rename it (such as "
+            f"{stage}_{taken[0]})"
+        )

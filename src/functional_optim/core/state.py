@@ -1,7 +1,7 @@
-"""State, leaf-major: the state tree mirrors the tree of parameters.
+"""State of an optimizer: a tree like the parameters, with one state for each leaf.
 
-A bucket, a shard or a checkpoint entry is then a slice of that tree, and a leaf can join, leave
-or move to another rank without touching the others.
+So a bucket, a shard or an entry of a checkpoint is a slice of the state. Leaves can be added,
+removed or moved to another rank independently.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,19 +15,19 @@ class GateCounts(NamedTuple):
     """Counts of a leaf at a gate: 0-d int64 tensors."""
 
     runs: Tensor
-    """How often the stages up to the gate have run."""
+    """The number of runs of the stages up to the gate."""
     held: Tensor
-    """How often they have since the gate let the leaf through."""
+    """The number of these runs since the gate last let the leaf through."""
 
 
 class LeafState(NamedTuple):
     """State of one parameter from step to step."""
 
     step: Tensor
-    """0-d int64 tensor: how many steps this leaf has made. A missing gradient is no step, nor is
-    one that a gate has not let through."""
+    """0-d int64 tensor: the number of steps of this leaf. Calls without a gradient, or that a gate
+    does not let through, are not counted."""
     stages: tuple[Any, ...]
-    """One State per stage that acts on the leaf, in order; ``()`` for a stage that keeps none."""
+    """One State per stage that acts on the leaf, in order; ``()`` for a stateless stage."""
     gates: tuple[GateCounts, ...] = ()
     """One for each gate among these stages, in order."""
 
@@ -36,42 +36,42 @@ class Shared(NamedTuple):
     """State that belongs to no leaf."""
 
     step: Tensor
-    """0-d int64 tensor: how many times the optimizer was called."""
+    """0-d int64 tensor: the number of calls of the optimizer."""
     stages: tuple[Any, ...]
-    """For each link of the optimizer, its shared numbers as 0-d float64 tensors; () for none."""
+    """For each link of the optimizer, its shared scalars as 0-d float64 tensors; () for none."""
     opened: tuple[Any, ...] = ()
-    """For each link that is a gate, a 0-d int64 tensor: how often it has opened, which is the step
-    of all that stands behind it. () for any other link, and in states of earlier versions."""
+    """For each link that is a gate, a 0-d int64 tensor: the number of its openings, which is the
+    step count of the stages after it. () for other links, and in states of earlier versions."""
 
 
 class State(NamedTuple):
-    """The state of an optimizer: a pytree, to be saved, sliced, vmapped or moved like one."""
+    """State of an optimizer: a pytree, which can be saved, sliced, vmapped and moved."""
 
     leaves: Any
     """The tree of params, with a :class:`LeafState` in place of each parameter."""
     shared: Any = ()
-    """A :class:`Shared` where the optimizer keeps anything that belongs to no leaf; else ()."""
+    """A :class:`Shared` if the optimizer has state that belongs to no leaf; else ()."""
 
 
 def field_tensors(value: Any) -> list[Tensor]:
-    """The tensors of one field of a stage's State: one, or those that an option puts there."""
+    """Return the tensors of one field of a stage's State, which is a tensor or a list."""
     return value if isinstance(value, list) else [value]
 
 
 def state_tensors(states: Iterable[Any]) -> list[Tensor]:
-    """The tensors of stages' States, in order."""
+    """Return the tensors of stages' States, in order."""
     return [tensor for state in states for value in state for tensor in field_tensors(value)]
 
 
-# A saved State is read by torch.load's safe defaults: it is tuples of tensors. The first versions
-# saved it under the name of a module that has moved.
+# torch.load reads a saved State with its safe defaults, since a State is tuples of tensors. Early
+# versions saved it under the name of another module.
 _SAVED = (GateCounts, LeafState, Shared, State)
 _BEFORE = [(kind, f"functional_optim.state.{kind.__name__}") for kind in _SAVED]
 torch.serialization.add_safe_globals([*_SAVED, *_BEFORE])
 
 
 def map_state(function: Callable[..., Tensor], *states: Any) -> Any:
-    """Apply to every tensor of one stage's State (and of more States of the same kind)."""
+    """Return a State of ``function(*tensors)``, for the tensors of each field of equal States."""
     first = states[0]
     if first == ():
         return first

@@ -1,4 +1,4 @@
-"""Leaf states and torch.optim's dicts of state: the same tensors under the same names."""
+"""Conversions between leaf states and the state dicts of torch.optim, without copying tensors."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -7,83 +7,82 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.core.brief import brief
 from functional_optim.core.checks import check_leaf_state
-from functional_optim.core.compiling import remembered
-from functional_optim.core.first_state import starts_as_param
+from functional_optim.core.dynamo import eager_lru_cache
+from functional_optim.core.format import format_value
 from functional_optim.core.hyper import is_plain
-from functional_optim.core.initial import Fields, fields_depend_on, fields_of, init_leaf
 from functional_optim.core.links import gate_names, state_names
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import GateCounts, LeafState, field_tensors
+from functional_optim.core.state_init import Fields, field_hypers, fields_of, init_leaf
+from functional_optim.core.state_reinit import starts_as_param
 
 
-class _Keyed(NamedTuple):
-    """The keys under which torch-like dicts hold a field of a stage's state."""
+class _FieldKeys(NamedTuple):
+    """Keys of a field of a stage's state in a state dict."""
 
     name: str
     keys: tuple[str, ...]
-    """One for each tensor: the name, or of several in a list the name and their place."""
+    """One key for each tensor: the name, or ``name[index]`` in a list of several tensors."""
     optional: bool
-    """Whether it is a list: there for some options, or some shapes, only."""
+    """True if the field is a list, which may be empty."""
     dtype: torch.dtype | None
-    """The dtype; None where there is no tensor."""
+    """The dtype; None if there is no tensor."""
 
-    def left_behind(self, key: str) -> bool:
-        """Return True if a key is of this field when an option was on that is off now."""
+    def is_unused(self, key: str) -> bool:
+        """Return True for a key of this field from another option, if the field is empty now."""
         return not self.keys and key.partition("[")[0] == self.name
 
 
-class _Layout(NamedTuple):
-    """The keys under which torch-like dicts hold the state of a parameter."""
+class _StateKeys(NamedTuple):
+    """Keys of a parameter's state in a state dict."""
 
-    fields: tuple[tuple[_Keyed, ...], ...]
-    """For each stage, its fields."""
-    every: tuple[_Keyed, ...]
+    fields: tuple[tuple[_FieldKeys, ...], ...]
+    """The fields of each stage."""
+    every: tuple[_FieldKeys, ...]
     """The fields of all stages."""
     wanted: frozenset[str]
     """The keys of all fields."""
     gates: tuple[tuple[str, str], ...]
-    """For each gate, the keys of its counts."""
+    """The keys of the counts of each gate."""
     counts: frozenset[str]
-    """The keys of all gates."""
+    """The keys of the counts of all gates."""
 
 
-def _keyed(
+def _state_keys(
     stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
-) -> _Layout:
+) -> _StateKeys:
     """Return the keys of the state of parameters of a shape and a dtype."""
-    return _kept_layout(tuple(stages), fields_of(stages, hypers, shape, dtype))
+    return _keys_of_fields(tuple(stages), fields_of(stages, hypers, shape, dtype))
 
 
-@remembered(1024)
-def _kept_layout(stages: tuple[Stage, ...], layout: Fields) -> _Layout:
-    """Return the keys for the fields of every stage."""
+@eager_lru_cache(1024)
+def _keys_of_fields(stages: tuple[Stage, ...], fields_of_stages: Fields) -> _StateKeys:
     found = tuple(
         tuple(
-            _Keyed(name, _keys(name, field.tensors), field.tensors is not None, field.dtype)
+            _FieldKeys(name, _keys(name, field.tensors), field.tensors is not None, field.dtype)
             for name, field in zip(names, fields, strict=True)
         )
-        for names, fields in zip(state_names(stages), layout, strict=True)
+        for names, fields in zip(state_names(stages), fields_of_stages, strict=True)
     )
     every, gates = tuple(chain.from_iterable(found)), tuple(gate_names(stages))
     wanted = frozenset(key for field in every for key in field.keys)
-    return _Layout(found, every, wanted, gates, frozenset(chain.from_iterable(gates)))
+    return _StateKeys(found, every, wanted, gates, frozenset(chain.from_iterable(gates)))
 
 
 def _keys(name: str, tensors: int | None) -> tuple[str, ...]:
     if tensors is None or tensors == 1:
         return (name,)
-    return tuple(f"{name}[{place}]" for place in range(tensors))
+    return tuple(f"{name}[{index}]" for index in range(tensors))
 
 
-def kept_dtypes(
+def entry_dtypes(
     stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
 ) -> dict[str, torch.dtype]:
-    """By key, the dtype of every tensor that the state of a parameter of this shape has."""
+    """Return the dtypes of the state tensors of a parameter by key."""
     return {
         key: field.dtype
-        for field in _keyed(stages, hypers, shape, dtype).every
+        for field in _state_keys(stages, hypers, shape, dtype).every
         if field.dtype is not None
         for key in field.keys
     }
@@ -92,12 +91,12 @@ def kept_dtypes(
 def to_entries(
     stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor, state: LeafState
 ) -> dict[str, Tensor]:
-    """The state of one parameter as torch.optim keeps it, ``step`` first.
+    """Return the state of one parameter as a state dict of torch.optim, ``step`` first.
 
-    The tensors are those of ``state``, not copies; a field that an option leaves out has no entry.
+    Tensors are not copied. An empty list has no entry.
     """
     entries = {"step": state.step}
-    layout = _keyed(stages, hypers, param.shape, param.dtype)
+    layout = _state_keys(stages, hypers, param.shape, param.dtype)
     for names, counts in zip(layout.gates, state.gates, strict=True):
         entries.update(zip(names, counts, strict=True))
     for fields, one in zip(layout.fields, state.stages, strict=True):
@@ -114,37 +113,36 @@ def from_entries(
     name: str,
     *,
     group_step: Any = None,
-    begins_anew: bool = False,
+    reinit: bool = False,
     counted: bool = False,
 ) -> LeafState:
-    """The inverse of :func:`to_entries`: a leaf state that holds the tensors of ``entries``.
+    """Return a leaf state with the tensors of ``entries``: the inverse of :func:`to_entries`.
 
-    A parameter without entries has not been stepped: its state is that of ``init``. Where nothing
-    depends on the number of steps, and none is kept (SGD), a parameter with a buffer counts as
-    stepped once.
+    A parameter without entries has the state of ``init``. If no coefficient depends on the step,
+    and there is no count (SGD), a parameter with a buffer counts as stepped once.
 
     Args:
         stages: of the chain.
-        hypers: its hyper-parameters.
+        hypers: of each stage.
         param: the parameter.
-        entries: its state.
+        entries: its state dict.
         name: of the parameter, for errors.
-        group_step: the step count of classes that keep one for a whole parameter group, which
-            counts for those of its parameters that have none of their own.
-        begins_anew: whether state whose count is 0 is made anew in the first step, so that what
-            starts as the parameter was, or as a hyper-parameter, may differ from it by now.
-        counted: whether the count in ``entries`` is known to be right, whatever the values are.
+        group_step: the step count of the parameter group, in classes that have one. It is used for
+            parameters without a count.
+        reinit: True if state with the count 0 is initialized again in the first step. Then values
+            that start as the parameter or a hyper-parameter may differ from it.
+        counted: True if the count in ``entries`` is known to be right, for any values.
 
     Raises:
-        TypeError: an entry that is no tensor.
-        ValueError: some entries are missing, unknown, or of another shape; or they are those of a
-            parameter that was stepped, and nothing says how often.
+        TypeError: an entry is not a tensor.
+        ValueError: entries are missing, unknown, or of another shape; or the parameter was stepped,
+            and there is no count.
     """
-    layout = _keyed(stages, hypers, param.shape, param.dtype)
+    layout = _state_keys(stages, hypers, param.shape, param.dtype)
     counts, wanted = layout.counts, layout.wanted
-    # What an option that is off has left behind is not used, as in torch.
+    # As in torch, entries of an option that is off now are ignored.
     odd = [key for key in entries if key not in wanted]
-    unused = {key for key in odd if any(field.left_behind(key) for field in layout.every)}
+    unused = {key for key in odd if any(field.is_unused(key) for field in layout.every)}
     given = {
         key: value.to_dense() if isinstance(value, Tensor) and value.is_sparse else value
         for key, value in entries.items()
@@ -159,19 +157,20 @@ def from_entries(
     for key, value in given.items():
         if not isinstance(value, Tensor):
             raise TypeError(
-                f"the state of {name!r} has {brief(value)} as {key!r}, and a tensor is kept there"
+                f"the state of {name!r} has {format_value(value)} as {key!r}, and a tensor is kept "
+                "there"
             )
     if wanted and not given:
         with torch.no_grad():
             start = init_leaf(stages, hypers, param)
         late = not entries and not starts_in_first_step(stages, hypers, param)
-        # In a class that counts for a group, one that comes late is at the step of the others.
+        # With a count for the group, a late parameter has the step count of the others.
         return start._replace(step=_as_step(group_step)) if late and group_step else start
     step = entries.get("step", group_step)
     is_counted = counted and step is not None
     if given and not is_counted and (step is None or int(step) == 0) and not has_begun(entries):
-        made = _steps_of_uncounted(stages, hypers, param, given, name, step, begins_anew)
-        step = made if step is None or int(step) != made else step  # plans know a count by itself
+        made = _steps_of_uncounted(stages, hypers, param, given, name, step, reinit)
+        step = made if step is None or int(step) != made else step  # plans need the same tensor
     states = tuple(
         stage.state(*(_value(field, given, param.dtype) for field in fields))
         if stage.stateful
@@ -187,7 +186,7 @@ def from_entries(
 
 
 def has_begun(entries: Mapping[str, Any]) -> bool:
-    """Return True if a parameter with this state was stepped, or has come as far as a gate."""
+    """Return True if the parameter of this state was stepped, or its stages up to a gate ran."""
     return any(
         int(value) > 0
         for key, value in entries.items()
@@ -202,30 +201,30 @@ def _steps_of_uncounted(
     given: Mapping[str, Tensor],
     name: str,
     count: Any,
-    begins_anew: bool,
+    reinit: bool,
 ) -> int:
-    """The steps of a parameter that has a state, and a count of 0 or none.
+    """Return the step count, 0 or 1, of a parameter with state whose count is 0 or missing.
 
-    Raises:
-        ValueError: it was stepped, and how often decides what comes next.
+    If the next step depends on a count that is not known, raise ValueError.
     """
     if starts_in_first_step(stages, hypers, param):
-        # torch counts no steps where it makes the state in the first one
+        # torch does not count steps of optimizers that create their state in the first step
         return int(any(bool(value.any()) for value in given.values()))
-    start = _start(stages, hypers, param)
-    filled = {key for key, value in given.items() if not _same_values(value, start[key])}
-    if filled and begins_anew and count is not None:
+    with torch.no_grad():
+        start = to_entries(stages, hypers, param, init_leaf(stages, hypers, param))
+    filled = {key for key, value in given.items() if not _is_initial_value(value, start[key])}
+    if filled and reinit and count is not None:
         starts = chain.from_iterable(starts_as_param(stages, hypers, param.shape, param.dtype))
         keys = (
             key
-            for field in _keyed(stages, hypers, param.shape, param.dtype).every
+            for field in _state_keys(stages, hypers, param.shape, param.dtype).every
             for key in field.keys
         )
         of_values = {key for key, is_one in zip(keys, starts, strict=True) if is_one}
         filled = {
             key
             for key in filled - of_values
-            if not (_is_one_number(start[key]) and _is_one_number(given[key]))
+            if not (_is_constant(start[key]) and _is_constant(given[key]))
         }
     if not filled:
         return 0
@@ -239,19 +238,13 @@ def _steps_of_uncounted(
     )
 
 
-def _start(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> dict[str, Tensor]:
-    """The state before the first step, as entries."""
-    with torch.no_grad():
-        return to_entries(stages, hypers, param, init_leaf(stages, hypers, param))
-
-
-def _is_one_number(tensor: Tensor) -> bool:
-    """Return True if it is filled with one number, as by a hyper-parameter that it starts as."""
+def _is_constant(tensor: Tensor) -> bool:
+    """Return True if all elements are one nonzero number, such as a hyper-parameter."""
     return tensor.numel() > 0 and bool((tensor == tensor.flatten()[0]).all()) and bool(tensor.any())
 
 
-def _same_values(value: Tensor, start: Tensor) -> bool:
-    """Return True if a tensor has the value of its field before the first step, of any shape."""
+def _is_initial_value(value: Tensor, start: Tensor) -> bool:
+    """Return True if a tensor equals its initial value, or has another shape."""
     if value.shape != start.shape:
         return True
     return torch.equal(value.to(start.device, start.dtype), start)
@@ -261,7 +254,7 @@ _PROBED_STEPS = (1.0, 2.0, 3.0, 10.0, 1e3, 1e6)
 
 
 def _depends_on_step(stages: Sequence[Stage], hypers: Sequence[Any]) -> bool:
-    """Return True if the coefficients of a chain are others at other steps."""
+    """Return True if the coefficients of a chain differ between steps, or may differ."""
     if not all(map(is_plain, hypers)) or any(stage.combine is not None for stage in stages):
         return True
     pairs = list(zip(stages, hypers, strict=True))
@@ -270,29 +263,29 @@ def _depends_on_step(stages: Sequence[Stage], hypers: Sequence[Any]) -> bool:
 
 
 def _value(
-    field: _Keyed, given: Mapping[str, Tensor], param_dtype: torch.dtype
+    field: _FieldKeys, given: Mapping[str, Tensor], param_dtype: torch.dtype
 ) -> Tensor | list[Tensor]:
     found = [given[key] for key in field.keys]
     if field.dtype != param_dtype:
-        # Where torch loads a number that has a dtype of its own, it gives it the parameter's.
+        # torch.optim casts a 0-d state to the dtype of the parameter when it loads the state.
         found = [one.to(field.dtype) if one.dim() == 0 else one for one in found]
     return found if field.optional else found[0]
 
 
 def _as_step(count: Any) -> Tensor:
-    """A 0-d int64 tensor on the CPU; the same one if it is that already."""
+    """Return a count as a 0-d int64 tensor on the CPU; such a tensor is not copied."""
     if isinstance(count, Tensor) and count.dtype == torch.int64 and count.device.type == "cpu":
         return count.reshape(()) if count.dim() else count
     return torch.tensor(int(count), dtype=torch.int64, device="cpu")
 
 
 def starts_in_first_step(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> bool:
-    """Return True if all state is there for an option only, as SGD's momentum buffer is.
+    """Return True if torch creates all of the state in the first step, as SGD's momentum buffer.
 
-    torch makes such state in the first step and takes what it finds for a later one's.
+    In torch, existing state then means that a step was made. This holds if all fields are optional.
     """
-    fields = _keyed(stages, hypers, param.shape, param.dtype).every
+    fields = _state_keys(stages, hypers, param.shape, param.dtype).every
     if not all(field.optional for field in fields):
         return False
-    # Fields that no hyper-parameter decides are there in any case, for parameters of some shapes.
-    return not fields or any(fields_depend_on(stage) for stage in stages if stage.stateful)
+    # Optional fields that depend on no hyper-parameter depend on the shape of the parameter.
+    return not fields or any(field_hypers(stage) for stage in stages if stage.stateful)

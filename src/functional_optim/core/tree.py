@@ -1,4 +1,4 @@
-"""Trees of parameters: flattened once, addressed by path, compared with clear errors."""
+"""Trees of parameters: flattening, paths of leaves, and errors for different trees."""
 
 from typing import Any
 
@@ -7,17 +7,17 @@ import optree
 from functional_optim.core.state import LeafState, State
 
 Path = tuple[Any, ...]
-"""The address of a leaf: the keys from the root of the tree of params down to it."""
+"""The keys from the root of the tree of params to a leaf."""
 
 
 def flatten(tree: Any, namespace: str) -> tuple[list[Any], optree.PyTreeSpec]:
-    """Leaves (None among them) and structure."""
+    """Return the leaves, including None, and the structure of a tree."""
     leaves, spec = optree.tree_flatten(tree, none_is_leaf=True, namespace=namespace)
     return leaves, spec
 
 
 def leaf_paths(params: Any, namespace: str = "") -> list[Path]:
-    """The path of every leaf of a tree of params, in the order the core works through them.
+    """Return the path of every leaf of a tree of params, in the order of the leaves.
 
     Args:
         params: a pytree of parameters; None counts as a leaf.
@@ -37,38 +37,27 @@ def leaf_paths(params: Any, namespace: str = "") -> list[Path]:
 
 
 def path_name(path: Path) -> str:
-    """A path as one reads it: ``layers.0.weight``; ``<root>`` for a lone tensor."""
+    """Return the name of a path, such as ``layers.0.weight``; ``<root>`` for a lone tensor."""
     return ".".join(str(key) for key in path) or "<root>"
 
 
 def unflatten(spec: optree.PyTreeSpec, tree: Any, namespace: str, *leaves: list[Any]) -> list[Any]:
-    """Trees of a structure, one for each list of leaves.
-
-    Args:
-        spec: the structure, as :func:`flatten` gave it.
-        tree: that has it.
-        namespace: in which it was flattened.
-        leaves: of each.
-    """
+    """Return a tree like ``tree``, of structure ``spec``, for each list of leaves."""
     if type(spec) is not optree.PyTreeSpec:
-        # What torch.compile has in its place is broken behind a graph break: it is made anew.
+        # After a graph break, torch.compile's replacement of the structure cannot be used.
         spec = flatten(tree, namespace)[1]
     return [spec.unflatten(own) for own in leaves]
 
 
 def flatten_like(spec: optree.PyTreeSpec, tree: Any, what: str) -> list[Any]:
-    """The parts of ``tree`` that stand where ``spec`` has leaves.
-
-    Raises:
-        ValueError: the trees differ; names the first path that only one of them has.
-    """
+    """Return the subtrees at the leaves of ``spec``, or raise ValueError with a different path."""
     try:
         return spec.flatten_up_to(tree)
     except ValueError as error:
-        raise ValueError(_difference(spec, tree, what, error)) from None
+        raise ValueError(_format_difference(spec, tree, what, error)) from None
 
 
-def _difference(spec: optree.PyTreeSpec, tree: Any, what: str, error: ValueError) -> str:
+def _format_difference(spec: optree.PyTreeSpec, tree: Any, what: str, error: ValueError) -> str:
     wanted = {path_name(path) for path in spec.paths()}
     found_paths, _, _ = optree.tree_flatten_with_path(
         tree,
@@ -91,7 +80,7 @@ def _difference(spec: optree.PyTreeSpec, tree: Any, what: str, error: ValueError
 
 
 def leaf_states(spec: optree.PyTreeSpec, state: Any) -> list[Any]:
-    """The leaf states of ``state``, in the order of the leaves of params."""
+    """Return the leaf states of ``state`` in the order of the leaves of params."""
     if not isinstance(state, State):
         raise TypeError(
             f"state must be the State that init or update returned, got {type(state).__name__}"

@@ -3,89 +3,88 @@
 from collections.abc import Sequence
 from typing import Any
 
-from functional_optim.core.brief import some
-from functional_optim.core.hyper import shown
+from functional_optim.core.format import format_names
+from functional_optim.core.hyper import format_hyper
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import Override, shape_of
-from functional_optim.core.selectors import IfAny, applies, by_path, names, written
+from functional_optim.core.selectors import (
+    IfAny,
+    format_selector,
+    has_names,
+    is_selected,
+    path_selectors,
+)
 from functional_optim.core.tree import Path, path_name
 
 _SHOWN = 8
-"""How many paths an error names."""
+"""Maximum number of paths in an error."""
 
 
 class UnmatchedSelectors:
-    """Selectors that match no leaf seen so far.
+    """Selectors of an optimizer that match none of the leaves added so far.
 
-    An override is to be meant for some leaf, and so is what a mask, a label or what is frozen says
-    of paths; those of :func:`~functional_optim.if_any` need not be. Where leaves have no names but
-    their numbers, as those of ``model.parameters()``, nothing that selects by name can be meant for
-    one, and the error says so.
+    Overrides, and selectors by path of masks, labels and ``freeze``, must match a leaf, unless they
+    are in :func:`~functional_optim.if_any`. A selector by name cannot match the numbered leaves of
+    ``model.parameters()``; the error says so.
 
     Args:
-        links: of an optimizer.
-        overrides: likewise.
+        links: of the optimizer.
+        overrides: of the optimizer.
     """
 
     def __init__(self, links: Links, overrides: Sequence[Override]) -> None:
         self.are_numbered = False
-        """Whether a leaf has no name."""
+        """True if a leaf has a number in place of a name."""
         self._overrides = [one for one in overrides if not isinstance(one[0], IfAny)]
         wheres = [link.where for link in links if link.where is not None]
         wheres += [where for where, _ in self._overrides]
-        self._parts = list(dict.fromkeys(one for where in wheres for one in by_path(where)))
+        self._parts = list(dict.fromkeys(one for where in wheres for one in path_selectors(where)))
         self._seen: list[Path] = []
 
-    def see(self, path: Path, leaf: Any) -> None:
-        """See a leaf."""
+    def add_leaf(self, path: Path, leaf: Any) -> None:
+        """Remove the selectors that match a leaf."""
         if not (self._overrides or self._parts):
             return
         shape = shape_of(leaf)
         self._seen.append(path)
         self.are_numbered |= not any(isinstance(key, str) for key in path)
-        self._overrides = [one for one in self._overrides if not applies(one[0], path, shape)]
-        self._parts = [one for one in self._parts if not applies(one, path, shape)]
+        self._overrides = [one for one in self._overrides if not is_selected(one[0], path, shape)]
+        self._parts = [one for one in self._parts if not is_selected(one, path, shape)]
 
     def check(self) -> None:
-        """All leaves were seen.
-
-        Raises:
-            ValueError: names the first that is meant for none, and paths that there are.
-        """
-        there = some(list(map(path_name, self._seen)), _SHOWN) or "none"
+        """Raise ValueError if a selector matched none of the leaves."""
+        there = format_names(list(map(path_name, self._seen)), _SHOWN) or "none"
         for where, changes in self._overrides:
-            values = ", ".join(f"{name}={shown(value)}" for _, name, value in changes)
+            values = ", ".join(f"{name}={format_hyper(value)}" for _, name, value in changes)
             raise ValueError(
-                f"override({written(where)}, {values}) matches no parameter; the parameters are "
-                f"{there}: correct it; or, where there may be none (such as in a part of the "
-                "parameters), write override(functional_optim.if_any(where), ...)"
+                f"override({format_selector(where)}, {values}) matches no parameter; the "
+                f"parameters are {there}: correct it; or, where there may be none (such as in a "
+                "part of the parameters), write override(functional_optim.if_any(where), ...)"
             )
         for where in self._parts:
-            if self.are_numbered and names(where):
+            if self.are_numbered and has_names(where):
                 raise ValueError(
-                    f"{written(where)} selects parameters by their names, and these have none but "
-                    f"numbers ({there}): give each with its name, as model.named_parameters() "
-                    "does; or select by numbers, by a predicate on paths, or by with_shape"
+                    f"{format_selector(where)} selects parameters by their names, and these have "
+                    f"none but numbers ({there}): give each with its name, as "
+                    "model.named_parameters() does; or select by numbers, by a predicate on paths, "
+                    "or by with_shape"
                 )
             raise ValueError(
-                f"{written(where)} matches no parameter; the parameters are {there}: correct it; "
-                "or, where there may be none (such as in a part of the parameters), write "
-                "functional_optim.if_any(where) in its place"
+                f"{format_selector(where)} matches no parameter; the parameters are {there}: "
+                "correct it; or, where there may be none (such as in a part of the parameters), "
+                "write functional_optim.if_any(where) in its place"
             )
-        self._parts, self._seen = [], []  # of what is added later, some may have names
+        self._parts, self._seen = [], []  # leaves that are added later may have names
 
 
 def check_used(
     links: Links, overrides: Sequence[Override], paths: Sequence[Path], leaves: Sequence[Any]
 ) -> None:
-    """Make sure that what an optimizer says of paths is meant for some leaf of a tree.
+    """Raise ValueError if a selector of an optimizer matches no leaf of a tree.
 
-    A tensor that stands alone has no path: a rule is tried on it, whichever leaves it is for.
-
-    Raises:
-        ValueError: as of :meth:`UnmatchedSelectors.check`.
+    A lone tensor has no path, so only overrides are checked for it.
     """
-    unmet = UnmatchedSelectors(links if any(paths) else (), overrides)
+    unmatched = UnmatchedSelectors(links if any(paths) else (), overrides)
     for path, leaf in zip(paths, leaves, strict=True):
-        unmet.see(path, leaf)
-    unmet.check()
+        unmatched.add_leaf(path, leaf)
+    unmatched.check()

@@ -1,8 +1,8 @@
-"""The view of a leaf that reaches a rule, and the way back.
+"""Views of leaves as real, dense tensors for rules, and the conversion of results.
 
-Rules see real, dense tensors. A complex leaf is seen as its real view; a sparse gradient, where
-every stage allows it, as the rows it stores, with the same rows of the parameter and its state.
-So neither complex numbers nor sparse rows appear in any algorithm.
+A complex leaf becomes its real view. With a sparse gradient, if every stage allows it, a rule sees
+the stored rows of the gradient, and the same rows of the parameter and its state. So no algorithm
+handles complex numbers or sparse rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,30 +12,30 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.core.compiling import remembered
+from functional_optim.core.dynamo import eager_lru_cache
 from functional_optim.core.leaf import Leaf, Stepped
 from functional_optim.core.state import map_state
 
 
 def real_view(tensor: Tensor) -> Tensor:
-    """A complex tensor with a last dimension of (real, imaginary); others as they are."""
+    """Return a complex tensor with a last dimension of (real, imaginary), or any other tensor."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def complex_view(tensor: Tensor) -> Tensor:
-    """The inverse of :func:`real_view` for a tensor that was complex."""
+    """Return the inverse of :func:`real_view` for a tensor that was complex."""
     return torch.view_as_complex(tensor.contiguous())
 
 
 class Form(NamedTuple):
-    """View of a leaf."""
+    """Conversion of a leaf for rules, and of results back to the form of the leaf."""
 
     enter: Callable[[Leaf], Leaf]
-    """The leaf as rules see it. Views where it can, so that writing in place reaches the leaf."""
+    """Return the leaf for rules. If possible, its tensors are views of the original tensors."""
     leave: Callable[[Leaf, Stepped], Stepped]
-    """A pure result in the leaf's own form: ``leave(original, stepped)``."""
+    """``leave(original, stepped)``: convert the result of a pure step."""
     write: Callable[[Leaf, Leaf], None]
-    """After an in-place step, what views did not carry: ``write(original, entered)``."""
+    """``write(original, entered)``: write entered tensors that are not views back, in place."""
 
 
 def _dense_enter(leaf: Leaf) -> Leaf:
@@ -78,7 +78,7 @@ def _rows_enter(leaf: Leaf) -> Leaf:
     grad = leaf.grad.coalesce()
     rows = tuple(grad.indices())
     states = tuple(
-        # A number kept for the whole leaf has no rows.
+        # A 0-d state of the whole leaf has no rows.
         map_state(lambda t: real_view(t[rows] if t.dim() else t), state)
         for state in leaf.states
     )
@@ -123,7 +123,7 @@ def _copies_enter(fields: Sequence[tuple[str, ...]], leaf: Leaf) -> Leaf:
 
     return leaf._replace(
         states=tuple(
-            state._replace(**{name: _mapped(copy, getattr(state, name)) for name in names})
+            state._replace(**{name: _map_field(copy, getattr(state, name)) for name in names})
             if names
             else state
             for names, state in zip(fields, leaf.states, strict=True)
@@ -131,7 +131,7 @@ def _copies_enter(fields: Sequence[tuple[str, ...]], leaf: Leaf) -> Leaf:
     )
 
 
-def _mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+def _map_field(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     return list(map(function, value)) if isinstance(value, list) else function(value)
 
 
@@ -152,23 +152,19 @@ COMPLEX_TO_DENSE = Form(
 ROWS = Form(_rows_enter, _rows_leave, _rows_write)
 
 
-def is_laid_apart(param: Tensor, grad: Tensor) -> bool:
-    """Return True for a 16-bit gradient with other strides, by which torch's kernels may round."""
+def has_other_strides(param: Tensor, grad: Tensor) -> bool:
+    """Return True for a 16-bit gradient with other strides, which may change rounding in torch."""
     return param.dtype.itemsize == 2 and grad.stride() != param.stride()
 
 
-@remembered(64)
+@eager_lru_cache(64)
 def form_as_gradient(fields: tuple[tuple[str, ...], ...]) -> Form:
-    """The form in which some fields of the state are seen in the layout of the gradient.
-
-    Args:
-        fields: names, for each stage (see ``Stage.as_gradient``).
-    """
+    """Return the form that copies the fields of ``Stage.as_gradient`` to the gradient's strides."""
     return Form(partial(_copies_enter, fields), _dense_leave, _copies_write)
 
 
 def form_of(param: Tensor, sparse: str) -> Form:
-    """The form of a leaf; ``sparse`` is "no", "rows" or "dense" (see ``Stage.sparse``)."""
+    """Return the form of a leaf; ``sparse`` is "no", "rows" or "dense" (see ``Stage.sparse``)."""
     if sparse == "rows":
         return ROWS
     if sparse == "dense":

@@ -1,4 +1,4 @@
-"""A step as a program that runs without this package."""
+"""Export of an optimizer step as a program that runs without this package."""
 
 from functional_optim.export.step import ExportedStep, export_step
 

@@ -1,6 +1,6 @@
-"""Inputs of an exported step in order: written beside the program, and checked against.
+"""Inputs of an exported step: their order, their entries in the manifest, and checks of tensors.
 
-Leaves are seen as the program sees them: a complex tensor as its real view.
+Complex tensors are described by their real views, which the program gets.
 """
 
 import math
@@ -14,35 +14,35 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import fake_tensor_mode
-from functional_optim.core.initial import init_leaf
+from functional_optim.core.hyper_inputs import InputHypers, fill_inputs
 from functional_optim.core.links import stage_labels
-from functional_optim.core.slots import Slotted, filled
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import map_state, state_tensors
+from functional_optim.core.state_init import init_leaf
 from functional_optim.core.views import real_view
 
-LISTS = ("params", "grads", "states", "steps", "hyper")
-"""The arguments of a program, each a list of tensors."""
+INPUT_LISTS = ("params", "grads", "states", "steps", "hyper")
+"""The arguments of a program. Each is a list of tensors."""
 
 
 class Entry(NamedTuple):
-    """Input of the program."""
+    """One input of the program."""
 
     list: str
-    """Which of :data:`LISTS` it is in."""
+    """The list of :data:`INPUT_LISTS` with this input."""
     name: str
     shape: tuple[int | str, ...]
-    """Sizes; a name for one that is free."""
+    """Sizes; a name stands for a dynamic size."""
     stride: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
     complex: bool = False
-    """Whether it is the real view of a complex tensor, with a last dimension of 2."""
+    """True for the real view of a complex tensor, with a last dimension of 2."""
     initial: float | None = None
-    """Of a state: what each of its elements is before the first step; None if they differ."""
+    """For a state, the value of all its elements before the first step; None if they differ."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the entry as the manifest has it."""
+        """Return the entry of the manifest."""
         made: dict[str, Any] = {
             "list": self.list,
             "name": self.name,
@@ -54,57 +54,44 @@ class Entry(NamedTuple):
         if self.complex:
             made["complex"] = True
         if self.list == "states":
-            made["initial"] = None if self.initial is None else plain(self.initial)
+            made["initial"] = None if self.initial is None else to_json_number(self.initial)
         return made
 
 
-def plain(value: Any) -> Any:
-    """A number as JSON has it: one that is not finite as text that ``float`` reads."""
+def to_json_number(value: Any) -> Any:
+    """Return a number for JSON: a string that ``float`` parses if it is not finite."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def entry_of(where: str, name: str, tensor: Tensor, **more: Any) -> Entry:
-    """The entry of a tensor."""
-    seen = real_view(tensor)
-    return Entry(
-        where,
-        name,
-        tuple(seen.shape),
-        tuple(seen.stride()),
-        seen.dtype,
-        seen.device,
-        tensor.is_complex(),
-        **more,
-    )
+def build_entry(list_name: str, name: str, tensor: Tensor, **more: Any) -> Entry:
+    view = real_view(tensor)
+    layout = tuple(view.shape), tuple(view.stride()), view.dtype, view.device
+    return Entry(list_name, name, *layout, tensor.is_complex(), **more)
 
 
 class LeafEntries(NamedTuple):
-    """The inputs that belong to a leaf, and the shape of its state."""
+    """The inputs of one leaf, and the structure of its state."""
 
     param: Entry
     grad: Entry
     states: tuple[Entry, ...]
     step: Entry
     state: tuple[Any, ...]
-    """One State per stage, of real tensors without memory."""
+    """One State per stage, of real meta tensors."""
 
 
 def leaf_entries(
-    stages: Sequence[Stage], hypers: Slotted, param: Tensor, name: str, *, dynamic: str = ""
+    stages: Sequence[Stage], hypers: InputHypers, param: Tensor, name: str, *, dynamic: str = ""
 ) -> LeafEntries:
     """Return the inputs of the program for one parameter.
 
-    Args:
-        stages: of the chain.
-        hypers: of this leaf.
-        param: the parameter.
-        name: of the leaf.
-        dynamic: a name for the length of a parameter of one dimension, if that is to be free.
+    ``dynamic`` is a name for the length of a one-dimensional parameter; it is empty for fixed
+    shapes.
 
     Raises:
-        ValueError: a free length where there is none.
+        ValueError: a dynamic length, and a parameter or state that cannot have one.
     """
-    made = _leaf_entries(stages, filled(hypers, lambda slot: slot.value), param.detach(), name)
+    made = _leaf_entries(stages, fill_inputs(hypers, lambda slot: slot.value), param.detach(), name)
     if not dynamic:
         return made
     if param.dim() != 1 or param.numel() < 2:
@@ -112,12 +99,14 @@ def leaf_entries(
             f"dynamic=True is for parameters of one dimension, of 2 elements and more; {name!r} "
             f"has shape {tuple(param.shape)}: flatten it (reshape(-1)), or export for its shape"
         )
-    freed = [_freed(entry, made.param.shape, dynamic) for entry in made[2]]
-    param_entry, grad_entry = (_freed(entry, made.param.shape, dynamic) for entry in made[:2])
-    return made._replace(param=param_entry, grad=grad_entry, states=tuple(freed))
+    param_entry, grad_entry, *states = (
+        _with_free_length(entry, made.param.shape, dynamic)
+        for entry in (made.param, made.grad, *made.states)
+    )
+    return made._replace(param=param_entry, grad=grad_entry, states=tuple(states))
 
 
-def _freed(entry: Entry, shape: tuple[int | str, ...], length: str) -> Entry:
+def _with_free_length(entry: Entry, shape: tuple[int | str, ...], length: str) -> Entry:
     if entry.shape == ():
         return entry
     if entry.shape != shape:
@@ -133,27 +122,25 @@ def _leaf_entries(
 ) -> LeafEntries:
     with torch.no_grad():
         start = init_leaf(stages, hypers, param)
-        elsewhere = init_leaf(stages, hypers, torch.full_like(param, math.nan))
-    labels = stage_labels(stages)
+        # A state that depends on the parameter differs for a parameter of NaNs.
+        other_start = init_leaf(stages, hypers, torch.full_like(param, math.nan))
     entries = []
-    for label, one, other in zip(labels, start.stages, elsewhere.stages, strict=True):
-        for field, tensor, twin in zip(
-            _field_names(one), state_tensors([one]), state_tensors([other]), strict=True
-        ):
-            first, second = _constant(tensor), _constant(twin)
-            same = first is not None and second is not None and repr(first) == repr(second)
-            entries.append(
-                entry_of(
-                    "states", f"{name}.{label}.{field}", tensor, initial=first if same else None
-                )
-            )
+    for label, one, other in zip(
+        stage_labels(stages), start.stages, other_start.stages, strict=True
+    ):
+        tensors = zip(state_tensors([one]), state_tensors([other]), strict=True)
+        for field, (tensor, twin) in zip(_field_names(one), tensors, strict=True):
+            value = _constant(tensor)
+            initial = value if repr(value) == repr(_constant(twin)) else None
+            field_name = f"{name}.{label}.{field}"
+            entries.append(build_entry("states", field_name, tensor, initial=initial))
     return LeafEntries(
-        entry_of("params", name, param),
-        entry_of("grads", name, torch.empty_like(param, device="meta"))._replace(
+        build_entry("params", name, param),
+        build_entry("grads", name, torch.empty_like(param, device="meta"))._replace(
             device=param.device
         ),
         tuple(entries),
-        entry_of("steps", name, start.step),
+        build_entry("steps", name, start.step),
         tuple(map_state(lambda t: real_view(t).to("meta"), state) for state in start.stages),
     )
 
@@ -167,7 +154,7 @@ def _field_names(state: Any) -> list[str]:
 
 
 def _constant(tensor: Tensor) -> float | None:
-    """The number that every element is, down to the sign of a zero; None if there is none."""
+    """Return the value of every element, including the sign of zero; None if elements differ."""
     flat = real_view(tensor).reshape(-1)
     if flat.numel() == 0:
         return 0.0
@@ -176,8 +163,8 @@ def _constant(tensor: Tensor) -> float | None:
     return value if alike else None
 
 
-def in_lists(leaves: Sequence[LeafEntries], inputs: Sequence[str]) -> tuple[Entry, ...]:
-    """The inputs of a program, in the order of its flattened lists."""
+def order_entries(leaves: Sequence[LeafEntries], inputs: Sequence[str]) -> tuple[Entry, ...]:
+    """Return the inputs of a program, in the order of its flattened lists."""
     cpu = torch.device("cpu")
     return (
         *(leaf.param for leaf in leaves),
@@ -188,53 +175,52 @@ def in_lists(leaves: Sequence[LeafEntries], inputs: Sequence[str]) -> tuple[Entr
     )
 
 
-def examples(entries: Sequence[Entry]) -> tuple[tuple[list[Tensor], ...], Any]:
-    """Arguments to trace with, and their dynamic sizes (None: all are fixed)."""
-    names = dict.fromkeys(length for entry in entries if (length := _free(entry)))
-    # Different sizes, so that no two are taken to be the same.
+def example_inputs(entries: Sequence[Entry]) -> tuple[tuple[list[Tensor], ...], Any]:
+    """Return arguments to trace with, and their dynamic sizes (None if all sizes are fixed)."""
+    names = dict.fromkeys(length for entry in entries if (length := _free_length(entry)))
+    # Different sizes, because torch.export would unify equal sizes.
     sizes = {name: 64 + i for i, name in enumerate(names)}
-    with nullcontext() if sizes else fake_tensor_mode():  # without memory, where that is possible
-        made = tuple([_example(e, sizes) for e in entries if e.list == name] for name in LISTS)
+    with nullcontext() if sizes else fake_tensor_mode():  # fake tensors have no memory
+        made = tuple(
+            [_example_tensor(e, sizes) for e in entries if e.list == name] for name in INPUT_LISTS
+        )
     if not sizes:
         return made, None
     dims = {name: torch.export.Dim(name, min=2) for name in sizes}
     shapes = [
-        [{0: dims[size]} if (size := _free(e)) else {} for e in entries if e.list == name]
-        for name in LISTS
+        [{0: dims[size]} if (size := _free_length(e)) else {} for e in entries if e.list == name]
+        for name in INPUT_LISTS
     ]
     return made, shapes
 
 
-def _free(entry: Entry) -> str | None:
-    """The name of its length, if that is free."""
+def _free_length(entry: Entry) -> str | None:
+    """Return the name of the dynamic length; None if the length is fixed."""
     return next((size for size in entry.shape if isinstance(size, str)), None)
 
 
-def _example(entry: Entry, sizes: Mapping[str, int]) -> Tensor:
+def _example_tensor(entry: Entry, sizes: Mapping[str, int]) -> Tensor:
     shape = [sizes[size] if isinstance(size, str) else size for size in entry.shape]
     return torch.empty_strided(shape, entry.stride, dtype=entry.dtype, device=entry.device)
 
 
-def manifest(
+def build_manifest(
     entries: Sequence[Entry],
     inputs: Mapping[str, float],
     fixed: Mapping[str, Any],
     **facts: Any,
 ) -> dict[str, Any]:
-    """Everything that one has to know to call the program.
+    """Return the manifest: everything that a caller of the program must know.
 
-    Args:
-        entries: of all inputs, in the order of the flattened lists.
-        inputs: the numbers that are fed, and their values at export.
-        fixed: the numbers and choices that are not.
-        facts: more of it.
+    ``inputs`` has the values of input numbers at export, ``fixed`` the numbers and choices that are
+    fixed in the program, and ``facts`` more entries.
     """
     return {
         **facts,
-        "call": f"step({', '.join(LISTS)})",
+        "call": f"step({', '.join(INPUT_LISTS)})",
         "inputs": [entry.to_json() for entry in entries],
-        "hyper": {name: plain(value) for name, value in inputs.items()},
-        "fixed": {name: plain(value) for name, value in fixed.items()},
+        "hyper": {name: to_json_number(value) for name, value in inputs.items()},
+        "fixed": {name: to_json_number(value) for name, value in fixed.items()},
         "versions": {
             "functional_optim": _own_version(),
             "torch": str(torch.__version__),
@@ -250,16 +236,13 @@ def _own_version() -> str:
         return "unknown"
 
 
-def require_fits(entry: Entry, tensor: Any, *, strides: bool) -> None:
-    """A tensor that the program takes at this place.
+def check_tensor(entry: Entry, tensor: Any, *, strides: bool) -> None:
+    """Check that the program takes a tensor as this input.
 
-    Args:
-        entry: of the place.
-        tensor: what is given there.
-        strides: whether they count: a compiled program reads memory by those it was made for.
+    Strides are checked for a compiled program, which reads memory by fixed strides.
 
     Raises:
-        TypeError: no tensor.
+        TypeError: the value is no tensor.
         ValueError: another shape, dtype, device or layout.
     """
     where = f"{entry.list}: {entry.name}"
@@ -276,13 +259,13 @@ def require_fits(entry: Entry, tensor: Any, *, strides: bool) -> None:
         ("shape", shape_fits, tuple(tensor.shape), entry.shape),
         ("dtype", tensor.dtype == entry.dtype, tensor.dtype, entry.dtype),
         ("device", tensor.device == entry.device, tensor.device, entry.device),
-        ("strides", not strides or _laid(entry, tensor), tensor.stride(), entry.stride),
+        ("strides", not strides or _has_strides(entry, tensor), tensor.stride(), entry.stride),
     ):
         if not fits:
             raise ValueError(f"{where} has {what} {got}, the program was exported for {want}")
 
 
-def _laid(entry: Entry, tensor: Tensor) -> bool:
-    """Return True if the strides that mean anything are those of the entry."""
+def _has_strides(entry: Entry, tensor: Tensor) -> bool:
+    """Return True if the strides of all dimensions of 2 or more elements are those of the entry."""
     strides = zip(tensor.shape, tensor.stride(), entry.stride, strict=True)
     return all(size < 2 or got == want for size, got, want in strides)

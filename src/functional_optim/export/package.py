@@ -1,4 +1,4 @@
-"""Files of an exported step: a package and its manifest, each put in place in one move."""
+"""Files of an exported step: a package and its manifest, each replaced atomically."""
 
 import json
 import os
@@ -12,15 +12,15 @@ import torch
 from functional_optim._torch import aoti_compile_and_package
 
 MANIFEST = "manifest.json"
-"""The name of the manifest among the extra files of a package of torch.export."""
+"""The name of the manifest among the extra files of a torch.export package."""
 
 
-def require_place(path: str | os.PathLike[str]) -> Path:
-    """A path that a package can be written to, found out before anything is compiled.
+def check_path(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a package, after a check that it can be written. Nothing is compiled yet.
 
     Raises:
-        ValueError: it does not end in ``.pt2``.
-        OSError: its folder is not there or cannot be written to, or it is a folder itself.
+        ValueError: the path does not end in ``.pt2``.
+        OSError: its folder does not exist or is not writable, or the path is a folder.
     """
     target = Path(path)
     if target.suffix != ".pt2":
@@ -36,32 +36,19 @@ def require_place(path: str | os.PathLike[str]) -> Path:
 
 
 def write_package(program: Any, target: Path, manifest: dict[str, Any], package: str) -> None:
-    """Write the program and its manifest.
-
-    Args:
-        program: what torch.export made.
-        target: of the package; the manifest goes beside it, with ``.json`` after its name.
-        manifest: as data.
-        package: "export" or "aoti".
-    """
+    """Write the program of torch.export to ``target``, and its manifest to ``<target>.json``."""
     text = json.dumps(manifest, indent=1, allow_nan=False)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as folder:
-        made, beside = Path(folder) / target.name, Path(folder) / "manifest"
+        made, made_manifest = Path(folder) / target.name, Path(folder) / "manifest"
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's own deprecations, on its way
+            warnings.simplefilter("ignore")  # torch's own deprecations
             if package == "aoti":
                 _compile(program, made, text)
             else:
-                _save(program, made, text)
-        beside.write_text(text + "\n", encoding="utf-8")
+                torch.export.save(program, made, extra_files={MANIFEST: text})
+        made_manifest.write_text(text + "\n", encoding="utf-8")
         made.replace(target)
-        beside.replace(f"{target}.json")
-
-
-def _save(program: Any, made: Path, text: str) -> None:
-    import torch.export  # noqa: PLC0415  slow to import
-
-    torch.export.save(program, made, extra_files={MANIFEST: text})
+        made_manifest.replace(f"{target}.json")
 
 
 def _compile(program: Any, made: Path, text: str) -> None:
@@ -70,8 +57,8 @@ def _compile(program: Any, made: Path, text: str) -> None:
         package_path=str(made),
         inductor_configs={
             "aot_inductor.metadata": {"manifest": text},
-            "cpp.dynamic_threads": True,  # as many as the process has that runs it
-            # Where one thread compiles, Inductor leaves out what makes a single thread count steps.
+            "cpp.dynamic_threads": True,  # the number of threads of the process that runs it
+            # With one thread, Inductor leaves out the code by which only one thread counts steps.
             "cpp.threads": max(2, torch.get_num_threads()),
         },
     )

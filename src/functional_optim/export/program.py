@@ -1,8 +1,8 @@
-"""The step as a module that torch.export reads: the stages themselves, called on its inputs.
+"""The step as a module that torch.export traces: it calls the stages on its inputs.
 
-The numbers that are fed are taken out of their tensors at the beginning (as symbols, while it is
-traced), so that coefficients are computed as Python computes them, and torch's functions get
-plain numbers where they want such: the program is bit for bit the reference executor.
+Input numbers are read from their tensors at the start; during tracing they are symbols. So Python
+computes the coefficients, and torch's functions get plain numbers where they need them. The program
+equals the reference executor bit for bit.
 """
 
 import warnings
@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import is_higher_order, is_mutable
-from functional_optim.core.aliasing import laid_as
-from functional_optim.core.leaf import Leaf, require_kept
-from functional_optim.core.slots import Slotted
+from functional_optim.core.aliasing import match_strides
+from functional_optim.core.hyper_inputs import InputHypers
+from functional_optim.core.leaf import Leaf, check_kept
 from functional_optim.core.stage import Rule, Stage, Transform
 from functional_optim.core.state import map_state, state_tensors
 from functional_optim.kernels.errors import UntraceableError
-from functional_optim.kernels.lowering import Lowered
+from functional_optim.kernels.lowering import LoweringMode
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.plan.fed_coefficients import (
     Evaluation,
@@ -33,12 +33,12 @@ from functional_optim.plan.fed_coefficients import (
 
 
 class LeafPlan(NamedTuple):
-    """Plan of a leaf in the program."""
+    """One leaf of the program."""
 
     name: str
     state: tuple[Any, ...]
-    """One State per stage, of tensors without memory."""
-    hypers: Slotted
+    """One State per stage, of meta tensors."""
+    hypers: InputHypers
     ways: tuple[Evaluation, ...]
     """How the coefficients of each stage are computed."""
 
@@ -48,11 +48,11 @@ class StepProgram(torch.nn.Module):
 
     Args:
         stages: of the chain.
-        leaves: what is known of each, in order.
+        leaves: a plan for each leaf, in order.
         inputs: the names of the numbers in ``hyper``, in order.
-        compiled: whether Inductor is to compile it, so that numbers stay in their tensors.
-        in_place: write into the tensors of params, states and steps, and return ``(steps,)``; else
-            return ``(params, states, steps)``, which are new.
+        compiled: True if Inductor compiles the program. Numbers then stay in their tensors.
+        in_place: True to write into params, states and steps, and return ``(steps,)``; False to
+            return new ``(params, states, steps)``.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class StepProgram(torch.nn.Module):
         in_place: bool,
     ) -> None:
         super().__init__()
-        self.stages = tuple(_guarded(stage, narrow=compiled) for stage in stages)
+        self.stages = tuple(_name_stage_in_errors(stage, narrow=compiled) for stage in stages)
         self.compiled = compiled
         self.leaves = tuple(leaves)
         self.inputs = tuple(inputs)
@@ -81,7 +81,7 @@ class StepProgram(torch.nn.Module):
     ) -> tuple[list[Tensor], ...]:
         """Make a step."""
         left = iter(states)
-        with Lowered() if self.compiled else nullcontext():
+        with LoweringMode() if self.compiled else nullcontext():
             fed = self._fed(hyper)
             leaves = [
                 self._leaf(plan, param, grad, left, step, fed)
@@ -89,20 +89,20 @@ class StepProgram(torch.nn.Module):
             ]
             if self.in_place:
                 ReferenceExecutor().update_(self.stages, leaves, ())
-                # Something has to be returned: torch.export.save takes no program without a result.
+                # torch.export.save needs a program with a result.
                 return ([step.add_(1) for step in steps],)
             made = ReferenceExecutor().update(self.stages, leaves, ())
             for leaf, one in zip(leaves, made, strict=True):
-                require_kept(leaf, one)
+                check_kept(leaf, one)
             found = [tensor for one in made for tensor in state_tensors(one.states)]
             return (
-                [laid_as(one.param, old) for old, one in zip(params, made, strict=True)],
-                [laid_as(new, old) for old, new in zip(states, found, strict=True)],
+                [match_strides(one.param, old) for old, one in zip(params, made, strict=True)],
+                [match_strides(new, old) for old, new in zip(states, found, strict=True)],
                 [step + 1 for step in steps],
             )
 
     def _fed(self, hyper: Sequence[Tensor]) -> dict[Evaluation, dict[str, Any]]:
-        """Return the stand-ins for numbers, for each way of evaluation in use."""
+        """Return the stand-ins of input numbers, for each way of evaluation in use."""
         ways = {way for plan in self.leaves for way in plan.ways}
         named = dict(zip(self.inputs, hyper, strict=True))
         return {
@@ -129,19 +129,14 @@ class StepProgram(torch.nn.Module):
         return Leaf(param, grad, own, made, plan.name)
 
 
-def _guarded(stage: Stage, *, narrow: bool) -> Stage:
-    """The stage, whose functions say in an error that they are its own.
-
-    Args:
-        stage: of the chain.
-        narrow: whether 0-d results are brought back to their dtypes.
-    """
+def _name_stage_in_errors(stage: Stage, *, narrow: bool) -> Stage:
+    """Return a stage whose functions name it in errors; ``narrow`` keeps dtypes of 0-d tensors."""
 
     def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
             try:
                 result = function(*arguments)
-                return _narrowed(result, arguments) if narrow else result
+                return _restore_dtypes(result, arguments) if narrow else result
             except UntraceableError:
                 raise
             except Exception as error:
@@ -161,12 +156,12 @@ def _guarded(stage: Stage, *, narrow: bool) -> Stage:
     return replace(stage, transform=guarded(stage.transform), measure=measure)
 
 
-def _narrowed(result: Any, arguments: tuple[Any, ...]) -> Any:
-    """A stage's result, its 0-d tensors in their dtypes.
+def _restore_dtypes(result: Any, arguments: tuple[Any, ...]) -> Any:
+    """Convert the 0-d tensors of a stage's result to their dtypes.
 
-    A number in a 0-d tensor of double precision widens other 0-d tensors, and no larger ones.
+    A 0-d float64 tensor of a number promotes other 0-d tensors, but no larger tensors.
     """
-    if len(arguments) < 4:  # a measure
+    if len(arguments) < 4:  # a reduction
         return result
     value, state = result
 
@@ -177,47 +172,42 @@ def _narrowed(result: Any, arguments: tuple[Any, ...]) -> Any:
     return narrowed(arguments[0], value), kept
 
 
-def unread(program: Any, inputs: Sequence[str]) -> list[str]:
-    """The numbers among the inputs of a traced program that it makes nothing of."""
+def unused_inputs(program: Any, inputs: Sequence[str]) -> list[str]:
+    """Return the names of inputs that do not affect a traced program."""
     nodes = list(program.graph.nodes)
     needed: set[Any] = set()
     for node in reversed(nodes):
-        if node in needed or node.op == "output" or _acts(node.target):
+        if node in needed or node.op == "output" or _has_effects(node.target):
             needed.update(node.all_input_nodes)
     named = {node.name: node for node in nodes if node.op == "placeholder"}
     last = program.graph_signature.user_inputs[-len(inputs) :] if inputs else ()
     return [name for name, node in zip(inputs, last, strict=True) if named[node] not in needed]
 
 
-def _acts(target: Any) -> bool:
-    """Return True if a call does more than give a result."""
+def _has_effects(target: Any) -> bool:
+    """Return True if a call has effects other than its result."""
     if isinstance(target, type(torch.ops.aten.add.Tensor)):
         return is_mutable(target)
     return is_higher_order(target)
 
 
-def exported(program: StepProgram, examples: tuple[list[Tensor], ...], shapes: Any) -> Any:
-    """The program, traced by torch.export.
-
-    Args:
-        program: to trace.
-        examples: its arguments.
-        shapes: their dynamic sizes, or None.
+def trace(program: StepProgram, example_inputs: tuple[list[Tensor], ...], shapes: Any) -> Any:
+    """Trace the program with torch.export. ``shapes`` has the dynamic sizes, or is None.
 
     Raises:
-        UntraceableError: names the stage that cannot be traced.
+        UntraceableError: a stage cannot be traced; the error names it.
     """
     try:
         with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's own deprecations, on its way
-            made = torch.export.export(program, examples, dynamic_shapes=shapes)
+            warnings.simplefilter("ignore")  # torch's own deprecations
+            made = torch.export.export(program, example_inputs, dynamic_shapes=shapes)
     except UntraceableError:
         raise
     except Exception as error:
         names = ", ".join(stage.name for stage in program.stages)
         raise UntraceableError(f"torch.export refuses ({names}): {first_line(error)}") from error
     for node in made.graph.nodes:
-        node.meta.pop("stack_trace", None)  # paths of this machine have no place in a package
+        node.meta.pop("stack_trace", None)  # contains paths of this machine
     if not program.compiled:
-        made.example_inputs = None  # they hold no values, and torch.export.load trips over that
+        made.example_inputs = None  # torch.export.load fails on tensors without values
     return made

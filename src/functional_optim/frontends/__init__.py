@@ -1,1 +1,1 @@
-"""The classes that torch has, or would have, over the same chains."""
+"""Front-ends with torch's interfaces: optimizers, functional optimizers, and their checkpoints."""

@@ -1,4 +1,4 @@
-"""Parameters to evaluate with: given by name, and put into a model for a while."""
+"""Parameters to evaluate with, by name or temporarily in a model."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,33 +11,33 @@ from functional_optim._torch import version_of
 from functional_optim.core.interrupts import defer_interrupts
 
 Views = dict[str, Tensor] | list[Tensor]
-"""By name, or in the order of the parameter groups where parameters have no names."""
+"""Tensors by parameter name, or in the order of the parameter groups if there are no names."""
 
 
 class AveragedParams:
-    """The part of a torch.optim front-end that gives the parameters to evaluate with."""
+    """Mixin for torch.optim front-ends with the methods ``view`` and ``averaged``."""
 
     param_groups: list[dict[str, Any]]
     _is_averaged: bool = False
 
     def _viewed(self) -> list[Tensor]:
-        """Return what each parameter is evaluated with, in the order of the parameter groups."""
+        """Return the tensors to evaluate with, in the order of the parameter groups."""
         raise NotImplementedError
 
     def view(self) -> Views:
         """Return the parameters to evaluate with: see :meth:`Optimizer.view`.
 
-        They may share memory with parameters and state, as these are now; copy what is to be kept.
-        :meth:`averaged` puts them into a model.
+        The tensors may share memory with parameters and state, so the next step may change them.
+        Copy tensors that you want to keep. :meth:`averaged` writes them into a model.
 
         Returns:
-            A tensor for each parameter: by name, in a dict, where the optimizer was given names;
-            else in a list, in the order of ``param_groups``. A partition or an override divides
-            groups, so that order may be another than that of ``model.parameters()``.
+            A tensor for each parameter. If the optimizer was given names, a dict by name; else a
+            list in the order of ``param_groups``. A partition or an override divides groups, so
+            this order may differ from that of ``model.parameters()``.
 
         Raises:
-            ValueError: two parameters have one name.
-            RuntimeError: the parameters are averages now, inside of :meth:`averaged`.
+            ValueError: two parameters have the same name.
+            RuntimeError: called inside of :meth:`averaged`.
 
         Example::
 
@@ -56,20 +56,19 @@ class AveragedParams:
     def averaged(self, model: torch.nn.Module) -> Iterator[None]:
         """Evaluate a model with the parameters of :meth:`view`, inside of a ``with`` statement.
 
-        The values of the model's parameters are exchanged in place, and are what they were before
-        when the ``with`` statement ends, also by an exception. Parameters that this optimizer does
-        not step, and buffers such as the statistics of BatchNorm, are left as they are. In between,
-        ``model.state_dict()`` has the averages, and a step of this optimizer is refused.
+        The parameters of the model are overwritten in place. Their old values are restored when the
+        ``with`` statement ends, also after an exception. Parameters that this optimizer does not
+        step, and buffers such as the statistics of BatchNorm, do not change. Inside of the ``with``
+        statement, ``model.state_dict()`` has the averages, and steps of this optimizer are refused.
 
         Args:
-            model: all or some of its parameters are stepped by this optimizer; it may be wrapped,
-                as by DistributedDataParallel.
+            model: a model with parameters of this optimizer. It may have other parameters too, and
+                it may be wrapped, as by DistributedDataParallel.
 
         Raises:
             ValueError: no parameter of the model is stepped by this optimizer.
-            RuntimeError: the parameters are averages already; or, at the end of the ``with``
-                statement, someone has written to a parameter inside of it. What was written is
-                lost: every parameter has its value of before.
+            RuntimeError: the parameters are averages already; or a parameter was written to inside
+                of the ``with`` statement. The old values are restored, so that write is lost.
 
         Example::
 
@@ -89,7 +88,7 @@ class AveragedParams:
         pairs = self._averages_in(model)
         params = [param for param, _ in pairs]
         before = [param.detach().clone() for param in params]
-        with _refusing_steps(self):
+        with _refuse_steps(self):
             self._is_averaged = True
             try:
                 _write(params, [average for _, average in pairs])
@@ -107,7 +106,7 @@ class AveragedParams:
             )
 
     def _averages_in(self, model: torch.nn.Module) -> list[tuple[Tensor, Tensor]]:
-        """Return the parameters of a model that are stepped here, each with its average."""
+        """Return the parameters of a model that this optimizer steps, each with its average."""
         params = [param for group in self.param_groups for param in group["params"]]
         averages = dict(zip(map(id, params), self._viewed(), strict=True))
         every: Iterable[Tensor] = model.parameters()
@@ -125,14 +124,13 @@ class AveragedParams:
 
 
 def _write(params: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Write values to parameters, in place."""
     with torch.no_grad():
         for param, value in zip(params, values, strict=True):
             param.detach().copy_(value)
 
 
 @contextmanager
-def _refusing_steps(optimizer: Any) -> Iterator[None]:
+def _refuse_steps(optimizer: Any) -> Iterator[None]:
     """Refuse steps and loads of an optimizer inside of a ``with`` statement."""
     handles = [
         optimizer.register_step_pre_hook(_refuse),
@@ -153,7 +151,7 @@ def _refuse(*_: Any) -> NoReturn:
 
 
 def _by_name(groups: Iterable[Mapping[str, Any]], tensors: Sequence[Tensor]) -> Views:
-    """Return the tensors by the names of the parameters, or as a list where there are none."""
+    """Return the tensors by the names of the parameters, or as a list if there are no names."""
     names = [name for group in groups for name in group.get("param_names") or ()]
     if len(names) < len(tensors) or not names:
         return list(tensors)

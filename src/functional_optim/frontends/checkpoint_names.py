@@ -1,26 +1,25 @@
-"""Parameters of a checkpoint and of an optimizer, matched by name where both have names."""
+"""Matching of the parameters of a checkpoint and of an optimizer by name."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from functional_optim.core.brief import some
+from functional_optim.core.format import format_names
 
 _SHOWN = 4
-"""Largest number of names that an error lists."""
+"""Maximal number of names that an error lists."""
 
 
-def matched_by_name(
+def match_by_name(
     saved: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Return the groups of a checkpoint in the order of an optimizer's groups and parameters.
 
-    Groups are matched by the names of their parameters, and parameters by their names. Where one
-    side has no names, the groups are returned as they are: parameters are then matched by position.
-    So they are where the checkpoint identifies parameters by strings, as torch's distributed
-    checkpoints do: those are in the optimizer's order already, but "param_names" is not, and is
-    left out.
+    Groups are matched by the names of their parameters, and parameters by their names. If one side
+    has no names, the groups are returned unchanged, and parameters are matched by position. torch's
+    distributed checkpoints identify parameters by strings: their parameters are already in the
+    optimizer's order, but "param_names" is not, so it is removed.
 
     Args:
         saved: the parameter groups of the checkpoint.
@@ -33,7 +32,7 @@ def matched_by_name(
     Example::
 
         >>> saved = [{"params": [0, 1], "param_names": ["a", "b"], "lr": 0.1}]
-        >>> matched_by_name(saved, [{"params": [..., ...], "param_names": ["b", "a"]}])
+        >>> match_by_name(saved, [{"params": [..., ...], "param_names": ["b", "a"]}])
         [{'params': [1, 0], 'param_names': ['b', 'a'], 'lr': 0.1}]
     """
     kept = [dict(group) for group in saved]
@@ -46,24 +45,24 @@ def matched_by_name(
     if not (same_groups and all(len({*names}) == len(names) for names in ours)):
         _check_names(ours, theirs)
         kept = [kept[number] for number in _matched_groups(ours, theirs)]
-    return [_ordered(group, names) for group, names in zip(kept, ours, strict=True)]
+    return [_reorder(group, names) for group, names in zip(kept, ours, strict=True)]
 
 
 def _names(groups: Sequence[Mapping[str, Any]]) -> list[list[str]] | None:
-    """Return the names of each group's parameters, or None if there are parameters without one."""
+    """Return the names of each group's parameters, or None if a parameter has no name."""
     found = [list(group.get("param_names") or ()) for group in groups]
     sizes = [len(group["params"]) for group in groups]
     return found if [*map(len, found)] == sizes and any(sizes) else None
 
 
 def _check_names(ours: Sequence[Sequence[str]], theirs: Sequence[Sequence[str]]) -> None:
-    """Make sure that both sides have the same names, each once."""
+    """Raise ValueError unless both sides have the same names, each once."""
     own, other = Counter(chain.from_iterable(ours)), Counter(chain.from_iterable(theirs))
     missing = [name for name in own if name not in other]
     unknown = [name for name in other if name not in own]
     if missing or unknown:
-        told = [f"the checkpoint has no {some(missing, _SHOWN)}"] if missing else []
-        told += [f"the optimizer has no {some(unknown, _SHOWN)}"] if unknown else []
+        told = [f"the checkpoint has no {format_names(missing, _SHOWN)}"] if missing else []
+        told += [f"the optimizer has no {format_names(unknown, _SHOWN)}"] if unknown else []
         raise ValueError(
             "the parameters of this checkpoint and of this optimizer have names, so they are "
             f"matched by name: {'; '.join(told)}. Rename them under 'param_names' in the "
@@ -81,16 +80,17 @@ def _check_names(ours: Sequence[Sequence[str]], theirs: Sequence[Sequence[str]])
 
 
 def _matched_groups(ours: Sequence[Sequence[str]], theirs: Sequence[Sequence[str]]) -> list[int]:
-    """Return, for each group of the optimizer, the number of the checkpoint's group."""
+    """Return, for each group of the optimizer, the index of the same group in the checkpoint."""
     left = list(range(len(theirs)))
     found = []
     for number, names in enumerate(ours):
         alike = [other for other in left if {*theirs[other]} == {*names}]
         if not alike:
             raise ValueError(
-                f"parameter group {number} of this optimizer has {some(list(names), _SHOWN)}, and "
-                "no group of the checkpoint has the same parameters; give the optimizer the groups "
-                "that it had when the checkpoint was saved"
+                f"parameter group {number} of this optimizer has "
+                f"{format_names(list(names), _SHOWN)}, and no group of the checkpoint has the "
+                "same parameters; give the optimizer the groups that it had when the checkpoint "
+                "was saved"
             )
         left.remove(alike[0])
         found.append(alike[0])
@@ -101,8 +101,8 @@ def _matched_groups(ours: Sequence[Sequence[str]], theirs: Sequence[Sequence[str
     return found
 
 
-def _ordered(group: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return a group with its parameters in the order of these names."""
+def _reorder(group: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return a group with its parameters in the order of ``names``."""
     known = dict(zip(group["param_names"], group["params"], strict=True)) if names else {}
     numbers = [known[name] for name in names]
     return {**group, "params": numbers} | ({"param_names": list(names)} if names else {})

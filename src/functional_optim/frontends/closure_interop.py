@@ -1,4 +1,4 @@
-"""State of a ClosureOptimizer as torch.optim.LBFGS keeps it, both ways."""
+"""Conversion of the state of a ClosureOptimizer from and to torch.optim.LBFGS."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from functional_optim.algorithms.lbfgs import LBFGSState
 from functional_optim.core.closure_optimizer import ClosureOptimizer
-from functional_optim.core.flat_vector import flat_tree, real_numel
+from functional_optim.core.flat_vector import flatten_params, real_numel
 from functional_optim.frontends.torch_checkpoint import own_copy
 
 _LISTS = ("old_dirs", "old_stps", "ro")
@@ -16,9 +16,9 @@ _COUNTS = ("func_evals", "n_iter")
 
 
 def torch_entries(state: LBFGSState) -> dict[str, Any]:
-    """Return a state as torch.optim.LBFGS has it in the entries of the first parameter.
+    """Return a state in the form of torch.optim.LBFGS: the entries of the first parameter.
 
-    torch also keeps ``al`` there, a list that each iteration writes before it reads it.
+    torch's entry ``al`` is left out: each iteration writes this list before reading it.
     """
     counts = {name: getattr(state, name) for name in _COUNTS}
     if state.n_iter == 0:
@@ -34,16 +34,15 @@ def state_of_entries(
     params: Sequence[Tensor],
     checksum: int = 0,
 ) -> LBFGSState:
-    """Return the state in the entries of the first parameter.
+    """Return the state that is stored in the entries of the first parameter.
 
     Args:
-        optimizer: the optimizer.
-        entries: of a torch.optim.LBFGS, or of ours.
+        entries: the entries, written by torch.optim.LBFGS or by :func:`torch_entries`.
         params: all parameters, in order.
-        checksum: of their tree.
+        checksum: the checksum of their tree.
 
     Raises:
-        ValueError: entries that are missing, or of parameters of another size.
+        ValueError: an entry is missing, or belongs to parameters of another size.
     """
     func_evals, n_iter = (int(entries.get(name, 0)) for name in _COUNTS)
     fresh = LBFGSState(n_iter=n_iter, func_evals=func_evals, checksum=checksum)
@@ -76,7 +75,7 @@ def closure_from_torch(
     instance: torch.optim.Optimizer,
 ) -> LBFGSState:
     """Return a copy of the state of a live torch.optim.LBFGS."""
-    tree = flat_tree(params, optimizer.namespace)
+    tree = flatten_params(params, optimizer.namespace)
     entries = own_copy(dict(instance.state.get(tree.params[0], {})))
     return state_of_entries(optimizer, entries, tree.params, tree.checksum)
 
@@ -91,8 +90,8 @@ def closure_state_dict(
     """Return a state dict that torch.optim.LBFGS loads.
 
     Raises:
-        ValueError: another class; an option that it does not have; a state of another tree;
-            several parameter groups.
+        ValueError: ``cls`` is another class, or lacks an option; the state is of another tree;
+            there are several parameter groups.
     """
     unknown = [name for name in options if name not in optimizer.hyper]
     if unknown:
@@ -107,7 +106,7 @@ def closure_state_dict(
         raise ValueError(
             f"torch.optim.LBFGS takes one parameter group, got {len(params)}; give one dict"
         )
-    tree = flat_tree(params, optimizer.namespace)
+    tree = flatten_params(params, optimizer.namespace)
     optimizer.require_state(state, tree.checksum, tree.numel)
     group = {**optimizer.hyper, **options, "params": list(range(len(tree.params)))}
     begun = state.func_evals > 0

@@ -1,4 +1,4 @@
-"""A TorchOptimizer that is given its gradients, in place of reading them from ``.grad``."""
+"""ExplicitGradients: a TorchOptimizer that gets gradients as arguments."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.checks import check_count, check_grad, check_measured
-from functional_optim.core.compiling import uncompiled
-from functional_optim.frontends.group_steps import GroupsNow
+from functional_optim.core.dynamo import disable_compile
+from functional_optim.frontends.group_steps import CurrentGroups
 from functional_optim.frontends.group_tensors import Group
 from functional_optim.frontends.torch_groups import params_of_groups
 from functional_optim.frontends.torch_optimizer import TorchOptimizer
@@ -18,11 +18,11 @@ from functional_optim.kernels import needs_total
 
 
 class ExplicitGradients(TorchOptimizer):
-    """torch's groups and state dicts, and steps by given gradients.
+    """TorchOptimizer whose steps get gradients as arguments, and do not read ``.grad``.
 
     Args:
         params: as for :class:`TorchOptimizer`.
-        optimizer: any that needs nothing beside gradients.
+        optimizer: an optimizer that needs no inputs besides gradients.
 
     Example::
 
@@ -36,38 +36,38 @@ class ExplicitGradients(TorchOptimizer):
 
     @property
     def params(self) -> list[Tensor]:
-        """The parameters, group by group: the order of all gradients."""
+        """The parameters, group by group. Gradients are in the same order."""
         return params_of_groups(self.param_groups)
 
     @property
-    def numbers(self) -> dict[str, Any]:
-        """Entries of groups that are no options: numbers that belong to no parameter."""
-        return self._chains.numbers()
+    def shared_entries(self) -> dict[str, Any]:
+        """The shared scalars, which groups store beside their options."""
+        return self._chains.shared_entries()
 
     @property
     def measured_stages(self) -> int:
         """Number of stages that need totals over all gradients."""
         return sum(map(needs_total, self.chain.stages))
 
-    @uncompiled
+    @disable_compile
     def step_by(
         self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()
     ) -> None:
-        """Make a step; ``.grad`` is neither read nor written.
+        """Run a step. ``.grad`` is neither read nor written.
 
         Args:
-            gradients: one for each of :attr:`params`; None leaves a parameter alone.
-            measured: totals of stages that need one, as for :meth:`Optimizer.update`.
+            gradients: a gradient for each of :attr:`params`, or None to skip the parameter.
+            measured: the totals of measured stages, as for :meth:`Optimizer.update`.
 
         Raises:
-            TypeError, ValueError: another number of gradients than of parameters, or one that does
-                not fit; nothing is changed then.
+            TypeError, ValueError: the number of gradients is wrong, or a gradient does not fit its
+                parameter; nothing has changed.
         """
         if measured:
             check_measured(self.chain.stages, measured)
-        self._lock.alone(self._step_by, gradients, measured)
+        self._lock.run(self._step_by, gradients, measured)
 
-    @uncompiled
+    @disable_compile
     def measure(
         self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()
     ) -> Tensor:
@@ -75,64 +75,50 @@ class ExplicitGradients(TorchOptimizer):
 
         Args:
             gradients: as for :meth:`step_by`.
-            measured: the totals before the one that is asked for.
+            measured: the totals of earlier stages.
 
         Returns:
-            For each parameter one float64 number, or a row where the stage needs several totals,
-            on the CPU; 0 for one without a gradient. Their sum, over all parts of a model, is the
-            next entry of ``measured``.
+            A float64 tensor on the CPU with one number for each parameter, or one row if the stage
+            needs several totals. A parameter without a gradient has 0. The sum over all parts of a
+            model is the next entry of ``measured``.
 
         Raises:
-            ValueError: no stage needs a total more; or as for :meth:`step_by`.
+            ValueError: no further stage needs a total; or as for :meth:`step_by`.
         """
         check_measured(self.chain.stages, measured, asked=1)
-        return self._lock.alone(self._measure, gradients, measured)
+        return self._lock.run(self._measure, gradients, measured)
 
     def _step_by(self, gradients: Sequence[Tensor | None], measured: Sequence[Tensor]) -> None:
-        self._steps.prepared(self._now(gradients), measured)()
-        self._chains.show(self.param_groups)
+        self._steps.prepare(self._current_groups(gradients), measured)()
+        self._chains.write_shared(self.param_groups)
 
     def _measure(self, gradients: Sequence[Tensor | None], measured: Sequence[Tensor]) -> Tensor:
-        by_id, nothing = self._steps.addends(self._now(gradients), measured)
-        return torch.stack([by_id.get(id(one), nothing).cpu() for one in self.params])
+        by_id, zero = self._steps.addends(self._current_groups(gradients), measured)
+        return torch.stack([by_id.get(id(one), zero).cpu() for one in self.params])
 
-    def _now(self, gradients: Sequence[Tensor | None]) -> GroupsNow:
+    def _current_groups(self, gradients: Sequence[Tensor | None]) -> CurrentGroups:
         groups = self._groups()
         every = params_of_groups(self.param_groups)
         check_count(gradients, len(every))
         for group in groups:
-            if not self._optimizer_of(group.number).stages:  # no step looks at these
-                _check(group, dict(zip(map(id, every), gradients, strict=True)))
-        given = partial(_taken, every, gradients)
-        return self._chains.now(groups, self.state, self._leaf_state, given)
+            if not self._optimizer_of(group.number).stages:  # a step does not check frozen groups
+                _check_gradients(group, dict(zip(map(id, every), gradients, strict=True)))
+        given = partial(_select_gradients, every, gradients)
+        return self._chains.current_groups(groups, self.state, self._leaf_state, given)
 
 
-def _check(group: Group, gradients: Mapping[int, Tensor | None]) -> None:
-    """Make sure that the gradients of a group belong to its parameters.
-
-    Args:
-        group: of parameters.
-        gradients: by the identity of their parameters.
-
-    Raises:
-        TypeError, ValueError: one does not.
-    """
+def _check_gradients(group: Group, gradients: Mapping[int, Tensor | None]) -> None:
+    """Raise TypeError or ValueError if a gradient does not fit; keys are ``id`` of parameters."""
     for param, name in group.every():
         grad = gradients[id(param)]
         if grad is not None:
             check_grad(param, grad, name)
 
 
-def _taken(
+def _select_gradients(
     every: Sequence[Tensor], gradients: Sequence[Tensor | None], params: list[Tensor]
 ) -> list[Tensor | None]:
-    """Return the gradients of some parameters.
-
-    Args:
-        every: all parameters.
-        gradients: of all.
-        params: those.
-    """
+    """Return the gradients of ``params``, from the gradients of all parameters ``every``."""
     if len(params) == len(every) and all(map(is_, params, every)):
         return list(gradients)
     by_id = dict(zip(map(id, every), gradients, strict=True))

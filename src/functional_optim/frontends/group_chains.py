@@ -16,10 +16,12 @@ from functional_optim.core.local_shards import check_takes_dtensor
 from functional_optim.core.overrides import LeafChain
 from functional_optim.core.state import LeafState, Shared, state_tensors
 from functional_optim.core.unmatched_selectors import UnmatchedSelectors
-from functional_optim.frontends.group_parts import CheckParam, GroupPart, divided, needs_groups
-from functional_optim.frontends.group_steps import NO_STATE, GroupsNow
+from functional_optim.frontends.group_parts import CheckParam, GroupPart, divide_group, needs_groups
+from functional_optim.frontends.group_steps import NO_STATE, CurrentGroups
 from functional_optim.frontends.group_tensors import HYPERS, Entries, Gradients, Group, StateOf
+from functional_optim.kernels import in_place
 from functional_optim.optimizer import Optimizer
+from functional_optim.optimizer.explain import chain_lines, waiting_lines
 from functional_optim.plan import leaf_by_leaf
 from functional_optim.plan.guard import grads_of
 from functional_optim.plan.shared_numbers import (
@@ -28,9 +30,10 @@ from functional_optim.plan.shared_numbers import (
     shared_labels,
     with_common_hypers,
 )
+from functional_optim.plan.step_counts import is_step_count
 from functional_optim.plan.step_leaves import StepLeaf
 
-_PLACES = itemgetter(1)  # no frame for each step
+_PLACES = itemgetter(1)  # implemented in C, so that a step makes no Python call per group
 
 CALLS = "shared_step"
 """Key of the number of calls in the groups of a checkpoint."""
@@ -40,7 +43,6 @@ class GroupChains:
     """Chains of the groups of a torch.optim front-end, and the shared scalars.
 
     Args:
-        optimizer: of all groups.
         check: raises an error for a parameter that the front-end cannot step.
         divides: True to divide groups by chain; None to divide them if the optimizer needs it.
     """
@@ -60,9 +62,9 @@ class GroupChains:
         """For each parameter group, its own optimizer and the indices of its links."""
         self.names: list[tuple[str, ...]] = []
         """For each parameter group, the names of its hyper-parameters."""
-        self.unmet = UnmatchedSelectors(optimizer.links, optimizer.overrides)
+        self.selectors = UnmatchedSelectors(optimizer.links, optimizer.overrides)
         self.shared: Any = initial_shared(optimizer.links)
-        self.keeps_numbers = isinstance(self.shared, Shared)
+        self.has_shared = isinstance(self.shared, Shared)
         """True if the optimizer has shared scalars."""
         self._keys = {
             _key(name, field): (place, at)
@@ -95,36 +97,34 @@ class GroupChains:
         self.names.append(tuple(optimizer.hyper))
 
     def mark(self) -> tuple[int, int]:
-        """Return what :meth:`back_to` needs to remove the groups that are added from now on."""
+        """Return the argument for :meth:`remove_after` that keeps the existing groups."""
         return len(self.parts), self._count
 
-    def back_to(self, mark: tuple[int, int]) -> None:
+    def remove_after(self, mark: tuple[int, int]) -> None:
         """Remove the groups that were added since a mark."""
         groups, self._count = mark
         del self.parts[groups:], self.names[groups:]
 
-    def divided(self, group: Mapping[str, Any]) -> list[GroupPart]:
+    def divide(self, group: Mapping[str, Any]) -> list[GroupPart]:
         """Divide a group into groups with one chain each, ordered by first parameter.
 
         Raises:
             ValueError: a parameter on which no rule acts.
         """
-        found = divided(self.optimizer, group, self._count, self.unmet, self._check)
+        found = divide_group(self.optimizer, group, self._count, self.selectors, self._check)
         self._count += len(group["params"])
         return found
 
-    def now(
+    def current_groups(
         self,
         groups: Sequence[Group],
         states: Entries,
         state_of: StateOf,
         gradients: Gradients = grads_of,
-    ) -> GroupsNow:
+    ) -> CurrentGroups:
         """Return the groups of a step, without frozen groups.
 
         Args:
-            groups: with their current options.
-            states: torch's dicts of state.
             state_of: returns the state of a parameter, which the step writes to.
             gradients: returns the gradients of parameters.
 
@@ -140,7 +140,7 @@ class GroupChains:
                 self._links = self._links_of(groups)
             self._chains = self._chains_of(groups)
         chains, links = self._chains, self._links
-        return GroupsNow(groups, chains, links, self.shared, states, state_of, gradients)
+        return CurrentGroups(groups, chains, links, self.shared, states, state_of, gradients)
 
     def _links_of(self, groups: Sequence[Group]) -> Links:
         """Return all links with their current hyper-parameters, from the first group with the link.
@@ -154,23 +154,20 @@ class GroupChains:
                 links[place] = links[place]._replace(hyper=hyper)
         links = list(with_common_hypers(tuple(links), self._chains_of(groups)))
         if isinstance(self.shared, Shared) and not int(self.shared.step):
-            begun = state_tensors(initial_shared(tuple(links)).stages)  # by the options of now
-            for before, now in zip(state_tensors(self.shared.stages), begun, strict=True):
+            # Before the first call, the shared scalars are those of the current options.
+            initial = state_tensors(initial_shared(tuple(links)).stages)
+            for before, now in zip(state_tensors(self.shared.stages), initial, strict=True):
                 before.copy_(now)
         return tuple(links)
 
-    def require_common(
+    def check_common_options(
         self, groups: Sequence[Group], more: Sequence[tuple[Optimizer, tuple[int, ...], Links]]
     ) -> None:
-        """Make sure that new groups have the options that shared scalars depend on.
+        """Raise ValueError if groups differ in an option that shared scalars depend on.
 
         Args:
-            groups: the existing groups.
             more: for each new group, its optimizer, the indices of its links, and these links with
                 the options of the group.
-
-        Raises:
-            ValueError: groups differ in such an option.
         """
         chains = [LeafChain(k, own.stages, tuple(one.hyper for one in h)) for own, k, h in more]
         with_common_hypers(self.optimizer.links, [*self._chains_of(groups), *chains])
@@ -179,7 +176,7 @@ class GroupChains:
         parts = [(self.parts[group.number], group.hypers) for group in groups]
         return [LeafChain(places, own.stages, hypers) for (own, places), hypers in parts]
 
-    def numbers(self) -> dict[str, Any]:
+    def shared_entries(self) -> dict[str, Any]:
         """Return the shared scalars, as the groups of a checkpoint store them."""
         if not isinstance(self.shared, Shared):
             return {}
@@ -190,19 +187,15 @@ class GroupChains:
             found[key] = int(self.shared.opened[place])
         return found
 
-    def show(self, groups: Sequence[dict[str, Any]]) -> None:
+    def write_shared(self, groups: Sequence[dict[str, Any]]) -> None:
         """Write the shared scalars into parameter groups, so that every checkpoint has them."""
-        numbers = self.numbers()
-        for group in groups if numbers else ():
-            group.update(numbers)
+        entries = self.shared_entries()
+        for group in groups if entries else ():
+            group.update(entries)
 
-    def check_numbers(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Make sure that the groups of a checkpoint have the shared scalars.
-
-        Raises:
-            ValueError: a scalar is missing, or groups differ.
-        """
-        wanted = self.numbers()
+    def check_shared(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Raise ValueError if groups of a checkpoint lack a shared scalar, or differ in one."""
+        wanted = self.shared_entries()
         found = [{key: group[key] for key in wanted if key in group} for group in groups]
         if not wanted:
             return
@@ -215,13 +208,9 @@ class GroupChains:
                 f"{what}"
             )
 
-    def take_numbers(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Load the shared scalars from the groups of a checkpoint.
-
-        Raises:
-            ValueError: as for :meth:`check_numbers`; nothing has changed.
-        """
-        self.check_numbers(groups)
+    def load_shared(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Load the shared scalars from the groups of a checkpoint."""
+        self.check_shared(groups)
         if not isinstance(self.shared, Shared):
             return
         with torch.no_grad():
@@ -229,9 +218,9 @@ class GroupChains:
             for key, (place, at) in self._keys.items():
                 self.shared.stages[place][at].copy_(as_tensor(groups[0][key]))
             for key, place in self._opened.items():
-                # There schedules went by the calls, and go on from these.
+                # Without this entry, schedules depended on the number of calls.
                 self.shared.opened[place].fill_(groups[0].get(key, groups[0][CALLS]))
-        self.show(groups)
+        self.write_shared(groups)
 
 
 def _key(name: str, field: str) -> str:
@@ -247,17 +236,43 @@ def viewed_params(
     """Return the parameters to evaluate with, group by group.
 
     Args:
-        groups: with their current options.
         optimizer_of: returns the chain of a group, by number.
         state_of: returns the state of a parameter.
     """
-    seen: list[Tensor] = []
+    views: list[Tensor] = []
     with torch.no_grad():
         for group in groups:
             stages = optimizer_of(group.number).stages
             chain = LeafChain((), stages, group.hypers)
             for param, name in group.every():
                 state = state_of(group, param, name) if stages else NO_STATE
-                leaf = StepLeaf(len(seen), param.detach(), state, chain, name)
-                seen.append(leaf_by_leaf.viewed(leaf))
-    return seen
+                leaf = StepLeaf(len(views), param.detach(), state, chain, name)
+                views.append(leaf_by_leaf.view_leaf(leaf))
+    return views
+
+
+def explain_groups(
+    groups: Sequence[Group],
+    state: Mapping[Tensor, Mapping[str, Any]],
+    optimizer_of: Callable[[int], Optimizer],
+    optimizer: Optimizer,
+) -> str:
+    """Return which executor steps which parameters, and why, one line for each kind of parameter.
+
+    If there are several groups, each line begins with the number of its group.
+
+    Args:
+        optimizer_of: returns the chain of a group, by number.
+    """
+    params = [param for group in groups for param in group.params]
+    every = [stage for group in groups for stage in optimizer_of(group.number).stages]
+    executor = in_place(optimizer.executor, params, every)
+    lines: list[str] = []
+    for group in groups:
+        head = f"param_groups[{group.number}]: " if len(groups) > 1 else ""
+        stages = optimizer_of(group.number).stages
+        found = [(param, group.hypers) for param in group.params]
+        counts = [state.get(one, {}).get("step") for one in group.params]
+        step = 1.0 + max([int(one) for one in counts if is_step_count(one)] or [0])
+        lines += [head + line for line in chain_lines(stages, executor, found, step)]
+    return "\n".join([*lines, *waiting_lines(optimizer)])

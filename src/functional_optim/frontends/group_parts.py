@@ -9,7 +9,11 @@ from functional_optim.core.local_shards import check_takes_dtensor
 from functional_optim.core.overrides import LeafChain, shape_of
 from functional_optim.core.stage import Stage
 from functional_optim.core.unmatched_selectors import UnmatchedSelectors
-from functional_optim.frontends.torch_groups import FROZEN_OPTIONS, own_options, require_options
+from functional_optim.frontends.torch_groups import (
+    FROZEN_OPTIONS,
+    copy_option_tensors,
+    require_options,
+)
 from functional_optim.optimizer import Optimizer
 
 CheckParam = Callable[[Sequence[Stage], Tensor, str], None]
@@ -32,21 +36,20 @@ def needs_groups(optimizer: Optimizer) -> bool:
     return optimizer.is_composed or bool(optimizer.overrides)
 
 
-def divided(
+def divide_group(
     optimizer: Optimizer,
     group: Mapping[str, Any],
     first: int,
-    unmet: UnmatchedSelectors,
+    selectors: UnmatchedSelectors,
     check: CheckParam = check_takes_dtensor,
 ) -> list[GroupPart]:
     """Divide a parameter group into groups with one chain each, ordered by first parameter.
 
     Args:
-        optimizer: of the chains.
         group: its "params" are parameters, or pairs of a name and a parameter.
         first: number of parameters in the groups before. A parameter without a name has its number
             as its path.
-        unmet: records which selectors match a parameter.
+        selectors: records which selectors match a parameter.
         check: raises an error for a parameter that the front-end cannot step.
 
     Raises:
@@ -56,15 +59,18 @@ def divided(
     found: dict[Any, tuple[LeafChain, list[Any]]] = {}
     for place, one in enumerate(group["params"], first):
         name, param = one if isinstance(one, tuple) else (place, one)
-        unmet.see((name,), param)
+        selectors.add_leaf((name,), param)
         chain = optimizer.chain_at((name,), shape_of(param))
         check(chain.stages, param, str(name))
-        key = (chain.places, tuple(map(_compared, chain.hypers)))
-        found.setdefault(key, (chain, []))[1].append(one)
+        hypers = [  # tensors compare by identity
+            tuple(id(value) if isinstance(value, Tensor) else value for value in hyper)
+            for hyper in chain.hypers
+        ]
+        found.setdefault((chain.places, tuple(hypers)), (chain, []))[1].append(one)
     parts = [_part(optimizer, group, chain, params) for chain, params in found.values()]
     names = {name for part in parts for name in part.optimizer.hyper}
     names.update(*(FROZEN_OPTIONS for part in parts if not part.places))
-    # Of other parameters too: groups are often written alike.
+    # Options of links that act on other parameters are allowed too: groups often share options.
     require_options(group, names.union(*(link.hyper._fields for link in optimizer.links)))
     return parts
 
@@ -75,10 +81,5 @@ def _part(
     own = optimizer.of_chain(chain)
     options = own.hyper if own.links else FROZEN_OPTIONS
     made = {**options, **group, "params": params}
-    own_options(made)
+    copy_option_tensors(made)
     return GroupPart(made, own, chain.places)
-
-
-def _compared(hyper: Any) -> Any:
-    """Return hyper-parameters in a form that compares tensors by identity."""
-    return tuple(id(value) if isinstance(value, Tensor) else value for value in hyper)

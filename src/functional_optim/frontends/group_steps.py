@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.core.capturing import check_not_captured
-from functional_optim.core.initial import none_made
+from functional_optim.core.graph_capture import check_not_captured
 from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import LeafChain
 from functional_optim.core.state import LeafState, Shared
+from functional_optim.core.state_init import zero_count
 from functional_optim.frontends.group_tensors import (
     HYPERS,
     Entries,
@@ -24,23 +24,24 @@ from functional_optim.frontends.group_tensors import (
 )
 from functional_optim.kernels import EXECUTORS, Executor, in_place
 from functional_optim.plan import leaf_by_leaf
-from functional_optim.plan.between_runs import BetweenRuns
 from functional_optim.plan.decision import Decision
+from functional_optim.plan.leaf_by_leaf import BetweenRuns
 from functional_optim.plan.planned_steps import MASKS, PlannedSteps
 from functional_optim.plan.points import does_wait
 from functional_optim.plan.step_leaves import StepLeaf, StepLeaves
 
 FORMS = 4
-"""Number of forms of groups for which plans are kept: options may be switched off and on."""
+"""Number of forms of groups for which plans are kept. Options may be switched off and on again."""
 
-NO_STATE = LeafState(none_made(), ())
-"""State of a parameter that is frozen, or not stepped."""
+NO_STATE = LeafState(zero_count(), ())
+"""State of a parameter that is frozen or not stepped."""
 
 Extra = Callable[[Sequence[Tensor]], Any]
-"""Function of parameters that returns the inputs besides gradients; inputs per leaf are lists."""
+"""Function of parameters that returns the inputs besides gradients, with lists as inputs per leaf.
+"""
 
 
-class GroupsNow(NamedTuple):
+class CurrentGroups(NamedTuple):
     """Parameter groups in one step."""
 
     groups: Sequence[Group]
@@ -86,7 +87,7 @@ class GroupSteps:
 
     def step(
         self,
-        now: GroupsNow,
+        now: CurrentGroups,
         measured: Sequence[Tensor] = (),
         extra: Extra | None = None,
         between: BetweenRuns | None = None,
@@ -94,20 +95,17 @@ class GroupSteps:
         """Run a step, with interrupts deferred.
 
         Args:
-            now: the groups.
-            measured: the known totals.
-            extra: the inputs besides the gradients, if there are any.
             between: a call between the runs of the step.
 
         Raises:
             FloatingPointError, TypeError, ValueError, RuntimeError: as for any step; nothing has
                 changed.
         """
-        defer_interrupts(self.prepared(now, measured, extra, between))
+        defer_interrupts(self.prepare(now, measured, extra, between))
 
-    def prepared(
+    def prepare(
         self,
-        now: GroupsNow,
+        now: CurrentGroups,
         measured: Sequence[Tensor] = (),
         extra: Extra | None = None,
         between: BetweenRuns | None = None,
@@ -124,23 +122,23 @@ class GroupSteps:
         leaves = self._leaves(now)
         check_not_captured(leaves.params)
         executor = self._executor_for(leaves.params, now.links)
-        known, held = self._planned_for(now, executor)  # state may have been made anew
+        known, held = self._planned_for(now, executor)  # state entries may be new
         if len(leaves.leaves) == len(held.params) and known.steps.plan(held.tensors, leaves):
             call = self._bound(known, held, now, measured, extra, between, begins=True)
         if call is not None:
             return call
         given = {} if extra is None else extra(leaves.params)
-        with torch.no_grad():  # totals of parameters are plain numbers
-            leaves = leaves.with_gradients_apart()
+        with torch.no_grad():  # totals need no derivative
+            leaves = leaves.copy_aliased_gradients()
             decided = leaf_by_leaf.decide(now.links, executor, leaves, now.shared, measured, given)
-        make = leaf_by_leaf.bound(executor, decided, now.shared, between)
-        return partial(self._make, make, now, executor, leaves, decided)
+        run = leaf_by_leaf.bind(executor, decided, now.shared, between)
+        return partial(self._run, run, now, executor, leaves, decided)
 
     def _bound(
         self,
         known: _Planned,
         held: GroupTensors,
-        now: GroupsNow,
+        now: CurrentGroups,
         measured: Sequence[Tensor],
         extra: Extra | None,
         between: BetweenRuns | None,
@@ -151,14 +149,13 @@ class GroupSteps:
 
         Args:
             known: the plans of the groups.
-            held: the tensors of the groups.
             now, measured, extra, between: as for :meth:`step`.
             begins: True if the state of leaves before their first step was created for this step.
         """
         params, steps = held.params, known.steps
         given = {} if extra is None else extra(params)
         grads = now.gradients(params)
-        step = steps.prepared(
+        step = steps.prepare(
             now.links,
             now.chains,
             [*params, *held.values],
@@ -175,17 +172,12 @@ class GroupSteps:
             step = step._replace(runs=runs)
         if len(step.runs) == 1 and not step.numbers:
             return step.runs[0]
-        return partial(steps.make, step, now.shared)
+        return partial(steps.run, step, now.shared)
 
     def addends(
-        self, now: GroupsNow, measured: Sequence[Tensor]
+        self, now: CurrentGroups, measured: Sequence[Tensor]
     ) -> tuple[dict[int, Tensor], Tensor]:
-        """Return each parameter's addend to the next total, by ``id``, and a zero addend.
-
-        Args:
-            now: the groups.
-            measured: the totals before.
-        """
+        """Return each parameter's addend to the next total, by ``id``, and a zero addend."""
         known, held = self._known(now)
         params: Sequence[Tensor] = held.params
         found = None
@@ -201,8 +193,8 @@ class GroupSteps:
                 found = decider.addends()
         return dict(zip(map(id, params), found[0], strict=True)), found[1]
 
-    def _known(self, now: GroupsNow) -> tuple[_Planned | None, GroupTensors]:
-        """Return the plans of groups, or None, and the tensors of the groups."""
+    def _known(self, now: CurrentGroups) -> tuple[_Planned | None, GroupTensors]:
+        """Return the plans of groups, or None if there are none, and the tensors of the groups."""
         held, hypers = GroupTensors.of(now.groups, now.states), list(map(HYPERS, now.groups))
         for known in self._planned:  # as a rule one
             if known.form.holds(held, hypers):
@@ -213,7 +205,7 @@ class GroupSteps:
         stages = [link.stage for link in links]
         return EXECUTORS[in_place(self._executor, params, stages)]
 
-    def _leaves(self, now: GroupsNow) -> StepLeaves:
+    def _leaves(self, now: CurrentGroups) -> StepLeaves:
         """Return the checked parameters of all groups, each once."""
         every: dict[int, tuple[int, Group, Tensor, str]] = {}
         for number, group in enumerate(now.groups):
@@ -226,32 +218,32 @@ class GroupSteps:
         leaves: list[StepLeaf] = []
         for (number, group, param, name), grad in zip(every.values(), grads, strict=True):
             chain, state = now.chains[number], NO_STATE
-            is_asked = asks_all or grad is not None  # else it is left alone, whatever its state is
-            if is_asked:
+            is_checked = asks_all or grad is not None  # the state of other parameters is ignored
+            if is_checked:
                 state = now.state_of(group, param, name, begins=grad is not None)
             leaf = StepLeaf(len(leaves), param, state, chain, name)
-            if is_asked:
-                leaf_by_leaf.checked_leaf(leaf, grad)
+            if is_checked:
+                leaf_by_leaf.check_leaf(leaf, grad)
             leaves.append(leaf)
         return StepLeaves.of(now.links, leaves, grads, everywhere, shares=shares)
 
-    def _make(
+    def _run(
         self,
-        make: Callable[[], object],
-        now: GroupsNow,
+        run: Callable[[], object],
+        now: CurrentGroups,
         executor: Executor,
         leaves: StepLeaves,
         decided: Decision,
     ) -> None:
         """Run a step; if it was not plain, plan its runs for later steps."""
-        make()
+        run()
         if leaves.outline.plain is not None:
-            return  # that was planned before, or cannot be
+            return  # a plain step is planned before it runs, or cannot be planned
         known, held = self._planned_for(now, executor)
         if len(leaves.leaves) == len(held.params):
-            known.steps.learn(held.tensors, leaves, decided)
+            known.steps.plan_after(held.tensors, leaves, decided)
 
-    def _planned_for(self, now: GroupsNow, executor: Executor) -> tuple[_Planned, GroupTensors]:
+    def _planned_for(self, now: CurrentGroups, executor: Executor) -> tuple[_Planned, GroupTensors]:
         """Return the plans of groups, new or known, and the tensors of the groups."""
         known, held = self._known(now)
         if known is None:

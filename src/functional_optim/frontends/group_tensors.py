@@ -8,13 +8,13 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from functional_optim.core.initial import StateFields
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState
+from functional_optim.core.state_init import StateFields
 from functional_optim.native import LOOPS
 
 HYPERS = attrgetter("hypers")
-"""Return the hyper-parameters of a group or a chain, without a Python frame."""
+"""Return the hyper-parameters of a group or a chain, without a Python call."""
 
 _PARAMS = attrgetter("params")
 
@@ -86,7 +86,6 @@ class GroupForm:
 
     Args:
         groups: that were stepped.
-        held: the tensors of the groups.
         stages_of: returns the stages of a group, by its index in ``groups``.
     """
 
@@ -110,7 +109,7 @@ class GroupForm:
             return False
         if not all(map(is_, hypers, self._hypers)):
             for k, own in enumerate(hypers):
-                if own is not self._hypers[k] and not self._fields[k].hold(own):
+                if own is not self._hypers[k] and not self._fields[k].is_valid_for(own):
                     return False
             self._hypers = hypers
         return True
@@ -126,5 +125,5 @@ def _entries_of(state: Entries, params: list[Tensor]) -> tuple[list[str | None],
 def dicts_of(state: Entries, params: Sequence[Tensor]) -> Any:
     """Return the dict of each parameter."""
     if len(state) == len(params) and all(map(is_, state, params)):
-        return state.values()  # a tensor's hash is Python's, one call for each
+        return state.values()  # a lookup would call Tensor.__hash__, which is Python code
     return [state.get(param, {}) for param in params]

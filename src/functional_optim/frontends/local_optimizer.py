@@ -1,4 +1,4 @@
-"""The seam: what every front-end binds to parameters, and steps by gradients that it is given."""
+"""LocalOptimizer: an optimizer over parameters of this process that gets gradients as arguments."""
 
 import inspect
 import warnings
@@ -7,34 +7,29 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from functional_optim.core.brief import brief
-from functional_optim.core.one_at_a_time import StepLock, one_at_a_time
-from functional_optim.frontends.foreign import ForeignOptimizer
-from functional_optim.frontends.local_options import ClassOptions, LocalOptions, OwnOptions
-from functional_optim.frontends.recipe import (
-    ComposedRecipe,
-    Recipe,
-    class_of_functional,
-    recipe_of,
-)
+from functional_optim.core.format import format_value
+from functional_optim.core.lock import StepLock, with_lock
+from functional_optim.frontends.local_options import ClassOptions, ComposedOptions, LocalOptions
+from functional_optim.frontends.opaque_optimizer import OpaqueOptimizer
+from functional_optim.frontends.recipe import ComposedRecipe, Recipe, class_of_functional, recipe_of
 
 
 class LocalOptimizer(Protocol):
-    """An optimizer over parameters of this process. Gradients are given to it.
+    """Protocol of an optimizer over parameters of this process that gets gradients as arguments.
 
-    It neither reads ``.grad`` nor leaves anything there, so that several passes, each with
-    gradients of its own, may go on at once. Steps are made one after the other.
+    A step neither reads nor changes ``.grad``, so several backward passes, each with its own
+    gradients, may run at the same time. Steps run one after the other.
     """
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Parameter groups as in torch: options may be changed between steps."""
+        """Parameter groups as in torch. Options may be changed between steps."""
 
     @property
     def params(self) -> list[Tensor]:
-        """The parameters, group by group as in ``param_groups``: the order of all gradients.
+        """The parameters, group by group as in ``param_groups``. Gradients are in the same order.
 
-        An optimizer of optimizers divides groups, so this may differ from the order in which the
+        A composed optimizer divides groups, so this order may differ from the order in which the
         parameters were given.
         """
 
@@ -43,12 +38,12 @@ class LocalOptimizer(Protocol):
         """Number of totals over all gradients that a step needs; 0 for most optimizers."""
 
     def step(self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()) -> None:
-        """Make a step.
+        """Run a step.
 
         Args:
-            gradients: one for each parameter, in the order of ``params``; a parameter that has None
-                is left alone, its step count too.
-            measured: the totals, where other processes have a part in them.
+            gradients: one for each parameter, in the order of ``params``. A parameter with None is
+                skipped, and its step count stays the same.
+            measured: the totals, if other processes contribute to them.
         """
 
     def measure(
@@ -56,18 +51,19 @@ class LocalOptimizer(Protocol):
     ) -> Tensor:
         """Return each parameter's addend to the next total after those in ``measured``, in float64.
 
-        In the order of ``params``; a row for each, where a stage needs several.
+        The addends are in the order of ``params``. A stage with several totals has one row per
+        parameter.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Options and state in torch's form."""
+        """Return options and state in torch's form."""
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over options and state in torch's form; all of it, or nothing where that raises."""
+        """Load options and state in torch's form. After an error, nothing has changed."""
 
 
-class Foreign(NamedTuple):
-    """A class that has no functional equivalent, with the arguments for it."""
+class OpaqueRecipe(NamedTuple):
+    """An optimizer class without a functional equivalent, with its arguments."""
 
     make: Callable[..., Any]
     args: tuple[Any, ...]
@@ -80,19 +76,14 @@ def local_optimizer(
     """Bind an optimizer to parameters of this process.
 
     Args:
-        optimizer_class: a class of torch.optim or a registered one, with that class's options; one
-            of our optimizers, or a constructor of one, with its hyper-parameters. Any other class
-            is made over the parameters and called as it is, with one warning.
+        optimizer_class: a class of torch.optim or a registered class; or an Optimizer or its
+            constructor. Any other class gives a warning, and its own ``step`` is called.
         params: parameters, (name, parameter) pairs, or parameter groups.
-        args: the class's arguments after ``params``.
-        options: the same, by name.
-
-    Returns:
-        A :class:`LocalOptimizer`. What has a functional equivalent is stepped by that; any other
-        class by its own step.
+        args: the arguments of the class after ``params``.
+        options: the same by name: options of the class, or hyper-parameters of the Optimizer.
 
     Raises:
-        TypeError: something else than an optimizer, or an option that it does not have.
+        TypeError: ``optimizer_class`` is no optimizer, or lacks an option.
         ValueError: a value out of bounds; no parameters; a parameter twice.
 
     Example::
@@ -106,51 +97,46 @@ def local_optimizer(
         >>> weight
         tensor([0.2500, 0.2500])
     """
-    found = resolved(optimizer_class, args, options)
-    if isinstance(found, Foreign):
-        warn_of(found, stacklevel=3)
-    return bound(found, params)
+    found = resolve_recipe(optimizer_class, args, options)
+    if isinstance(found, OpaqueRecipe):
+        warn_opaque(found, stacklevel=3)
+    return bind_recipe(found, params)
 
 
-def resolved(
+def resolve_recipe(
     optimizer_class: Any, args: tuple[Any, ...], options: Mapping[str, Any]
-) -> Recipe | Foreign:
-    """Return the recipe of a local optimizer, here or in another process: it can be pickled.
+) -> Recipe | OpaqueRecipe:
+    """Return the recipe of a local optimizer. It can be pickled, and bound in another process.
 
-    Args:
-        optimizer_class: as for :func:`local_optimizer`.
-        args: its arguments after ``params``.
-        options: the same, by name.
-
-    Raises:
-        TypeError, ValueError: as for :func:`local_optimizer`.
+    Arguments and errors are those of :func:`local_optimizer`.
     """
     optimizer_class = class_of_functional(optimizer_class) or optimizer_class
-    recipe = recipe_of(optimizer_class, _named(optimizer_class, args, options))
-    return Foreign(optimizer_class, args, dict(options)) if recipe is None else recipe
+    recipe = recipe_of(optimizer_class, _bind_names(optimizer_class, args, options))
+    return OpaqueRecipe(optimizer_class, args, dict(options)) if recipe is None else recipe
 
 
-def warn_of(found: Foreign, stacklevel: int = 2) -> None:
-    """Say that a class is stepped by itself."""
+def warn_opaque(found: OpaqueRecipe, stacklevel: int = 2) -> None:
+    """Warn that the class's own ``step`` is called."""
     warnings.warn(
-        f"{brief(found.make)} has no functional equivalent, so it is stepped by its own Python "
-        "code, with gradients put into .grad for that time; to step it without the GIL, register "
+        f"{format_value(found.make)} has no functional equivalent, so it is stepped by its own "
+        "Python code, with gradients put into .grad for that time; to step it without the GIL, "
+        "register "
         "one with register_functional_optim",
         UserWarning,
         stacklevel=stacklevel + 1,
     )
 
 
-def bound(found: Recipe | Foreign, params: Iterable[Any]) -> LocalOptimizer:
-    """A local optimizer over parameters, by what :func:`resolved` returned."""
+def bind_recipe(found: Recipe | OpaqueRecipe, params: Iterable[Any]) -> LocalOptimizer:
+    """Return a local optimizer over parameters, from a recipe of :func:`resolve_recipe`."""
     groups = as_groups(params)
-    if isinstance(found, Foreign):
-        return ForeignOptimizer(found.make, groups, found.args, found.options)
+    if isinstance(found, OpaqueRecipe):
+        return OpaqueOptimizer(found.make, groups, found.args, found.options)
     return FunctionalOptimizer(found, groups)
 
 
 def as_groups(params: Iterable[Any]) -> list[dict[str, Any]]:
-    """Parameter groups, their parameters or pairs in lists.
+    """Return parameter groups whose "params" are lists of parameters, or of pairs with names.
 
     Raises:
         TypeError: ``params`` is a tensor, no iterable, or a mixed list.
@@ -159,7 +145,7 @@ def as_groups(params: Iterable[Any]) -> list[dict[str, Any]]:
     if isinstance(params, Tensor) or not isinstance(params, Iterable):
         raise TypeError(
             "params must be parameters, (name, parameter) pairs or parameter groups, in a list or "
-            f"another iterable, got {brief(params)}"
+            f"another iterable, got {format_value(params)}"
         )
     given = list(params)
     dicts = [isinstance(one, dict) for one in given]
@@ -179,11 +165,11 @@ def as_groups(params: Iterable[Any]) -> list[dict[str, Any]]:
         alone = isinstance(own, Tensor) or not isinstance(own, Iterable)
         own = [own] if alone else list(own)
         made.append({**group, "params": own})
-    _refuse_twice(made)
+    _check_unique(made)
     return made
 
 
-def _refuse_twice(groups: Sequence[Mapping[str, Any]]) -> None:
+def _check_unique(groups: Sequence[Mapping[str, Any]]) -> None:
     seen: dict[int, str] = {}
     for number, group in enumerate(groups):
         for place, one in enumerate(group["params"]):
@@ -200,16 +186,16 @@ def _refuse_twice(groups: Sequence[Mapping[str, Any]]) -> None:
 
 
 class FunctionalOptimizer:
-    """A local optimizer by what has a functional equivalent.
+    """A local optimizer that steps parameters by a chain.
 
     Args:
-        recipe: of the optimizer; groups have the options of the class that was given, or its
+        recipe: of the optimizer. Groups have the options of the caller's class, or
             hyper-parameters.
-        groups: of parameters, or pairs of a name and a parameter.
+        groups: groups with parameters, or pairs of a name and a parameter.
 
     Raises:
         TypeError, ValueError: an option with a wrong value; groups that need different chains; a
-            stage that needs inputs beside the gradients; a parameter on which no rule acts.
+            stage that needs inputs besides gradients; a parameter on which no rule acts.
     """
 
     def __init__(self, recipe: Recipe, groups: Sequence[Mapping[str, Any]]) -> None:
@@ -218,12 +204,12 @@ class FunctionalOptimizer:
         param = first[1] if isinstance(first, tuple) else first
         device = param.device.type if isinstance(param, Tensor) else "cpu"
         self._options: LocalOptions = (
-            OwnOptions(recipe, groups, device)
+            ComposedOptions(recipe, groups, device)
             if isinstance(recipe, ComposedRecipe)
             else ClassOptions(recipe, groups, device)
         )
         self._inner = self._options.inner
-        self.param_groups = self._options.shown()
+        self.param_groups = self._options.visible_groups()
 
     @property
     def params(self) -> list[Tensor]:
@@ -235,41 +221,42 @@ class FunctionalOptimizer:
         """Number of totals over all gradients that a step needs."""
         return self._inner.measured_stages
 
-    @one_at_a_time
+    @with_lock
     def step(self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()) -> None:
-        """Make a step, by the current options."""
-        self._options.hand_on(self.param_groups)
+        """Run a step with the current options."""
+        self._options.update_inner(self.param_groups)
         self._inner.step_by(gradients, measured=measured)
 
-    @one_at_a_time
+    @with_lock
     def measure(
         self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()
     ) -> Tensor:
-        """Return each parameter's addend to the next total; a row of several, where needed."""
-        self._options.hand_on(self.param_groups)
+        """Return each parameter's addend to the next total: see :meth:`LocalOptimizer.measure`."""
+        self._options.update_inner(self.param_groups)
         return self._inner.measure(gradients, measured=measured)
 
-    @one_at_a_time
+    @with_lock
     def state_dict(self) -> dict[str, Any]:
-        """Options and state, as the class that was given writes them."""
-        self._options.hand_on(self.param_groups)
-        return self._options.written(self._inner.state_dict(), self.param_groups)
+        """Return options and state in the form of the caller's class."""
+        self._options.update_inner(self.param_groups)
+        return self._options.format_state_dict(self._inner.state_dict(), self.param_groups)
 
-    @one_at_a_time
+    @with_lock
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over options and state: of this class, or of the equivalent torch.optim class."""
+        """Load options and state of this class, or of the equivalent class of torch.optim."""
         self._options.load(state_dict, self.param_groups)
 
 
-def _named(
+def _bind_names(
     optimizer_class: Any, args: tuple[Any, ...], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """All arguments by name, as far as the signature has names for them."""
+    """Return all arguments that have a name in the signature, by name."""
     if not args:
         return dict(options)
     if not callable(optimizer_class):
         raise TypeError(
-            f"{brief(optimizer_class)} takes its options by name, got {len(args)} without one"
+            f"{format_value(optimizer_class)} takes its options by name, got {len(args)} without "
+            "one"
         )
     signature = inspect.signature(optimizer_class)
     takes_params = isinstance(optimizer_class, type) or "params" in signature.parameters

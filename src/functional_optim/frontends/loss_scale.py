@@ -1,19 +1,20 @@
-"""A step under GradScaler: gradients are unscaled once, and none is stepped that is not finite.
+"""Support for GradScaler: gradients are unscaled once, and steps with infinite gradients skipped.
 
-Wherever gradients are, this is what there is to it:
+The rules are the same for all front-ends:
 
-=====================  ==============================================================
-an element that is     the step is left out, on all ranks and workers, and is counted
-not finite             by no leaf; ``scaler.update()`` then lowers the scale
-a second unscale       an error, until ``scaler.update()``
-None; an empty one     nothing to unscale, nothing found
-16 bits                multiplied in float32
-sparse                 the elements that it holds
-several devices        unscaled and looked at on each
-=====================  ==============================================================
+======================  ==========================================================================
+an element is infinite  the step is skipped on all ranks and workers, and no step count increases;
+or NaN                  ``scaler.update()`` then lowers the scale
+a second unscale        an error, until ``scaler.update()``
+None; empty gradient    nothing to unscale
+16-bit gradient         multiplied in float32
+sparse gradient         its stored elements are unscaled
+several devices         gradients are unscaled and checked on each device
+======================  ==========================================================================
 
-``TorchOptimizer`` has none of it: GradScaler unscales its ``.grad``, and does not call its step.
-Other optimizers are told by GradScaler (:class:`Scaling`), or tell it (:func:`record`).
+``TorchOptimizer`` needs none of this: GradScaler unscales its ``.grad``, or does not call ``step``.
+For other optimizers, GradScaler sets attributes (:class:`Scaling`), or the optimizer tells
+GradScaler what it found (:func:`record_unscale`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -29,16 +30,16 @@ from functional_optim._torch import (
     has_scaled,
     scaler_state,
 )
-from functional_optim.frontends.gradient_norms import alike
+from functional_optim.frontends.gradient_norms import group_by_dtype
 
 
 class Scaling(NamedTuple):
     """Attributes that GradScaler sets on an optimizer for the call of its step."""
 
     grad_scale: Tensor | None
-    """What gradients are still to be divided by; None where ``unscale_()`` has done it."""
+    """The divisor of the gradients; None if ``unscale_()`` has already divided them."""
     found_inf: Tensor | None
-    """Not zero where a gradient of this process is not finite; None where no GradScaler calls."""
+    """Nonzero if a gradient of this process is not finite; None if no GradScaler calls ``step``."""
 
     @classmethod
     def of(cls, optimizer: Any) -> "Scaling":
@@ -47,7 +48,7 @@ class Scaling(NamedTuple):
 
     @property
     def is_scaled(self) -> bool:
-        """Return True if a GradScaler calls."""
+        """Return True if a GradScaler calls ``step``."""
         return self.found_inf is not None
 
     @property
@@ -56,24 +57,24 @@ class Scaling(NamedTuple):
         return self.found_inf is not None and bool(self.found_inf.item())
 
     def unscale_(self, gradients: Iterable[Tensor | None]) -> None:
-        """Divide gradients by what they are still to be divided by."""
+        """Divide gradients by the scale, unless ``unscale_()`` has already done so."""
         if self.grad_scale is not None:
             unscale_(gradients, self.grad_scale)
 
 
-def record(scaler: GradScaler, optimizer: Any, unscale: Callable[[float], bool]) -> bool:
-    """Unscale gradients, and leave with a scaler what was found, as its own ``unscale_`` does.
+def record_unscale(scaler: GradScaler, optimizer: Any, unscale: Callable[[float], bool]) -> bool:
+    """Unscale gradients, and record in a GradScaler if they are finite, as its ``unscale_`` does.
 
-    ``scaler.step(optimizer)`` and ``scaler.update()`` then act on it. Where ``unscale`` fails, some
-    gradients may be unscaled: then none is stepped by, and none is unscaled again.
+    ``scaler.step(optimizer)`` and ``scaler.update()`` read this record. If ``unscale`` raises an
+    error, some gradients may be unscaled. The scaler then skips the step, and refuses to unscale
+    them again.
 
     Args:
-        scaler: torch's.
-        optimizer: that has the gradients.
-        unscale: divides them by a scale, and says whether some are not finite.
+        optimizer: the optimizer whose gradients are unscaled.
+        unscale: divides the gradients by a scale, and returns True if any is not finite.
 
     Returns:
-        Whether some are not finite.
+        True if any gradient is not finite.
 
     Raises:
         RuntimeError: gradients were unscaled since the last ``update``, or no loss was scaled.
@@ -91,33 +92,33 @@ def record(scaler: GradScaler, optimizer: Any, unscale: Callable[[float], bool])
             "unscale_() was already called on this optimizer since the last update(); gradients "
             "are unscaled once: call scaler.step(optimizer) and scaler.update() for each step"
         )
-    _tell(state, found=True)
+    _set_unscaled(state, found_inf=True)
     found = unscale(scaler.get_scale())
-    _tell(state, found=found)
+    _set_unscaled(state, found_inf=found)
     return found
 
 
-def _tell(state: dict[str, Any], *, found: bool) -> None:
-    flag = torch.tensor(float(found), dtype=torch.float32, device="cpu")
+def _set_unscaled(state: dict[str, Any], *, found_inf: bool) -> None:
+    flag = torch.tensor(float(found_inf), dtype=torch.float32, device="cpu")
     state["found_inf_per_device"] = {flag.device: flag}
     state["stage"] = OptState.UNSCALED
 
 
-def unscaled(gradients: Sequence[Tensor | None], scale: float) -> bool:
-    """Divide gradients by a scale, in place; whether some are not finite."""
+def check_and_unscale_(gradients: Sequence[Tensor | None], scale: float) -> bool:
+    """Divide gradients by a scale in place; return True if any is not finite."""
     number = torch.tensor(scale, dtype=torch.float64)
     return any(bool(one.item()) for one in unscale_(gradients, number))
 
 
 def unscale_(gradients: Iterable[Tensor | None], scale: Tensor) -> list[Tensor]:
-    """Divide gradients by GradScaler's scale, in place, as it does: by the inverse.
+    """Multiply gradients in place by the inverse of GradScaler's scale.
 
     Returns:
-        Numbers, one of which is not 0 where some element is not finite.
+        A 0-d tensor for each device and dtype, nonzero if an element is not finite.
     """
-    inverse = scale.double().reciprocal().float()
+    inverse = scale.double().reciprocal().float()  # as GradScaler computes it
     found = []
-    for grads in alike(gradients):
+    for grads in group_by_dtype(gradients):
         device = grads[0].device
         is_infinite = torch.zeros((), dtype=torch.float32, device=device)
         amp_foreach_non_finite_check_and_unscale_(grads, is_infinite, inverse.to(device))

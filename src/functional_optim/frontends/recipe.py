@@ -1,4 +1,4 @@
-"""From a parameter group's options, as they are at this very step, to a chain that steps it."""
+"""Recipes: functions from the current options of a parameter group to its chain."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -7,20 +7,20 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from functional_optim.core.brief import brief
-from functional_optim.core.chain import listed
+from functional_optim.core.chain import list_paths
 from functional_optim.core.closure_optimizer import refuse_closure
 from functional_optim.core.expression import AUTO
+from functional_optim.core.format import format_value
 from functional_optim.core.hyper import are_unchanged
-from functional_optim.core.links import with_values
+from functional_optim.core.links import replace_values
 from functional_optim.core.stage import Stage
 from functional_optim.core.unmatched_selectors import UnmatchedSelectors
-from functional_optim.frontends.group_parts import GroupPart, divided, needs_groups
+from functional_optim.frontends.group_parts import GroupPart, divide_group, needs_groups
 from functional_optim.frontends.registry import (
     as_functional_optim,
+    call_factory,
     factory_of,
     functional_optim_map,
-    made_by_factory,
 )
 from functional_optim.frontends.torch_arguments import (
     EXECUTION_OPTIONS,
@@ -32,7 +32,7 @@ from functional_optim.frontends.torch_checkpoint import decay_options
 from functional_optim.frontends.torch_schedule import refuse_schedulers
 from functional_optim.kernels import EXECUTORS, check_executor
 from functional_optim.optimizer import Optimizer
-from functional_optim.optimizer.constructors import PARTS, made_without_params
+from functional_optim.optimizer.constructors import PARTS, call_constructor
 
 
 class GroupChain(NamedTuple):
@@ -48,164 +48,161 @@ class StateDictForm(NamedTuple):
     """Form of the state dicts that a class of torch.optim writes."""
 
     counts_steps: bool = True
-    """Whether it keeps a step count, for each parameter or for a group of them."""
+    """True if there is a step count for each parameter, or for each group."""
     eager: bool = True
-    """Whether it makes its state when it is constructed, and not in the first step."""
+    """True if state is created by the constructor, and not by the first step."""
     frozen: bool = False
-    """Whether it makes state for parameters that are not trained, too."""
+    """True if parameters that are not trained have state too."""
     options: Mapping[str, Any] = {}
-    """What else it keeps in its groups."""
+    """Other entries of the groups."""
 
 
 class Recipe(Protocol):
-    """Recipe of a chain, from a group's options. It can be pickled, without the registry."""
+    """Builder of the chain of a group from its options. A pickled recipe needs no registry."""
 
     defaults: dict[str, Any]
     """The options of every group, with their defaults."""
     optimizer: Optimizer
     """The chain, with the defaults."""
     form: "StateDictForm"
-    """What its state dicts look like."""
+    """The form of its state dicts."""
 
-    def made(self, options: Mapping[str, Any], device: str) -> Optimizer:
-        """The chain for a group's options, with the executor for a type of device."""
+    def build(self, options: Mapping[str, Any], device: str) -> Optimizer:
+        """Return the chain for a group's options, with the executor for a type of device."""
         ...
 
 
 class OptimizerRecipe:
-    """Recipe of one of our optimizers with one chain: groups have its hyper-parameters."""
+    """Recipe of an Optimizer with one chain. Groups have its hyper-parameters."""
 
     def __init__(self, optimizer: Optimizer, executor: str | None) -> None:
-        self._unsaid = executor is None and bool(EXECUTORS[optimizer.executor].stand_ins)
-        if self._unsaid:
-            executor = _unsaid("cpu")
+        self._by_device = executor is None and bool(EXECUTORS[optimizer.executor].stand_ins)
+        """True if the executor depends on the device."""
+        if self._by_device:
+            executor = _default_executor("cpu")
         self.optimizer = optimizer.using(executor=executor)
         self.defaults = optimizer.hyper
-        # As TorchOptimizer writes it, so that either reads the other's checkpoints.
+        # TorchOptimizer uses the same form, so both load each other's checkpoints.
         self.form = StateDictForm(options=decay_options(optimizer.stages))
 
-    def made(self, options: Mapping[str, Any], device: str) -> Optimizer:
+    def build(self, options: Mapping[str, Any], device: str) -> Optimizer:
         values = {name: options[name] for name in self.defaults}
-        chain = Optimizer(with_values(self.optimizer.links, values))
-        executor = _unsaid(device) if self._unsaid else self.optimizer.executor
+        chain = Optimizer(replace_values(self.optimizer.links, values))
+        executor = _default_executor(device) if self._by_device else self.optimizer.executor
         return chain.using(executor=executor)
 
 
 class ComposedRecipe:
-    """Recipe of an optimizer whose leaves differ in their chains: each group has its own recipe."""
+    """Recipe of an optimizer whose leaves differ in their chains. Each group has its own recipe."""
 
     def __init__(self, optimizer: Optimizer, executor: str | None) -> None:
         self._executor = executor
-        self._unsaid = executor is None and bool(EXECUTORS[optimizer.executor].stand_ins)
+        self._by_device = executor is None and bool(EXECUTORS[optimizer.executor].stand_ins)
         self.optimizer = optimizer
         self.defaults: dict[str, Any] = {}
         self.form = StateDictForm()
 
-    def made(self, options: Mapping[str, Any], device: str) -> Optimizer:
-        """The whole optimizer; groups have their options in recipes of their own."""
-        executor = _unsaid(device) if self._unsaid else self._executor
+    def build(self, options: Mapping[str, Any], device: str) -> Optimizer:
+        """Return the whole optimizer. Options are ignored: the recipes of groups have them."""
+        executor = _default_executor(device) if self._by_device else self._executor
         return self.optimizer.using(executor=executor)
 
-    def listed(self, params: Mapping[str, Tensor]) -> "ComposedRecipe":
-        """Return the recipe for these parameters, by name; it can be pickled."""
+    def list_paths(self, params: Mapping[str, Tensor]) -> "ComposedRecipe":
+        """Return a recipe that can be pickled, since selectors become lists of these parameters."""
         shapes = {(name,): tuple(param.shape) for name, param in params.items()}
-        return ComposedRecipe(listed(self.optimizer, shapes), self._executor)
+        return ComposedRecipe(list_paths(self.optimizer, shapes), self._executor)
 
     def parts(
-        self, group: Mapping[str, Any], first: int, unmet: UnmatchedSelectors
+        self, group: Mapping[str, Any], first: int, selectors: UnmatchedSelectors
     ) -> list[tuple[GroupPart, Recipe]]:
-        """A parameter group as groups that have one chain each, each with its recipe.
+        """Divide a group into groups with one chain each, and return each with its recipe.
 
-        Args:
-            group: as for :func:`~functional_optim.frontends.group_parts.divided`.
-            first, unmet: likewise.
+        Arguments are those of :func:`~functional_optim.frontends.group_parts.divide_group`.
         """
         return [
             (part, OptimizerRecipe(part.optimizer, self._executor))
-            for part in divided(self.optimizer, group, first, unmet)
+            for part in divide_group(self.optimizer, group, first, selectors)
         ]
 
 
 class ClassRecipe:
-    """Recipe of a torch.optim class: groups have its options, and it interprets them."""
+    """Recipe of a class of torch.optim. Groups have the options of the class."""
 
     def __init__(self, cls: type, defaults: Mapping[str, Any], executor: str | None) -> None:
-        # The class itself says which options are wrong, and what others there are.
+        # The class checks its options, and fills in its defaults.
         probe = cls([torch.zeros(1, device="cpu", requires_grad=True)], **defaults)
         self._class = cls
-        # Kept, so that a process where nobody registered the class makes the same chain.
+        # Another process may not have registered the class, so the recipe contains the factory.
         self._factory = factory_of(cls)
         self._executor = executor
         self.defaults: dict[str, Any] = dict(probe.defaults)
-        self.optimizer = self.made(self.defaults, "cpu")
+        self.optimizer = self.build(self.defaults, "cpu")
         self.form = _form_of(probe)
 
-    def made(self, options: Mapping[str, Any], device: str) -> Optimizer:
-        taken = self.defaults if is_open(self._class) else inspect.signature(self._class).parameters
-        told = [key for key in self.defaults if key not in EXECUTION_OPTIONS]
-        for key in told:
-            if key not in taken and options[key] != self.defaults[key]:
+    def build(self, options: Mapping[str, Any], device: str) -> Optimizer:
+        arguments = (
+            self.defaults if is_open(self._class) else inspect.signature(self._class).parameters
+        )
+        own = [key for key in self.defaults if key not in EXECUTION_OPTIONS]
+        for key in own:
+            if key not in arguments and options[key] != self.defaults[key]:
                 raise ValueError(
                     f"{key} is {self.defaults[key]!r} for {self._class.__name__}, and cannot be "
                     f"{options[key]!r}; it is of another class"
                 )
-        values = {key: options[key] for key in told if key in taken}
-        executor = self._executor or _executor(options, device)
-        made = made_by_factory(self._factory, self._class, (), values)
+        values = {key: options[key] for key in own if key in arguments}
+        executor = self._executor or _executor_for(options, device)
+        made = call_factory(self._factory, self._class, (), values)
         refuse_closure(made, PARTS)
         found: Optimizer = made.using(executor=executor)
         return found
 
 
 def _form_of(probe: torch.optim.Optimizer) -> StateDictForm:
-    """Seen on an instance that makes one step."""
+    """Step a probe once, and return the form of its state dicts."""
     param = probe.param_groups[0]["params"][0]
     eager = bool(probe.state[param])
     try:
         step_once(probe, param)
-    except NotImplementedError:  # a class that has arguments only, and its equivalent the rest
+    except NotImplementedError:  # only the functional equivalent of the class has a step
         return StateDictForm(eager=eager, frozen=eager)
     if "step" in probe.param_groups[0]:
         return StateDictForm(eager=eager, frozen=eager, options={"step": 0})
     return StateDictForm("step" in probe.state[param], eager, frozen=eager)
 
 
-def _unsaid(device: str) -> str:
-    """The executor of an optimizer that was told of none, on a type of device."""
+def _default_executor(device: str) -> str:
+    """Return the executor for a type of device, if the caller has chosen none."""
     return EXECUTORS[AUTO].stand_ins.get(device, "blocked")
 
 
-def _exact(device: str) -> str:
-    """The executor that gives the reference's bits, without temporaries as large as a shard."""
-    return "auto" if device == "cpu" else "blocked"
+def _executor_for(options: Mapping[str, Any], device: str) -> str:
+    """Return the executor for torch's options ``fused`` and ``foreach``.
 
-
-def _executor(options: Mapping[str, Any], device: str) -> str:
-    """The executor that an option of torch's stands for.
-
-    On the CPU there is one that is torch's for-loop bit for bit and faster than all that torch has.
+    On the CPU, ``auto`` has the bits of torch's for-loop, and is the fastest.
     """
     fused, foreach = options.get("fused"), options.get("foreach")
     if fused is None and foreach is None:
-        return _unsaid(device)
+        return _default_executor(device)
     if fused and device == "cuda":
         return "prefer_fused"
-    return "auto" if fused or foreach else _exact(device)
+    # With foreach=False on a GPU, ``blocked`` avoids temporaries as large as a shard.
+    return "auto" if fused or foreach or device == "cpu" else "blocked"
 
 
 def recipe_of(
     optimizer_class: Any, options: Mapping[str, Any], executor: str | None = None
 ) -> Recipe | None:
-    """The recipe of what a caller gave as ``optimizer_class``; None where only it can step.
+    """Return the recipe of an optimizer, or None if the class has no functional equivalent.
 
     Args:
-        optimizer_class: a class of torch.optim, or a registered one; one of our optimizers, or a
-            function that makes one of its hyper-parameters.
+        optimizer_class: a class of torch.optim or a registered class; an Optimizer, or a function
+            of hyper-parameters that returns an Optimizer.
         options: for all groups, by name.
-        executor: what runs the steps, where the options are not to say so.
+        executor: the name of the executor; by default, it depends on the options.
 
     Raises:
-        TypeError: something else than an optimizer, or an option that it does not have.
+        TypeError: ``optimizer_class`` is no optimizer, or lacks an option.
         ValueError: a value out of bounds, an unknown executor.
 
     Example::
@@ -217,26 +214,26 @@ def recipe_of(
         check_executor(executor)
     refuse_closure(optimizer_class, PARTS)
     if isinstance(optimizer_class, Optimizer):
-        return _of_optimizer(optimizer_class.replace(**options), executor)
-    if _is_key(optimizer_class):
+        return _recipe_of_optimizer(optimizer_class.replace(**options), executor)
+    if _is_registered(optimizer_class):
         if is_optimizer_class(optimizer_class):
             return ClassRecipe(optimizer_class, options, executor)
-        return _of_optimizer(as_functional_optim(optimizer_class, **options), executor)
+        return _recipe_of_optimizer(as_functional_optim(optimizer_class, **options), executor)
     if not callable(optimizer_class):
         raise TypeError(
             "optimizer_class must be a class of torch.optim, or an optimizer or constructor of "
-            f"functional_optim, got {brief(optimizer_class)}"
+            f"functional_optim, got {format_value(optimizer_class)}"
         )
-    own = made_without_params(optimizer_class, options)
-    return None if own is None else _of_optimizer(own, executor)
+    own = call_constructor(optimizer_class, options)
+    return None if own is None else _recipe_of_optimizer(own, executor)
 
 
-def functional_of(optimizer_class: Any, options: Mapping[str, Any]) -> Optimizer:
-    """The optimizer of what a caller gave, for who steps parts of a model at a time.
+def resolve_functional(optimizer_class: Any, options: Mapping[str, Any]) -> Optimizer:
+    """Return the Optimizer for a front-end that steps parts of the parameters separately.
 
     Args:
         optimizer_class: as for :func:`recipe_of`, or one of torch's own functional classes.
-        options: likewise.
+        options: by name.
 
     Raises:
         TypeError, ValueError: as for :func:`recipe_of`; a class without functional equivalent.
@@ -244,20 +241,21 @@ def functional_of(optimizer_class: Any, options: Mapping[str, Any]) -> Optimizer
     found = recipe_of(class_of_functional(optimizer_class) or optimizer_class, options)
     if found is None:
         raise TypeError(
-            f"{brief(optimizer_class)} has no functional equivalent, so it cannot step parts of "
-            "the parameters while backward goes on: register one with register_functional_optim"
+            f"{format_value(optimizer_class)} has no functional equivalent, so it cannot step "
+            "parts of the parameters while backward goes on: register one with "
+            "register_functional_optim"
         )
     return found.optimizer
 
 
-def _of_optimizer(optimizer: Optimizer, executor: str | None) -> Recipe:
+def _recipe_of_optimizer(optimizer: Optimizer, executor: str | None) -> Recipe:
     refuse_closure(optimizer, PARTS)
     kind = ComposedRecipe if needs_groups(optimizer) else OptimizerRecipe
     return kind(optimizer, executor)
 
 
 def class_of_functional(given: Any) -> type | None:
-    """The torch.optim class that one of torch's own functional classes stands for."""
+    """Return the torch.optim class of one of torch's functional classes; None for other values."""
     module = getattr(given, "__module__", None) or ""
     if not isinstance(given, type) or not module.startswith("torch.distributed.optim.functional_"):
         return None
@@ -266,18 +264,18 @@ def class_of_functional(given: Any) -> type | None:
     return found
 
 
-def _is_key(optimizer_class: Any) -> bool:
+def _is_registered(optimizer_class: Any) -> bool:
     try:
         return optimizer_class in functional_optim_map
     except TypeError:  # not hashable
         return False
 
 
-class Chains:
-    """The chains of groups, made anew only when an option has changed.
+class ChainCache:
+    """Cache of the chains of groups, by their options.
 
     Args:
-        recipe_of: gives the recipe of the group of a number.
+        recipe_of: returns the recipe of a group, by number.
     """
 
     def __init__(self, recipe_of: Callable[[int], Recipe]) -> None:
@@ -285,15 +283,13 @@ class Chains:
         self._known: dict[tuple[int, str], tuple[tuple[Any, ...], GroupChain]] = {}
 
     def of(self, number: int, options: Mapping[str, Any], device: str) -> GroupChain:
-        """The chain for a group's options of now.
+        """Return the chain for the current options of a group.
 
         Args:
-            number: of the group.
-            options: its options.
-            device: the type of device that the parameters are on.
+            device: the type of device of the parameters.
 
         Raises:
-            TypeError, ValueError: an option with a wrong value, or one that is missing.
+            TypeError, ValueError: an option has a wrong value, or is missing.
         """
         recipe = self._recipe_of(number)
         missing = [name for name in recipe.defaults if name not in options]
@@ -306,10 +302,10 @@ class Chains:
         known = self._known.get((number, device))
         if known is not None and are_unchanged(known[0], values):
             return known[1]
-        made = recipe.made(options, device)
+        made = recipe.build(options, device)
         stages = made.stages
         if known is not None and known[1].stages == stages:
-            stages = known[1].stages  # what is compiled for them is found by identity
+            stages = known[1].stages  # caches of compiled kernels compare stages by identity
         chain = GroupChain(stages, tuple(link.hyper for link in made.links), made.executor)
         self._known[number, device] = (values, chain)
         return chain

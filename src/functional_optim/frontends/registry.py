@@ -1,4 +1,4 @@
-"""The registry: torch.optim classes (or any key) and their functional equivalents."""
+"""Registry of functional equivalents of torch.optim classes, and of any other keys."""
 
 from collections.abc import Callable, Hashable, Mapping
 from types import MappingProxyType
@@ -8,8 +8,8 @@ import torch
 
 from functional_optim import algorithms
 from functional_optim.algorithms.lbfgs import lbfgs
-from functional_optim.core.brief import brief
 from functional_optim.core.closure_optimizer import ClosureOptimizer, refuse_closure
+from functional_optim.core.format import format_value
 from functional_optim.frontends.torch_arguments import (
     factory_arguments,
     is_optimizer_class,
@@ -17,7 +17,7 @@ from functional_optim.frontends.torch_arguments import (
 )
 from functional_optim.frontends.torch_functional import install
 from functional_optim.optimizer import Optimizer
-from functional_optim.optimizer.pointwise import require_pointwise
+from functional_optim.optimizer.pointwise_check import require_pointwise
 
 Factory = Callable[..., Any]
 """Function that returns an :class:`Optimizer` or a :class:`ClosureOptimizer`."""
@@ -41,15 +41,11 @@ _REGISTERED: dict[Hashable, Factory] = {
 }
 
 functional_optim_map: Mapping[Hashable, Factory] = MappingProxyType(_REGISTERED)
-"""What is registered: a read-only view."""
+"""Read-only view of the registry."""
 
 
 def register_functional_optim(
-    key: Hashable,
-    optimizer_factory: Factory,
-    *,
-    replace: bool = False,
-    in_torch: bool = False,
+    key: Hashable, optimizer_factory: Factory, *, replace: bool = False, in_torch: bool = False
 ) -> None:
     """Register the functional equivalent of an optimizer class.
 
@@ -58,15 +54,15 @@ def register_functional_optim(
         optimizer_factory: takes the class's arguments without ``params`` and returns an
             :class:`~functional_optim.Optimizer` (or a
             :class:`~functional_optim.ClosureOptimizer`).
-        replace: allow ``key`` to be registered already.
+        replace: True to replace an existing entry.
         in_torch: also install it in torch's own map (torch.distributed.optim), so that torch's
             DistributedOptimizer and ZeroRedundancyOptimizer accept ``key``.
 
     Raises:
-        TypeError: a factory that cannot be called, or that does not take the arguments of the
-            class; the error lists the difference.
-        ValueError: ``key`` is registered already, here or, with ``in_torch``, in torch's map; or a
-            chain that says it is pointwise and is not, with an example.
+        TypeError: the factory cannot be called, or does not take the arguments of the class. The
+            error lists the difference.
+        ValueError: ``key`` is registered already, here or, with ``in_torch``, in torch's map; or
+            the chain is declared pointwise and is not. The error has an example.
 
     Example::
 
@@ -81,18 +77,18 @@ def register_functional_optim(
     if not callable(optimizer_factory):
         raise TypeError(
             "optimizer_factory must be callable and return an Optimizer, got "
-            f"{brief(optimizer_factory)}"
+            f"{format_value(optimizer_factory)}"
         )
     if key in _REGISTERED and not replace:
         raise ValueError(
-            f"{_key_name(key)} is registered already, as {brief(_REGISTERED[key])}; pass "
+            f"{_key_name(key)} is registered already, as {format_value(_REGISTERED[key])}; pass "
             "replace=True to put another in its place"
         )
     if is_optimizer_class(key):
         require_arguments(cast("type", key), optimizer_factory)
     try:
         made = optimizer_factory()
-    except Exception:  # noqa: BLE001  it may need arguments, and is asked when it gets them
+    except Exception:  # noqa: BLE001  it may need arguments: call_factory checks the result then
         made = None
     if isinstance(made, Optimizer):
         require_pointwise(made)
@@ -109,21 +105,22 @@ def as_functional_optim(
 @overload
 def as_functional_optim(cls: Any, *args: Any, **kwargs: Any) -> Optimizer: ...
 def as_functional_optim(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """The functional equivalent of ``cls(params, *args, **kwargs)``.
+    """Return the functional equivalent of ``cls(params, *args, **kwargs)``.
 
     Args:
-        cls: a registered key. For a torch.optim class, arguments and defaults are the class's own.
-        args: the class's arguments after ``params``.
+        cls: a registered key. For a torch.optim class, arguments and defaults are those of the
+            class.
+        args: the arguments of the class after ``params``.
         kwargs: the same, by name. ``foreach``, ``fused``, ``capturable`` and ``differentiable``
-            choose how torch runs; here they have no effect.
+            have no effect: in torch they choose an implementation.
 
     Returns:
         An :class:`~functional_optim.Optimizer`; for torch.optim.LBFGS, a
         :class:`~functional_optim.ClosureOptimizer`.
 
     Raises:
-        ValueError: ``cls`` is not registered, a value is out of bounds, or the chain says that it
-            is pointwise and is not.
+        ValueError: ``cls`` is not registered, a value is out of bounds, or the chain is declared
+            pointwise and is not.
         TypeError: an argument that the class does not have.
 
     Example::
@@ -132,18 +129,18 @@ def as_functional_optim(cls: Any, *args: Any, **kwargs: Any) -> Any:
         >>> optimizer.hyper["weight_decay"]
         0.01
     """
-    return made_by_factory(factory_of(cls), cls, args, kwargs)
+    return call_factory(factory_of(cls), cls, args, kwargs)
 
 
-def made_by_factory(
+def call_factory(
     factory: Factory, key: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Call the factory of ``key`` with its arguments, as :func:`as_functional_optim` does.
+    """Call a factory, as :func:`as_functional_optim` does.
 
     Args:
-        factory: the registered one; here, or in the process that sent it.
-        key: what it is registered under.
-        args: the key's arguments after ``params``.
+        factory: the factory, which may be registered in another process only.
+        key: the key of the factory.
+        args: the arguments of ``key`` after ``params``.
         kwargs: the same, by name.
     """
     positional, named = factory_arguments(key, args, kwargs)
@@ -154,11 +151,7 @@ def made_by_factory(
 
 
 def factory_of(key: Any) -> Factory:
-    """The registered factory.
-
-    Raises:
-        ValueError: nothing is registered under ``key``.
-    """
+    """Return the registered factory of ``key``; raise ValueError if there is none."""
     if key not in _REGISTERED:
         known = ", ".join(_key_name(one) for one in _REGISTERED)
         raise ValueError(

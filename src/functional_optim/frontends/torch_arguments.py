@@ -1,4 +1,4 @@
-"""The arguments of torch.optim classes: which of them change numbers, and under what names."""
+"""Arguments of torch.optim classes and of their factories."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -8,25 +8,25 @@ import torch
 from torch import Tensor
 
 EXECUTION_OPTIONS = ("foreach", "fused", "capturable", "differentiable")
-"""Arguments that choose an implementation, not numbers. They are taken and have no effect: here
-the executor is chosen apart (``optimizer.using(executor=...)``)."""
+"""Arguments that choose an implementation in torch, and do not change results. They are accepted
+and ignored: ``optimizer.using(executor=...)`` chooses the executor."""
 
 
 def is_optimizer_class(key: Any) -> bool:
-    """Return True if a key of the registry is a subclass of torch.optim.Optimizer."""
+    """Return True if a value is a subclass of torch.optim.Optimizer."""
     return isinstance(key, type) and issubclass(key, torch.optim.Optimizer)
 
 
 def is_open(cls: Callable[..., Any]) -> bool:
-    """Return True if a class or function takes ``**kwargs``: its signature does not tell all."""
+    """Return True if a class or function takes ``**kwargs``."""
     kinds = [one.kind for one in inspect.signature(cls).parameters.values()]
     return inspect.Parameter.VAR_KEYWORD in kinds
 
 
 def step_once(probe: torch.optim.Optimizer, param: Tensor) -> None:
-    """Step a throw-away instance by a gradient of zeros, a sparse one if its class takes no other.
+    """Step a temporary instance with a gradient of zeros, which is sparse if the class needs that.
 
-    Hooks that a user may have on every step are not called.
+    Step hooks of the user are not called.
     """
     step = inspect.unwrap(type(probe).step)
     param.grad = torch.zeros_like(param)
@@ -43,8 +43,8 @@ def factory_arguments(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a key's factory for ``key(params, *args, **kwargs)``.
 
-    For an optimizer class, its own defaults are filled in, and those options are left out that
-    choose an implementation; a key that is no such class hands its arguments on.
+    For an optimizer class, the defaults of the class are added, and EXECUTION_OPTIONS are removed.
+    For other keys, the arguments are returned unchanged.
 
     Raises:
         TypeError: an argument that the class does not have.
@@ -70,14 +70,9 @@ def factory_arguments(
 
 
 def require_arguments(cls: type, factory: Callable[..., Any]) -> None:
-    """Make sure that a factory takes the arguments of a class, and needs no others.
+    """Raise TypeError unless a factory takes all arguments of a class except ``params``.
 
-    Args:
-        cls: a subclass of torch.optim.Optimizer.
-        factory: takes the arguments of the class without the first, ``params``.
-
-    Raises:
-        TypeError: lists the arguments that the factory lacks, and those that the class lacks.
+    The error lists the arguments that the factory lacks, and required ones that the class lacks.
     """
     try:
         taken = inspect.signature(factory).parameters

@@ -1,4 +1,4 @@
-"""State dicts in the form of torch.optim's classes."""
+"""Entries and groups of state dicts in the form of torch.optim."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,19 +8,22 @@ from torch import Tensor
 
 from functional_optim.core.stage import Stage
 from functional_optim.core.torch_state import has_begun, starts_in_first_step
-from functional_optim.storage.plain import plain_stages
+from functional_optim.storage.conversion import plain_stages
 
 DECOUPLED = "decoupled_weight_decay"
-"""The name of the stage, and of torch's option, by which weight decays beside the gradient."""
+"""The name of the stage, and of torch's option, for decoupled weight decay."""
 
 
 COUNTED_IN_PYTHON = frozenset({"sparse_adam"})
-"""Rules whose class of torch keeps its step count as an int, and would compute in float32 with a
-tensor in its place."""
+"""Rules whose torch class stores its step count as an int. With a tensor instead, torch would
+compute coefficients in float32."""
 
 
 def torch_step(step: Tensor) -> Tensor:
-    """A step count as torch.optim keeps it: 0-d, on the CPU, in the dtype torch gives scalars."""
+    """Return a step count as torch.optim stores it: a 0-d float tensor on the CPU.
+
+    Counts above 2**24 are float64, since float32 would round them.
+    """
     wide = torch.get_default_dtype() == torch.float64 or int(step) > 2**24
     return step.to(device="cpu", dtype=torch.float64 if wide else torch.float32)
 
@@ -33,19 +36,15 @@ def checkpoint_entries(
     *,
     damped: bool,
 ) -> dict[str, Any]:
-    """The entries of a parameter as a checkpoint has them: the step count in torch's dtype.
+    """Return the entries of a parameter in a checkpoint, with torch's dtype of the step count.
 
-    Of a parameter at step 0 there are none where torch would make them in the step itself, and take
-    what it finds for those of a later step.
+    Some torch classes create an entry in the first step, and treat an existing entry as that of a
+    later step. So before the first step, such entries are left out.
 
     Args:
-        stages: of the chain.
-        hypers: its hyper-parameters.
-        param: the parameter.
-        entries: its state.
-        damped: whether a class of torch damps what it adds to a buffer, but not the first time.
+        damped: True if torch multiplies all gradients but the first one by ``1 - dampening``.
     """
-    # A buffer of zeros does no harm there, unless its first gradient is damped for it.
+    # Without dampening, a buffer of zeros gives the same first step as a missing buffer.
     if damped and not has_begun(entries) and starts_in_first_step(stages, hypers, param):
         entries = {"step": entries["step"]}
     step = entries["step"]
@@ -56,12 +55,12 @@ def checkpoint_entries(
 def with_group_steps(
     states: Mapping[Any, Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Parameter groups of a state dict; the step count of those that keep one is that of now.
+    """Return the groups of a state dict, with the current step count in groups that have a count.
 
     Args:
-        states: by the number of a parameter, its entries.
-        groups: with the numbers of their parameters. One with a "step" is of a class that counts
-            for the group: the largest count of its parameters is written.
+        states: the entries of each parameter, by its number.
+        groups: the groups, with numbers as "params". If a group has "step", its class keeps one
+            count per group: the largest count of its parameters is written.
     """
     made = []
     for group in groups:
@@ -72,12 +71,12 @@ def with_group_steps(
 
 
 def decouples(stages: Sequence[Stage]) -> bool:
-    """Return True if weight decays beside the gradient and not in it; of a stored chain too."""
+    """Return True if weight decay is decoupled. A stored chain counts as the plain chain."""
     return any(stage.name == DECOUPLED for stage in plain_stages(stages))
 
 
 def decay_options(stages: Sequence[Stage]) -> dict[str, Any]:
-    """Return the option that says in a checkpoint's group if weight decay is decoupled."""
+    """Return the entry for groups of a checkpoint if weight decay is decoupled, else nothing."""
     return {DECOUPLED: True} if decouples(stages) else {}
 
 

@@ -1,4 +1,4 @@
-"""Front-end for optimizers that evaluate the loss: TorchOptimizer(params, lbfgs()) returns it."""
+"""Front-end for optimizers that evaluate the loss, such as TorchOptimizer(params, lbfgs())."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, cast
@@ -12,18 +12,18 @@ from functional_optim.core.closure_optimizer import (
     Point,
     refuse_closure,
 )
-from functional_optim.core.compiling import uncompiled
-from functional_optim.core.flat_vector import check_one_device, flat_gradient, moved
+from functional_optim.core.dynamo import disable_compile
+from functional_optim.core.flat_vector import add_direction, check_one_device, flatten_grads
 from functional_optim.core.hyper import are_unchanged, copy_tensors
 from functional_optim.core.interrupts import defer_interrupts
-from functional_optim.core.one_at_a_time import StepLock
+from functional_optim.core.lock import StepLock
 from functional_optim.frontends import torch_optimizer
 from functional_optim.frontends.closure_interop import state_of_entries, torch_entries
 from functional_optim.frontends.torch_checkpoint import own_copy
 from functional_optim.frontends.torch_groups import (
-    check_given,
+    check_group_params,
+    copy_option_tensors,
     options_of,
-    own_options,
     require_options,
 )
 from functional_optim.frontends.torch_optimizer import TorchOptimizer
@@ -32,11 +32,11 @@ from functional_optim.frontends.torch_optimizer import TorchOptimizer
 class TorchClosureOptimizer(TorchOptimizer):
     """A :class:`ClosureOptimizer` as a ``torch.optim.Optimizer`` with one parameter group.
 
-    Its state is in the entries of the first parameter, as torch.optim.LBFGS keeps it, and is made
-    in the first step. If the closure raises an error, parameters and state are what they were.
+    The state is stored in the entries of the first parameter, as in torch.optim.LBFGS, and is
+    created in the first step. If the closure raises an error, parameters and state do not change.
     """
 
-    @uncompiled
+    @disable_compile
     def __init__(self, params: Iterable[Any], optimizer: Any, *, flat: bool = False) -> None:
         if flat:
             refuse_closure(optimizer, "TorchOptimizer(flat=True)")
@@ -51,7 +51,7 @@ class TorchClosureOptimizer(TorchOptimizer):
         return self._closure_optimizer
 
     def explain(self) -> str:
-        """Return what a step does, in one line."""
+        """Return a description of the step, in one line."""
         params = self._params()
         name, numel = self._closure_optimizer.rule.name, sum(param.numel() for param in params)
         return (
@@ -63,9 +63,9 @@ class TorchClosureOptimizer(TorchOptimizer):
         """Return True: nothing is compiled."""
         return True
 
-    @uncompiled
+    @disable_compile
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add the only group; there cannot be a second one."""
+        """Add the only group; raise ValueError for a second one."""
         name = self._closure_optimizer.rule.name
         if self.param_groups:
             raise ValueError(
@@ -79,7 +79,7 @@ class TorchClosureOptimizer(TorchOptimizer):
             given = group["params"]
             given = [given] if isinstance(given, Tensor) else given
             param_group = {**group, "params": given if isinstance(given, set) else list(given)}
-            check_given(param_group["params"], ())
+            check_group_params(param_group["params"], ())
         torch.optim.Optimizer.add_param_group(self, param_group)
         try:
             params = self._params()
@@ -87,12 +87,12 @@ class TorchClosureOptimizer(TorchOptimizer):
         except ValueError:
             self.param_groups.pop()
             raise
-        own_options(self.param_groups[0])
+        copy_option_tensors(self.param_groups[0])
 
     def step(
         self, closure: Callable[[], Any] | None = None, *, extra: Mapping[str, Any] | None = None
     ) -> Any:
-        """Make one step, with as many evaluations as the algorithm needs.
+        """Run one step, with as many evaluations as the algorithm needs.
 
         Args:
             closure: clears gradients, evaluates the model, calls ``backward`` and returns the loss.
@@ -107,17 +107,17 @@ class TorchClosureOptimizer(TorchOptimizer):
         """
         if not callable(closure) or extra:
             self._refuse_arguments(extra)
-        return self._step_alone(closure)
+        return self._step_locked(closure)
 
-    @uncompiled
-    def _step_alone(self, closure: Callable[[], Any]) -> Any:
-        # Evaluations of two steps must not alternate: each one is at values that the step wrote.
-        with self._lock.held(), torch.no_grad():
-            return self._step_by(closure)
+    @disable_compile
+    def _step_locked(self, closure: Callable[[], Any]) -> Any:
+        # Two steps must not alternate: each evaluation needs the parameters that its step wrote.
+        with self._lock.acquire(), torch.no_grad():
+            return self._step_with(closure)
 
-    def _step_by(self, closure: Callable[[], Any]) -> Any:
+    def _step_with(self, closure: Callable[[], Any]) -> Any:
         own, params = self._current(), self._params()
-        begun = [param.detach().clone() for param in params]
+        before = [param.detach().clone() for param in params]
 
         def evaluate(point: Point) -> tuple[float, Tensor]:
             _write(params, point)
@@ -129,20 +129,20 @@ class TorchClosureOptimizer(TorchOptimizer):
             return [param.detach().clone() for param in params]
 
         try:
-            with torch.enable_grad():  # at the values that are there
+            with torch.enable_grad():  # at the current parameters
                 first = closure()
             after, state = own.rule.step(
-                ClosureProblem(evaluate, moved, read),
-                read(begun),
+                ClosureProblem(evaluate, add_direction, read),
+                read(before),
                 float(first),
                 _gradient_of(params),
                 self._read(),
                 own.values,
             )
         except BaseException:
-            defer_interrupts(_write, params, begun)
+            defer_interrupts(_write, params, before)
             raise
-        self._lock.alone(self._finish, params, after, state)
+        self._lock.run(self._finish, params, after, state)
         return first
 
     def _finish(self, params: list[Tensor], after: Point, state: Any) -> None:
@@ -158,13 +158,13 @@ class TorchClosureOptimizer(TorchOptimizer):
             "function that clears the gradients, calls loss.backward() and returns the loss"
         )
 
-    @uncompiled
+    @disable_compile
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a checkpoint of this class or of the equivalent torch.optim class.
 
         Raises:
-            ValueError: other groups, parameters with other names or in another order, or a state
-                of parameters of another size; nothing is changed.
+            ValueError: groups, names or the order of parameters differ, or the state is of
+                parameters of another size; nothing has changed.
         """
         self._check_names(state_dict)
         before = (self.state, self.param_groups)
@@ -179,7 +179,7 @@ class TorchClosureOptimizer(TorchOptimizer):
             self.state[self._params()[0]] = torch_entries(state)
 
     def _check_names(self, state_dict: Mapping[str, Any]) -> None:
-        """Flat vectors are in the order of the parameters, so names must be in the same order."""
+        """Raise ValueError if names differ in order, since flat vectors have that order."""
         saved = [group.get("param_names") for group in state_dict["param_groups"][:1]]
         own = self.param_groups[0].get("param_names")
         if own and saved and saved[0] and list(saved[0]) != list(own):
@@ -209,7 +209,6 @@ class TorchClosureOptimizer(TorchOptimizer):
         return cast("list[Tensor]", self.param_groups[0]["params"])
 
     def _read(self) -> Any:
-        """The state, from the entries of the first parameter."""
         params = self._params()
         return state_of_entries(self._closure_optimizer, self.state.get(params[0], {}), params)
 
@@ -218,7 +217,7 @@ class TorchClosureOptimizer(TorchOptimizer):
         return {name: value for name, value in options_of(group).items() if name in names}
 
     def _current(self) -> ClosureOptimizer:
-        """The optimizer with the options that the group has now."""
+        """Return the optimizer with the current options of the group."""
         options = self._group_options(self.param_groups[0])
         missing = self._closure_optimizer.hyper.keys() - options
         if missing:
@@ -230,7 +229,7 @@ class TorchClosureOptimizer(TorchOptimizer):
 
 
 def _gradient_of(params: list[Tensor]) -> Tensor:
-    return flat_gradient(params, [param.grad for param in params])
+    return flatten_grads(params, [param.grad for param in params])
 
 
 def _write(params: Iterable[Tensor], values: Iterable[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""torch's parameter groups and dicts of state: read, completed, loaded and written."""
+"""Conversion between torch's dicts of state and the states of leaves."""
 
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.first_state import with_first_values
-from functional_optim.core.initial import init_leaf
 from functional_optim.core.links import Links
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import GateCounts, LeafState
-from functional_optim.core.torch_state import from_entries, has_begun, kept_dtypes, to_entries
+from functional_optim.core.state_init import init_leaf
+from functional_optim.core.state_reinit import reinit_state
+from functional_optim.core.torch_state import entry_dtypes, from_entries, has_begun, to_entries
 from functional_optim.frontends.torch_checkpoint import (
     DECOUPLED,
     checkpoint_entries,
@@ -20,8 +20,8 @@ from functional_optim.frontends.torch_checkpoint import (
     with_group_steps,
 )
 from functional_optim.frontends.torch_groups import FROZEN_OPTIONS
-from functional_optim.plan.step_counts import beside
-from functional_optim.storage.plain import extras_in, from_any_storage, plain_stages
+from functional_optim.plan.step_counts import stack_counts
+from functional_optim.storage.conversion import find_extras, from_any_storage, plain_stages
 
 States = MutableMapping[Tensor, dict[str, Any]]
 """torch's dicts of state, by parameter."""
@@ -35,30 +35,30 @@ def leaf_state(
     name: str,
     *,
     begins: bool = True,
-    made_for: tuple[Any, ...] | None = None,
+    init_hypers: tuple[Any, ...] | None = None,
 ) -> LeafState:
-    """The state of a parameter, which stands in its dict.
+    """Return the state of a parameter, which shares its tensors with the parameter's dict.
 
-    Where a caller has cleared it, it is made anew. In the first step, what depends on the parameter
-    or on hyper-parameters is made of those of now, as torch's classes make theirs then; all else is
-    as it stands, since a caller may have written to it.
+    If the caller has cleared the dict, new state is created. Before the first step, state that
+    depends on the parameter or on hyper-parameters is computed from their current values, as
+    torch's classes do in the first step. Other state is kept, since the caller may have written it.
 
     Args:
-        stages, hypers: of its chain.
-        param: whose it is.
-        states: torch's dicts, which are written to.
+        stages, hypers: of the chain of the parameter.
+        states: torch's dicts of state, which are written to.
         name: of the parameter, for errors.
-        begins: whether it has a gradient, so that this may be its first step.
-        made_for: the hyper-parameters that its state was made for, if they may be others.
+        begins: True if the parameter has a gradient, so that this may be its first step.
+        init_hypers: the hyper-parameters for which the state was created, if they may differ from
+            ``hypers``.
     """
     entries = states[param]
     if begins and entries and entries.get("step") == 0:
-        state = _first_state(stages, hypers, param, entries, name, made_for)
+        state = _first_state(stages, hypers, param, entries, name, init_hypers)
     else:
-        state = from_entries(stages, hypers, param, entries, name, begins_anew=True)
+        state = from_entries(stages, hypers, param, entries, name, reinit=True)
     made = to_entries(stages, hypers, param, state)
     if any(entries.get(key) is not value for key, value in made.items()):
-        states[param] = {**entries, **made}  # also changed by hand, or an option turned on
+        states[param] = {**entries, **made}  # the caller changed entries, or switched an option on
     return state
 
 
@@ -68,14 +68,14 @@ def _first_state(
     param: Tensor,
     entries: Mapping[str, Any],
     name: str,
-    made_for: tuple[Any, ...] | None,
+    init_hypers: tuple[Any, ...] | None,
 ) -> LeafState:
-    """The state that a first step begins with; arguments as for :func:`leaf_state`.
+    """Return the state before the first step. Arguments are those of :func:`leaf_state`.
 
-    Since entries were made, an option may have been turned on, and the parameter may have another
-    dtype, device or shape. Entries are new then, where they do not fit.
+    After the entries were created, an option may have been switched on, and the parameter may have
+    got another dtype, device or shape. Entries that no longer fit are replaced.
     """
-    wanted = kept_dtypes(stages, hypers, param.shape, param.dtype)
+    wanted = entry_dtypes(stages, hypers, param.shape, param.dtype)
     usual = param.shape, param.device
     if not all(_is_like(entries.get(key), *usual, dtype) for key, dtype in wanted.items()):
         with torch.no_grad():
@@ -83,8 +83,8 @@ def _first_state(
         kinds = {key: (made[key].shape, made[key].device, made[key].dtype) for key in wanted}
         odd = [key for key, kind in kinds.items() if not _is_like(entries.get(key), *kind)]
         entries = {**entries, **{key: made[key] for key in odd}}
-    state = from_entries(stages, hypers, param, entries, name, begins_anew=True, counted=True)
-    return with_first_values(stages, hypers, param, state, made_for)
+    state = from_entries(stages, hypers, param, entries, name, reinit=True, counted=True)
+    return reinit_state(stages, hypers, param, state, init_hypers)
 
 
 def _is_like(entry: Any, shape: Any, device: torch.device, dtype: torch.dtype) -> bool:
@@ -100,11 +100,11 @@ def complete_state(
     group: MutableMapping[str, Any],
     states: States,
 ) -> None:
-    """State for every parameter of a group: what is there, checked, or the initial one.
+    """Check the state of every parameter of a group, and create missing state.
 
-    Of a class that counts steps in its groups, the count is in each state afterwards.
+    If the group has a step count, it is copied to the state of each parameter.
     """
-    if not stages:  # frozen: nothing is kept, but for what was loaded
+    if not stages:  # frozen parameters keep only state that was loaded
         for name, value in FROZEN_OPTIONS.items():
             group.setdefault(name, value)
         for param in group["params"]:
@@ -119,12 +119,12 @@ def complete_state(
             states.get(param, {}),
             f"params[{k}]",
             group_step=group.get("step"),
-            begins_anew=True,
+            reinit=True,
         )
         for k, param in enumerate(group["params"])
     }
-    # The counts of a group lie side by side, so that one look sees them all.
-    steps = beside([state.step for state in made.values()])
+    # The counts of a group are adjacent in memory, so that one call reads them all.
+    steps = stack_counts([state.step for state in made.values()])
     at_gates = [_beside(one) for one in zip(*(k.gates for k in made.values()), strict=True)]
     for (param, state), step, *gates in zip(made.items(), steps, *at_gates, strict=True):
         kept, entries = states.get(param, {}), state._replace(step=step, gates=tuple(gates))
@@ -132,38 +132,36 @@ def complete_state(
 
 
 def _beside(counts: Sequence[GateCounts]) -> list[GateCounts]:
-    """Return the counts of leaves at one gate as neighbours in one tensor."""
-    runs, held = (beside(column) for column in zip(*counts, strict=True))
+    """Return the counts of leaves at one gate as adjacent elements of one tensor."""
+    runs, held = (stack_counts(column) for column in zip(*counts, strict=True))
     return list(map(GateCounts, runs, held))
 
 
-def keep_form(
+def restore_form(
     stages: Sequence[Stage],
     hypers: tuple[Any, ...],
     group: Mapping[str, Any],
     loaded: Sequence[Mapping[str, Any]],
     states: States,
 ) -> None:
-    """Give the loaded state of a group its own form again.
+    """Restore dtypes and storages of a group's state after ``load_state_dict`` of torch.
 
-    torch casts every field to the parameter's dtype, which is wrong for one that has its own: it is
-    taken from what was loaded. In another storage than a stored chain's, it is converted.
+    torch casts every field to the dtype of the parameter. If a field has its own dtype, the loaded
+    tensor is used instead. For a stored chain, state in another storage is converted.
 
     Args:
-        stages: of the group's chain.
-        hypers: its hyper-parameters.
         group: with its parameters.
-        loaded: for each, its state in the checkpoint.
-        states: to be written to.
+        loaded: for each parameter, its state in the checkpoint.
+        states: torch's dicts of state, which are written to.
 
     Raises:
-        ValueError: it cannot be.
+        ValueError: state cannot be converted.
     """
     is_stored = plain_stages(stages) != tuple(stages)
     for k, (entries, param) in enumerate(zip(loaded, group["params"], strict=True)):
         given = {name: one.dtype for name, one in entries.items() if isinstance(one, Tensor)}
-        dtypes = kept_dtypes(stages, hypers, param.shape, param.dtype)
-        as_kept = dtypes.items() <= given.items() and dtypes.keys() >= {*extras_in(given, ())}
+        dtypes = entry_dtypes(stages, hypers, param.shape, param.dtype)
+        as_kept = dtypes.items() <= given.items() and dtypes.keys() >= {*find_extras(given, ())}
         if is_stored and given.keys() - {"step"} and not as_kept:
             state = from_any_storage(
                 stages, hypers, param, entries, f"params[{k}]", group_step=group.get("step")
@@ -176,19 +174,18 @@ def keep_form(
                 states[param][name] = entries[name].to(found.device)
 
 
-def write_checkpoint(
+def format_checkpoint(
     chains: Sequence[Links],
     groups: Sequence[Mapping[str, Any]],
     state_dict: dict[str, Any],
-    made_for: Mapping[int, tuple[Any, ...]],
+    init_hypers: Mapping[int, tuple[Any, ...]],
 ) -> None:
-    """Change a state dict to what torch.optim writes, also how weight decays, if groups keep that.
+    """Change a state dict to the form of torch.optim, and record if weight decay is decoupled.
 
     Args:
-        chains: of each group, with its hyper-parameters.
-        groups: of the optimizer.
-        state_dict: of it, to be changed.
-        made_for: for groups by number, the hyper-parameters for which their state was made.
+        chains: the links of each group, with their hyper-parameters.
+        state_dict: of the optimizer, which is changed.
+        init_hypers: for groups by number, the hyper-parameters for which their state was created.
     """
     written: dict[Any, Any] = dict(state_dict["state"])
     parts = zip(chains, state_dict["param_groups"], groups, strict=True)
@@ -197,12 +194,12 @@ def write_checkpoint(
         hypers = tuple(link.hyper for link in links)
         damped = group.get("dampening", 0.0) != 0.0
         for key, param in zip(kept["params"], group["params"], strict=True):
-            if not stages:  # torch's strict loaders expect an entry of what requires gradients
+            if not stages:  # torch's strict loaders expect an entry for trainable parameters
                 written.setdefault(key, {})
             entries = written.get(key)
             if entries:
                 if not has_begun(entries):
-                    own = made_for.get(number)
+                    own = init_hypers.get(number)
                     first = _first_state(stages, hypers, param, entries, f"state[{key}]", own)
                     entries = {**entries, **to_entries(stages, hypers, param, first)}
                 made = checkpoint_entries(stages, hypers, param, entries, damped=damped)
@@ -215,11 +212,11 @@ def write_checkpoint(
     ]
 
 
-def require_same_decay(stages: Sequence[Stage], group: dict[str, Any]) -> None:
-    """Take out of a loaded group how weight decays there, which is how it does here.
+def check_same_decay(stages: Sequence[Stage], group: dict[str, Any]) -> None:
+    """Remove the option for decoupled weight decay from a loaded group, after checking it.
 
     Raises:
-        ValueError: it is not.
+        ValueError: weight decay is decoupled in only one of checkpoint and chain.
     """
     here = decouples(stages)
     decoupled = group.pop(DECOUPLED, here)

@@ -1,11 +1,11 @@
-"""Parameter groups in flat buffers, with torch's dicts of state as views of others.
+"""FlatGroups: parameter groups in flat buffers, with views of flat buffers in torch's state.
 
-What torch's users may change between steps (parameters, groups, entries of state) is compared with
-what was bound, by loops in C. Where something is new, parameters and state are bound again, with
-the values of now.
+Users of torch may change parameters, groups and entries of state between steps. So each step
+compares them with the bound tensors, without a Python call per parameter. After a change,
+parameters and state are bound again, with their current values.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from operator import is_
@@ -15,12 +15,12 @@ from torch import Tensor
 
 from functional_optim._torch import DisableTorchFunction
 from functional_optim.core.chain import Chain
-from functional_optim.core.first_state import with_first_values
-from functional_optim.core.initial import StateFields
 from functional_optim.core.state import LeafState, State
+from functional_optim.core.state_init import StateFields
+from functional_optim.core.state_reinit import reinit_state
 from functional_optim.core.torch_state import to_entries
 from functional_optim.core.tree import Path
-from functional_optim.frontends.group_tensors import Entries, Group
+from functional_optim.frontends.group_tensors import Entries, Group, dicts_of
 from functional_optim.frontends.torch_entries import leaf_state
 from functional_optim.kernels import in_place
 from functional_optim.optimizer import Optimizer
@@ -32,8 +32,8 @@ Given = Sequence[Tensor | None]
 """Gradients, one for each parameter, group by group."""
 
 
-class _Bound(BoundOptimizer):
-    """Hyper-parameters and names are those of groups."""
+class _BoundGroups(BoundOptimizer):
+    """BoundOptimizer with the hyper-parameters and names of parameter groups."""
 
     def __init__(
         self,
@@ -51,17 +51,17 @@ class _Bound(BoundOptimizer):
         """The state of each parameter."""
         return self._states
 
-    def use(self, hypers: list[tuple[Any, ...]]) -> None:
-        """Step by these from now on."""
-        self._use(hypers)
+    def set_hypers(self, hypers: list[tuple[Any, ...]]) -> None:
+        """Set the hyper-parameters of each parameter for all later steps."""
+        self._set_hypers(hypers)
 
     def unstepped(self) -> list[int]:
-        """Places of the parameters that have not been stepped."""
+        """Return the indices of parameters before their first step."""
         return [
             one.index
             for buffer in self._buffers
-            for one, made in zip(buffer.segments, buffer.made(), strict=True)
-            if not made
+            for one, count in zip(buffer.segments, buffer.step_counts(), strict=True)
+            if not count
         ] + [i for i in self._others if not int(self._states[i].step)]
 
     def _hypers_of(self, optimizer: Chain) -> list[tuple[Any, ...]]:
@@ -71,46 +71,45 @@ class _Bound(BoundOptimizer):
         return self._given[0]
 
 
-class _Taken(NamedTuple):
-    """Record of a binding."""
+class _Binding(NamedTuple):
+    """Bound groups, with everything that shows if the binding is still valid."""
 
-    bound: _Bound
+    bound: _BoundGroups
     sizes: list[int]
-    """How many parameters each group has."""
+    """The number of parameters of each group."""
     given: list[Tensor]
-    """All of them, one after the other."""
+    """The parameters of all groups, in order."""
     params: list[Tensor]
-    """Each once."""
+    """The same parameters, each once."""
     groups: list[int]
-    """The group of each of those."""
+    """For each of ``params``, the number of its group."""
     forms: list[StateFields]
-    """For each group."""
+    """For each group, the fields of its state."""
     entries: list[Any]
     """All values in the dicts of state."""
     tensors: list[Tensor]
-    """Those that are tensors."""
+    """The tensors among these values."""
     guard: MemoryGuard
-    """Where they lie."""
+    """Checks that these tensors have not moved."""
 
 
 class FlatGroups:
-    """Steps the parameters of all groups, in flat buffers.
+    """Parameters of all groups in flat buffers, and their steps.
 
     Args:
-        optimizer: the chain.
-        made_for: for groups by number, the hyper-parameters for which state before the first step
-            was made; it is written to.
+        init_hypers: for groups by number, the hyper-parameters for which state before the first
+            step was created. Binding writes to it.
     """
 
-    def __init__(self, optimizer: Optimizer, made_for: dict[int, tuple[Any, ...]]) -> None:
-        self._optimizer, self._made_for = optimizer, made_for
-        self._taken: _Taken | None = None
+    def __init__(self, optimizer: Optimizer, init_hypers: dict[int, tuple[Any, ...]]) -> None:
+        self._optimizer, self._init_hypers = optimizer, init_hypers
+        self._binding: _Binding | None = None
         self._hypers: list[tuple[Any, ...]] = []
 
     def bound(self, groups: Sequence[Group], state: Entries) -> BoundOptimizer | None:
         """Return the bound step, or None if there are no parameters."""
-        taken = self._now(groups, state)
-        return None if taken is None else taken.bound
+        binding = self._current(groups, state)
+        return None if binding is None else binding.bound
 
     def step(
         self,
@@ -122,31 +121,29 @@ class FlatGroups:
         """Step every parameter that has a gradient.
 
         Args:
-            groups: as they are now.
-            state: torch's dicts.
-            given: a gradient or None for each parameter, group by group; None: their ``.grad``.
+            given: a gradient or None for each parameter, group by group; None to read ``.grad``.
             measured: totals of the chain's measured stages.
         """
-        taken = self._now(groups, state)
-        if taken is None:
+        binding = self._current(groups, state)
+        if binding is None:
             return
         if not all(map(is_, self._hypers, [group.hypers for group in groups])):
             self._hypers = [group.hypers for group in groups]
-            taken.bound.use([self._hypers[number] for number in taken.groups])
-        if given is not None and len(taken.params) < len(taken.given):  # some are there twice
-            last = dict(zip(map(id, taken.given), given, strict=True))
-            given = [last[id(param)] for param in taken.params]
-        self._begin(taken, given)
-        taken.bound.step(given, measured=measured)
+            binding.bound.set_hypers([self._hypers[number] for number in binding.groups])
+        if given is not None and len(binding.params) < len(binding.given):  # duplicate parameters
+            last = dict(zip(map(id, binding.given), given, strict=True))
+            given = [last[id(param)] for param in binding.params]
+        self._update_initial_state(binding, given)
+        binding.bound.step(given, measured=measured)
 
-    def bind(self, groups: Sequence[Group], state: Entries) -> _Taken | None:
-        """Move parameters and state into flat buffers; the dicts of state hold views of those.
+    def bind(self, groups: Sequence[Group], state: Entries) -> _Binding | None:
+        """Move parameters and state into flat buffers, and put views of them into ``state``.
 
         Returns:
-            What was bound; None if there are no parameters.
+            The binding, or None if there are no parameters.
 
         Raises:
-            ValueError: a state that does not fit; nothing has changed then.
+            ValueError: a state does not fit; nothing has changed.
         """
         stages = self._optimizer.stages
         found: dict[int, tuple[Tensor, str, int]] = {}
@@ -161,20 +158,22 @@ class FlatGroups:
             self._state_of(param, state, name, own, number)
             for param, name, own, number in zip(params, names, hypers, numbers, strict=True)
         ]
-        self._made_for.update((group.number, group.hypers) for group in groups)
-        self._release()
+        self._init_hypers.update((group.number, group.hypers) for group in groups)
+        if self._binding is not None:
+            self._binding.bound.release()
+            self._binding = None
         if not params:
             return None
         executor = in_place(self._optimizer.executor, params, stages)
-        # What overrides change is in the options of the groups.
+        # The options of the groups contain the values of overrides.
         optimizer = replace(self._optimizer.using(executor=executor), overrides=())
-        bound = _Bound(optimizer, params, names, hypers, given)
+        bound = _BoundGroups(optimizer, params, names, hypers, given)
         for param, own, one in zip(params, hypers, bound.leaf_states, strict=True):
             state[param] = {**state.get(param, {}), **to_entries(stages, own, param, one)}
         entries = [value for param in params for value in state[param].values()]
         tensors = [value for value in entries if isinstance(value, Tensor)]
         self._hypers = [group.hypers for group in groups]
-        self._taken = _Taken(
+        self._binding = _Binding(
             bound,
             [len(group.params) for group in groups],
             [param for group in groups for param in group.params],
@@ -185,78 +184,63 @@ class FlatGroups:
             tensors,
             MemoryGuard(tensors),
         )
-        return self._taken
+        return self._binding
 
-    def _now(self, groups: Sequence[Group], state: Entries) -> _Taken | None:
-        """Return the binding; bind again if it no longer holds."""
-        taken = self._taken
-        if taken is None or not self._holds(taken, groups, state):
+    def _current(self, groups: Sequence[Group], state: Entries) -> _Binding | None:
+        """Return the binding. Bind again if it is no longer valid."""
+        binding = self._binding
+        if binding is None or not self._is_valid(binding, groups, state):
             return self.bind(groups, state)
-        return taken
+        return binding
 
-    def _release(self) -> None:
-        """Give every parameter memory of its own again."""
-        taken, self._taken = self._taken, None
-        if taken is not None:
-            taken.bound.release()
-
-    def _holds(self, taken: _Taken, groups: Sequence[Group], state: Entries) -> bool:
+    def _is_valid(self, binding: _Binding, groups: Sequence[Group], state: Entries) -> bool:
         """Return True if parameters and state are the bound tensors, with the same fields."""
         return (
-            _same_params(taken, groups)
-            and _same_entries(taken, state)
+            _has_params(binding, groups)
+            and _has_entries(binding, state)
             and all(
-                group.hypers is known or forms.hold(group.hypers)
-                for group, known, forms in zip(groups, self._hypers, taken.forms, strict=True)
+                group.hypers is known or forms.is_valid_for(group.hypers)
+                for group, known, forms in zip(groups, self._hypers, binding.forms, strict=True)
             )
         )
 
     def _state_of(
         self, param: Tensor, state: Entries, name: str, hypers: tuple[Any, ...], number: int
     ) -> LeafState:
-        """Return the state in a dict, or a new one."""
-        stages, made_for = self._optimizer.stages, self._made_for.get(number)
+        stages, init_hypers = self._optimizer.stages, self._init_hypers.get(number)
         state.setdefault(param, {})
-        return leaf_state(stages, hypers, param, state, name, made_for=made_for)
+        return leaf_state(stages, hypers, param, state, name, init_hypers=init_hypers)
 
-    def _begin(self, taken: _Taken, given: Given | None) -> None:
-        """State of what is about to make its first step, from the hyper-parameters of now."""
-        for i in taken.bound.unstepped():
-            param = taken.params[i]
+    def _update_initial_state(self, binding: _Binding, given: Given | None) -> None:
+        """Compute state before a first step from the current parameters and hyper-parameters."""
+        for i in binding.bound.unstepped():
+            param = binding.params[i]
             if (param.grad if given is None else given[i]) is not None:
-                number, own = taken.groups[i], taken.bound.leaf_states[i]
-                hypers, made_for = self._hypers[number], self._made_for.get(number)
+                number, own = binding.groups[i], binding.bound.leaf_states[i]
+                hypers, init_hypers = self._hypers[number], self._init_hypers.get(number)
                 stages = self._optimizer.stages
-                made = with_first_values(stages, hypers, param, own, made_for)
+                made = reinit_state(stages, hypers, param, own, init_hypers)
                 if made is not own:
                     copy_states([own], [made])
 
 
-def _same_params(taken: _Taken, groups: Sequence[Group]) -> bool:
-    """Return True if groups have the parameters that were bound, and these lie where they did."""
-    if [len(group.params) for group in groups] != taken.sizes:
+def _has_params(binding: _Binding, groups: Sequence[Group]) -> bool:
+    """Return True if groups have the bound parameters, at the same addresses."""
+    if [len(group.params) for group in groups] != binding.sizes:
         return False
-    if not all(map(is_, chain.from_iterable(group.params for group in groups), taken.given)):
+    if not all(map(is_, chain.from_iterable(group.params for group in groups), binding.given)):
         return False
     try:
-        taken.bound.layout.check()
-    except RuntimeError:  # something gave parameters other memory
+        binding.bound.layout.check()
+    except RuntimeError:  # a parameter has other memory
         return False
     return True
 
 
-def _same_entries(taken: _Taken, state: Entries) -> bool:
-    """Return True if the dicts of state hold the bound values, at their addresses."""
-    entries = list(chain.from_iterable(map(dict.values, _dicts(state, taken.params))))
-    if len(entries) != len(taken.entries) or not all(map(is_, entries, taken.entries)):
+def _has_entries(binding: _Binding, state: Entries) -> bool:
+    """Return True if the dicts of state have the bound values, at the same addresses."""
+    entries = list(chain.from_iterable(map(dict.values, dicts_of(state, binding.params))))
+    if len(entries) != len(binding.entries) or not all(map(is_, entries, binding.entries)):
         return False
     with DisableTorchFunction():
-        return taken.guard.hold(taken.tensors)
-
-
-def _dicts(state: Entries, params: Sequence[Tensor]) -> Sequence[dict[str, Any]]:
-    """The dict of each parameter."""
-    if len(state) == len(params) and all(map(is_, state, params)):
-        return list(state.values())  # a tensor's hash is Python's, one call for each
-    nothing: Mapping[str, Any] = {}
-    return [dict(state.get(param, nothing)) for param in params]
+        return binding.guard.hold(binding.tensors)

@@ -1,8 +1,8 @@
-"""Our optimizers under the interface of torch's own functional ones.
+"""Optimizers with the interface of torch's functional optimizers.
 
-torch.distributed.optim keeps a map from optimizer classes to "functional optimizers": objects made
-from a list of parameters, with ``step(gradients)``, scriptable, with a ``param_group``. Its
-DistributedOptimizer and ZeroRedundancyOptimizer take what is in that map.
+torch.distributed.optim has a map from optimizer classes to "functional optimizers". A functional
+optimizer is constructed from a list of parameters, can be scripted, and has ``step(gradients)`` and
+``param_group``. torch's DistributedOptimizer and ZeroRedundancyOptimizer use this map.
 """
 
 import warnings
@@ -17,16 +17,16 @@ from functional_optim.core.leaf import is_measured
 from functional_optim.core.state import State
 from functional_optim.frontends.torch_arguments import factory_arguments
 from functional_optim.optimizer import Optimizer
-from functional_optim.optimizer.scripted import ScriptedOptimizer
+from functional_optim.optimizer.scripted_optimizer import ScriptedOptimizer
 
 
 @dataclass(frozen=True)
 class TorchFunctional:
-    """A constructor of functional optimizers in torch's sense; can be pickled if ``factory`` can.
+    """Constructor of functional optimizers for torch. It can be pickled if ``factory`` can.
 
     Args:
-        key: what the factory is registered under; of a class, arguments and defaults are its own.
-        factory: returns the Optimizer.
+        key: the key of the factory. If it is a class, arguments and defaults are those of the
+            class.
     """
 
     key: Hashable
@@ -39,14 +39,15 @@ class TorchFunctional:
         _allow_empty_param_list: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """A ScriptModule with ``step(gradients)``, ``step_param`` and ``param_group``.
+        """Return a ScriptModule with ``step(gradients)``, ``step_param`` and ``param_group``.
 
-        Made without parameters, as torch does where gradients arrive one by one (in the hook of
-        DDP that steps while gradients are reduced), ``step_param`` takes any parameter, and makes
-        its state when it first comes. That is Python's, and not in a module that is saved.
+        torch constructs it without parameters if gradients arrive one by one, as in the DDP hook
+        that steps while gradients are reduced. Then ``step_param`` accepts any parameter, and
+        creates its state at the first call. This ``step_param`` is Python code, and is not saved
+        with the module.
 
         Raises:
-            ValueError: no parameters, where that is not allowed.
+            ValueError: there are no parameters, and ``_allow_empty_param_list`` is False.
         """
         params = list(params)
         if not params and not _allow_empty_param_list:
@@ -57,16 +58,16 @@ class TorchFunctional:
             module = optimizer.script(params).module
         else:
             module = ScriptedOptimizer([optimizer.links], [], [], [], [], State([])).module
-            module.step_param = _AnyParam(optimizer)
+            module.step_param = _StepAnyParam(optimizer)
         module.param_group = {"params": params, **optimizer.hyper}
         return module
 
 
-class _AnyParam:
-    """``step_param`` of parameters that nobody has announced.
+class _StepAnyParam:
+    """``step_param`` for any parameter, which keeps the state of each parameter.
 
     Args:
-        optimizer: steps each of them, alone.
+        optimizer: steps each parameter alone.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -74,10 +75,10 @@ class _AnyParam:
         self._states: dict[Tensor, State] = {}
 
     def __call__(self, param: Tensor, gradient: Tensor | None) -> None:
-        """Step one parameter; do nothing if its gradient is None.
+        """Step one parameter. Do nothing if its gradient is None.
 
         Raises:
-            ValueError: a gradient that does not fit, or a chain that needs all gradients at once.
+            ValueError: the gradient does not fit, or the chain needs all gradients at once.
         """
         measured = [stage.name for stage in self._optimizer.stages if is_measured(stage)]
         if measured:
@@ -96,14 +97,10 @@ class _AnyParam:
 
 
 def install(key: Hashable, factory: Callable[..., Optimizer], *, replace: bool) -> None:
-    """Put a factory into torch's functional map, under ``key``.
-
-    Raises:
-        ValueError: torch's map has the key already.
-    """
+    """Add a factory to torch's map; raise ValueError if the map has the key already."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        from torch.distributed.optim import utils  # noqa: PLC0415  it brings in RPC, and warns on some builds
+        from torch.distributed.optim import utils  # noqa: PLC0415  it imports RPC, and warns on some builds
 
     torch_map: dict[Any, Any] = utils.functional_optim_map
 

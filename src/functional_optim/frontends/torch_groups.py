@@ -1,4 +1,4 @@
-"""torch's parameter groups: which of their entries are options, and what they mean for stages."""
+"""Options in torch's parameter groups, and their translation to hyper-parameters of stages."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import is_
@@ -7,42 +7,42 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.brief import brief, nearest
 from functional_optim.core.checks import check_param, check_writable
 from functional_optim.core.closure_optimizer import refuse_closure
-from functional_optim.core.hyper import are_unchanged, copy_tensors, is_fixed, replaced
-from functional_optim.core.links import Links, apply, changes_of, meant, way_to_optimizer
+from functional_optim.core.constructor_calls import prefix_links_error
+from functional_optim.core.format import closest_name, format_value
+from functional_optim.core.hyper import are_unchanged, copy_tensors, is_fixed, replace_fields
+from functional_optim.core.links import (
+    Links,
+    apply_changes,
+    expand_changes,
+    parse_changes,
+    suggest_call,
+)
 from functional_optim.core.local_shards import check_takes_dtensor
-from functional_optim.core.spelling import name_constructor_of
 from functional_optim.core.stage import Stage
 from functional_optim.frontends.torch_arguments import EXECUTION_OPTIONS
 from functional_optim.frontends.torch_schedule import refuse_schedulers, with_schedules
 from functional_optim.optimizer import Optimizer
 
 MAXIMIZE_OPTION = "maximize"
-"""The option of torch's classes, and of the stage, that negates gradients."""
+"""The option of torch's classes, and of the stage ``maximized``, that negates gradients."""
 
 NOT_OPTIONS = ("params", "param_names")
-"""What a parameter group holds beside its options."""
-
+"""The entries of a parameter group that are no options."""
 
 FROZEN_OPTIONS = {"lr": 0.0, "weight_decay": 0.0}
-"""The options of a group with frozen parameters: schedulers and loggers expect them in each group.
-"""
+"""Options of a group of frozen parameters: schedulers and loggers expect them in every group."""
 
 
 def require_optimizer(given: Any) -> Optimizer:
-    """Return the value, if it is an Optimizer.
-
-    Raises:
-        TypeError: the value is another one; the error says what to write instead.
-    """
+    """Return the value if it is an Optimizer, else raise TypeError with a suggestion."""
     refuse_closure(given, "a subclass of TorchOptimizer")
     if not isinstance(given, Optimizer):
-        way = way_to_optimizer(given)
+        way = suggest_call(given)
         raise TypeError(
             "optimizer must be a functional_optim.Optimizer, such as adamw(lr=1e-3), got "
-            f"{brief(given)}{f': {way}' if way else ''}"
+            f"{format_value(given)}{f': {way}' if way else ''}"
         )
     return given
 
@@ -61,28 +61,27 @@ BESIDE_OPTIONS = frozenset(
         "max_momentum",
         "min_lr",
         "swa_lr",
-        "shared_step",  # with entries such as "prodigy.shared.d", of what belongs to no parameter
+        "shared_step",  # of shared scalars, as are entries such as "prodigy.shared.d"
     }
 )
-"""Entries of parameter groups that are no hyper-parameters, and are taken."""
+"""Entries of parameter groups that are allowed, and are no hyper-parameters."""
 
 
 def require_options(group: Mapping[str, Any], names: Collection[str]) -> None:
-    """Refuse a parameter group with an option that the optimizer does not have.
+    """Raise TypeError if a parameter group has an option that the optimizer does not have.
+
+    The error names the option, and the hyper-parameter with the nearest name.
 
     Args:
-        group: as the caller wrote it.
-        names: of the hyper-parameters.
-
-    Raises:
-        TypeError: names the option, and the hyper-parameter with the nearest name.
+        group: the group of the caller.
+        names: the names of all hyper-parameters.
     """
     for key in group:
         is_known = key in names or key in BESIDE_OPTIONS or ".shared" in key
         if is_known or any(name.endswith(f".{key}") for name in names):
             continue
         there = sorted(names)
-        near = nearest(str(key), there)
+        near = closest_name(str(key), there)
         raise TypeError(
             f"a parameter group has the option {key!r}, which this optimizer does not have; "
             f"did you mean {near!r}? It has {', '.join(there)}. An entry of your own, which is "
@@ -93,7 +92,7 @@ def require_options(group: Mapping[str, Any], names: Collection[str]) -> None:
 
 
 def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything of a parameter group but its parameters.
+    """Return a parameter group without its parameters and their names.
 
     Example::
 
@@ -103,11 +102,11 @@ def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key not in NOT_OPTIONS}
 
 
-def neutral_flags(loaded: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, bool]:
-    """Return the value of each flag that a loaded group lacks: False, which is neutral.
+def missing_flags(loaded: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, bool]:
+    """Return False for each flag that a loaded group lacks.
 
-    A class without a flag, or an older version of a class, does what the flag turned off means, as
-    torch.optim takes it. A flag other than ``maximize`` that is on in the optimizer gets no value.
+    In torch.optim, a class without a flag behaves as if the flag were False. A flag other than
+    ``maximize`` that is True in the optimizer is left out.
 
     Args:
         loaded: a parameter group of a checkpoint.
@@ -115,7 +114,7 @@ def neutral_flags(loaded: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str
 
     Example::
 
-        >>> neutral_flags({"lr": 0.1}, {"lr": 0.2, "maximize": True, "amsgrad": False})
+        >>> missing_flags({"lr": 0.1}, {"lr": 0.2, "maximize": True, "amsgrad": False})
         {'maximize': False, 'amsgrad': False}
     """
     return {
@@ -126,21 +125,20 @@ def neutral_flags(loaded: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str
 
 
 def is_maximize(name: str) -> bool:
-    """Return True if an option of a group is ``maximize``, of whichever stage."""
+    """Return True if an option is named ``maximize``, or ``stage.maximize``."""
     return name.rpartition(".")[2] == MAXIMIZE_OPTION
 
 
 def loaded_groups(
     loaded: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return groups of a checkpoint with the schedules and flags that they lack.
+    """Return the groups of a checkpoint, with the schedules and flags that they lack.
 
     Args:
-        loaded: the groups as they were saved.
-        groups: those of the optimizer.
+        loaded: the groups of the checkpoint.
 
     Raises:
-        ValueError: a group ascends, and the optimizer has no ``maximize``.
+        ValueError: a loaded group has ``maximize=True``, and the optimizer has no ``maximize``.
     """
     own = [*groups, *([{}] * (len(loaded) - len(groups)))]  # torch refuses another number of groups
     for one, group in zip(loaded, own, strict=False):
@@ -150,21 +148,17 @@ def loaded_groups(
                 "functional_optim.maximized() into the chain"
             )
     return [
-        {**neutral_flags(one, group), **one}
+        {**missing_flags(one, group), **one}
         for one, group in zip(with_schedules(loaded, groups), own, strict=False)
     ]
 
 
-def check_given(given: Iterable[Any], stages: Sequence[Stage]) -> None:
-    """Make sure that the parameters of a group can be stepped, before torch takes them.
+def check_group_params(given: Iterable[Any], stages: Sequence[Stage]) -> None:
+    """Raise ValueError if a parameter of a new group cannot be stepped.
 
     Args:
-        given: parameters, or pairs of a name and a parameter; of anything else torch makes an
-            error.
-        stages: of the chain that is to step all of them; none where it is not known yet.
-
-    Raises:
-        ValueError: names the parameter, and what is wrong with it.
+        given: parameters, or pairs of a name and a parameter. torch checks other types later.
+        stages: of the chain of all parameters; empty if it is not known yet.
     """
     for place, one in enumerate(given):
         name, param = one if isinstance(one, tuple) else (f"params[{place}]", one)
@@ -180,51 +174,46 @@ def params_of_groups(groups: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 
 def links_of(own: Optimizer, names: Sequence[str], group: Mapping[str, Any]) -> Links:
-    """The links of a group's chain, by the options in the group.
+    """Return the links of a group's chain, with the options of the group.
 
     Args:
-        own: the chain.
-        names: of its hyper-parameters.
-        group: with a value for each.
+        names: the names of its hyper-parameters.
+        group: with a value for each name.
 
     Raises:
-        TypeError, ValueError: a value out of bounds; one that is missing, or not told apart.
+        TypeError, ValueError: a value is out of bounds or missing, or its name is ambiguous.
     """
     return GroupOptions(own, names).links(group)
 
 
-def own_options(group: dict[str, Any]) -> None:
-    """Copy the tensors among a group's options, so that no other group or optimizer has them.
+def copy_option_tensors(group: dict[str, Any]) -> None:
+    """Copy the tensors among a group's options, so that no other group or optimizer shares them.
 
-    Learning-rate schedulers write into a tensor lr.
+    Learning-rate schedulers write to a tensor ``lr`` in place.
     """
     group.update(copy_tensors(options_of(group)))
 
 
 def with_checked_params(group: Mapping[str, Any], stages: Sequence[Stage]) -> dict[str, Any]:
-    """Return a new group with its parameters in a list, if they may be stepped.
+    """Return a group with its parameters in a list, after checking them.
 
     Args:
-        group: as the caller wrote it.
-        stages: of the chain; none if its parameters have several.
-
-    Raises:
-        TypeError, ValueError: as of :func:`check_given`.
+        group: the group of the caller.
+        stages: of the chain; empty if the parameters have several chains.
     """
     given = group["params"]
     if not isinstance(given, (Tensor, set)):
-        given = list(given)  # an iterator serves for one look only
-    check_given([given] if isinstance(given, Tensor) else given, stages)
+        given = list(given)  # an iterator can be read only once
+    check_group_params([given] if isinstance(given, Tensor) else given, stages)
     return {**group, "params": given}
 
 
 def remove_groups(optimizer: torch.optim.Optimizer, count: int, *by_number: dict[int, Any]) -> None:
-    """Remove the groups after the first ones, with their state.
+    """Remove all groups after the first ``count`` groups, with their state.
 
     Args:
-        optimizer: of the groups.
-        count: number of groups that stay.
-        by_number: what else is known of groups, by their number.
+        count: the number of groups to keep.
+        by_number: dicts by group number, from which the entries of removed groups are deleted.
     """
     for known in by_number:
         for number in [one for one in known if one >= count]:
@@ -240,11 +229,10 @@ def common_options(
 ) -> dict[str, Any]:
     """Return the hyper-parameters that all groups have, with the values of the first group.
 
-    Schedulers of torch look into ``defaults`` for what they may cycle in every group.
+    torch's schedulers read ``defaults`` to find options that every group has.
 
     Args:
-        groups: the parameter groups.
-        names: of the hyper-parameters of each group.
+        names: for each group, the names of its hyper-parameters.
     """
     if not names:
         return {}
@@ -253,49 +241,47 @@ def common_options(
 
 
 def check_group(
-    own: Optimizer,
-    names: Sequence[str],
-    defaults: Mapping[str, Any],
-    group: Mapping[str, Any],
+    own: Optimizer, names: Sequence[str], defaults: Mapping[str, Any], group: Mapping[str, Any]
 ) -> None:
-    """Make sure that the options of a new group make a chain.
+    """Check the options of a new group.
 
     Args:
-        own: the chain.
-        names: of its hyper-parameters.
+        names: the names of its hyper-parameters.
         defaults: the values of options that the group lacks.
-        group: as the caller wrote it.
+        group: the group of the caller.
 
     Raises:
-        TypeError, ValueError: as of :func:`require_options` and :func:`links_of`.
+        TypeError, ValueError: as for :func:`require_options` and :func:`links_of`.
     """
     require_options(group, names)
     links_of(own, names, {**defaults, **group})
 
 
 class GroupOptions:
-    """The options in a parameter group, read at each step; those that have changed are checked.
+    """Reader of the options of a parameter group, which checks changed options at each step.
 
     Args:
-        own: the chain.
-        names: of its hyper-parameters.
+        names: the names of its hyper-parameters.
     """
 
     def __init__(self, own: Optimizer, names: Sequence[str]) -> None:
         self._own = own
         self._names = dict.fromkeys(names).keys()
-        self._meant = meant(own.links, changes_of(own.links, {name: name for name in names}))
-        self._size = 0  # of the group that was read last
+        self._meant = expand_changes(
+            own.links, parse_changes(own.links, {name: name for name in names})
+        )
+        self._size = 0
+        """The number of entries of the group at the last read."""
         self._values: list[Any] = []
         self._are_fixed = False
         self._hypers: tuple[Any, ...] = ()
 
     def hypers(self, group: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The hyper-parameters of each stage: one object as long as no option has changed.
+        """Return the hyper-parameters of each stage: the same tuple until an option changes.
 
         Raises:
-            KeyError: one is missing, as torch's classes say it.
-            TypeError, ValueError: as of :func:`links_of`; a scheduler of torch for a schedule.
+            KeyError: an option is missing, as in torch's classes.
+            TypeError, ValueError: as for :func:`links_of`; or a torch scheduler for a schedule.
         """
         if "initial_lr" in group:
             refuse_schedulers(group)
@@ -306,14 +292,14 @@ class GroupOptions:
         return self._hypers
 
     def links(self, group: Mapping[str, Any]) -> Links:
-        """The links of the chain, as :func:`links_of` gives them."""
+        """Return the links of the chain: see :func:`links_of`."""
         self._check_names(group)
         self._read(group, [group[name] for name in self._names])
         pairs = zip(self._own.links, self._hypers, strict=True)
         return tuple([link._replace(hyper=hyper) for link, hyper in pairs])
 
     def _read(self, group: Mapping[str, Any], values: list[Any]) -> None:
-        """Take over what has changed; where it is refused, nothing is taken over."""
+        """Update the hyper-parameters. If a value is refused, none is updated."""
         new = dict(zip(self._names, values, strict=True))
         if len(group) != self._size:
             self._check_names(group)
@@ -325,13 +311,13 @@ class GroupOptions:
                 self._hypers = self._with(new)
         else:
             changes = [(*place, new[name]) for place, name in self._meant.items()]
-            self._hypers = tuple([link.hyper for link in apply(self._own.links, changes)])
+            self._hypers = tuple([link.hyper for link in apply_changes(self._own.links, changes)])
         fixed = new.values() if self._are_fixed else values
         self._values, self._are_fixed = values, all(map(is_fixed, fixed))
         self._size = len(group)
 
     def _with(self, new: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The hyper-parameters with other values; only these are checked."""
+        """Return the hyper-parameters with new values, after checking these values."""
         values: dict[int, dict[str, Any]] = {}
         for (place, field), name in self._meant.items():
             if name in new:
@@ -340,14 +326,16 @@ class GroupOptions:
         try:
             for place, own in values.items():
                 stage = self._own.links[place].stage
-                hypers[place] = replaced(stage.name, stage.bounds, stage.check, hypers[place], own)
+                hypers[place] = replace_fields(
+                    stage.name, stage.bounds, stage.check, hypers[place], own
+                )
         except (TypeError, ValueError) as error:
-            name_constructor_of(self._own.links, error)
+            prefix_links_error(self._own.links, error)
             raise
         return tuple(hypers)
 
     def _check_names(self, group: Mapping[str, Any]) -> None:
-        """A group has every option, and none whose name stands for several."""
+        """Raise ValueError if an option is missing, or an option name is ambiguous."""
         names = self._names
         if not names <= group.keys():
             missing = ", ".join(name for name in names if name not in group)

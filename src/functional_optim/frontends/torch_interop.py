@@ -1,4 +1,4 @@
-"""Live torch.optim optimizers and their checkpoints, both ways, with the same next step."""
+"""Conversion from and to live torch.optim optimizers and their state dicts."""
 
 import inspect
 from collections.abc import Mapping
@@ -11,8 +11,8 @@ from torch import Tensor
 from functional_optim.core.chain import require_one_chain
 from functional_optim.core.checks import check_leaf_state
 from functional_optim.core.closure_optimizer import ClosureOptimizer
-from functional_optim.core.hyper import frozen
-from functional_optim.core.links import values as links_values
+from functional_optim.core.hyper import hash_key
+from functional_optim.core.links import hyper_values as links_values
 from functional_optim.core.selectors import if_any
 from functional_optim.core.stage import Link
 from functional_optim.core.state import LeafState, State, map_state
@@ -44,21 +44,21 @@ class FromTorch(NamedTuple):
 
 
 def from_torch(instance: torch.optim.Optimizer) -> FromTorch:
-    """A live torch.optim optimizer as (optimizer, params, state), to be continued here.
+    """Convert a live torch.optim optimizer to (optimizer, params, state).
 
     Args:
-        instance: an optimizer of a registered class, in any state.
+        instance: an optimizer of a registered class, before or after any number of steps.
 
     Returns:
-        The optimizer, with each group's hyper-parameters for that group (for torch.optim.LBFGS, a
-        :class:`~functional_optim.ClosureOptimizer`); the parameters themselves; and copies of their
-        state. The next step is bit for bit the instance's (for
-        complex parameters, that of torch on their real view).
+        The optimizer, with the hyper-parameters of each group (for torch.optim.LBFGS, a
+        :class:`~functional_optim.ClosureOptimizer`); the live parameters; and copies of their
+        state. Its next step has the bits of the instance's next step. For complex parameters, the
+        bits are those of torch on their real view.
 
     Raises:
-        ValueError: a class that is not registered, groups that need different chains, or a state
-            that does not fit, or of steps that nothing counts: a class may keep the count in the
-            state of each parameter, or in its groups, under "step".
+        ValueError: the class is not registered, groups need different chains, the state does not
+            fit, or there is no step count. The step count may be in the state of each parameter, or
+            in the groups, under "step".
 
     Example::
 
@@ -88,10 +88,12 @@ def from_torch(instance: torch.optim.Optimizer) -> FromTorch:
             )
         base = optimizer.hyper
         changed = {
-            key: value for key, value in other.hyper.items() if frozen(value) != frozen(base[key])
+            key: value
+            for key, value in other.hyper.items()
+            if hash_key(value) != hash_key(base[key])
         }
         if changed:
-            # torch allows a group without parameters, whose options are kept all the same.
+            # In torch, a group may have no parameters: the selector then matches no leaf.
             optimizer = optimizer.override(if_any((index,)), **changed)
     params = _named_groups(instance)
     if isinstance(optimizer, ClosureOptimizer):
@@ -101,7 +103,7 @@ def from_torch(instance: torch.optim.Optimizer) -> FromTorch:
     for index, group in enumerate(params):
         states.append(
             {
-                name: _copied_state(optimizer, (index, name), param, instance)
+                name: _copy_state(optimizer, (index, name), param, instance)
                 for name, param in group.items()
             }
         )
@@ -111,16 +113,16 @@ def from_torch(instance: torch.optim.Optimizer) -> FromTorch:
 def _group_arguments(
     cls: type, defaults: Mapping[str, Any], group: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A group's options that are arguments of the class and change its numbers.
+    """Return the options of a group that are arguments of the class, without EXECUTION_OPTIONS.
 
-    Of a class that takes ``**kwargs``, all its defaults: what the factory does not know, it says.
+    If the class takes ``**kwargs``, return all options in its defaults: the factory checks them.
     """
-    taken = defaults if is_open(cls) else inspect.signature(cls).parameters
+    arguments = defaults if is_open(cls) else inspect.signature(cls).parameters
     return {
-        # A tensor is taken as it is now: a scheduler may go on filling the instance's.
+        # A copy: a scheduler of the instance may write to its tensor.
         key: value.clone() if isinstance(value, Tensor) else value
         for key, value in group.items()
-        if key in taken and key != "params" and key not in EXECUTION_OPTIONS
+        if key in arguments and key != "params" and key not in EXECUTION_OPTIONS
     }
 
 
@@ -140,7 +142,7 @@ def _named_groups(instance: torch.optim.Optimizer) -> tuple[dict[str, Tensor], .
     return tuple(groups)
 
 
-def _copied_state(
+def _copy_state(
     optimizer: Optimizer, path: Path, param: Tensor, instance: torch.optim.Optimizer
 ) -> LeafState:
     state = from_entries(
@@ -163,31 +165,32 @@ def to_torch_state_dict(
     *,
     options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A state dict that the equivalent torch.optim class loads, to be continued there.
+    """Return a state dict that the equivalent torch.optim class loads.
 
-    Parameters are numbered as torch.optim numbers them: dicts in the order of insertion, so that
-    ``dict(model.named_parameters())`` has the order of ``model.parameters()``. A tuple (or list) of
-    dicts, as :func:`from_torch` returns, is one parameter group each; any other tree is one group.
+    Parameters are numbered as in torch.optim: dicts in the order of insertion, so that
+    ``dict(model.named_parameters())`` has the order of ``model.parameters()``. In a tuple (or list)
+    of dicts, as :func:`from_torch` returns, each dict is one parameter group. Any other tree is one
+    group.
 
     Args:
-        optimizer: whose hyper-parameters go into the groups; also a
-            :class:`~functional_optim.ClosureOptimizer`, with its state.
+        optimizer: the optimizer, whose hyper-parameters are written to the groups. It may be a
+            :class:`~functional_optim.ClosureOptimizer`.
         params: the tree of parameters.
         state: their state.
-        cls: the torch.optim class meant, which decides what further entries torch keeps. By
-            default the one that has this chain in torch.optim, or else in the registry.
-        options: what the class calls otherwise, or decides by an option that is no
-            hyper-parameter here (``{"weight_decay_type": "direct"}``): taken into each group.
+        cls: the class that will load the state dict. By default the class of torch.optim with this
+            chain, or else the registered class.
+        options: options of ``cls`` with other names than here, or that are no hyper-parameters here
+            (``{"weight_decay_type": "direct"}``). They are added to each group.
 
     Returns:
-        ``{"state": ..., "param_groups": ...}``; its tensors are those of ``state``, as they are
-        in torch's own ``state_dict()``.
+        ``{"state": ..., "param_groups": ...}``. It has the tensors of ``state``, not copies, like
+        torch's own ``state_dict()``.
 
     Raises:
-        ValueError: no registered class has this chain, hyper-parameters that differ inside a
-            group, one that is a schedule, or one that the class does not have; an option of the
-            class that the chain does not tell; parameters at different steps in one group of a
-            class that counts for the group.
+        ValueError: no registered class has this chain; hyper-parameters differ inside a group; a
+            hyper-parameter is a schedule, or is no option of the class; an option of the class
+            follows from no hyper-parameter; step counts differ inside a group of a class that has
+            one count per group.
 
     Example::
 
@@ -205,14 +208,14 @@ def to_torch_state_dict(
     require_one_chain(optimizer, "to_torch_state_dict")
     _refuse_schedules(optimizer)
     cls = torch_class_of(optimizer) if cls is None else cls
-    kept = _what_torch_keeps(cls, {**optimizer.hyper, **(options or {})})
+    kept = _probe(cls, {**optimizer.hyper, **(options or {})})
     states = _states_by_path(optimizer, params, state)
     groups: list[dict[str, Any]] = []
     entries: dict[int, dict[str, Any]] = {}
     number = 0
     for index, paths in enumerate(_grouped_paths(optimizer, params)):
         named = _group_options(optimizer, paths or [(index,)], options or {})
-        if DECOUPLED in kept.options:  # the chain tells it by its stages
+        if DECOUPLED in kept.options:  # here it follows from the stages
             named.setdefault(DECOUPLED, decouples(optimizer.stages))
         named = _known_options(cls, kept, named)
         groups.append({**kept.options, **named, "params": []})
@@ -227,33 +230,36 @@ def to_torch_state_dict(
     return {"state": entries, "param_groups": groups}
 
 
-class _Kept(NamedTuple):
-    """State that a torch.optim class keeps, seen on an instance after one step."""
+class _StateForm(NamedTuple):
+    """Form of the state of a torch.optim class."""
 
     options: dict[str, Any]
     counts_steps: bool
-    """In the state of each parameter."""
+    """True if the state of each parameter has a step count."""
     counts_in_group: bool
-    """In each parameter group."""
+    """True if each parameter group has a step count."""
     counts_in_python: bool
-    """In a number of Python's, not in a tensor."""
+    """True if the step count is an int, not a tensor."""
 
 
-def _what_torch_keeps(cls: Any, named: Mapping[str, Any]) -> _Kept:
-    probe = torch.zeros(1, 1, requires_grad=True)  # a matrix, for classes that take no others
-    taken = inspect.signature(cls).parameters
-    instance = cls([probe], **{key: value for key, value in named.items() if key in taken})
+def _probe(cls: Any, named: Mapping[str, Any]) -> _StateForm:
+    """Step an instance of a class once, and return the form of its state."""
+    probe = torch.zeros(1, 1, requires_grad=True)  # a matrix, since some classes need matrices
+    arguments = inspect.signature(cls).parameters
+    instance = cls([probe], **{key: value for key, value in named.items() if key in arguments})
     step_once(instance, probe)
     group, entries = instance.param_groups[0], instance.state[probe]
     in_python = isinstance(entries.get("step"), int)
-    return _Kept(dict(instance.defaults), "step" in entries, "step" in group, in_python)
+    return _StateForm(dict(instance.defaults), "step" in entries, "step" in group, in_python)
 
 
 def torch_class_of(optimizer: Optimizer) -> type:
-    """The registered class whose functional equivalent is this chain, torch's own before others.
+    """Return the registered class whose functional equivalent has this chain.
+
+    Classes of torch.optim have priority over other classes.
 
     Raises:
-        ValueError: there is none, or several.
+        ValueError: there is no such class, or there are several.
     """
     found: list[Any] = [key for key in functional_optim_map if _has_chain(key, optimizer)]
     if not found and decouples(optimizer.stages):
@@ -269,13 +275,7 @@ def torch_class_of(optimizer: Optimizer) -> type:
 
 
 def _has_chain(key: Any, optimizer: Optimizer, **options: Any) -> bool:
-    """Return True if the equivalent of a class has the stages of a chain.
-
-    Args:
-        key: of the registry.
-        optimizer: has the chain.
-        options: of the class; others are at their defaults.
-    """
+    """Return True if a key of the registry, with these options, has the stages of an optimizer."""
     if not is_optimizer_class(key):
         return False
     try:
@@ -286,7 +286,7 @@ def _has_chain(key: Any, optimizer: Optimizer, **options: Any) -> bool:
 
 
 def _grouped_paths(optimizer: Optimizer, params: Any) -> list[list[Path]]:
-    """The paths of tensors, group by group, dicts in the order of insertion."""
+    """Return the paths of tensors, group by group, with dicts in the order of insertion."""
     namespace = optimizer.namespace or "functional_optim"
     with optree.dict_insertion_ordered(True, namespace=namespace):
         paths, leaves, _ = optree.tree_flatten_with_path(params, namespace=namespace)
@@ -299,7 +299,7 @@ def _grouped_paths(optimizer: Optimizer, params: Any) -> list[list[Path]]:
 def _states_by_path(
     optimizer: Optimizer, params: Any, state: State
 ) -> dict[Path, tuple[Tensor, LeafState]]:
-    """Each parameter and its state."""
+    """Return each parameter and its checked state, by path."""
     leaves, spec = flatten(params, optimizer.namespace)
     pairs = dict(zip(spec.paths(), zip(leaves, leaf_states(spec, state), strict=True), strict=True))
     for path, (param, one) in pairs.items():
@@ -312,11 +312,11 @@ def _states_by_path(
 def _group_options(
     optimizer: Optimizer, paths: list[Path], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The hyper-parameters of one group, under the names that a class has for them."""
+    """Return the hyper-parameters of one group by name, with the options of the class."""
     found: list[tuple[Any, ...]] = []
     for path in paths:
         hypers = optimizer.hypers_at(path)
-        if frozen(hypers) not in map(frozen, found):
+        if hash_key(hypers) not in map(hash_key, found):
             found.append(hypers)
     if len(found) > 1:
         raise ValueError(
@@ -338,13 +338,13 @@ def _refuse_schedules(optimizer: Optimizer) -> None:
                 )
 
 
-def _known_options(cls: type, kept: _Kept, named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a group without the flags that are off and that the class lacks.
+def _known_options(cls: type, kept: _StateForm, named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a group, without flags that are False and that the class lacks.
 
     Raises:
-        ValueError: an option of the class is not told, or the class lacks one that is told.
+        ValueError: an option of the class is missing, or the class lacks an option.
     """
-    # A flag that is off means what a class without the flag does.
+    # A class without a flag behaves as if the flag were False.
     named = {key: one for key, one in named.items() if key in kept.options or one is not False}
     own = [key for key in kept.options if key not in EXECUTION_OPTIONS]
     untold = [key for key in own if key not in named]
@@ -361,10 +361,9 @@ def _known_options(cls: type, kept: _Kept, named: Mapping[str, Any]) -> dict[str
 
 
 def _common_step(states: list[LeafState]) -> int:
-    """The step count of a group, where the class has one for all.
+    """Return the step count of a group; raise ValueError if its parameters differ in it.
 
-    Raises:
-        ValueError: parameters that were stepped are at different steps.
+    Parameters before their first step are ignored.
     """
     steps = sorted({int(state.step) for state in states} - {0})
     if len(steps) > 1:
@@ -376,7 +375,7 @@ def _common_step(states: list[LeafState]) -> int:
 
 
 def _torch_entries(
-    optimizer: Optimizer, path: Path, param: Tensor, state: LeafState, kept: _Kept
+    optimizer: Optimizer, path: Path, param: Tensor, state: LeafState, kept: _StateForm
 ) -> dict[str, Any]:
     entries: dict[str, Any] = to_entries(optimizer.stages, optimizer.hypers_at(path), param, state)
     step = entries.pop("step")

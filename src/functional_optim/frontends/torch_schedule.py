@@ -1,4 +1,4 @@
-"""A schedule among the options of a parameter group, where schedulers of torch expect a number."""
+"""Schedules in parameter groups, which torch's lr_schedulers must not treat as numbers."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,20 +7,19 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from functional_optim.core.hyper import shown
+from functional_optim.core.hyper import format_hyper
 
 _SCHEDULERS = ("torch.optim.lr_scheduler", "torch.optim.swa_utils")
-"""The modules with torch's schedulers."""
+"""The modules of torch's schedulers."""
 
 
 class GroupSchedule:
-    """A schedule as it stands in a parameter group: called as ever, and no number.
+    """A schedule in a parameter group. It can be called, and arithmetic raises an error.
 
-    A scheduler that multiplies what it finds in a group is told why it cannot.
+    A scheduler that multiplies the value gets an error with the reason.
 
     Args:
-        name: of the option.
-        schedule: the function.
+        name: the name of the option.
 
     Example::
 
@@ -49,7 +48,7 @@ optimizer with a number for lr, or leave out the scheduler)
 
     @property
     def __name__(self) -> str:
-        return shown(self.schedule)
+        return format_hyper(self.schedule)
 
     def __repr__(self) -> str:
         return repr(self.schedule)
@@ -62,32 +61,28 @@ optimizer with a number for lr, or leave out the scheduler)
     def __hash__(self) -> int:
         return hash(self.schedule)
 
-    def no_number(self, *_: Any) -> NoReturn:
-        """Say why nothing can be computed with it.
-
-        Raises:
-            TypeError: always.
-        """
+    def refuse_arithmetic(self, *_: Any) -> NoReturn:
+        """Raise TypeError: a schedule is no number."""
         raise TypeError(
-            f"{self.name} is the schedule {shown(self.schedule)}, a function of the steps that a "
-            "parameter has made, and no number; an lr_scheduler of torch computes with a number: "
-            f"keep one of the two (make the optimizer with a number for {self.name}, or leave out "
-            "the scheduler)"
+            f"{self.name} is the schedule {format_hyper(self.schedule)}, a function of the steps "
+            "that a parameter has made, and no number; an lr_scheduler of torch computes with a "
+            f"number: keep one of the two (make the optimizer with a number for {self.name}, or "
+            "leave out the scheduler)"
         )
 
-    __float__ = __int__ = __neg__ = __abs__ = no_number
-    __add__ = __radd__ = __sub__ = __rsub__ = no_number
-    __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __pow__ = __rpow__ = no_number
-    __lt__ = __le__ = __gt__ = __ge__ = no_number
+    __float__ = __int__ = __neg__ = __abs__ = refuse_arithmetic
+    __add__ = __radd__ = __sub__ = __rsub__ = refuse_arithmetic
+    __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __pow__ = __rpow__ = refuse_arithmetic
+    __lt__ = __le__ = __gt__ = __ge__ = refuse_arithmetic
 
 
 class ScheduledGroup(dict[str, Any]):
-    """A parameter group with a schedule: a dict that torch's lr_schedulers cannot be made for.
+    """A parameter group with a schedule, which torch's lr_schedulers cannot use.
 
-    Every scheduler of torch reads the learning rate of each group, or writes into the group, when
-    it is constructed. Some of them, such as ``OneCycleLR``, compute with nothing that they read and
-    would replace the schedule without a word; ``ReduceLROnPlateau`` would fail at the first
-    plateau. So a group with a schedule refuses to be used from torch's scheduler modules.
+    The constructor of each torch scheduler reads the learning rate of each group, or writes to the
+    group. Some schedulers, such as ``OneCycleLR``, would replace the schedule silently.
+    ``ReduceLROnPlateau`` would fail only at the first plateau. So a group with a schedule raises an
+    error if code in torch's scheduler modules reads or writes it.
 
     Example::
 
@@ -121,33 +116,33 @@ optimizer with a number for lr, or leave out the scheduler)
 
 
 def is_scheduled(value: Any) -> bool:
-    """Return True if an option is a schedule, or a tuple with a schedule for one of its numbers."""
+    """Return True if an option is a schedule, or a tuple that contains a schedule."""
     if isinstance(value, tuple):
         return any(map(is_scheduled, value))
     return callable(value) and not isinstance(value, Tensor)
 
 
 def _is_called_by_scheduler() -> bool:
-    """Return True if the caller of the calling method is a scheduler of torch."""
+    """Return True if the method that calls this function is called by a torch scheduler."""
     return sys._getframe(2).f_globals.get("__name__") in _SCHEDULERS  # noqa: SLF001  documented
 
 
 def _refuse(name: str, value: Any) -> NoReturn:
     schedules = value if isinstance(value, tuple) else (value,)
     found = next(filter(is_scheduled, schedules))
-    told = found if isinstance(found, GroupSchedule) else GroupSchedule(name, found)
-    told.no_number()
+    own = found if isinstance(found, GroupSchedule) else GroupSchedule(name, found)
+    own.refuse_arithmetic()
 
 
-def guarded(group: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return a parameter group that tells torch's lr_schedulers about its schedules.
+def guard_schedules(group: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return a parameter group whose schedules raise an error in torch's lr_schedulers.
 
     Args:
-        group: of parameters; the schedules in it are replaced by a :class:`GroupSchedule` each.
+        group: the parameter group. Each schedule in it is replaced by a :class:`GroupSchedule`.
         names: the options that may be schedules.
 
     Returns:
-        The group itself, or a :class:`ScheduledGroup` with its items if it has a schedule.
+        The same group, or a :class:`ScheduledGroup` with its items if there is a schedule.
     """
     for name in names:
         value = group.get(name)
@@ -162,13 +157,12 @@ def guarded(group: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
 def with_schedules(
     loaded: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Groups that are loaded, with the schedules of now where none was saved.
+    """Return loaded groups, with the optimizer's schedules for options that were not saved.
 
-    The checkpoints of ZeroRedundancyOptimizer have none: they are functions, and steps are counted.
+    Checkpoints of ZeroRedundancyOptimizer have no schedules.
 
     Args:
-        loaded: as they were saved.
-        groups: of the optimizer, as they are.
+        loaded: the groups of the checkpoint.
     """
     own = [{k: v for k, v in one.items() if isinstance(v, GroupSchedule)} for one in groups]
     own += [{}] * (len(loaded) - len(own))  # torch refuses another number of groups
@@ -176,15 +170,11 @@ def with_schedules(
 
 
 def refuse_schedulers(group: Any) -> None:
-    """Refuse a group with a schedule, to which a scheduler that is not torch's was attached.
-
-    Raises:
-        TypeError: names both.
-    """
-    started = group.get("initial_lr")  # written there by most schedulers
-    if isinstance(started, GroupSchedule) and isinstance(group.get("lr"), GroupSchedule):
-        started.no_number()
+    """Raise TypeError if a group has a schedule, and a scheduler from outside of torch uses it."""
+    initial = group.get("initial_lr")  # most schedulers write this entry
+    if isinstance(initial, GroupSchedule) and isinstance(group.get("lr"), GroupSchedule):
+        initial.refuse_arithmetic()
 
 
-# It holds a schedule, which is read only where that may be.
+# torch.load(weights_only=True) still refuses a schedule that is not on its list of safe globals.
 torch.serialization.add_safe_globals([GroupSchedule])

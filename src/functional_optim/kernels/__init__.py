@@ -1,4 +1,4 @@
-"""Ways of running a chain over many leaves. Which one is a matter of speed, never of results."""
+"""Executors and kernels, which run a chain over many leaves. They differ in speed."""
 
 from functional_optim.core.leaf import Leaf, Scalars, Stepped, is_measured, needs_total
 from functional_optim.kernels.chunk_executor import ChunkExecutor

@@ -1,4 +1,4 @@
-"""Cache of traces, programs and loops, each made once for a key."""
+"""Cache of traces, programs and loops, and the lock under which they are built."""
 
 import os
 import threading
@@ -7,37 +7,37 @@ from typing import Any, TypeVar
 
 _Entry = TypeVar("_Entry")
 
-ENTRIES = 512
-"""How many entries a cache keeps."""
+MAX_ENTRIES = 512
+"""Largest number of entries of a cache."""
 
-_TURN = [threading.RLock()]
-
-
-def _forked() -> None:
-    """In a child there are no other threads, and the turn of none."""
-    _TURN[0] = threading.RLock()
+_LOCK = [threading.RLock()]
 
 
-os.register_at_fork(after_in_child=_forked)
+def _reset_lock() -> None:
+    # A forked child lacks the parent's other threads. One of them may hold the lock.
+    _LOCK[0] = threading.RLock()
 
 
-def turn() -> threading.RLock:
-    """Whoever holds it compiles: one thread at a time, whatever it is."""
-    return _TURN[0]
+os.register_at_fork(after_in_child=_reset_lock)
+
+
+def compile_lock() -> threading.RLock:
+    """Return the lock of this process under which one thread at a time compiles."""
+    return _LOCK[0]
 
 
 class Cache(dict[Any, _Entry]):
-    """Entries by key. One that has too many begins anew: keys that never end fill no memory."""
+    """Entries by key. A full cache is cleared, so that memory is bounded."""
 
     def get_or_make(self, key: Any, make: Callable[[], _Entry]) -> _Entry:
-        """The entry for a key; made, where there is none, by one thread only."""
+        """Return the entry for a key. If there is none, one thread makes it."""
         try:
             return self[key]
         except KeyError:
-            with turn():
+            with compile_lock():
                 if key not in self:
                     made = make()
-                    if len(self) >= ENTRIES:
+                    if len(self) >= MAX_ENTRIES:
                         self.clear()
                     self[key] = made
                     return made

@@ -1,8 +1,8 @@
 """Key of a kernel's program for a chunk.
 
-:func:`~.signature.signature` finds that out by looking at every coefficient. For a chunk that comes
-again at each step the answer is the same each time, and only the numbers are new: a few lines of
-Python that were written for this answer fetch them, and see whether it still holds.
+:func:`~.signature.signature` visits every coefficient. For a chunk that is stepped again, the
+signature is usually the same, and only the numbers are new. So a generated Python function returns
+the numbers, and checks that all other coefficients are unchanged.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,16 +19,10 @@ from functional_optim.kernels.chunks import tensors_of
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.expressions import Namespace
 from functional_optim.kernels.free_variables import FreeVariables, free_variables
-from functional_optim.kernels.signature import (
-    VARIES,
-    Numbers,
-    Several,
-    Signature,
-    signature,
-)
+from functional_optim.kernels.signature import VARIES, Container, Numbers, Signature, signature
 
 Reader = Callable[[tuple[Any, ...]], "list[float] | None"]
-"""The numbers of the coefficients; None where anything else about them is not as expected."""
+"""Returns the numbers in the coefficients; None if another part of the coefficients changed."""
 
 _Found = TypeVar("_Found")
 _DTYPE = attrgetter("dtype")
@@ -42,11 +36,11 @@ class CacheKey(NamedTuple):
     classes: tuple[type, ...]
     """The class of each stage's coefficients."""
     dtypes: tuple[torch.dtype, ...]
-    """Of param, gradient, state."""
+    """The dtypes of the parameter, the gradient and the state."""
 
 
 class _Known(NamedTuple):
-    """Record of a chunk that comes again."""
+    """Cached key of a chunk, with the means to check it."""
 
     key: CacheKey
     fetch: Reader
@@ -57,19 +51,17 @@ class _Known(NamedTuple):
 def key_of(
     stages: Sequence[Stage], chunk: Leaf, *, on_device: bool = False
 ) -> tuple[CacheKey, Numbers, list[Tensor]]:
-    """The key of a chunk's program, the numbers of this step, and the chunk's tensors.
+    """Return the key of a chunk's program, the numbers of this step, and the chunk's tensors.
 
-    For a chunk that keeps entries, the first is the same object at each step, unless something has
-    changed. Entries hold no tensor: the tensors are those of the chunk each time.
+    If the chunk has ``entries``, the key is the same object in each step until it changes. The
+    entries hold no tensor.
 
     Args:
-        stages: of the chain.
-        chunk: to be stepped.
-        on_device: whether coefficients that are 0-d tensors are taken for numbers.
+        on_device: True to treat coefficients that are 0-d tensors as numbers.
 
     Raises:
-        UntraceableError: a coefficient that is a tensor, with a derivative if ``on_device``; or a
-            state that is kept on another device than the parameter.
+        UntraceableError: a coefficient is a tensor (with a derivative if ``on_device``), or a state
+            is on another device than the parameter.
     """
     known: _Known | None = None if chunk.entries is None else chunk.entries.get("key")
     if known is not None and known.free.hold():
@@ -92,13 +84,13 @@ def key_of(
 
 
 def entry(chunk: Leaf, name: str, key: CacheKey, make: Callable[[], _Found]) -> _Found:
-    """Return ``make()``'s result for a key; for a chunk that comes again, made once.
+    """Return the entry of a chunk for a key, and make it if there is none.
 
     Args:
-        chunk: that the key is of.
-        name: of what is made, one for each kernel.
-        key: as :func:`key_of` gave it.
-        make: called where it is not known.
+        chunk: the chunk of the key.
+        name: of the entry, one for each kernel.
+        key: the result of :func:`key_of`.
+        make: makes the entry.
     """
     known = None if chunk.entries is None else chunk.entries.get(name)
     if known is not None and known[0] is key:
@@ -111,13 +103,13 @@ def entry(chunk: Leaf, name: str, key: CacheKey, make: Callable[[], _Found]) -> 
 
 
 def has_entry(chunk: Leaf, name: str, key: CacheKey) -> bool:
-    """Return True if :func:`entry` would make nothing."""
+    """Return True if the chunk has an entry for a key."""
     known = None if chunk.entries is None else chunk.entries.get(name)
     return known is not None and known[0] is key
 
 
-class Want(Protocol):
-    """Key of a program."""
+class ProgramKey(Protocol):
+    """Key of a program in the cache of a kernel."""
 
     @property
     def stages(self) -> tuple[Stage, ...]: ...
@@ -127,14 +119,14 @@ class Want(Protocol):
 
 
 CHOICES = 32
-"""For how many combinations of its flags and whole numbers a chain is compiled."""
+"""Largest number of signatures for which a chain is compiled."""
 
 
-def require_few_choices(want: Want, made: Iterable[Want]) -> None:
-    """A chain is compiled for its choices, not for each step.
+def require_few_choices(want: ProgramKey, made: Iterable[ProgramKey]) -> None:
+    """Check that static coefficients do not change with each step.
 
     Raises:
-        UntraceableError: a coefficient that looks like a choice takes ever new values.
+        UntraceableError: the chain was compiled for :data:`CHOICES` signatures already.
     """
     stages, shape = want.stages, want.key.shape
     alike = [one for one in made if one.stages == stages]
@@ -148,9 +140,9 @@ def require_few_choices(want: Want, made: Iterable[Want]) -> None:
 
 @lru_cache(maxsize=512)
 def reader(classes: tuple[type, ...], static: tuple[Any, ...]) -> Reader:
-    """The reader of coefficients of these classes that have these static values.
+    """Return a function that reads coefficients of these classes with these static values.
 
-    Raises nothing: whatever it does not expect, it answers with None.
+    The function raises no error. It returns None for all other coefficients.
 
     Example::
 
@@ -170,7 +162,7 @@ def reader(classes: tuple[type, ...], static: tuple[Any, ...]) -> Reader:
 
 
 class _Writer:
-    """Writes one reader."""
+    """Writer of one reader."""
 
     def __init__(self) -> None:
         self._namespace = Namespace()
@@ -180,19 +172,19 @@ class _Writer:
     def write(self, classes: Sequence[type], static: Sequence[Any]) -> Reader:
         self._unpack("coefficients", tuple, len(classes))
         for i, (one, values) in enumerate(zip(classes, static, strict=True)):
-            self._several(f"coefficients_{i}", one, values)
+            self._read_items(f"coefficients_{i}", one, values)
         body = "".join(f"    {line}\n" for line in self._lines)
         text = f"def fetch(coefficients):\n{body}    return [{', '.join(self._numbers)}]\n"
         return self._namespace.function(text, "fetch")
 
-    def _several(self, name: str, kind: Any, values: Sequence[Any]) -> None:
+    def _read_items(self, name: str, kind: Any, values: Sequence[Any]) -> None:
         self._unpack(name, kind, len(values))
         for item, value in zip(self._items(name, len(values)), values, strict=True):
             if value is VARIES:
                 self._require(f"type({item}) is float")
                 self._numbers.append(item)
-            elif isinstance(value, Several):
-                self._several(item, value.kind, value.items)
+            elif isinstance(value, Container):
+                self._read_items(item, value.kind, value.items)
             else:
                 constant = self._namespace.name(value, "constant")
                 kind_name = self._namespace.name(type(value), "kind")

@@ -1,4 +1,4 @@
-"""An executor that runs a kernel over chunks: leaves listed, cut and stepped in place."""
+"""Executor that steps leaves in place by kernels: in tables, in lists, or chunk by chunk."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -9,109 +9,104 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from functional_optim._torch import (
-    has_dispatch_mode,
-    is_transforming,
-)
-from functional_optim.core.aliasing import copy_of
-from functional_optim.core.capturing import check_not_captured
-from functional_optim.core.leaf import Leaf, Scalars, Stepped, is_measured, on_device
+from functional_optim._torch import has_dispatch_mode, is_transforming
+from functional_optim.core.aliasing import clone_strided
+from functional_optim.core.graph_capture import check_not_captured
+from functional_optim.core.leaf import Leaf, Scalars, Stepped, has_device_scalars, is_measured
 from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.core.state import map_state
-from functional_optim.kernels.blocked import BLOCK_VARIABLE, block_elements
-from functional_optim.kernels.bound_leaves import BoundLeaves
+from functional_optim.kernels.blocked_kernel import BLOCK_VARIABLE, block_elements
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.chunks import (
     Table,
+    are_plain,
     as_chunk,
+    group_chunks,
+    has_dispatch,
+    is_differentiated,
+    is_differentiated_tensor,
     is_large,
-    joined,
     tensors_of,
     why_not_pointwise,
     with_tensors,
 )
-from functional_optim.kernels.executor import Chunks, Executor, Wholes
+from functional_optim.kernels.executor import Chunks, Executor, WholeLeafSteps
 from functional_optim.kernels.foreach import ForeachKernel
 from functional_optim.kernels.free_variables import free_variables
 from functional_optim.kernels.kernel import (
     BindParts,
     BindScalars,
     Call,
-    JoiningKernel,
     Kernel,
     KernelError,
-    ListingKernel,
+    ListKernel,
+    TableKernel,
 )
-from functional_optim.kernels.leaf_passes import in_passes
-from functional_optim.kernels.pass_loops import explain_passes
-from functional_optim.kernels.pieces import fit_a_piece, pieces_of
-from functional_optim.kernels.plain_leaves import (
-    are_plain,
-    has_dispatch,
-    is_followed,
-    is_followed_tensor,
-)
+from functional_optim.kernels.leaf_binder import LeafBinder
+from functional_optim.kernels.leaf_passes import bind_in_passes
+from functional_optim.kernels.passes import explain_passes
+from functional_optim.kernels.pieces import fit_in_piece, pieces_of
 from functional_optim.kernels.reference import ReferenceExecutor
-from functional_optim.kernels.rounding import note_rounding
-from functional_optim.kernels.stacked import StackedExecutor, why_not_stacked
-from functional_optim.kernels.totals import added, hand_on_gradients
-from functional_optim.kernels.validate import require_pointwise_stages
+from functional_optim.kernels.rounding import record_rounding
+from functional_optim.kernels.stacks import StackStepper, why_not_stacked
+from functional_optim.kernels.totals import has_unchanged_gradients, sum_tensors
+from functional_optim.kernels.validate import check_pointwise_stages
 
 _LISTS = ForeachKernel(on_cpu=True)
-"""Steps small leaves that no loop steps together."""
+"""Steps small leaves on the CPU, if no compiled loop steps them."""
 
 _TESTED: Cache[None] = Cache()
-"""Chains that are pointwise, by their stages and dtypes."""
+"""Stages and dtypes of chains that were found to be pointwise."""
 
 
 class ChunkExecutor(Executor):
-    """Runs kernels over chunks; leaves that cannot be chunks go through the reference.
+    """Executor that steps chunks by kernels, and all other leaves by the reference.
 
     Args:
-        kernels: what steps a chunk: the first that supports it, or else the reference.
-        joining: one of them that is asked to step leaves together, where they lie.
-        listings: are asked to do so, one after the other, given lists of tensors.
-        strict: raise KernelError where no kernel takes a chunk, and leave nothing to others.
-        stacks: what steps chains that need whole tensors; None for one by one.
-        on_device: whether it takes numbers that stand on the device: CUDA graphs may capture its
-            steps then.
+        kernels: the first one that supports a chunk steps it; if there is none, the reference does.
+        joining: one of the kernels, which may step many leaves in one call, by their addresses.
+        listings: kernels that may step lists of leaves. The first one that can is used.
+        strict: True to raise KernelError if no kernel can step a leaf.
+        stacks: steps chains that need whole tensors; None to step them by the reference.
+        on_device: True if coefficients may be 0-d tensors on the device. CUDA graphs may then
+            capture the steps.
         stand_ins: as for every executor.
     """
 
     def __init__(
         self,
         *kernels: Kernel,
-        joining: JoiningKernel | None = None,
-        listings: Sequence[ListingKernel] = (),
+        joining: TableKernel | None = None,
+        listings: Sequence[ListKernel] = (),
         strict: bool = False,
-        stacks: StackedExecutor | None = None,
+        stacks: StackStepper | None = None,
         on_device: bool = False,
         stand_ins: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.kernels = kernels
-        self._joining = joining
-        self._listings = list(listings) if strict else [*listings, _LISTS]
+        self._table_kernel = joining
+        self._list_kernels = list(listings) if strict else [*listings, _LISTS]
         self.strict = strict
         self._stacks = stacks
         self._takes_device_scalars = on_device
         self.exact = all(kernel.exact for kernel in kernels)
         self.joins = joining is not None
-        self._leaves = ReferenceExecutor(tries_pointwise=False)
+        self._reference = ReferenceExecutor(tries_pointwise=False)
         self.stand_ins = stand_ins
 
     def in_chunks(self, stages: Sequence[Stage]) -> Chunks | None:
         return None if why_not_pointwise(stages) else self
 
-    def in_wholes(self, stages: Sequence[Stage]) -> Wholes | None:
+    def in_whole_leaves(self, stages: Sequence[Stage]) -> WholeLeafSteps | None:
         return self if self._stacks is not None and why_not_pointwise(stages) else None
 
     def bind_leaves(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], places: Sequence[Sequence[int]]
     ) -> BindParts:
-        assert self._stacks is not None, "asked by in_wholes"
-        one_by_one = BoundLeaves(self._stacks, stages, places).parts
+        assert self._stacks is not None, "in_whole_leaves returned self"
+        one_by_one = LeafBinder(self._stacks, stages, places).bind
         if self.joins and leaves[0].param.is_cpu:
-            return in_passes(self.bind_table, stages, leaves, places, one_by_one)
+            return bind_in_passes(self.bind_table, stages, leaves, places, one_by_one)
         return one_by_one
 
     def taking(self, scalars: Scalars) -> Executor | None:
@@ -132,17 +127,20 @@ class ChunkExecutor(Executor):
     def update(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> list[Stepped]:
-        """The step in place, on copies; leaf by leaf where its operations are to be seen.
+        """Make the step in place on copies of the leaves, or by the reference.
 
-        So they are by autograd, torch.func, a dispatch mode, and tensors of other classes.
+        The reference is used if autograd, torch.func, a dispatch mode or a tensor subclass must see
+        each operation.
         """
-        must_be_seen = any(map(is_followed, leaves)) or any(map(is_followed_tensor, measured))
+        must_be_seen = any(map(is_differentiated, leaves)) or any(
+            map(is_differentiated_tensor, measured)
+        )
         if must_be_seen or is_transforming() or has_dispatch_mode() or not are_plain(leaves):
-            return self._leaves.update(stages, leaves, measured)
+            return self._reference.update(stages, leaves, measured)
         copies = [
             leaf._replace(
-                param=copy_of(leaf.param),
-                states=tuple(map_state(copy_of, state) for state in leaf.states),
+                param=clone_strided(leaf.param),
+                states=tuple(map_state(clone_strided, state) for state in leaf.states),
             )
             for leaf in leaves
         ]
@@ -155,48 +153,48 @@ class ChunkExecutor(Executor):
         with torch.no_grad():
             self.require(stages, leaves)
             if any(map(has_dispatch, leaves)) and not self.strict:
-                self._leaves.update_(stages, leaves, measured)
+                self._reference.update_(stages, leaves, measured)
                 return
             for leaf in {id(one.coefficients): one for one in leaves}.values():
-                note_rounding(stages, leaf)
+                record_rounding(stages, leaf)
             if why_not_pointwise(stages):
                 self._step_whole(stages, leaves, measured)
                 return
             totals = self.totals(stages, leaves, measured)
             others: list[Leaf] = []
             calls: list[Call] = []
-            for group in joined(stages, leaves, others):
+            for group in group_chunks(stages, leaves, others):
                 calls += self._bind_group(stages, group, totals)
             for call in calls:
                 call()
             if others:
-                self._leaves.update_(stages, others, totals)
+                self._reference.update_(stages, others, totals)
 
     def _step_whole(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> None:
         """Step leaves of a chain that needs its whole tensors."""
-        if self._stacks is None or on_device(leaves):
-            self._leaves.update_(stages, leaves, measured)
+        if self._stacks is None or has_device_scalars(leaves):
+            self._reference.update_(stages, leaves, measured)
         else:
             self._stacks.update_(stages, leaves, self.totals(stages, leaves, measured))
 
     def _bind_group(
         self, stages: Sequence[Stage], group: Sequence[Leaf], totals: Sequence[Tensor]
     ) -> list[Call]:
-        """Bind a step of leaves that share coefficients and dtypes, and lie in one order each.
+        """Bind a step of leaves that are chunks, and share coefficients and dtypes.
 
         Args:
             stages: of the chain, all pointwise.
             group: the leaves.
-            totals: the sum of each measured stage.
+            totals: the total of each measured stage.
         """
         views = [view for view in map(as_chunk, group) if view is not None]
-        # Of a single element, what it has per block looks like what it has per element.
+        # In a leaf of one element, state per block cannot be told from state per element.
         like = max(views, key=lambda view: view.param.numel())
-        mark: list[Call] = [partial(_mark_changed, view) for view in views]
-        if self._joining is not None:
-            table = Table.of_tensors(list(map(tensors_of, views)))
+        mark: list[Call] = [partial(_increment_versions, view) for view in views]
+        if self._table_kernel is not None:
+            table = Table.from_tensors(list(map(tensors_of, views)))
             bound = self.bind_table(stages, like, table.elements)
             call = None if bound is None else bound(like.coefficients, table, totals)
             if call is not None:
@@ -223,11 +221,10 @@ class ChunkExecutor(Executor):
         return len({(one.shape, one.stride()) for one in tensors}) == 1
 
     def bind_table(self, stages: Sequence[Stage], like: Leaf, elements: int) -> BindScalars | None:
-        """Bind such steps, for leaves with so many elements in all."""
-        joining = self._joining
-        if joining is None or not joining.is_for(like):
+        kernel = self._table_kernel
+        if kernel is None or not kernel.is_for(like):
             return None
-        return joining.bind_table(stages, like, elements)
+        return kernel.bind_table(stages, like, elements)
 
     def bind_lists(
         self,
@@ -238,45 +235,44 @@ class ChunkExecutor(Executor):
     ) -> Call:
         if like.param.is_cuda and like.scalars is Scalars.HOST:
             check_not_captured([like.param])
-        for listing in self._listings:
-            if listing.is_for(like):
-                run = listing.bind_lists(stages, like, columns)
+        for kernel in self._list_kernels:
+            if kernel.is_for(like):
+                run = kernel.bind_lists(stages, like, columns)
                 if not isinstance(run, str):
                     return partial(run, totals)
         rows, calls = list(zip(*columns, strict=True)), []
-        if not self.strict and any(one.is_for(like) for one in self._listings):
+        if not self.strict and any(one.is_for(like) for one in self._list_kernels):
             self.validate(stages, like, totals)
             leaves = [with_tensors(like, row)._replace(entries=None) for row in rows]
-            return partial(self._leaves.update_, stages, leaves, totals)
+            return partial(self._reference.update_, stages, leaves, totals)
         for row in rows:
             chunk = as_chunk(with_tensors(like, row))
-            assert chunk is not None, "it fills its memory"
+            assert chunk is not None, "listed leaves are dense"
             calls.append(self.bind_chunk(stages, chunk._replace(entries=None), totals))
-        return partial(_in_turn, calls)
+        return partial(_run_all, calls)
 
     def totals(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> list[Tensor]:
-        """The sums of all measured stages, those that are given and those to be taken here."""
         found = list(measured)
         for _ in range(sum(map(is_measured, stages)) - len(found)):
             found.append(self.measure(stages, leaves, found))
         return found
 
     def require(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> None:
-        """Make sure that a kernel takes every leaf, before anything is written.
+        """Check that every leaf can be stepped, before anything is written.
 
         Raises:
-            KernelError: none does, and this executor is strict.
-            ValueError: the environment variable of the blocks' size holds no positive number.
+            KernelError: the executor is strict, and no kernel can step a leaf.
+            ValueError: the environment variable for the size of blocks is no positive number.
         """
         if BLOCK_VARIABLE in os.environ:
             block_elements(1)
-        self._leaves.require(stages, leaves)
+        self._reference.require(stages, leaves)
         for leaf in leaves if self.strict else ():
-            # Its dtypes and coefficients matter here, not its size.
+            # The result depends on the dtypes and coefficients of a leaf, not on its size.
             empty = with_tensors(leaf, [tensor.new_empty(0) for tensor in tensors_of(leaf)])
-            reasons = [_why_not(kernel, stages, empty) for kernel in self.kernels]
+            reasons = [_unsupported_reason(kernel, stages, empty) for kernel in self.kernels]
             reason = why_not_pointwise(stages) or (None if None in reasons else reasons[0])
             if reason is not None:
                 raise KernelError(
@@ -285,7 +281,7 @@ class ChunkExecutor(Executor):
                 )
 
     def bind_chunk(self, stages: Sequence[Stage], chunk: Leaf, totals: Sequence[Tensor]) -> Call:
-        """Bind a step of a chunk, by the first kernel that takes it, or else leaf by leaf."""
+        """Bind a step of a chunk by the first kernel that can, or else by the reference."""
         if chunk.param.is_cuda and chunk.scalars is Scalars.HOST:
             check_not_captured([chunk.param])
         for kernel in self.kernels:
@@ -298,77 +294,76 @@ class ChunkExecutor(Executor):
 
     def _step_pieces(self, stages: Sequence[Stage], chunk: Leaf, totals: Sequence[Tensor]) -> None:
         for piece in pieces_of(stages, chunk):
-            self._leaves.update_(stages, [piece], totals)
+            self._reference.update_(stages, [piece], totals)
 
     def validate(self, stages: Sequence[Stage], chunk: Leaf, totals: Sequence[Tensor]) -> None:
-        """Make sure, once, that leaves may be joined and cut where no kernel has looked.
+        """Check once that a chain is pointwise, if no kernel has checked it.
 
         Raises:
-            NotPointwiseError: the chain only says so.
+            NotPointwiseError: the chain is not pointwise, but its stages say so.
         """
         dtypes = tuple(tensor.dtype for tensor in tensors_of(chunk))
         key = (tuple(stages), free_variables(stages).key, dtypes)
         if all(stage.granularity == 1 for stage in stages):
-            _TESTED.get_or_make(key, lambda: require_pointwise_stages(stages, chunk, totals))
+            _TESTED.get_or_make(key, lambda: check_pointwise_stages(stages, chunk, totals))
 
     def explain(self, stages: Sequence[Stage], chunk: Leaf, *, listed: bool = False) -> str:
-        """Return the kernel of a chunk, or of small leaves with so many elements, and why."""
         reasons: list[str] = []
-        for kernel in self._asked(chunk):
+        for kernel in self._kernels_for(chunk):
             reason = kernel.supports(stages, chunk)
             if reason is None:
-                is_listed = listed and kernel is not self._joining
-                by = self._by_lists(stages, chunk) if is_listed else None
+                is_listed = listed and kernel is not self._table_kernel
+                by = self._list_kernel_name(stages, chunk) if is_listed else None
                 return "; ".join([by or kernel.explain(stages, chunk), *reasons])
             reasons.append(reason)
         return "; ".join(["reference", *dict.fromkeys(reasons)])
 
-    def _by_lists(self, stages: Sequence[Stage], chunk: Leaf) -> str | None:
+    def _list_kernel_name(self, stages: Sequence[Stage], chunk: Leaf) -> str | None:
         """Return the name of the kernel that steps small leaves in lists; None if there is none."""
-        for listing in self._listings:
-            if listing.is_for(chunk):
-                run = listing.bind_lists(stages, chunk, [[one] for one in tensors_of(chunk)])
+        for kernel in self._list_kernels:
+            if kernel.is_for(chunk):
+                run = kernel.bind_lists(stages, chunk, [[one] for one in tensors_of(chunk)])
                 if not isinstance(run, str):
-                    return listing.called
+                    return kernel.name
         return None
 
-    def _asked(self, chunk: Leaf) -> list[Kernel]:
-        """The kernels that are for a chunk."""
+    def _kernels_for(self, chunk: Leaf) -> list[Kernel]:
         return [one for one in self.kernels if one.is_for(chunk)]
 
     def compile(self, stages: Sequence[Stage], chunk: Leaf) -> None:
-        """Compile what steps a chunk: the first kernel that takes it, as it is asked for that."""
-        any(kernel.supports(stages, chunk) is None for kernel in self._asked(chunk))
+        # A kernel compiles a chain to find out if it supports the chain.
+        any(kernel.supports(stages, chunk) is None for kernel in self._kernels_for(chunk))
 
     def measure(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> Tensor:
-        """The sum, block by block, so that no whole gradient is held beside the given ones."""
+        """Return the total, computed by pieces, so that no temporary has a leaf's full size."""
         wanted = [i for i, stage in enumerate(stages) if is_measured(stage)][len(measured)]
-        if wanted and hand_on_gradients(stages[:wanted], leaves):
-            return self._leaves.measure([stages[wanted]], leaves, ())
-        if wanted == 0 or fit_a_piece(leaves) or why_not_pointwise(stages[: wanted + 1]):
-            return self._leaves.measure(stages, leaves, measured)
-        return added(  # leaf by leaf, as anyone adds up who is given what each leaf adds
-            added(self._leaves.measure(stages, [one], measured) for one in pieces_of(stages, leaf))
+        if wanted and has_unchanged_gradients(stages[:wanted], leaves):
+            return self._reference.measure([stages[wanted]], leaves, ())
+        if wanted == 0 or fit_in_piece(leaves) or why_not_pointwise(stages[: wanted + 1]):
+            return self._reference.measure(stages, leaves, measured)
+        return sum_tensors(  # leaf by leaf, in the order of every other sum over leaves
+            sum_tensors(
+                self._reference.measure(stages, [one], measured) for one in pieces_of(stages, leaf)
+            )
             for leaf in leaves
         )
 
 
-def _in_turn(calls: Sequence[Call]) -> None:
+def _run_all(calls: Sequence[Call]) -> None:
     for call in calls:
         call()
 
 
-def _why_not(kernel: Kernel, stages: Sequence[Stage], chunk: Leaf) -> str | None:
-    """Return why a kernel does not step a chunk; None if it does."""
+def _unsupported_reason(kernel: Kernel, stages: Sequence[Stage], chunk: Leaf) -> str | None:
     if not kernel.is_for(chunk):
         return f"its kernels step no tensors on {chunk.param.device.type}"
     return kernel.supports(stages, chunk)
 
 
-def _mark_changed(chunk: Leaf) -> None:
-    """Tell autograd of what was written: not every kernel does, and it is the leaf's memory."""
+def _increment_versions(chunk: Leaf) -> None:
+    """Tell autograd that the tensors of a leaf were written, because not every kernel does."""
     param, _, *states = tensors_of(chunk)
     written = [tensor for tensor in (param, *states) if not tensor.is_inference()]
     torch.autograd.graph.increment_version(written)

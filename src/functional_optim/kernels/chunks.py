@@ -1,46 +1,45 @@
-"""Leaves as chunks: elements in one piece of memory, which kernels work through.
-
-A leaf that fills its memory is a chunk as it stands.
-"""
+"""Chunks: leaves whose tensors are 1-D views of dense memory, which kernels step in place."""
 
 import ctypes
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from functional_optim.core.leaf import Leaf
+from functional_optim._torch import is_functorch_wrapped_tensor, tangent_of
+from functional_optim.core.leaf import PLAIN, Leaf
 from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.core.state import map_state
 
 POINTER = ctypes.c_void_p
 
 LARGE = 1 << 16
-"""Elements from which a leaf is stepped alone where no loop takes pointers: the call is then cheap
-beside the work. Smaller leaves are stepped in lists."""
+"""Number of elements from which a leaf is stepped alone if no compiled loop takes pointers: the
+cost of a call is then small. Smaller leaves are stepped in lists."""
 
 
 ALIGNMENT = 16
-"""Bytes that a thread of a CUDA device reads at once, at most."""
+"""Largest number of bytes that a thread of a CUDA device reads at once."""
 
 
 class Table(NamedTuple):
-    """Leaves as a loop takes them: pointers to where their tensors begin."""
+    """Arguments of a compiled loop: the lengths of leaves, and the addresses of their tensors."""
 
     elements: int
-    """Of all of them."""
+    """Total number of elements of the leaves."""
     leaves: int
+    """Number of leaves."""
     lengths: Any
-    """The elements of each."""
+    """Number of elements of each leaf."""
     addresses: Any
-    """Of each leaf, where its tensors begin, the parameter first."""
+    """The addresses of all tensors, leaf by leaf, the parameter first."""
     gradients: Any = None
-    """Where the gradient of each begins (pointers, or the bytes of such), if it is not where
-    ``addresses`` say."""
+    """Addresses of the gradients, instead of those in ``addresses``; None by default."""
 
     @classmethod
     def of(cls, lengths: Sequence[int], addresses: Sequence[int]) -> "Table":
-        """The table of some leaves."""
+        """Return the table of leaves with these lengths and addresses."""
         return cls(
             sum(lengths),
             len(lengths),
@@ -48,16 +47,9 @@ class Table(NamedTuple):
             (POINTER * len(addresses))(*addresses),
         )
 
-    def by(self, gradients: Sequence[int] | bytes) -> "Table":
-        """Return the table with gradients at other addresses."""
-        where: Any = gradients
-        if not isinstance(gradients, bytes):
-            where = (POINTER * len(gradients))(*gradients)
-        return Table(self.elements, self.leaves, self.lengths, self.addresses, where)
-
     @classmethod
-    def of_tensors(cls, leaves: Sequence[Sequence[Tensor]]) -> "Table":
-        """The table of leaves, of which each is its tensors, the parameter first."""
+    def from_tensors(cls, leaves: Sequence[Sequence[Tensor]]) -> "Table":
+        """Return the table of leaves, each given as its tensors, the parameter first."""
         lengths = [tensors[0].numel() for tensors in leaves]
         return cls.of(lengths, [one.data_ptr() for tensors in leaves for one in tensors])
 
@@ -68,7 +60,7 @@ def is_large(tensor: Tensor) -> bool:
 
 
 def tensors_of(leaf: Leaf) -> list[Tensor]:
-    """Param, gradient, and the tensors of all states, in order."""
+    """Return the parameter, the gradient, and the tensors of all states, in order."""
     found = [leaf.param, leaf.grad]
     for state in leaf.states:
         for value in state:
@@ -80,22 +72,22 @@ def tensors_of(leaf: Leaf) -> list[Tensor]:
 
 
 def with_tensors(leaf: Leaf, tensors: Sequence[Tensor]) -> Leaf:
-    """The leaf with other tensors in the places of its own."""
+    """Return the leaf with other tensors, in the order of :func:`tensors_of`."""
     left = iter(tensors)
     param, grad = next(left), next(left)
     states = tuple(map_state(lambda _: next(left), state) for state in leaf.states)
     return leaf._replace(param=param, grad=grad, states=states)
 
 
-def part(tensors: Sequence[Tensor], block_size: int, start: int, stop: int) -> list[Tensor]:
-    """Return elements [start, stop) of a chunk, of each of its tensors.
+def slice_chunk(tensors: Sequence[Tensor], block_size: int, start: int, stop: int) -> list[Tensor]:
+    """Return elements ``[start, stop)`` of each tensor of a chunk.
 
     Args:
-        tensors: of a chunk, 1-D, the parameter first; each has as many elements as that, or one for
-            each block of ``block_size``.
+        tensors: of a chunk, 1-D, the parameter first. Each has as many elements as the parameter,
+            or one for each block.
         block_size: the granularity of the chain.
         start: a multiple of ``block_size``.
-        stop: too, or the end of the chunk.
+        stop: a multiple of ``block_size``, or the end of the chunk.
     """
     count = tensors[0].numel()
     return [
@@ -106,27 +98,27 @@ def part(tensors: Sequence[Tensor], block_size: int, start: int, stop: int) -> l
     ]
 
 
-NOTED: dict[tuple[Stage, ...], str] = {}
-"""Pointwise chains whose leaves are stepped as they are, and why (see ``rounding``)."""
+UNCHUNKABLE: dict[tuple[Stage, ...], str] = {}
+"""Pointwise chains whose leaves are not stepped as chunks, and the reason (see ``rounding``)."""
 
-KEEPING_NUMBERS: set[tuple[Stage, ...]] = set()
-"""Pointwise chains that keep a number for a whole parameter. If the parameter has no dimensions,
-the number looks like a state of its element (see ``rounding``)."""
+SCALAR_STATE_CHAINS: set[tuple[Stage, ...]] = set()
+"""Pointwise chains with a 0-d state for a whole parameter. For a 0-d parameter, such a state cannot
+be told from a state per element (see ``rounding``)."""
 
 
 def why_not_pointwise(stages: Sequence[Stage]) -> str | None:
-    """Return why a chain cannot be stepped in chunks; None if it can."""
+    """Return the reason why a chain cannot be stepped in chunks; None if it can."""
     whole = [stage.name for stage in stages if stage.kind != "pointwise"]
     if whole:
         return f"{whole[0]} needs its whole tensor"
-    return NOTED.get(tuple(stages)) if NOTED else None
+    return UNCHUNKABLE.get(tuple(stages)) if UNCHUNKABLE else None
 
 
 def why_not_flat(stages: Sequence[Stage], leaf: Leaf) -> str | None:
-    """Return why a leaf cannot be a chunk or part of one; None if it can."""
+    """Return the reason why a leaf cannot be a chunk or part of one; None if it can."""
     block_size = block_size_of(stages)
     allowed = {leaf.param.numel(), -(-leaf.param.numel() // block_size)}
-    if KEEPING_NUMBERS and leaf.param.dim() == 0 and tuple(stages) in KEEPING_NUMBERS:
+    if SCALAR_STATE_CHAINS and leaf.param.dim() == 0 and tuple(stages) in SCALAR_STATE_CHAINS:
         return f"{leaf.name!r} keeps a number for the whole parameter"
     for tensor in tensors_of(leaf):
         if tensor.numel() not in allowed or (tensor.dim() == 0) != (leaf.param.dim() == 0):
@@ -135,7 +127,7 @@ def why_not_flat(stages: Sequence[Stage], leaf: Leaf) -> str | None:
 
 
 def flat_view(tensor: Tensor, like: Tensor) -> Tensor | None:
-    """A tensor's elements as they lie in memory, if they lie densely, ordered as in ``like``."""
+    """Return a dense tensor as a 1-D view, in the memory order of ``like``; None if it has none."""
     if tensor.is_conj() or tensor.is_neg():
         return None
     if tensor.is_contiguous() and like.is_contiguous():
@@ -146,7 +138,7 @@ def flat_view(tensor: Tensor, like: Tensor) -> Tensor | None:
 
 
 def _strides(tensor: Tensor) -> list[int]:
-    """The strides that mean anything."""
+    """Return the strides of the dimensions with more than one element."""
     return [s for s, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
 
 
@@ -161,7 +153,7 @@ def are_disjoint(tensors: Sequence[Tensor]) -> bool:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Return True if a tensor fills its memory, each element at an address of its own."""
+    """Return True if a tensor has no gaps in memory, and no two elements share an address."""
     extent = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
@@ -171,10 +163,10 @@ def is_dense(tensor: Tensor) -> bool:
     return True
 
 
-def aliased_places(leaves: Sequence[Leaf]) -> set[int]:
-    """Places of the leaves that others may write to: those are stepped one after the other.
+def aliased_indices(leaves: Sequence[Leaf]) -> set[int]:
+    """Return the indices of leaves that share memory which a step writes to.
 
-    A tensor with gaps counts with its gaps.
+    Such leaves are stepped one after the other. A tensor with gaps includes its gaps.
     """
     spans = []
     for index, leaf in enumerate(leaves):
@@ -184,7 +176,7 @@ def aliased_places(leaves: Sequence[Leaf]) -> set[int]:
                 spans.append((start, start + extent_of(tensor), index, k != 1))
     spans.sort()
     found: set[int] = set()
-    last = last_written = (0, 0)  # (end, whose) of all spans so far, and of those that are written
+    last = last_written = (0, 0)  # (end, leaf) of all spans so far, and of the written spans
     for start, end, index, written in spans:
         reaching = last if written else last_written
         if start < reaching[0] and index != reaching[1]:
@@ -196,7 +188,7 @@ def aliased_places(leaves: Sequence[Leaf]) -> set[int]:
 
 
 def extent_of(tensor: Tensor) -> int:
-    """The bytes from the first element of a tensor to its last."""
+    """Return the number of bytes from the first element of a tensor to the end of its last."""
     if tensor.is_contiguous():
         return tensor.numel() * tensor.element_size()
     steps = (
@@ -206,18 +198,18 @@ def extent_of(tensor: Tensor) -> int:
 
 
 def is_chunk(leaf: Leaf) -> bool:
-    """Return True if the tensors of a leaf lie in one order, and share no memory."""
+    """Return True if the tensors of a leaf are dense in the same order, and share no memory."""
     tensors = tensors_of(leaf)
     plain = all(one.is_contiguous() and not (one.is_conj() or one.is_neg()) for one in tensors)
     return are_disjoint(tensors) if plain else as_chunk(leaf) is not None
 
 
 def as_chunk(leaf: Leaf) -> Leaf | None:
-    """A leaf whose every tensor is a view of its memory in one order; None if there is none."""
+    """Return a leaf of 1-D views of the tensors, all in one order; None if there is none."""
     views = []
     blocks = any(tensor.shape != leaf.param.shape for tensor in tensors_of(leaf))
     if blocks and not leaf.param.is_contiguous():
-        return None  # blocks of elements follow each other in the order of the shape
+        return None  # blocks are consecutive in the order of the shape, not of memory
     for tensor in tensors_of(leaf):
         view = flat_view(tensor, leaf.param if tensor.shape == leaf.param.shape else tensor)
         if view is None:
@@ -228,37 +220,68 @@ def as_chunk(leaf: Leaf) -> Leaf | None:
     return with_tensors(leaf, views)
 
 
-def joined(stages: Sequence[Stage], leaves: Sequence[Leaf], left: list[Leaf]) -> list[list[Leaf]]:
-    """Leaves that can be stepped where they lie, as chunks.
+def group_chunks(
+    stages: Sequence[Stage], leaves: Sequence[Leaf], left: list[Leaf]
+) -> list[list[Leaf]]:
+    """Group the leaves that can be stepped as chunks, by coefficients, device and dtypes.
 
     Args:
         stages: of the chain, all pointwise.
-        leaves: with gradients.
-        left: takes the leaves that cannot; what is all empty goes nowhere.
-
-    Returns:
-        Groups of leaves that share coefficients, device and dtypes.
+        left: all other leaves are appended to it, except for leaves without any elements.
     """
     found: dict[Any, list[Leaf]] = {}
-    aliased = aliased_places(leaves)
+    aliased = aliased_indices(leaves)
     for index, leaf in enumerate(leaves):
         if leaf.param.numel() == 0:
-            left += [leaf] * counts_without_elements(leaf)
+            left += [leaf] * has_state_elements(leaf)
             continue
         flat = index not in aliased and why_not_flat(stages, leaf) is None
         if flat and is_chunk(leaf):
-            found.setdefault(pack_key(leaf), []).append(leaf)
+            found.setdefault(chunk_key(leaf), []).append(leaf)
         else:
             left.append(leaf)
     return list(found.values())
 
 
-def counts_without_elements(leaf: Leaf) -> bool:
-    """Return True if a step of a leaf without elements changes a number in its state."""
+def has_state_elements(leaf: Leaf) -> bool:
+    """Return True if a leaf without elements has a state with elements, which a step changes."""
     return any(tensor.numel() for tensor in tensors_of(leaf))
 
 
-def pack_key(leaf: Leaf) -> Any:
-    """Return the key that leaves which are stepped together have in common."""
+def chunk_key(leaf: Leaf) -> Any:
+    """Return the key that is equal for leaves that are stepped together."""
     dtypes = tuple(tensor.dtype for tensor in tensors_of(leaf))
     return id(leaf.coefficients), leaf.param.device, dtypes
+
+
+def has_dispatch(leaf: Leaf) -> bool:
+    """Return True if a tensor implements ``__torch_dispatch__``, such as a FakeTensor."""
+    own = Tensor.__torch_dispatch__
+    return any(type(one).__torch_dispatch__ is not own for one in tensors_of(leaf))
+
+
+def are_plain(leaves: Sequence[Leaf]) -> bool:
+    """Return True if no tensor is of a subclass that overrides torch's operations."""
+    return PLAIN.issuperset(type(one) for leaf in leaves for one in tensors_of(leaf))
+
+
+def is_differentiated(leaf: Leaf) -> bool:
+    """Return True if a derivative of the step may be needed. Kernels compute none."""
+    numbers = isinstance(leaf.step, Tensor) or any(map(has_tensor, leaf.coefficients))
+    return numbers or any(map(is_differentiated_tensor, tensors_of(leaf)))
+
+
+def has_tensor(value: Any) -> bool:
+    """Return True for a tensor, and for a tuple or list that contains one."""
+    if isinstance(value, (tuple, list)):
+        return any(map(has_tensor, value))
+    return isinstance(value, Tensor)
+
+
+def is_differentiated_tensor(tensor: Tensor) -> bool:
+    """Return True if a derivative with respect to a tensor may be needed."""
+    if is_functorch_wrapped_tensor(tensor):
+        return True
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        return True
+    return tangent_of(tensor) is not None

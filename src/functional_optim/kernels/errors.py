@@ -1,13 +1,13 @@
-"""Errors of chains that cannot be written as a graph, or run on elements."""
+"""Errors of chains that cannot be traced, scripted, or split into elements."""
 
 
 class UntraceableError(TypeError):
-    """A chain that cannot be written as a graph; the text says why."""
+    """A chain cannot be traced into a graph; the text says why."""
 
 
 class NotPointwiseError(ValueError):
-    """A chain that says it is pointwise, and looks at more than one element at a time."""
+    """A chain declares that it is pointwise, but computes with more than one element at a time."""
 
 
 class UnscriptableError(TypeError):
-    """A chain that TorchScript does not take; the text names the stage, and says why."""
+    """TorchScript cannot compile a chain; the text names the stage, and says why."""

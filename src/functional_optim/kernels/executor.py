@@ -1,4 +1,4 @@
-"""Interface of an executor."""
+"""Interfaces of executors, and of their parts that step many leaves in one call."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -19,21 +19,18 @@ class Chunks(Protocol):
     """
 
     exact: bool
-    """Whether its steps on the CPU are bit for bit the reference's."""
+    """True if steps on the CPU equal the reference bit for bit."""
     joins: bool
-    """Whether it may step leaves together, where they lie."""
+    """True if one call may step many leaves by their addresses."""
 
     def require(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> None:
-        """Make sure that every chunk can be stepped; KernelError, with nothing changed, if not."""
-        ...
+        """Check that all chunks can be stepped; raise KernelError, with nothing changed, if not."""
 
     def bind_table(self, stages: Sequence[Stage], like: Leaf, elements: int) -> BindScalars | None:
-        """Bind the steps of a table of chunks, one call each; None if no kernel makes them."""
-        ...
+        """Bind steps of a table of chunks, one call for each step; None if no kernel can."""
 
     def may_list(self, stages: Sequence[Stage], tensors: Sequence[Tensor]) -> bool:
         """Return True if a leaf with these tensors, parameter first, is stepped in a list."""
-        ...
 
     def bind_lists(
         self,
@@ -42,119 +39,108 @@ class Chunks(Protocol):
         columns: Sequence[list[Tensor]],
         totals: Sequence[Tensor],
     ) -> Call:
-        """Bind a step of leaves given as lists of tensors, in as few calls as can be.
+        """Bind a step of leaves given as lists of tensors, in as few calls as possible.
 
         Args:
-            stages: of the chain.
-            like: has what all leaves have in common, and the numbers of the step.
-            columns: all parameters, all gradients, and all of each tensor of the state; those of a
-                leaf have one shape and layout.
-            totals: the sum of each measured stage.
+            like: a leaf with the coefficients and dtypes of all leaves.
+            columns: a list of all parameters, one of all gradients, and one for each tensor of the
+                state. The tensors of a leaf have one shape and layout.
+            totals: the total of each measured stage.
         """
-        ...
 
     def bind_chunk(self, stages: Sequence[Stage], chunk: Leaf, totals: Sequence[Tensor]) -> Call:
-        """Bind a step of one chunk; ``totals`` holds the sum of each measured stage.
+        """Bind a step of one chunk; ``totals`` holds the total of each measured stage.
 
-        Whatever can be refused is refused here, where nothing is written.
+        All errors are raised here, before anything is written.
         """
-        ...
 
     def totals(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> list[Tensor]:
-        """The sums of all measured stages, those that are given and those to be taken here."""
-        ...
+        """Return the totals of all measured stages: the known totals, then the computed ones."""
 
     def validate(self, stages: Sequence[Stage], chunk: Leaf, totals: Sequence[Tensor]) -> None:
-        """Make sure, once, that chunks may be joined and cut; NotPointwiseError if not."""
-        ...
+        """Check once that chunks may be joined and cut; raise NotPointwiseError if not."""
 
     def explain(self, stages: Sequence[Stage], chunk: Leaf, *, listed: bool = False) -> str:
-        """Return the kernel of a chunk, and why.
+        """Return the name of the kernel that steps a chunk, and the reason.
 
         Args:
-            stages: of the chain.
-            chunk: memory that is stepped.
-            listed: whether it stands for several leaves, each of which may be stepped in a list.
+            listed: True if the chunk represents several leaves that may be stepped in a list.
         """
-        ...
 
     def compile(self, stages: Sequence[Stage], chunk: Leaf) -> None:
-        """Compile what steps a chunk, if it is not compiled yet."""
-        ...
+        """Compile the kernel of a chunk, if it is not compiled yet."""
 
 
-class Wholes(Chunks, Protocol):
+class WholeLeafSteps(Chunks, Protocol):
     """Interface for stepping leaves of chains that need their whole tensors, in place."""
 
     def bind_leaves(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], places: Sequence[Sequence[int]]
     ) -> BindParts:
-        """Bind the steps of plain contiguous leaves of the CPU, which share no memory.
+        """Bind steps of contiguous leaves on the CPU or on CUDA, which share no memory.
 
         Args:
-            stages: of the chain.
-            leaves: with coefficients and dtypes in common. Their tensors are not kept.
+            leaves: with the same coefficients and dtypes. Their tensors are not kept.
             places: for each leaf, the positions of its tensors in the list of a step.
         """
-        ...
 
 
 class Executor(ABC):
-    """A way of mapping the stages of a chain over leaves.
+    """Base class of executors, which run the stages of a chain over leaves.
 
-    One of your own derives from it, has the four functions, and gets a name by
-    :func:`~functional_optim.kernels.register_executor`. What it does not say of itself is said
-    here as of one that steps whole leaves, one by one, with Python's numbers.
+    Your own executor derives from this class, implements the four abstract functions, and gets a
+    name by :func:`~functional_optim.kernels.register_executor`. The defaults are those of an
+    executor that steps leaves one by one, with Python numbers as coefficients.
 
-    ``measured`` holds the totals of the first measured stages, in order, where the caller knows
-    them (from other shards or ranks); the rest is summed over the leaves at hand.
+    ``measured`` holds the totals of the first measured stages, in order, if the caller knows them
+    (from other shards or ranks). All other totals are summed over the given leaves.
     """
 
     exact: bool = False
-    """Whether its steps on the CPU are bit for bit the reference's."""
+    """True if steps on the CPU equal the reference bit for bit."""
     takes_dtensors: bool = False
-    """True if it computes with DTensors as they are, for chains that need whole tensors. Of any
-    other chain, every executor is given the shards of this rank."""
+    """True if the executor takes DTensors, for chains that need whole tensors. For all other
+    chains, every executor gets the shards of this rank."""
     stand_ins: Mapping[str, str] = MappingProxyType({})
-    """By type of device, the name of the executor that is taken in its place there. On devices that
-    are not named, and for DTensors, it is the reference; the executor itself if this is empty."""
+    """For each type of device, the name of the executor to use instead. For all other devices, and
+    for DTensors, it is the reference. If this is empty, the executor is used everywhere."""
 
     @abstractmethod
     def update(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> list[Stepped]:
-        """New tensors; the leaves stay as they are."""
+        """Return the results of a step as new tensors; the leaves do not change."""
 
     @abstractmethod
     def update_(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> None:
-        """Step in place: write into the params and states of the leaves."""
+        """Make a step in place: write to the parameters and states of the leaves."""
 
     @abstractmethod
     def measure(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> Tensor:
-        """The sum over the leaves that the first stage not in ``measured`` needs."""
+        """Return the total over the leaves for the first measured stage not in ``measured``."""
 
     @abstractmethod
     def require(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> None:
-        """Make sure that every leaf can be stepped; KernelError, with nothing changed, if not."""
+        """Check that every leaf can be stepped; raise KernelError, with nothing changed, if not."""
 
     def in_chunks(self, stages: Sequence[Stage]) -> Chunks | None:
-        """Return the stepper of chunks of a chain; None if leaves are stepped one by one."""
+        """Return the object that steps chunks; None if leaves are stepped one by one."""
         return None
 
-    def in_wholes(self, stages: Sequence[Stage]) -> Wholes | None:
-        """Return the stepper of whole leaves of a chain; None if each step looks at them anew."""
+    def in_whole_leaves(self, stages: Sequence[Stage]) -> WholeLeafSteps | None:
+        """Return the object that binds whole leaves; None if leaves are not bound."""
         return None
 
     def taking(self, scalars: Scalars) -> "Executor | None":
-        """Return the executor for numbers from there; None if there is none.
+        """Return the executor for coefficients on the host or on the device; None if there is none.
 
-        CUDA graphs may capture its steps where that is the device.
+        CUDA graphs may capture its steps if the coefficients are on the device.
         """
         return self if scalars is Scalars.HOST else None
 
@@ -165,13 +151,12 @@ class Executor(ABC):
         like: Callable[[], Leaf] | None = None,
         elements: int = 0,
     ) -> str:
-        """Return how it steps leaves that are no chunks.
+        """Return how the executor steps leaves that are not chunks.
 
         Args:
-            stages: of the chain.
-            name: that the executor has.
-            like: gives a leaf of one element, with the dtypes and numbers of all; None if they are
-                stepped without a plan.
-            elements: of all leaves.
+            name: of the executor.
+            like: returns a leaf of one element, with the dtypes and coefficients of all leaves;
+                None if they are stepped without a plan.
+            elements: total number of elements of the leaves.
         """
         return f"{name}, leaf by leaf"

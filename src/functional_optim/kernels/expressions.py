@@ -1,4 +1,4 @@
-"""Nodes of a graph as Python text, and that text as a function."""
+"""Python text of graph nodes, and functions compiled from such text."""
 
 import builtins
 import operator
@@ -10,13 +10,13 @@ from torch import fx
 
 
 class Namespace:
-    """The names that a generated function may use: functions and constants, each under its own."""
+    """Functions and constants that a generated function uses, by name."""
 
     def __init__(self) -> None:
         self.names: dict[str, Any] = {"torch": torch}
 
     def name(self, value: Any, hint: str) -> str:
-        """A name for a value; the same one each time for the same object."""
+        """Return the name of a value. The same object always has the same name."""
         for known, other in self.names.items():
             if other is value:
                 return known
@@ -25,7 +25,7 @@ class Namespace:
         return name
 
     def function(self, text: str, name: str) -> Callable[..., Any]:
-        """The function of that name in the text; ``function.text`` keeps it readable."""
+        """Return the function of that name in the text; ``function.text`` is its source."""
         scope = dict(self.names)
         exec(compile(text, f"<{name}>", "exec"), scope)  # noqa: S102  text written by us
         made: Any = scope[name]
@@ -35,25 +35,21 @@ class Namespace:
 
 
 def argument(value: Any, namespace: Namespace) -> str:
-    """An argument as text: a node by its name, a constant as itself or by a name of its own."""
+    """Return an argument as text: the name of a node, a literal, or the name of a constant."""
     if isinstance(value, fx.Node):
         return value.name
-    if isinstance(value, (tuple, list, slice)):
-        return _several(value, namespace)
+    if isinstance(value, slice):
+        parts = (value.start, value.stop, value.step)
+        return f"slice({', '.join(argument(part, namespace) for part in parts)})"
+    if isinstance(value, (tuple, list)):
+        inner = "".join(f"{argument(item, namespace)}, " for item in value)
+        return f"({inner})" if isinstance(value, tuple) else f"[{inner}]"
     literal = _literal(value)
     return namespace.name(value, "constant") if literal is None else literal
 
 
-def _several(value: Any, namespace: Namespace) -> str:
-    if isinstance(value, slice):
-        parts = (value.start, value.stop, value.step)
-        return f"slice({', '.join(argument(part, namespace) for part in parts)})"
-    inner = "".join(f"{argument(item, namespace)}, " for item in value)
-    return f"({inner})" if isinstance(value, tuple) else f"[{inner}]"
-
-
 def _literal(value: Any) -> str | None:
-    """A constant as itself; None if it has no such form."""
+    """Return a constant as a literal; None if it has no literal."""
     if value is None or isinstance(value, (bool, int, str)):
         return repr(value)
     if isinstance(value, float):
@@ -64,19 +60,14 @@ def _literal(value: Any) -> str | None:
 
 
 def arguments(node: fx.Node, namespace: Namespace, skip: int = 0) -> str:
-    """All arguments of a call, as text."""
+    """Return all arguments of a call as text, without the first ``skip``."""
     parts = [argument(value, namespace) for value in node.args[skip:]]
     parts += [f"{key}={argument(value, namespace)}" for key, value in node.kwargs.items()]
     return ", ".join(parts)
 
 
 def statement(node: fx.Node, namespace: Namespace) -> str:
-    """A node as an expression.
-
-    Args:
-        node: of a graph.
-        namespace: takes functions, and what has no literal form.
-    """
+    """Return a node as an expression. Functions and constants are added to the namespace."""
     if node.op == "call_method":
         own = argument(node.args[0], namespace)
         return f"{own}.{node.target}({arguments(node, namespace, 1)})"
@@ -110,7 +101,7 @@ OPERATORS: dict[Any, Any] = {
     operator.rshift: torch.bitwise_right_shift,
     operator.invert: torch.bitwise_not,
 }
-"""The function of torch that an operator calls."""
+"""The torch function of each operator."""
 
 REFLECTED: dict[Any, Any] = {
     operator.add: torch.add,
@@ -122,8 +113,8 @@ REFLECTED: dict[Any, Any] = {
     operator.eq: torch.eq,
     operator.ne: torch.ne,
 }
-"""What an operator with a number on its left is: a function of the tensor, then the number.
+"""For operators with a number on the left, the torch function of the tensor and then the number.
 
-``torch.mul(number, tensor)`` is another thing: it rounds the number to 16 bits where the tensor
-has so many, and ``number * tensor`` does not.
+``torch.mul(number, tensor)`` has other bits than ``number * tensor``: for a tensor of 16-bit
+floats, it rounds the number to 16 bits.
 """

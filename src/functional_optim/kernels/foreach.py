@@ -1,10 +1,9 @@
-"""The foreach kernel: a chain over lists, by torch's functions that do one thing to each tensor.
+"""Kernel that steps lists of leaves with torch's foreach functions.
 
-On an accelerator a call costs more than the work on a small tensor; so does a call from Python on
-the CPU, where torch goes through a list one by one. Of the chain's own graph, each operation is
-made of all leaves at once where torch has a function for lists that gives the same bits, which is
-tried out; any other one leaf by leaf. So the step has the reference's bits, needs no compiler, and
-takes about as many launches as the rule has operations.
+For a small tensor, a launch or a Python call costs more than the computation. So one call of a
+foreach function runs an operation of the graph for all leaves, if a trial shows that the bits are
+equal. All other operations run leaf by leaf. The step equals the reference bit for bit, needs no
+compiler, and has about as many launches as the rule has operations.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,19 +23,19 @@ from functional_optim.kernels.signature import Numbers
 from functional_optim.kernels.trace import trace
 
 SLAB = 1 << 25
-"""Elements that are stepped at a time: intermediate results take as much memory as these."""
+"""Largest number of elements that are stepped at a time, which limits the memory of temporaries."""
 
 _PROGRAMS: Cache[ListProgram] = Cache()
 
 
 class ForeachKernel:
-    """A chain by torch's functions of lists, with the reference's bits.
+    """Kernel that steps lists of leaves with torch's foreach functions.
 
     Args:
-        on_cpu: whether it is for the CPU, or for accelerators.
+        on_cpu: True for the CPU, False for accelerators.
     """
 
-    called = "foreach"
+    name = "foreach"
 
     def __init__(self, *, on_cpu: bool) -> None:
         self._on_cpu = on_cpu
@@ -47,7 +46,6 @@ class ForeachKernel:
     def bind_lists(
         self, stages: Sequence[Stage], like: Leaf, columns: Sequence[list[Tensor]]
     ) -> KernelStep | str:
-        """As :meth:`~functional_optim.kernels.kernel.ListingKernel.bind_lists`."""
         if block_size_of(stages) > 1:
             return "it works in blocks of several elements"
         try:
@@ -58,7 +56,7 @@ class ForeachKernel:
         except UntraceableError as error:
             return str(error)
         program, compute_scalars = found
-        slabs = slabs_of(list(map(Tensor.numel, columns[0])), SLAB)
+        slabs = split_slabs(list(map(Tensor.numel, columns[0])), SLAB)
 
         def run(totals: Sequence[Tensor]) -> None:
             scalar_args = compute_scalars(numbers, totals)
@@ -71,7 +69,7 @@ class ForeachKernel:
 def _program(
     stages: tuple[Stage, ...], key: CacheKey, numbers: Numbers, tensors: Sequence[Tensor]
 ) -> tuple[ListProgram, Callable[..., Any]]:
-    """The program for these dtypes, and what gives it its scalars.
+    """Return the program for these dtypes, and the function that computes its scalars.
 
     Raises:
         UntraceableError: the chain cannot be written as a program.
@@ -88,8 +86,8 @@ def _program(
     return _PROGRAMS.get_or_make(want, make), traced.compute_scalars
 
 
-def slabs_of(lengths: Sequence[int], most: int) -> list[tuple[int, int]]:
-    """Return where lists are cut, so that a slab has at most so many elements, or is one leaf."""
+def split_slabs(lengths: Sequence[int], most: int) -> list[tuple[int, int]]:
+    """Split lists into slabs ``[start, stop)`` of one leaf, or of at most ``most`` elements."""
     if sum(lengths) <= most:
         return [(0, len(lengths))]
     found, start, count = [], 0, 0

@@ -1,8 +1,8 @@
-"""Free variables of a stage's functions: the values that they read and are not handed.
+"""Free variables of the functions of a stage: the globals, closures and defaults that they read.
 
-A kernel is compiled once for many steps, so the globals, closures and defaults that a rule reads
-are part of what it is compiled from. A value that cannot change is part of the kernel's key. A
-value that can change in place has no key, and a rule that reads one is not compiled.
+A kernel is compiled once for many steps, so the compiled code depends on these values. A value that
+cannot change is part of the kernel's key. A value that can change in place has no key, and a rule
+that reads such a value is not compiled.
 """
 
 import builtins
@@ -18,45 +18,39 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from functional_optim.core.brief import brief
+from functional_optim.core.format import format_value
 from functional_optim.core.stage import Rule, Stage, Transform
-from functional_optim.kernels.cache import ENTRIES
+from functional_optim.kernels.cache import MAX_ENTRIES
 
 _OURS = "functional_optim"
 _PACKAGES = frozenset({_OURS, "hooks", "numpy", "optree", "sharding", "torch"})
-"""Packages whose functions and modules do not change in a run, beside the standard library."""
+"""Packages whose functions and modules are assumed constant, like the standard library."""
 
 _CONSTANTS = (
     *(bool, int, str, bytes, range, type(None), type(...), type(NotImplemented)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, Enum),
 )
-"""Types whose values never change, and are equal only where nobody can tell them apart."""
+"""Types whose values are immutable, and equal only if no code can tell them apart."""
 
 _FUNCTIONS = (
-    type,
-    types.BuiltinFunctionType,
-    types.ClassMethodDescriptorType,
-    types.GenericAlias,
-    types.GetSetDescriptorType,
-    types.MemberDescriptorType,
-    types.MethodDescriptorType,
-    types.MethodWrapperType,
-    types.UnionType,
-    types.WrapperDescriptorType,
+    *(type, types.BuiltinFunctionType, types.ClassMethodDescriptorType),
+    *(types.GenericAlias, types.GetSetDescriptorType, types.MemberDescriptorType),
+    *(types.MethodDescriptorType, types.MethodWrapperType, types.UnionType),
+    *(types.WrapperDescriptorType,),
 )
-"""Types of classes, and of functions that are written in C."""
+"""Types of classes, and of functions written in C."""
 
 _OWNERS = (types.FunctionType, types.ModuleType, type)
-"""Types of what a function reads attributes of, as it reads global variables."""
+"""Types of objects whose attributes a function reads like global variables."""
 
 _CACHED = type(functools.lru_cache(len))
 
 _LOOK_UPS = (__import__, eval, exec, getattr, globals, vars)
-"""Builtins that read variables by names that the code does not show."""
+"""Builtins that read variables whose names are not in the code."""
 
 
-class _Same:
-    """A function, class or module in a key: equal to itself alone."""
+class _Identity:
+    """Key of a function, class or module, compared by identity."""
 
     __slots__ = ("value",)
 
@@ -64,14 +58,14 @@ class _Same:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value is other.value
+        return isinstance(other, _Identity) and self.value is other.value
 
     def __hash__(self) -> int:
         return id(self.value)
 
 
 class _Read(NamedTuple):
-    """A look-up that a function makes, and what it gave."""
+    """Look-up of a variable by a function, and its result."""
 
     get: Callable[[Any, str], Any]
     owner: Any
@@ -80,19 +74,19 @@ class _Read(NamedTuple):
 
 
 class FreeVariables(NamedTuple):
-    """The free variables of some functions, and of the helpers that these call."""
+    """Free variables of functions, and of the functions that they call."""
 
     key: tuple[Any, ...]
-    """Equal where the functions read equal values: part of the key of whatever is compiled."""
+    """Part of the key of a kernel. Keys are equal if the functions read equal values."""
     reason: str | None
-    """Why the functions cannot be compiled; None if they can."""
+    """The reason why the functions cannot be compiled; None if they can."""
     functions: dict[Any, tuple[Any, ...]]
-    """The functions written in Python, and for each the part of the key that it is."""
+    """For each function written in Python, its part of the key."""
     reads: tuple[_Read, ...]
 
     def hold(self) -> bool:
-        """Return True if every variable is the object that it was."""
-        for get, owner, name, value in self.reads:  # noqa: SIM110  each step runs this
+        """Return True if every variable is still the same object."""
+        for get, owner, name, value in self.reads:  # noqa: SIM110  runs in each step
             if get(owner, name) is not value:
                 return False
         return True
@@ -102,40 +96,39 @@ _FOUND: dict[tuple[Stage, ...], FreeVariables] = {}
 
 
 def free_variables(stages: Sequence[Stage]) -> FreeVariables:
-    """Return the free variables of the rules and transforms of a chain, as they are now."""
+    """Return the current free variables of the rules and transforms of a chain."""
     chain = tuple(stages)
     found = _FOUND.get(chain)
     if found is None or not found.hold():
         every = [part for stage in chain for part in stage.parts()]
-        found = free_variables_of([(one.name, read) for one in every for read in _read_by(one)])
-        if len(_FOUND) >= ENTRIES:
+        found = free_variables_of([(one.name, read) for one in every for read in _sources_of(one)])
+        if len(_FOUND) >= MAX_ENTRIES:
             _FOUND.clear()
         _FOUND[chain] = found
     return found
 
 
 def function_of(stage: Stage) -> Any:
-    """Return the rule of a Rule, the transform of a Transform."""
+    """Return the function of a Rule or a Transform."""
     if isinstance(stage, Rule):
         return stage.rule
     assert isinstance(stage, Transform)
     return stage.transform
 
 
-def _read_by(stage: Stage) -> list[Any]:
-    """Return the function of a stage, and the classes of what the function is given."""
+def _sources_of(stage: Stage) -> list[Any]:
+    """Return the function of a stage, and the classes of its arguments."""
     made = getattr(stage.coefficients, "__annotations__", {}).get("return")
     kinds = (stage.state, stage.hyper, made)
     return [function_of(stage), *(one for one in kinds if isinstance(one, type))]
 
 
 def free_variables_of(functions: Sequence[tuple[str, Any]]) -> FreeVariables:
-    """Return the free variables of functions, as they are now.
+    """Return the current free variables of functions, and of the methods of classes.
 
-    Args:
-        functions: each with the name of its stage, for the reason; or classes, whose methods count.
+    Each is given after the name of its stage, for the reason.
     """
-    walk = _Walk()
+    walk = _Search()
     key = []
     for stage, function in functions:
         walk.stage = stage
@@ -143,8 +136,8 @@ def free_variables_of(functions: Sequence[tuple[str, Any]]) -> FreeVariables:
     return FreeVariables(tuple(key), walk.reason, walk.functions, tuple(walk.reads))
 
 
-class _Walk:
-    """Finds the free variables of functions, and of the functions that these call."""
+class _Search:
+    """Search for the free variables of functions, and of the functions that these call."""
 
     def __init__(self) -> None:
         self.stage = ""
@@ -153,24 +146,24 @@ class _Walk:
         self.reads: list[_Read] = []
 
     def key_of(self, value: Any, what: str) -> Any:
-        """Return the part of a key that stands for a value; note the reason if there is none."""
+        """Return the key of a value. Record the reason if the value may change."""
         if isinstance(value, _CONSTANTS):
             return type(value), value
         if isinstance(value, (float, complex)):
             return type(value), repr(value)  # 0.0 equals -0.0, and NaN does not equal itself
         if isinstance(value, types.FunctionType):
             return self._key_of_function(value)
-        if isinstance(value, type) and not _is_known(value.__module__):
-            return _Same(value), *map(self._key_of_function, _methods(value))
+        if isinstance(value, type) and not _is_trusted(value.__module__):
+            return _Identity(value), *map(self._key_of_function, _methods(value))
         parts = _parts(value)
         if parts is not None:
             return type(value), tuple(self.key_of(one, what) for one in parts)
-        if not _is_unchanging(value):
-            self._refuse(what, value)
-        return _Same(value)
+        if not _is_constant(value):
+            self._record_reason(what, value)
+        return _Identity(value)
 
-    def _refuse(self, what: str, value: Any) -> None:
-        shown = f"{brief(value)}, which is neither a function nor a constant"
+    def _record_reason(self, what: str, value: Any) -> None:
+        shown = f"{format_value(value)}, which is neither a function nor a constant"
         self.reason = self.reason or (
             f"{self.stage} reads {what}: {shown}, and may change while a compiled step would go on "
             "with the first value; make it a hyper-parameter or a field of the state, or a "
@@ -181,12 +174,12 @@ class _Walk:
         """Return the code of a function, and the keys of its free variables, once."""
         if function in self.functions:
             return function.__code__
-        self.functions[function] = ()  # it may call itself
-        if _is_known(function.__globals__.get("__name__", "")):
-            # It closes over what is its own, and over functions that it was given.
-            contents = [_contents(one, "") for one in function.__closure__ or ()]
+        self.functions[function] = ()  # the function may be recursive
+        if _is_trusted(function.__globals__.get("__name__", "")):
+            # Its closure may contain functions of the user.
+            contents = [_cell_contents(one, "") for one in function.__closure__ or ()]
             given = [one for one in contents if isinstance(one, types.FunctionType)]
-            parts = (_Same(function), *map(self._key_of_function, given))
+            parts = (_Identity(function), *map(self._key_of_function, given))
         else:
             parts = (function.__code__, *self._keys_of_variables(function))
         self.functions[function] = parts
@@ -204,7 +197,7 @@ class _Walk:
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
         for path in _paths(code):
             if path.op in _WRITING and (path.name in cells or "GLOBAL" in path.op):
-                self._refuse(f"and writes {path.name!r} in {name}", path.name)
+                self._record_reason(f"and writes {path.name!r} in {name}", path.name)
             elif path.op == "IMPORT_NAME":
                 yield self.key_of(sys.modules.get(path.name), f"{path.name!r} in {name}")
             elif path.op in _READING:
@@ -213,11 +206,11 @@ class _Walk:
     def _key_of_path(
         self, function: types.FunctionType, path: "_Path", cells: dict[str, Any]
     ) -> Any:
-        """Return the key of a variable, or of its attribute that is read."""
+        """Return the key of a variable, or of the attribute of it that is read."""
         if path.name in cells:
-            value = self._read(_contents, cells[path.name], path.name)
+            value = self._read(_cell_contents, cells[path.name], path.name)
         elif "DEREF" in path.op:
-            return None  # a variable of the function, for a function within it
+            return None  # a local variable that an inner function reads
         else:
             value = self._read(dict.get, function.__globals__, path.name)
             if value is None:
@@ -226,7 +219,7 @@ class _Walk:
         for attribute in path.attributes:
             if not isinstance(value, _OWNERS):
                 break
-            known = isinstance(value, types.ModuleType) and _is_known(value.__name__)
+            known = isinstance(value, types.ModuleType) and _is_trusted(value.__name__)
             value = getattr(value, attribute, None) if known else self._read(_get, value, attribute)
             shown = f"{shown}.{attribute}"
         return shown, self.key_of(value, f"{shown!r} in {function.__name__}")
@@ -242,7 +235,7 @@ _WRITING = frozenset({"DELETE_DEREF", "DELETE_GLOBAL", "STORE_DEREF", "STORE_GLO
 
 
 class _Path(NamedTuple):
-    """A variable that is read or written, and the attributes of it that are read."""
+    """Variable that is read or written, and the attributes of it that are read."""
 
     op: str
     name: str
@@ -250,7 +243,7 @@ class _Path(NamedTuple):
 
 
 def _paths(code: types.CodeType) -> Iterator[_Path]:
-    """Yield the variables of a function's code, and of the code within it."""
+    """Yield the variables of a function's code and of its inner functions."""
     ops = [one for one in dis.get_instructions(code) if one.opname != "EXTENDED_ARG"]
     for at, one in enumerate(ops):
         if one.opname in _READING | _WRITING or one.opname == "IMPORT_NAME":
@@ -267,10 +260,10 @@ def _get(owner: Any, name: str) -> Any:
     return getattr(owner, name, None)
 
 
-def _contents(cell: types.CellType, name: str) -> Any:
+def _cell_contents(cell: types.CellType, name: str) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # it has none yet
+    except ValueError:  # the cell is still empty
         return None
 
 
@@ -278,12 +271,12 @@ def _package(module: str) -> str:
     return module.partition(".")[0]
 
 
-def _is_known(module: str) -> bool:
+def _is_trusted(module: str) -> bool:
     return _package(module) in _PACKAGES or _package(module) in sys.stdlib_module_names
 
 
 def _parts(value: Any) -> Iterable[Any] | None:
-    """Return what a constant is made of; None if it is not made of others."""
+    """Return the parts of a compound constant; None for all other values."""
     if isinstance(value, (tuple, frozenset)):
         return value
     if isinstance(value, types.MethodType) and not isinstance(value.__self__, type):
@@ -300,7 +293,7 @@ def _parts(value: Any) -> Iterable[Any] | None:
 
 
 def _methods(value: type) -> Iterator[types.FunctionType]:
-    """Yield the methods that a class of the user's defines; generated ones read nothing else."""
+    """Yield the methods that a user's class defines itself, without generated methods."""
     for one in vars(value).values():
         method = getattr(one, "fget", getattr(one, "__func__", one))
         is_method = isinstance(method, types.FunctionType)
@@ -308,18 +301,18 @@ def _methods(value: type) -> Iterator[types.FunctionType]:
             yield method
 
 
-def _is_unchanging(value: Any) -> bool:
-    """Return True for classes, and for functions and modules that nobody replaces in a run."""
+def _is_constant(value: Any) -> bool:
+    """Return True for classes, and for functions and modules that are assumed constant."""
     module = type(value).__module__
     if any(value is one for one in _LOOK_UPS):
         return False
     if isinstance(value, _FUNCTIONS) or module == "typing" or _package(module) == _OURS:
         return True
     if isinstance(value, types.ModuleType):
-        return _is_known(value.__name__)
-    is_own = isinstance(value, types.MethodType)  # a class method, whose class has attributes
+        return _is_trusted(value.__name__)
+    is_own = isinstance(value, types.MethodType)  # a class method, which may read class attributes
     return (
         callable(value)
-        and (_is_known(value.__module__) if is_own else _is_known(module))
+        and (_is_trusted(value.__module__) if is_own else _is_trusted(module))
         and not isinstance(value, (Tensor, nn.Module))
     )

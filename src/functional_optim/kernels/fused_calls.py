@@ -1,7 +1,7 @@
-"""The calls of torch's fused kernels.
+"""Calls of torch's fused optimizers.
 
-Numbers are taken from the coefficients, where a learning rate that is a tensor or a schedule has
-become a number already, and brought into the terms of the kernel.
+The arguments are computed from the coefficients, in which a learning rate is always a number, also
+if the hyper-parameter is a tensor or a schedule.
 """
 
 import math
@@ -19,17 +19,17 @@ from functional_optim._torch import (
     why_missing,
 )
 from functional_optim.core.leaf import Leaf
-from functional_optim.kernels.fused import Before, Fused
+from functional_optim.kernels.fused_kernel import Before, Fused
 
 COUNTED = 1 << 24
-"""The steps that float32 tells apart. Past them a bias correction may be off by 6e-8 of itself."""
+"""Largest step count that float32 represents. Later bias corrections may be off by 6e-8 of them."""
 
 
 class _StepTensor(threading.local):
-    """A step number as a tensor, one per thread: on the CPU, kernels read it before they return."""
+    """Step count as a tensor, one per thread. On the CPU, torch reads it before a call returns."""
 
     def __init__(self) -> None:
-        # An inference tensor could not be written to outside of that mode.
+        # An inference tensor could not be written outside of inference mode.
         with torch.inference_mode(mode=False):
             self.tensor = torch.zeros((), dtype=torch.float32, device="cpu")
         self.number = 0.0
@@ -40,7 +40,7 @@ _STEP = _StepTensor()
 
 def _step_tensor(step: float, device: torch.device) -> Tensor:
     if device.type != "cpu":
-        # A kernel that was launched before may have yet to read its own.
+        # A kernel that was launched earlier may not have read its tensor yet.
         return torch.full((), step, dtype=torch.float32, device=device)
     if _STEP.number != step:
         _STEP.tensor.fill_(step)
@@ -48,13 +48,13 @@ def _step_tensor(step: float, device: torch.device) -> Tensor:
     return _STEP.tensor
 
 
-def _always(chunk: Leaf, before: Before) -> str | None:
+def _why_not_adagrad(chunk: Leaf, before: Before) -> str | None:
     return None
 
 
 def _why_not_sgd(chunk: Leaf, before: Before) -> str | None:
-    turned = before.decay != 0.0 or chunk.coefficients[-1].active
-    if before.maximize and turned and not chunk.param.is_cpu:
+    reordered = before.decay != 0.0 or chunk.coefficients[-1].active
+    if before.maximize and reordered and not chunk.param.is_cpu:
         return (
             f"torch's fused sgd on {chunk.param.device.type} negates after weight decay and "
             "momentum, maximize before them"
@@ -72,7 +72,8 @@ def _sgd(like: Leaf, before: Before, columns: Sequence[list[Tensor]]) -> None:
         weight_decay=before.decay,
         momentum=c.momentum if c.active else 0.0,
         lr=c.lr,
-        # The first step is one of gain 1. The kernel's own first step would not read the buffer.
+        # The coefficients set gain = 1 in the first step. With is_first_step=True, torch would not
+        # read the buffer.
         dampening=1.0 - c.gain,
         nesterov=c.nesterov,
         maximize=before.maximize,
@@ -81,13 +82,13 @@ def _sgd(like: Leaf, before: Before, columns: Sequence[list[Tensor]]) -> None:
 
 
 def _adam_lr(chunk: Leaf, step: float) -> float:
-    """The learning rate that the size of the step was made of."""
+    """Return the learning rate from which the coefficient ``step_size`` was computed."""
     lr: float = -chunk.coefficients[-1].step_size * (1 - chunk.hypers[-1].betas[0] ** step)
     return lr
 
 
 def _adam_decay(lr: float, factor: float) -> float:
-    """The decay for which the kernel's ``1 - lr * decay`` is the factor."""
+    """Return the weight decay for which torch's ``1 - lr * decay`` is the factor."""
     return (1 - factor) / lr if lr else math.inf
 
 
@@ -136,7 +137,7 @@ def _adagrad(like: Leaf, before: Before, columns: Sequence[list[Tensor]]) -> Non
         params,
         grads,
         sums,
-        # The size of the step is past its decay, so there is none left that depends on the step.
+        # step_size includes lr_decay, so torch must not apply a decay that depends on the step.
         [_step_tensor(1.0, like.param.device)] * len(params),
         lr=-c.step_size,
         lr_decay=0.0,
@@ -147,11 +148,11 @@ def _adagrad(like: Leaf, before: Before, columns: Sequence[list[Tensor]]) -> Non
 
 
 _WIDE = (torch.float32, torch.float64)
-# float16 is nowhere: what the reference rounds to zero between two operations, and then divides
-# by, these kernels keep, so that no bound would hold.
+# float16 is not supported. The reference may round an intermediate result to zero, and divide by
+# it; torch's fused optimizers keep such results in float32, so no bound on the difference holds.
 _ALL = (*_WIDE, torch.bfloat16)
 
-# On the CPU, torch 2.13's SGD for bfloat16 computes whole vectors and does not store them.
+# On the CPU, fused SGD of torch 2.13 for bfloat16 computes full vectors, but does not store them.
 FUSED_SGD = Fused(
     _sgd,
     _why_not_sgd,
@@ -168,7 +169,7 @@ FUSED_ADAM = Fused(
 )
 FUSED_ADAGRAD = Fused(
     _adagrad,
-    _always,
+    _why_not_adagrad,
     decoupled=False,
     dtypes={"cpu": _ALL, "cuda": _ALL},
     missing=why_missing(fused_adagrad_),

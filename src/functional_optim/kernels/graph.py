@@ -1,10 +1,10 @@
-"""A chain's graph, cut in two.
+"""Trace: the graph of a chain, split into a part for scalars and a part for elements.
 
-What depends on numbers only is evaluated in Python, in double precision, once per step; what
-depends on elements is evaluated for each of them.
+Nodes that depend on numbers only are evaluated once per step, in Python and float64. All other
+nodes are evaluated for each element.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,36 +15,36 @@ from functional_optim.kernels.expressions import Namespace, statement
 
 @dataclass(frozen=True)
 class Trace:
-    """A chain as a graph, cut into what is scalar_args and what is done per element."""
+    """Graph of a chain, split into a part for scalars and a part for elements."""
 
     compute_scalars: Any
-    """``compute_scalars(numbers, totals)`` gives the scalar arguments, for one step."""
+    """``compute_scalars(numbers, totals)`` returns the scalar arguments of one step."""
     graph: fx.Graph
-    """The part done per element. Placeholders: ``chunk`` tensors, then scalar arguments."""
+    """The part for elements. Placeholders: the tensors of ``chunk``, then the scalar arguments."""
     chunk: tuple[fx.Node, ...]
     """The placeholders of param, gradient and state tensors, in order."""
     scalar_args: tuple[fx.Node, ...]
     """The placeholders of the scalar arguments, in the order in which they are computed."""
     results: tuple[tuple[fx.Node, int], ...]
-    """(node, place in ``chunk``) of everything that a step changes."""
+    """For each tensor that a step changes, the node of its new value and its index in ``chunk``."""
     totals: int
-    """How many sums over all gradients ``compute_scalars`` takes."""
+    """Number of totals that ``compute_scalars`` takes."""
 
     @property
     def operations(self) -> int:
-        """Return how many passes over the elements a step makes."""
+        """The number of operations per element."""
         return len([node for node in self.graph.nodes if node.op != "placeholder"])
 
 
-def cut(
+def split_graph(
     graph: fx.Graph,
     chunk: tuple[fx.Node, ...],
     given: tuple[fx.Node, ...],
     totals: int,
     results: tuple[tuple[fx.Node, int], ...],
 ) -> Trace:
-    """Separate what depends on elements from what is the same for all of them."""
-    needed = _needed([node for node, _ in results])
+    """Split a graph into the nodes that depend on the chunk, and all others."""
+    needed = set(with_sources(node for node, _ in results))
     on_chunk: set[fx.Node] = set(chunk)
     for node in graph.nodes:
         if any(source in on_chunk for source in node.all_input_nodes):
@@ -61,7 +61,7 @@ def cut(
     seen: dict[Any, fx.Node] = {}
     for node in graph.nodes:
         if node in on_chunk and node not in chunk and node in needed:
-            copied[node] = _merged(body.node_copy(node, copied.__getitem__), body, seen)
+            copied[node] = _merge_equal(body.node_copy(node, copied.__getitem__), body, seen)
     return Trace(
         _compute_scalars(graph, given, totals, frontier),
         body,
@@ -72,20 +72,23 @@ def cut(
     )
 
 
-def _needed(ends: Sequence[fx.Node]) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    stack = list(ends)
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack += node.all_input_nodes
-    return found
+def with_sources(ends: Iterable[fx.Node]) -> list[fx.Node]:
+    """Return some nodes, and all nodes that they are computed from."""
+    found = dict.fromkeys(ends)
+    for node in (pending := list(found)):
+        new = [source for source in node.all_input_nodes if source not in found]
+        found.update(dict.fromkeys(new))
+        pending += new
+    return list(found)
 
 
-def _merged(node: fx.Node, graph: fx.Graph, seen: dict[Any, fx.Node]) -> fx.Node:
-    """The node, or an earlier one that computes the same."""
-    key = (node.op, node.target, repr(_told_apart(node.args)), repr(_told_apart(node.kwargs)))
+def _merge_equal(node: fx.Node, graph: fx.Graph, seen: dict[Any, fx.Node]) -> fx.Node:
+    """Return an earlier node with the same operation and arguments, and erase this one if found."""
+    # Different tensors may have the same repr.
+    args = fx.node.map_aggregate(
+        (node.args, node.kwargs), lambda one: id(one) if isinstance(one, Tensor) else one
+    )
+    key = (node.op, node.target, repr(args))
     if key in seen:
         graph.erase_node(node)
         return seen[key]
@@ -93,16 +96,11 @@ def _merged(node: fx.Node, graph: fx.Graph, seen: dict[Any, fx.Node]) -> fx.Node
     return node
 
 
-def _told_apart(arguments: Any) -> Any:
-    """Arguments that read alike only where they are the same: two tensors may print alike."""
-    return fx.node.map_aggregate(arguments, lambda one: id(one) if isinstance(one, Tensor) else one)
-
-
 def _compute_scalars(
     graph: fx.Graph, given: tuple[fx.Node, ...], totals: int, frontier: Sequence[fx.Node]
 ) -> Any:
-    """A Python function that evaluates the scalar_args part."""
-    needed = _needed(frontier)
+    """Return a Python function that evaluates the part for scalars."""
+    needed = set(with_sources(frontier))
     namespace = Namespace()
     first_total = len(given) - totals
     lines = ["def compute_scalars(numbers, totals):"]

@@ -1,4 +1,4 @@
-"""A kernel: a chain over one chunk, in place."""
+"""Interfaces of kernels, which step the leaves of a chain in place."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -10,110 +10,100 @@ from functional_optim.core.stage import Stage
 from functional_optim.kernels.chunks import Table
 
 KernelStep = Callable[[Sequence[Tensor]], object]
-"""``run(totals)`` makes the step of the chunk that was bound, with the sum of each measured stage.
+"""``run(totals)`` makes one step of the bound chunk, and writes to its tensors.
 
-Whatever can be refused was refused at binding.
+``totals`` holds the total of each measured stage. All checks were made when the chunk was bound.
 """
 
 
-def nothing(totals: Sequence[Tensor]) -> None:
-    """The step of a chunk without elements."""
+def no_op(totals: Sequence[Tensor]) -> None:
+    """Make the step of a chunk without elements."""
 
 
 Call = Callable[[], object]
-"""Makes a step."""
-
-BindChunk = Callable[[Sequence[Stage], Leaf, Sequence[Tensor]], Call]
-"""``bind_chunk(stages, chunk, totals)`` gives the step of a chunk."""
+"""Makes a bound step."""
 
 BindScalars = Callable[[tuple[Any, ...], Table, Sequence[Tensor]], Call | None]
-"""``bind_scalars(coefficients, table, totals)`` gives the step of the leaves in a table.
+"""``bind_scalars(coefficients, table, totals)`` returns the step of the leaves in a table.
 
-None where other choices stand among the coefficients than those that were bound.
+The result is None if a static coefficient, such as a flag, has another value than when the table
+was bound.
 """
 
 
 Part = tuple[Sequence[int], Call]
-"""The positions of leaves that are stepped by one call, and the call."""
+"""The positions of leaves that one call steps, and the call."""
 
 BindParts = Callable[[Sequence[Tensor], Leaf, Sequence[Tensor], bytes], list[Part] | None]
-"""``bind_parts(tensors, like, totals, pointers)`` gives the calls of a step of whole leaves.
+"""``bind_parts(tensors, like, totals, pointers)`` returns the calls of a step of whole leaves.
 
-``like`` is one of the leaves, with entries of its own and the numbers of the step; ``pointers`` are
-the bytes of the pointers to all tensors of the leaves, leaf by leaf. Leaves have the same layouts
-at each step, and no tensor is kept. None where a leaf has to be stepped another way.
+``like`` is one of the leaves, with the coefficients of the step and its own ``entries``.
+``pointers`` are the addresses of all tensors, leaf by leaf, as bytes. The tensors have the same
+layouts in each step, and are not kept. The result is None if a leaf has no program.
 """
 
 
 class KernelError(ValueError):
-    """A chain that the executor asked for cannot run; the text says why, and what can."""
+    """The requested executor cannot run a chain; the text says why, and which executor can."""
 
 
 class Kernel(Protocol):
-    """A way of stepping one chunk in place, in one pass over memory or in few.
+    """Interface for stepping one chunk in place, in one or a few passes over memory.
 
     A chunk is a :class:`~functional_optim.core.leaf.Leaf` whose parameter, gradient and state
-    tensors are 1-D, contiguous and of one length. What was bound runs under ``torch.no_grad()``.
+    tensors are 1-D, contiguous and of one length. Bound steps run under ``torch.no_grad()``.
     """
 
     exact: bool
-    """Whether its steps on the CPU, if it makes any, are bit for bit the reference's."""
+    """True if steps on the CPU, if there are any, equal the reference bit for bit."""
 
     def is_for(self, chunk: Leaf) -> bool:
-        """Return True if it steps what lies there, by numbers from there; else it is not asked."""
-        ...
+        """Return True if the kernel is for the device of a chunk, and of its coefficients."""
 
     def supports(self, stages: Sequence[Stage], chunk: Leaf) -> str | None:
-        """Return why this chunk cannot be stepped by this kernel; None if it can."""
-        ...
+        """Return the reason why this kernel cannot step a chunk; None if it can."""
 
     def bind(self, stages: Sequence[Stage], chunk: Leaf) -> KernelStep | str:
-        """Bind the next step of a chunk, by its coefficients; else return why not.
+        """Bind the next step of a chunk to its coefficients; return the reason if it cannot.
 
-        Nothing is written before it runs. What is found out is kept in the chunk's entries.
+        Nothing is written before the step runs. Results of checks are cached in ``chunk.entries``.
         """
-        ...
 
     def explain(self, stages: Sequence[Stage], chunk: Leaf) -> str:
-        """Its name, and why it is used for this chunk, which it supports."""
-        ...
+        """Return the name of the kernel, and why it steps this chunk, which it supports."""
 
 
-class ListingKernel(Protocol):
-    """A way of stepping many leaves in one call, given as lists of tensors."""
+class ListKernel(Protocol):
+    """Interface for stepping many leaves in one call, given as lists of tensors."""
 
-    called: str
-    """What it is called where it is said what steps leaves."""
+    name: str
+    """The name of the kernel in explanations."""
 
     def is_for(self, like: Leaf) -> bool:
-        """Return True if it steps what lies there, by numbers from there; else it is not asked."""
-        ...
+        """Return True if the kernel is for the device of a leaf, and of its coefficients."""
 
     def bind_lists(
         self, stages: Sequence[Stage], like: Leaf, columns: Sequence[list[Tensor]]
     ) -> KernelStep | str:
-        """Bind the next step of leaves, by the numbers of ``like``; else return why not.
+        """Bind the next step of leaves to coefficients; return the reason if it cannot.
 
         Args:
-            stages: of the chain.
-            like: has what all leaves have in common, and entries of its own.
-            columns: all parameters, all gradients, and all of each tensor of the state.
+            like: a leaf with the coefficients and dtypes of all leaves, and its own ``entries``.
+            columns: a list of all parameters, one of all gradients, and one for each tensor of the
+                state.
         """
-        ...
 
 
-class JoiningKernel(Kernel, Protocol):
-    """A kernel that also steps many leaves in one call, each where it lies."""
+class TableKernel(Kernel, Protocol):
+    """Interface of a kernel that also steps many leaves in one call, by their addresses."""
 
     def bind_table(self, stages: Sequence[Stage], like: Leaf, elements: int) -> BindScalars | None:
-        """Bind the steps of leaves that share coefficients and dtypes, in one call each.
+        """Bind steps of leaves with the same coefficients and dtypes, one call for each step.
 
         Args:
-            stages: of the chain.
-            like: has their coefficients and dtypes, and as many elements as the longest.
-            elements: of all leaves.
+            like: has their coefficients and dtypes, and as many elements as the largest leaf.
+            elements: total number of elements of the leaves.
 
         Returns:
-            None where this kernel refuses them.
+            None if this kernel cannot step the leaves.
         """
-        ...

@@ -1,7 +1,7 @@
-"""Leaves stepped in passes: loops over all of them, and transforms that take lists of them.
+"""Binder of leaves that are stepped in passes: compiled loops, and transforms of lists of leaves.
 
-A loop hands its gradients to the next pass in scratch. Leaves are stepped in batches, so that this
-scratch stays in the cache.
+A loop writes its gradients to scratch, where the next pass reads them. Leaves are stepped in
+batches, so that this scratch stays in the cache.
 """
 
 from array import array
@@ -19,43 +19,49 @@ from functional_optim.core.stage import Stage
 from functional_optim.core.state import map_state, state_tensors
 from functional_optim.kernels.chunks import Table
 from functional_optim.kernels.kernel import BindParts, Call, Part
-from functional_optim.kernels.pass_loops import BindTable, BoundLoops, PassLoops
-from functional_optim.kernels.passes import HandOnHyper, Pass, can_pass, passes_of
+from functional_optim.kernels.passes import (
+    BindTable,
+    BoundLoops,
+    HandOnHyper,
+    Pass,
+    PassLoops,
+    can_pass,
+    passes_of,
+)
 from functional_optim.kernels.scratch import scratch, views_of_scratch
 
 BATCH = 1 << 18
-"""Most elements of the leaves of a batch, unless it is a single leaf."""
+"""Largest number of elements of a batch of more than one leaf."""
 
 ALIGNMENT = 1 << 4
-"""The gradient of each leaf begins in scratch at a multiple of so many elements."""
+"""Alignment of the gradient of each leaf in scratch, in elements."""
 
 CPU = torch.device("cpu")
 
 _Scratch = tuple[list[Tensor], list[list[list[Tensor]]]]
-"""Pieces of scratch, and for each piece and batch the gradient of each leaf."""
+"""Pieces of scratch, and for each piece and batch the gradient views of all leaves."""
 
 
 class _Batch(NamedTuple):
-    """Leaves that go through all passes together."""
+    """Leaves that are stepped together in all passes."""
 
     places: range
     elements: int
     lengths: bytes
     shapes: list[torch.Size]
     offsets: list[int]
-    """Of the gradient of each leaf in scratch."""
+    """The position in scratch of the gradient of each leaf, in elements."""
     room: int
-    """Elements of scratch for all of them."""
+    """Number of elements of scratch."""
 
 
 class LeafPasses:
-    """Passes over leaves that have coefficients and dtypes in common.
+    """Passes over leaves with the same coefficients and dtypes.
 
     Args:
-        bind_table: of the kernel that makes the loops.
-        stages: of the chain.
+        bind_table: of the kernel that compiles loops.
         passes: of :func:`passes_of`.
-        leaves: plain contiguous tensors of the CPU, which share no memory. They are not kept.
+        leaves: with plain contiguous CPU tensors, which share no memory. They are not kept.
         places: for each leaf, the positions of its tensors in the list of a step.
     """
 
@@ -76,36 +82,32 @@ class LeafPasses:
         for state in leaves[0].states:
             ends.append(ends[-1] + len(state_tensors((state,))))
         self._ends = ends
-        """The position of each stage's state among the tensors of a leaf."""
+        """The start of each stage's state among the tensors of a leaf, and the end."""
         measures = [0, *accumulate(map(is_measured, stages))]
         self._totals = [slice(measures[one.start], measures[one.stop]) for one in passes]
-        """For each pass, which totals its stages take."""
-        self._takers = [
-            [_taker([places[k][j] for k in batch.places]) for j in range(self._width)]
+        """For each pass, the totals of its stages."""
+        self._getters = [
+            [_getter([places[k][j] for k in batch.places]) for j in range(self._width)]
             for batch in self._batches
         ]
-        """For each batch, what takes a column of tensors out of the list of a step."""
-        self._kept: BoundLoops | None = None
+        """For each batch, the getter of each column of tensors from the list of a step."""
+        self._bound: BoundLoops | None = None
         self._tables: tuple[Any, ...] | None = None
         self._retry = 0.0
-        """The step from which loops are asked for again."""
+        """The step at which the next attempt to bind loops is made."""
 
-    def parts(
+    def bind(
         self, tensors: Sequence[Tensor], like: Leaf, totals: Sequence[Tensor], pointers: bytes
     ) -> list[Part] | None:
-        """Bind a step: a call for each batch; None where a pass has no loop.
-
-        Args:
-            tensors, like, totals, pointers: as of ``BindParts``.
-        """
-        if not self._loops.takes(like.coefficients):
+        """Bind a step, as ``BindParts``; return None if a pass has no loop."""
+        if not self._loops.can_bind(like.coefficients):
             return None
-        loops = self._kept
+        loops = self._bound
         if loops is None and not isinstance(like.step, Tensor) and like.step < self._retry:
             return None
         found = None if loops is None else self._calls(loops, tensors, like, totals, pointers)
         if found is None:
-            loops = self._kept = self._loops.bind(like, self._elements)
+            loops = self._bound = self._loops.bind(like, self._elements)
             if loops is not None:
                 found = self._calls(loops, tensors, like, totals, pointers)
             elif not isinstance(like.step, Tensor):
@@ -120,10 +122,10 @@ class LeafPasses:
         totals: Sequence[Tensor],
         pointers: bytes,
     ) -> list[Part] | None:
-        """Bind a step by loops; None where other choices stand among the coefficients."""
+        """Bind a step by loops; return None if static coefficients changed."""
         pieces, views = views_of_scratch(loops, partial(self._scratch, loops.dtypes))
         bases = [(one.data_ptr(), one.itemsize) for one in pieces]
-        tables = self._tables_at(pointers, bases)
+        tables = self._get_tables(pointers, bases)
         calls: list[list[Call]] = [[] for _ in self._batches]
         for number, one in enumerate(self._passes):
             loop = loops.bound[number]
@@ -140,7 +142,7 @@ class LeafPasses:
             if one.whole is not None:
                 self._add_whole(one, tensors, views[one.writes], like, calls)
         batches = zip(self._batches, calls, strict=True)
-        return [(batch.places, partial(_in_turn, own, pieces)) for batch, own in batches]
+        return [(batch.places, partial(_run_all, own, pieces)) for batch, own in batches]
 
     def _add_whole(
         self,
@@ -150,27 +152,26 @@ class LeafPasses:
         like: Leaf,
         calls: Sequence[list[Call]],
     ) -> None:
-        """Add the calls of a stage that takes whole leaves, one for each batch."""
+        """Add the calls of a whole-leaf stage, one for each batch."""
         assert one.whole is not None
         run: Any = one.whole.transform_each_
         state, coefficients = like.states[one.stop], like.coefficients[one.stop]
         first, last = self._ends[one.stop], self._ends[one.stop + 1]
-        for takers, grads, own in zip(self._takers, views, calls, strict=True):
-            columns = [list(take(tensors)) for take in takers[first:last]]
+        for getters, grads, own in zip(self._getters, views, calls, strict=True):
+            columns = [list(get(tensors)) for get in getters[first:last]]
             lists: Any = map_state(partial(_next, iter(columns)), state)
-            own.append(partial(run, grads, list(takers[0](tensors)), lists, coefficients))
+            own.append(partial(run, grads, list(getters[0](tensors)), lists, coefficients))
 
     def _scratch(self, dtypes: Sequence[torch.dtype]) -> _Scratch:
-        """Return scratch of these dtypes, and the gradient of each leaf in it."""
         pieces = [scratch(("pass", k), self._room, one, CPU) for k, one in enumerate(dtypes)]
-        return pieces, [[_gradients(piece, one) for one in self._batches] for piece in pieces]
+        return pieces, [[_gradient_views(piece, one) for one in self._batches] for piece in pieces]
 
-    def _tables_at(self, pointers: bytes, bases: list[tuple[int, int]]) -> list[list[Table]]:
-        """Return the tables of each pass, one for each batch; those of the last step if they fit.
+    def _get_tables(self, pointers: bytes, bases: list[tuple[int, int]]) -> list[list[Table]]:
+        """Return the tables of each pass, one for each batch; cached for the same addresses.
 
         Args:
-            pointers: to all tensors, leaf by leaf.
-            bases: for each scratch, its address and the bytes of an element.
+            pointers: the addresses of all tensors, leaf by leaf.
+            bases: for each scratch, its address and the size of an element in bytes.
         """
         kept = self._tables
         if kept is not None and kept[0] == pointers and kept[1] == bases:
@@ -182,14 +183,18 @@ class LeafPasses:
             memoryview(array("q", [base + size * o for b in self._batches for o in b.offsets]))
             for base, size in bases
         ]
-        found = [self._tables_of(one, columns, handed) for one in self._passes]
+        found = [self._build_tables(one, columns, handed) for one in self._passes]
         self._tables = pointers, bases, found
         return found
 
-    def _tables_of(
+    def _build_tables(
         self, one: Pass, columns: Sequence[memoryview], handed: Sequence[memoryview]
     ) -> list[Table]:
-        """Return the tables of a pass."""
+        """Return the tables of a pass, one for each batch.
+
+        ``columns`` are the addresses of the parameters, the gradients and each tensor of the state,
+        and ``handed`` those of the gradients in each scratch.
+        """
         own = [columns[0], columns[1] if one.reads < 0 else handed[one.reads]]
         own += columns[self._ends[one.start] : self._ends[one.stop]]
         if one.whole is not None:
@@ -211,23 +216,18 @@ class LeafPasses:
         ]
 
 
-def in_passes(
+def bind_in_passes(
     bind_table: BindTable,
     stages: Sequence[Stage],
     leaves: Sequence[Leaf],
     places: Sequence[Sequence[int]],
     otherwise: BindParts,
 ) -> BindParts:
-    """Return what binds steps in passes where there are loops, and else in another way.
-
-    Args:
-        bind_table, stages, leaves, places: as for :class:`LeafPasses`.
-        otherwise: the other way.
-    """
+    """Return a function that binds steps in passes, or by ``otherwise`` if a pass has no loop."""
     passes = passes_of(stages)
     if passes is None or not can_pass(stages, passes, leaves):
         return otherwise
-    first = LeafPasses(bind_table, stages, passes, leaves, places).parts
+    first = LeafPasses(bind_table, stages, passes, leaves, places).bind
 
     def bind(
         tensors: Sequence[Tensor], like: Leaf, totals: Sequence[Tensor], pointers: bytes
@@ -239,7 +239,6 @@ def in_passes(
 
 
 def _batches(leaves: Sequence[Leaf]) -> Iterator[_Batch]:
-    """Divide leaves into batches."""
     lengths = [leaf.param.numel() for leaf in leaves]
     start = elements = 0
     for stop in range(1, len(leaves) + 1):
@@ -256,16 +255,15 @@ def _batches(leaves: Sequence[Leaf]) -> Iterator[_Batch]:
         start, elements = stop, 0
 
 
-def _gradients(piece: Tensor, batch: _Batch) -> list[Tensor]:
-    """Return the gradient of each leaf of a batch in scratch."""
+def _gradient_views(piece: Tensor, batch: _Batch) -> list[Tensor]:
     return [
         piece[start : start + shape.numel()].view(shape)
         for shape, start in zip(batch.shapes, batch.offsets, strict=True)
     ]
 
 
-def _taker(positions: Sequence[int]) -> Callable[[Any], Sequence[Tensor]]:
-    """Return what takes the tensors at some positions out of a list."""
+def _getter(positions: Sequence[int]) -> Callable[[Any], Sequence[Tensor]]:
+    """Return a function from a list to the tensors at some positions of the list."""
     if len(positions) == 1:
         return itemgetter(slice(positions[0], positions[0] + 1))
     return itemgetter(*positions)
@@ -275,7 +273,7 @@ def _next(columns: Iterator[Any], tensor: Tensor) -> Any:
     return next(columns)
 
 
-def _in_turn(calls: Sequence[Call], scratches: Sequence[Tensor]) -> None:
-    """Make calls. They know scratch by its address alone, so it must live."""
+def _run_all(calls: Sequence[Call], scratches: Sequence[Tensor]) -> None:
+    # The calls have only the addresses of scratch; the argument keeps it alive.
     for call in calls:
         call()

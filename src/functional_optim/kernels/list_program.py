@@ -1,7 +1,7 @@
-"""The graph of a chain as straight-line Python over lists of tensors.
+"""List programs: the graph of a chain as straight-line Python over lists of tensors.
 
-An operation that torch has for lists is one call, in place where it is the last to read what it
-writes over; any other is a comprehension. Which it is, is found out by trying both.
+An operation becomes one call of a foreach function if a trial gives equal bits. The call is in
+place if no later operation reads its first operand. All other operations are comprehensions.
 """
 
 import builtins
@@ -22,12 +22,12 @@ from functional_optim.kernels.expressions import (
 )
 from functional_optim.kernels.graph import Trace
 from functional_optim.kernels.validate import (
-    called,
+    call_node,
     examples,
     last_uses,
     same_bits,
+    trial_numbers,
     validate,
-    varied,
 )
 
 _TENSORS = {
@@ -36,56 +36,56 @@ _TENSORS = {
     **dict.fromkeys(("clamp_max", "clamp_min"), 2),
     **dict.fromkeys(("addcmul", "addcdiv"), 3),
 }
-"""What torch has for lists, and how many tensors it takes at most."""
+"""Operations with a foreach function, and the largest number of tensors that it takes."""
 
 _NUMBERS = frozenset({"add", "sub", "mul", "div", "pow", "clamp_max", "clamp_min"})
-"""Of these, what takes a number in the place of the second tensor."""
+"""Operations whose second argument may be a number."""
 
 _SCALES = frozenset({"mul", "div"})
-"""Of these, what takes a 0-d tensor of their device there too."""
+"""Operations whose second argument may be a 0-d tensor on the same device."""
 
 SHORTER = 300
-"""Elements of the second tensor that is tried."""
+"""Number of elements of the second tensor in a trial."""
 
 
-def number_of(scalar: Tensor) -> float | Tensor:
-    """A 0-d tensor as functions of lists take it.
+def scalar_value(scalar: Tensor) -> float | Tensor:
+    """Return a 0-d tensor as an argument of a foreach function: on the CPU, its number.
 
-    Of one on the CPU torch's operations take the number; that of another would be waited for.
+    On an accelerator, reading the number would wait for the device.
     """
     return scalar.item() if scalar.is_cpu else scalar
 
 
 class ListProgram(NamedTuple):
-    """A chain over lists of tensors."""
+    """Program of a chain for lists of tensors."""
 
     step: Any
-    """``step(lists of the tensors of leaves, scalar arguments)``, in place; ``step.text`` is its
-    source."""
+    """``step(lists of the tensors of leaves, scalar arguments)`` steps in place; ``step.text`` is
+    its source."""
     one_by_one: tuple[str, ...]
-    """Operations that are made leaf by leaf."""
+    """Operations that run leaf by leaf."""
 
 
 class _Call(NamedTuple):
-    """An operation for lists."""
+    """Call of a foreach function."""
 
     name: str
     args: tuple[Any, ...]
-    """The first is the one that it may write over."""
+    """The in-place function writes to the first argument."""
     kwargs: dict[str, Any]
 
 
 def list_program(trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any]) -> ListProgram:
-    """The program of a pointwise graph.
+    """Return the program of a pointwise graph.
 
     Args:
         trace: of a pointwise chain.
-        chunk: tensors to try it on (a few of their first elements); their dtypes are the program's.
-        scalar_args: the scalar arguments of some step, as the program will be given them.
+        chunk: tensors with the dtypes of the program. It is tried on their first elements.
+        scalar_args: the scalar arguments of some step, with the types of all steps.
 
     Raises:
-        UntraceableError: a result of another shape or dtype than what it is to replace.
-        NotPointwiseError: the graph looks at more than one element at a time.
+        UntraceableError: a result has another shape or dtype than the tensor that it replaces.
+        NotPointwiseError: the graph computes with more than one element at a time.
     """
     with torch.no_grad():
         few = examples(chunk, 1)
@@ -94,12 +94,11 @@ def list_program(trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[An
 
 
 class _Writer:
-    """Writes one program.
+    """Writer of one program.
 
     Args:
-        trace: the graph.
-        values: what each node makes of an example.
-        root: for each node, the one that its memory belongs to.
+        values: the value of each node in an example.
+        root: for each node, the node that owns its memory.
         shape: of the tensors of the example.
     """
 
@@ -115,13 +114,13 @@ class _Writer:
         self.nodes = [node for node in trace.graph.nodes if node.op != "placeholder"]
         self.order = {node: place for place, node in enumerate(self.nodes)}
         self.last = last_uses(trace, root)
-        self.calls = {node: self._call(node) for node in self.nodes}
+        self.calls = {node: self._foreach_call(node) for node in self.nodes}
         self.home: dict[fx.Node, fx.Node] = {}
-        """Of a value that is made in the memory of a leaf: whose, by its placeholder."""
+        """For each value that is computed in the tensors of leaves, their placeholder."""
 
     def write(self) -> ListProgram:
         for node, place in self.trace.results:
-            self._settle(node, self.trace.chunk[place])
+            self._compute_in_place(node, self.trace.chunk[place])
         lines = [self._line(node) for node in self.nodes]
         lines += self._copies()
         heads = [node.name for node in (*self.trace.chunk, *self.trace.scalar_args)]
@@ -129,8 +128,7 @@ class _Writer:
         step = self.namespace.function(f"def step({', '.join(heads)}):\n{body}", "step")
         alone = (node for node in self.nodes if self.calls[node] is None and self._is_list(node))
         return ListProgram(
-            step,
-            tuple(str(getattr(one.target, "__name__", one.target)) for one in alone),
+            step, tuple(str(getattr(one.target, "__name__", one.target)) for one in alone)
         )
 
     def _is_list(self, value: Any) -> bool:
@@ -140,11 +138,11 @@ class _Writer:
         own = self.values[value]
         return isinstance(own, Tensor) and own.shape == self.shape
 
-    # --------------------------------------------------------------------------- what torch has
+    # -------------------------------------------------------------------------- foreach functions
 
-    def _call(self, node: fx.Node) -> _Call | None:
-        """The operation for lists that gives a node's bits; None if there is none."""
-        found = self._like_torchs(node)
+    def _foreach_call(self, node: fx.Node) -> _Call | None:
+        """Return the foreach call that has a node's bits; None if there is none."""
+        found = self._named_call(node)
         if found is None or not self._is_list(node) or not self._is_list(found.args[0]):
             return None
         lists = [one for one in found.args if self._is_list(one)]
@@ -157,7 +155,7 @@ class _Writer:
             return None
         if found.name not in _SCALES and any(map(self._is_scalar_tensor, found.args)):
             return None
-        return found if self._gives_the_same(node, found) else None
+        return found if self._is_equal(node, found) else None
 
     def _is_scalar_tensor(self, value: Any) -> bool:
         """Return True if an argument is a 0-d tensor, the same for all leaves."""
@@ -165,8 +163,8 @@ class _Writer:
             return False
         return isinstance(self.values[value], Tensor)
 
-    def _like_torchs(self, node: fx.Node) -> _Call | None:
-        """A node as a call of one of torch's functions by its name."""
+    def _named_call(self, node: fx.Node) -> _Call | None:
+        """Return a node as a call of an operation with a foreach function; None if it has none."""
         target, args, kwargs = node.target, node.args, dict(node.kwargs)
         if node.op == "call_method":
             name = str(target)
@@ -180,13 +178,13 @@ class _Writer:
             args = (*args, kwargs.pop("weight"))
         return _Call(name, args, kwargs)
 
-    def _gives_the_same(self, node: fx.Node, call: _Call) -> bool:
-        """Return True if it does, of two tensors of different lengths."""
+    def _is_equal(self, node: fx.Node, call: _Call) -> bool:
+        """Return True if a foreach call has the node's bits, for tensors of two lengths."""
         tried: dict[fx.Node, Any] = {}
         for k, source in enumerate(node.all_input_nodes):
             value = self.values[source]
             if self._is_list(source) and value.is_floating_point():
-                value = varied(value, k, value.numel())
+                value = trial_numbers(value, k, value.numel())
             elif isinstance(value, float):
                 value = 0.1 + k / 7
             tried[source] = value
@@ -194,13 +192,13 @@ class _Writer:
             one: value[:SHORTER].clone() if self._is_list(one) else value
             for one, value in tried.items()
         }
-        wanted = [called(node, tried), called(node, shorter)]
+        wanted = [call_node(node, tried), call_node(node, shorter)]
 
         def given(value: Any) -> Any:
             if self._is_list(value):
                 return [tried[value].clone(), shorter[value].clone()]
             own = tried[value] if isinstance(value, fx.Node) else value
-            return number_of(own) if isinstance(own, Tensor) else own
+            return scalar_value(own) if isinstance(own, Tensor) else own
 
         try:
             for suffix in ("", "_"):
@@ -215,17 +213,17 @@ class _Writer:
             return False
         return True
 
-    # ---------------------------------------------------------------------------- what is written
+    # --------------------------------------------------------------------------------- statements
 
-    def _settle(self, result: fx.Node, chunk: fx.Node) -> None:
-        """Make a result in the memory of what it replaces, if its operations lead there."""
+    def _compute_in_place(self, result: fx.Node, chunk: fx.Node) -> None:
+        """Compute a result in the tensor that it replaces, if in-place calls lead to it."""
         way, node = [result], result
         while node in self.calls and node not in self.home:
             call = self.calls[node]
             if call is None or self.root[node] is not node:
                 return
             first = call.args[0]
-            if not self._is_spent(first, node):
+            if not self._can_overwrite(first, node):
                 return
             if first is chunk:
                 self.home.update(dict.fromkeys(way, chunk))
@@ -233,8 +231,8 @@ class _Writer:
             way.append(first)
             node = first
 
-    def _is_spent(self, value: Any, node: fx.Node) -> bool:
-        """Return True if a node may write over its first operand, as the last to read it."""
+    def _can_overwrite(self, value: Any, node: fx.Node) -> bool:
+        """Return True if a node may overwrite its first operand, because it reads it last."""
         if self.root[value] is not value or self.last[value] != self.order[node]:
             return False
         call = self.calls[node]
@@ -245,12 +243,12 @@ class _Writer:
     def _line(self, node: fx.Node) -> str:
         call = self.calls[node]
         if call is None:
-            return f"{node.name} = {self._alone(node)}"
+            return f"{node.name} = {self._comprehension(node)}"
         texts = [self._text(one) for one in call.args]
         texts += [f"{key}={argument(one, self.namespace)}" for key, one in call.kwargs.items()]
         first = call.args[0]
         is_own = first in self.calls and first not in self.home
-        if node in self.home or (is_own and self._is_spent(first, node)):
+        if node in self.home or (is_own and self._can_overwrite(first, node)):
             name = self.namespace.name(foreach_function(f"{call.name}_"), f"{call.name}_")
             return f"{name}({', '.join(texts)}); {node.name} = {texts[0]}"
         name = self.namespace.name(foreach_function(call.name), call.name)
@@ -260,17 +258,17 @@ class _Writer:
         text = argument(value, self.namespace)
         if not self._is_scalar_tensor(value):
             return text
-        return f"{self.namespace.name(number_of, 'number_of')}({text})"
+        return f"{self.namespace.name(scalar_value, 'scalar_value')}({text})"
 
-    def _alone(self, node: fx.Node) -> str:
-        """A node leaf by leaf; as it is, where it has one value for all."""
+    def _comprehension(self, node: fx.Node) -> str:
+        """Return a node as a list comprehension over leaves, or as one value for all leaves."""
         lists = list(dict.fromkeys(one for one in node.all_input_nodes if self._is_list(one)))
         text = statement(node, self.namespace)
         if not lists:
             return text
         if not self._is_list(node):
             if node.target is builtins.getattr and node.args[1] in ("dtype", "device"):
-                return f"{lists[0].name}[0].{node.args[1]}"  # as that of all leaves
+                return f"{lists[0].name}[0].{node.args[1]}"  # all leaves have the same
             raise UntraceableError(f"{node.name} is no value of single elements")
         names = ", ".join(one.name for one in lists)
         if len(lists) == 1:
@@ -278,7 +276,7 @@ class _Writer:
         return f"[{text} for {names} in zip({names})]"
 
     def _copies(self) -> list[str]:
-        """Return the copies of results to where they belong; a leaf's own tensor is kept."""
+        """Return the statements that copy results to leaves. Old values are cloned first."""
         left = [
             (node, self.trace.chunk[place])
             for node, place in self.trace.results

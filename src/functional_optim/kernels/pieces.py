@@ -1,36 +1,44 @@
-"""Pieces: parts of large leaves, for steps and sums that need temporaries of their size."""
+"""Pieces: parts of large leaves, for steps and sums whose temporaries have the size of a part.
+
+Torch divides an operation on the CPU among its threads. The last elements of each thread's share
+do not fill a vector, and torch rounds 16-bit floats there in another way. So a piece of such a
+tensor is a multiple of ``GRAIN_SIZE`` elements per thread, or ends where a share of the whole ends.
+"""
 
 from collections.abc import Sequence
 from itertools import accumulate
 
+import torch
 from torch import Tensor
 
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.kernels.chunks import tensors_of, with_tensors
-from functional_optim.kernels.shares import is_rounded_by_place, lengths
+
+GRAIN_SIZE = 1 << 15
+"""Smallest number of elements of an operation that torch gives to one thread."""
 
 PIECE = 1 << 20
 """Largest number of elements of a piece on the CPU."""
 
 PIECE_ON_DEVICES = 1 << 25
-"""The same on accelerators, where the launches of small pieces take longer than their work."""
+"""Largest number on accelerators, where small pieces would take less time than their launches."""
 
 SAMPLE = 1 << 12
 """Largest number of elements of a sample. If a block is larger, a sample is one block."""
 
 
-def fit_a_piece(leaves: Sequence[Leaf]) -> bool:
+def fit_in_piece(leaves: Sequence[Leaf]) -> bool:
     """Return True if all leaves together are not larger than a piece."""
-    return not leaves or sum(leaf.param.numel() for leaf in leaves) <= _most(leaves[0])
+    return not leaves or sum(leaf.param.numel() for leaf in leaves) <= _max_elements(leaves[0])
 
 
-def _most(leaf: Leaf) -> int:
+def _max_elements(leaf: Leaf) -> int:
     return PIECE if leaf.param.is_cpu else PIECE_ON_DEVICES
 
 
 def sample_of(stages: Sequence[Stage], leaf: Leaf) -> Leaf:
-    """Return the first elements of a leaf, which pointwise stages treat as all others."""
+    """Return the first elements of a leaf; pointwise stages treat all elements alike."""
     block_size = block_size_of(stages)
     length = max(1, SAMPLE // block_size) * block_size
     if leaf.param.numel() <= length or leaf.param.dim() == 0:
@@ -39,13 +47,13 @@ def sample_of(stages: Sequence[Stage], leaf: Leaf) -> Leaf:
 
 
 def pieces_of(stages: Sequence[Stage], leaf: Leaf) -> list[Leaf]:
-    """Return a large leaf in pieces, so that temporaries of one are small beside the whole."""
-    count, most = leaf.param.numel(), _most(leaf)
+    """Return the pieces of a large leaf. A small leaf is one piece."""
+    count, most = leaf.param.numel(), _max_elements(leaf)
     if count <= most or leaf.param.dim() == 0:
         return [leaf]
     block_size = block_size_of(stages)
     size = max(1, most // block_size) * block_size
-    pieces = lengths(count, size, exact=is_rounded_by_place(tensors_of(leaf), block_size))
+    pieces = piece_lengths(count, size, exact=is_rounded_by_place(tensors_of(leaf), block_size))
     return [
         _cut(leaf, end - length, length, block_size)
         for length, end in zip(pieces, accumulate(pieces), strict=True)
@@ -65,3 +73,49 @@ def _cut(leaf: Leaf, start: int, length: int, block_size: int) -> Leaf:
         return tensor
 
     return with_tensors(leaf, list(map(cut, tensors_of(leaf))))
+
+
+def is_rounded_by_place(tensors: Sequence[Tensor], block_size: int) -> bool:
+    """Return True if the results depend on where the pieces of these tensors end.
+
+    Args:
+        tensors: of a chunk.
+        block_size: the granularity of the chain. Torch divides no blocks among its threads.
+    """
+    short = min(tensor.dtype.itemsize for tensor in tensors) <= 2
+    return short and block_size == 1 and tensors[0].is_cpu
+
+
+def piece_lengths(total: int, block: int, *, exact: bool) -> list[int]:
+    """Return the lengths of the pieces of a chunk.
+
+    Args:
+        total: number of elements of the chunk.
+        block: largest number of elements of a piece.
+        exact: True if the results depend on where pieces end. Then a piece has at least
+            ``GRAIN_SIZE`` elements per thread, even if ``block`` is smaller.
+
+    Example::
+
+        >>> piece_lengths(10, 4, exact=False)
+        [4, 4, 2]
+    """
+    if not exact or total <= block:
+        return _split_length(total, block)
+    threads = torch.get_num_threads()
+    sharing = min(threads, -(-total // GRAIN_SIZE))
+    alignment = GRAIN_SIZE * threads
+    size = max(block // alignment, 1) * alignment
+    found: list[int] = []
+    for share in _split_length(total, -(-total // sharing)):
+        pieces = _split_length(share, size)
+        last = pieces.pop()
+        whole, rest = divmod(last, alignment)
+        grains, rest = divmod(rest, GRAIN_SIZE)
+        found += [*pieces, *(one for one in (whole * alignment, grains * GRAIN_SIZE, rest) if one)]
+    return found
+
+
+def _split_length(total: int, size: int) -> list[int]:
+    full, rest = divmod(total, size)
+    return [size] * full + [rest] * (rest > 0)

@@ -1,10 +1,9 @@
-"""The graph of a chain as straight-line Python that allocates as little as can be.
+"""Programs: the graph of a chain as straight-line Python that allocates little memory.
 
-Each operation is written with ``out=`` into scratch that is used again as soon as its value is no
-longer wanted, and each result's last operation straight into the parameter or state it belongs to,
-if nothing reads the old value afterwards. These are the operations of the rule itself, on tensors
-of the same layouts: the step is the rule's bit for bit. What has no ``out=`` allocates its result,
-as the rule does.
+Each operation writes with ``out=`` to scratch, which is reused after the last read of its value.
+The last operation of a result writes to the parameter or state itself, if no later operation reads
+the old value. The operations are those of the rule, on tensors of the same layouts, so a step
+equals the rule's step bit for bit. An operation without ``out=`` allocates its result.
 """
 
 import operator
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from functional_optim.core.aliasing import overlaps_itself
+from functional_optim.core.aliasing import has_internal_overlap
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.expressions import (
     OPERATORS,
@@ -26,74 +25,51 @@ from functional_optim.kernels.expressions import (
 from functional_optim.kernels.graph import Trace
 from functional_optim.kernels.validate import (
     Validated,
-    called,
+    call_node,
     examples,
     last_uses,
     same_bits,
+    trial_numbers,
     validate,
-    varied,
 )
 
 _COPIES = frozenset(
     [
-        "bfloat16",
-        "bool",
-        "byte",
-        "char",
-        "clone",
-        "contiguous",
-        "double",
-        "float",
-        "half",
-        "int",
-        "long",
-        "short",
-        "to",
-        "type",
-        "type_as",
+        *("bfloat16", "bool", "byte", "char", "clone", "contiguous", "double", "float"),
+        *("half", "int", "long", "short", "to", "type", "type_as"),
     ]
 )
-"""What gives the elements of its first argument as they are, or in another dtype."""
+"""Operations that copy their first argument, perhaps to another dtype."""
 
 _ELEMENTWISE = (
-    torch.abs,
-    torch.add,
-    torch.addcdiv,
-    torch.addcmul,
-    torch.clamp,
-    torch.div,
-    torch.lerp,
-    torch.maximum,
-    torch.minimum,
-    torch.mul,
-    torch.neg,
-    torch.sign,
-    torch.sqrt,
-    torch.sub,
+    *(torch.abs, torch.add, torch.addcdiv, torch.addcmul, torch.clamp, torch.div),
+    *(torch.lerp, torch.maximum, torch.minimum, torch.mul, torch.neg, torch.sign),
+    *(torch.sqrt, torch.sub),
 )
 _PRODUCTS = (torch.mm, torch.bmm, torch.addmm, torch.baddbmm)
 
-OF_WHOLE_TENSORS: dict[Any, bool] = {
+OUT_FUNCTIONS: dict[Any, bool] = {
     **dict.fromkeys(_ELEMENTWISE, True),
     **dict.fromkeys(_PRODUCTS, False),
 }
-"""What is written with ``out=`` of whole tensors, and whether it reads each element before it
-writes it: a product reads its operands again while it writes."""
+"""Functions that whole-tensor programs call with ``out=``. The value is True for elementwise
+functions, which read each element before they write it. A product reads operands while it writes.
+"""
 
 
 class Program(NamedTuple):
-    """A chain over tensors of certain layouts."""
+    """Program of a chain for tensors of certain layouts."""
 
     step: Callable[..., None]
     """``step(tensors of a leaf, scalar arguments, scratch)``; ``step.text`` is its source."""
     scratch: tuple[Any, ...]
-    """What each piece of scratch is: the dtype of a block, or a :class:`Whole`."""
+    """For each piece of scratch, the dtype of a block or a :class:`TensorLayout`."""
     allocating: tuple[str, ...]
-    """Operations that have no ``out=`` and allocate their result anew each time."""
+    """Operations without ``out=``, which allocate their result in each step."""
 
 
-class Whole(NamedTuple):
-    """The layout of a tensor that is no block."""
+class TensorLayout(NamedTuple):
+    """Shape, strides and dtype of a tensor."""
 
     size: torch.Size
     stride: tuple[int, ...]
@@ -103,18 +79,18 @@ class Whole(NamedTuple):
 def block_program(
     trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any], *, granularity: int
 ) -> Program:
-    """The program of a pointwise graph, for blocks of any length.
+    """Return the program of a pointwise graph, for blocks of any length.
 
     Args:
         trace: of a pointwise chain.
-        chunk: tensors to try it on (a few of their first elements); their dtypes are the program's.
-        scalar_args: the scalar arguments of some step. No number of theirs, nor of the tensors',
-            decides what is written: the program is for all.
-        granularity: in blocks of how many elements the chain works; 1 for each on its own.
+        chunk: tensors with the dtypes of the program. It is tried on their first elements.
+        scalar_args: the scalar arguments of some step. The program does not depend on their values,
+            nor on those of the tensors.
+        granularity: number of elements that the chain computes together.
 
     Raises:
-        UntraceableError: a result of another shape or dtype than what it is to replace.
-        NotPointwiseError: the graph looks at more than one element at a time.
+        UntraceableError: a result has another shape or dtype than the tensor that it replaces.
+        NotPointwiseError: the graph computes with more than one element at a time.
     """
     with torch.no_grad():
         few = examples(chunk, granularity)
@@ -126,31 +102,30 @@ def block_program(
 
 
 def whole_program(trace: Trace, validated: Validated) -> Program:
-    """The program of a graph over whole tensors.
+    """Return the program of a graph over whole tensors.
 
     Args:
         trace: of a chain, for tensors of given shapes.
-        validated: by tensors without data.
+        validated: the values of the graph, as tensors without data.
     """
-    return _Writer(trace, *validated, _whole, OF_WHOLE_TENSORS).write()
-
-
-def _whole(value: Tensor) -> Whole | None:
-    if overlaps_itself(value):
-        return None
-    return Whole(value.shape, value.stride(), value.dtype)
+    return _Writer(
+        trace,
+        *validated,
+        lambda one: None if has_internal_overlap(one) else _layout(one),
+        OUT_FUNCTIONS,
+    ).write()
 
 
 class _Writer:
-    """Writes one program.
+    """Writer of one program.
 
     Args:
-        trace: the graph.
-        values: what each node makes of an example, which may have no data.
-        root: for each node, the one that its memory belongs to.
-        layout: of what scratch a value may lie in; None where it has memory of its own.
-        functions: as :data:`OF_WHOLE_TENSORS`; None where all functions are elementwise, and what
-            each makes with ``out=`` is compared.
+        values: the value of each node in an example, which may have no data.
+        root: for each node, the node that owns its memory.
+        layout: returns the layout of the scratch for a value; None if the value is not written to
+            scratch.
+        functions: as :data:`OUT_FUNCTIONS`; None if all functions are elementwise, and the results
+            with ``out=`` can be compared.
     """
 
     def __init__(
@@ -166,11 +141,11 @@ class _Writer:
         self.namespace = Namespace()
         self.nodes = [node for node in trace.graph.nodes if node.op != "placeholder"]
         self.order = {node: i for i, node in enumerate(self.nodes)}
-        self.results = [(self._itself(node), trace.chunk[place]) for node, place in trace.results]
+        self.results = [(self._unaliased(node), trace.chunk[k]) for node, k in trace.results]
         self.last = last_uses(trace, root)
         self.scratch: list[Any] = []
         self.memory: dict[fx.Node, str] = {node: node.name for node in trace.chunk}
-        """Where each value that is still wanted lies: a tensor of the leaf, or scratch."""
+        """The name of the memory of each value that is read later: a leaf's tensor, or scratch."""
         self.lines: list[str] = []
         self.allocating: list[str] = []
 
@@ -186,16 +161,14 @@ class _Writer:
         step = self.namespace.function(f"def step({', '.join(heads)}):\n{body}", "step")
         return Program(step, tuple(self.scratch), tuple(self.allocating))
 
-    def _itself(self, node: fx.Node) -> fx.Node:
-        """The node whose value this one's is as it lies, as of a cast to the dtype that it has."""
+    def _unaliased(self, node: fx.Node) -> fx.Node:
+        """Return the node that owns the same tensor, such as the source of a cast to its dtype."""
         root, value = self.root[node], self.values[node]
-        if not isinstance(value, Tensor) or not self._is_alike(root, value):
+        source = self.values[root]
+        if not isinstance(value, Tensor) or not isinstance(source, Tensor):
             return node
-        return root if value.storage_offset() == self.values[root].storage_offset() else node
-
-    def _is_alike(self, node: fx.Node, value: Tensor) -> bool:
-        other = self.values[node]
-        return isinstance(other, Tensor) and _laid(other) == _laid(value)
+        is_same = _layout(source) == _layout(value)
+        return root if is_same and value.storage_offset() == source.storage_offset() else node
 
     def _emit(self, node: fx.Node) -> None:
         value, text = self.values[node], None
@@ -207,7 +180,7 @@ class _Writer:
         self.lines.append(f"{node.name} = {text or statement(node, self.namespace)}")
 
     def _reciprocal(self, node: fx.Node) -> str | None:
-        """``number / tensor``, which is two operations in torch, and is rounded twice."""
+        """Return ``number / tensor`` as text: two operations in torch, each with a rounding."""
         if node.target is not operator.truediv or self._is_tensor(node.args[0]):
             return None
         number, tensor = map(self._text, node.args)
@@ -215,12 +188,12 @@ class _Writer:
         return f"{name}({tensor}, out={self._destination(node)}).mul_({number})"
 
     def _with_out(self, node: fx.Node) -> str | None:
-        """The call of torch's function that does this with ``out=``; None if none does."""
-        target, args = self._function(node)
+        """Return the call of torch's function with ``out=``; None if there is none."""
+        target, args = self._torch_function(node)
         elementwise = True if self.functions is None else self.functions.get(target)
         if elementwise is None or not callable(target) or "out" in node.kwargs:
             return None
-        if not self._takes_out(node, target, args):
+        if not self._is_equal_with_out(node, target, args):
             return None
         texts = [self._text(one) for one in args]
         texts += [f"{key}={self._text(value)}" for key, value in node.kwargs.items()]
@@ -228,12 +201,12 @@ class _Writer:
         name = self.namespace.name(target, target.__name__)
         return f"{name}({', '.join(texts)}, out={where})"
 
-    def _function(self, node: fx.Node) -> tuple[Any, tuple[Any, ...]]:
-        """The function of torch that a node calls, and its arguments in the order that it takes."""
+    def _torch_function(self, node: fx.Node) -> tuple[Any, tuple[Any, ...]]:
+        """Return the torch function that a node calls, and its arguments in order."""
         target: Any = node.target
         args = node.args
         if node.op == "call_method":
-            # This one's method takes its arguments in another order than the function.
+            # Tensor.where takes its arguments in another order than torch.where.
             return (None if target == "where" else getattr(torch, str(target), None)), args
         if target in (operator.matmul, torch.matmul):
             sizes = [self.values[one].dim() if self._is_tensor(one) else 0 for one in args]  # type: ignore[index]  # a node
@@ -243,44 +216,44 @@ class _Writer:
             return REFLECTED[target], args[::-1]
         return OPERATORS.get(target, target), args
 
-    def _takes_out(self, node: fx.Node, target: Any, args: Sequence[Any]) -> bool:
-        """Return True if a function takes memory of the result's layout, and makes the same in it.
+    def _is_equal_with_out(self, node: fx.Node, target: Any, args: Sequence[Any]) -> bool:
+        """Return True if a function accepts ``out=`` with the layout of the result, and is equal.
 
-        That is remembered for tensors of any values, so it is tried on none of the caller's. Where
-        there is no data to compare, it has to be one of those that are known.
+        The result is used for tensors with any values, so the trial has its own values. If the
+        tensors have no data, the function is one of ``functions``, and bits are not compared.
         """
         value = self.values[node]
         if self.functions is not None and not (args and self._is_tensor(args[0])):
             return False
-        tried = self._tried(node)
+        tried = self._trial_values(node)
         given = fx.map_arg((tuple(args), node.kwargs), tried.__getitem__)
-        out = torch.empty_strided(*_laid(value)[:2], dtype=value.dtype, device=value.device)
+        out = torch.empty_strided(*_layout(value)[:2], dtype=value.dtype, device=value.device)
         try:
             made = target(*given[0], **given[1], out=out)
-            wanted = called(node, tried)
+            wanted = call_node(node, tried)
         except (TypeError, RuntimeError, ValueError, IndexError):
             return False
         if made is not out or out.stride() != value.stride():
             return False
         return out.is_meta or same_bits(out, wanted)
 
-    def _tried(self, node: fx.Node) -> dict[fx.Node, Any]:
-        """Values to try an operation on, for each node that it takes; whole numbers as they are."""
+    def _trial_values(self, node: fx.Node) -> dict[fx.Node, Any]:
+        """Return values of a node's inputs for a trial; integers keep their values."""
         found: dict[fx.Node, Any] = {}
         for k, source in enumerate(node.all_input_nodes):
             value = self.values[source]
             if isinstance(value, Tensor) and value.is_floating_point() and not value.is_meta:
-                value = varied(value, k, value.numel()).reshape(value.shape)
+                value = trial_numbers(value, k, value.numel()).reshape(value.shape)
             elif isinstance(value, float):
                 value = 0.1 + k / 7
             found[source] = value
         return found
 
     def _in_place(self, node: fx.Node) -> str | None:
-        """An operation that has no ``out=``, as a method that writes into its destination."""
+        """Return an operation without ``out=`` as an in-place method of its destination."""
         method = node.target if node.op == "call_method" else None
         if method in _COPIES or node.target is torch.clone:
-            if not self._fits(node, node.args[0]):
+            if not self._can_copy(node, node.args[0]):
                 return None
             return f"{self._destination(node)}.copy_({self._text(node.args[0])})"
         if node.target is torch.fill and len(node.args) == 2:
@@ -289,36 +262,36 @@ class _Writer:
             own, mask, fill = node.args
             if not isinstance(own, fx.Node) or not isinstance(mask, fx.Node):
                 return None
-            where = self._destination(node, apart=[self.root[mask]])
+            where = self._destination(node, excluded=[self.root[mask]])
             filled = f"masked_fill_({mask.name}, {self._text(fill)})"
             if where != self.memory.get(self.root[own]):
                 filled = f"copy_({own.name}).{filled}"
             return f"{where}.{filled}"
         return None
 
-    def _fits(self, node: fx.Node, source: Any) -> bool:
-        """Return True if a value and its source have the same shape, and lie on the same device."""
+    def _can_copy(self, node: fx.Node, source: Any) -> bool:
+        """Return True if a value and its source have the same shape and device."""
         if not self._is_tensor(source):
             return False
         made, given = self.values[node], self.values[source]
         return bool(made.shape == given.shape and made.device == given.device)
 
     def _destination(
-        self, node: fx.Node, *, elementwise: bool = True, apart: Sequence[fx.Node] = ()
+        self, node: fx.Node, *, elementwise: bool = True, excluded: Sequence[fx.Node] = ()
     ) -> str:
-        """The name of the memory that an operation writes into.
+        """Return the name of the memory that an operation writes to.
 
-        It may be that of an operand that an elementwise operation is the last to read: each element
-        is then read before it is written.
+        An elementwise operation may write to an operand that no later operation reads, because it
+        reads each element before it writes it.
         """
         now, layout = self.order[node], self.layout(self.values[node])
         operands = {self.root[one] for one in node.all_input_nodes}
-        read_again = (one for one in operands if not elementwise or self._is_turned(one, node))
-        apart = [*apart, *read_again]
+        read_again = (one for one in operands if not elementwise or self._reads_view(one, node))
+        excluded = [*excluded, *read_again]
         taken = {
             memory
             for owner, memory in self.memory.items()
-            if self.last[owner] > now or owner in apart
+            if self.last[owner] > now or owner in excluded
         }
         for result, chunk in self.results:
             ends_there = result is node or self.last[node] == self.order.get(result)
@@ -329,13 +302,13 @@ class _Writer:
         self.memory[node] = self._free_scratch(layout, taken)
         return self.memory[node]
 
-    def _is_turned(self, owner: fx.Node, node: fx.Node) -> bool:
+    def _reads_view(self, owner: fx.Node, node: fx.Node) -> bool:
         """Return True if a node reads a part of a value, or its transpose."""
         views = [one for one in node.all_input_nodes if self.root[one] is owner]
-        return any(self._itself(one) is not owner for one in views)
+        return any(self._unaliased(one) is not owner for one in views)
 
     def _free_scratch(self, layout: Any, taken: set[str]) -> str:
-        """The name of scratch that is not taken."""
+        """Return the name of free scratch with a layout; add a piece if there is none."""
         names = [f"scratch_{i}" for i, one in enumerate(self.scratch) if one == layout]
         free = [name for name in names if name not in taken]
         if not free:
@@ -344,7 +317,7 @@ class _Writer:
         return free[0]
 
     def _copy_results(self) -> None:
-        """Copy results to their places, each before it is itself written over."""
+        """Copy results to the tensors of the leaf, each result before it is overwritten."""
         left = [
             (node.name, self.memory.get(self.root[node], ""), chunk)
             for node, chunk in self.results
@@ -357,7 +330,7 @@ class _Writer:
                     self.lines.append(f"{target.name}.copy_({name})")
                     del left[at]
                     break
-            else:  # they change places, or one is itself turned
+            else:  # results swap tensors, or a result is a transpose of its own tensor
                 name, _, target = left[0]
                 layout = self.layout(self.values[target])
                 if layout is None:
@@ -373,5 +346,5 @@ class _Writer:
         return isinstance(argument, fx.Node) and isinstance(self.values[argument], Tensor)
 
 
-def _laid(value: Tensor) -> Whole:
-    return Whole(value.shape, value.stride(), value.dtype)
+def _layout(value: Tensor) -> TensorLayout:
+    return TensorLayout(value.shape, value.stride(), value.dtype)

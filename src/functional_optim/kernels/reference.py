@@ -1,6 +1,7 @@
-"""The reference executor: each stage called in Python, leaf by leaf. Every other must equal it.
+"""The reference executor, which calls each stage in Python, leaf by leaf.
 
-It is also the one that torch.func sees through: vmap and grad work over it.
+All other executors must give its results. torch.func sees each of its operations, so vmap and grad
+work with it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,30 +12,30 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import is_transforming, may_be_view
-from functional_optim.core.aliasing import storage_of
-from functional_optim.core.calling import called, renews_raw
-from functional_optim.core.dtensors import is_sharded, placed_as
+from functional_optim.core.aliasing import storage_key
+from functional_optim.core.dtensors import is_dtensor, redistribute_like
 from functional_optim.core.hyper import is_plain
 from functional_optim.core.leaf import (
     Leaf,
     Scalars,
     Stepped,
+    check_kept,
+    has_device_scalars,
     is_measured,
-    on_device,
-    require_kept,
-    segments,
+    split_at_measured,
 )
 from functional_optim.core.stage import Stage
+from functional_optim.core.stage_contract import call_stage, is_raw_source
 from functional_optim.core.state import state_tensors
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.chunks import why_not_pointwise
 from functional_optim.kernels.executor import Executor
-from functional_optim.kernels.on_tensors import OnTensors
-from functional_optim.kernels.totals import reduced_each, sum_in_order, total_of
+from functional_optim.kernels.lowering import TensorScalarMode
+from functional_optim.kernels.totals import sum_in_order, total_of, try_reduce_each
 
 
-class _Passing:
-    """A leaf on its way through the stages."""
+class _StageWalk:
+    """The parameter, gradient and new states of a leaf while its stages run."""
 
     __slots__ = ("grad", "param", "raw", "states")
 
@@ -43,63 +44,61 @@ class _Passing:
         self.grad = self.raw = leaf.grad
         self.states: list[Any] = []
 
-    def through(
+    def run(
         self, stages: Sequence[Stage], segment: range, leaf: Leaf, totals: Sequence[Tensor]
     ) -> None:
+        """Run the stages of a segment. Only its first stage may be measured, by the last total."""
         for index in segment:
-            stage, state, coefficients = (
-                stages[index],
-                leaf.states[index],
-                leaf.coefficients[index],
-            )
+            stage = stages[index]
+            state, coefficients = leaf.states[index], leaf.coefficients[index]
             sums = [totals[-1].to(self.grad.device)] if is_measured(stage) else []
-            self.param, self.grad, state = called(
+            self.param, self.grad, state = call_stage(
                 stage, self.param, self.grad, state, coefficients, sums, self.raw
             )
-            if renews_raw(stage):
+            if is_raw_source(stage):
                 self.raw = self.grad
             self.states.append(state)
 
 
-def _sweep(
+def _run_stages(
     stages: Sequence[Stage],
     leaves: Sequence[Leaf],
     measured: Sequence[Tensor],
-    finish: Callable[[Leaf, _Passing], None],
+    finish: Callable[[Leaf, _StageWalk], None],
 ) -> None:
-    """All stages over all leaves.
+    """Run all stages for all leaves, and call ``finish`` for each leaf.
 
-    Where nothing is measured in mid-chain, a leaf is finished before the next one begins, so that
-    its temporaries are free again.
+    A chain without a total in the middle finishes a leaf before it starts the next leaf, so that
+    the temporaries of the first are freed.
     """
-    runs = [_Passing(leaf) for leaf in leaves]
+    walks = [_StageWalk(leaf) for leaf in leaves]
     totals = list(measured)
-    parts = segments(stages)
+    parts = split_at_measured(stages)
     seen = 0
     for part in parts:
         first = stages[part.start]
         if is_measured(first):
             seen += 1
             if len(totals) < seen:
-                totals.append(_total(first, leaves, [run.grad for run in runs]))
-        for position, (leaf, run) in enumerate(zip(leaves, runs, strict=True)):
-            run.through(stages, part, leaf, totals[:seen])
+                totals.append(_total(first, leaves, [walk.grad for walk in walks]))
+        for position, (leaf, walk) in enumerate(zip(leaves, walks, strict=True)):
+            walk.run(stages, part, leaf, totals[:seen])
             if part is parts[-1]:
-                finish(leaf, run)
-                runs[position] = None  # type: ignore[call-overload]  # its temporaries are free again
+                finish(leaf, walk)
+                walks[position] = None  # type: ignore[call-overload]  # frees its temporaries
 
 
 def write(leaf: Leaf, stepped: Stepped) -> None:
-    """Copy a step's results into the leaf they came from."""
-    require_kept(leaf, stepped)
+    """Copy the results of a step into the leaf."""
+    check_kept(leaf, stepped)
     targets = [leaf.param, *state_tensors(leaf.states)]
     values = [stepped.param, *state_tensors(stepped.states)]
-    for target, value in zip(targets, _unaliased(values, targets), strict=True):
-        target.copy_(placed_as(value, target))
+    for target, value in zip(targets, _copy_aliased(values, targets), strict=True):
+        target.copy_(redistribute_like(value, target))
 
 
-def _unaliased(values: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
-    """The values; copies of those that writing to the targets might change."""
+def _copy_aliased(values: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
+    """Return the values, with a copy of each value that a write to the targets may change."""
     try:
         begins = {target.data_ptr() for target in targets}
         suspects = [
@@ -109,41 +108,35 @@ def _unaliased(values: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
     except RuntimeError:  # inside a transform of torch.func
         return [v if v is t else v.clone() for v, t in zip(values, targets, strict=True)]
     return [
-        value.clone() if suspect and _may_change(value, own, targets) else value
+        value.clone()
+        if suspect and value is not own and storage_key(value) in map(storage_key, targets)
+        else value
         for value, own, suspect in zip(values, targets, suspects, strict=True)
     ]
 
 
-def _may_change(value: Tensor, own: Tensor, targets: list[Tensor]) -> bool:
-    return value is not own and storage_of(value) in map(storage_of, targets)
-
-
 def _functions_for(leaves: Sequence[Leaf]) -> AbstractContextManager[object]:
-    """Return the context in which stages call torch's functions, with numbers or tensors."""
-    return OnTensors() if on_device(leaves) else nullcontext()
+    """Return the context of the stages: a mode if coefficients are 0-d tensors on the device."""
+    return TensorScalarMode() if has_device_scalars(leaves) else nullcontext()
 
 
 def _total(stage: Stage, leaves: Sequence[Leaf], gradients: list[Tensor]) -> Tensor:
-    return total_of(stage, gradients, on_device=on_device(leaves))
+    return total_of(stage, gradients, on_device=has_device_scalars(leaves))
 
 
-KINDS = 512
-"""Of how many kinds of leaves it is known, for each chain, that its rules step them."""
+MAX_KINDS = 512
+"""Largest number of kinds of leaves that are remembered for each chain."""
 
 _CHOICES = frozenset({bool, str, type(None)})
 
-_TRIED: Cache[set[Any]] = Cache()
-"""The kinds of leaves that stages have stepped: shape, dtype, choices among the coefficients."""
+_CHECKED: Cache[set[Any]] = Cache()
+"""Kinds of leaves that were checked, for each chain: shape, dtype, static coefficients."""
 
 
-def _require_kept(leaf: Leaf, run: _Passing) -> None:
-    require_kept(leaf, Stepped(run.param, tuple(run.states)))
+def _reduce_together(stages: Sequence[Stage], leaves: Sequence[Leaf]) -> Tensor | None:
+    """Return the totals of a stage without state over leaves on CUDA; None in all other cases.
 
-
-def _reduced_together(stages: Sequence[Stage], leaves: Sequence[Leaf]) -> Tensor | None:
-    """Return the totals of a stage without state over leaves on CUDA; None for other leaves.
-
-    One by one, leaves cost several launches each. On the CPU, plans put them together.
+    One by one, each leaf needs several launches. On the CPU, plans reduce leaves together.
     """
     stage, first = stages[-1], leaves[0]
     if len(stages) > 1 or stage.stateful or not first.param.is_cuda:
@@ -153,30 +146,25 @@ def _reduced_together(stages: Sequence[Stage], leaves: Sequence[Leaf]) -> Tensor
         if not is_plain(own) or own != shared:
             return None
     params, grads = [leaf.param for leaf in leaves], [leaf.grad for leaf in leaves]
-    columns = reduced_each(stage, params, grads, first.states[-1], shared)
+    columns = try_reduce_each(stage, params, grads, first.states[-1], shared)
     if columns is None:
         return None
     return torch.stack(list(map(sum_in_order, columns))).to(first.param.device)
 
 
 class ReferenceExecutor(Executor):
-    """Stages called one after the other, in Python.
+    """Executor that calls the stages one after the other, in Python.
 
     Args:
-        on_device: what runs a chain so with numbers that stand on the device.
-        tries_pointwise: whether chains that are pointwise are tried out, too; not where a kernel
-            has tried them on a few elements.
+        on_device: the executor for coefficients on the device.
+        tries_pointwise: True to check pointwise chains in :meth:`require`. False if a kernel checks
+            them on a few elements.
     """
 
     exact = True
     takes_dtensors = True
 
-    def __init__(
-        self,
-        on_device: Executor | None = None,
-        *,
-        tries_pointwise: bool = True,
-    ) -> None:
+    def __init__(self, on_device: Executor | None = None, *, tries_pointwise: bool = True) -> None:
         self._on_device = on_device
         self._tries_pointwise = tries_pointwise
 
@@ -188,11 +176,11 @@ class ReferenceExecutor(Executor):
     ) -> list[Stepped]:
         results: list[Stepped] = []
         with _functions_for(leaves):
-            _sweep(
+            _run_stages(
                 stages,
                 leaves,
                 measured,
-                lambda leaf, run: results.append(Stepped(run.param, tuple(run.states))),
+                lambda leaf, walk: results.append(Stepped(walk.param, tuple(walk.states))),
             )
         return results
 
@@ -200,24 +188,24 @@ class ReferenceExecutor(Executor):
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> None:
         with torch.no_grad(), _functions_for(leaves):
-            _sweep(
+            _run_stages(
                 stages,
                 leaves,
                 measured,
-                lambda leaf, run: write(leaf, Stepped(run.param, tuple(run.states))),
+                lambda leaf, walk: write(leaf, Stepped(walk.param, tuple(walk.states))),
             )
 
     def require(self, stages: Sequence[Stage], leaves: Sequence[Leaf]) -> None:
-        """Step one leaf of each kind, once, and forget the result.
+        """Step one leaf of each new kind, and discard the result.
 
-        What a rule has to say of a shape or dtype, it says before anything is written.
+        So a rule raises its errors about shapes and dtypes before anything is written.
 
         Raises:
-            RuntimeError: a step of another shape or dtype; or whatever a rule raises.
+            RuntimeError: a step changes a shape or dtype. An error of a rule is raised unchanged.
         """
         if is_transforming() or not (self._tries_pointwise or why_not_pointwise(stages)):
             return
-        tried = _TRIED.get_or_make(tuple(stages), set)
+        tried = _CHECKED.get_or_make(tuple(stages), set)
         new: dict[Any, Leaf] = {}
         choices: dict[int, Any] = {}
         for leaf in leaves:
@@ -225,22 +213,27 @@ class ReferenceExecutor(Executor):
             if id(made) not in choices:
                 choices[id(made)] = [one for own in made for one in own if type(one) in _CHOICES]
             key = leaf.param.shape, leaf.param.dtype, *choices[id(made)]
-            if key not in tried and leaf.scalars is Scalars.HOST and not is_sharded(leaf.param):
+            if key not in tried and leaf.scalars is Scalars.HOST and not is_dtensor(leaf.param):
                 new.setdefault(key, leaf)
         if not new:
             return
         with torch.no_grad():
             for leaf in new.values():
-                _sweep([*stages], [leaf], [], _require_kept)
-        if len(tried) + len(new) > KINDS:
+                _run_stages(
+                    [*stages],
+                    [leaf],
+                    [],
+                    lambda one, walk: check_kept(one, Stepped(walk.param, tuple(walk.states))),
+                )
+        if len(tried) + len(new) > MAX_KINDS:
             tried.clear()
         tried.update(new)
 
     def reduce(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> Tensor:
-        """The totals over the leaves of the last stage, which reduces: a vector in float64."""
-        together = _reduced_together(stages, leaves)
+        """Return the totals of the last stage over the leaves: a float64 vector."""
+        together = _reduce_together(stages, leaves)
         if together is not None:
             return together
         total: Tensor | None = None
@@ -253,16 +246,16 @@ class ReferenceExecutor(Executor):
     def addends(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]
     ) -> Iterator[tuple[Tensor, ...]]:
-        """Return each leaf's addends to the totals: tensors of one element."""
+        """Yield the addends of each leaf to the totals: tensors of one element."""
         last = stages[-1]
         assert last.reduce is not None
         before = range(len(stages) - 1)
         for leaf in leaves:
             param, grad = leaf.param, leaf.grad
             if before:
-                run = _Passing(leaf)
-                run.through(stages, before, leaf, measured)
-                param, grad = run.param, run.grad
+                walk = _StageWalk(leaf)
+                walk.run(stages, before, leaf, measured)
+                param, grad = walk.param, walk.grad
             yield last.reduce(param, grad, leaf.states[-1], leaf.coefficients[-1])
 
     def measure(
@@ -273,5 +266,7 @@ class ReferenceExecutor(Executor):
             if wanted == 0:
                 return _total(stages[0], leaves, [leaf.grad for leaf in leaves])
             grads: list[Tensor] = []
-            _sweep(stages[:wanted], leaves, measured, lambda leaf, run: grads.append(run.grad))
+            _run_stages(
+                stages[:wanted], leaves, measured, lambda leaf, walk: grads.append(walk.grad)
+            )
             return _total(stages[wanted], leaves, grads)

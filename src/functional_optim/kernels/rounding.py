@@ -1,9 +1,9 @@
-"""Pointwise chains whose leaves have to be stepped as they are.
+"""Pointwise chains whose leaves cannot be stepped as chunks, because of rounding or 0-d states.
 
-Torch computes most elements of a tensor in vectors and the last ones one by one. A few operations
-round differently in the two. A chain with such an operation has the reference's bits only where
-each tensor is stepped as it is: not in a flat buffer or a block. Nor are parameters without
-dimensions stepped together by a rule that keeps a number for each.
+Torch computes most elements of a tensor in vectors, and the last elements one by one. A few
+operations round differently in the two cases. A chain with such an operation equals the reference
+only if each tensor is stepped as a whole, not in a flat buffer or a block. Chunks also exclude 0-d
+parameters of a chain that keeps a 0-d state for each parameter.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from torch import Tensor, fx
 
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage, block_size_of
-from functional_optim.kernels.cache import ENTRIES
-from functional_optim.kernels.chunks import KEEPING_NUMBERS, NOTED, why_not_pointwise
+from functional_optim.kernels.cache import MAX_ENTRIES
+from functional_optim.kernels.chunks import SCALAR_STATE_CHAINS, UNCHUNKABLE, why_not_pointwise
 from functional_optim.kernels.errors import NotPointwiseError, UntraceableError
 from functional_optim.kernels.graph import Trace
 from functional_optim.kernels.signature import signature
@@ -29,22 +29,18 @@ _NAMES = frozenset(
         *("sinh", "softplus"),
     ]
 )
-"""Operations of float32 and float64 that do, whatever their arguments are."""
+"""Operations that round differently at the end of a tensor, for all arguments."""
 
 _SUMS = frozenset(["add", "sub", "subtract", "rsub"])
 _POWERS = frozenset(["float_power", "pow"])
 _SAFE_POWERS = frozenset([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0])
-"""Exponents of which torch has an operation of its own, which rounds alike everywhere."""
+"""Exponents for which torch has a special operation, which rounds all elements in the same way."""
 
 
-def note_rounding(stages: Sequence[Stage], leaf: Leaf) -> None:
-    """Find out if a chain rounds by place, or keeps a number for a whole parameter.
-
-    Its leaves are stepped as they are from now on; where it keeps numbers, those without dimensions
-    are.
+def record_rounding(stages: Sequence[Stage], leaf: Leaf) -> None:
+    """Record in ``chunks`` if a chain rounds by position, or keeps 0-d states of parameters.
 
     Args:
-        stages: of the chain.
         leaf: with the coefficients of a step.
     """
     chain = tuple(stages)
@@ -53,24 +49,24 @@ def note_rounding(stages: Sequence[Stage], leaf: Leaf) -> None:
     try:
         shape, numbers, _ = signature(chain, leaf)
         traced = trace(chain, tuple(map(type, leaf.coefficients)), shape)
-        found = _rounded_by_place(traced, numbers)
+        found = _find_rounding(traced, numbers)
     except UntraceableError as error:
-        if KEEPS_NUMBER in str(error) and chain not in KEEPING_NUMBERS:
-            if len(KEEPING_NUMBERS) >= ENTRIES:
-                KEEPING_NUMBERS.clear()
-            KEEPING_NUMBERS.add(chain)
+        if KEEPS_NUMBER in str(error) and chain not in SCALAR_STATE_CHAINS:
+            if len(SCALAR_STATE_CHAINS) >= MAX_ENTRIES:
+                SCALAR_STATE_CHAINS.clear()
+            SCALAR_STATE_CHAINS.add(chain)
         return
     except (ArithmeticError, NotPointwiseError, ValueError):
         return
     if found is None:
         return
-    if len(NOTED) >= ENTRIES:
-        NOTED.clear()
-    NOTED[chain] = f"torch rounds {found} by where an element is in its tensor"
+    if len(UNCHUNKABLE) >= MAX_ENTRIES:
+        UNCHUNKABLE.clear()
+    UNCHUNKABLE[chain] = f"torch rounds {found} by where an element is in its tensor"
 
 
-def _rounded_by_place(traced: Trace, numbers: Any) -> str | None:
-    """Return the operation that rounds by place; None if there is none."""
+def _find_rounding(traced: Trace, numbers: Any) -> str | None:
+    """Return the operation that rounds by position; None if there is none."""
     values: dict[fx.Node, Any] = {}
     for node in traced.graph.nodes:
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
@@ -96,6 +92,6 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _is_safe(given: Sequence[Any]) -> bool:
-    """Return True if a power is rounded alike everywhere."""
+    """Return True if a power rounds all elements in the same way."""
     base, exponent = given[0], given[1] if len(given) > 1 else 1.0
     return _is_tensor(base) and not _is_tensor(exponent) and float(exponent) in _SAFE_POWERS

@@ -1,7 +1,7 @@
-"""Scratch: memory of the CPU that a thread uses again in every step.
+"""Scratch: CPU memory for temporaries that a thread reuses in every step.
 
-On an accelerator nothing is kept: a thread may step in several streams, and what one of them still
-reads another would write to. torch's allocator there knows the streams, and costs little.
+On an accelerator no memory is kept. A thread may step in several streams, and one stream would
+write to memory that another still reads. torch's allocator knows the streams, and is fast there.
 """
 
 import threading
@@ -13,66 +13,66 @@ import torch
 from torch import Tensor
 
 KEPT_BYTES = 1 << 24
-"""Most that is kept of one piece. Who needs more works for so long that making it anew does not
-show."""
+"""Largest piece that is kept, in bytes. With larger pieces, the time of an allocation is small
+compared with the step."""
 
 VIEWS = 512
-"""Of how many owners views are kept."""
+"""Largest number of owners whose views are kept."""
 
 
 _Views = TypeVar("_Views")
 
 
 class _Scratch(threading.local):
-    """The pieces of one thread, by name."""
+    """Pieces of scratch of one thread, by name."""
 
     def __init__(self) -> None:
         self.pieces: dict[Any, Tensor] = {}
         self.views: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-        """Of pieces that are all there, for as long as their owner is."""
-        self.lent = 0
-        """How many pieces were given that are not kept."""
+        """Views of kept pieces, by owner. They are freed together with the owner."""
+        self.unkept = 0
+        """Number of pieces that were returned, but not kept."""
 
 
 _SCRATCH = _Scratch()
 
 
 def scratch(name: Any, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of so many elements, whatever they are; on the CPU, in the same memory for a name.
+    """Return an uninitialized 1-D tensor; on the CPU, with the same memory for the same name.
 
     Args:
-        name: says who asks, and for which of its pieces: what lies there is wanted until it asks
-            again.
-        count: elements.
+        name: of the caller, and of one of its pieces. The content is valid until the next call with
+            this name.
+        count: number of elements.
         dtype: of the tensor.
-        device: where it lies.
+        device: of the tensor.
     """
     key = name, dtype, device
     found = _SCRATCH.pieces.get(key)
     if found is None or found.numel() < count:
-        # An inference tensor could not be written to outside of that mode.
+        # An inference tensor could not be written outside of inference mode.
         with torch.inference_mode(mode=False):
             found = torch.empty(count, dtype=dtype, device=device)
         if device.type == "cpu" and count * dtype.itemsize <= KEPT_BYTES:
             _SCRATCH.pieces[key] = found
-            _SCRATCH.views.clear()  # they would keep the memory that was there before
+            _SCRATCH.views.clear()  # they would keep the old memory alive
         else:
-            _SCRATCH.lent += 1
+            _SCRATCH.unkept += 1
     return found[:count]
 
 
 def views_of_scratch(owner: Any, make: Callable[[], _Views]) -> _Views:
-    """Views of pieces, made once for the same owner, as long as it and the pieces are there.
+    """Return views of scratch, which are made once for an owner as long as the pieces are kept.
 
     Args:
-        owner: is looked up, and not kept; what is made must not keep it, either.
-        make: makes them, of what :func:`scratch` gives.
+        owner: a hashable object. It is kept by a weak reference; the views must not refer to it.
+        make: makes the views from results of :func:`scratch`.
     """
     found: _Views | None = _SCRATCH.views.get(owner)
     if found is None:
-        lent = _SCRATCH.lent
+        unkept = _SCRATCH.unkept
         found = make()
-        if _SCRATCH.lent == lent:
+        if _SCRATCH.unkept == unkept:
             if len(_SCRATCH.views) >= VIEWS:
                 _SCRATCH.views.clear()
             _SCRATCH.views[owner] = found

@@ -1,13 +1,13 @@
-"""A chain as a graph for tensors of given shapes: its rules may look at them, and iterate.
+"""Tracer of a chain for tensors of given shapes, whose rules may read shapes and iterate.
 
-The plain tracer has one stand-in for tensors of any shape, so a rule that asks which side of a
-matrix is the longer cannot be recorded by it. Here each stand-in has a tensor beside it that holds
-no data (of the device "meta"): all that a tensor without data can tell is answered at once, and is
-then part of the graph. Numbers that change with the step stay as unknown as they are to the other.
+A proxy of :mod:`functional_optim.kernels.trace` has no shape, so a rule cannot compare the sides of
+a matrix. Here each proxy has a meta tensor, which has a shape, a dtype and strides, but no data. A
+question about them is answered at once, and the answer is a constant of the graph. Numbers that
+change with the step stay unknown.
 """
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,60 +19,37 @@ from functional_optim.kernels.chunks import tensors_of
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.graph import Trace
 from functional_optim.kernels.signature import Numbers, Signature
-from functional_optim.kernels.trace import Tracer, traced_by
-from functional_optim.kernels.validate import Validated, called, validate
+from functional_optim.kernels.trace import Tracer, trace_with
+from functional_optim.kernels.validate import Validated, call_node, validate
 
-_TOLD = frozenset(
+_METADATA = frozenset(
     [
-        "dim",
-        "dtype",
-        "element_size",
-        "is_complex",
-        "is_contiguous",
-        "is_floating_point",
-        "itemsize",
-        "layout",
-        "nbytes",
-        "ndim",
-        "ndimension",
-        "nelement",
-        "numel",
-        "shape",
-        "size",
-        "stride",
+        *("dim", "dtype", "element_size", "is_complex", "is_contiguous"),
+        *("is_floating_point", "itemsize", "layout", "nbytes", "ndim", "ndimension"),
+        *("nelement", "numel", "shape", "size", "stride"),
     ]
 )
-"""What a tensor without data tells as any other does; more than that, nobody is told."""
+"""Attributes and methods that rules may read: a tensor without data has the same values."""
 
 
-def _place(device: torch.device) -> dict[str, Any]:
-    """Return what tensors on a device answer when they are asked where they are."""
-    of = device.type
-    return {"device": device, "is_cpu": of == "cpu", "is_cuda": of == "cuda", "is_meta": False}
-
-
-class Shaped(fx.Proxy):
-    """A stand-in for a tensor of a known shape, dtype and layout."""
+class ShapedProxy(fx.Proxy):
+    """Proxy for a tensor of a known shape, dtype and layout."""
 
     tracer: "ShapedTracer"
 
     def __getattr__(self, name: str) -> Any:
-        if name in self.tracer.place:
-            return self.tracer.place[name]
+        if name in self.tracer.device_attributes:
+            return self.tracer.device_attributes[name]
         found = getattr(self.tracer.values[self.node], name)
         if isinstance(found, Tensor):
             return self.tracer.create_proxy("call_function", getattr, (self, name), {})
         if callable(found):
-            return self._method(name)
-        if name in _TOLD:
+            return lambda *args, **kwargs: self.tracer.create_proxy(
+                "call_method", name, (self, *args), kwargs
+            )
+        if name in _METADATA:
             return found
         raise UntraceableError(f"a rule asks a tensor for its {name}")
-
-    def _method(self, name: str) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return self.tracer.create_proxy("call_method", name, (self, *args), kwargs)
-
-        return call
 
     def __iter__(self) -> Iterator[Any]:
         raise UntraceableError("a rule goes through a tensor row by row")
@@ -82,12 +59,12 @@ class Shaped(fx.Proxy):
 
 
 class ShapedTracer(Tracer):
-    """Records calls on stand-ins that know their shapes.
+    """Tracer that records calls on proxies with shapes.
 
     Args:
-        chunk: a tensor without data for each stand-in of the chunk, in order.
-        numbers: a value for each other stand-in: what is made of it has shapes too, but no rule
-            sees it.
+        chunk: a meta tensor for each tensor of the chunk, in order.
+        numbers: a value for each number. It gives results of operations a shape, and rules cannot
+            read it.
         device: of the tensors that the graph is for.
     """
 
@@ -97,11 +74,18 @@ class ShapedTracer(Tracer):
         self, chunk: Sequence[Tensor], numbers: Sequence[Any], device: torch.device
     ) -> None:
         super().__init__()
-        self.place = _place(device)
+        kind = device.type
+        self.device_attributes: dict[str, Any] = {
+            "device": device,
+            "is_cpu": kind == "cpu",
+            "is_cuda": kind == "cuda",
+            "is_meta": False,
+        }
+        """Attributes whose values differ between the meta tensors and the tensors of a step."""
         self._left = iter([*chunk, *numbers])
         self._chunk = len(chunk)
         self.values: dict[fx.Node, Any] = {}
-        """What each node is, or is like."""
+        """The value of each node, as a meta tensor or an example."""
         self.shaped: set[fx.Node] = set()
         """Nodes that depend on the chunk."""
 
@@ -113,20 +97,20 @@ class ShapedTracer(Tracer):
         return self.proxy(node)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return Shaped(node, self) if node in self.shaped else fx.Proxy(node, self)
+        return ShapedProxy(node, self) if node in self.shaped else fx.Proxy(node, self)
 
     def create_arg(self, a: Any) -> Any:
-        if isinstance(a, Tensor):  # made anew at each step, perhaps of random numbers
+        if isinstance(a, Tensor):  # computed in each step, perhaps at random
             raise UntraceableError("a rule uses a tensor that is none of its arguments")
         return super().create_arg(a)
 
     def create_proxy(
         self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **named: Any
     ) -> Any:
-        """Record a call; what is known of its result without data comes back as it is."""
+        """Record a call. Return a proxy, or the result itself if it needs no data."""
         made = super().create_proxy(kind, target, args, kwargs, *rest, **named)
         node = made.node
-        value = self.values[node] = called(node, self.values)
+        value = self.values[node] = call_node(node, self.values)
         if self.shaped.isdisjoint(node.all_input_nodes):
             return made
         if isinstance(value, Tensor):
@@ -137,7 +121,7 @@ class ShapedTracer(Tracer):
             items = [self._item(made, place) for place in range(len(value))]
             return type(value)(items)
         asked = target if isinstance(target, str) else getattr(target, "__name__", "")
-        if asked not in _TOLD:
+        if asked not in _METADATA:
             raise UntraceableError(f"a rule asks a tensor for its {asked}")
         self.graph.erase_node(node)
         return value
@@ -149,21 +133,19 @@ class ShapedTracer(Tracer):
 def shaped_trace(
     stages: Sequence[Stage], leaf: Leaf, shape: Signature, numbers: Numbers
 ) -> tuple[Trace, Validated]:
-    """Trace a chain for leaves like this one.
+    """Trace a chain for leaves with the shapes, dtypes and strides of a leaf.
 
     Args:
-        stages: of the chain.
-        leaf: whose tensors have the shapes, dtypes and strides.
-        shape: the choices and fields of state that the graph is for.
-        numbers: those of some step.
+        leaf: an example.
+        shape: the signature of the graph.
+        numbers: the float coefficients of some step.
 
     Returns:
-        The graph, and what each of its nodes is like.
+        The graph, and the values of its nodes without data.
 
     Raises:
-        UntraceableError: a rule that looks at a number or at data, writes in place, or calls
-            something that takes no stand-in; a result of another shape or dtype than what it is
-            to replace.
+        UntraceableError: a rule reads a number or data, writes in place, or calls a function that
+            takes no proxy. Or a result has another shape or dtype than the tensor that it replaces.
     """
     chunk = [
         torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="meta")
@@ -174,7 +156,7 @@ def shaped_trace(
     ]
     tracer = ShapedTracer(chunk, [*numbers, *totals], leaf.param.device)
     classes = tuple(map(type, leaf.coefficients))
-    trace = traced_by(tracer, tuple(stages), classes, shape)
+    trace = trace_with(tracer, tuple(stages), classes, shape)
     try:
         return trace, validate(
             trace, chunk, trace.compute_scalars(numbers, totals), pointwise=False

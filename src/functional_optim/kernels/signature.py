@@ -1,7 +1,7 @@
-"""Signature of a leaf's graph, apart from the numbers of each step.
+"""Signature of the graph of a leaf, without the numbers that change with the step.
 
-Numbers in double precision change with the step. Flags and whole numbers among the coefficients
-are choices that a rule may branch on: each combination of them is a graph of its own.
+Floats among the coefficients are inputs of the graph. All other coefficients, such as flags and
+integers, are static: a rule may branch on them, and each combination has its own graph.
 """
 
 import typing
@@ -21,35 +21,35 @@ from functional_optim.kernels.free_variables import free_variables
 
 
 class Varies(Enum):
-    """A mark that is itself in every process, and is no value that a coefficient may have."""
+    """Type of :data:`VARIES`. An enum member stays the same object after pickling."""
 
     VARIES = "changes with the step"
 
 
 VARIES = Varies.VARIES
-"""Stands, among static coefficients, for a number that changes with the step."""
+"""Placeholder, in static coefficients, of a number that changes with the step."""
 
 
-class Several(NamedTuple):
-    """Stands, among static coefficients, for a tuple, a list or a NamedTuple."""
+class Container(NamedTuple):
+    """Static form of a coefficient that is a tuple, a list or a NamedTuple."""
 
     kind: Any
     items: tuple[Any, ...]
 
 
 class Signature(NamedTuple):
-    """Signature of a graph, apart from the stages."""
+    """Signature of a graph, in addition to the stages."""
 
     static: tuple[Any, ...]
     """The coefficients of each stage, with :data:`VARIES` for every number."""
     fields: tuple[tuple[int | None, ...], ...]
-    """For each field of each stage's state, how many tensors are in its list (None: no list)."""
+    """For each field of each stage's state, the number of tensors in its list; None if no list."""
     free: tuple[Any, ...] = ()
     """The key of the free variables of the stages' functions."""
 
 
 Numbers = list[Any]
-"""Numbers that change with the step: floats; on a device, where that is asked for, 0-d tensors."""
+"""Numbers that change with the step: floats, or 0-d tensors on the device."""
 
 
 def signature(
@@ -58,37 +58,35 @@ def signature(
     """Return the signature of a leaf's graph, its numbers, and its tensors (param, grad, state).
 
     Args:
-        stages: of the chain.
-        leaf: to be stepped.
-        on_device: whether coefficients that are 0-d tensors are taken for numbers.
+        on_device: True to treat coefficients that are 0-d tensors as numbers.
 
     Raises:
-        UntraceableError: a coefficient that is a tensor, with a derivative if ``on_device``; a
-            stage that reads a variable which may change.
+        UntraceableError: a coefficient is a tensor (with a derivative if ``on_device``), or a stage
+            reads a variable that may change.
     """
     free = free_variables(stages)
     if free.reason is not None:
         raise UntraceableError(free.reason)
     values: Numbers = []
     static = tuple(
-        _split(stage.name, one, _Taken(values, on_device))
+        _split(stage.name, one, _Collector(values, on_device))
         for stage, one in zip(stages, leaf.coefficients, strict=True)
     )
     tensors = [leaf.param, leaf.grad]
     fields = tuple(
-        tuple(_take(value, tensors) for value in state) if state else () for state in leaf.states
+        tuple(_collect(value, tensors) for value in state) if state else () for state in leaf.states
     )
     return Signature(static, fields, free.key), values, tensors
 
 
-class _Taken(NamedTuple):
-    """Numbers that were found, and whether tensors count as such."""
+class _Collector(NamedTuple):
+    """List that receives the numbers, and True if 0-d tensors are numbers."""
 
     values: Numbers
     on_device: bool
 
 
-def _take(value: Any, tensors: list[Tensor]) -> int | None:
+def _collect(value: Any, tensors: list[Tensor]) -> int | None:
     if isinstance(value, list):
         tensors.extend(value)
         return len(value)
@@ -101,25 +99,25 @@ def _kinds(coefficients_class: Any) -> tuple[Any, ...]:
     return tuple(field_types(coefficients_class).values())
 
 
-def _split(name: str, coefficients: Any, taken: _Taken) -> tuple[Any, ...]:
+def _split(name: str, coefficients: Any, collector: _Collector) -> tuple[Any, ...]:
     coefficients_class: Any = type(coefficients)
     kinds = _kinds(coefficients_class)
     return tuple(
-        _split_one(name, value, kind, taken)
+        _split_one(name, value, kind, collector)
         for value, kind in zip(coefficients, kinds, strict=True)
     )
 
 
-def _split_one(name: str, value: Any, kind: Any, taken: _Taken) -> Any:
+def _split_one(name: str, value: Any, kind: Any, collector: _Collector) -> Any:
     if type(value) is float:
-        taken.values.append(value)
+        collector.values.append(value)
         return VARIES
     if isinstance(value, (tuple, list)):
         kinds = _kinds_of_items(kind, value)
-        items = (_split_one(name, v, k, taken) for v, k in zip(value, kinds, strict=True))
-        return Several(type(value), tuple(items))
-    if isinstance(value, Tensor) and taken.on_device and not carries_derivative(value):
-        taken.values.append(value)
+        items = (_split_one(name, v, k, collector) for v, k in zip(value, kinds, strict=True))
+        return Container(type(value), tuple(items))
+    if isinstance(value, Tensor) and collector.on_device and not carries_derivative(value):
+        collector.values.append(value)
         return VARIES
     if isinstance(value, Tensor):
         raise UntraceableError(
@@ -127,7 +125,7 @@ def _split_one(name: str, value: Any, kind: Any, taken: _Taken) -> Any:
             "executor differentiates; use float(value), or executor='reference'"
         )
     if isinstance(value, float) or (kind is float and type(value) is int):
-        taken.values.append(float(value))
+        collector.values.append(float(value))
         return VARIES
     if type(value).__hash__ is None:
         raise UntraceableError(
@@ -138,7 +136,7 @@ def _split_one(name: str, value: Any, kind: Any, taken: _Taken) -> Any:
 
 
 def _kinds_of_items(kind: Any, value: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the declared types of a tuple's, list's or NamedTuple's items."""
+    """Return the declared types of the items of a tuple, list or NamedTuple."""
     if hasattr(value, "_fields"):
         return _kinds(type(value))
     said = typing.get_args(kind)
@@ -147,11 +145,11 @@ def _kinds_of_items(kind: Any, value: Sequence[Any]) -> tuple[Any, ...]:
     return said if len(said) == len(value) else (said or (kind,))[:1] * len(value)
 
 
-def joined(static: Any, numbers: Iterator[Any]) -> Any:
-    """Return a static coefficient, with ``numbers`` (or stand-ins) where it varies."""
+def insert_numbers(static: Any, numbers: Iterator[Any]) -> Any:
+    """Return a coefficient from its static form, and from ``numbers`` (or proxies)."""
     if static is VARIES:
         return next(numbers)
-    if isinstance(static, Several):
-        items = [joined(one, numbers) for one in static.items]
+    if isinstance(static, Container):
+        items = [insert_numbers(one, numbers) for one in static.items]
         return static.kind(*items) if hasattr(static.kind, "_fields") else static.kind(items)
     return static

@@ -1,4 +1,4 @@
-"""The one table of executors: whoever runs a chain finds its executor here, by name."""
+"""Table of all executors, by name."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -6,26 +6,26 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from functional_optim.core.brief import brief
-from functional_optim.core.dtensors import is_sharded
+from functional_optim.core.dtensors import is_dtensor
+from functional_optim.core.format import format_value
 from functional_optim.core.leaf import Scalars
 from functional_optim.core.local_shards import can_step_shards
 from functional_optim.core.stage import Stage
-from functional_optim.kernels.blocked import BlockedKernel
+from functional_optim.kernels.blocked_kernel import BlockedKernel
 from functional_optim.kernels.chunk_executor import ChunkExecutor
 from functional_optim.kernels.exact import ExactKernel
 from functional_optim.kernels.executor import Executor
 from functional_optim.kernels.foreach import ForeachKernel
-from functional_optim.kernels.fused import FusedKernel
+from functional_optim.kernels.fused_kernel import FusedKernel
 from functional_optim.kernels.inductor import InductorKernel
 from functional_optim.kernels.reference import ReferenceExecutor
-from functional_optim.kernels.stacked import StackedExecutor
+from functional_optim.kernels.stacks import StackStepper
 
 ExecutorName = Literal["auto", "reference", "blocked", "fused", "prefer_fused", "eager"]
 
 
 _EXACT, _FUSED, _BLOCKED = ExactKernel(sparing=True), FusedKernel(), BlockedKernel()
-_LISTS, _STACKS = ForeachKernel(on_cpu=False), StackedExecutor()
+_LISTS, _STACKS = ForeachKernel(on_cpu=False), StackStepper()
 
 EXECUTORS: dict[str, Executor] = {
     "auto": ChunkExecutor(
@@ -44,11 +44,11 @@ EXECUTORS: dict[str, Executor] = {
     "prefer_fused": ChunkExecutor(_FUSED, _BLOCKED, listings=[_FUSED, _LISTS], stacks=_STACKS),
     "eager": ChunkExecutor(_BLOCKED, listings=[_LISTS], stacks=_STACKS),
 }
-"""All executors by name, those of users (:func:`register_executor`) among them.
+"""All executors by name, also those that users register (:func:`register_executor`).
 
-On the CPU each has the bits of the reference, so no result shows which kernel made a step, which
-rank has a compiler, or when a compiler was done. ``fused`` steps on CUDA alone; ``prefer_fused``
-takes torch's fused kernels there for what they step, and is ``eager`` for all else.
+On the CPU each has the bits of the reference. So no result depends on the kernel, on which rank has
+a compiler, or on when a compilation ends. ``fused`` steps on CUDA only. ``prefer_fused`` uses
+torch's fused optimizers on CUDA where they support a leaf, and is ``eager`` elsewhere.
 """
 
 _REMOVED = {
@@ -59,19 +59,19 @@ _REMOVED = {
     "script": "the executor 'script' was removed: optimizer.script(params) makes a TorchScript "
     "program of a chain, and executor='auto' steps without the GIL too",
 }
-"""Names that were executors once, with the replacement of each."""
+"""Removed executors, with the text of the error that names the replacement."""
 
 
 def register_executor(name: str, executor: Executor) -> None:
-    """Give an executor of your own a name, by which ``optimizer.using(executor=name)`` finds it.
+    """Register your own executor, so that ``optimizer.using(executor=name)`` finds it.
 
     Args:
-        name: that no other executor has.
+        name: a name that no other executor has.
         executor: derived from :class:`Executor`.
 
     Raises:
-        TypeError: a name that is no text, or what is no executor.
-        ValueError: a name that another executor has.
+        TypeError: the name is no str, or the executor is no :class:`Executor`.
+        ValueError: another executor has this name.
 
     Example::
 
@@ -91,10 +91,11 @@ def register_executor(name: str, executor: Executor) -> None:
         >>> del EXECUTORS["counting"]
     """
     if not isinstance(name, str):
-        raise TypeError(f"the name of an executor must be a str, got {brief(name)}")
+        raise TypeError(f"the name of an executor must be a str, got {format_value(name)}")
     if not isinstance(executor, Executor):
         raise TypeError(
-            f"an executor is derived from functional_optim.kernels.Executor, got {brief(executor)}"
+            "an executor is derived from functional_optim.kernels.Executor, "
+            f"got {format_value(executor)}"
         )
     if name in EXECUTORS:
         raise ValueError(
@@ -104,10 +105,10 @@ def register_executor(name: str, executor: Executor) -> None:
 
 
 def check_executor(name: object) -> None:
-    """A name in the table.
+    """Check the name of an executor.
 
     Raises:
-        ValueError: none of this name is there; names the replacement of one that was removed.
+        ValueError: no executor has this name. The text names the replacement of a removed executor.
     """
     if name not in EXECUTORS:
         said = f"executor must be one of {', '.join(EXECUTORS)}, got {name!r}"
@@ -116,17 +117,17 @@ def check_executor(name: object) -> None:
 
 
 def executor_for(name: str, params: Iterable[Tensor | None], stages: Sequence[Stage]) -> Executor:
-    """Return what steps these parameters: the reference where torch.compile traces."""
+    """Return the executor that steps these parameters; the reference while torch.compile traces."""
     if torch.compiler.is_compiling():
         return EXECUTORS["reference"]
     return EXECUTORS[in_place(name, [one for one in params if one is not None], stages)]
 
 
 def executor_taking(name: str, scalars: Scalars) -> Executor:
-    """The executor of a name, for steps whose numbers come from there.
+    """Return the executor of a name, for coefficients on the host or on the device.
 
     Raises:
-        ValueError: it takes no numbers from there.
+        ValueError: the executor takes no coefficients on the device.
     """
     found = EXECUTORS[name].taking(scalars)
     if found is None:
@@ -140,25 +141,27 @@ def executor_taking(name: str, scalars: Scalars) -> Executor:
 
 
 def in_place(name: str, params: Iterable[Tensor], stages: Sequence[Stage]) -> str:
-    """Return the name of the executor that steps these parameters, purely or in place.
+    """Return the name of the executor that steps these parameters, in ``update`` and ``update_``.
 
-    ``auto``, which an optimizer has unless told otherwise, is another one on some devices, with the
-    same bits: eager on CUDA, with few launches for all parameters in place of many for each; the
-    reference on devices that no kernel was written for, and for DTensors whose stages need whole
-    tensors, with which only the reference computes as they are. Every other name means what it
-    says.
+    ``auto``, the default of an optimizer, is another executor with the same bits on some devices:
+
+    - ``eager`` on CUDA, with few launches for all parameters.
+    - ``reference`` on devices without a kernel, and for DTensors if a stage needs whole tensors:
+      only the reference computes with DTensors.
+
+    All other names are returned unchanged.
 
     Args:
         name: of the optimizer's executor.
         params: to be stepped.
-        stages: that step them.
+        stages: of the chain.
     """
     stand_ins = EXECUTORS[name].stand_ins
     if not stand_ins:
         return name
     on_shards = can_step_shards(stages)
     kinds = {
-        "DTensor" if is_sharded(param) and not on_shards else param.device.type for param in params
+        "DTensor" if is_dtensor(param) and not on_shards else param.device.type for param in params
     }
     if not kinds <= stand_ins.keys():
         return "reference"

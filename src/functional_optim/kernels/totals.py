@@ -1,4 +1,4 @@
-"""Totals of measured stages: what every gradient adds, summed in the order of the leaves."""
+"""Totals of measured stages: sums over all leaves, in the order of the leaves."""
 
 import functools
 import operator
@@ -10,20 +10,19 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import is_functorch_wrapped_tensor
-from functional_optim.core.calling import called
 from functional_optim.core.hyper import is_plain
 from functional_optim.core.leaf import PLAIN, Leaf, is_measured
 from functional_optim.core.stage import Stage, Transform
-from functional_optim.kernels.chunks import why_not_pointwise
+from functional_optim.core.stage_contract import call_stage
+from functional_optim.kernels.chunks import is_differentiated, why_not_pointwise
 from functional_optim.kernels.pieces import sample_of
-from functional_optim.kernels.plain_leaves import is_followed
 
 _DEVICE, _LAYOUT = attrgetter("device"), attrgetter("layout")
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
 
-def added(addends: Iterable[Tensor]) -> Tensor:
-    """The sum of 0-d tensors, one after the other, on the device of the first."""
+def sum_tensors(addends: Iterable[Tensor]) -> Tensor:
+    """Return the sum of 0-d tensors, in their order, on the device of the first."""
     total = None
     for one in addends:
         before = one.new_zeros((), dtype=torch.float64) if total is None else total
@@ -32,21 +31,21 @@ def added(addends: Iterable[Tensor]) -> Tensor:
 
 
 def total_of(stage: Stage, gradients: list[Tensor], *, on_device: bool = False) -> Tensor:
-    """Return the total of a measured stage over gradients that reach it: a 0-d float64 tensor.
+    """Return the total of a measured stage over the gradients at the stage: a 0-d float64 tensor.
 
-    On the CPU numbers are added in the order of the gradients; elsewhere in torch's order, so that
-    nothing waits for the device.
+    On the CPU, numbers are added in the order of the gradients. On other devices they are added in
+    torch's order, so that nothing waits for the device.
 
     Args:
-        stage: that measures.
+        stage: a stage with a ``measure``.
         gradients: of all leaves, in their order.
-        on_device: True if no number may be read, since the step is perhaps captured.
+        on_device: True if no number may be read from the device, as in a captured step.
     """
     assert isinstance(stage, Transform)
     assert stage.measure is not None
-    numbers = None if on_device else measured_each(stage, gradients)
+    numbers = None if on_device else try_measure_each(stage, gradients)
     if numbers is None:
-        return added(map(stage.measure, gradients))
+        return sum_tensors(map(stage.measure, gradients))
     if not numbers.is_cpu:
         return numbers.to(torch.float64).sum()
     return sum_in_order(numbers.tolist())
@@ -62,30 +61,26 @@ def sum_in_order(numbers: Iterable[float]) -> Tensor:
     return torch.tensor(total, dtype=torch.float64, device="cpu")
 
 
-def measured_each(stage: Transform, gradients: list[Tensor]) -> Tensor | None:
-    """Return what a stage measures of each gradient; None where it is asked one by one."""
+def try_measure_each(stage: Transform, gradients: list[Tensor]) -> Tensor | None:
+    """Return ``measure`` of each gradient as one tensor; None if one call cannot compute it."""
     if stage.measure_each is None or len(gradients) < 2 or not _are_alike(gradients):
         return None
     return stage.measure_each(gradients)
 
 
-def reduced_each(
-    stage: Stage,
-    params: list[Tensor],
-    grads: list[Tensor],
-    state: Any,
-    coefficients: Any,
+def try_reduce_each(
+    stage: Stage, params: list[Tensor], grads: list[Tensor], state: Any, coefficients: Any
 ) -> list[list[float]] | None:
-    """Return the numbers that a stage's ``reduce`` gives for each leaf, a list for each total.
+    """Return the results of ``reduce`` for all leaves, a list for each total.
 
     Args:
-        stage: that reduces.
+        stage: a stage with a ``reduce``.
         params, grads: of the leaves.
-        state: a State with a list of all leaves' tensors in the place of each tensor.
-        coefficients: which the leaves share.
+        state: the State of the leaves, with a list of tensors instead of each tensor.
+        coefficients: of all leaves.
 
     Returns:
-        None where the stage is asked one by one.
+        None if one call cannot compute them.
     """
     if stage.reduce_each is None or not is_plain(coefficients):
         return None
@@ -96,7 +91,7 @@ def reduced_each(
 
 
 def columns_of(states: Sequence[Any]) -> Any:
-    """Return a State with a list of all entries in the place of each entry."""
+    """Return one State for many states, with a list of tensors instead of each tensor."""
 
     def column(values: Sequence[Any]) -> Any:
         if isinstance(values[0], list):
@@ -107,7 +102,7 @@ def columns_of(states: Sequence[Any]) -> Any:
 
 
 def _are_alike(tensors: Sequence[Tensor]) -> bool:
-    """Return True for dense tensors of one device, of which no derivative is taken."""
+    """Return True if all are plain dense tensors on one device that need no derivative."""
     if torch.compiler.is_compiling() or not PLAIN.issuperset(map(type, tensors)):
         return False
     if torch.is_grad_enabled() and any(map(_REQUIRES_GRAD, tensors)):
@@ -120,29 +115,24 @@ def _are_alike(tensors: Sequence[Tensor]) -> bool:
 
 
 class HandedOn:
-    """Result of a check if stages pass on gradients and parameters unchanged.
+    """Cached answer if stages return gradients and parameters unchanged.
 
-    They do for every leaf of a shape and dtype that has the same coefficients, and are asked again
-    only for others.
+    The answer depends on shapes, dtypes and coefficients only, so it is computed again only if
+    these change.
 
     Args:
-        stages: before the one that is asked for.
+        stages: before the stage whose total is computed.
     """
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         self._stages = stages
         self.asked: list[tuple[Any, ...]] | None = [()] if not stages else None
-        """For which coefficients of these stages, of every kind of leaves."""
+        """The coefficients of these stages, for each kind of leaf, of the last :meth:`look`."""
         self.gradients = self.params = not stages
-        """Whether they do so with gradients, and with parameters."""
+        """True if the stages return gradients, or parameters, unchanged."""
 
     def look(self, now: list[tuple[Any, ...]], leaves: Iterable[Leaf]) -> None:
-        """Find it out.
-
-        Args:
-            now: what :attr:`asked` is to be.
-            leaves: one of each kind.
-        """
+        """Compute the answer by calling the stages, on one leaf of each kind; set :attr:`asked`."""
         self.asked = now
         self.gradients = self.params = not any(map(is_measured, self._stages))
         for leaf in leaves if self.gradients else ():
@@ -152,23 +142,23 @@ class HandedOn:
         param, grad = leaf.param, leaf.grad
         numbers = zip(self._stages, leaf.states, leaf.coefficients, strict=False)
         for stage, state, coefficients in numbers:
-            param, grad, _ = called(stage, param, grad, state, coefficients, (), leaf.grad)
+            param, grad, _ = call_stage(stage, param, grad, state, coefficients, (), leaf.grad)
         self.gradients = self.gradients and grad is leaf.grad
         self.params = self.params and param is leaf.param
 
 
-def hand_on_gradients(stages: Sequence[Stage], leaves: Sequence[Leaf]) -> bool:
-    """Return True if pointwise stages pass on the gradients of all leaves unchanged.
+def has_unchanged_gradients(stages: Sequence[Stage], leaves: Sequence[Leaf]) -> bool:
+    """Return True if pointwise stages return the gradients of all leaves unchanged.
 
-    Of leaves with the same coefficients and dtypes, some elements of the smallest one are tried.
-    False if a rule must see all operations, as for autograd.
+    The stages are called on some elements of the smallest leaf of each kind. The result is False if
+    a derivative may be needed.
     """
     kinds: dict[Any, Leaf] = {}
     for leaf in leaves:
         key = id(leaf.coefficients), leaf.param.dtype, leaf.grad.dtype
         if key not in kinds or leaf.param.numel() < kinds[key].param.numel():
             kinds[key] = leaf
-    if why_not_pointwise(stages) or any(map(is_followed, kinds.values())):
+    if why_not_pointwise(stages) or any(map(is_differentiated, kinds.values())):
         return False
     found = HandedOn(stages)
     with torch.no_grad():

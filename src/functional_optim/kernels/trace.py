@@ -1,9 +1,10 @@
-"""A chain as a graph: traced once, then run over blocks, compiled, or exported.
+"""Tracer of a chain, whose graph is run over blocks, compiled, or exported.
 
-The stages are called with stand-ins for tensors and for the numbers that change with the step;
-what they do with them is recorded.
+The stages are called with proxies for tensors and for the numbers that change with the step. The
+tracer records each operation on a proxy.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
@@ -11,36 +12,24 @@ from typing import Any
 from torch import fx
 from torch.fx.proxy import GraphAppendingTracer, TraceError
 
-from functional_optim.core.calling import called, renews_raw
 from functional_optim.core.leaf import is_measured
 from functional_optim.core.stage import Stage
+from functional_optim.core.stage_contract import call_stage, is_raw_source
 from functional_optim.core.state import field_tensors
 from functional_optim.kernels.errors import NotPointwiseError, UntraceableError
-from functional_optim.kernels.graph import Trace, cut
-from functional_optim.kernels.signature import Signature, joined
+from functional_optim.kernels.graph import Trace, split_graph, with_sources
+from functional_optim.kernels.signature import Signature, insert_numbers
 
 _RANDOM = frozenset(
     [
-        "alpha_dropout",
-        "bernoulli",
-        "binomial",
-        "dropout",
-        "dropout1d",
-        "dropout2d",
-        "dropout3d",
-        "feature_alpha_dropout",
-        "feature_dropout",
-        "gumbel_softmax",
-        "multinomial",
-        "normal",
-        "poisson",
-        "rand_like",
-        "randint_like",
-        "randn_like",
-        "rrelu",
+        *("alpha_dropout", "bernoulli", "binomial", "dropout", "dropout1d", "dropout2d"),
+        *("dropout3d", "feature_alpha_dropout", "feature_dropout", "gumbel_softmax"),
+        *("multinomial", "normal", "poisson", "rand_like", "randint_like", "randn_like"),
+        *("rrelu",),
     ]
 )
-"""In a graph, two equal calls are one, and blocks would draw in another order."""
+"""Random functions, which cannot be traced: a graph merges equal calls, and blocks would draw in
+another order."""
 
 
 _RANK = frozenset(["dim", "ndim", "ndimension", "stride"])
@@ -50,8 +39,8 @@ _SIZES = frozenset(["is_contiguous", "nbytes", "nelement", "numel", "shape", "si
 """Attributes and methods whose values depend on the number of elements or on the layout."""
 
 
-class _StandIn(fx.Proxy):
-    """Stands for a tensor of any shape, or for a number."""
+class _TensorProxy(fx.Proxy):
+    """Proxy for a tensor of any shape, or for a number."""
 
     tracer: "Tracer"
 
@@ -62,7 +51,7 @@ class _StandIn(fx.Proxy):
         return super().__getattr__(name)
 
     def __len__(self) -> int:
-        raise NotPointwiseError(_reads("len"))
+        raise NotPointwiseError(_size_error("len"))
 
     def __index__(self) -> int:
         self.tracer.check_size(self.node)
@@ -75,20 +64,20 @@ class _StandIn(fx.Proxy):
 
 
 class Tracer(GraphAppendingTracer):
-    """Records calls on stand-ins, and refuses what cannot be recorded."""
+    """Tracer that records calls on proxies. It raises errors for calls that no graph can have."""
 
     has_shapes = False
-    """True if stand-ins have shapes, so that rules may ask for them."""
+    """True if proxies have shapes, so that rules may read shapes."""
 
     def __init__(self) -> None:
         super().__init__(fx.Graph())
 
     def placeholder(self, name: str) -> fx.Proxy:
-        """A stand-in for an input of the graph."""
+        """Return the proxy of a new input of the graph."""
         return self.proxy(self.graph.placeholder(name))
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _StandIn(node, self)
+        return _TensorProxy(node, self)
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         self.check_size(obj.node)
@@ -99,23 +88,16 @@ class Tracer(GraphAppendingTracer):
         return super().iter(obj)
 
     def check_rank(self, name: str) -> None:
-        """Refuse a question whose answer for a flat piece is another than for the tensor.
-
-        Raises:
-            NotPointwiseError: it is such a question.
-        """
+        """Raise NotPointwiseError for a property that differs between a tensor and a flat piece."""
         if name in _RANK and not self.has_shapes:
-            raise NotPointwiseError(_reads(name))
+            raise NotPointwiseError(_size_error(name))
 
     def check_size(self, node: fx.Node) -> None:
-        """Refuse a decision by the size of a tensor.
-
-        Raises:
-            NotPointwiseError: the value of the node depends on a size.
-        """
-        found = [_name_of(one) for one in _with_sources(node)]
+        """Raise NotPointwiseError if a branch depends on a node that depends on a size."""
+        sources = [one for one in with_sources([node]) if one.op != "placeholder"]
+        found = [_name_called(one.target, one.args) for one in sources]
         if not self.has_shapes and not _SIZES.isdisjoint(found):
-            raise NotPointwiseError(_reads(next(one for one in found if one in _SIZES)))
+            raise NotPointwiseError(_size_error(next(one for one in found if one in _SIZES)))
 
     def create_node(self, kind: str, target: Any, *rest: Any, **named: Any) -> fx.Node:
         name = target if isinstance(target, str) else getattr(target, "__name__", "")
@@ -134,7 +116,7 @@ class Tracer(GraphAppendingTracer):
         return super().create_node(kind, target, *rest, **named)
 
 
-def _reads(name: str) -> str:
+def _size_error(name: str) -> str:
     return (
         f"it reads {name!r} of a tensor, and a pointwise stage is given flat pieces, of which that "
         "is another; decide by a hyper-parameter, which override(...) sets for some parameters, "
@@ -142,25 +124,11 @@ def _reads(name: str) -> str:
     )
 
 
-def _name_of(node: fx.Node) -> str:
-    return "" if node.op == "placeholder" else _name_called(node.target, node.args)
-
-
 def _name_called(target: Any, args: Any) -> str:
-    """The name of a method, a function or an attribute."""
+    """Return the name of a method, a function or an attribute."""
     if target is getattr:
         return str(args[1])
     return target if isinstance(target, str) else str(getattr(target, "__name__", ""))
-
-
-def _with_sources(node: fx.Node) -> list[fx.Node]:
-    """A node and all that it was computed from."""
-    found = {node: None}
-    for one in (pending := [node]):
-        new = [source for source in one.all_input_nodes if source not in found]
-        found.update(dict.fromkeys(new))
-        pending += new
-    return list(found)
 
 
 def trace(stages: tuple[Stage, ...], classes: tuple[Any, ...], shape: Signature) -> Trace:
@@ -169,54 +137,51 @@ def trace(stages: tuple[Stage, ...], classes: tuple[Any, ...], shape: Signature)
     Args:
         stages: its stages, all pointwise.
         classes: the class of each stage's coefficients.
-        shape: the choices and fields of state that the graph is for.
+        shape: the signature of the graph.
 
     Raises:
-        UntraceableError: a rule that looks at a number or at data, writes in place, or calls
-            something that takes no stand-in.
-        NotPointwiseError: a rule that asks for the rank or strides of a tensor, or decides by its
-            size.
+        UntraceableError: a rule reads a number or data, writes in place, or calls a function that
+            takes no proxy.
+        NotPointwiseError: a rule reads the rank or strides of a tensor, or branches on its size.
     """
-    found = _found(stages, classes, shape)
+    found = _cached_trace(stages, classes, shape)
     if isinstance(found, str):
         raise UntraceableError(found)
     return found
 
 
 @lru_cache(maxsize=512)
-def _found(stages: tuple[Stage, ...], classes: tuple[Any, ...], shape: Signature) -> Trace | str:
-    """The trace, or why there is none: asked for at every step."""
+def _cached_trace(
+    stages: tuple[Stage, ...], classes: tuple[Any, ...], shape: Signature
+) -> Trace | str:
+    """Return the trace, or the reason why there is none."""
     try:
-        return _traced(stages, classes, shape)
+        return trace_with(Tracer(), stages, classes, shape)
     except UntraceableError as error:
         return str(error)
 
 
-def _traced(stages: tuple[Stage, ...], classes: tuple[Any, ...], shape: Signature) -> Trace:
-    return traced_by(Tracer(), stages, classes, shape)
-
-
-def traced_by(
+def trace_with(
     tracer: Tracer, stages: tuple[Stage, ...], classes: tuple[Any, ...], shape: Signature
 ) -> Trace:
-    """Trace a chain; the tracer is asked for the stand-ins of the chunk first.
+    """Trace a chain by a tracer, whose first placeholders are the tensors of the chunk.
 
     Raises:
-        UntraceableError: as of :func:`trace`.
+        UntraceableError, NotPointwiseError: as in :func:`trace`.
     """
     params, grads = tracer.placeholder("param"), tracer.placeholder("grad")
     states = [
-        _state_of(tracer, index, stage, fields)
+        _state_proxies(tracer, index, stage, fields)
         for index, (stage, fields) in enumerate(zip(stages, shape.fields, strict=True))
     ]
     chunk = tuple(tracer.graph.nodes)
     numbers = [
-        _coefficients_of(tracer, index, cls, static)
+        _coefficient_proxies(tracer, index, cls, static)
         for index, (cls, static) in enumerate(zip(classes, shape.static, strict=True))
     ]
     totals = [tracer.placeholder(f"total_{i}") for i, s in enumerate(stages) if is_measured(s)]
     given = tuple(node for node in tracer.graph.nodes if node not in chunk)
-    param, made = _called(stages, params, grads, states, numbers, totals)
+    param, made = _call_stages(stages, params, grads, states, numbers, totals)
     after = [param]
     for stage, state, fields in zip(stages, made, shape.fields, strict=True):
         _flatten_result(stage, state, fields, after)
@@ -229,10 +194,10 @@ def traced_by(
             )
         if value.node is not chunk[place]:
             results.append((value.node, place))
-    return cut(tracer.graph, chunk, given, len(totals), tuple(results))
+    return split_graph(tracer.graph, chunk, given, len(totals), tuple(results))
 
 
-def _state_of(tracer: Tracer, index: int, stage: Stage, fields: tuple[int | None, ...]) -> Any:
+def _state_proxies(tracer: Tracer, index: int, stage: Stage, fields: tuple[int | None, ...]) -> Any:
     if not stage.stateful:
         return ()
     values: list[Any] = []
@@ -244,18 +209,12 @@ def _state_of(tracer: Tracer, index: int, stage: Stage, fields: tuple[int | None
     return stage.state(*values)
 
 
-def _coefficients_of(tracer: Tracer, index: int, cls: Any, static: tuple[Any, ...]) -> Any:
-    def proxies() -> Iterator[fx.Proxy]:
-        count = 0
-        while True:
-            yield tracer.placeholder(f"c_{index}_{count}")
-            count += 1
-
-    made = proxies()
-    return cls(*(joined(value, made) for value in static))
+def _coefficient_proxies(tracer: Tracer, index: int, cls: Any, static: tuple[Any, ...]) -> Any:
+    proxies = (tracer.placeholder(f"c_{index}_{k}") for k in itertools.count())
+    return cls(*(insert_numbers(value, proxies) for value in static))
 
 
-def _called(
+def _call_stages(
     stages: Sequence[Stage],
     param: Any,
     grad: Any,
@@ -263,14 +222,14 @@ def _called(
     coefficients: Sequence[Any],
     totals: list[fx.Proxy],
 ) -> tuple[Any, list[Any]]:
-    """The stages, called on stand-ins."""
+    """Call the stages on proxies, and return the new parameter and states."""
     left = iter(totals)
     made, raw = [], grad
     for stage, before, one in zip(stages, states, coefficients, strict=True):
         try:
             sums = [next(left)] if is_measured(stage) else []
-            param, grad, state = called(stage, param, grad, before, one, sums, raw)
-            raw = grad if renews_raw(stage) else raw
+            param, grad, state = call_stage(stage, param, grad, before, one, sums, raw)
+            raw = grad if is_raw_source(stage) else raw
         except UntraceableError:
             raise
         except NotPointwiseError as error:

@@ -1,6 +1,7 @@
-"""A graph tried on a few elements: what its values are, which share memory, what is wrong with it.
+"""Checks of a graph on a few elements: its values, shared memory, and errors.
 
-Whatever runs a graph in pieces trusts a rule that says it is pointwise. Here that is tested.
+Kernels run a graph in pieces if its rules declare that they are pointwise. The declaration is
+tested here.
 """
 
 import math
@@ -10,8 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from functional_optim.core.aliasing import storage_of
-from functional_optim.core.leaf import Leaf
+from functional_optim._torch import fake_tensor_mode
+from functional_optim.core.aliasing import storage_key
+from functional_optim.core.hyper import map_values
+from functional_optim.core.leaf import Leaf, Scalars, check_kept, is_measured
 from functional_optim.core.stage import Stage
 from functional_optim.kernels.chunks import tensors_of, with_tensors
 from functional_optim.kernels.errors import NotPointwiseError, UntraceableError
@@ -22,47 +25,48 @@ EXAMPLE_ELEMENTS = 512
 WHOLE = 24
 CUT = 11
 MATRIX = (4, 6)
-"""A pointwise graph gives the same for WHOLE elements in a matrix."""
-"""A pointwise graph gives the same for elements from CUT on, whether those before are there or not.
-Both lengths are odd for a kernel that takes elements by the vector."""
+"""A pointwise graph has the same results for ``WHOLE`` elements in a vector and in this matrix.
+
+Its results for the elements from ``CUT`` on do not depend on the elements before. Neither length is
+a multiple of the size of a processor's vectors.
+"""
 ULPS = 64.0
-"""How far a kernel may round by where an element stands."""
+"""Largest difference by which a result may depend on the position of an element."""
 
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Whole numbers of so many bytes."""
+"""Integer dtypes by their size in bytes."""
 
 
 class Validated(NamedTuple):
-    """Results of a graph on an example."""
+    """Values of a graph in an example."""
 
     values: dict[fx.Node, Any]
-    """The value of every node."""
+    """The value of each node."""
     root: dict[fx.Node, fx.Node]
-    """For every node, the one that its memory belongs to; itself, if it is no view."""
+    """For each node, the node that owns its memory; the node itself if it is no view."""
 
 
 def examples(chunk: Sequence[Tensor], block_size: int) -> list[Tensor]:
-    """Copies of the first elements of a chunk; the same blocks of tensors that have one per block.
+    """Return copies of the first elements of a chunk, and of the state of their blocks.
 
-    What is found out by them is kept for chunks of any length. Of one element, everything looks
-    pointwise, and of none nothing can be told: short chunks are repeated. Of blocks there are whole
-    ones only, for a chunk may end within one.
+    The results of checks hold for chunks of any length. Checks need more than one element, so a
+    short chunk is repeated. An example has full blocks only.
 
     Args:
         chunk: its tensors, the parameter first.
-        block_size: how many elements are a block.
+        block_size: the granularity of the chain.
     """
     total = chunk[0].numel()
     if block_size == 1 and total < EXAMPLE_ELEMENTS:
-        return [_repeated(tensor) for tensor in chunk]
+        return [_repeat(tensor) for tensor in chunk]
     if 1 < total < block_size:
-        return [_repeated(t, block_size) if t.numel() == total else t.clone() for t in chunk]
+        return [_repeat(t, block_size) if t.numel() == total else t.clone() for t in chunk]
     groups = max(1, min(EXAMPLE_ELEMENTS, total) // block_size)
     return [t[: groups * block_size if t.numel() == total else groups].clone() for t in chunk]
 
 
-def _repeated(tensor: Tensor, count: int = EXAMPLE_ELEMENTS) -> Tensor:
-    """Enough elements for an example; zeros, where it has none."""
+def _repeat(tensor: Tensor, count: int = EXAMPLE_ELEMENTS) -> Tensor:
+    """Repeat the elements of a tensor up to a count; return zeros if the tensor is empty."""
     given = tensor if tensor.numel() else tensor.new_zeros(1)
     return given.repeat(-(-count // given.numel()))[:count].clone()
 
@@ -70,46 +74,45 @@ def _repeated(tensor: Tensor, count: int = EXAMPLE_ELEMENTS) -> Tensor:
 def validate(
     trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any], *, pointwise: bool
 ) -> Validated:
-    """Evaluate a graph on examples.
+    """Evaluate and check a graph on examples.
 
     Args:
-        trace: of a pointwise chain.
-        chunk: what :func:`examples` gave.
+        trace: of a chain.
+        chunk: the result of :func:`examples`.
         scalar_args: the scalar arguments of some step.
-        pointwise: whether each element is on its own (and not in blocks of several).
+        pointwise: True to check that no result depends on more than one element.
 
     Raises:
-        UntraceableError: a result of another shape or dtype than what it is to replace.
-        NotPointwiseError: the graph looks at more than one element at a time.
+        UntraceableError: a result has another shape or dtype than the tensor that it replaces.
+        NotPointwiseError: the graph computes with more than one element at a time.
     """
     values = dict(_placeholders(trace, chunk, scalar_args))
     for node in _operations(trace):
-        values[node] = called(node, values)
+        values[node] = call_node(node, values)
         if pointwise:
-            _require_whole(node, values, chunk[0].numel())
+            _check_length(node, values, chunk[0].numel())
     for node, place in trace.results:
-        require_kept(trace.chunk[place].name, values[node], chunk[place])
+        _check_result(trace.chunk[place].name, values[node], chunk[place])
     if pointwise and chunk[0].device.type != "meta":
-        _require_pointwise(trace, chunk, scalar_args)
+        _check_pointwise(trace, chunk, scalar_args)
     owner: dict[int, fx.Node] = {}
     root: dict[fx.Node, fx.Node] = {}
     for node in trace.graph.nodes:
         value = values[node]
         first = value[0] if isinstance(value, (tuple, list)) and value else value
         is_tensor = isinstance(first, Tensor)
-        root[node] = owner.setdefault(storage_of(first), node) if is_tensor else node
+        root[node] = owner.setdefault(storage_key(first), node) if is_tensor else node
     return Validated(values, root)
 
 
 def last_uses(trace: Trace, root: dict[fx.Node, fx.Node]) -> dict[fx.Node, int]:
-    """At which operation each value, or a view of it, is made or read for the last time.
+    """Return the index of the operation that reads or computes each value, or a view of it, last.
 
     Args:
-        trace: the graph.
-        root: for each node, the one that its memory belongs to.
+        root: for each node, the node that owns its memory.
 
     Returns:
-        The place among the operations; behind them all for what a step changes.
+        An index for each node. For results of the step it is the number of operations.
     """
     nodes = _operations(trace)
     last = dict.fromkeys(trace.graph.nodes, -1)
@@ -122,26 +125,23 @@ def last_uses(trace: Trace, root: dict[fx.Node, fx.Node]) -> dict[fx.Node, int]:
 
 
 def evaluate(trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any]) -> list[Tensor]:
-    """Evaluate a graph on a chunk, operation by operation, in the order of its results."""
+    """Evaluate a graph on a chunk, and return its results in order."""
     values = dict(_placeholders(trace, chunk, scalar_args))
     for node in _operations(trace):
-        values[node] = called(node, values)
+        values[node] = call_node(node, values)
     return [values[node] for node, _ in trace.results]
 
 
-def rounded_by_place(
+def find_rounded_by_place(
     trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any], piece: int
 ) -> str | None:
-    """The operation of a pointwise graph that gives an element other bits in a short tensor.
+    """Return the name of an operation that has other bits in a short tensor; None if none has.
 
     Args:
-        trace: the graph.
-        chunk: tensors of one length, many times that of a piece.
+        trace: of a pointwise chain.
+        chunk: tensors of one length, much longer than a piece.
         scalar_args: the scalar arguments of some step.
-        piece: how many elements a short tensor has.
-
-    Returns:
-        Its name; None if there is none.
+        piece: number of elements of a short tensor.
     """
     whole = dict(_placeholders(trace, chunk, scalar_args))
     count = chunk[0].numel()
@@ -152,11 +152,11 @@ def rounded_by_place(
         return value[start : start + piece].clone() if of_elements else value
 
     for node in _operations(trace):
-        whole[node] = called(node, whole)
+        whole[node] = call_node(node, whole)
         if not isinstance(whole[node], Tensor) or whole[node].shape != (count,):
             continue
         for start in range(0, count, piece):
-            few = called(node, {one: cut(one, start) for one in node.all_input_nodes})
+            few = call_node(node, {one: cut(one, start) for one in node.all_input_nodes})
             same = isinstance(few, Tensor) and few.shape == cut(node, start).shape
             if same and not bool(((few == cut(node, start)) | few.isnan()).all()):
                 return node.name
@@ -176,8 +176,8 @@ def _operations(trace: Trace) -> list[fx.Node]:
     return [node for node in trace.graph.nodes if node.op != "placeholder"]
 
 
-def called(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-    """Call a node's function on its arguments, by their nodes."""
+def call_node(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+    """Call the function of a node with the values of its arguments."""
     args = fx.map_arg(node.args, values.__getitem__)
     kwargs = fx.map_arg(node.kwargs, values.__getitem__)
     if node.op == "call_method":
@@ -187,8 +187,8 @@ def called(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
     return target(*args, **kwargs)
 
 
-def _require_whole(node: fx.Node, values: dict[fx.Node, Any], length: int) -> None:
-    """Something of another length than the chunk is no work on single elements."""
+def _check_length(node: fx.Node, values: dict[fx.Node, Any], length: int) -> None:
+    """Raise NotPointwiseError if a result of the elements has another length than the chunk."""
     value = values[node]
     of_elements = any(
         isinstance(values[one], Tensor) and values[one].shape == (length,)
@@ -202,12 +202,8 @@ def _require_whole(node: fx.Node, values: dict[fx.Node, Any], length: int) -> No
         )
 
 
-def require_kept(name: str, made: Any, old: Tensor) -> None:
-    """A step keeps every shape and dtype.
-
-    Raises:
-        UntraceableError: this one does not.
-    """
+def _check_result(name: str, made: Any, old: Tensor) -> None:
+    """Raise UntraceableError if a result has another shape or dtype than the old value."""
     if isinstance(made, Tensor) and made.shape == old.shape and made.dtype == old.dtype:
         return
     what = f"{tuple(made.shape)} of {made.dtype}" if isinstance(made, Tensor) else repr(made)
@@ -223,9 +219,11 @@ _OTHER_IN_A_MATRIX = (
 )
 
 
-def _require_pointwise(trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any]) -> None:
-    """Cut in two, every operation gives what it gives on the whole."""
-    whole = dict(_placeholders(trace, [varied(t, k) for k, t in enumerate(chunk)], scalar_args))
+def _check_pointwise(trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any]) -> None:
+    """Raise NotPointwiseError if an operation differs on a part of the elements, or on a matrix."""
+    whole = dict(
+        _placeholders(trace, [trial_numbers(t, k) for k, t in enumerate(chunk)], scalar_args)
+    )
     part: dict[fx.Node, Any] = {}
 
     def cut(node: fx.Node) -> Any:
@@ -234,9 +232,9 @@ def _require_pointwise(trace: Trace, chunk: Sequence[Tensor], scalar_args: Seque
         return value[CUT:] if of_elements else part.get(node, value)
 
     for node in _operations(trace):
-        whole[node] = called(node, whole)
-        part[node] = called(node, {one: cut(one) for one in node.all_input_nodes})
-        if not _close(part[node], cut(node)):
+        whole[node] = call_node(node, whole)
+        part[node] = call_node(node, {one: cut(one) for one in node.all_input_nodes})
+        if not _is_close(part[node], cut(node)):
             raise NotPointwiseError(
                 f"a stage of this chain says that it is pointwise, but {node.name} makes of some "
                 "elements something else when others stand before them; give that stage "
@@ -247,13 +245,11 @@ def _require_pointwise(trace: Trace, chunk: Sequence[Tensor], scalar_args: Seque
     except (RuntimeError, IndexError) as error:
         raise NotPointwiseError(f"{_OTHER_IN_A_MATRIX}: it takes none ({error})") from error
     for (node, _), one in zip(trace.results, made, strict=True):
-        if not _close(one.reshape(-1), whole[node]):
+        if not _is_close(one.reshape(-1), whole[node]):
             raise NotPointwiseError(f"{_OTHER_IN_A_MATRIX} in {node.name}")
 
 
-def require_pointwise_stages(
-    stages: Sequence[Stage], chunk: Leaf, totals: Sequence[Tensor]
-) -> None:
+def check_pointwise_stages(stages: Sequence[Stage], chunk: Leaf, totals: Sequence[Tensor]) -> None:
     """Check that a chain without a graph is pointwise, by calling its stages.
 
     Raises:
@@ -261,7 +257,7 @@ def require_pointwise_stages(
     """
     if chunk.param.device.type == "meta":
         return
-    whole = with_tensors(chunk, [varied(t, k) for k, t in enumerate(tensors_of(chunk))])
+    whole = with_tensors(chunk, [trial_numbers(t, k) for k, t in enumerate(tensors_of(chunk))])
     part = with_tensors(whole, [tensor[CUT:].clone() for tensor in tensors_of(whole)])
     again = with_tensors(whole, [tensor.clone() for tensor in tensors_of(whole)])
     matrix = with_tensors(whole, [one.clone().view(MATRIX) for one in tensors_of(whole)])
@@ -269,37 +265,37 @@ def require_pointwise_stages(
     with torch.random.fork_rng(devices=devices):
         for one in (whole, again, part, matrix):
             ReferenceExecutor().update_(stages, [one], totals)
-    if not all(map(_close, tensors_of(whole), tensors_of(again))):
-        return  # it draws random numbers, so there is nothing to compare
+    if not all(map(_is_close, tensors_of(whole), tensors_of(again))):
+        return  # a stage draws random numbers, so results cannot be compared
     pairs = zip(tensors_of(part), tensors_of(whole), strict=True)
-    if not all(_close(a, b[CUT:]) for a, b in pairs):
+    if not all(_is_close(a, b[CUT:]) for a, b in pairs):
         raise NotPointwiseError(
             "a stage of this chain says that it is pointwise, but what it makes of some elements "
             "depends on those that stand before them; give that stage kind='per_matrix'"
         )
     pairs = zip(tensors_of(matrix), tensors_of(whole), strict=True)
-    if not all(_close(a.reshape(-1), b) for a, b in pairs):
+    if not all(_is_close(a.reshape(-1), b) for a, b in pairs):
         raise NotPointwiseError(_OTHER_IN_A_MATRIX)
 
 
-def varied(like: Tensor, index: int, count: int = WHOLE) -> Tensor:
-    """Numbers of both signs that need every bit of their dtype, no two neighbours alike.
+def trial_numbers(like: Tensor, index: int, count: int = WHOLE) -> Tensor:
+    """Return numbers of both signs that use all bits of their dtype, with different neighbours.
 
-    They are the same in every process and for every caller: what is found out by them and then
-    remembered for all does not depend on who came first.
+    The numbers are equal in all processes and for all callers. So a cached result of a trial does
+    not depend on the caller that made the trial.
     """
     place = torch.arange(1, count + 1, dtype=torch.float64, device=like.device)
     return ((place * (math.sqrt(2.0) + index / math.pi)) % 3.6 - 1.7).to(like.dtype)
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Return True if two tensors of numbers or flags are equal, where each NaN equals any NaN."""
+    """Return True if two tensors have equal bits. Any NaN equals any other NaN."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if not a.is_floating_point():
         return torch.equal(a, b)
-    # Words, for where denormals are flushed two of them are equal; and as one comparison, which is
-    # nearly always enough, and eight times as fast.
+    # Integers are compared, because different denormals compare equal if torch flushes them. One
+    # call of torch.equal is eight times as fast, and nearly always enough.
     words = _WORDS[a.itemsize]
     ours, theirs = a.view(words), b.view(words)
     if torch.equal(ours, theirs):
@@ -307,8 +303,8 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return bool(((ours == theirs) | (a.isnan() & b.isnan())).all())
 
 
-def _close(a: Any, b: Any) -> bool:
-    """Equal up to rounding; values that are no tensors, such as sizes, may differ."""
+def _is_close(a: Any, b: Any) -> bool:
+    """Return True if tensors are equal up to rounding, and for values that are not tensors."""
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return True
     if a.shape != b.shape:
@@ -319,3 +315,32 @@ def _close(a: Any, b: Any) -> bool:
     return torch.allclose(
         a.double(), b.double(), rtol=ULPS * finfo.eps, atol=finfo.tiny, equal_nan=True
     )
+
+
+def check_device_scalars(stages: Sequence[Stage], leaf: Leaf) -> None:
+    """Check that stages can run without reading the values of their coefficients.
+
+    The stages are called with fake tensors, which have no values to read.
+
+    Args:
+        leaf: has tensors as coefficients. No tensor of the leaf is read or written.
+
+    Raises:
+        UntraceableError: a stage reads a value.
+    """
+    with fake_tensor_mode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+        fake = with_tensors(leaf, [mode.from_tensor(tensor) for tensor in tensors_of(leaf)])
+        coefficients = map_values(Tensor, mode.from_tensor, leaf.coefficients)
+        total = torch.empty((), dtype=torch.float64, device=leaf.param.device)
+        totals = [total] * sum(map(is_measured, stages))
+        try:
+            hidden = fake._replace(coefficients=coefficients, scalars=Scalars.DEVICE)
+            check_kept(hidden, ReferenceExecutor().update(stages, [hidden], totals)[0])
+        except Exception as error:
+            line = str(error).strip().split("\n")[0]
+            names = ", ".join(stage.name for stage in stages)
+            raise UntraceableError(
+                f"a chain ({names}) cannot be stepped with numbers that stand on a device "
+                f"({type(error).__name__}: {line}): a rule computes with torch's functions and "
+                "those of functional_optim.numeric, and looks neither at a number nor at data"
+            ) from error

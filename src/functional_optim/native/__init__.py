@@ -1,10 +1,9 @@
-"""Loops over many tensors in C++, where a compiler is at hand: a step can do without.
+"""C++ loops over many tensors, which are optional.
 
-A step of many small parameters takes about as long as looking at each of them once. Python's
-fastest way of looking takes some tenths of a microsecond per tensor; these loops take a tenth of
-that. They are compiled once, by a process in the background, into the folder of compiled steps:
-once somebody steps, or binds, many parameters. Until they are there, and where
-they never are, Python does the same.
+A step of many small parameters takes about as long as one visit to each of them. Python needs some
+tenths of a microsecond per tensor at best; the C++ loops need a tenth of that. A background process
+compiles them once, into the cache folder, when a step or ``bind`` first has many parameters. Until
+then, and without a compiler, Python does the same.
 """
 
 from functional_optim.native.loader import LOOPS, Loops

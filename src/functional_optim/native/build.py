@@ -1,4 +1,4 @@
-"""The recipe of the loops in C++, and how they are loaded."""
+"""Build recipe of the C++ loops, and the loader of the compiled module."""
 
 import sys
 import sysconfig
@@ -9,12 +9,12 @@ from types import ModuleType
 
 import torch
 
-from functional_optim.native.cache import BuildRecipe, default_compiler, no_compiler
+from functional_optim.native.cache import BuildRecipe, default_compiler, no_compiler_reason
 
 SOURCE = Path(__file__).parent / "loops.cpp"
 _ROOT = Path(torch.__file__).parent
 _VARIABLE = _ROOT / "include" / "torch" / "csrc" / "autograd" / "python_variable.h"
-"""torch's header of what Python's tensors are in C++."""
+"""torch's header that declares Python's tensors in C++."""
 _DECLARED = (
     "struct THPVariable { PyObject_HEAD at::Tensor cdata;",
     "TORCH_PYTHON_API extern PyObject* THPVariableClass;",
@@ -25,16 +25,16 @@ _DECLARED = (
 )
 """Declarations of that header that ``variable.hpp`` repeats."""
 NAME = "functional_optim.native.loops"
-"""Of the module: nobody else has one of this name."""
+"""The name of the module; no other module has it."""
 
 
 def recipe() -> BuildRecipe:
     """Return the source and the flags of the loops."""
-    text = f"// Python {sys.version.splitlines()[0]}\n{_expanded(SOURCE, set())}"
+    text = f"// Python {sys.version.splitlines()[0]}\n{_inline_includes(SOURCE, set())}"
     include, library = _ROOT / "include", _ROOT / "lib"
     flags = [
         *_flags(),
-        *(() if _declares_the_same(_VARIABLE) else ("-DWHOLE_HEADER",)),
+        *(() if _header_matches(_VARIABLE) else ("-DWHOLE_HEADER",)),
         *("-I", sysconfig.get_path("include")),
         *("-isystem", str(include)),
         *("-isystem", str(include / "torch" / "csrc" / "api" / "include")),
@@ -43,10 +43,10 @@ def recipe() -> BuildRecipe:
     return BuildRecipe(text, tuple(flags), default_compiler())
 
 
-def _declares_the_same(header: Path) -> bool:
-    """Return True if a header of torch has what ``variable.hpp`` repeats of it.
+def _header_matches(header: Path) -> bool:
+    """Return True if a header of torch has the declarations that ``variable.hpp`` repeats.
 
-    Else the header itself is compiled, which takes fifteen seconds of a processor, not three.
+    Otherwise the whole header is compiled, which takes 15 seconds of a processor instead of 3.
     """
     try:
         lines = [line.partition("//")[0] for line in header.read_text().splitlines()]
@@ -56,15 +56,15 @@ def _declares_the_same(header: Path) -> bool:
     return all(one in text for one in _DECLARED)
 
 
-def _expanded(path: Path, known: set[str]) -> str:
-    """A text with the files beside it that it includes, each once: one source, known whole."""
+def _inline_includes(path: Path, known: set[str]) -> str:
+    """Return a source with its local includes inlined, each once. The cache key covers them."""
     lines = []
     for line in path.read_text().splitlines():
         if line.startswith('#include "'):
             name = line.split('"')[1]
             if name not in known:
                 known.add(name)
-                lines.append(_expanded(path.with_name(name), known))
+                lines.append(_inline_includes(path.with_name(name), known))
         elif line != "#pragma once":
             lines.append(line)
     return "\n".join(lines) + "\n"
@@ -76,35 +76,35 @@ def _flags() -> list[str]:
     if sys.platform == "darwin":
         flags += ["-undefined", "dynamic_lookup"]
     if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512"):
-        flags += ["-mavx2", "-ffp-contract=off"]  # four numbers of double precision at a time
+        flags += ["-mavx2", "-ffp-contract=off"]  # four doubles at a time, without fused rounding
     return flags
 
 
 def thread_flags() -> tuple[str, ...]:
-    """Return the flags by which a library computes in torch's threads.
+    """Return the flags by which a library uses torch's threads.
 
-    GCC's library of threads is loaded already, where torch brings it along under its own name. Any
-    other would start threads beside torch's; without, one thread computes.
+    GCC's OpenMP library is loaded already if torch contains it. Any other library would start
+    threads in addition to torch's. Without these flags, one thread computes.
     """
-    brings_it = (_ROOT / "lib" / "libgomp.so.1").exists()
-    return ("-fopenmp",) if brings_it and "clang" not in Path(default_compiler()[0]).name else ()
+    has_gomp = (_ROOT / "lib" / "libgomp.so.1").exists()
+    return ("-fopenmp",) if has_gomp and "clang" not in Path(default_compiler()[0]).name else ()
 
 
-def nothing_compiles() -> str:
+def no_build_reason() -> str:
     """Return why the loops cannot be compiled on this machine; empty if they can."""
     headers = Path(sysconfig.get_path("include")) / "Python.h"
-    return no_compiler("cpu") or ("" if headers.exists() else f"there is no {headers}")
+    return no_compiler_reason("cpu") or ("" if headers.exists() else f"there is no {headers}")
 
 
 def load_module(path: str) -> ModuleType:
-    """The loops in a library.
+    """Load the module in a library.
 
-    They are no module that can be imported, and say of no file that they are from it: what was at
-    this path is gone, and something else may be there. Tools that read the files of all modules, as
-    Hypothesis does, would read that, and wait for ever where it is a pipe.
+    The module is not in ``sys.modules``, and has no ``__file__``, because its path is invalid after
+    the load. Tools that read the files of all modules, such as Hypothesis, would read whatever is
+    at that path, and would hang on a pipe.
 
     Raises:
-        OSError, ImportError: it does not load.
+        OSError, ImportError: the library does not load.
     """
     loader = ExtensionFileLoader(NAME, path)
     spec = spec_from_file_location(NAME, path, loader=loader)

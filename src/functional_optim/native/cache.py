@@ -1,8 +1,7 @@
-"""Libraries compiled from C++, kept on disk and loaded only as they were written.
+"""Libraries compiled from C++: cached on disk, and loaded only if their digest is right.
 
-An entry is named by everything it was made from: its text, flags, compiler, processor and torch.
-Where it lies and how it is checked: :mod:`functional_optim.native.private_folder`. The very bytes
-that were checked are loaded: :mod:`functional_optim.native.from_bytes`.
+The key of an entry covers its source, flags, compiler, processor and torch.
+:mod:`functional_optim.native.private_folder` stores and checks entries.
 """
 
 import contextlib
@@ -26,25 +25,31 @@ from typing import NamedTuple
 
 import torch
 
-from functional_optim.native.from_bytes import load
-from functional_optim.native.private_folder import MADE, SOURCE, Folder, open_folder, take_warning
+from functional_optim.native.private_folder import (
+    LIBRARY,
+    SOURCE,
+    Folder,
+    load_library,
+    open_folder,
+    pop_warning,
+)
 
 TIMEOUT_VARIABLE = "FUNCTIONAL_OPTIM_COMPILE_TIMEOUT"
 """Environment variable: seconds that one compilation may take; 600 by default."""
 VERSION_SECONDS = 20.0
-"""Most seconds that a compiler may take to print its version; one compilation may take less."""
+"""Time limit for a compiler to print its version; lower if the limit of a compilation is lower."""
 
-REST_SECONDS = 600.0
-"""Seconds before a compiler that timed out is tried again: the machine may be less busy then."""
+RETRY_SECONDS = 600.0
+"""Seconds until a compiler that timed out is tried again: the machine may be less busy then."""
 
 _PROCESSOR_FACTS = {"vendor_id", "cpu", "cpu family", "model", "model name", "stepping", "flags"}
 _PROCESSOR_FACTS |= {"Features", "isa", "uarch", "CPU implementer", "CPU architecture"}
 _PROCESSOR_FACTS |= {"CPU variant", "CPU part", "CPU revision"}
-"""What ``/proc/cpuinfo`` says of a processor that is the same at any time."""
+"""Constant properties of a processor in ``/proc/cpuinfo``."""
 
 
 class CompileError(Exception):
-    """There is no compiler, or it made nothing that can be loaded."""
+    """There is no compiler, or it produced no library that can be loaded."""
 
 
 def compile_seconds() -> float:
@@ -52,7 +57,7 @@ def compile_seconds() -> float:
     return float(os.environ.get(TIMEOUT_VARIABLE, "600"))
 
 
-def no_compiler(device: str) -> str:
+def no_compiler_reason(device: str) -> str:
     """Return why nothing can be compiled on this machine; empty if something can."""
     if device != "cpu":
         return ""
@@ -64,37 +69,26 @@ def no_compiler(device: str) -> str:
     return ""
 
 
-_LACKING: set[str] = set()
-"""What was said of compilers that are not there: once is enough, whoever wants one."""
+_WARNED: set[str] = set()
+"""Reasons that a warning about a missing compiler has named: each is given once."""
 
 
-def word_of_lacking(reason: str) -> str | None:
-    """Return the warning about a missing compiler.
-
-    Args:
-        reason: why nothing was compiled.
-
-    Returns:
-        A warning; empty if it was given before, None where a compiler is there.
-    """
-    if reason != no_compiler("cpu"):
+def missing_compiler_warning(reason: str) -> str | None:
+    """Return the warning for a missing compiler: empty if given before, None for another reason."""
+    if reason != no_compiler_reason("cpu"):
         return None
-    if reason in _LACKING:
+    if reason in _WARNED:
         return ""
-    _LACKING.add(reason)
+    _WARNED.add(reason)
     return f"no step is compiled: {reason}. {SLOWER}"
 
 
 SLOWER = "Steps give the same bits, and take about three times as long"
-"""What becomes of steps that are not compiled."""
+"""The effect of steps that are not compiled, for warnings."""
 
 
 def default_compiler() -> tuple[str, ...]:
-    """The words of the compiler's command: those of ``CXX``, else ``g++``.
-
-    Raises:
-        CompileError: ``CXX`` is no command.
-    """
+    """Return the words of the command in ``CXX``, or ``g++``. Raise CompileError for no command."""
     text = os.environ.get("CXX") or "g++"
     try:
         words = tuple(shlex.split(text))
@@ -106,21 +100,21 @@ def default_compiler() -> tuple[str, ...]:
 
 
 class BuildRecipe(NamedTuple):
-    """All that decides what a library is."""
+    """Everything that determines a library."""
 
     source: str
-    """The whole text, in C++."""
+    """The whole C++ source."""
     flags: tuple[str, ...]
-    """What follows the source on the compiler's command line; libraries last."""
+    """Arguments after the source on the compiler's command line; libraries last."""
     compiler: tuple[str, ...]
-    """The words of its command."""
+    """The words of the compiler's command."""
 
     @property
     def key(self) -> str:
-        """A name for the library: equal for equal recipes on equal machines.
+        """Key of the library: equal for equal recipes on equal machines.
 
         Raises:
-            CompileError: there is no such compiler, or it does not answer.
+            CompileError: the compiler does not exist, or does not print its version.
         """
         facts = [*self, *_compiler_facts(self.compiler), *_machine_facts()]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:40]
@@ -144,17 +138,13 @@ def _command_path(command: tuple[str, ...]) -> str:
     return str(Path(path).absolute())
 
 
-_SILENT: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[float, str]] = {}
-"""Compilers that did not print their version in time: when to ask again, and the error's text."""
+_VERSION_TIMEOUTS: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[float, str]] = {}
+"""Compilers that did not print their version in time: when to try again, and the error."""
 
 
 def _version(command: tuple[str, ...], stamp: tuple[str, ...]) -> str:
-    """Return what a compiler prints as its version; one that hangs is asked once per rest.
-
-    Raises:
-        CompileError: the compiler cannot be started, or took too long.
-    """
-    rests_until, text = _SILENT.get((command, stamp), (0.0, ""))
+    """Return the version that a compiler prints. Raise CompileError soon if it timed out before."""
+    rests_until, text = _VERSION_TIMEOUTS.get((command, stamp), (0.0, ""))
     if time.monotonic() < rests_until:
         raise CompileError(text)
     try:
@@ -163,9 +153,11 @@ def _version(command: tuple[str, ...], stamp: tuple[str, ...]) -> str:
         raise CompileError(f"the compiler does not say its version: {error}") from error
     except subprocess.TimeoutExpired as error:
         long = error.timeout >= VERSION_SECONDS
-        why = f"it took longer than {VERSION_SECONDS:g} s" if long else too_long(error.timeout)
+        why = (
+            f"it took longer than {VERSION_SECONDS:g} s" if long else timeout_message(error.timeout)
+        )
         text = f"the compiler does not say its version: {why}"
-        _SILENT[command, stamp] = (time.monotonic() + REST_SECONDS, text)
+        _VERSION_TIMEOUTS[command, stamp] = (time.monotonic() + RETRY_SECONDS, text)
         raise CompileError(text) from None
 
 
@@ -187,7 +179,7 @@ def _ask_version(command: tuple[str, ...], stamp: tuple[str, ...]) -> str:
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """End a process that leads a group, and all processes that it started."""
+    """End a process that leads a group, and all processes of the group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -199,18 +191,18 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
 def _machine_facts() -> tuple[str, ...]:
     """Return the processor, torch and system."""
     return (
-        "1",  # of this file: entries of another make have other names
+        "1",  # format of entries: another format has other keys
         sys.platform,
         platform.machine(),
-        _processor(),
+        _processor_text(),
         torch.backends.cpu.get_cpu_capability(),
         torch.__version__,
         str(torch.version.git_version),
     )
 
 
-def _processor() -> str:
-    """Return the processor and its features: code may be made for this one."""
+def _processor_text() -> str:
+    """Return the processor and its features, as code may be compiled for this processor only."""
     try:
         first = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:
@@ -219,7 +211,7 @@ def _processor() -> str:
 
 
 class Build:
-    """A compiler at work on an entry. To begin one, :meth:`start`."""
+    """Running compilation of an entry. Call :meth:`start` to begin one."""
 
     def __init__(self, folder: Folder, key: str, place: str, lock: int | None) -> None:
         self.folder, self.key, self.place = folder, key, place
@@ -228,18 +220,18 @@ class Build:
 
     @classmethod
     def start(cls, folder: Folder, recipe: BuildRecipe) -> "Build | None":
-        """Run the compiler on a recipe.
+        """Start the compiler.
 
         Args:
             folder: of entries.
-            recipe: what is wanted.
+            recipe: of the library.
 
         Returns:
-            The build; None if another process or thread is at it, or has just got done.
+            The build; None if another process or thread compiles the library, or has just finished.
 
         Raises:
-            CompileError: there is no such compiler.
-            OSError: nothing can be written.
+            CompileError: the compiler does not exist.
+            OSError: the folder cannot be written.
         """
         key, path = recipe.key, _command_path(recipe.compiler)
         try:
@@ -252,12 +244,12 @@ class Build:
                 build.stop()
                 return None
             if lock is not None:
-                folder.clear_places(key)
+                folder.remove_build_folders(key)
             build.place = f"{key}-{secrets.token_hex(8)}"
-            build.process = _started(
-                [path, *recipe.compiler[1:], SOURCE, "-o", MADE, *recipe.flags],
+            build.process = _start_compiler(
+                [path, *recipe.compiler[1:], SOURCE, "-o", LIBRARY, *recipe.flags],
                 folder.path / build.place,
-                folder.make_place(build.place, recipe.source),
+                folder.create_build_folder(build.place, recipe.source),
             )
         except BaseException:
             build.stop()
@@ -265,52 +257,46 @@ class Build:
         return build
 
     def is_done(self) -> bool:
-        """Return True if the compiler has ended."""
         return self.process is None or self.process.poll() is not None
 
     def wait(self) -> None:
-        """Wait until the compiler has ended."""
         if self.process is not None:
             self.process.wait()
 
     def result(self, timeout: float | None = None) -> bytes:
-        """Wait for the compiler, and publish what it made; the library.
-
-        Raises:
-            CompileError: it made nothing, or took too long.
-        """
+        """Wait for the compiler. Publish and return the library, or raise CompileError."""
         assert self.process is not None
         try:
             status = self.process.wait(timeout)
-            said = self.folder.said(self.place)
+            said = self.folder.compiler_output(self.place)
             if status == 0:
                 return self.folder.publish(self.key, self.place)
         except subprocess.TimeoutExpired:
-            raise CompileError(too_long(timeout)) from None
+            raise CompileError(timeout_message(timeout)) from None
         except OSError as error:
             raise CompileError(f"the compiler left nothing: {error}") from error
         raise CompileError(f"the compiler ended with status {status}: {said}")
 
     def stop(self) -> None:
-        """End the compiler, and let others have their turn."""
+        """End the compiler, remove its folder and release the lock."""
         if self.process is not None and self.process.poll() is None:
             _kill(self.process)
         if self.place:
-            self.folder.remove_place(self.place)
+            self.folder.remove_build_folder(self.place)
         lock, self._lock = self._lock, None
         if lock is not None:
             self.folder.unlock(self.key, lock)
 
     def leave(self) -> None:
-        """In a child of a fork: it is the parent's."""
+        """Close the lock in a child process after a fork. The parent keeps the build."""
         lock, self._lock = self._lock, None
         if lock is not None:
-            os.close(lock)  # one of two descriptors: the parent holds it by the other
+            os.close(lock)  # the parent's descriptor still holds the lock
 
 
-def _started(command: list[str], place: Path, output: int) -> "subprocess.Popen[bytes]":
+def _start_compiler(command: list[str], place: Path, output: int) -> "subprocess.Popen[bytes]":
     with os.fdopen(output, "wb") as said:
-        # In a folder of its own: what a text includes is not looked for where the user stands.
+        # Run in a separate folder, so that includes are not searched in the current folder.
         return subprocess.Popen(
             command,
             cwd=place,
@@ -322,32 +308,32 @@ def _started(command: list[str], place: Path, output: int) -> "subprocess.Popen[
         )
 
 
-def too_long(seconds: float | None) -> str:
+def timeout_message(seconds: float | None) -> str:
     """Return the message about a compiler that was stopped."""
     return f"the compiler took longer than {seconds:g} s ({TIMEOUT_VARIABLE})"
 
 
 _LOADED: dict[str, ctypes.CDLL] = {}
-"""The libraries of this process, by the keys of their recipes."""
+"""Libraries of this process, by key."""
 
 
 def library(
     source: str, flags: Sequence[str], compiler: Sequence[str] | None = None
 ) -> ctypes.CDLL:
-    """The library that a compiler makes of a text: from memory, from disk, or compiled now.
+    """Return the compiled library of a C++ source: from memory, from disk, or compiled now.
 
-    Several processes that want the same at once compile it once.
+    Several processes that need the same library compile it once.
 
     Args:
-        source: the whole text, in C++.
-        flags: what follows it on the command line, such as ``-shared``; libraries last.
-        compiler: the words of the compiler's command; those of ``CXX``, else ``g++``.
+        source: the whole C++ source.
+        flags: arguments after the source on the command line, such as ``-shared``; libraries last.
+        compiler: the words of the compiler's command; by default those of ``CXX``, or ``g++``.
 
     Returns:
-        The library, loaded; calls of it let go of the GIL.
+        The loaded library. Calls of it release the GIL.
 
     Raises:
-        CompileError: there is no compiler, or it made nothing that loads; says why.
+        CompileError: there is no compiler, or the library cannot be compiled or loaded.
 
     Example::
 
@@ -363,24 +349,24 @@ def library(
         return _LOADED[key]
     try:
         folder = open_folder()
-        if warning := take_warning():
+        if warning := pop_warning():
             warnings.warn(warning, RuntimeWarning, stacklevel=2)
-        return _LOADED.setdefault(key, _loaded(folder, recipe))
+        return _LOADED.setdefault(key, _load(folder, recipe))
     except OSError as error:
         raise CompileError(f"it cannot be compiled or loaded: {error}") from error
 
 
-def _loaded(folder: Folder, recipe: BuildRecipe) -> ctypes.CDLL:
-    content = _content(folder, recipe)
+def _load(folder: Folder, recipe: BuildRecipe) -> ctypes.CDLL:
+    content = _get_content(folder, recipe)
     try:
-        return load(content, ctypes.CDLL)
-    except OSError:  # made beside libraries that are no longer there, say
+        return load_library(content, ctypes.CDLL)
+    except OSError:  # such as an entry linked to libraries that no longer exist
         folder.remove(recipe.key)
-        return load(_content(folder, recipe), ctypes.CDLL)
+        return load_library(_get_content(folder, recipe), ctypes.CDLL)
 
 
-def _content(folder: Folder, recipe: BuildRecipe) -> bytes:
-    """The bytes of a library, waiting for whoever makes it."""
+def _get_content(folder: Folder, recipe: BuildRecipe) -> bytes:
+    """Return the bytes of a library. Compile it, or wait for the process that compiles it."""
     key, seconds = recipe.key, compile_seconds()
     until = time.monotonic() + seconds
     while (content := folder.read(key)) is None:
@@ -391,6 +377,6 @@ def _content(folder: Folder, recipe: BuildRecipe) -> bytes:
             finally:
                 build.stop()
         if time.monotonic() > until:
-            raise CompileError(f"{too_long(seconds)}, in another process")
+            raise CompileError(f"{timeout_message(seconds)}, in another process")
         time.sleep(0.005)
     return content

@@ -1,4 +1,4 @@
-"""The loops of this process: from disk, or compiled by a process in the background."""
+"""The C++ loops of this process: from disk, or compiled by a background process."""
 
 import atexit
 import os
@@ -11,297 +11,275 @@ from typing import Any, Protocol, cast
 
 from functional_optim.native import build, cache
 from functional_optim.native.cache import Build, BuildRecipe
-from functional_optim.native.from_bytes import load
-from functional_optim.native.private_folder import Folder, open_folder, take_warning
+from functional_optim.native.private_folder import Folder, load_library, open_folder, pop_warning
 
 MANY = 64
-"""Tensors from which the compiler is started. For fewer, the loops are used if they are there."""
+"""Number of tensors from which the compiler is started. Fewer tensors use existing loops."""
 
 POLL_SECONDS = 0.2
-"""How often it is looked whether the compiler is done."""
+"""Time between checks if the compiler is done."""
 
 SWITCH = "FUNCTIONAL_OPTIM_LOOPS"
-"""Environment variable: 0 leaves everything to Python."""
+"""Environment variable: 0 disables the loops."""
 
 
 class Loops(Protocol):
     """Functions of ``loops.cpp``."""
 
     def remember(self, tensors: list[Any], /) -> Any | None:
-        """Record the layouts and addresses of tensors; None if one is no plain dense tensor."""
-        ...
+        """Record the layouts and addresses of tensors; None if one is not plain and strided."""
 
     def hold(self, places: Any, tensors: list[Any], where: bool, /) -> bool:
-        """Return True if tensors are like those remembered, and, if asked, in the same memory."""
-        ...
+        """Return True if tensors have the recorded layouts, and addresses if ``where`` is True."""
 
     def bump(self, tensors: list[Any], positions: list[int] = ..., /) -> None:
-        """Tell autograd that tensors, all or those at some positions, were written to."""
-        ...
+        """Increment autograd's version counters of tensors, all or those at some positions."""
 
     def grads(self, tensors: list[Any], /) -> list[Any] | None:
-        """The gradient of each, or None; None in place of the list where Python has to ask."""
-        ...
+        """Return each tensor's gradient or None; None for the list if Python must read them."""
 
     def mask(self, values: list[Any], /) -> bytes | None:
-        """Return a byte for each value, 0 where it is None; None if no value is."""
-        ...
+        """Return a byte for each value, 0 if the value is None; None if no value is None."""
 
     def advance_each(self, counts: list[Any], positions: list[int] = ..., /) -> bool:
-        """Add one to each whole number in each tensor; False, with nothing done, if it cannot."""
-        ...
+        """Add one to every integer in each tensor; False, with nothing changed, if it cannot."""
 
     def common(self, counts: list[Any], positions: list[int] = ..., /) -> Any:
-        """The whole number that all tensors hold; None where they differ, False if it cannot."""
-        ...
+        """Return the integer that all tensors contain; None if they differ, False if unknown."""
 
     def copy(self, places: Any, tensors: list[Any], /) -> bool:
-        """Copy tensors to the places; False, with nothing written, where Python has to."""
-        ...
+        """Copy tensors to the recorded addresses; False, with nothing written, if it cannot."""
 
     def entries(
         self, state: dict[Any, Any], params: list[Any], /
     ) -> tuple[list[str | None], list[Any]] | None:
-        """Return the keys of the dicts of parameters, None behind those of each, and their values.
+        """Return the keys of the state dicts of parameters, None after each dict, and the values.
 
-        None unless the state holds a dict for each parameter, in this order, and nothing else.
+        Return None unless the state has one dict for each parameter, in this order, and nothing
+        else.
         """
-        ...
 
     def walk(self, tree: Any, /) -> tuple[list[Any], list[Any]] | None:
         """Return the tensors of a tree, and its form: the class and length of each container.
 
-        None if the tree holds anything but plain tensors, None, tuples and lists.
+        Return None if the tree has anything but plain tensors, None, tuples and lists.
         """
-        ...
 
     def lay_out(self, tensors: list[Any], written: list[bool], slots: list[int], /) -> Any | None:
-        """Record layouts for :meth:`locate`, which a guard takes too; None as for ``remember``.
+        """Record layouts for :meth:`locate` and for guards; None as for ``remember``.
 
         Args:
             tensors: that a step reads or writes.
-            written: for each, whether the step writes to it.
-            slots: for each, the position of its pointer in the table, or -1.
+            written: for each tensor, True if the step writes to it.
+            slots: for each tensor, the position of its pointer in the table, or -1.
 
         Raises:
-            ValueError: a slot of the table that belongs to no tensor, or to two.
+            ValueError: a slot of the table has no tensor, or two.
         """
-        ...
 
     def locate(self, layout: Any, tensors: list[Any], kept: int, /) -> bytes | None:
         """Return the pointers of tensors.
 
-        None if a layout changed, a written tensor is an inference tensor or computed by autograd,
-        or it shares memory with another tensor. Memory is compared only if an address changed. The
-        first ``kept`` tensors are not looked at: they are as the last call found them.
+        Return None if a layout changed, or if a written tensor is an inference tensor, has a
+        grad_fn or shares memory with another tensor. Memory is compared only if an address changed.
+        The first ``kept`` tensors are not checked: they have not changed since the last call.
         """
-        ...
 
     def norms(self, tensors: list[Any], lanes: int, threads: int, /) -> list[float] | None:
-        """Return the norm of each tensor, in double precision; None as for :meth:`squares`."""
-        ...
+        """Return the norm of each tensor in float64; None as for :meth:`squares`."""
 
     def squares(
         self, tensors: list[Any], most: int, lanes: int, threads: int, /
     ) -> list[float] | None:
-        """Return the square of the norm of each part of each tensor, in double precision.
+        """Return the squared norm of each part of each tensor in float64.
 
-        None unless all tensors are contiguous and of float32, or all of bfloat16, on the CPU.
+        Return None unless all tensors are contiguous, on the CPU, and all float32 or all bfloat16.
 
         Args:
-            tensors: without elements, a tensor has one part.
-            most: elements of a part, the last of a tensor excepted.
-            lanes: 4 or 8 sums of every 4th or 8th element, which are then added.
-            threads: at most so many add up. Their number changes no bit.
+            tensors: a tensor without elements has one part.
+            most: elements of a part, except the last part of a tensor.
+            lanes: 4 or 8 partial sums, of every 4th or 8th element, which are then added.
+            threads: the largest number of threads. It does not change the result.
         """
-        ...
 
 
 class Loader:
-    """Finds the loops, or has them made, without anybody waiting."""
+    """Loads the loops, or starts their compilation, without blocking a step."""
 
     def __init__(self) -> None:
-        self.unsaid = ""
-        """A warning for whoever steps next."""
-        self._begin_anew()
+        self.pending_warning = ""
+        """A warning for the next step."""
+        self._clear()
         atexit.register(self._stop)
-        os.register_at_fork(after_in_child=self._forked)
+        os.register_at_fork(after_in_child=self._after_fork)
 
-    def _begin_anew(self) -> None:
-        """Nothing is known."""
-        self._turn = threading.Lock()
+    def _clear(self) -> None:
+        self._lock = threading.Lock()
         self.loaded: Loops | None = None
-        """The loops that are there; None where :meth:`get` is to be asked."""
+        """The loops; None until :meth:`get` has loaded them."""
         self._done = False
-        self._looked = False
-        self._next = self._since = self._rests_until = 0.0
-        self._run: Build | None = None
+        self._has_looked = False
+        self._next_look = self._started_at = self._retry_at = 0.0
+        self._build: Build | None = None
 
-    def forget(self) -> None:
-        """Begin anew: the switch, the compiler and the disk are looked at again."""
+    def reset(self) -> None:
+        """Forget everything: check the environment variable, the compiler and the disk again."""
         self._stop()
-        self.unsaid = ""
-        self._begin_anew()
+        self.pending_warning = ""
+        self._clear()
 
     def get(self, count: int) -> Loops | None:
-        """The loops, if they are there by now.
-
-        Args:
-            count: how many tensors they are wanted for.
-        """
-        settled: bool = self._done or (self._looked and count < MANY)
+        """Return the loops for this many tensors; None if they are not loaded yet."""
+        settled: bool = self._done or (self._has_looked and count < MANY)
         if settled:
             return self.loaded
-        # One thread at a time, and nobody waits for another.
-        turn = self._turn
-        if not self._done and self._is_due(count) and turn.acquire(blocking=False):
+        # One thread at a time. Other threads do not wait.
+        lock = self._lock
+        if not self._done and self._is_due(count) and lock.acquire(blocking=False):
             try:
                 if not self._done:
-                    self._looked = True
-                    self._next = time.monotonic() + POLL_SECONDS
-                    self._try(partial(self._go_on, start=count >= MANY))
+                    self._has_looked = True
+                    self._next_look = time.monotonic() + POLL_SECONDS
+                    self._try(partial(self._advance, start=count >= MANY))
             finally:
-                turn.release()
+                lock.release()
         return self.loaded
 
     def _try(self, call: Callable[[], None]) -> None:
-        """Call it; if it fails, there are no loops."""
+        """Call a function. If it raises, there are no loops."""
         try:
             call()
         except cache.CompileError as error:
             self._fail(str(error))
-        except Exception as error:  # noqa: BLE001  whatever it is, the step must still run
+        except Exception as error:  # noqa: BLE001  a step must run without the loops
             self._fail(f"{type(error).__name__}: {error}")
 
-    def say(self) -> None:
-        """Warn, once, if the loops could not be made: where nothing has been written yet."""
-        text, self.unsaid = self.unsaid, ""
+    def warn_pending(self) -> None:
+        """Give the pending warning, if any. Call this before anything is written."""
+        text, self.pending_warning = self.pending_warning, ""
         if text:
             warnings.warn(text, RuntimeWarning, stacklevel=3)
 
     def _is_due(self, count: int) -> bool:
-        if self._is_resting():
+        if self._is_waiting_to_retry():
             return False
-        return time.monotonic() >= self._next if count >= MANY else not self._looked
+        return time.monotonic() >= self._next_look if count >= MANY else not self._has_looked
 
-    def _is_resting(self) -> bool:
-        return time.monotonic() < self._rests_until
+    def _is_waiting_to_retry(self) -> bool:
+        return time.monotonic() < self._retry_at
 
     def wait(self, timeout: float | None = None, *, count: int | None = None) -> bool:
-        """Wait until nothing is left to wait for, starting the compiler if need be.
+        """Wait until the loops are loaded or unavailable. Start the compiler if necessary.
 
         Args:
-            timeout: seconds to wait at most.
-            count: how many tensors the loops are wanted for; few tensors do not wait for them.
+            timeout: the largest number of seconds to wait.
+            count: the number of tensors that the loops are needed for. Small numbers do not wait.
 
         Returns:
-            Whether that is so; not where a compiler took too long, and will be tried again.
+            False on a time-out, or if a compiler took too long and is tried again later.
         """
         if count is not None and count < MANY:
             return True
         until = None if timeout is None else time.monotonic() + timeout
         while self.get(MANY) is None and not self._done:
-            if self._is_resting() or (until is not None and time.monotonic() >= until):
+            if self._is_waiting_to_retry() or (until is not None and time.monotonic() >= until):
                 return False
             time.sleep(0.05)
         return True
 
-    def _go_on(self, *, start: bool) -> None:
+    def _advance(self, *, start: bool) -> None:
         if os.environ.get(SWITCH) == "0":
             self._done = True
             return
         folder, recipe = open_folder(), build.recipe()
-        self.unsaid += take_warning()
-        if self._run is not None:
-            self._look_at(self._run)
-        elif not self._found(folder, recipe) and start:
+        self.pending_warning += pop_warning()
+        if self._build is not None:
+            self._collect(self._build)
+        elif not self._load_from_disk(folder, recipe) and start:
             self._start(folder, recipe)
         if start and not self._done:
-            self._watch_the_clock()
+            self._check_timeout()
 
-    def _watch_the_clock(self) -> None:
-        """A compiler, here or in another process, may take long, but not for ever."""
+    def _check_timeout(self) -> None:
+        """Stop waiting for a compiler, of this or another process, that takes too long."""
         now = time.monotonic()
-        self._since = self._since or now
+        self._started_at = self._started_at or now
         seconds = cache.compile_seconds()
-        if now - self._since > seconds:
+        if now - self._started_at > seconds:
             self._stop()
-            self._since, self._rests_until = 0.0, now + cache.REST_SECONDS
-            again = f"it is tried again in {cache.REST_SECONDS / 60:g} minutes"
-            self._say_later(f"{cache.too_long(seconds)}; {again}")
+            self._started_at, self._retry_at = 0.0, now + cache.RETRY_SECONDS
+            again = f"it is tried again in {cache.RETRY_SECONDS / 60:g} minutes"
+            self._add_warning(f"{cache.timeout_message(seconds)}; {again}")
 
-    def _found(self, folder: Folder, recipe: BuildRecipe) -> bool:
-        """Load the loops, if they are on disk."""
+    def _load_from_disk(self, folder: Folder, recipe: BuildRecipe) -> bool:
+        """Load the loops if they are on disk. Return True if they were loaded."""
         content = folder.read(recipe.key)
         if content is None:
             return False
         try:
-            self._take(content)
+            self._load(content)
         except (OSError, ImportError):
-            folder.remove(recipe.key)  # made beside another torch, say: they are made anew
+            folder.remove(recipe.key)  # such as loops for another torch: compile them again
             return False
         return True
 
-    def _take(self, content: bytes) -> None:
-        self.loaded, self._done = cast("Loops", load(content, build.load_module)), True
+    def _load(self, content: bytes) -> None:
+        self.loaded, self._done = cast("Loops", load_library(content, build.load_module)), True
 
     def _start(self, folder: Folder, recipe: BuildRecipe) -> None:
-        """Start the compiler, if no other process has done so."""
-        if missing := build.nothing_compiles():
+        """Start the compiler, unless another process runs it."""
+        if missing := build.no_build_reason():
             self._fail(missing)
             return
-        self._run = Build.start(folder, recipe)
-        if self._run is not None:
-            waits = threading.Thread(target=self._finish, args=(self._run, self._turn), daemon=True)
-            waits.start()
+        self._build = Build.start(folder, recipe)
+        if self._build is not None:
+            args = self._build, self._lock
+            threading.Thread(target=self._wait_for_build, args=args, daemon=True).start()
 
-    def _finish(self, run: Build, turn: Any) -> None:
-        """Take what the compiler makes, if nobody steps here any more, too.
+    def _wait_for_build(self, build: Build, lock: Any) -> None:
+        """Publish the library even if this process makes no more steps: other processes wait."""
+        build.wait()
+        with lock:
+            if self._build is build:
+                self._try(partial(self._collect, build))
 
-        Other processes wait for it.
-        """
-        run.wait()
-        with turn:
-            if self._run is run:
-                self._try(partial(self._look_at, run))
-
-    def _look_at(self, run: Build) -> None:
-        if not run.is_done():
+    def _collect(self, build: Build) -> None:
+        """Publish and load the library, if the compiler has ended."""
+        if not build.is_done():
             return
         try:
-            content = run.result()
+            content = build.result()
         except cache.CompileError as error:
             self._fail(str(error))
             return
         self._stop()
-        self._take(content)
+        self._load(content)
 
     def _fail(self, reason: str) -> None:
         self._stop()
         self._done = True
-        self._say_later(reason)
+        self._add_warning(reason)
 
-    def _say_later(self, reason: str) -> None:
-        word = cache.word_of_lacking(reason)
-        if word is None:
-            word = (
+    def _add_warning(self, reason: str) -> None:
+        warning = cache.missing_compiler_warning(reason)
+        if warning is None:
+            warning = (
                 f"loops over many tensors run in Python, since they were not compiled: {reason}. "
                 "Nothing else changes; a step of 10,000 parameters takes some milliseconds more"
             )
-        self.unsaid += "; " * bool(self.unsaid and word) + word
+        self.pending_warning += "; " * bool(self.pending_warning and warning) + warning
 
     def _stop(self) -> None:
-        """End the compiler, and let others have their turn."""
-        run, self._run = self._run, None
-        if run is not None:
-            run.stop()
+        build, self._build = self._build, None
+        if build is not None:
+            build.stop()
 
-    def _forked(self) -> None:
-        """In a child, a compiler at work is the parent's, and so are its folder and its lock."""
-        self._of_parent, loops, done = self._run, self.loaded, self._done
+    def _after_fork(self) -> None:
+        """Leave a running compiler, its folder and its lock to the parent process."""
+        self._of_parent, loops, done = self._build, self.loaded, self._done
         if self._of_parent is not None:
             self._of_parent.leave()
-        self._begin_anew()
+        self._clear()
         self.loaded, self._done = loops, done
 
 

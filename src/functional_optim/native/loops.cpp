@@ -1,6 +1,5 @@
-// Loops over lists of tensors, each some nanoseconds per tensor where Python takes a tenth of a
-// microsecond and more. They answer for plain dense tensors only; of anything else they say that
-// they cannot tell, and Python looks at it.
+// Loops over lists of tensors. They take some nanoseconds per tensor; Python takes a tenth of a
+// microsecond or more. They handle plain strided tensors only, and leave all other tensors to Python.
 
 #include <Python.h>
 
@@ -16,7 +15,7 @@
 
 namespace {
 
-// remember(tensors) -> places; None where one of them is no plain dense tensor
+// remember(tensors) -> places; None if a tensor is not plain and strided
 PyObject* remember(PyObject*, PyObject* list) {
   if (!PyList_CheckExact(list)) {
     PyErr_SetString(PyExc_TypeError, "remember() takes a list of tensors");
@@ -29,8 +28,8 @@ PyObject* remember(PyObject*, PyObject* list) {
   return PyCapsule_New(places.release(), kName, destroy);
 }
 
-// hold(places, tensors, where) -> whether the tensors are like those that are remembered, and, if
-// `where` is true, lie where they lay
+// hold(places, tensors, where) -> True if the tensors have the recorded layouts and, if `where` is true,
+// the recorded addresses
 PyObject* hold(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 3 || !PyList_CheckExact(args[1])) {
     PyErr_SetString(PyExc_TypeError, "hold() takes places, a list of tensors, and a bool");
@@ -63,13 +62,13 @@ PyObject* hold(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Py_RETURN_TRUE;
 }
 
-// The tensors that a function is asked about: some of a list, or all of it.
+// The tensors of a call: all tensors of a list, or some of them.
 struct Some {
   PyObject* list = nullptr;
   std::vector<Py_ssize_t> places;
   Py_ssize_t size = 0;
 
-  // The arguments are a list and, where only some of it is meant, a list of positions.
+  // The arguments are a list and, for some of its tensors, a list of positions.
   bool read(PyObject* const* args, Py_ssize_t count, const char* error) {
     const bool some = count == 2;
     if ((count != 1 && !some) || !PyList_CheckExact(args[0]) || (some && !PyList_CheckExact(args[1]))) {
@@ -94,7 +93,7 @@ struct Some {
   PyObject* operator[](Py_ssize_t i) const { return PyList_GET_ITEM(list, places[i]); }
 };
 
-// bump(tensors[, positions]): tell autograd that they were written to
+// bump(tensors[, positions]): increment autograd's version counters
 PyObject* bump(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Some some;
   if (!some.read(args, count, "bump() takes a list of tensors, and perhaps one of positions")) {
@@ -110,13 +109,13 @@ PyObject* bump(PyObject*, PyObject* const* args, Py_ssize_t count) {
       Py_RETURN_NONE;
     }
   } catch (const std::exception&) {
-    // as below
+    // raise TypeError
   }
   PyErr_SetString(PyExc_TypeError, "bump() takes tensors that were not made in inference mode");
   return nullptr;
 }
 
-// grads(tensors) -> their gradients, or None for each; None in place of all where Python has to ask
+// grads(tensors) -> list of gradients or None; None for the list if Python must read them
 PyObject* grads(PyObject*, PyObject* list) {
   if (!PyList_CheckExact(list)) {
     PyErr_SetString(PyExc_TypeError, "grads() takes a list of tensors");
@@ -139,9 +138,9 @@ PyObject* grads(PyObject*, PyObject* list) {
       const at::Tensor& grad = impl->grad();
       if (!grad.defined() && !THPVariable_Unpack(object).is_leaf()) {
         Py_DECREF(found);
-        Py_RETURN_NONE;  // torch warns of it
+        Py_RETURN_NONE;  // torch would warn
       }
-      PyObject* one = THPVariable_Wrap(grad);  // None where there is none
+      PyObject* one = THPVariable_Wrap(grad);  // None if there is no gradient
       if (one == nullptr) {
         Py_DECREF(found);
         return nullptr;
@@ -156,7 +155,7 @@ PyObject* grads(PyObject*, PyObject* list) {
   return found;
 }
 
-// The whole numbers that a contiguous tensor holds; null where it is no such tensor.
+// Return the integers of a contiguous tensor; null for any other tensor.
 int64_t* numbers_of(PyObject* object) {
   const at::TensorImpl* impl = plain(object);
   if (impl == nullptr || impl->dtype() != caffe2::TypeMeta::Make<int64_t>() || !impl->is_cpu() ||
@@ -169,8 +168,8 @@ int64_t* numbers_of(PyObject* object) {
 
 int64_t count_of(PyObject* object) { return plain(object)->numel(); }
 
-// common(tensors[, positions]) -> the whole number that all of these hold, None where they differ;
-// False where one of them is no plain contiguous tensor of such numbers
+// common(tensors[, positions]) -> the integer that all elements equal, or None if they differ; False if
+// a tensor is not a plain contiguous tensor of integers
 PyObject* common(PyObject*, PyObject* const* args, Py_ssize_t count) {
   const char* error = "common() takes a list of tensors, and perhaps one of positions; not none";
   Some some;
@@ -204,8 +203,8 @@ PyObject* common(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
-// advance_each(tensors[, positions]) -> whether one was added to each whole number that each of these
-// holds; if not, to none
+// advance_each(tensors[, positions]) -> True if one was added to every integer of every tensor; False if
+// nothing changed
 PyObject* advance_each(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Some some;
   if (!some.read(args, count, "advance_each() takes a list of tensors, and perhaps one of positions")) {
@@ -251,8 +250,8 @@ PyObject* error_or_false() {
   Py_RETURN_FALSE;
 }
 
-// copy(places, tensors) -> whether the tensors were copied to the places; if not, nothing was: they are
-// not alike, or lie among the places themselves
+// copy(places, tensors) -> True if the tensors were copied to the places; False, with nothing written, if
+// layouts differ or the tensors overlap the places
 PyObject* copy(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 2 || !PyList_CheckExact(args[1])) {
     PyErr_SetString(PyExc_TypeError, "copy() takes places and a list of tensors");
@@ -279,9 +278,8 @@ PyObject* copy(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Py_RETURN_TRUE;
 }
 
-// entries(state, params) -> the keys of the dicts that a dict holds for these keys, in this order, with
-// None behind those of each dict, and their values, each as a list; None where it holds others, or in
-// another order
+// entries(state, params) -> the keys of the state dicts of params, with None after each dict, and their
+// values, each as a list; None if the state has other keys than params, or another order
 PyObject* entries(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 2 || !PyDict_Check(args[0]) || !PyList_CheckExact(args[1])) {
     PyErr_SetString(PyExc_TypeError, "entries() takes a dict and a list of its keys");
@@ -311,7 +309,7 @@ PyObject* entries(PyObject*, PyObject* const* args, Py_ssize_t count) {
     }
     PyList_SET_ITEM(keys, k + ends, Py_NewRef(Py_None));
   }
-  // Making a list may run what changes dicts.
+  // A new list may start the garbage collector, which may change dicts.
   if (values == nullptr || k < size || ends < count_of_dicts) {
     Py_XDECREF(keys);
     Py_XDECREF(values);
@@ -323,7 +321,7 @@ PyObject* entries(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return Py_BuildValue("(NN)", keys, values);
 }
 
-// mask(list) -> a byte for each element, 0 where it is None; None where no element is
+// mask(list) -> a byte for each element, 0 for None; None if no element is None
 PyObject* mask(PyObject*, PyObject* list) {
   if (!PyList_CheckExact(list)) {
     PyErr_SetString(PyExc_TypeError, "mask() takes a list");
@@ -344,7 +342,7 @@ PyObject* mask(PyObject*, PyObject* list) {
   return found;
 }
 
-// A method that takes its arguments as an array.
+// Method that takes its arguments as an array.
 PyMethodDef fast(const char* name, PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)) {
   return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function)), METH_FASTCALL, nullptr};
 }

@@ -1,4 +1,4 @@
-// What tensors are like, and where they lie: remembered, and looked at again.
+// Layouts and addresses of tensors: recorded, and compared later.
 
 #pragma once
 
@@ -12,18 +12,18 @@
 namespace {
 
 constexpr const char* kName = "functional_optim.plan.places";
-constexpr int kAhead = 8;  // tensors that are fetched from memory before they are looked at
+constexpr int kAhead = 8;  // tensors that are prefetched
 
-// What a tensor is like, and where it lies.
+// Layout and address of a tensor.
 struct Trait {
   uint64_t keys;
   caffe2::TypeMeta dtype;
   c10::Device device;
-  size_t dims;  // where its sizes, and behind them its strides, stand
+  size_t dims;  // offset of its sizes, which its strides follow
   size_t dim;
   const char* address;
   size_t bytes;
-  size_t storage;  // the bytes of all the memory that it is a part of
+  size_t storage;  // bytes of its storage
 };
 
 struct Span {
@@ -33,20 +33,20 @@ struct Span {
 
 struct Places {
   std::vector<Trait> traits;
-  std::vector<Span> spans;  // of all memory that they are parts of
+  std::vector<Span> spans;  // memory of all storages
   std::vector<int64_t> dims;
-  bool dense = true;  // in memory that has addresses
-  bool on_cpu = true;  // so that, if dense, copying one is copying its bytes
-  // Of a layout (see trees.hpp), for each tensor:
-  std::vector<char> written;      // whether a step writes to it
-  std::vector<Py_ssize_t> slots;  // the position of its pointer in the table, or -1
-  Py_ssize_t pointers = 0;        // in the table
-  std::vector<const char*> last;  // the addresses at which the tensors were last found to be disjoint
-  std::vector<Span> closed;       // the memory of those that are written, in order
+  bool dense = true;  // all tensors are dense in memory that has addresses
+  bool on_cpu = true;  // dense tensors on the CPU are copied byte by byte
+  // For a layout (see trees.hpp), for each tensor:
+  std::vector<char> written;      // nonzero if a step writes to the tensor
+  std::vector<Py_ssize_t> slots;  // position of its pointer in the table, or -1
+  Py_ssize_t pointers = 0;        // number of pointers in the table
+  std::vector<const char*> last;  // addresses at the last successful comparison
+  std::vector<Span> closed;       // memory of written tensors, sorted
 };
 
 uint64_t keys_of(const at::TensorImpl* impl) {
-  // It matters not whether a tensor requires grad.
+  // requires_grad is ignored.
   return (impl->key_set() - c10::autograd_dispatch_keyset_with_ADInplaceOrView).raw_repr();
 }
 
@@ -68,13 +68,13 @@ bool alike(const at::TensorImpl* impl, const Trait& trait, const int64_t* dims) 
       std::equal(strides.begin(), strides.end(), dims + trait.dim);
 }
 
-// The tensor behind a Python object; null for anything but a plain tensor or parameter.
+// Return the tensor of a Python object; null unless it is a plain tensor or parameter.
 const at::TensorImpl* plain(PyObject* object) {
   return THPVariable_CheckExact(object) ? THPVariable_Unpack(object).unsafeGetTensorImpl()
                                         : nullptr;
 }
 
-// Bring objects that come soon into the cache: that is what takes the time.
+// Prefetch the next objects: cache misses take most of the time.
 void fetch_ahead(PyObject* list, Py_ssize_t i, Py_ssize_t count, bool versions = false) {
   if (i + 2 * kAhead < count) {
     __builtin_prefetch(PyList_GET_ITEM(list, i + 2 * kAhead));
@@ -95,13 +95,13 @@ void fetch_ahead(PyObject* list, Py_ssize_t i, Py_ssize_t count, bool versions =
       __builtin_prefetch(impl->unsafe_storage().unsafeGetStorageImpl());
     }
     if (impl != nullptr && versions) {
-      // It holds a pointer to the number, and nothing else.
+      // The object has a pointer to the counter, and nothing else.
       __builtin_prefetch(*reinterpret_cast<void* const*>(&impl->version_counter()));
     }
   }
 }
 
-// The same for what leads to a tensor's gradient.
+// Prefetch the path to the gradient of a tensor.
 void fetch_gradient_ahead(PyObject* list, Py_ssize_t i, Py_ssize_t count) {
   if (i + 4 * kAhead < count) {
     __builtin_prefetch(PyList_GET_ITEM(list, i + 4 * kAhead));

@@ -1,4 +1,4 @@
-// Tensors that are to be copied: where they lie, and whether they may be.
+// Sources of a copy: their addresses, and checks that they can be copied.
 
 #pragma once
 
@@ -15,8 +15,8 @@ struct Copy {
   size_t bytes;
 };
 
-// Where the elements of the i-th tensor are, if it is like the one that is remembered and its memory
-// holds them; null if not, or if it has none.
+// Find the address and size of the i-th tensor. Return false unless it has the recorded layout, and
+// its storage is large enough.
 bool find_source(PyObject* list, Py_ssize_t i, Py_ssize_t end, const Places& places, Copy& copy) {
   fetch_ahead(list, i, end);
   const Trait& trait = places.traits[i];
@@ -35,7 +35,7 @@ bool find_source(PyObject* list, Py_ssize_t i, Py_ssize_t end, const Places& pla
   return true;
 }
 
-// Put spans in order, and join those that overlap or touch.
+// Sort spans, and join spans that overlap or touch.
 void join(std::vector<Span>& spans) {
   std::sort(spans.begin(), spans.end(),
             [](const Span& one, const Span& other) { return one.begin < other.begin; });
@@ -50,7 +50,7 @@ void join(std::vector<Span>& spans) {
   spans.resize(kept);
 }
 
-// Whether some of these bytes are in one of the spans, which are in order.
+// Return true if some of these bytes are in one of the sorted spans.
 bool among(const std::vector<Span>& spans, const Copy& copy) {
   const char* end = copy.from + copy.bytes;
   const auto after = std::lower_bound(
@@ -59,7 +59,7 @@ bool among(const std::vector<Span>& spans, const Copy& copy) {
   return after != spans.begin() && copy.from < std::prev(after)->end;
 }
 
-// Record what tensors are like and where they are; false if one is no plain dense tensor.
+// Record layouts and addresses; return false if a tensor is not plain and strided.
 bool remember_in(PyObject* list, Places& places) {
   try {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
@@ -94,8 +94,8 @@ bool remember_in(PyObject* list, Places& places) {
   return true;
 }
 
-// The places of as many dense tensors as there are in the list, on the CPU if that is asked; null
-// with an error, or without one where Python has to do it.
+// Return the records of a capsule if they are of as many dense tensors as the list has, and on the CPU
+// if so requested. Otherwise return null, with an error if the capsule has no records.
 const Places* places_for(PyObject* capsule, PyObject* list, bool on_cpu) {
   const Places* places = places_in(capsule);
   const bool fit = places != nullptr && places->dense && (places->on_cpu || !on_cpu) &&

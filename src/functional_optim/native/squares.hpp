@@ -1,9 +1,9 @@
-// Norms in double precision, and their squares, with the bits of torch's norms.
+// Norms and squared norms in double precision, with the bits of torch's norms.
 //
-// A row is as many elements as torch's vectors of doubles have lanes. Rows are added lane by lane;
-// then the lanes are added from the first to the last, and the elements behind the last row follow.
-// Squares of floats are exact in double precision. Each addition waits for the last, so several
-// stretches of memory are added up at once, which changes no sum.
+// A row has as many elements as torch's vectors of doubles have lanes. Rows are added lane by lane.
+// Then the lanes are added, from first to last, and then the elements after the last row. Squares of
+// floats are exact in double precision. Each addition depends on the previous one, so several ranges
+// of memory are summed at the same time. This changes no sum.
 
 #pragma once
 
@@ -22,12 +22,12 @@
 
 namespace {
 
-constexpr int kStreams = 4;          // stretches that are added up at once
-constexpr int64_t kWorth = 1 << 20;  // elements for which a thread is begun
+constexpr int kStreams = 4;          // ranges that are summed at the same time
+constexpr int64_t kWorth = 1 << 20;  // elements per thread
 
 struct Stretch {
   const char* begin;
-  int64_t count;  // of elements
+  int64_t count;  // number of elements
   double norm = 0.0;
 };
 
@@ -36,7 +36,7 @@ struct Vector {
   typedef T Type __attribute__((vector_size(L * sizeof(T))));
 };
 
-// Of elements of T, which are floats or the upper halves of floats, L at a time.
+// Sums L elements of T at a time: floats, or bfloat16 (the upper halves of floats).
 template <typename T, int L>
 struct Row {
   using Elements = typename Vector<T, L>::Type;
@@ -72,7 +72,7 @@ struct Row {
     }
   }
 
-  // A stretch that is being added up.
+  // Partial sums of one range.
   struct Stream {
     Stretch* stretch = nullptr;
     const char* next = nullptr;
@@ -100,7 +100,7 @@ struct Row {
     }
   };
 
-  // Add as many rows of N streams as each of them has. The sums are kept in registers meanwhile.
+  // Add rows of N streams, as many as the shortest stream has. The sums stay in registers.
   template <int N>
   static void add_rows(Stream* streams) {
     int64_t rows = streams[0].rows;
@@ -158,7 +158,7 @@ void add_up(Stretch* begin, Stretch* end, bool is_float, int lanes) {
   }
 }
 
-// Add up all stretches in at most so many threads, each of which has work enough.
+// Sum all ranges with at most this many threads, each with enough work.
 void add_up_in_threads(std::vector<Stretch>& every, bool is_float, int lanes, int64_t most) {
   int64_t left = 0;
   for (const Stretch& one : every) {
@@ -176,7 +176,7 @@ void add_up_in_threads(std::vector<Stretch>& every, bool is_float, int lanes, in
     try {
       threads.emplace_back(add_up, begin, until, is_float, lanes);
     } catch (const std::system_error&) {
-      break;  // there is no thread more: this one does the rest
+      break;  // no more threads can be started: this thread does the rest
     }
     begin = until;
     left -= own;
@@ -187,7 +187,7 @@ void add_up_in_threads(std::vector<Stretch>& every, bool is_float, int lanes, in
   }
 }
 
-// Whether a tensor's values are not what is in its memory: it stands for another, or is negated.
+// Return true if the memory of a tensor does not have its values: a zero tensor, or a negative view.
 bool is_wrapped(const at::TensorImpl* impl) {
   static const c10::DispatchKeySet keys{
       c10::DispatchKey::Negative,         c10::DispatchKey::Conjugate,
@@ -197,8 +197,8 @@ bool is_wrapped(const at::TensorImpl* impl) {
   return impl->key_set().has_any(keys);
 }
 
-// The stretches of tensors, of at most `most` elements each; false unless all are contiguous floats,
-// or all contiguous bfloat16, on the CPU.
+// List the ranges of tensors, of at most `most` elements each. Return false unless all tensors are
+// contiguous floats, or all contiguous bfloat16, on the CPU.
 bool stretches_of(PyObject* list, int64_t most, std::vector<Stretch>& found, bool& is_float) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
     fetch_ahead(list, i, PyList_GET_SIZE(list));
@@ -229,8 +229,8 @@ bool stretches_of(PyObject* list, int64_t most, std::vector<Stretch>& found, boo
   return true;
 }
 
-// The norm of each tensor, or of each of its parts of so many elements, or its square; null without an
-// error where torch has to be asked.
+// Return the norm of each tensor or each of its parts, or its square; null without an error if torch
+// must compute them.
 PyObject* norms_of(PyObject* list, int64_t most, int lanes, int64_t threads, bool squared) {
   std::vector<Stretch> every;
   bool is_float = true;
@@ -257,7 +257,7 @@ PyObject* norms_of(PyObject* list, int64_t most, int lanes, int64_t threads, boo
   return found;
 }
 
-// What norms_of has found; None where torch has to be asked.
+// Return the result of norms_of; None if torch must compute the norms.
 PyObject* found_or_none(PyObject* found) {
   if (found == nullptr && PyErr_Occurred() == nullptr) {
     Py_RETURN_NONE;
@@ -265,8 +265,8 @@ PyObject* found_or_none(PyObject* found) {
   return found;
 }
 
-// squares(tensors, most, lanes, threads) -> the square of the norm of each tensor, or of each of its parts of
-// so many elements, as a list; None where torch has to be asked
+// squares(tensors, most, lanes, threads) -> list of the squared norm of each part of each tensor, where a
+// part has at most `most` elements; None if torch must compute them
 PyObject* squares(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 4 || !PyList_CheckExact(args[0])) {
     PyErr_SetString(PyExc_TypeError, "squares() takes a list of tensors and three numbers");
@@ -284,7 +284,7 @@ PyObject* squares(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return found_or_none(norms_of(args[0], most, static_cast<int>(lanes), threads, true));
 }
 
-// norms(tensors, lanes, threads) -> the norm of each tensor, as a list; None where torch has to be asked
+// norms(tensors, lanes, threads) -> list of the norm of each tensor; None if torch must compute them
 PyObject* norms(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 3 || !PyList_CheckExact(args[0])) {
     PyErr_SetString(PyExc_TypeError, "norms() takes a list of tensors and two numbers");

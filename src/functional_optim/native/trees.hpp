@@ -1,4 +1,4 @@
-// Trees of tensors: listed, and located in memory.
+// Trees of tensors: flattened, and located in memory.
 
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace {
 
-// Append the tensors of a tree to one list and its form to another; return false if the tree holds
+// Append the tensors of a tree to one list and its form to another. Return false if the tree has
 // anything but plain tensors, None, tuples and lists.
 bool walk_into(PyObject* one, PyObject* tensors, PyObject* form) {
   if (THPVariable_CheckExact(one)) {
@@ -35,15 +35,15 @@ bool walk_into(PyObject* one, PyObject* tensors, PyObject* form) {
   return fits;
 }
 
-// Return true if a step may write to a tensor: autograd did not compute it, and counts its versions.
+// Return true if a step may write to a tensor: it has no grad_fn, and it has a version counter.
 bool is_writable(PyObject* object) {
   const at::Tensor& one = THPVariable_Unpack(object);
   return !one.is_inference() &&
       (one.unsafeGetTensorImpl()->autograd_meta() == nullptr || one.is_leaf());
 }
 
-// Return true if no written tensor shares memory with any other tensor. Only what has moved since the
-// last call is compared; `now` becomes the addresses of the last call.
+// Return true if no written tensor shares memory with any other tensor. Only tensors that moved since
+// the last call are compared; `now` becomes the addresses of the last call.
 bool are_disjoint(Places& layout, std::vector<const char*>& now) {
   bool has_read_moved = false, has_written_moved = layout.last.empty();
   for (size_t i = 0; i < now.size() && !has_written_moved; ++i) {
@@ -80,8 +80,8 @@ bool are_disjoint(Places& layout, std::vector<const char*>& now) {
   return true;
 }
 
-// walk(tree) -> (tensors, form): the tensors of a tree, and a list of everything else in it; None if it
-// holds anything but plain tensors, None, tuples and lists
+// walk(tree) -> (tensors, form): the tensors of a tree, and a list of everything else; None if the tree
+// has anything but plain tensors, None, tuples and lists
 PyObject* walk(PyObject*, PyObject* tree) {
   PyObject* tensors = PyList_New(0);
   PyObject* form = PyList_New(0);
@@ -98,7 +98,7 @@ PyObject* walk(PyObject*, PyObject* tree) {
   return found;
 }
 
-// lay_out(tensors, written, slots) -> layout; None where one of them is no plain dense tensor
+// lay_out(tensors, written, slots) -> layout; None if a tensor is not plain and strided
 PyObject* lay_out(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 3 || !PyList_CheckExact(args[0]) || !PyList_CheckExact(args[1]) ||
       !PyList_CheckExact(args[2]) || PyList_GET_SIZE(args[0]) != PyList_GET_SIZE(args[1]) ||
@@ -129,9 +129,9 @@ PyObject* lay_out(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return PyCapsule_New(layout.release(), kName, destroy);
 }
 
-// locate(layout, tensors, kept) -> bytes: the pointer of each tensor that has a slot; None where a tensor
-// is not like the one that was laid out, may not be written to, or shares memory that is written. The
-// first `kept` tensors are where the last call that found them all found them.
+// locate(layout, tensors, kept) -> bytes: the pointer of each tensor with a slot; None if a tensor has
+// another layout, may not be written to, or shares memory with a written tensor. The first `kept`
+// tensors have not moved since the last successful call.
 PyObject* locate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 3 || !PyList_CheckExact(args[1])) {
     PyErr_SetString(PyExc_TypeError, "locate() takes a layout, a list of tensors and a number");
@@ -172,7 +172,7 @@ PyObject* locate(PyObject*, PyObject* const* args, Py_ssize_t count) {
       return found;
     }
   } catch (const std::exception&) {
-    // as below
+    // return None
   }
   Py_DECREF(found);
   Py_RETURN_NONE;

@@ -1,4 +1,4 @@
-// What Python's tensors are in C++.
+// Python's tensors in C++.
 
 #pragma once
 
@@ -10,9 +10,9 @@
 
 #else
 
-// The declarations of <torch/csrc/autograd/python_variable.h> that are used here: with pybind11 and
-// the rest of that header, the compiler takes eight times as long. build.py compares them with the
-// header of the torch that is installed.
+// The declarations of <torch/csrc/autograd/python_variable.h> that these loops use. With the whole
+// header, including pybind11, the compiler takes eight times as long. build.py compares these
+// declarations with the header of the installed torch.
 
 #include <ATen/core/Tensor.h>
 

@@ -1,4 +1,4 @@
-"""Optimizer: a chain, and the ways of stepping parameters by it."""
+"""Optimizer: a chain, and the ways to step parameters with it."""
 
 from functional_optim.optimizer.optimizer import Optimizer
 

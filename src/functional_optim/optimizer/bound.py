@@ -2,16 +2,16 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor
 
-from functional_optim.core.capturing import check_not_captured
 from functional_optim.core.chain import Chain, require_one_dense_chain, with_hyper
 from functional_optim.core.checks import check_leaf_state, check_measured, check_writable
-from functional_optim.core.compiling import uncompiled_class
+from functional_optim.core.dynamo import disable_compile_of_class
+from functional_optim.core.graph_capture import check_not_captured
 from functional_optim.core.hyper import copy_tensors
-from functional_optim.core.one_at_a_time import StepLock, one_at_a_time
+from functional_optim.core.lock import StepLock, with_lock
 from functional_optim.core.overrides import hypers_of, paths_of
 from functional_optim.core.stage import block_size_of
 from functional_optim.core.state import LeafState, State
@@ -20,19 +20,18 @@ from functional_optim.kernels import Scalars, executor_taking, in_place, is_meas
 from functional_optim.native import LOOPS
 from functional_optim.optimizer import bound_plans
 from functional_optim.optimizer.bound_buffer import BoundBuffer, copy_states
-from functional_optim.optimizer.bound_copies import BoundCopies
 from functional_optim.optimizer.bound_explain import Explainer, why_alone
 from functional_optim.optimizer.bound_gradients import BoundGradients
 from functional_optim.optimizer.bound_plans import BoundParams, BoundPlans
-from functional_optim.optimizer.bound_states import StateGuard, make_states
+from functional_optim.optimizer.bound_states import StateGuard, init_states
 from functional_optim.plan.flat.layout import FlatLayout
 from functional_optim.plan.guard import MemoryGuard, grads_of, mask_of
 from functional_optim.plan.item import coefficients_at
-from functional_optim.plan.items import params_of
+from functional_optim.plan.tree import params_of
 
 
-@uncompiled_class
-class BoundOptimizer(BoundCopies):
+@disable_compile_of_class
+class BoundOptimizer:
     """Result of ``optimizer.bind(params)``: an optimizer, its parameters and their state.
 
     Parameters are moved into flat buffers, and stay the same objects. ``state`` and ``gradients``
@@ -40,7 +39,8 @@ class BoundOptimizer(BoundCopies):
 
     Several threads may call its methods: steps and changes of hyper-parameters, state or layout run
     one after the other. Ctrl-C waits until a step is complete. ``copy.deepcopy((model, bound))``
-    binds the copied model.
+    binds the copied model. A copy has its own flat buffers, and the same optimizer and values of
+    parameters and state. The contents of gradient buffers are not copied.
 
     Example::
 
@@ -68,19 +68,29 @@ class BoundOptimizer(BoundCopies):
         check_writable(dict(zip(self._names, self._params, strict=True)))
         self._measured = any(map(is_measured, optimizer.stages))
         self._hypers = self._hypers_of(optimizer)
-        self._watched = [param for param in self._params if param.is_cuda][:1]
+        self._uncaptured = [param for param in self._params if param.is_cuda][:1]
         """A CUDA parameter, if there is one: its steps must not be captured."""
         name, on_host = optimizer.executor, self._scalars is Scalars.HOST
-        self._by = in_place(name, self._params, optimizer.stages) if on_host else name
-        self._executor = executor_taking(self._by, self._scalars)
-        self._begin(optimizer)
-        self._lay_out(None if state is None else self._checked(state))
+        self._executor_name = in_place(name, self._params, optimizer.stages) if on_host else name
+        self._executor = executor_taking(self._executor_name, self._scalars)
+        self._prepare_scalars(optimizer)
+        self._fill_buffers(None if state is None else self._checked(state))
 
-    def _begin(self, optimizer: Chain) -> None:
-        """Refuse what cannot be bound, before anything is moved."""
+    @with_lock
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._optimizer, self.params, self._state)
 
-    def _lay_out(self, given: list[LeafState] | None) -> None:
-        """Move parameters and state into buffers; take the values of ``given``, if any."""
+    def __copy__(self) -> NoReturn:
+        raise TypeError(
+            f"copy.copy of a {type(self).__name__} would step the same parameters by a second "
+            "state: use copy.deepcopy((params, bound)), which copies the parameters too"
+        )
+
+    def _prepare_scalars(self, optimizer: Chain) -> None:
+        """Prepare scalars on the device. Errors are raised before any parameter is moved."""
+
+    def _fill_buffers(self, given: list[LeafState] | None) -> None:
+        """Move parameters and state into buffers. State has the values of ``given``, if any."""
         stages = self._optimizer.stages
         block_size = block_size_of(stages)
         numbers = {own: k for k, own in enumerate(dict.fromkeys(map(id, self._hypers)))}
@@ -89,14 +99,16 @@ class BoundOptimizer(BoundCopies):
             self._params,
             self._names,
             keys=[
-                # Blocks of several elements follow each other in the order of the shape.
+                # Blocks of several elements are consecutive only in contiguous parameters.
                 (group, block_size == 1 or param.is_contiguous())
                 for group, param in zip(groups, self._params, strict=True)
             ],
             align=block_size,
         )
-        beside = self._scalars is Scalars.DEVICE
-        made = make_states(stages, self._params, self._hypers, self._layout, counts_beside=beside)
+        on_device = self._scalars is Scalars.DEVICE
+        made = init_states(
+            stages, self._params, self._hypers, self._layout, counts_on_device=on_device
+        )
         self._buffers, self._states, self._others = made
         if given is not None:
             copy_states(self._states, given)
@@ -123,21 +135,23 @@ class BoundOptimizer(BoundCopies):
         self._guarded = [*self._layout.params, *written, *self._layout.gradient_buffers()]
         """Parameters and buffers, which must stay at their addresses."""
         self._guard = MemoryGuard(self._guarded)
-        self._handed_out: StateGuard | None = None
-        self._reads: bool | None = None  # found out when it is asked
+        self._state_guard: StateGuard | None = None
+        """Checks the state if the caller has got it: only then can its tensors have moved."""
+        self._can_read: bool | None = None
+        """Result of :meth:`_can_read_gradients`, or None before the first call."""
 
     def _flat_buffers(self) -> list[BoundBuffer]:
         """Return the buffers in which adjacent parameters are stepped as one leaf."""
         by_chunks = self._explainer().chunks()
         if by_chunks is None:
             return []
-        # Torch's kernels round the last 16-bit floats of a tensor in another way: runs and leaf by
-        # leaf are not the same to the bit.
+        # torch's kernels round the last 16-bit elements of a tensor in another way. So with these,
+        # a run and its single parameters have different bits.
         flat = [
             one for one in self._buffers if not (by_chunks.exact and one.buffer.dtype.itemsize <= 2)
         ]
         is_all = len(flat) == len(self._buffers) and not self._others
-        return flat if is_all or not self._measured else []  # their sums are taken together
+        return flat if is_all or not self._measured else []  # one call computes all totals
 
     @property
     def optimizer(self) -> Chain:
@@ -156,8 +170,8 @@ class BoundOptimizer(BoundCopies):
         You may write values into its tensors. If a tensor gets other memory, the next step raises
         an error.
         """
-        if self._handed_out is None:
-            self._handed_out = StateGuard(self._states, self._names)
+        if self._state_guard is None:
+            self._state_guard = StateGuard(self._states, self._names)
         return self._state
 
     @property
@@ -173,23 +187,23 @@ class BoundOptimizer(BoundCopies):
         """Layout of the parameters."""
         return self._layout
 
-    @one_at_a_time
+    @with_lock
     def set_hyper(self, **hyper: Any) -> None:
         """Change hyper-parameters, by name, from the next step on.
 
-        State that ``bind`` has made from the old value stays, such as the first step sizes of
-        ``rprop``: give ``bind`` an optimizer with the learning rate of the first step.
+        State that ``bind`` has computed from the old value does not change, such as the first step
+        sizes of ``rprop``. So bind an optimizer with the learning rate of the first step.
 
         Raises:
             TypeError: a name that the chain does not have.
             ValueError: a value out of bounds, or an option that needs another state.
         """
-        self._optimizer, hypers = self._with(copy_tensors(hyper))
-        self._use(hypers)
+        self._optimizer, hypers = self._with_hyper(copy_tensors(hyper))
+        self._set_hypers(hypers)
 
-    def _use(self, hypers: list[tuple[Any, ...]]) -> None:
-        """Use these hyper-parameters from now on."""
-        self._hypers, self._reads = hypers, None
+    def _set_hypers(self, hypers: list[tuple[Any, ...]]) -> None:
+        """Set the hyper-parameters of each parameter for all later steps."""
+        self._hypers, self._can_read = hypers, None
         self._group_hypers = self._of_groups(hypers)
 
     def _of_groups(self, hypers: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
@@ -197,12 +211,12 @@ class BoundOptimizer(BoundCopies):
         return [hypers[place] for place in self._firsts]
 
     def _check_options(self, optimizer: Chain, hypers: list[tuple[Any, ...]]) -> None:
-        """Make sure that the state fits these options; parameters of a group share them."""
+        """Raise an error if the state does not fit hyper-parameters, once for each group."""
         for i in {id(one): i for i, one in enumerate(hypers)}.values():
             state, name = self._states[i], self._names[i]
             check_leaf_state(optimizer.stages, hypers[i], self._params[i], state, name)
 
-    @one_at_a_time
+    @with_lock
     def load_state(self, state: State) -> None:
         """Copy the values of another state of the same tree, such as the state of a checkpoint.
 
@@ -210,8 +224,8 @@ class BoundOptimizer(BoundCopies):
             TypeError, ValueError: the state is of another optimizer or tree; nothing has changed.
             RuntimeError: a tensor of the bound state has other memory; nothing has changed.
         """
-        if self._handed_out is not None:
-            self._handed_out.check()
+        if self._state_guard is not None:
+            self._state_guard.check()
         copy_states(self._states, self._checked(state))
 
     def ready(self, timeout: float | None = None) -> bool:
@@ -219,14 +233,14 @@ class BoundOptimizer(BoundCopies):
 
         Args:
             timeout: maximal number of seconds to wait. With an empty cache, kernels take tenths of
-                a second. The native loops take some seconds; from 64 parameters on, they are
-                awaited.
+                a second, and native loops some seconds. With fewer than 64 parameters, this method
+                does not wait for native loops.
 
         Returns:
             False if the native loops are still being compiled.
         """
         until = None if timeout is None else time.monotonic() + timeout
-        LOOPS.wait(0.0, count=len(self._params))  # compiled beside the step
+        LOOPS.wait(0.0, count=len(self._params))  # starts compilation in the background
         self._explainer().compile()
         left = None if until is None else max(0.0, until - time.monotonic())
         return LOOPS.wait(left, count=len(self._params))
@@ -236,20 +250,20 @@ class BoundOptimizer(BoundCopies):
         alone = why_alone(self._optimizer.stages, self._params, self._others, self._layout)
         return "\n".join([*self._explainer().lines(), *alone])
 
-    @one_at_a_time
+    @with_lock
     def release(self) -> None:
-        """Move every parameter to memory of its own. Do not use this object afterwards."""
+        """Move every parameter to a separate storage. Do not use this object afterwards."""
         self._layout.undo()
 
-    @one_at_a_time
+    @with_lock
     def step(self, grads: Any = None, *, measured: Sequence[Tensor] = (), **hyper: Any) -> None:
         """Step every parameter that has a gradient, in place.
 
         Args:
-            grads: a tree like the parameters', with a gradient or None for each;
-                :attr:`gradients`, to copy nothing; None to read the parameters' ``.grad``. The
-                memory of the gradients decides which parameters are stepped as one chunk. So it
-                also decides how an executor that is not exact rounds.
+            grads: a tree like that of the parameters, with a gradient or None for each; or
+                :attr:`gradients`, which needs no copy; or None to read ``.grad``. Parameters are
+                stepped as one chunk only if the gradients allow it. So with an executor that is not
+                exact, rounding depends on the memory of the gradients.
             measured: as for :meth:`Optimizer.update`.
             hyper: hyper-parameters for this step only.
 
@@ -261,15 +275,15 @@ class BoundOptimizer(BoundCopies):
                 has other memory; a sparse gradient that the chain cannot take; a CUDA graph is
                 being captured.
         """
-        if LOOPS.unsaid:
-            LOOPS.say()
-        if self._watched:
-            check_not_captured(self._watched)
+        if LOOPS.pending_warning:
+            LOOPS.warn_pending()
+        if self._uncaptured:
+            check_not_captured(self._uncaptured)
         if measured:
             check_measured(self._optimizer.stages, measured)
-        if self._handed_out is not None:
-            self._handed_out.check()
-        hypers = self._of_groups(self._with(hyper)[1]) if hyper else self._group_hypers
+        if self._state_guard is not None:
+            self._state_guard.check()
+        hypers = self._of_groups(self._with_hyper(hyper)[1]) if hyper else self._group_hypers
         given = None if grads is self._gradient_tree else self._grad_list(grads)
         self._step(hypers, given, measured)
 
@@ -281,37 +295,37 @@ class BoundOptimizer(BoundCopies):
     ) -> None:
         """Step with the hyper-parameters of each group.
 
-        Gradients are read from their own memory, or copied to the flat buffers and read there. All
-        parameters that are in no flat buffer are stepped leaf by leaf.
+        Gradients are read in place, or copied to the flat buffers. Parameters that are in no flat
+        buffer are stepped leaf by leaf.
         """
         if not self._guard.hold(self._guarded):
-            self._check()
+            self._check_memory()
             self._guard = MemoryGuard(self._guarded)
         every: Sequence[Any] = self._gradients if given is None else given
         present = None if given is None else mask_of(given)
-        is_read = given is not None and bool(self._flat) and self._are_read()
+        is_read = given is not None and bool(self._flat) and self._can_read_gradients()
         if is_read and self._plans.step_read(every, present, hypers, measured):
             return
         flat = bool(self._flat) and (given is None or self._own.gather(given))
         self._plans.step(every, present, hypers, measured, flat=flat)
 
-    def _check(self) -> None:
-        """Make sure that parameters and buffers have not moved."""
+    def _check_memory(self) -> None:
+        """Raise RuntimeError if a parameter or a buffer has moved."""
         self._layout.check()
         for buffer in self._buffers:
             buffer.check()
 
-    def _are_read(self) -> bool:
-        """Return True if one kernel call reads gradients outside the buffers, without a copy."""
-        if self._reads is None:
+    def _can_read_gradients(self) -> bool:
+        """Return True if one kernel call can read gradients outside the buffers, without a copy."""
+        if self._can_read is None:
             long = all(one.buffer.numel >= bound_plans.LEAST for one in self._buffers)
             on_cpu = all(one.buffer.data.is_cpu for one in self._buffers)
             may = long and on_cpu and not self._others and not self._measured
-            self._reads = may and self._explainer().is_joined()
-        return self._reads
+            self._can_read = may and self._explainer().can_bind_tables()
+        return self._can_read
 
-    def _with(self, hyper: dict[str, Any]) -> tuple[Chain, list[tuple[Any, ...]]]:
-        """Return the optimizer, and the hyper-parameters of each parameter, for one step."""
+    def _with_hyper(self, hyper: dict[str, Any]) -> tuple[Chain, list[tuple[Any, ...]]]:
+        """Return the optimizer with other values, and the hyper-parameters of each parameter."""
         optimizer = with_hyper(self._optimizer, hyper)
         hypers = self._hypers_of(optimizer)
         self._check_options(optimizer, hypers)
@@ -331,7 +345,6 @@ class BoundOptimizer(BoundCopies):
         return [found[place] for place in self._places]
 
     def _names_of(self, paths: Sequence[Path]) -> list[str]:
-        """Return the names of the parameters in errors."""
         return list(map(path_name, paths))
 
     def _hypers_of(self, optimizer: Chain) -> list[tuple[Any, ...]]:
@@ -341,7 +354,7 @@ class BoundOptimizer(BoundCopies):
         return [every[place] for place in self._places]
 
     def _checked(self, state: State) -> list[LeafState]:
-        """Return the checked leaf states of a state of these parameters."""
+        """Check a state of these parameters, and return the state of each."""
         found = leaf_states(self._spec, state)
         given, stages = [found[place] for place in self._places], self._optimizer.stages
         pairs = zip(self._params, self._names, given, self._hypers, strict=True)
@@ -359,10 +372,9 @@ class BoundOptimizer(BoundCopies):
         return placed
 
     def _explainer(self) -> Explainer:
-        firsts = [self._first_of(one.segments[0].index) for one in self._buffers]
-        by, buffers = self._executor, self._buffers
-        return Explainer(self._optimizer, self._by, by, buffers, firsts, self._scalars)
+        firsts = [self._first_coefficients(one.segments[0].index) for one in self._buffers]
+        name, executor, buffers = self._executor_name, self._executor, self._buffers
+        return Explainer(self._optimizer, name, executor, buffers, firsts, self._scalars)
 
-    def _first_of(self, place: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Return the hyper-parameters and coefficients of a parameter's first step."""
+    def _first_coefficients(self, place: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         return coefficients_at(self._optimizer.stages, self._hypers[place], 1.0)

@@ -10,8 +10,8 @@ from torch import Tensor
 from functional_optim.core.chain import Chain
 from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.kernels import Chunks, Executor, Scalars
-from functional_optim.kernels.chunks import KEEPING_NUMBERS, why_not_pointwise
-from functional_optim.kernels.rounding import note_rounding
+from functional_optim.kernels.chunks import SCALAR_STATE_CHAINS, why_not_pointwise
+from functional_optim.kernels.rounding import record_rounding
 from functional_optim.optimizer.bound_buffer import BoundBuffer
 from functional_optim.plan.flat.layout import FlatLayout
 
@@ -20,10 +20,6 @@ class Explainer:
     """Explanation of the kernels of flat buffers, each as one chunk.
 
     Args:
-        optimizer: that steps them.
-        name: of the executor.
-        executor: that steps them.
-        buffers: that are stepped by kernels.
         firsts: for each buffer, hyper-parameters and coefficients of its first step.
         scalars: the origin of the coefficients: the host or the device.
     """
@@ -52,8 +48,8 @@ class Explainer:
         """Return the stepper of chunks; None if parameters are stepped one by one."""
         if self._by_chunks is not None and self._scalars is Scalars.HOST:
             for chunk in self._chunks:
-                note_rounding(self._stages, chunk)
-            keeps_numbers = tuple(self._stages) in KEEPING_NUMBERS
+                record_rounding(self._stages, chunk)
+            keeps_numbers = tuple(self._stages) in SCALAR_STATE_CHAINS
             self._by_chunks = None if keeps_numbers else self._executor.in_chunks(self._stages)
         return self._by_chunks
 
@@ -63,8 +59,8 @@ class Explainer:
             for chunk in self._chunks:
                 self._by_chunks.compile(self._stages, chunk)
 
-    def is_joined(self) -> bool:
-        """Return True if one kernel call can step tensors of each buffer at any address."""
+    def can_bind_tables(self) -> bool:
+        """Return True if one kernel call per buffer can step tensors at any addresses."""
         by_chunks = self._by_chunks
         if by_chunks is None:
             return False
@@ -91,10 +87,7 @@ def why_alone(
     """Return why parameters are stepped one by one, one line for each reason.
 
     Args:
-        stages: of the chain.
-        params: all parameters.
         others: the indices of the parameters that are stepped one by one.
-        layout: of the parameters.
     """
 
     def why(place: int) -> str:

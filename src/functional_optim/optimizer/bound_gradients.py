@@ -19,8 +19,6 @@ class BoundGradients:
     """Views of the flat buffers for the gradients of bound parameters.
 
     Args:
-        layout: of the parameters.
-        params: all parameters.
         names: their names, for errors.
         others: indices of the parameters that are stepped one by one.
     """
@@ -63,7 +61,9 @@ class BoundGradients:
         try:
             dense = list(map(_LAYOUT, given)).count(torch.strided) == len(given)
         except AttributeError:
-            return False  # something that is no tensor: leaf by leaf, it is named
+            return (
+                False  # a value is no tensor: the step leaf by leaf raises an error with its name
+            )
         if not dense:
             return False
         if not self._layout.gradients_in_place(given):
@@ -86,7 +86,7 @@ class BoundGradients:
         return True
 
     def _move_away(self, given: list[Any], which: Sequence[int]) -> None:
-        """Copy gradients that are elsewhere in the buffers, before the buffers are written."""
+        """Clone gradients that are elsewhere in the buffers, before the buffers are written."""
         memory = {flat.untyped_storage().data_ptr() for flat in self._layout.gradient_buffers()}
         for i in which:
             view, grad = self.views[i], given[i]

@@ -17,7 +17,7 @@ from functional_optim.plan.flat.layout import FlatLayout
 from functional_optim.plan.guard import mark_changed
 from functional_optim.plan.item import Item
 from functional_optim.plan.leaf_positions import rows_of
-from functional_optim.plan.step_plan import Steps
+from functional_optim.plan.step_plan import BoundStep
 
 LEAST = 1 << 14
 """Number of elements of a buffer from which separate gradients are read without a copy. For fewer
@@ -27,7 +27,7 @@ PLANS = 8
 """Number of sets of missing gradients for which plans are kept."""
 
 Present = bytes | None
-"""For each parameter, whether it has a gradient; None if all have one."""
+"""For each parameter, nonzero if it has a gradient; None if all have one."""
 
 Hypers = Sequence[tuple[Any, ...]]
 """The hyper-parameters of each group of parameters."""
@@ -60,11 +60,7 @@ class BoundParams(NamedTuple):
         return Item(chunk.param, chunk.grad, state, (), chunk.name)
 
     def check(self, gradients: Sequence[Any], present: Present) -> None:
-        """Make sure that gradients fit their parameters.
-
-        Raises:
-            TypeError, ValueError: a gradient does not fit.
-        """
+        """Raise TypeError or ValueError if a gradient does not fit its parameter."""
         for k, (param, name) in enumerate(zip(self.params, self.names, strict=True)):
             if present is None or present[k]:
                 check_grad(param, gradients[k], name)
@@ -74,7 +70,6 @@ class _BoundPlan:
     """Plan of a step of bound parameters, and the gradients that the plan reads.
 
     Args:
-        bound: the bound parameters.
         present: which parameters have a gradient.
         flat: buffers whose adjacent parameters are one leaf, with the gradients in the buffer. Each
             other parameter is a leaf.
@@ -124,13 +119,13 @@ class _BoundPlan:
             options: Any = {"may_begin": True, "kept": start}
             self._plan = StepPlan(stages, executor, items, groups, rows, listed, **options)
 
-    def prepared(
+    def prepare(
         self, gradients: Sequence[Any], hypers: Hypers, measured: Sequence[Tensor]
-    ) -> Steps | None:
+    ) -> BoundStep | None:
         """Check and bind a step with the gradients of all parameters."""
         if self._plan is None:
             return None
-        return self._plan.prepared(self._listed(gradients), hypers, measured)
+        return self._plan.prepare(self._listed(gradients), hypers, measured)
 
     @property
     def steps_runs(self) -> bool:
@@ -153,14 +148,12 @@ class _BoundPlan:
 
 
 def _real_item(item: Item) -> Item:
-    """Return a leaf with real views of all of its tensors."""
     param, grad = real_view(item.param.detach()), real_view(item.grad)
     states = tuple(map_state(real_view, one) for one in item.state.stages)
     return item._replace(param=param, grad=grad, state=LeafState(item.state.step, states))
 
 
 def _real_or_same(grad: Any) -> Any:
-    """Return the real view of a complex gradient if there is one, else the gradient."""
     has_view = isinstance(grad, Tensor) and grad.layout == torch.strided and not grad.is_conj()
     return real_view(grad) if has_view else grad
 
@@ -169,7 +162,6 @@ class BoundPlans:
     """Plans of the steps of bound parameters.
 
     Args:
-        bound: the bound parameters.
         flat: buffers whose adjacent parameters may be stepped as one leaf.
     """
 
@@ -180,11 +172,7 @@ class BoundPlans:
         self._written = [*bound.layout.params, *written]
 
     def step_read(
-        self,
-        gradients: Sequence[Any],
-        present: Present,
-        hypers: Hypers,
-        measured: Sequence[Tensor],
+        self, gradients: Sequence[Any], present: Present, hypers: Hypers, measured: Sequence[Tensor]
     ) -> bool:
         """Step with gradients outside the buffers, without a copy.
 
@@ -193,17 +181,17 @@ class BoundPlans:
         """
         key = "read", present
         plan = self._plans.get(key)
-        steps = None if plan is None else plan.prepared(gradients, hypers, measured)
+        steps = None if plan is None else plan.prepare(gradients, hypers, measured)
         if plan is not None and steps is None and not plan.takes(gradients):
             return False
         if steps is None:
             plan = _BoundPlan(self._bound, present, (), self._bound.views, as_real=True)
             self._keep(key, plan)
-            steps = plan.prepared(gradients, hypers, measured)
+            steps = plan.prepare(gradients, hypers, measured)
         if steps is None:
             return False
         mark_changed(self._written)
-        steps.make()
+        steps.run()
         return True
 
     def step(
@@ -220,22 +208,20 @@ class BoundPlans:
         Args:
             gradients: of all parameters, or None.
             present: which parameters have a gradient.
-            hypers: of each group.
-            measured: the known totals.
             flat: True if the flat buffers contain the gradients.
         """
         key = flat, present
         plan = self._plans.get(key)
-        steps = None if plan is None else plan.prepared(gradients, hypers, measured)
+        steps = None if plan is None else plan.prepare(gradients, hypers, measured)
         if steps is None:
             self._bound.check(gradients, present)
             plan = _BoundPlan(self._bound, present, self._flat if flat else (), gradients)
             if plan.steps_runs:
                 self._keep(key, plan)
-                steps = plan.prepared(gradients, hypers, measured)
+                steps = plan.prepare(gradients, hypers, measured)
         if steps is not None:
             mark_changed(self._written)
-            steps.make()
+            steps.run()
         else:
             flat_ones = [one.index for buffer in self._flat for one in buffer.segments]
             own = {k: self._bound.views[k] for k in flat_ones if flat}
@@ -248,11 +234,7 @@ class BoundPlans:
         self._plans[key] = plan
 
     def _step_alone(
-        self,
-        gradients: Sequence[Any],
-        present: Present,
-        hypers: Hypers,
-        measured: Sequence[Tensor],
+        self, gradients: Sequence[Any], present: Present, hypers: Hypers, measured: Sequence[Tensor]
     ) -> None:
         """Step leaves with layouts that no plan supports."""
         bound = self._bound

@@ -6,31 +6,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.initial import init_leaf
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState, state_tensors
-from functional_optim.optimizer.bound_buffer import BoundBuffer, keeps_flat_state
+from functional_optim.core.state_init import init_leaf
+from functional_optim.optimizer.bound_buffer import BoundBuffer, has_flat_state
 from functional_optim.plan.flat.layout import FlatLayout
 from functional_optim.plan.guard import MemoryGuard
 
 
-def make_states(
+def init_states(
     stages: Sequence[Stage],
     params: Sequence[Tensor],
     hypers: Sequence[tuple[Any, ...]],
     layout: FlatLayout,
     *,
-    counts_beside: bool = False,
+    counts_on_device: bool = False,
 ) -> tuple[list[BoundBuffer], list[LeafState], list[int]]:
     """Return the initial state of every parameter.
 
     Args:
-        stages: of the chain.
-        params: all parameters.
-        hypers: of each.
-        layout: of the parameters. The second key of a buffer says if the elements of a parameter
-            are in the order of its shape.
-        counts_beside: True if step counts are on the devices of their parameters.
+        hypers: the hyper-parameters of each parameter.
+        layout: of the parameters. The second key of a buffer is True if blocks of elements are
+            consecutive in it.
+        counts_on_device: True if step counts are on the devices of their parameters.
 
     Returns:
         The buffers that are stepped as chunks; the state of each parameter; the indices of the
@@ -42,8 +40,8 @@ def make_states(
         own = hypers[buffer.segments[0].index]
         in_order = buffer.key[1]  # type: ignore[index]  # of the keys that were given to the layout
         shapes = [one.shape for one in buffer.segments]
-        if in_order and keeps_flat_state(stages, own, shapes, buffer.dtype):
-            bound = BoundBuffer(stages, own, buffer, gradient, counts_beside=counts_beside)
+        if in_order and has_flat_state(stages, own, shapes, buffer.dtype):
+            bound = BoundBuffer(stages, own, buffer, gradient, counts_on_device=counts_on_device)
             buffers.append(bound)
             indices = [one.index for one in buffer.segments]
             made = bound.states([params[i] for i in indices])
@@ -52,21 +50,19 @@ def make_states(
         others = [i for i in range(len(params)) if i not in states]
         for i in others:
             alone = init_leaf(stages, hypers[i], params[i])
-            step = alone.step.to(params[i].device) if counts_beside else alone.step
+            step = alone.step.to(params[i].device) if counts_on_device else alone.step
             states[i] = alone._replace(step=step)
     return buffers, [states[i] for i in range(len(params))], others
 
 
 class StateGuard:
-    """Guard that the tensors of a state have not moved since a caller got the state.
-
-    Args:
-        states: of the parameters.
-        names: of the parameters.
-    """
+    """Check that the tensors of a state have not moved since a caller got the state."""
 
     def __init__(self, states: Sequence[LeafState], names: Sequence[str]) -> None:
-        own = [_tensors_of(one) for one in states]
+        own = [
+            [one.step, *(k for counts in one.gates for k in counts), *state_tensors(one.stages)]
+            for one in states
+        ]
         self._tensors = [tensor for tensors in own for tensor in tensors]
         self._names = [
             name for name, tensors in zip(names, own, strict=True) for _ in range(len(tensors))
@@ -75,11 +71,7 @@ class StateGuard:
         self._guard = MemoryGuard(self._tensors)
 
     def check(self) -> None:
-        """Make sure that the tensors have not moved.
-
-        Raises:
-            RuntimeError: names the parameter whose state has other memory.
-        """
+        """Raise RuntimeError if a tensor has moved, with the name of its parameter."""
         if self._guard.hold(self._tensors):
             return
         pairs = zip(self._tensors, self._starts, self._names, strict=True)
@@ -89,8 +81,3 @@ class StateGuard:
             "since it was bound, and steps do not see that; bind the parameters again, and write "
             "values in place, as by tensor.copy_(value) or load_state()"
         )
-
-
-def _tensors_of(state: LeafState) -> list[Tensor]:
-    gates = [one for counts in state.gates for one in counts]
-    return [state.step, *gates, *state_tensors(state.stages)]

@@ -1,9 +1,9 @@
-"""A bound optimizer whose steps may be captured as CUDA graphs.
+"""CapturableOptimizer: a bound optimizer whose steps may be captured as CUDA graphs.
 
-A replay repeats what the device did, and runs no Python. So what changes from step to step stands
-on the device, and changes there: step counts count themselves, and coefficients are computed from
-them and from hyper-parameters that are 0-d tensors. What Python knows of counts is which of them
-are equal; once a step was captured, that has to stay so.
+A replay repeats operations of the device, and runs no Python. So step counts are on the device, and
+the step increases them there. Coefficients are computed there too, from the step counts and from
+hyper-parameters that are 0-d tensors. Python only knows which step counts are equal, and after a
+capture these must stay equal.
 """
 
 from collections.abc import Sequence
@@ -12,22 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.capturing import is_capturing
 from functional_optim.core.chain import Chain, with_hyper
 from functional_optim.core.checks import check_grad
-from functional_optim.core.compiling import uncompiled_class
-from functional_optim.core.hyper import mapped
-from functional_optim.core.local_shards import check_whole
-from functional_optim.core.one_at_a_time import one_at_a_time
+from functional_optim.core.dynamo import disable_compile_of_class
+from functional_optim.core.graph_capture import is_capturing
+from functional_optim.core.hyper import map_values
+from functional_optim.core.hyper_inputs import InputHypers, build_input_hypers
+from functional_optim.core.local_shards import check_no_dtensor
+from functional_optim.core.lock import with_lock
 from functional_optim.core.overrides import paths_of, shape_of
-from functional_optim.core.slots import Slotted, slotted
 from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.core.state import LeafState, State, map_state
 from functional_optim.core.views import real_view
 from functional_optim.kernels import Leaf, Scalars, is_measured
 from functional_optim.kernels.chunks import tensors_of, why_not_flat, with_tensors
-from functional_optim.kernels.on_device import require_unlooked
-from functional_optim.kernels.validate import EXAMPLE_ELEMENTS
+from functional_optim.kernels.validate import EXAMPLE_ELEMENTS, check_device_scalars
 from functional_optim.optimizer.bound import BoundOptimizer
 from functional_optim.plan import engine
 from functional_optim.plan.device_numbers import DeviceNumbers, first_value
@@ -35,7 +34,7 @@ from functional_optim.plan.guard import mask_of
 
 
 def _example(stages: Sequence[Stage], leaf: Leaf) -> Leaf:
-    """A chunk of a few elements that is compiled as this leaf is."""
+    """Return a chunk of a few elements that needs the same kernel as a leaf."""
     block_size = block_size_of(stages)
     blocks = max(1, EXAMPLE_ELEMENTS // block_size)
     tensors = tensors_of(leaf)
@@ -46,23 +45,23 @@ def _example(stages: Sequence[Stage], leaf: Leaf) -> Leaf:
     return with_tensors(leaf, few)
 
 
-@uncompiled_class
+@disable_compile_of_class
 class CapturableOptimizer(BoundOptimizer):
     """Result of ``optimizer.bind(params, capturable=True)``: its steps may be captured.
 
-    Each replay of a captured :meth:`step` is a whole step: it counts, and its coefficients are
-    those of its number. Hyper-parameters are read on the device each time: :meth:`set_hyper`
-    between replays holds from the next one on, as does what is written into a 0-d tensor of
-    ``optimizer.hyper``. Schedules are computed there: they are to be written with torch's
-    operations, and what they give is not held against bounds.
+    Each replay of a captured :meth:`step` is a whole step: it increases the step counts, and uses
+    the coefficients of its step count. The device reads hyper-parameters in each replay. So
+    :meth:`set_hyper`, or a write to a 0-d tensor of ``optimizer.hyper``, changes the next replay.
+    The device also computes schedules: write them with torch's operations. Their values are not
+    checked against bounds.
 
-    Coefficients are computed in double precision by the device, whose powers and roots may differ
-    from Python's in the last place; else it is the step of any bound optimizer. ``state`` holds
-    the step counts as tensors beside their parameters.
+    The device computes coefficients in double precision. Its powers and roots may differ from
+    Python's in the last digit. Otherwise the step is that of any bound optimizer. The step counts
+    in ``state`` are on the device of the parameters.
 
-    Wait for :meth:`ready`, and make some steps, before you capture one, as for any graph. What is
-    captured belongs to this object's memory: keep it for as long as there are replays, and replay
-    nothing after :meth:`release`.
+    Before you capture a step, wait for :meth:`ready` and run some steps, as for any graph. A graph
+    uses the memory of this object: keep this object as long as you replay the graph, and do not
+    replay it after :meth:`release`.
 
     Example::
 
@@ -84,26 +83,32 @@ class CapturableOptimizer(BoundOptimizer):
 
     def __init__(self, optimizer: Chain, params: Any, state: State | None = None) -> None:
         self._captured: list[bool] | None = None
-        self._asked: list[Leaf] = []
+        """For each parameter, True if the captured step steps it; None before a capture."""
+        self._examples: list[Leaf] = []
+        """A small chunk for each kernel of a step."""
         super().__init__(optimizer, params, state)
         try:
-            self._prepare()
+            self._prepare_capture()
         except BaseException:
             self._layout.undo()
             raise
 
-    def _begin(self, optimizer: Chain) -> None:
-        self._watched = []
-        self._numbers = self._on_device(optimizer, self._hypers)
+    def _prepare_scalars(self, optimizer: Chain) -> None:
+        self._uncaptured = []
+        self._numbers = self._device_numbers(optimizer, self._hypers)
 
-    def _lay_out(self, given: list[LeafState] | None) -> None:
-        super()._lay_out(given)
+    def _fill_buffers(self, given: list[LeafState] | None) -> None:
+        super()._fill_buffers(given)
+        self._read_counts()
+
+    def _read_counts(self) -> None:
+        """Read the step counts into the cache, which is impossible during a capture."""
         for buffer in self._buffers:
-            buffer.made()  # reads the counts, which cannot be done while a step is captured
+            buffer.step_counts()
 
-    def _on_device(self, optimizer: Chain, hypers: list[tuple[Any, ...]]) -> DeviceNumbers:
+    def _device_numbers(self, optimizer: Chain, hypers: list[tuple[Any, ...]]) -> DeviceNumbers:
         named = dict(zip(self._names, self._params, strict=True))
-        check_whole(named, "a step that may be captured")
+        check_no_dtensor(named, "a step that may be captured")
         device, *more = dict.fromkeys(param.device for param in self._params)
         if more:
             raise ValueError(
@@ -119,15 +124,15 @@ class CapturableOptimizer(BoundOptimizer):
                 )
         return DeviceNumbers(optimizer.stages, hypers, self._slots(optimizer), device)
 
-    def _slots(self, optimizer: Chain) -> list[Slotted]:
-        """The hyper-parameters of each parameter, with a slot for each number."""
+    def _slots(self, optimizer: Chain) -> list[InputHypers]:
+        """Return the hyper-parameters of each parameter, with a slot for each scalar."""
         paths = paths_of(self._spec)
         places = list(zip(paths, map(shape_of, self._placed(self._params)), strict=True))
-        every = slotted(optimizer.links, optimizer.overrides, places, first=first_value)
+        every = build_input_hypers(optimizer.links, optimizer.overrides, places, first=first_value)
         return [every[place] for place in self._places]
 
-    def _prepare(self) -> None:
-        """Find out what cannot be found out while a step is captured."""
+    def _prepare_capture(self) -> None:
+        """Make checks that are impossible during a capture, and start compilation of kernels."""
         stages = self._optimizer.stages
         by_chunks = self._executor.in_chunks(stages)
         leaves = [
@@ -139,7 +144,7 @@ class CapturableOptimizer(BoundOptimizer):
             leaves.append((Leaf(param, param, states, (), self._names[place]), place))
         total = torch.ones((), dtype=torch.float64, device=self._params[0].device)
         totals = [total] * sum(map(is_measured, stages))
-        self._asked = []
+        self._examples = []
         seen: set[Any] = set()
         with torch.no_grad():
             for leaf, place in leaves:
@@ -150,42 +155,43 @@ class CapturableOptimizer(BoundOptimizer):
                 if kind in seen:
                     continue
                 seen.add(kind)
-                _, found = self._first_of(place)
-                require_unlooked(stages, leaf._replace(coefficients=found))
+                _, found = self._first_coefficients(place)
+                check_device_scalars(stages, leaf._replace(coefficients=found))
                 if by_chunks is not None and why_not_flat(stages, leaf) is None:
-                    numbers = mapped(Tensor, Tensor.item, found)
+                    numbers = map_values(Tensor, Tensor.item, found)
                     by_chunks.validate(stages, leaf._replace(coefficients=numbers), totals)
                     chunk = _example(stages, leaf)
                     chunk = chunk._replace(coefficients=found, scalars=self._scalars)
-                    self._asked.append(chunk)
-                    by_chunks.explain(stages, chunk)  # asks for what is compiled
+                    self._examples.append(chunk)
+                    by_chunks.explain(stages, chunk)  # starts compilation of its kernel
 
     def ready(self, timeout: float | None = None) -> bool:
         stages = self._optimizer.stages
         by_chunks = self._executor.in_chunks(stages)
         if by_chunks is not None:
-            for chunk in self._asked:
+            for chunk in self._examples:
                 by_chunks.compile(stages, chunk)
         return super().ready(timeout)
 
-    def _first_of(self, place: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def _first_coefficients(self, place: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         own = self._hypers[place]
         return own, self._numbers.coefficients(own, self._states[place].step)
 
-    @one_at_a_time
+    @with_lock
     def step(self, grads: Any = None, *, measured: Sequence[Tensor] = (), **hyper: Any) -> None:
-        """Step in place, so that a CUDA graph may capture it; each replay is a step then.
+        """Run a step in place. A CUDA graph may capture it, and then each replay is a step.
 
         Args:
-            grads: as for :meth:`BoundOptimizer.step`. What is captured reads them where they are.
+            grads: as for :meth:`BoundOptimizer.step`. Replays read the gradients at the same
+                addresses.
             measured: as for :meth:`Optimizer.update`, on the device.
-            hyper: none; :meth:`set_hyper` changes numbers between replays.
+            hyper: must be empty. Use :meth:`set_hyper` to change values between replays.
 
         Raises:
             TypeError: a hyper-parameter; or as for :meth:`BoundOptimizer.step`.
             ValueError: as for :meth:`BoundOptimizer.step`.
-            RuntimeError: the same; or other parameters have gradients than when it was captured;
-                or it is captured while a compiler is at work for it.
+            RuntimeError: as for :meth:`BoundOptimizer.step`; or other parameters have gradients
+                than in the captured step; or a kernel is not compiled yet during a capture.
         """
         if hyper:
             raise TypeError(
@@ -215,8 +221,8 @@ class CapturableOptimizer(BoundOptimizer):
         given: list[Tensor | None] | None,
         measured: Sequence[Tensor],
     ) -> None:
-        """A step whose numbers are the device's: nothing of it is planned, since it is captured."""
-        self._check()
+        """Run a step with scalars on the device. It has no plan, since replays run no Python."""
+        self._check_memory()
         flat = self._flat if given is None or self._own.gather(given) else []
         every: Sequence[Any] = self._gradients if given is None else given
         present = mask_of(every)
@@ -224,7 +230,7 @@ class CapturableOptimizer(BoundOptimizer):
         items = []
         for buffer, run in ((buffer, run) for buffer, own in runs for run in own):
             item = self._bound.run(buffer, run)
-            # A copy: all counts of the run are advanced together, afterwards.
+            # A copy: ``advance`` increases all counts of the run after the step.
             state = item.state._replace(step=item.state.step[0].clone())
             hypers_of_run = self._hypers[buffer.segments[run.start].index]
             items.append(item._replace(state=state, hypers=hypers_of_run))
@@ -235,22 +241,18 @@ class CapturableOptimizer(BoundOptimizer):
                 item = self._bound.item(place)
                 items.append(item._replace(grad=grad, hypers=self._hypers[place]))
         stages = self._optimizer.stages
-        engine.update_(stages, self._executor, items, measured, self._numbers.make)
+        engine.update_(stages, self._executor, items, measured, self._numbers.scalars_of)
         self._layout.mark_changed()
         for buffer, own in runs:
             buffer.advance(own)
 
     def _have_gradients(self, grads: Any) -> list[bool]:
-        """Return True if each parameter has a gradient."""
+        """Return, for each parameter, True if it has a gradient."""
         given = self._params if grads is self._gradient_tree else self._grad_list(grads)
         return [one is not None for one in given]
 
     def _refuse(self, stepped: Sequence[bool]) -> None:
-        """Other parameters have gradients than when a step was captured.
-
-        Raises:
-            RuntimeError: names the first.
-        """
+        """Raise RuntimeError: other parameters have gradients than in the captured step."""
         pairs = zip(self._names, stepped, self._captured or (), strict=True)
         name = next(name for name, now, then in pairs if now != then)
         raise RuntimeError(
@@ -259,15 +261,15 @@ class CapturableOptimizer(BoundOptimizer):
             "gradient of zeros, or bind such parameters apart"
         )
 
-    @one_at_a_time
+    @with_lock
     def set_hyper(self, **hyper: Any) -> None:
         """Change hyper-parameters, by name, from the next step or replay on.
 
         Raises:
             TypeError: a name that the chain does not have.
-            ValueError: a value out of bounds, an option that the state was not made for; or, once
-                a step was captured, something that is no other number in place of a number.
-            RuntimeError: a CUDA graph is being captured, whose replays would set them again.
+            ValueError: a value out of bounds, or an option that needs other state; or, after a
+                capture, a change that is not a change of a number to another number.
+            RuntimeError: a CUDA graph is being captured: its replays would set the values again.
         """
         if is_capturing(self._params[:1]):
             raise RuntimeError(
@@ -284,32 +286,31 @@ class CapturableOptimizer(BoundOptimizer):
                     f"{more}, which what was captured cannot follow: bind the parameters again, "
                     "and capture a step of those"
                 )
-            self._begin_with(optimizer, hypers)
+            self._rebuild(optimizer, hypers)
         self._optimizer, self._hypers = optimizer, hypers
 
-    def _begin_with(self, optimizer: Chain, hypers: list[tuple[Any, ...]]) -> None:
-        """Take hyper-parameters of any kind; where that fails, nothing is changed."""
+    def _rebuild(self, optimizer: Chain, hypers: list[tuple[Any, ...]]) -> None:
+        """Prepare for hyper-parameters of other kinds. After an error, nothing has changed."""
         before = self._optimizer, self._hypers, self._numbers
         try:
-            self._numbers = self._on_device(optimizer, hypers)
+            self._numbers = self._device_numbers(optimizer, hypers)
             self._optimizer, self._hypers = optimizer, hypers
-            self._prepare()
+            self._prepare_capture()
         except BaseException:
             self._optimizer, self._hypers, self._numbers = before
             raise
 
-    @one_at_a_time
+    @with_lock
     def load_state(self, state: State) -> None:
-        """As :meth:`BoundOptimizer.load_state`; replays go on from there.
+        """Load a state as :meth:`BoundOptimizer.load_state`. Replays continue from this state.
 
         Raises:
-            TypeError, ValueError: as there.
-            RuntimeError: a step was captured, and step counts that were equal no longer are;
-                nothing is changed then.
+            TypeError, ValueError: as for :meth:`BoundOptimizer.load_state`.
+            RuntimeError: after a capture, step counts that must be equal differ; nothing has
+                changed.
         """
         checked = self._checked(state)
         for buffer in self._buffers:
-            buffer.require_together([int(checked[one.index].step) for one in buffer.segments])
+            buffer.check_together([int(checked[one.index].step) for one in buffer.segments])
         super().load_state(state)
-        for buffer in self._buffers:
-            buffer.made()  # reads the counts, which cannot be done while a step is captured
+        self._read_counts()

@@ -1,4 +1,4 @@
-"""A function where a class of torch.optim stands: does it make one of our optimizers?"""
+"""Calls of functions that may return an Optimizer, or may need parameters as torch.optim does."""
 
 import functools
 import inspect
@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from functional_optim.core.brief import brief
 from functional_optim.core.closure_optimizer import refuse_closure
+from functional_optim.core.format import format_value
 from functional_optim.core.stage import Stage
 from functional_optim.optimizer import Optimizer
 
@@ -17,48 +17,48 @@ PARTS = "a front-end that steps parts of the parameters (ZeRO, DistributedOptimi
 """The front-ends that refuse an optimizer that evaluates the loss itself."""
 
 
-def made_without_params(
+def call_constructor(
     constructor: Callable[..., Any], arguments: Mapping[str, Any]
 ) -> Optimizer | None:
-    """Call a function that makes one of our optimizers; return None if it wants parameters.
+    """Call a function that returns an Optimizer; return None if the function needs parameters.
 
-    One that declares ``-> Optimizer`` is ours. One that declares nothing is asked: ours take
-    hyper-parameters only, and whatever makes a torch.optim.Optimizer takes ``params`` first.
+    A function annotated with ``-> Optimizer`` is called. Without an annotation, its signature
+    decides: constructors of an Optimizer take hyper-parameters only, and constructors of a
+    torch.optim.Optimizer take ``params`` first.
 
     Args:
-        constructor: a function, a partial, a method or another thing that can be called, such as
-            ``adamw`` or ``lambda lr: chain(clip_by_value(1.0), adamw(lr=lr))``. A class, by this
-            function, makes none of ours.
-        arguments: by name, without parameters.
+        constructor: a callable, such as ``adamw`` or
+            ``lambda lr: chain(clip_by_value(1.0), adamw(lr=lr))``. For a class, the result is None.
+        arguments: the keyword arguments, without parameters.
 
     Raises:
-        TypeError: it takes neither these arguments alone nor parameters before them, or it makes
-            neither kind of optimizer.
+        TypeError: the arguments do not fit, with or without parameters before them; or the result
+            is no optimizer.
 
     Example::
 
         >>> from functional_optim import sgd
-        >>> made_without_params(lambda lr: sgd(lr=lr, momentum=0.9), {"lr": 0.5}).hyper["lr"]
+        >>> call_constructor(lambda lr: sgd(lr=lr, momentum=0.9), {"lr": 0.5}).hyper["lr"]
         0.5
-        >>> made_without_params(lambda params, lr: torch.optim.SGD(params, lr=lr), {"lr": 0.5})
+        >>> call_constructor(lambda params, lr: torch.optim.SGD(params, lr=lr), {"lr": 0.5})
     """
     if isinstance(constructor, type):
         return None
     if isinstance(constructor, Stage):
         raise TypeError(
-            f"{brief(constructor)} makes a link of a chain, and no optimizer: give "
+            f"{format_value(constructor)} makes a link of a chain, and no optimizer: give "
             f"lambda **hyper: chain({constructor.name}(**hyper))"
         )
-    declared, fits = _declared(constructor), _fits(constructor, arguments)
+    declared, error = _declared_class(constructor), _binding_error(constructor, arguments)
     if declared is torch.optim.Optimizer:
         return None
     if declared is None and (
-        _takes_params(constructor)
-        or (fits is not None and _fits(constructor, arguments, None) is None)
+        _has_params(constructor)
+        or (error is not None and _binding_error(constructor, arguments, None) is None)
     ):
-        return None  # it wants parameters, whatever it calls them
-    if fits is not None:
-        raise TypeError(f"{brief(constructor)} makes an optimizer, but {fits}")
+        return None  # its first argument is the parameters, under any name
+    if error is not None:
+        raise TypeError(f"{format_value(constructor)} makes an optimizer, but {error}")
     made = constructor(**arguments)
     refuse_closure(made, PARTS)
     if isinstance(made, Optimizer):
@@ -68,35 +68,35 @@ def made_without_params(
     raise TypeError(
         "an optimizer must be a functional_optim.Optimizer, made of hyper-parameters, such as "
         "chain(...), or a torch.optim.Optimizer, made of parameters; "
-        f"{brief(constructor)} made {brief(made)}"
+        f"{format_value(constructor)} made {format_value(made)}"
     )
 
 
-def _declared(constructor: Any) -> type | None:
-    """Whose optimizer it says that it makes; None where it does not say so."""
+def _declared_class(constructor: Any) -> type | None:
+    """Return the class of optimizer in a function's return annotation, or None."""
     while isinstance(constructor, functools.partial):
         constructor = constructor.func
     if not inspect.isroutine(constructor):
         constructor = type(constructor).__call__
     try:
         found = typing.get_type_hints(constructor).get("return")
-    except (NameError, TypeError):  # a name for type checkers only; or written in C
+    except (NameError, TypeError):  # a name for type checkers only; or implemented in C
         return None
     kinds: tuple[type, ...] = (Optimizer, torch.optim.Optimizer)
     return next((one for one in kinds if isinstance(found, type) and issubclass(found, one)), None)
 
 
-def _takes_params(constructor: Any) -> bool:
-    """Return True if it takes ``params``, or whatever it is given."""
+def _has_params(constructor: Any) -> bool:
+    """Return True if a function has an argument ``params``, or ``*args``."""
     try:
         given = list(inspect.signature(constructor).parameters.values())
-    except (TypeError, ValueError):  # written in C
+    except (TypeError, ValueError):  # implemented in C
         return True
     return any(one.name == "params" or one.kind is one.VAR_POSITIONAL for one in given)
 
 
-def _fits(constructor: Any, arguments: Mapping[str, Any], *positional: Any) -> str | None:
-    """None if it can be called so, else why not."""
+def _binding_error(constructor: Any, arguments: Mapping[str, Any], *positional: Any) -> str | None:
+    """Return the error of a call with these arguments, or None if they fit the signature."""
     try:
         inspect.signature(constructor).bind(*positional, **arguments)
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""Explanation of how an executor steps a tree of parameters."""
+"""Explanations of how an executor steps a tree of parameters."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -9,26 +9,26 @@ from torch import Tensor
 
 from functional_optim.core.chain import Chain
 from functional_optim.core.closure_optimizer import refuse_closure
-from functional_optim.core.global_step import at_global_step
-from functional_optim.core.hyper import numbers, resolve
-from functional_optim.core.initial import init_leaf
+from functional_optim.core.hyper import resolve, to_floats
 from functional_optim.core.leaf import needs_total
 from functional_optim.core.links import stage_labels
+from functional_optim.core.on_global_step import at_global_step
 from functional_optim.core.overrides import LeafChain, chains_of
 from functional_optim.core.stage import Stage, block_size_of, in_full_blocks
 from functional_optim.core.state import map_state
+from functional_optim.core.state_init import init_leaf
 from functional_optim.core.views import real_view
 from functional_optim.kernels import EXECUTORS, Leaf, in_place
 from functional_optim.kernels.chunks import is_large
-from functional_optim.kernels.rounding import note_rounding
-from functional_optim.plan.items import params_of
+from functional_optim.kernels.rounding import record_rounding
+from functional_optim.plan.tree import params_of
 
-MOST = 1 << 20
-"""Elements of the chunk that kernels are asked about, at most."""
+MAX_ELEMENTS = 1 << 20
+"""Maximal number of elements of the chunk in the question to kernels."""
 
 
-class _Alike(NamedTuple):
-    """Parameters that are stepped in the same way."""
+class _Kind(NamedTuple):
+    """Key of parameters that are stepped in the same way."""
 
     dtype: torch.dtype
     device: torch.device
@@ -36,34 +36,34 @@ class _Alike(NamedTuple):
     large: bool
 
 
-class Part(NamedTuple):
-    """Parameters with one chain."""
+class ExplainedChain(NamedTuple):
+    """The parameters of one chain, and the explanation of their steps."""
 
     chain: LeafChain
     parameters: int
+    """The number of parameters."""
     lines: list[str]
-    """Which executor steps which of them, and why."""
 
-    def written(self, optimizer: Chain) -> str:
+    def format_chain(self, optimizer: Chain) -> str:
         """Return the chain as an expression."""
         return repr(optimizer.of_chain(self.chain)) if self.chain.stages else "freeze()"
 
 
 def explain(optimizer: Chain, params: Any) -> str:
-    """Return which executor steps which parameters, a line for each kind of them.
+    """Return which executor steps which parameters, one line for each kind of parameter.
 
-    Where parameters differ in their stages, the lines about a chain stand below it. The last lines
-    name the stages at which a composed optimizer waits.
+    If parameters differ in their stages, there is a heading for each chain. The last lines name the
+    stages at which a composed optimizer waits.
 
     Raises:
-        TypeError: an optimizer that steps by a closure.
-        ValueError: parameters that the optimizer does not accept.
+        TypeError: the optimizer needs a closure.
+        ValueError: the optimizer does not accept the parameters.
     """
-    parts, lines = explain_parts(optimizer, params), list[str]()
+    parts, lines = explain_chains(optimizer, params), list[str]()
     is_one = len({part.chain.places for part in parts}) < 2
     for part in parts:
         own = part.lines if is_one else [f"  {line}" for line in part.lines]
-        lines += own if is_one else [part.written(optimizer), *own]
+        lines += own if is_one else [part.format_chain(optimizer), *own]
     return "\n".join([*lines, *waiting_lines(optimizer)])
 
 
@@ -87,16 +87,13 @@ def _why_waiting(stage: Stage) -> str | None:
     return "it needs a total over the parameters" if total else None
 
 
-def explain_parts(optimizer: Chain, params: Any, executor: str | None = None) -> list[Part]:
+def explain_chains(
+    optimizer: Chain, params: Any, executor: str | None = None
+) -> list[ExplainedChain]:
     """Return which executor steps which parameters, for each chain of an optimizer.
 
     Args:
-        optimizer: composed or not.
-        params: the tree of parameters.
-        executor: the name of one; by default the optimizer's.
-
-    Raises:
-        TypeError, ValueError: as for :func:`explain`.
+        executor: the name of an executor; by default that of the optimizer.
     """
     refuse_closure(optimizer, "explain")
     leaves, spec, _ = params_of(optimizer, params)
@@ -109,7 +106,7 @@ def explain_parts(optimizer: Chain, params: Any, executor: str | None = None) ->
     tensors = [leaf for leaf in leaves if leaf is not None]
     name = in_place(executor or optimizer.executor, tensors, every)
     return [
-        Part(chain, len(members), chain_lines(chain.stages, name, members))
+        ExplainedChain(chain, len(members), chain_lines(chain.stages, name, members))
         for chain, members in found.values()
     ]
 
@@ -120,76 +117,79 @@ def chain_lines(
     leaves: Sequence[tuple[Any, tuple[Any, ...]]],
     step: float = 1.0,
 ) -> list[str]:
-    """Return which executor steps leaves with one chain, and why, a line for each kind of them.
+    """Return which executor steps leaves with one chain, and why, one line for each kind of leaf.
 
     Args:
-        stages: of the chain. Where it has gates, the lines are about a step in which all are open.
-        executor: the name of the chain's.
+        stages: of the chain. If it has gates, the lines are about a step in which all are open.
+        executor: the name of the executor.
         leaves: parameters, with the hyper-parameters of each.
-        step: number of the next step: leaves that make many steps are worth a compiler.
+        step: number of the next step. After many steps, ``auto`` compiles kernels.
     """
-    found: dict[_Alike, list[tuple[Tensor, tuple[Any, ...]]]] = {}
+    found: dict[_Kind, list[tuple[Tensor, tuple[Any, ...]]]] = {}
     for leaf, own in leaves:
         if isinstance(leaf, Tensor):
             view = real_view(leaf.detach())
-            alike = _Alike(view.dtype, view.device, id(own), is_large(view))
-            found.setdefault(alike, []).append((view, own))
-    joined: dict[_Alike, int] = {}
-    for alike, members in found.items():
-        key = alike._replace(large=False)
+            kind = _Kind(view.dtype, view.device, id(own), is_large(view))
+            found.setdefault(kind, []).append((view, own))
+    joined: dict[_Kind, int] = {}
+    for kind, members in found.items():
+        key = kind._replace(large=False)
         joined[key] = joined.get(key, 0) + sum(view.numel() for view, _ in members)
     return [
-        _line(stages, executor, alike, members, joined[alike._replace(large=False)], step)
-        for alike, members in found.items()
+        _line(stages, executor, kind, members, joined[kind._replace(large=False)], step)
+        for kind, members in found.items()
     ]
 
 
 def _line(
     stages: Sequence[Stage],
     name: str,
-    alike: _Alike,
+    kind: _Kind,
     members: Sequence[tuple[Tensor, tuple[Any, ...]]],
     joined: int,
     step: float,
 ) -> str:
-    """Return the line of some parameters; a loop over pointers joins so many elements."""
+    """Return the line of some parameters.
+
+    ``joined`` is the number of elements that one loop over pointers would step.
+    """
     views, hypers = [view for view, _ in members], members[0][1]
     counts = [view.numel() for view in views]
-    head = f"{len(views)} parameters, {sum(counts):,} elements of {alike.dtype} on {alike.device}"
+    head = f"{len(views)} parameters, {sum(counts):,} elements of {kind.dtype} on {kind.device}"
     if not stages:
         return f"{head}: frozen"
     executor = EXECUTORS[name]
-    if executor.in_chunks(stages) is not None:  # no longer so where rounding is noted
-        note_rounding(stages, _chunk(stages, hypers, 1, alike, step))
+    if executor.in_chunks(stages) is not None:  # this may change once rounding is known
+        record_rounding(stages, _chunk(stages, hypers, 1, kind, step))
     by_chunks = executor.in_chunks(stages)
     if by_chunks is None:
         like = None
-        if alike.device.type == "cpu":
+        if kind.device.type == "cpu":
             like = partial(_element, stages, hypers, views[0], step)
         return f"{head}: {executor.explain_leaves(stages, name, like, joined)}"
-    together = "each alone" if alike.large else "together"
-    # What runs depends on whether a parameter is large, not on how large.
-    count = max(counts) if alike.large else sum(counts)
-    if by_chunks.joins and alike.device.type == "cpu":
+    together = "each alone" if kind.large else "together"
+    count = max(counts) if kind.large else sum(counts)
+    if by_chunks.joins and kind.device.type == "cpu":
         count = joined
-    chunk = _chunk(stages, hypers, min(count, MOST), alike, step)
+    # All large chunks have the same kernel, so a smaller chunk is enough.
+    chunk = _chunk(stages, hypers, min(count, MAX_ELEMENTS), kind, step)
     listed = len(views) > 1 and by_chunks.may_list(stages, views[:1])
     return f"{head}, {together}: {by_chunks.explain(stages, chunk, listed=listed)}"
 
 
 def _chunk(
-    stages: Sequence[Stage], hypers: tuple[Any, ...], count: int, alike: _Alike, step: float
+    stages: Sequence[Stage], hypers: tuple[Any, ...], count: int, kind: _Kind, step: float
 ) -> Leaf:
-    """A chunk of this length with memory that is never touched."""
+    """Return a chunk of this length with uninitialized memory."""
     block_size = block_size_of(stages)
     count = max(in_full_blocks(count, block_size), 1)
-    states = init_leaf(stages, hypers, torch.empty(count, dtype=alike.dtype, device="meta")).stages
+    states = init_leaf(stages, hypers, torch.empty(count, dtype=kind.dtype, device="meta")).stages
     resolved, coefficients = _first_coefficients(stages, hypers)
 
     def real(tensor: Tensor) -> Tensor:
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device=alike.device)
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=kind.device)
 
-    param = torch.empty(count, dtype=alike.dtype, device=alike.device)
+    param = torch.empty(count, dtype=kind.dtype, device=kind.device)
     own = tuple(map_state(real, state) for state in states)
     return Leaf(param, torch.empty_like(param), own, coefficients, "", resolved, step)
 
@@ -216,5 +216,5 @@ def _first_coefficients(
         own = resolve(stage.name, stage.bounds, stage.check, own, 1.0)
         shared = () if stage.combine is None else (stage.init_shared(own),)
         resolved.append(own)
-        found.append(numbers(stage.coefficients(1.0, own, *shared)))
+        found.append(to_floats(stage.coefficients(1.0, own, *shared)))
     return tuple(resolved), tuple(found)

@@ -1,4 +1,4 @@
-"""Floating-point operations of a step: declared by rules of matrices, counted for all others."""
+"""Floating-point operations of a step: declared by rules for matrices, counted for other rules."""
 
 import math
 from collections import Counter
@@ -9,21 +9,21 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from functional_optim.core.aliasing import storage_of
+from functional_optim.core.aliasing import storage_key
 from functional_optim.core.blocks import MatrixBlocks
-from functional_optim.core.calling import called, started
 from functional_optim.core.hyper import resolve
 from functional_optim.core.leaf import is_measured
 from functional_optim.core.stage import Stage
+from functional_optim.core.stage_contract import call_stage, init_state
 from functional_optim.core.state import map_state
 
-SIDE = 8
-"""Longest side of the tensor on which operations are counted."""
+MAX_SIDE = 8
+"""Maximal size of a dimension of the tensor on which operations are counted."""
 STEP = 2.0
-"""Step whose operations are counted."""
+"""The step count at which operations are counted."""
 
 _FUSED = {"lerp": 3, "addcmul": 3, "addcdiv": 3}
-"""Operations on an element, where torch's operator does more than one."""
+"""Operations per element of torch functions that do more than one."""
 _COPIES = frozenset(["clone", "contiguous", "copy_", "fill_", "to", "zeros_like", "ones_like"])
 _PRODUCTS = frozenset(
     ["__matmul__", "__rmatmul__", "matmul", "mm", "bmm", "mv", "addmm", "baddbmm", "einsum"]
@@ -33,9 +33,9 @@ _PRODUCTS = frozenset(
 def step_flops(stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int]) -> int:
     """Return the floating-point operations of a step of one parameter, on average over steps.
 
-    A stage that declares ``flops`` is asked for each of its matrices. For every other stage, the
-    operations of its rule on a small tensor are counted, and scaled to the number of elements.
-    Stages behind a gate count as if the gate were open.
+    If a stage declares ``flops``, this function is called for each of its matrices. For every other
+    stage, the operations of its rule on a small tensor are counted, and scaled to the number of
+    elements. Stages after a gate count as if the gate were open.
 
     Args:
         stages: of the chain.
@@ -52,28 +52,28 @@ def step_flops(stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[i
         >>> step_flops(optimizer.stages, [link.hyper for link in optimizer.links], (2, 3))
         64
     """
-    return sum(_stage(*one, tuple(shape)) for one in zip(stages, hypers, strict=True))
+    return sum(_stage_flops(*one, tuple(shape)) for one in zip(stages, hypers, strict=True))
 
 
-def _stage(stage: Stage, hyper: Any, shape: tuple[int, ...]) -> int:
+def _stage_flops(stage: Stage, hyper: Any, shape: tuple[int, ...]) -> int:
     inner = stage.made_of(hyper)
-    if inner is not None:  # a stage with storages, around the stages that do the work
-        return sum(_stage(link.stage, link.hyper, shape) for link in inner[1])
+    if inner is not None:  # a stored stage contains the stages that compute
+        return sum(_stage_flops(link.stage, link.hyper, shape) for link in inner[1])
     hyper = resolve(stage.name, stage.bounds, stage.check, hyper, STEP)
     if stage.flops is not None:
         blocks = MatrixBlocks() if stage.blocks is None else stage.blocks.of(hyper)
         if stage.blocks is not None or len(shape) == blocks.batch_axes + 1 + blocks.column_axes:
             counts = Counter(blocks.shapes(shape))
             return sum(count * stage.flops(one, hyper) for one, count in counts.items())
-    small = tuple(min(size, SIDE) for size in shape)
+    small = tuple(min(size, MAX_SIDE) for size in shape)
     count = math.prod(small)
-    return 0 if count == 0 else _counted(stage, hyper, small) * math.prod(shape) // count
+    return 0 if count == 0 else _count_flops(stage, hyper, small) * math.prod(shape) // count
 
 
-def _counted(stage: Stage, hyper: Any, shape: tuple[int, ...]) -> int:
+def _count_flops(stage: Stage, hyper: Any, shape: tuple[int, ...]) -> int:
     dtype = stage.dtypes[0] if stage.dtypes else torch.float32
     param = torch.ones(shape, dtype=dtype, device="cpu")
-    state = started(stage, param, hyper)
+    state = init_state(stage, param, hyper)
     if stage.inputs:
         given = {one.name: [torch.ones_like(param)] for one in stage.inputs}
         state = state._replace(**given)
@@ -82,16 +82,16 @@ def _counted(stage: Stage, hyper: Any, shape: tuple[int, ...]) -> int:
     totals = [torch.ones((), dtype=torch.float64, device="cpu")] if is_measured(stage) else []
     grad = torch.ones_like(param)
     state = map_state(lambda one: one.to("cpu"), state)
-    with torch.no_grad(), _Operations(stage) as operations:
-        called(stage, param, grad, state, coefficients, totals, grad)
+    with torch.no_grad(), _FlopCounter(stage) as operations:
+        call_stage(stage, param, grad, state, coefficients, totals, grad)
         if stage.reduce is not None:
             stage.reduce(param, grad, state, coefficients)
     count: int = operations.elements
     return count
 
 
-class _Operations(TorchFunctionMode):
-    """Counter of the operations on elements that torch's functions do."""
+class _FlopCounter(TorchFunctionMode):
+    """Counter of the elementwise operations of torch's functions."""
 
     def __init__(self, stage: Stage) -> None:
         super().__init__()
@@ -116,13 +116,12 @@ class _Operations(TorchFunctionMode):
 
 
 def _is_new(name: str, made: Tensor, args: Sequence[Any]) -> bool:
-    """Return True if a function computed a tensor, and did not return a view of an argument."""
+    """Return True if the result of a function is no view of an argument."""
     if name.endswith("_") and not name.endswith("__"):
         return True
-    storage = storage_of(made)
-    return all(storage_of(one) != storage for one in args if isinstance(one, Tensor))
+    storage = storage_key(made)
+    return all(storage_key(one) != storage for one in args if isinstance(one, Tensor))
 
 
 def _elements(values: Sequence[Any]) -> int:
-    """Return the most elements of a tensor among some values."""
     return max((one.numel() for one in values if isinstance(one, Tensor)), default=0)

@@ -1,4 +1,4 @@
-"""Optimizer: a chain of stages over any pytree of parameters. Frozen; all state is handed in."""
+"""Optimizer: a frozen chain of stages for any pytree of parameters. State is an argument."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.capturing import check_not_captured
 from functional_optim.core.chain import Chain, with_hyper
 from functional_optim.core.checks import check_measured
-from functional_optim.core.compiling import uncompiled
+from functional_optim.core.dynamo import disable_compile
+from functional_optim.core.graph_capture import check_not_captured
 from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.links import has_gates
 from functional_optim.core.state import State
@@ -18,25 +18,25 @@ from functional_optim.kernels import check_executor
 from functional_optim.optimizer.bound import BoundOptimizer
 from functional_optim.optimizer.capturable import CapturableOptimizer
 from functional_optim.optimizer.explain import explain
-from functional_optim.optimizer.scripted import ScriptedOptimizer, build_scripted
+from functional_optim.optimizer.scripted_optimizer import ScriptedOptimizer, build_scripted
 from functional_optim.plan import leaf_by_leaf, tree_steps
 from functional_optim.plan.decision import Decision
-from functional_optim.plan.items import check_in_place, initial_state
-from functional_optim.plan.leaf_inputs import of_tree
+from functional_optim.plan.leaf_inputs import flatten_inputs
 from functional_optim.plan.shared_numbers import shared_by_name
+from functional_optim.plan.tree import check_in_place, initial_state
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Optimizer(Chain):
-    """A chain of transforms and rules, with their hyper-parameters. Made by :func:`chain`.
+    """A chain of transforms and rules with their hyper-parameters, as :func:`chain` returns it.
 
-    It holds no parameter and no state, so one optimizer serves any number of trees, and can be
+    It contains no parameter and no state. So one optimizer can step any number of trees, and can be
     hashed, compared, pickled and shared between threads.
 
     Params, gradients and state are pytrees (of optree): nested dicts, lists, NamedTuples, nodes
-    registered with optree in ``namespace``, ``dict(module.named_parameters())``, or one tensor.
-    None may stand for a parameter, and for a gradient that is missing: that leaf and its state,
-    step count included, are then left alone.
+    registered with optree in ``namespace``, ``dict(module.named_parameters())``, or one tensor. A
+    parameter or a gradient may be None. Then the leaf is skipped, and its state and step count do
+    not change.
 
     Example::
 
@@ -52,15 +52,16 @@ class Optimizer(Chain):
     """
 
     def using(self, *, executor: str | None = None, namespace: str | None = None) -> "Optimizer":
-        """A new optimizer, run by another executor or over nodes of another optree namespace.
+        """Return the optimizer with another executor, or another namespace of optree.
 
         Args:
-            executor: ``auto``, the default, takes the fastest kernels that have the reference's
-                bits; ``reference`` steps leaf by leaf, in Python. So they do in every door.
+            executor: the name of the executor, for all front-ends. ``auto``, the default, uses the
+                fastest kernels with the bits of ``reference``; ``reference`` steps leaf by leaf, in
+                Python.
             namespace: of optree.
 
         Raises:
-            ValueError: an executor that does not exist.
+            ValueError: there is no such executor.
         """
         if executor is not None:
             check_executor(executor)
@@ -71,21 +72,20 @@ class Optimizer(Chain):
         )
 
     def init(self, params: Any) -> State:
-        """The state before the first step: complete, for every parameter.
+        """Return the state before the first step, for every parameter.
 
-        Where a rule's state starts from the parameter, or from ``lr``, it is differentiable, as
-        ``update`` is.
+        State that depends on a parameter, or on ``lr``, is differentiable.
 
         Args:
             params: a pytree of dense floating or complex tensors, or None.
 
         Returns:
-            A :class:`~functional_optim.State` whose ``leaves`` mirror ``params``.
+            A :class:`~functional_optim.State` whose ``leaves`` are a tree like ``params``.
 
         Raises:
-            TypeError: a leaf that is no tensor.
-            ValueError: no tensor at all, one tensor at two places, an integer or sparse parameter;
-                an override that is meant for no leaf.
+            TypeError: a leaf is no tensor.
+            ValueError: there is no tensor, a tensor occurs twice, a parameter is integer or sparse,
+                or an override matches no leaf.
         """
         return initial_state(self, params)
 
@@ -99,39 +99,39 @@ class Optimizer(Chain):
         extra: Mapping[str, Any] | None = None,
         **hyper: Any,
     ) -> tuple[Any, State]:
-        """Step as a pure function: no argument changes.
+        """Return parameters and state after a step. No argument changes.
 
-        It is differentiable: where no derivative is wanted, call it under ``torch.no_grad()``, or
-        the graph of each step is kept. torch.func goes through it; torch.compile and torch.export
-        trace it, by the reference, as one graph for every step. Where a gate looks at numbers
-        (``accumulate``, ``apply_if_finite``, ``sam``), torch.compile runs it as it is, with a
-        graph break, and with ``fullgraph=True`` says that it cannot be traced.
+        The step is differentiable. Without need of derivatives, call it under ``torch.no_grad()``,
+        or autograd keeps the graph of each step. torch.func works through it. torch.compile and
+        torch.export trace it by the reference, as one graph for every step. The gates
+        ``accumulate``, ``apply_if_finite`` and ``sam`` depend on values, so with them torch.compile
+        makes a graph break, and raises an error for ``fullgraph=True``.
 
         Args:
             params: a pytree of parameters.
-            grads: the same tree with a gradient, or None, in place of each parameter.
-            state: what ``init`` or the last ``update`` returned.
-            measured: for chains with measured stages, their totals where other shards or ranks
-                have a part in them (see :meth:`measure`); otherwise summed over ``grads``.
-            extra: inputs beside the gradients, by name, where a stage needs them: what belongs to
-                no leaf, such as the loss, or what is a tensor for each leaf, such as an estimate of
-                the Hessian's diagonal. That is a tree like ``params``, with None where there is no
-                gradient; where no stage takes it, it is not looked at. It is for this step, and
-                not kept; behind ``accumulate`` or ``sam`` it is given in the call that steps.
-            hyper: hyper-parameters for this step only. What torch.compile makes of the step has one
-                that changes as an input.
+            grads: a tree like ``params``, with a gradient or None for each parameter.
+            state: the result of ``init`` or of the last ``update``.
+            measured: the totals of measured stages, if other shards or ranks contribute to them
+                (see :meth:`measure`); by default, totals are sums over ``grads``.
+            extra: inputs besides gradients, by name, if a stage needs them. An input is one value,
+                such as the loss, or a tree like ``params``, such as an estimate of the Hessian's
+                diagonal, with None for leaves without gradient. Inputs that no stage needs are
+                ignored. Inputs are not stored: with ``accumulate`` or ``sam``, pass them in the
+                call that changes the parameters.
+            hyper: hyper-parameters for this step only. In a compiled step, a hyper-parameter that
+                changes is an input of the graph.
 
         Returns:
             ``(params, state)`` after the step. Leaves without a gradient are the same objects.
 
         Raises:
             TypeError: an unknown hyper-parameter, or a gradient that is no tensor.
-            ValueError: trees that differ; a gradient of another shape, dtype or device; a state
-                of another optimizer or tree; a value out of bounds; an input that does not fit, or
-                is missing. Each names the leaf.
-            RuntimeError: a sparse gradient that the chain cannot take; a derivative that a stage
-                does not have (``stored``), if torch.func follows an argument, or autograd one that
-                is no parameter; a CUDA graph is being captured.
+            ValueError: trees differ; a gradient has another shape, dtype or device; the state is of
+                another optimizer or tree; a value is out of bounds; an input does not fit, or is
+                missing. The error names the leaf.
+            RuntimeError: the chain does not support a sparse gradient; a stage such as ``stored``
+                has no derivative, and torch.func follows an argument, or autograd follows an
+                argument that is no parameter; a CUDA graph is being captured.
         """
         optimizer = with_hyper(self, hyper) if hyper else self
         given, extra = (params, grads, state), extra or {}
@@ -140,23 +140,23 @@ class Optimizer(Chain):
         if made is not None:
             return made
         if is_traced and has_gates(self.links):
-            return self._gates_are_not_traced(optimizer, *given, measured, extra)
+            return self._update_untraced(optimizer, *given, measured, extra)
         return self._update(optimizer, *given, measured, extra)
 
     def _update(self, optimizer: Chain, *given: Any) -> tuple[Any, State]:
-        """The pure step of a tree for which there is no plan."""
+        """Run a pure step of a tree that has no plan."""
         made, leaves, decided = leaf_by_leaf.update(optimizer, *given)
         if not torch.compiler.is_compiling():
             tree_steps.plan(optimizer, given[:3], leaves, in_place=False)
-            tree_steps.learn(optimizer, given[:3], leaves, decided, in_place=False)
+            tree_steps.plan_after(optimizer, given[:3], leaves, decided, in_place=False)
         return made
 
-    @uncompiled
-    def _gates_are_not_traced(self, optimizer: Chain, *given: Any) -> tuple[Any, State]:
+    @disable_compile
+    def _update_untraced(self, optimizer: Chain, *given: Any) -> tuple[Any, State]:
         """Run a step of an optimizer with gates outside of torch.compile's graph."""
         return self._update(optimizer, *given)
 
-    @uncompiled
+    @disable_compile
     def update_(
         self,
         params: Any,
@@ -167,15 +167,15 @@ class Optimizer(Chain):
         extra: Mapping[str, Any] | None = None,
         **hyper: Any,
     ) -> None:
-        """Make the step of :meth:`update` in the tensors of ``params`` and ``state``.
+        """Run the step of :meth:`update` in the tensors of ``params`` and ``state``.
 
-        Gradients are not changed, and no memory that was allocated outlives the call: what is kept
-        for the next step holds no tensor of the tree. It runs without autograd, is not traced, and
-        detaches what :meth:`init` computed from the parameters.
-        A gradient may be another parameter: it is read before that is written. Arguments and errors
-        as for :meth:`update`; all are raised before anything is written. Ctrl-C waits for the step:
-        all leaves are stepped and counted then, or none. Several threads must not step the same
-        tensors at once.
+        Gradients do not change, and the plan for later steps keeps no tensor. The step runs without
+        autograd, is not traced, and detaches state that :meth:`init` computed from the parameters.
+        A gradient may be another parameter: it is read before this parameter is written.
+
+        Arguments and errors are those of :meth:`update`. Errors are raised before anything is
+        written. Ctrl-C waits for the step, so all leaves are stepped and counted, or none. Several
+        threads must not step the same tensors at the same time.
         """
         optimizer = with_hyper(self, hyper) if hyper else self
         given, extra = (params, grads, state), extra or {}
@@ -189,7 +189,7 @@ class Optimizer(Chain):
         measured: Sequence[Tensor],
         extra: Mapping[str, Any],
     ) -> None:
-        """The step in place of a tree for which there is no plan."""
+        """Run a step in place of a tree that has no plan."""
         leaves, spec, _, read = leaf_by_leaf.step_leaves(optimizer, *given)
         stepped = read.stepped
         check_in_place(leaves, spec, stepped)
@@ -197,31 +197,30 @@ class Optimizer(Chain):
         planned = tree_steps.plan(optimizer, given, read, in_place=True)
         if planned and tree_steps.step_(optimizer, given, measured, extra):
             return
-        found = read.with_gradients_apart()
-        extra = of_tree(optimizer.links, spec, found.leaves, extra)
+        found = read.copy_aliased_gradients()
+        extra = flatten_inputs(optimizer.links, spec, found.leaves, extra)
         executor = found.executor(optimizer)
         shared = given[2].shared
         with torch.no_grad():
             decided = leaf_by_leaf.decide(optimizer.links, executor, found, shared, measured, extra)
-        leaf_by_leaf.bound(executor, decided, shared)()
-        tree_steps.learn(optimizer, given, found, decided, in_place=True)
+        leaf_by_leaf.bind(executor, decided, shared)()
+        tree_steps.plan_after(optimizer, given, found, decided, in_place=True)
 
     def view(self, params: Any, state: State) -> Any:
-        """The parameters to evaluate with: those that an average, say, has come to.
+        """Return the parameters to evaluate with, such as the averages of ``ema``.
 
-        A pure function beside the step, never a mode: training goes on with ``params``, and
-        checkpoints hold both. Of an optimizer none of whose stages has such a view it is
-        ``params``.
+        This is a pure function: training continues with ``params``. If no stage has a view, the
+        result is ``params``.
 
         Args:
-            params: a pytree of parameters, as the last step has left them.
-            state: likewise.
+            params: the pytree of parameters after the last step.
+            state: the state after the last step.
 
         Returns:
-            The same tree; it may share memory with ``params`` and ``state``.
+            A tree like ``params``. It may share memory with ``params`` and ``state``.
 
         Raises:
-            ValueError: a state of another optimizer or tree.
+            ValueError: the state is of another optimizer or tree.
 
         Example::
 
@@ -236,16 +235,16 @@ class Optimizer(Chain):
         return leaf_by_leaf.view(self, params, state)
 
     def shared(self, state: State) -> dict[str, Any]:
-        """The numbers in a state that belong to no leaf, by the name of the stage that keeps them.
+        """Return the shared scalars in a state, by the name of their stage.
 
         Args:
             state: of this optimizer.
 
         Returns:
-            For each such stage a NamedTuple of floats; an empty dict where none keeps any.
+            A NamedTuple of floats for each stage with shared scalars.
 
         Raises:
-            ValueError: a state of another optimizer.
+            ValueError: the state is of another optimizer.
 
         Example::
 
@@ -266,20 +265,21 @@ class Optimizer(Chain):
         measured: Sequence[Tensor] = (),
         extra: Mapping[str, Any] | None = None,
     ) -> Tensor:
-        """The sum that a measured stage needs, over the gradients at hand.
+        """Return the sum that the next measured stage needs, over the given gradients.
 
-        To step a part of a tree (a shard, the parameters of one rank) by the norm of all of it:
-        add up every part's ``measure``, and hand the total to each part's ``update``.
+        Use it to step parts of a tree (shards, or the parameters of a rank) with totals of the
+        whole tree: add up the ``measure`` of all parts, and pass the total to each ``update``.
 
         Args:
-            measured: the totals of the measured stages before the one that is asked for.
-            extra: as for the step that is to be made.
+            params, grads, state: of a part of the tree.
+            measured: the totals of earlier measured stages.
+            extra: as for :meth:`update`.
 
         Returns:
-            A 0-d float64 tensor; a vector for a stage that needs several sums.
+            A 0-d float64 tensor, or a vector if the stage needs several sums.
 
         Raises:
-            ValueError: the chain has no such stage.
+            ValueError: the chain has no further measured stage.
 
         Example::
 
@@ -292,47 +292,47 @@ class Optimizer(Chain):
         """
         check_measured(self.stages, measured, asked=1)
         _, spec, _, found = leaf_by_leaf.step_leaves(self, params, grads, state)
-        given = of_tree(self.links, spec, found.leaves, extra or {})
+        given = flatten_inputs(self.links, spec, found.leaves, extra or {})
         leaf_by_leaf.check_extra(self.links, given)
         executor = found.executor(self)
         return Decision(self.links, executor, found, state.shared, measured, given).total()
 
     def script(self, params: Any, state: State | None = None) -> ScriptedOptimizer:
-        """This optimizer bound to parameters, as one TorchScript program.
+        """Bind parameters in one TorchScript program.
 
         Args:
-            params: a pytree of parameters; ``step`` takes their gradients as a flat list, in the
-                order of :func:`functional_optim.leaf_paths`, None leaves left out.
-            state: where to go on from; by default ``init(params)``. It is stepped in place.
+            params: a pytree of parameters. ``step`` takes their gradients as a flat list, in the
+                order of :func:`functional_optim.leaf_paths`, without None leaves.
+            state: the state before the first step; by default ``init(params)``. Steps change it.
 
         Returns:
             An object with ``step(gradients)`` and ``step_param(param, gradient)``.
 
         Raises:
-            TypeError: a hyper-parameter that is a tensor or a schedule.
-            TypeError, ValueError: as for :meth:`init`; a state of another tree.
+            TypeError: a hyper-parameter is a tensor or a schedule.
+            TypeError, ValueError: as for :meth:`init`; the state is of another tree.
         """
         return build_scripted(self, params, state)
 
     def bind(
         self, params: Any, state: State | None = None, *, capturable: bool = False
     ) -> BoundOptimizer:
-        """This optimizer bound to parameters, in flat buffers: the fastest way to step them.
+        """Bind parameters in flat buffers, which is the fastest way to step them.
 
-        The model is saved as before, whole or in part: each parameter has a storage of its own.
+        Parameters can be saved as before, together or separately: each has its own storage.
 
         Args:
             params: a pytree of parameters. They stay the same objects, in other memory.
-            state: where to go on from; by default ``init(params)``, from the values that
-                parameters have now: load weights before. Its values are copied.
-            capturable: whether CUDA graphs may capture its steps: see :class:`CapturableOptimizer`.
+            state: the state before the first step, which is copied; by default ``init(params)``,
+                so load weights before.
+            capturable: True if CUDA graphs may capture steps: see :class:`CapturableOptimizer`.
 
         Returns:
             An object with ``step(grads)``, ``state``, ``gradients`` and ``explain()``.
 
         Raises:
-            TypeError, ValueError: as for :meth:`init`; a state of another tree; with
-                ``capturable``, something that takes Python's numbers at each step.
+            TypeError, ValueError: as for :meth:`init`; the state is of another tree; with
+                ``capturable``, a stage or schedule needs Python numbers in each step.
 
         Example::
 
@@ -349,12 +349,12 @@ class Optimizer(Chain):
     def explain(self, params: Any) -> str:
         """Describe how the executor steps these parameters, and why; ``auto`` may compile a loop.
 
-        Where parameters differ in their stages, as in a partition, the lines about a chain stand
-        below it. Of a chain with gates, they are about a step in which all are open.
+        If parameters differ in their stages, as in a partition, there is a heading for each chain.
+        If a chain has gates, the lines are about a step in which all are open.
 
         Raises:
-            TypeError: an optimizer that steps by a closure.
-            ValueError: parameters that the optimizer does not accept.
+            TypeError: the optimizer needs a closure.
+            ValueError: the optimizer does not accept the parameters.
 
         Example::
 

@@ -1,4 +1,4 @@
-"""The state of an optimizer, one field at a time: read and replaced as a tree like params."""
+"""Single fields of the state of an optimizer, as trees like params."""
 
 import re
 from collections.abc import Sequence
@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import optree
 from torch import Tensor
 
-from functional_optim.core.aliasing import laid_as
-from functional_optim.core.brief import brief
-from functional_optim.core.dtensors import is_sharded
+from functional_optim.core.aliasing import match_strides
+from functional_optim.core.dtensors import is_dtensor
+from functional_optim.core.format import format_value
 from functional_optim.core.links import state_names
 from functional_optim.core.local_shards import check_same_places
 from functional_optim.core.scalars import concrete
@@ -19,42 +19,40 @@ from functional_optim.core.tree import flatten_like, path_name
 from functional_optim.optimizer import Optimizer
 
 STEP = "step"
-_PART = re.compile(r"(.+)\[(\d+)\]")
-
+_INDEXED = re.compile(r"(.+)\[(\d+)\]")
 
 _Stages = tuple[Stage, ...]
 
 
-class _Place(NamedTuple):
-    """Position of a field in each leaf's state."""
+class _FieldPosition(NamedTuple):
+    """Position of a field in the state of a leaf."""
 
     name: str
     stage: int | None
-    """Which stage keeps it; None for the step count."""
+    """The index of the stage, or None for the step count."""
     field: str
     part: int | None
-    """Which of a field's several tensors; None where it has one at most."""
+    """The index of the tensor, if the field has several tensors."""
 
 
 def state_field(optimizer: Optimizer, state: State, name: str, *, params: Any = None) -> Any:
     """Return one field of the state, for all leaves.
 
     Args:
-        optimizer: whose state it is.
-        state: what ``init``, ``update`` or a bound optimizer's ``state`` gave.
+        optimizer: the optimizer of the state.
+        state: the result of ``init`` or ``update``, or the ``state`` of a bound optimizer.
         name: as in dicts of state and checkpoints: ``"step"``, the name of a field
-            (``"exp_avg"``), or ``"stage.field"`` where two stages have a field of that name; of a
-            field with several tensors, ``"field[0]"`` is the first.
-        params: the tree of parameters; needed where leaves differ in their stages.
+            (``"exp_avg"``), or ``"stage.field"`` if two stages have a field of that name. If a
+            field has several tensors, ``"field[0]"`` is the first.
+        params: the tree of parameters, which is needed if leaves differ in their stages.
 
     Returns:
-        The tree of params with that tensor in place of each parameter: the state's own tensor, not
-        a copy. None where a leaf has none: where the parameter is None, or an option leaves the
-        field out.
+        A tree like params with the tensors of the state, not copies. It has None for leaves without
+        such a tensor: the parameter is None, or an option removes the field.
 
     Raises:
         TypeError: ``state`` is no State.
-        ValueError: a name that the chain does not have; a state of another optimizer.
+        ValueError: the chain has no such field; the state is of another optimizer.
 
     Example::
 
@@ -65,9 +63,9 @@ def state_field(optimizer: Optimizer, state: State, name: str, *, params: Any = 
         {'w': tensor([0., 0.]), 'b': None}
     """
     leaves, spec, chains = _leaves(optimizer, state, params)
-    places = _places(chains, name)
+    positions = _positions(chains, name)
     found = [
-        _tensor(leaf, places[chain], path_name(path))
+        _tensor(leaf, positions[chain], path_name(path))
         for path, leaf, chain in zip(spec.paths(), leaves, chains, strict=True)
     ]
     return spec.unflatten(found)
@@ -79,21 +77,21 @@ def with_state_field(
     """Return the state with other tensors in one field; the arguments do not change.
 
     Args:
-        optimizer: whose state it is.
+        optimizer: the optimizer of the state.
         state: as for :func:`state_field`.
         name: as for :func:`state_field`.
-        tree: what :func:`state_field` returns, with other tensors of the same shapes, dtypes and
-            devices. They are copied, with their derivatives.
+        tree: a tree like the result of :func:`state_field`, with other tensors of the same shapes,
+            dtypes and devices. They are copied, and the copies are differentiable.
         params: as for :func:`state_field`.
 
     Returns:
         A State that shares all other tensors with ``state``.
 
     Raises:
-        TypeError: ``state`` is no State, or something in ``tree`` is no tensor.
-        ValueError: a name that the chain does not have; another tree; a tensor of another shape,
-            dtype, device or layout, or one where the leaf has none, or None where it has one; a
-            step count below 0. Each names the leaf.
+        TypeError: ``state`` is no State, or a value in ``tree`` is no tensor.
+        ValueError: the chain has no such field; the trees differ; a tensor has another shape,
+            dtype, device or layout; a tensor is missing, or the leaf has no such tensor; a step
+            count is negative. The error names the leaf.
 
     Example::
 
@@ -106,38 +104,34 @@ def with_state_field(
         tensor([0.5000, 0.5000])
     """
     leaves, spec, chains = _leaves(optimizer, state, params)
-    places = _places(chains, name)
+    positions = _positions(chains, name)
     made: list[LeafState | None] = []
     news = flatten_like(spec, tree, name)
     for path, leaf, new, chain in zip(spec.paths(), leaves, news, chains, strict=True):
-        where, place = path_name(path), places[chain]
-        old = _tensor(leaf, place, where)
-        _check(f"{name} at {where!r}", old, new)
-        if leaf is None or old is None or place is None:
+        leaf_name, position = path_name(path), positions[chain]
+        old = _tensor(leaf, position, leaf_name)
+        _check(f"{name} at {leaf_name!r}", old, new)
+        if leaf is None or old is None or position is None:
             made.append(leaf)
         else:
-            made.append(_replaced(leaf, place, old, new))
+            made.append(_replace(leaf, position, old, new))
     return state._replace(leaves=spec.unflatten(made))
 
 
-def _places(chains: Sequence[_Stages], name: str) -> dict[_Stages, _Place | None]:
-    """Return the position of a field in each chain; None in chains without it.
-
-    Raises:
-        ValueError: no chain has one of this name.
-    """
-    found = {chain: _place(chain, name) for chain in {*chains}}
+def _positions(chains: Sequence[_Stages], name: str) -> dict[_Stages, _FieldPosition | None]:
+    """Return the position of a field in each chain or None; raise ValueError if no chain has it."""
+    found = {chain: _position(chain, name) for chain in {*chains}}
     if not any(found.values()):
         fields = [names for chain in {*chains} for names in state_names(chain)]
         known = dict.fromkeys(one for names in fields for one in names)
         raise ValueError(
-            f"this chain has no field of state {brief(name)}; its state has "
+            f"this chain has no field of state {format_value(name)}; its state has "
             f"{', '.join([STEP, *known])}"
         )
     return found
 
 
-def _place(stages: _Stages, name: str) -> _Place | None:
+def _position(stages: _Stages, name: str) -> _FieldPosition | None:
     """Return the position of a field in a chain, if it has the field."""
     known = {
         full: (index, field)
@@ -145,26 +139,28 @@ def _place(stages: _Stages, name: str) -> _Place | None:
         for full, field in zip(names, stage.state._fields if names else (), strict=True)
     }
     if name == STEP:
-        return _Place(name, None, name, None)
+        return _FieldPosition(name, None, name, None)
     if name in known:
-        return _Place(name, *known[name], None)
-    match = _PART.fullmatch(str(name))
+        return _FieldPosition(name, *known[name], None)
+    match = _INDEXED.fullmatch(str(name))
     if match is not None and match[1] in known:
-        return _Place(name, *known[match[1]], int(match[2]))
+        return _FieldPosition(name, *known[match[1]], int(match[2]))
     return None
 
 
 def _leaves(
     optimizer: Optimizer, state: Any, params: Any
 ) -> tuple[list[Any], optree.PyTreeSpec, list[_Stages]]:
-    """The states of the leaves, None among them, the tree of params, and the stages of each leaf.
+    """Return the state of each leaf (or None), the tree of params, and the stages of each leaf.
 
     Raises:
-        TypeError: it is no State; leaves differ in their stages, and the parameters are not given.
-        ValueError: it is that of another optimizer.
+        TypeError: ``state`` is no State; leaves differ in their stages, and ``params`` is None.
+        ValueError: the state is of another optimizer.
     """
     if not isinstance(state, State):
-        raise TypeError(f"state must be the State that init or update returned, got {brief(state)}")
+        raise TypeError(
+            f"state must be the State that init or update returned, got {format_value(state)}"
+        )
     leaves, spec = optree.tree_flatten(
         state.leaves,
         is_leaf=lambda node: isinstance(node, LeafState),
@@ -188,44 +184,41 @@ def _leaves(
     return leaves, spec, chains
 
 
-def _tensor(leaf: LeafState | None, place: _Place | None, where: str) -> Tensor | None:
-    """The tensor of a leaf that stands at a place, if there is one.
+def _tensor(
+    leaf: LeafState | None, position: _FieldPosition | None, leaf_name: str
+) -> Tensor | None:
+    """Return the tensor of a field, or None if the leaf has no such tensor.
 
     Raises:
-        ValueError: the field has several, and none is named; or it is one, and a part is named.
+        ValueError: the field has several tensors, and there is no index; or the field is one
+            tensor, and there is an index.
     """
-    if leaf is None or place is None:
+    if leaf is None or position is None:
         return None
-    if place.stage is None:
+    if position.stage is None:
         return leaf.step
-    value = getattr(leaf.stages[place.stage], place.field)
+    name, value = position.name, getattr(leaf.stages[position.stage], position.field)
     tensors = field_tensors(value)
-    if place.part is None and len(tensors) > 1:
-        parts = ", ".join(f"{place.name}[{part}]" for part in range(len(tensors)))
+    if position.part is None and len(tensors) > 1:
+        parts = ", ".join(f"{name}[{part}]" for part in range(len(tensors)))
         raise ValueError(
-            f"{place.name} at {where!r} is {len(tensors)} tensors; name one of them: {parts}"
+            f"{name} at {leaf_name!r} is {len(tensors)} tensors; name one of them: {parts}"
         )
-    if place.part is not None and not isinstance(value, list):
+    if position.part is not None and not isinstance(value, list):
         raise ValueError(
-            f"{place.name} at {where!r}: the field is one tensor, and has no parts; name it "
-            f"{place.name.rpartition('[')[0]}"
+            f"{name} at {leaf_name!r}: the field is one tensor, and has no parts; name it "
+            f"{name.rpartition('[')[0]}"
         )
-    part = place.part or 0
+    part = position.part or 0
     return tensors[part] if part < len(tensors) else None
 
 
 def _check(label: str, old: Tensor | None, new: Any) -> None:
-    """Check that a value can replace another.
-
-    Raises:
-        TypeError: it is no tensor.
-        ValueError: it is of another shape, dtype, device or layout; there is one where there was
-            none, or none where there was one.
-    """
+    """Raise TypeError or ValueError if ``new`` cannot replace ``old``."""
     if old is None and new is None:
         return
     if new is not None and not isinstance(new, Tensor):
-        raise TypeError(f"{label} must be a tensor or None, got {brief(new)}")
+        raise TypeError(f"{label} must be a tensor or None, got {format_value(new)}")
     if old is None:
         raise ValueError(f"{label}: the leaf has no such tensor; leave None there")
     if new is None:
@@ -242,27 +235,27 @@ def _check(label: str, old: Tensor | None, new: Any) -> None:
     ):
         if got != want:
             raise ValueError(f"{label} has {what} {got}, and must have {what} {want}")
-    if is_sharded(old):
+    if is_dtensor(old):
         check_same_places(old, new, label)
     if label.startswith(f"{STEP} at") and (concrete(new) or 0.0) < 0:
         raise ValueError(f"{label} must be a whole number >= 0, got {int(new)}")
 
 
 def _kind(tensor: Tensor) -> str:
-    return "DTensor" if is_sharded(tensor) else "Tensor"
+    return "DTensor" if is_dtensor(tensor) else "Tensor"
 
 
-def _replaced(leaf: LeafState, place: _Place, old: Tensor, new: Tensor) -> LeafState:
-    """The state of a leaf with a copy of another tensor, laid out in memory as the old one is."""
-    copy = laid_as(new.clone(), old)
-    if place.stage is None:
+def _replace(leaf: LeafState, position: _FieldPosition, old: Tensor, new: Tensor) -> LeafState:
+    """Return the state of a leaf with a copy of ``new``, which has the strides of ``old``."""
+    copy = match_strides(new.clone(), old)
+    if position.stage is None:
         return leaf._replace(step=copy)
-    before = leaf.stages[place.stage]
-    value = getattr(before, place.field)
+    before = leaf.stages[position.stage]
+    value = getattr(before, position.field)
     if isinstance(value, list):
-        value = [copy if part == (place.part or 0) else one for part, one in enumerate(value)]
+        value = [copy if part == (position.part or 0) else one for part, one in enumerate(value)]
     else:
         value = copy
-    after = before._replace(**{place.field: value})
-    stages = (*leaf.stages[: place.stage], after, *leaf.stages[place.stage + 1 :])
+    after = before._replace(**{position.field: value})
+    stages = (*leaf.stages[: position.stage], after, *leaf.stages[position.stage + 1 :])
     return leaf._replace(stages=stages)

@@ -1,7 +1,7 @@
-"""TorchScript programs: a chain bound to its parameters as one module that steps without Python.
+"""TorchScript programs: modules that step the parameters of a chain without Python.
 
-TorchScript has no closures and no lists of functions. A chain therefore becomes the text of a small
-module that calls the functions of its stages by name. The text holds none of their mathematics.
+TorchScript has no closures and no lists of functions. So the source of a small module is generated,
+which calls the functions of the stages by name. It contains none of their mathematics.
 """
 
 import inspect
@@ -20,12 +20,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from functional_optim._torch import SCRIPT_QUALNAME, let_script_fuse
-from functional_optim.core.brief import brief
-from functional_optim.core.calling import renews_raw
-from functional_optim.core.leaf import is_measured, segments
+from functional_optim._torch import SCRIPT_QUALNAME, set_script_fusion
+from functional_optim.core.format import format_value
+from functional_optim.core.leaf import is_measured, split_at_measured
 from functional_optim.core.stage import NoState, Rule, Stage, Transform, same_coefficients
-from functional_optim.kernels.cache import ENTRIES, turn
+from functional_optim.core.stage_contract import is_raw_source
+from functional_optim.kernels.cache import MAX_ENTRIES, compile_lock
 from functional_optim.kernels.errors import UnscriptableError
 from functional_optim.kernels.free_variables import free_variables_of, function_of
 
@@ -134,7 +134,7 @@ _REFUSE_STEP_PARAM = """\
 
 
 def program_source(stages: Sequence[Stage]) -> str:
-    """Return the text of a module that holds parameters, state and hyper-parameters."""
+    """Return the source of a module with parameters, state and hyper-parameters."""
     stateful = [i for i, stage in enumerate(stages) if stage.stateful]
     every = range(len(stages))
     hypers = [f"h{i}: List[Hyper_{i}]" for i in every]
@@ -174,7 +174,7 @@ def _stages_source(stages: Sequence[Stage]) -> list[str]:
     """Return the loops over parameters: one per segment, since a reduction needs all gradients."""
     lines: list[str] = []
     stateful = [i for i, stage in enumerate(stages) if stage.stateful]
-    for part in segments(stages):
+    for part in split_at_measured(stages):
         first, is_last = part.start, part.stop == len(stages)
         if is_measured(stages[first]):
             lines += [
@@ -216,7 +216,7 @@ def _call_source(stage: Stage, i: int) -> list[str]:
         more = ", total.to(grad.device)" if is_measured(stage) else ""
         more += ", raw" if isinstance(stage, Transform) and stage.raw else ""
         lines = [f"grad, {new} = apply_{i}(grad, param, {state}, c[{i}]{more})"]
-    return [*lines, "raw = grad"] if renews_raw(stage) else lines
+    return [*lines, "raw = grad"] if is_raw_source(stage) else lines
 
 
 # ------------------------------------------------------------------------------------- compiling
@@ -226,11 +226,10 @@ def compile_program(stages: tuple[Stage, ...], *arguments: Any) -> Any:
     """Return the compiled module of a chain.
 
     Args:
-        stages: of the chain.
         arguments: of the module: parameters, steps, groups, and one list per field.
 
     Raises:
-        UnscriptableError: TorchScript does not take a stage; the text names the stage.
+        UnscriptableError: TorchScript does not support a stage, which the error names.
     """
     scripted = [stage for stage in stages if stage.coefficients is not same_coefficients]
     for stage in scripted:
@@ -241,7 +240,7 @@ def compile_program(stages: tuple[Stage, ...], *arguments: Any) -> Any:
     named += [(one.name, one.measure) for one in measured if one.measure is not None]
     _check_constants(named)
     module = _module(stages)
-    # Debuggers and test tools clear this cache, in which TorchScript looks for the text.
+    # TorchScript reads the source from this cache, which debuggers and test tools clear.
     assert module.__doc__ is not None
     lines = module.__doc__.splitlines(keepends=True)
     file = str(module.__file__)
@@ -249,21 +248,21 @@ def compile_program(stages: tuple[Stage, ...], *arguments: Any) -> Any:
     try:
         return script(module.Program(*arguments))
     except Exception as error:
-        raise UnscriptableError(_refusal(stages, error)) from error
+        raise UnscriptableError(_format_error(stages, error)) from error
 
 
 def script(thing: Any) -> Any:
     """Return ``torch.jit.script(thing)``, compiled by one thread at a time.
 
-    The deprecation warning of torch is left out, since the caller can do nothing about it.
+    torch's deprecation warning is ignored, since the caller cannot act on it.
     """
-    with turn(), warnings.catch_warnings():
+    with compile_lock(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r".*torch\.jit\.script.*")
         return torch.jit.script(thing)
 
 
 class _Unfusing:
-    """Number of threads that keep TorchScript from fusing, and its setting before the first one."""
+    """Number of threads that run without fusion, and torch's setting before the first thread."""
 
     lock = threading.Lock()
     threads = 0
@@ -271,17 +270,18 @@ class _Unfusing:
 
 
 def run_unfused(params: Sequence[Tensor], run: Callable[..., Any], *arguments: Any) -> None:
-    """Call a program for these parameters, operation by operation.
+    """Call a program for these parameters, without fusion of operations.
 
-    On an accelerator TorchScript fuses operations after the first call. A fused operation rounds
-    in another way, and some do not compile (bfloat16 without elements). The CPU fuses nothing.
+    On an accelerator, TorchScript fuses operations after the first call. A fused operation rounds
+    in another way, and some do not compile (bfloat16 without elements). On the CPU, there is no
+    fusion.
     """
     if not params or params[0].is_cpu:
         run(*arguments)
         return
     with _Unfusing.lock:
         if not _Unfusing.threads:
-            _Unfusing.before = let_script_fuse(fuse=False)
+            _Unfusing.before = set_script_fusion(fuse=False)
         _Unfusing.threads += 1
     try:
         run(*arguments)
@@ -289,12 +289,12 @@ def run_unfused(params: Sequence[Tensor], run: Callable[..., Any], *arguments: A
         with _Unfusing.lock:
             _Unfusing.threads -= 1
             if not _Unfusing.threads:
-                let_script_fuse(fuse=_Unfusing.before)
+                set_script_fusion(fuse=_Unfusing.before)
 
 
-@lru_cache(maxsize=ENTRIES)
+@lru_cache(maxsize=MAX_ENTRIES)
 def _module(stages: tuple[Stage, ...]) -> ModuleType:
-    """Return a module with the functions and types of the stages, and the text that calls them."""
+    """Return a module with the functions and types of the stages, and the generated source."""
     names: dict[str, Any] = {"torch": torch, "Tensor": Tensor}
     names |= {name: getattr(typing, name) for name in ("List", "Dict", "Tuple", "Optional")}
     for i, stage in enumerate(stages):
@@ -310,7 +310,7 @@ def _module(stages: tuple[Stage, ...]) -> ModuleType:
     module = ModuleType(name, program_source(stages))
     module.__file__ = f"<{name}>"
     module.__dict__.update(names)
-    exec(compile(str(module.__doc__), module.__file__, "exec"), module.__dict__)  # noqa: S102  our text
+    exec(compile(str(module.__doc__), module.__file__, "exec"), module.__dict__)  # noqa: S102  our source
     return module
 
 
@@ -318,12 +318,12 @@ def _annotations(stage: Stage, function: Any, arguments: int) -> list[Any]:
     """Return the types of a function's arguments.
 
     Raises:
-        UnscriptableError: it is no plain function, or its annotations are missing.
+        UnscriptableError: it is no module-level function, or has too few annotated arguments.
     """
     if not inspect.isfunction(function):
         raise UnscriptableError(
-            f"{stage.name}: {brief(function)} is no plain function; TorchScript reads the source "
-            f"of module-level functions only: write one, {_WAY_OUT}"
+            f"{stage.name}: {format_value(function)} is no plain function; TorchScript reads the "
+            f"source of module-level functions only: write one, {_WAY_OUT}"
         )
     names = list(inspect.signature(function).parameters)
     hints = typing.get_type_hints(function)
@@ -353,16 +353,13 @@ def _rename_in_main(*classes: Any) -> None:
 
 
 _SCRIPTED: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
-"""For each function that TorchScript has compiled, the key of the values that it read then."""
+"""For each function that TorchScript has compiled, the key of the values that it read."""
 
 
 def _check_constants(named: Sequence[tuple[str, Any]]) -> None:
-    """Check that functions read what they read when TorchScript compiled them.
+    """Raise UnscriptableError if a function reads a value that may change, or has changed.
 
-    TorchScript compiles a function once in a process, and keeps the values that it reads.
-
-    Raises:
-        UnscriptableError: a function reads a value that may change, or one that has changed.
+    TorchScript compiles a function once in a process, with the values of that time.
     """
     way_out = "update_ or bind, which follow the new value"
     free = free_variables_of(named)
@@ -376,20 +373,20 @@ def _check_constants(named: Sequence[tuple[str, Any]]) -> None:
             )
 
 
-def _refusal(stages: tuple[Stage, ...], error: Exception) -> str:
-    """Return which stage TorchScript does not take, and what it says about the stage."""
+def _format_error(stages: tuple[Stage, ...], error: Exception) -> str:
+    """Return an error text with the stage that TorchScript does not support, and its reason."""
     way_out = f"rewrite that with what TorchScript has, {_WAY_OUT}"
     for stage in stages:
         try:
             script(function_of(stage))
-        except Exception as own:  # noqa: BLE001  the text is handed on
+        except Exception as own:  # noqa: BLE001  its text is part of our error
             name = function_of(stage).__name__
-            return f"{stage.name}: TorchScript does not take {name}: {_said(own)}; {way_out}"
-    return f"TorchScript does not take this chain: {_said(error)}; {way_out}"
+            return f"{stage.name}: TorchScript does not take {name}: {_summary(own)}; {way_out}"
+    return f"TorchScript does not take this chain: {_summary(error)}; {way_out}"
 
 
-def _said(error: Exception) -> str:
-    """Return the first line of TorchScript's text, and the line of source that it points to."""
+def _summary(error: Exception) -> str:
+    """Return the first line of TorchScript's error, and the line of source that it points to."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     marked = [before for before, line in itertools.pairwise(lines) if "<--- HERE" in line]
     return f"{lines[0].rstrip(':.')} (at: {marked[0]})" if marked else lines[0].rstrip(":.")

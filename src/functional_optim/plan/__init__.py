@@ -7,18 +7,18 @@ argument of each step. If a plan does not fit a step, nothing changes, and a new
 Read the modules in this order:
 
 ``points``, ``decision``
-    What a step waits for (totals, shared scalars, gates), and which stages of which leaves run.
+    The points at which a step waits (totals, shared scalars, gates), and the runs that follow.
 ``leaf_by_leaf``, ``engine``
     A step without a plan: check, decide and bind everything, then step leaf by leaf.
 ``step_plan``, with ``chunks``, ``leaf_positions``, ``totals``
-    The plan of one run. ``prepared(tensors, hypers)`` raises all errors, and returns a bound step;
-    ``make()`` runs the step.
-``list_layout``, ``step_layout``, ``python_loops``, ``guard``, ``step_counts``
+    The plan of one run. ``prepare(tensors, hypers)`` raises all errors, and returns a bound step;
+    ``run()`` runs the step.
+``list_layout``, ``python_loops``, ``guard``, ``step_counts``
     Layouts, addresses and step counts of tensors. ``python_loops`` replaces the native loops.
-``planned_steps``, with ``plain_steps``, ``planned_runs``, ``count_classes``, ``addend_rows``
+``planned_steps``, with ``plain_steps``, ``planned_runs``, ``addend_rows``
     The plans of all steps of certain leaves. A chain that waits for nothing is *plain*: its steps
     need no decision.
-``tree_steps``, with ``tree``, ``items``
+``tree_steps``, with ``tree``
     The planned steps of ``update_`` and ``update``.
 ``flat/``
     Parameters as views of flat buffers, which ``bind`` steps by plans.

@@ -12,12 +12,12 @@ from functional_optim.core.leaf import PLAIN
 from functional_optim.core.stage import Stage, Transform
 from functional_optim.core.state import map_state
 from functional_optim.kernels import HandedOn, Leaf, ReferenceExecutor
-from functional_optim.kernels.totals import columns_of, measured_each, reduced_each
-from functional_optim.plan.count_classes import Counted, Numbers
+from functional_optim.kernels.totals import columns_of, try_measure_each, try_reduce_each
 from functional_optim.plan.decision import Decision
-from functional_optim.plan.item import Made
+from functional_optim.plan.item import StepScalars
 from functional_optim.plan.leaf_positions import LeafPositions
 from functional_optim.plan.points import LeafPart
+from functional_optim.plan.step_counts import CountClasses, Numbers
 
 _IS_CPU = attrgetter("is_cpu")
 
@@ -41,17 +41,14 @@ class Addends:
     """Reduction of the leaves of a part, whose last stage needs a total. It holds no tensor.
 
     Args:
-        part: of leaves.
         rows: the positions of their tensors, with the states of the part's stages only.
-        counted: the count classes of the leaves.
-        tensors: the list of a step.
     """
 
     def __init__(
         self,
         part: LeafPart,
         rows: Sequence[LeafPositions],
-        counted: Counted,
+        counted: CountClasses,
         tensors: list[Tensor],
     ) -> None:
         self.counted = counted
@@ -63,25 +60,20 @@ class Addends:
         kinds: dict[Any, int] = {}
         for k, (param, group) in enumerate(zip(params, counted.groups, strict=True)):
             kinds.setdefault((group, param.shape, param.dtype), k)
-        self._kinds = list(kinds.values())  # one of each shape and dtype that counted the same
+        self._kinds = list(kinds.values())
+        """A leaf of each count class, shape and dtype."""
         self._handed_on = HandedOn(part.stages[:-1])
         batches = self._batched(params) if part.stages[-1].reduce is not None else []
         self._batches = [(one, *self._columns(one)) for one in batches]
         """Batches, each with the positions of its parameters and of the last stage's state."""
 
     def rows(
-        self,
-        decider: Decision,
-        tensors: list[Tensor],
-        counts: Numbers,
-        totals: Sequence[Tensor],
+        self, decider: Decision, tensors: list[Tensor], counts: Numbers, totals: Sequence[Tensor]
     ) -> Sequence[Sequence[float]]:
         """Return the addends of each leaf.
 
         Args:
             decider: of the step. Each gradient must have the strides of its parameter.
-            tensors: the list of the step.
-            counts: the counts of the leaves.
             totals: of the measured stages before.
         """
         part, last = self._part, self._part.stages[-1]
@@ -100,7 +92,11 @@ class Addends:
         return [[float(one.item()) for one in parts] for parts in addends]
 
     def _rows(
-        self, decider: Decision, tensors: list[Tensor], grads: list[Any], made: Sequence[Made]
+        self,
+        decider: Decision,
+        tensors: list[Tensor],
+        grads: list[Any],
+        made: Sequence[StepScalars],
     ) -> Sequence[Sequence[float]] | None:
         """Return the addends; None if an earlier stage changes gradients or parameters."""
         last, handed_on = self._part.stages[-1], self._handed_on
@@ -120,9 +116,9 @@ class Addends:
         for each in self._batches:
             batch, params, columns = each
             own = [grads[k] for k in batch.places]
-            given = list(map(tensors.__getitem__, params)), own, _taken(tensors, columns)
-            found = reduced_each(last, *given, numbers[batch.group])
-            if found is None:  # the stage is asked one by one
+            given = list(map(tensors.__getitem__, params)), own, _state_columns(tensors, columns)
+            found = try_reduce_each(last, *given, numbers[batch.group])
+            if found is None:  # the stage cannot reduce a batch
                 self._batches = [one for one in self._batches if one is not each]
                 continue
             for k, *row in zip(batch.places, *found, strict=True):
@@ -159,7 +155,7 @@ class Addends:
         return [row.param for row in rows], columns_of([row.states[-1] for row in rows])
 
     def _leaf(
-        self, k: int, tensors: Sequence[Tensor], grads: Sequence[Any], made: Sequence[Made]
+        self, k: int, tensors: Sequence[Tensor], grads: Sequence[Any], made: Sequence[StepScalars]
     ) -> Leaf:
         """Return a leaf as stages see it."""
         row, now = self._positions[k], made[self.counted.groups[k]]
@@ -167,14 +163,14 @@ class Addends:
         return Leaf(param, grads[k], states, now.coefficients, row.name, now.hypers, now.step)
 
 
-def _taken(tensors: list[Tensor], columns: Any) -> Any:
+def _state_columns(tensors: list[Tensor], columns: Any) -> Any:
     """Return a State with tensors instead of their positions."""
     if not columns:
         return columns
-    take, fields = tensors.__getitem__, []
+    get, fields = tensors.__getitem__, []
     for column in columns:
         are_lists = bool(column) and isinstance(column[0], list)
-        found = [list(map(take, one)) for one in column] if are_lists else list(map(take, column))
+        found = [list(map(get, one)) for one in column] if are_lists else list(map(get, column))
         fields.append(found)
     return type(columns)(*fields)
 
@@ -183,7 +179,7 @@ def _measured(stage: Stage, grads: list[Any]) -> Sequence[Sequence[float]]:
     """Return each gradient's addend to the total of a measured stage."""
     assert isinstance(stage, Transform)
     assert stage.measure is not None
-    found = measured_each(stage, grads)
+    found = try_measure_each(stage, grads)
     numbers = [stage.measure(one).item() for one in grads] if found is None else found.tolist()
     return [[float(one)] for one in numbers]
 

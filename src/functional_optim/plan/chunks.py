@@ -18,16 +18,16 @@ from functional_optim.kernels import Chunks, Executor, Leaf
 from functional_optim.kernels.chunks import (
     ALIGNMENT,
     Table,
-    aliased_places,
-    counts_without_elements,
-    joined,
-    pack_key,
+    aliased_indices,
+    chunk_key,
+    group_chunks,
+    has_state_elements,
     tensors_of,
     with_tensors,
 )
-from functional_optim.kernels.executor import Wholes
+from functional_optim.kernels.executor import WholeLeafSteps
 from functional_optim.kernels.kernel import BindScalars, Part
-from functional_optim.plan.item import Item, Made, coefficients_at
+from functional_optim.plan.item import Item, StepScalars, coefficients_at
 from functional_optim.plan.leaf_positions import LeafPositions
 
 _DEVICE = attrgetter("device")
@@ -42,7 +42,6 @@ class Chunk:
     """Leaves with the same hyper-parameters, step count, dtypes and device.
 
     Args:
-        stages: of the chain.
         executor: that binds kernels.
         members: the indices of the leaves among the leaves of the plan.
         rows: of all leaves of the plan.
@@ -70,25 +69,24 @@ class Chunk:
         self._plain: tuple[Any, ...] | None = None
         self._required: tuple[Any, ...] | None = None
 
-    def made(self, hypers: tuple[Any, ...], step: float) -> Made:
+    def scalars_at(self, hypers: tuple[Any, ...], step: float) -> StepScalars:
         """Return the hyper-parameters and coefficients of a step."""
         plain = hypers is self._plain or all(map(is_plain, hypers))
-        # A tensor or a schedule is not kept alive.
+        # Tensors and schedules must not be kept alive.
         self._plain = hypers if plain else None
-        return Made(*coefficients_at(self._stages, hypers, step, plain=plain), step)
+        return StepScalars(*coefficients_at(self._stages, hypers, step, plain=plain), step)
 
-    def _like_at(self, made: Made) -> Leaf:
+    def _like_at(self, made: StepScalars) -> Leaf:
         """Return a leaf of one element, with the coefficients of a step."""
         param, grad, states, _, name, _, _, entries, _ = self._like
         return Leaf(param, grad, states, made.coefficients, name, made.hypers, made.step, entries)
 
     def bind(
-        self, tensors: list[Tensor], made: Made, pointers: bytes, totals: Sequence[Tensor]
+        self, tensors: list[Tensor], made: StepScalars, pointers: bytes, totals: Sequence[Tensor]
     ) -> Sequence[Part] | None:
         """Bind a step: calls, each with the leaves that it steps; None if a leaf has no kernel.
 
         Args:
-            tensors: of the step.
             made: its hyper-parameters and coefficients.
             pointers: of all tensors of all chunks.
             totals: the sum of each measured stage.
@@ -100,7 +98,7 @@ class Chunk:
         raise NotImplementedError
 
     def _require(self, leaves: Sequence[Leaf]) -> None:
-        """Make sure that the executor can step leaves with these hyper-parameters."""
+        """Raise an error if the executor cannot step leaves with these hyper-parameters."""
         hypers = leaves[0].hypers
         self.executor.require(self._stages, leaves)
         self._required = hypers if hypers is self._plain else None
@@ -134,14 +132,14 @@ class PointwiseChunk(Chunk):
         if sum(listed) == 1:
             listed = [False] * len(leaves)
         longest = lengths.index(max(lengths))
-        self._longest = _ChunkTaker(self._rows[longest], leaves[longest])
+        self._longest = _ChunkGetter(self._rows[longest], leaves[longest])
         own = [row.all for row in compress(self._rows, listed)]
         self._columns = [itemgetter(*one, one[0]) for one in zip(*own, strict=True)]
         """Return all parameters, all gradients, and so on, of the leaves that are stepped as lists;
         the first one twice, because ``itemgetter`` with one index returns no list."""
         self._listed = list(compress(members, listed))
         self._alone = [
-            (k, _ChunkTaker(row, leaf))
+            (k, _ChunkGetter(row, leaf))
             for k, row, leaf, one in zip(members, self._rows, leaves, listed, strict=True)
             if not one
         ]
@@ -153,7 +151,7 @@ class PointwiseChunk(Chunk):
         """The step from which a kernel that did not take the pointers is tried again."""
 
     def bind(
-        self, tensors: list[Tensor], made: Made, pointers: bytes, totals: Sequence[Tensor]
+        self, tensors: list[Tensor], made: StepScalars, pointers: bytes, totals: Sequence[Tensor]
     ) -> Sequence[Part] | None:
         if self._table is not None:
             table = Table(*self._table[:3], pointers[self._pointers])
@@ -174,37 +172,38 @@ class PointwiseChunk(Chunk):
                 return [(self.members, call)]
         return self._parts(tensors, made, totals)
 
-    def _parts(self, tensors: list[Tensor], made: Made, totals: Sequence[Tensor]) -> Sequence[Part]:
+    def _parts(
+        self, tensors: list[Tensor], made: StepScalars, totals: Sequence[Tensor]
+    ) -> Sequence[Part]:
         """Bind a step without a table."""
         with torch.no_grad():
             if made.hypers is not self._required:
                 self._require([self._like_at(made)])
             parts: list[Part] = []
-            for k, taker in self._alone:
-                one = taker.chunk(tensors, made, taker.entries)
+            for k, getter in self._alone:
+                one = getter.chunk(tensors, made, getter.entries)
                 parts.append(((k,), self.executor.bind_chunk(self._stages, one, totals)))
             if self._columns:
                 columns = [list(column(tensors)[:-1]) for column in self._columns]
                 like = self._like_at(made)
                 call = self.executor.bind_lists(self._stages, like, columns, totals)
                 parts.append((self._listed, call))
-            if len(parts) > 1:  # they are made where the gradient mode is off
+            if len(parts) > 1:  # the caller turns autograd off
                 return parts
             members, call = parts[0]
             return [(members, partial(without_grad, call))]
 
 
-class _ChunkTaker:
+class _ChunkGetter:
     """Getter of a leaf from a list of tensors, as a chunk of memory.
 
     Args:
-        row: of the leaf.
         leaf: one with its layouts.
     """
 
     def __init__(self, row: LeafPositions, leaf: Leaf) -> None:
         tensors = tensors_of(leaf)
-        self._take = itemgetter(*row.all)
+        self._get = itemgetter(*row.all)
         self._is_flat = all(one.dim() == 1 for one in tensors)
         self._name = row.name
         self._kinds = [
@@ -218,16 +217,18 @@ class _ChunkTaker:
         self.entries: dict[Any, Any] = {}
         """Entries that kernels cache for the leaf."""
 
-    def chunk(self, tensors: Sequence[Tensor], made: Made, entries: dict[Any, Any] | None) -> Leaf:
+    def chunk(
+        self, tensors: Sequence[Tensor], made: StepScalars, entries: dict[Any, Any] | None
+    ) -> Leaf:
         """Return the leaf of a step as a chunk of memory."""
-        param, grad, *rest = self._take(tensors)
+        param, grad, *rest = self._get(tensors)
         if not self._is_flat:
             param, grad, *rest = map(_flat, (param, grad, *rest))
         states: list[Any] = []
         left = iter(rest)
         for kind, fields in self._kinds:
             values: list[Any] = []
-            for length in fields:  # a comprehension is a call
+            for length in fields:  # a comprehension would be one more Python call
                 one = next(left) if length is None else list(islice(left, length))
                 values.append(one)
             states.append(kind(values))
@@ -238,7 +239,6 @@ class _ChunkTaker:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """Return a 1-D view of a dense tensor."""
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
@@ -254,7 +254,7 @@ class WholeChunk(Chunk):
     def __init__(
         self,
         stages: Sequence[Stage],
-        executor: Wholes,
+        executor: WholeLeafSteps,
         members: Sequence[int],
         rows: Sequence[LeafPositions],
         group: int,
@@ -272,7 +272,7 @@ class WholeChunk(Chunk):
         self._bind = executor.bind_leaves(stages, leaves, [row.all for row in self._rows])
 
     def bind(
-        self, tensors: list[Tensor], made: Made, pointers: bytes, totals: Sequence[Tensor]
+        self, tensors: list[Tensor], made: StepScalars, pointers: bytes, totals: Sequence[Tensor]
     ) -> Sequence[Part] | None:
         if made.hypers is not self._required:
             self._require([row.leaf(tensors, made) for row in self._kinds])
@@ -298,19 +298,17 @@ def chunks_of(
     A leaf without elements, of which only the step count changes, is in neither.
 
     Args:
-        stages: of the chain.
-        executor: that steps the leaves.
         items: the leaves. Their tensors are not kept.
         groups: for each leaf, the group whose hyper-parameters it has.
         rows: for each leaf, the positions of its tensors.
     """
-    by_chunks, wholes = executor.in_chunks(stages), executor.in_wholes(stages)
+    by_chunks, wholes = executor.in_chunks(stages), executor.in_whole_leaves(stages)
     marks: dict[Any, tuple[int, ...]] = {}  # one object for all leaves of a group at one step
     leaves: list[Leaf] = []
     places: dict[int, int] = {}
     others: list[int] = []
     for k, (item, group) in enumerate(zip(items, groups, strict=True)):
-        if all(map(may_lie_in_table, [*state_of(item), item.grad])):
+        if all(map(fits_in_table, [*state_of(item), item.grad])):
             mark = marks.setdefault((group, _step_of(item)), (group,))
             leaf = Leaf(item.param, item.grad, item.state.stages, mark, item.name)
             places[id(leaf)] = k
@@ -320,7 +318,7 @@ def chunks_of(
     if by_chunks is None and wholes is None:
         return [], list(range(len(items)))
     chunks: list[Chunk] = []
-    kinds = _whole_leaves(leaves) if by_chunks is None else joined(stages, leaves, [])
+    kinds = _whole_leaves(leaves) if by_chunks is None else group_chunks(stages, leaves, [])
     end, size = 0, torch.iinfo(torch.int64).bits // 8
     for own in kinds:
         members = [places[id(leaf)] for leaf in own]
@@ -339,7 +337,7 @@ def chunks_of(
 
 def _is_only_counted(item: Item) -> bool:
     leaf = Leaf(item.param, item.grad, item.state.stages, (), item.name)
-    return not item.param.numel() and not counts_without_elements(leaf)
+    return not item.param.numel() and not has_state_elements(leaf)
 
 
 def _step_of(item: Item) -> int:
@@ -348,12 +346,12 @@ def _step_of(item: Item) -> int:
 
 def _whole_leaves(leaves: Sequence[Leaf]) -> list[list[Leaf]]:
     """Return leaves that kernels step as whole tensors, grouped by coefficients and dtypes."""
-    aliased = aliased_places(leaves)
+    aliased = aliased_indices(leaves)
     found: dict[Any, list[Leaf]] = {}
     for number, leaf in enumerate(leaves):
         own = tensors_of(leaf)
         if number not in aliased and all(map(_is_whole, own)) and len({*map(_DEVICE, own)}) == 1:
-            found.setdefault(pack_key(leaf), []).append(leaf)
+            found.setdefault(chunk_key(leaf), []).append(leaf)
     return list(found.values())
 
 
@@ -364,7 +362,7 @@ def _is_whole(tensor: Tensor) -> bool:
     return plain and not tensor.is_neg() and not is_functorch_wrapped_tensor(tensor)
 
 
-def may_lie_in_table(tensor: Tensor) -> bool:
+def fits_in_table(tensor: Tensor) -> bool:
     """Return True if a kernel may get a pointer to this tensor."""
     plain = type(tensor) in PLAIN and tensor.layout == torch.strided
     plain = plain and (tensor.is_cpu or tensor.is_cuda)

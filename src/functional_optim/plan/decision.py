@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.dtensors import is_sharded
+from functional_optim.core.dtensors import is_dtensor
 from functional_optim.core.hyper import is_plain
 from functional_optim.core.links import Links
 from functional_optim.core.local_shards import RankSums
-from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState
 from functional_optim.kernels import Executor
 from functional_optim.kernels.totals import sum_in_order
@@ -27,16 +26,9 @@ from functional_optim.plan import reduction
 from functional_optim.plan.item import Item
 from functional_optim.plan.leaf_inputs import LeafInputs
 from functional_optim.plan.points import End, LeafPart, Point
-from functional_optim.plan.shared_numbers import (
-    as_numbers_of,
-    combined,
-    with_common_hypers,
-)
+from functional_optim.plan.shared_numbers import as_numbers_of, combined, with_common_hypers
 from functional_optim.plan.step_leaves import StepLeaf, StepLeaves
-from functional_optim.plan.step_numbers import StepNumbers
-
-_NUMBERS = frozenset({float, int, bool, str, type(None)})
-"""Types of values that do not change between steps. This test needs no call per stage."""
+from functional_optim.plan.step_numbers import SCALARS, StepNumbers
 
 Rows = Callable[["Decision", LeafPart, Sequence[Tensor]], "Sequence[Sequence[float]] | None"]
 """Function that returns what each leaf of a part adds to the totals of its last stage.
@@ -107,7 +99,7 @@ class Decision:
         """
         at: Point | End = self._outline.plain or self._outline.start
         while isinstance(at, Point):
-            at = self._passed(at)
+            at = self._pass_point(at)
         self.end = at
         if self.inputs is not None:
             for run in at.runs:
@@ -124,41 +116,41 @@ class Decision:
 
         Return zero if that stage is after a closed gate.
         """
-        point = self._first_not_given()
-        return self._none_of_next() if point is None else self._total(point)
+        point = self._first_unknown()
+        return self._zero_of_next() if point is None else self._total(point)
 
     def addends(self) -> tuple[list[Tensor], Tensor]:
         """Return each leaf's addend to that total, and the zero of leaves that do not reach it.
 
         The totals of all earlier stages must be known, so that no addend depends on another leaf.
         """
-        point, nothing = self._first_not_given(), self._none_of_next()
-        alone: dict[int, Tensor] = {}
+        point, zero = self._first_unknown(), self._zero_of_next()
+        addends: dict[int, Tensor] = {}
         for part in () if point is None else point.parts:
             rows = self._rows_of(part)
             if rows is None:
                 assert point is not None
-                alone |= {k: self._total(point, only=k) for k in part.members}
+                addends |= {k: self._total(point, only=k) for k in part.members}
                 continue
             found = torch.tensor(rows, dtype=torch.float64, device="cpu")
-            found = found[:, 0] if nothing.dim() == 0 else found
-            alone |= dict(zip(part.members, found.unbind(), strict=True))
+            found = found[:, 0] if zero.dim() == 0 else found
+            addends |= dict(zip(part.members, found.unbind(), strict=True))
         every = sorted(k for one in self._outline.cohorts for k in one.members)
-        return [alone.get(k, nothing) for k in every], nothing
+        return [addends.get(k, zero) for k in every], zero
 
-    def _first_not_given(self) -> Point | None:
+    def _first_unknown(self) -> Point | None:
         """Return the point of the first unknown total; None if it is after a closed gate."""
         assert self._next is not None, "checked before"
         at = self._outline.start
         while isinstance(at, Point) and at.place < self._next:
-            at = self._passed(at)
+            at = self._pass_point(at)
         return at if isinstance(at, Point) and at.place == self._next else None
 
-    def _none_of_next(self) -> Tensor:
+    def _zero_of_next(self) -> Tensor:
         assert self._next is not None, "checked before"
-        return _none(self._links[self._next].stage)
+        return reduction.zero_total(self._links[self._next].stage)
 
-    def _passed(self, point: Point) -> Point | End:
+    def _pass_point(self, point: Point) -> Point | End:
         """Compute the total and shared scalars of a stage, ask its gate, return the next point."""
         stage, place = point.stage, point.place
         totals: Sequence[Any] = ()
@@ -167,18 +159,17 @@ class Decision:
             if stage.reduce is None:
                 self._totals[place] = total
             else:
-                # To the numbers that they are combined with, which are on the CPU.
-                totals = as_numbers_of(total.cpu())
+                totals = as_numbers_of(total.cpu())  # shared scalars are on the CPU
         if stage.combine is not None:
             hyper = self._links[place].hyper
-            if not (_NUMBERS.issuperset(map(type, hyper)) or is_plain(hyper)):
+            if not (SCALARS.issuperset(map(type, hyper)) or is_plain(hyper)):
                 at = self.numbers.latest_step(point.behind_gates)
                 hyper = self.numbers.resolved(stage, hyper, at, at)
             made = combined(stage, self.shared[place], totals, hyper, self._extra)
             self.numbers.share(place, made)
-        return self._outline.after(point) if stage.gate is None else self._asked(point)
+        return self._outline.after(point) if stage.gate is None else self._pass_gate(point)
 
-    def _asked(self, point: Point) -> Point | End:
+    def _pass_gate(self, point: Point) -> Point | End:
         """Return the next point after a gate, and add the late leaves that it lets through."""
         gate = point.stage.gate
         assert gate is not None
@@ -190,7 +181,7 @@ class Decision:
                 self.inputs.refuse_held(point.stage, behind)
         late: tuple[tuple[int, ...], ...] = ()
         if is_open and point.missing:
-            late = tuple([self._kept(*one) for one in point.missing])
+            late = tuple([self._late_leaves(*one) for one in point.missing])
         if not any(late):
             return self._outline.after(point, is_open=is_open)
         grads = list(self.grads)
@@ -199,13 +190,13 @@ class Decision:
         self.grads = grads
         return self._outline.after(point, is_open=is_open, late=late)
 
-    def _kept(self, number: int, members: Sequence[int]) -> tuple[int, ...]:
-        """Return the leaves of which the gate with this number keeps something."""
+    def _late_leaves(self, number: int, members: Sequence[int]) -> tuple[int, ...]:
+        """Return the leaves for which the gate with this number keeps earlier gradients."""
         return tuple([k for k in members if int(self.leaves[k].state.gates[number].held)])
 
     def _total(self, point: Point, only: int | None = None) -> Tensor:
         """Return the total of a stage over the leaves that reach it, or over one leaf only."""
-        total = self._in_order(point) if only is None else None
+        total = self._ordered_total(point) if only is None else None
         if total is not None:
             return total
         sums = RankSums()
@@ -217,12 +208,12 @@ class Decision:
             more = self.add_up(part, self.totals_of(part), sums)
             total = more if total is None else total + more.to(total.device)
         total = sums.reduced(total)
-        return _none(point.stage) if total is None else total
+        return reduction.zero_total(point.stage) if total is None else total
 
-    def _in_order(self, point: Point) -> Tensor | None:
-        """Return a total that is summed in the order of the leaves, whatever their parts are.
+    def _ordered_total(self, point: Point) -> Tensor | None:
+        """Return a total that is summed in the order of the leaves.
 
-        So a total does not depend on how leaves are divided, nor on which leaves are late.
+        It does not depend on how leaves are divided into parts, nor on which leaves are late.
 
         Returns:
             None if all leaves are in one part and have no plan, or if some leaves are shards or on
@@ -236,11 +227,12 @@ class Decision:
                 numbers.update(zip(part.members, rows, strict=True))
                 continue
             is_alone = len(point.parts) == 1
-            if is_alone or any(not _is_here(self.leaves[k].param) for k in part.members):
+            params = [self.leaves[k].param for k in part.members]
+            if is_alone or not all(one.is_cpu and not is_dtensor(one) for one in params):
                 return None
-            own, make = self.totals_of(part), partial(self.numbers.make, part)
+            own, scalars_of = self.totals_of(part), partial(self.numbers.scalars_of, part)
             for k, item in zip(part.members, self.items(part), strict=True):
-                one = reduction.reduced(part.stages, self.executor, [item], own, make)
+                one = reduction.reduced(part.stages, self.executor, [item], own, scalars_of)
                 tensors[k] = one.reshape(-1)
         if not tensors:
             columns = zip(*map(numbers.__getitem__, sorted(numbers)), strict=True)
@@ -266,13 +258,12 @@ class Decision:
         """Return what leaves add to the total of the last stage of a part, without a plan.
 
         Args:
-            part: of the leaves.
             totals: of the measured stages before.
             sums: collects what shards add; the caller reduces it over all ranks.
         """
-        make = partial(self.numbers.make, part)
+        scalars_of = partial(self.numbers.scalars_of, part)
         items = self.items(part)
-        return reduction.reduced(part.stages, self.executor, items, totals, make, sums)
+        return reduction.reduced(part.stages, self.executor, items, totals, scalars_of, sums)
 
     def totals_of(self, part: LeafPart) -> tuple[Tensor, ...]:
         """Return the totals that the stages of a part get."""
@@ -288,7 +279,6 @@ class Decision:
         return [self._item(part, k) for k in part.members]
 
     def _item(self, part: LeafPart, member: int) -> Item:
-        """Return a leaf of the step as an item."""
         leaf, grad = self.leaves[member], self.grads[member]
         assert grad is not None
         states = leaf.state.stages[part.start : part.stop]
@@ -296,14 +286,3 @@ class Decision:
             states = self.inputs.put(member, part.stages, states)
         own = LeafState(leaf.state.step, states, leaf.state.gates)
         return Item(leaf.param, grad, own, self.numbers.hypers_at(part, member), leaf.name)
-
-
-def _is_here(param: Tensor) -> bool:
-    """Return True for a whole parameter (no shard) on the CPU."""
-    return param.is_cpu and not is_sharded(param)
-
-
-def _none(stage: Stage) -> Tensor:
-    """Return the total over no leaf."""
-    shape = () if stage.reduce is None else (stage.totals,)
-    return torch.zeros(shape, dtype=torch.float64, device="cpu")

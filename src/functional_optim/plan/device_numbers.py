@@ -13,9 +13,15 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import fake_tensor_mode
-from functional_optim.core.hyper import Schedule, shown
+from functional_optim.core.hyper import Schedule, format_hyper
+from functional_optim.core.hyper_inputs import (
+    HyperInput,
+    InputHypers,
+    collect_inputs,
+    fill_inputs,
+    iter_inputs,
+)
 from functional_optim.core.leaf import Scalars
-from functional_optim.core.slots import Slot, Slotted, all_slots, filled, slots_in
 from functional_optim.core.stage import Stage
 from functional_optim.plan.fed_coefficients import (
     ON_DEVICE,
@@ -24,17 +30,15 @@ from functional_optim.plan.fed_coefficients import (
     coefficients,
     first_line,
 )
-from functional_optim.plan.item import Item, Made
+from functional_optim.plan.item import Item, StepScalars
 
 
 class DeviceNumbers:
     """Hyper-parameters of all parameters on a device, and their coefficients.
 
     Args:
-        stages: of the chain.
         hypers: of each parameter; parameters of a group share one tuple.
         slots: the same, with a slot for each scalar.
-        device: of the parameters.
 
     Raises:
         UntraceableError: coefficients that branch on the step.
@@ -45,33 +49,34 @@ class DeviceNumbers:
         self,
         stages: Sequence[Stage],
         hypers: Sequence[tuple[Any, ...]],
-        slots: Sequence[Slotted],
+        slots: Sequence[InputHypers],
         device: torch.device,
     ) -> None:
         self._stages = tuple(stages)
         self._places = _places(hypers)
         groups = self._groups = _once(slots)
         for slot in _each(groups):
-            _require_live(slot, device)
-        names = all_slots(groups)
+            _check_device(slot, device)
+        names = collect_inputs(groups)
         self._inputs = frozenset(choose(stages, groups, ON_DEVICE, list(names), None).inputs)
         for slot in _each(groups):
             if slot.given is not None and slot.name not in self._inputs:
                 raise ValueError(
-                    f"{slot.name} is {shown(slot.given)}, but a stage decides by its number what "
-                    "is to be done, which cannot change with the step here: give a number"
+                    f"{slot.name} is {format_hyper(slot.given)}, but a stage decides by its "
+                    "number what is to be done, which cannot change with the step here: give a "
+                    "number"
                 )
-        with torch.inference_mode(mode=False):  # to be filled outside of that mode, too
+        with torch.inference_mode(mode=False):  # inference tensors could not be filled later
             self._numbers = {
                 name: torch.full((), value, dtype=torch.float64, device=device)
                 for name, value in names.items()
             }
 
-    def make(self, item: Item) -> Made:
+    def scalars_of(self, item: Item) -> StepScalars:
         """Return the coefficients of the step after ``item.state.step`` steps."""
         count = item.state.step
         found = self.coefficients(item.hypers, count)
-        return Made(item.hypers, found, count + 1.0, Scalars.DEVICE)
+        return StepScalars(item.hypers, found, count + 1.0, Scalars.DEVICE)
 
     def coefficients(self, hypers: tuple[Any, ...], count: Tensor) -> tuple[Any, ...]:
         """Return the coefficients of every stage for the step after ``count`` steps.
@@ -86,14 +91,16 @@ class DeviceNumbers:
         own = self._groups[self._places[id(hypers)]]
         step = count.to(torch.float64) + 1
         fed = {
-            slot.name: self._now(slot, step) for slot in slots_in(own) if slot.name in self._inputs
+            slot.name: self._now(slot, step)
+            for slot in iter_inputs(own)
+            if slot.name in self._inputs
         }
         return tuple(
             coefficients(stage, hyper, Evaluation.TENSORS, fed, step)
             for stage, hyper in zip(self._stages, own, strict=True)
         )
 
-    def _now(self, slot: Slot, step: Tensor) -> Tensor:
+    def _now(self, slot: HyperInput, step: Tensor) -> Tensor:
         """Return the value of a slot at a step."""
         if slot.given is None:
             return self._numbers[slot.name]
@@ -102,7 +109,7 @@ class DeviceNumbers:
         made = slot.given(step - 1)
         return made.to(torch.float64) if isinstance(made, Tensor) else step.new_full((), made)
 
-    def fill(self, hypers: Sequence[tuple[Any, ...]], slots: Sequence[Slotted]) -> str | None:
+    def fill(self, hypers: Sequence[tuple[Any, ...]], slots: Sequence[InputHypers]) -> str | None:
         """Write the values of other hyper-parameters to the device.
 
         Args:
@@ -139,40 +146,35 @@ def _places(hypers: Sequence[tuple[Any, ...]]) -> dict[int, int]:
 
 
 def _once(every: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Return each object once, in order."""
     return list({id(one): one for one in every}.values())
 
 
 def _same_given(a: Any, b: Any) -> bool:
-    """Return True if two schedules, or tensors, are the same."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.data_ptr() == b.data_ptr() and a.dtype == b.dtype and a.device == b.device
     return a is b
 
 
-def _each(groups: Sequence[Slotted]) -> Iterator[Slot]:
-    """Every slot of every group."""
+def _each(groups: Sequence[InputHypers]) -> Iterator[HyperInput]:
     for group in groups:
-        yield from slots_in(group)
+        yield from iter_inputs(group)
 
 
-def _kinds(group: Slotted) -> Any:
+def _kinds(group: InputHypers) -> Any:
     """Return hyper-parameters without their scalars: only flags and integers."""
-    return filled(group, lambda slot: None)
+    return fill_inputs(group, lambda slot: None)
 
 
-def _told(slot: Slot) -> str:
+def _told(slot: HyperInput) -> str:
     if slot.given is None:
         return "a number"
-    return "a tensor" if isinstance(slot.given, Tensor) else f"the schedule {shown(slot.given)}"
+    return (
+        "a tensor" if isinstance(slot.given, Tensor) else f"the schedule {format_hyper(slot.given)}"
+    )
 
 
-def _require_live(slot: Slot, device: torch.device) -> None:
-    """Make sure that the device can read the value of a slot at each step.
-
-    Raises:
-        ValueError: the value is a tensor on another device.
-    """
+def _check_device(slot: HyperInput, device: torch.device) -> None:
+    """Raise ValueError if the value of a slot is a tensor on another device."""
     if isinstance(slot.given, Tensor) and slot.given.device != device:
         raise ValueError(
             f"{slot.name} is a tensor on {slot.given.device}, but a step on {device} is to read it "
@@ -194,7 +196,7 @@ def first_value(name: str, schedule: Schedule) -> float:
         return float(schedule(torch.zeros((), dtype=torch.float64, device="cpu")))
     except Exception as error:
         raise ValueError(
-            f"the schedule {shown(schedule)} of {name} cannot be computed on a device "
+            f"the schedule {format_hyper(schedule)} of {name} cannot be computed on a device "
             f"({first_line(error)}): write it with torch's operations, without a branch on the "
             "step; or give a number, and set_hyper before each replay"
         ) from error

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import fake_tensor_mode
-from functional_optim.core.hyper import field_types, numbers
-from functional_optim.core.slots import Slotted, filled, slots_in
+from functional_optim.core.hyper import field_types, to_floats
+from functional_optim.core.hyper_inputs import InputHypers, fill_inputs, iter_inputs
 from functional_optim.core.stage import Stage
 from functional_optim.kernels.errors import UntraceableError
 
@@ -76,8 +76,10 @@ def coefficients(
     Raises:
         UntraceableError: a static choice that depends on an input.
     """
-    plain = numbers(stage.coefficients(1.0, filled(hyper, lambda slot: slot.typical)))
-    made = stage.coefficients(step, filled(hyper, lambda slot: fed.get(slot.name, slot.typical)))
+    plain = to_floats(stage.coefficients(1.0, fill_inputs(hyper, lambda slot: slot.nonzero_value)))
+    made = stage.coefficients(
+        step, fill_inputs(hyper, lambda slot: fed.get(slot.name, slot.nonzero_value))
+    )
     coefficients_class: Any = type(plain)
     kinds = field_types(coefficients_class)
 
@@ -118,7 +120,7 @@ def _computed_once(number: Tensor) -> Tensor:
 
 def choose(
     stages: Sequence[Stage],
-    groups: Sequence[Slotted],
+    groups: Sequence[InputHypers],
     ways: Sequence[Evaluation],
     names: Sequence[str],
     asked: Sequence[str] | None,
@@ -126,7 +128,6 @@ def choose(
     """Choose which scalars are inputs.
 
     Args:
-        stages: of the chain.
         groups: the hyper-parameters of each group of leaves.
         ways: to compute coefficients, the best first.
         names: of all scalars.
@@ -146,7 +147,7 @@ def choose(
             )
     fixed: dict[str, str] = {}
     for stage, hyper in pairs:
-        for slot in slots_in(hyper):
+        for slot in iter_inputs(hyper):
             if (how := _how(stage, hyper, ways, (slot.name,))).way is None:
                 fixed.setdefault(slot.name, f"{stage.name} decides by it ({how.why})")
     inputs = tuple(name for name in names if name not in fixed)
@@ -167,7 +168,7 @@ def choose(
 
 
 def _require(asked: Sequence[str], names: Sequence[str], fixed: Mapping[str, str]) -> None:
-    """Make sure that the names can be inputs."""
+    """Raise ValueError if a name cannot be an input."""
     for name in asked:
         if name not in names:
             raise ValueError(
@@ -191,7 +192,7 @@ def _how(stage: Stage, hyper: Any, ways: Sequence[Evaluation], fed: Sequence[str
     why = ""
     for way in ways:
         try:
-            _try(stage, hyper, way, [s.name for s in slots_in(hyper) if s.name in fed])
+            _try(stage, hyper, way, [s.name for s in iter_inputs(hyper) if s.name in fed])
         except Exception as error:  # noqa: BLE001  whatever a user's function raises on a stand-in
             why = first_line(error)
         else:

@@ -117,7 +117,7 @@ class LayoutGuard:
 
         Args:
             tensors: dense tensors, one for each example.
-            which: for each example, whether it has a tensor; None if all have one.
+            which: for each example, True if it has a tensor; None if all have one.
         """
         if which is not None:
             return _traits(tensors) == [list(compress(trait, which)) for trait in self._traits]
@@ -131,7 +131,7 @@ class LayoutGuard:
         if _traits(tensors) != self._traits:
             return False
         self._native.learn(tensors)
-        # Guards know of more: of classes, and of who requires grad. They learn from what fits.
+        # torch's guards also check classes and requires_grad, so they are built again.
         self._guards = _guards(tensors)
         return True
 
@@ -178,7 +178,7 @@ class MemoryGuard:
         Args:
             tensors: one for each view.
         """
-        known = self._native.known  # asked here, since each call counts in a step of few tensors
+        known = self._native.known  # not by a method: a step of few tensors needs few Python calls
         if known is not None and isinstance(tensors, list) and known(tensors, True):
             return True
         # A mode such as that of torch.set_default_device would run Python at every call.
@@ -186,7 +186,7 @@ class MemoryGuard:
             try:
                 there = all(map(eq, map(Tensor.data_ptr, tensors), self._starts))
                 held = there and self.alike(tensors)
-            except RuntimeError:  # a sparse tensor, or one without memory of its own
+            except RuntimeError:  # a sparse tensor, or a tensor without memory
                 return False
         if held and LOOPS.loaded is not None:
             self._native.learn(tensors)

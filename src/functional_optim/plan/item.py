@@ -1,4 +1,4 @@
-"""Item: a leaf of a step; Made: its hyper-parameters and coefficients."""
+"""Item: a leaf of a step; StepScalars: its hyper-parameters and coefficients."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.core.hyper import numbers, resolve
+from functional_optim.core.hyper import resolve, to_floats
 from functional_optim.core.leaf import Scalars
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState
@@ -31,7 +31,7 @@ def next_step(step: Tensor, device: torch.device | None = None) -> float | Tenso
         device: of the parameter. A batched number is moved there, because torch mixes CPU tensors
             with tensors on other devices only if they are 0-d.
     """
-    if torch.compiler.is_compiling():  # one program is to make all steps
+    if torch.compiler.is_compiling():  # the same graph runs all steps
         return step.to(torch.float64) + 1.0
     try:
         return float(step.item()) + 1.0
@@ -45,15 +45,14 @@ def coefficients_at(
     """Return the hyper-parameters and the coefficients of every stage for a step.
 
     Args:
-        stages: of the chain.
         hypers: of a leaf, before schedules are evaluated.
         step: the number of the step, from 1.
         plain: True if all hyper-parameters are known to be plain numbers.
     """
-    number: Any = step  # stages are written for a number; a tensor where torch.func hides it
+    number: Any = step  # stages expect a float; inside torch.func it is a tensor
     if plain:
         made = []
-        for stage, hyper in zip(stages, hypers, strict=True):  # a comprehension is a call
+        for stage, hyper in zip(stages, hypers, strict=True):  # a comprehension is one more call
             made.append(stage.coefficients(number, hyper))
         return hypers, tuple(made)
     resolved = tuple(
@@ -61,13 +60,13 @@ def coefficients_at(
         for stage, hyper in zip(stages, hypers, strict=True)
     )
     coefficients = tuple(
-        numbers(stage.coefficients(number, hyper))
+        to_floats(stage.coefficients(number, hyper))
         for stage, hyper in zip(stages, resolved, strict=True)
     )
     return resolved, coefficients
 
 
-class Made(NamedTuple):
+class StepScalars(NamedTuple):
     """Hyper-parameters and coefficients of an item in one step."""
 
     hypers: tuple[Any, ...]
@@ -78,18 +77,18 @@ class Made(NamedTuple):
     """The origin of the coefficients: the host or the device."""
 
 
-def on_host(stages: Sequence[Stage]) -> Callable[[Item], Made]:
+def on_host(stages: Sequence[Stage]) -> Callable[[Item], StepScalars]:
     """Return a function that computes the coefficients of an item on the host."""
-    shared: dict[tuple[float, int], Made] = {}
+    shared: dict[tuple[float, int], StepScalars] = {}
 
-    def make(item: Item) -> Made:
+    def scalars_of(item: Item) -> StepScalars:
         step = next_step(item.state.step, item.param.device)
         key = None if isinstance(step, Tensor) else (step, id(item.hypers))
         made = None if key is None else shared.get(key)
         if made is None:
-            made = Made(*coefficients_at(stages, item.hypers, step), step)
+            made = StepScalars(*coefficients_at(stages, item.hypers, step), step)
             if key is not None:
                 shared[key] = made
         return made
 
-    return make
+    return scalars_of

@@ -6,25 +6,26 @@ is written.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
+from itertools import compress
+from operator import not_
+from typing import Any, NamedTuple
 
 import optree
 import torch
 from torch import Tensor
 
-from functional_optim.core.brief import brief
-from functional_optim.core.capturing import check_not_captured
 from functional_optim.core.chain import Chain
 from functional_optim.core.checks import (
     check_grad,
     check_leaf_state,
     check_measured,
     check_param,
-    forget_history,
+    detach_states,
 )
 from functional_optim.core.derivatives import require_differentiable
+from functional_optim.core.format import format_value
+from functional_optim.core.graph_capture import check_not_captured
 from functional_optim.core.hyper import resolve
-from functional_optim.core.initial import FieldsOf, FieldsOfTree, fields_of
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import chains_of, paths_of
 from functional_optim.core.state import (
@@ -35,33 +36,58 @@ from functional_optim.core.state import (
     map_state,
     state_tensors,
 )
-from functional_optim.core.tree import (
-    flatten,
-    flatten_like,
-    leaf_states,
-    path_name,
-    unflatten,
-)
+from functional_optim.core.state_init import FieldsOf, TreeFields, fields_of
+from functional_optim.core.tree import flatten, flatten_like, leaf_states, path_name, unflatten
 from functional_optim.kernels import Executor
 from functional_optim.numeric import larger
 from functional_optim.plan import engine
-from functional_optim.plan.between_runs import BetweenRuns
 from functional_optim.plan.decision import Decision, Rows
 from functional_optim.plan.item import next_step
-from functional_optim.plan.leaf_inputs import copied, emptied, of_tree
+from functional_optim.plan.leaf_inputs import copy_inputs, flatten_inputs, remove_inputs
 from functional_optim.plan.points import StageRun, does_wait
 from functional_optim.plan.shared_numbers import as_tensor, check_shared, with_opened
 from functional_optim.plan.step_leaves import StepLeaf, StepLeaves
 
 
-def check_extra(links: Links, extra: Mapping[str, Any]) -> None:
-    """Make sure that a stage takes each input besides the gradients.
+class BetweenRuns(NamedTuple):
+    """Call after the runs of some leaves, and before the runs of all other leaves.
 
-    A stage asks for its inputs when it runs: after a closed gate, it needs none.
+    Runs are of different leaves, so their order changes no result.
 
-    Raises:
-        TypeError: no stage takes an input.
+    Example::
+
+        >>> import torch
+        >>> params = [torch.ones(2), torch.ones(2, 2)]
+        >>> said = []
+        >>> between = BetweenRuns(lambda param: param.dim() == 2, lambda: said.append("sent"))
+        >>> runs = [lambda: said.append("vector"), lambda: said.append("matrix")]
+        >>> for call in between.ordered(runs, [(0,), (1,)], params):
+        ...     call()
+        >>> said
+        ['matrix', 'sent', 'vector']
     """
+
+    is_first: Callable[[Tensor], bool]
+    """Return True for a parameter whose run comes before the call."""
+    call: Callable[[], object]
+
+    def ordered(
+        self,
+        runs: Sequence[Callable[[], object]],
+        members: Sequence[Sequence[int]],
+        params: Sequence[Tensor],
+    ) -> list[Callable[[], object]]:
+        """Return all runs and the call, in order.
+
+        Args:
+            members: for each run, the indices of its leaves.
+        """
+        first = [any(self.is_first(params[k]) for k in own) for own in members]
+        return [*compress(runs, first), self.call, *compress(runs, map(not_, first))]
+
+
+def check_extra(links: Links, extra: Mapping[str, Any]) -> None:
+    """Raise TypeError if no stage takes an input. Missing inputs are found when a stage runs."""
     wanted = [name for link in links for name in link.stage.extra]
     wanted += [one.name for link in links for one in link.stage.inputs]
     for name in extra:
@@ -84,7 +110,7 @@ def step_leaves(
     asks_all = does_wait(optimizer.stages, places, shares=shares)
     found: list[StepLeaf] = []
     given = []
-    fields = FieldsOfTree()
+    fields = TreeFields()
     for i, path in enumerate(paths_of(spec)):
         param, grad, name = leaves[i], grad_leaves[i], path_name(path)
         if param is None:
@@ -92,23 +118,20 @@ def step_leaves(
                 raise ValueError(f"there is a gradient at {name!r}, but the parameter is None")
             continue
         leaf = StepLeaf(i, param, states[i], chains[i], name)
-        if asks_all or grad is not None:  # else it is left alone, whatever its state is
-            checked_leaf(leaf, grad, fields.of(leaf.chain))
+        if asks_all or grad is not None:  # the state of other parameters is ignored
+            check_leaf(leaf, grad, fields.of(leaf.chain))
         found.append(leaf)
         given.append(grad)
     return leaves, spec, states, StepLeaves.of(optimizer.links, found, given, shares=shares)
 
 
-def checked_leaf(leaf: StepLeaf, grad: Any, fields: FieldsOf = fields_of) -> StepLeaf:
-    """Check a leaf, and return it.
+def check_leaf(leaf: StepLeaf, grad: Any, fields: FieldsOf = fields_of) -> None:
+    """Raise TypeError or ValueError if a parameter, its gradient or its state does not fit.
 
     Args:
-        leaf: to be checked.
+        leaf: the parameter, with its state.
         grad: its gradient, or None.
         fields: as for :func:`check_leaf_state`.
-
-    Raises:
-        TypeError, ValueError: a parameter, gradient or state that does not fit.
     """
     check_param(leaf.param, leaf.name)
     if grad is not None:
@@ -121,7 +144,6 @@ def checked_leaf(leaf: StepLeaf, grad: Any, fields: FieldsOf = fields_of) -> Ste
             f"the state at {leaf.name!r} counts at {len(leaf.state.gates)} gates, and this "
             f"optimizer has {wanted} for it: it is of another optimizer; use init(params)"
         )
-    return leaf
 
 
 def decide(
@@ -167,12 +189,12 @@ def update(
                 own, given = leaf.chain, [grad, *state_tensors(leaf.state.stages), *numbers]
                 named = own.stages, leaf.name, leaf.param
                 require_differentiable(*named, given, own.hypers, extra.values())
-    extra = of_tree(optimizer.links, spec, found.leaves, extra)
+    extra = flatten_inputs(optimizer.links, spec, found.leaves, extra)
     decided = decide(optimizer.links, executor, found, state.shared, measured, extra)
     for run in decided.end.runs:
         items, measured = decided.items(run.part), decided.totals_of(run.part)
-        make = partial(decided.numbers.make, run.part)
-        results = engine.update(run.part.stages, executor, items, measured, make)
+        scalars_of = partial(decided.numbers.scalars_of, run.part)
+        results = engine.update(run.part.stages, executor, items, measured, scalars_of)
         for k, (param, part) in zip(run.part.members, results, strict=True):
             leaf = decided.leaves[k]
             leaves[leaf.position] = param
@@ -183,8 +205,8 @@ def update(
 
 
 def _after(run: StageRun, before: LeafState, part: LeafState) -> LeafState:
-    """Return the state of a leaf after a run of some stages, in memory of its own."""
-    made = emptied(run.part.stages, part.stages)
+    """Return the state of a leaf after a run of some stages, in new memory."""
+    made = remove_inputs(run.part.stages, part.stages)
     start, stop = run.part.start, run.part.stop
     stages = (*map(_copied, before.stages[:start]), *made, *map(_copied, before.stages[stop:]))
     gates = [GateCounts(*map(torch.clone, one)) for one in before.gates]
@@ -217,52 +239,43 @@ def shared_after(shared: Any, numbers: Sequence[Any], opened: Collection[int]) -
     return Shared(shared.step + 1, stages, tuple(counts))
 
 
-def bound(
+def bind(
     executor: Executor, decided: Decision, shared: Any, between: BetweenRuns | None = None
 ) -> Callable[[], None]:
     """Bind a step in place, and return the function that runs it.
 
     Args:
-        executor: that steps the leaves.
-        decided: the decision of the step.
         shared: the shared scalars, which the step writes to.
         between: a call between the runs of the step.
-
-    Raises:
-        RuntimeError, KernelError: as for :func:`engine.prepared`; nothing has changed.
     """
-    runs = [prepared(executor, decided, run) for run in decided.end.runs]
+    runs = [prepare(executor, decided, run) for run in decided.end.runs]
     if between is not None:
         params = [leaf.param for leaf in decided.leaves]
         runs = between.ordered(runs, decided.end.members, params)
-    return partial(_written, runs, decided, shared)
+    return partial(_run_and_detach, runs, decided, shared)
 
 
-def _written(runs: Sequence[Callable[[], object]], decided: Decision, shared: Any) -> None:
-    make(runs, decided.shared, decided.opened, shared)
-    forget_history(leaf.state for leaf in decided.stepped)
+def _run_and_detach(runs: Sequence[Callable[[], object]], decided: Decision, shared: Any) -> None:
+    run_all(runs, decided.shared, decided.opened, shared)
+    detach_states(leaf.state for leaf in decided.stepped)
 
 
-def prepared(executor: Executor, decided: Decision, run: StageRun) -> Callable[[], object]:
-    """Bind a run, leaf by leaf, with its counts. All errors are raised now.
-
-    Raises:
-        RuntimeError, KernelError: as for :func:`engine.prepared`.
-    """
+def prepare(executor: Executor, decided: Decision, run: StageRun) -> Callable[[], object]:
+    """Bind a run, leaf by leaf, with its counts. All errors are raised now."""
     stages = run.part.stages
-    items = copied(stages, decided.items(run.part))
-    step = engine.prepared(
+    items = copy_inputs(stages, decided.items(run.part))
+    step = engine.prepare(
         stages,
         executor,
         items,
         decided.totals_of(run.part),
-        partial(decided.numbers.make, run.part),
+        partial(decided.numbers.scalars_of, run.part),
         counts=run.is_step,
     )
-    return partial(_stepped, step, run, [decided.leaves[k].state for k in run.part.members])
+    return partial(_run_and_count, step, run, [decided.leaves[k].state for k in run.part.members])
 
 
-def _stepped(step: Callable[[], None], run: StageRun, states: Sequence[LeafState]) -> None:
+def _run_and_count(step: Callable[[], None], run: StageRun, states: Sequence[LeafState]) -> None:
     step()
     for state in states:
         for k, passed in run.gates:
@@ -273,7 +286,7 @@ def _stepped(step: Callable[[], None], run: StageRun, states: Sequence[LeafState
                 held.zero_()
 
 
-def make(
+def run_all(
     steps: Sequence[Callable[[], object]],
     numbers: Sequence[Any],
     opened: Sequence[int],
@@ -306,17 +319,17 @@ def view(optimizer: Chain, params: Any, state: State) -> Any:
     leaves, spec = flatten(params, optimizer.namespace)
     states = leaf_states(spec, state)
     chains = chains_of(optimizer.links, optimizer.overrides, spec, leaves)
-    seen = list(leaves)
+    views = list(leaves)
     for i, (chain, path) in enumerate(zip(chains, paths_of(spec), strict=True)):
         if leaves[i] is None:
             continue
         name = path_name(path)
         check_leaf_state(chain.stages, chain.hypers, leaves[i], states[i], name)
-        seen[i] = viewed(StepLeaf(i, leaves[i], states[i], chain, name))
-    return spec.unflatten(seen)
+        views[i] = view_leaf(StepLeaf(i, leaves[i], states[i], chain, name))
+    return spec.unflatten(views)
 
 
-def viewed(leaf: StepLeaf) -> Tensor:
+def view_leaf(leaf: StepLeaf) -> Tensor:
     """Return the parameter to evaluate with: the view of the last stage that has one."""
     param, chain = leaf.param, leaf.chain
     parts = zip(chain.stages, chain.hypers, leaf.state.stages, strict=True)
@@ -328,7 +341,7 @@ def viewed(leaf: StepLeaf) -> Tensor:
         if not isinstance(seen, Tensor) or seen.shape != param.shape:
             raise TypeError(
                 f"{stage.name}: view must return a tensor of the parameter's shape, it "
-                f"returned {brief(seen)} for {leaf.name!r}"
+                f"returned {format_value(seen)} for {leaf.name!r}"
             )
         return seen
     return param

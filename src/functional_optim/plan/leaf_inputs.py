@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import foreach_copy_
-from functional_optim.core.aliasing import laid_as
-from functional_optim.core.brief import brief
-from functional_optim.core.dtensors import is_sharded
+from functional_optim.core.aliasing import match_strides
+from functional_optim.core.dtensors import is_dtensor
+from functional_optim.core.format import format_value
 from functional_optim.core.links import Links
 from functional_optim.core.local_shards import check_same_places
 from functional_optim.core.overrides import paths_of
@@ -32,15 +32,12 @@ def input_names(links: Links) -> frozenset[str]:
     return frozenset([one.name for link in links for one in link.stage.inputs])
 
 
-def of_tree(
+def flatten_inputs(
     links: Links, spec: optree.PyTreeSpec, leaves: Sequence[StepLeaf], extra: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     """Return the inputs, with inputs per leaf as lists (one entry for each leaf) instead of trees.
 
     Args:
-        links: of the optimizer.
-        spec: of params.
-        leaves: of the step.
         extra: the inputs, as the caller passed them.
 
     Raises:
@@ -56,8 +53,9 @@ def of_tree(
         for place, value in enumerate(found):
             if value is not None and place not in places:
                 raise ValueError(
-                    f"extra[{name!r}] has {brief(value)} at {path_name(paths_of(spec)[place])!r}, "
-                    "but the parameter is None: leave None there too"
+                    f"extra[{name!r}] has {format_value(value)} at "
+                    f"{path_name(paths_of(spec)[place])!r}, but the parameter is None: leave None "
+                    "there too"
                 )
         made[name] = [found[place] for place in places]
     return made
@@ -67,8 +65,6 @@ class LeafInputs:
     """Inputs of each leaf in a step, besides its gradient.
 
     Args:
-        links: of the optimizer.
-        leaves: of the step.
         extra: all inputs by name; inputs per leaf are lists with a tensor or None for each leaf.
 
     Raises:
@@ -95,12 +91,7 @@ class LeafInputs:
         return bool(self._given)
 
     def require(self, part: LeafPart) -> None:
-        """Make sure that the stages of a part have their inputs for each leaf.
-
-        Raises:
-            TypeError: a required input is missing.
-            ValueError: only some leaves have an input.
-        """
+        """Raise TypeError or ValueError if an input is missing for all or for some leaves."""
         for stage in part.stages:
             for name, required in stage.inputs:
                 if name in self._given:
@@ -114,7 +105,8 @@ class LeafInputs:
     def _require_each(self, stage: Stage, name: str, members: Sequence[int]) -> None:
         for k in members:
             if self._given[name][k] is None:
-                way = "" if _requires(stage, name) else f", or leave {name!r} out of this step"
+                required = any(one.required for one in stage.inputs if one.name == name)
+                way = "" if required else f", or leave {name!r} out of this step"
                 raise ValueError(
                     f"extra[{name!r}] has nothing for {self._leaves[k].name!r}, which {stage.name} "
                     f"is to step: give a tensor for each parameter that is stepped{way}"
@@ -165,23 +157,22 @@ class LeafInputs:
 
     def _laid(self, member: int, value: Tensor | None) -> Tensor:
         assert value is not None, "that is required first"
-        return laid_as(value, torch.empty_like(self._leaves[member].param))
+        return match_strides(value, torch.empty_like(self._leaves[member].param))
 
 
-def copied(stages: Sequence[Stage], items: Sequence[Item]) -> list[Item]:
+def copy_inputs(stages: Sequence[Stage], items: Sequence[Item]) -> list[Item]:
     """Return items with copies of their inputs, because a step in place may write to any state."""
     if not any(stage.inputs for stage in stages):
         return list(items)
-    return [_copied(stages, item) for item in items]
-
-
-def _copied(stages: Sequence[Stage], item: Item) -> Item:
-    states = []
-    for stage, state in zip(stages, item.state.stages, strict=True):
-        names = [one.name for one in stage.inputs]
-        own = {name: [one.detach().clone() for one in getattr(state, name)] for name in names}
-        states.append(state._replace(**own) if own else state)
-    return item._replace(state=item.state._replace(stages=tuple(states)))
+    copies = []
+    for item in items:
+        states = []
+        for stage, state in zip(stages, item.state.stages, strict=True):
+            names = [one.name for one in stage.inputs]
+            own = {name: [one.detach().clone() for one in getattr(state, name)] for name in names}
+            states.append(state._replace(**own) if own else state)
+        copies.append(item._replace(state=item.state._replace(stages=tuple(states))))
+    return copies
 
 
 def rows_with_inputs(
@@ -190,7 +181,6 @@ def rows_with_inputs(
     """Return positions of leaves, with the positions of inputs in the states of the stages.
 
     Args:
-        stages: of the leaves.
         rows: the positions, with a state for each of these stages.
         names: of the inputs of the step.
         start: the position of the first input. The other inputs follow, leaf by leaf.
@@ -205,7 +195,7 @@ def rows_with_inputs(
     return found
 
 
-def emptied(stages: Sequence[Stage], states: Sequence[Any]) -> tuple[Any, ...]:
+def remove_inputs(stages: Sequence[Stage], states: Sequence[Any]) -> tuple[Any, ...]:
     """Return the states of stages after a step, without the inputs."""
     return tuple(
         state._replace(**{one.name: [] for one in stage.inputs}) if stage.inputs else state
@@ -222,20 +212,11 @@ def _taken_by(stages: Sequence[Stage]) -> dict[str, Stage]:
     return found
 
 
-def _requires(stage: Stage, name: str) -> bool:
-    return any(one.required for one in stage.inputs if one.name == name)
-
-
 def _check_like(param: Tensor, value: Any, what: str) -> None:
-    """Make sure that a value is a dense tensor like its parameter.
-
-    Raises:
-        TypeError: the value is not a tensor.
-        ValueError: the tensor is sparse, or has another shape, dtype, device or placement.
-    """
+    """Raise TypeError or ValueError unless a value is a dense tensor like its parameter."""
     if not isinstance(value, Tensor):
         raise TypeError(
-            f"the {what} must be a tensor like the parameter, or None, got {brief(value)}"
+            f"the {what} must be a tensor like the parameter, or None, got {format_value(value)}"
         )
     if value.layout != torch.strided:
         raise ValueError(
@@ -251,9 +232,9 @@ def _check_like(param: Tensor, value: Any, what: str) -> None:
             raise ValueError(
                 f"the {what} has {kind} {got}, but its parameter has {kind} {wanted}: {way}"
             )
-    if is_sharded(param):
+    if is_dtensor(param):
         check_same_places(param, value, what)
-    elif is_sharded(value):
+    elif is_dtensor(value):
         raise ValueError(
             f"the {what} is a DTensor, and its parameter a plain tensor: give full_tensor() of it"
         )

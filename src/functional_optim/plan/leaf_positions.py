@@ -7,7 +7,7 @@ from torch import Tensor
 
 from functional_optim.core.state import GateCounts, LeafState, map_state, state_tensors
 from functional_optim.kernels import Leaf
-from functional_optim.plan.item import Item, Made
+from functional_optim.plan.item import Item, StepScalars
 
 
 class LeafPositions(NamedTuple):
@@ -52,7 +52,7 @@ class LeafPositions(NamedTuple):
         gates = tuple([GateCounts(tensors[one.runs], tensors[one.held]) for one in self.gates])
         return LeafState(tensors[self.step], states, gates)
 
-    def leaf(self, tensors: Sequence[Tensor], made: Made) -> Leaf:
+    def leaf(self, tensors: Sequence[Tensor], made: StepScalars) -> Leaf:
         """Return the leaf of a step, as stages see it."""
         states = tuple([map_state(tensors.__getitem__, one) for one in self.states])
         param, grad = tensors[self.param], tensors[self.grad]

@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.capturing import check_not_captured
+from functional_optim.core.graph_capture import check_not_captured
 from functional_optim.kernels import Executor
 from functional_optim.plan.addend_rows import is_simple
 from functional_optim.plan.guard import mask_of
 from functional_optim.plan.item import Item
 from functional_optim.plan.leaf_positions import LeafPositions, rows_of
-from functional_optim.plan.planned_runs import Prepared, copied_where
+from functional_optim.plan.list_layout import StepLayout
+from functional_optim.plan.planned_runs import PreparedStep, copy_where
 from functional_optim.plan.points import Outline, StageRun
-from functional_optim.plan.step_layout import StepLayout
 from functional_optim.plan.step_leaves import StepLeaves
 from functional_optim.plan.step_plan import StepPlan
 
@@ -30,14 +30,13 @@ class PlainMask:
     """Plans of the steps in which the same gradients are missing.
 
     Args:
-        outline: of the steps.
         layout: of the tensors of all runs, to find shared memory, and of frozen leaves with
             gradients; None for a single run without such leaves.
         kept: indices of the leaves that a step does not change.
     """
 
     def __init__(self, outline: Outline, layout: StepLayout | None, kept: Sequence[int]) -> None:
-        assert outline.plain is not None, "asked before"
+        assert outline.plain is not None, "checked before"
         self.outline, self.end, self.layout = outline, outline.plain, layout
         self.plans: list[list[StepPlan]] = [[] for _ in self.end.runs]
         """For each run, its plans, the latest first."""
@@ -49,7 +48,7 @@ class PlainMask:
         self.failed = 0
         """Number of plans that did not take the tensors of the step that they were built for."""
 
-    def prepared(
+    def prepare(
         self,
         tensors: list[Any],
         grads: list[Tensor | None],
@@ -58,19 +57,17 @@ class PlainMask:
         *,
         in_place: bool,
         begins: bool = False,
-    ) -> Prepared | None:
+    ) -> PreparedStep | None:
         """Bind every run; None if one of them has no plan.
 
         Args:
-            tensors: the list of the step.
             grads: one for each leaf.
             hypers: of each group of leaves.
-            measured: the known totals.
             in_place: False to step copies.
-            begins: as for :meth:`StepPlan.prepared`.
+            begins: as for :meth:`StepPlan.prepare`.
         """
         if not in_place:
-            tensors = copied_where(tensors, self.written)
+            tensors = copy_where(tensors, self.written)
         every, runs = [*tensors, *grads], []
         if self.layout is not None and not self.layout.holds(every, in_place=in_place):
             return None
@@ -83,13 +80,13 @@ class PlainMask:
                 may = in_place or not plan.others
                 steps = None
                 if may:
-                    steps = plan.prepared(every, hypers, given or (), begins=begins)
+                    steps = plan.prepare(every, hypers, given or (), begins=begins)
                 if steps is not None:
-                    runs.append(steps.make)
+                    runs.append(steps.run)
                     break
             else:
                 return None
-        return Prepared(runs, (), (), every, self.kept, self.end)
+        return PreparedStep(runs, (), (), every, self.kept, self.end)
 
     def is_for(self, tensors: list[Any]) -> bool:
         """Return True if tensors that runs must not share have the layouts of the plans."""
@@ -100,9 +97,6 @@ class PlainMask:
     ) -> tuple[list[Tensor], Tensor] | None:
         """Return each leaf's addend to the first total, and a zero addend.
 
-        Args:
-            tensors, grads, hypers: as for :meth:`prepared`.
-
         Returns:
             None if each leaf must be reduced alone.
         """
@@ -110,7 +104,7 @@ class PlainMask:
         nothing = torch.zeros((), dtype=torch.float64, device="cpu")
         first = self.outline.summing[:1]
         if not any(place in run.part.places for place in first for run in self.end.runs):
-            return [nothing] * len(grads), nothing  # of parts without gradients
+            return [nothing] * len(grads), nothing  # no leaf with a gradient has the stage
         for plan in self.plans[0] if len(self.plans) == 1 else ():
             each = plan.addends(every, hypers)
             if each is not None:
@@ -123,7 +117,6 @@ class PlainSteps:
     """Plans of the steps of plain chains, by missing gradients.
 
     Args:
-        executor: that steps the leaves.
         groups: for each leaf, the number of its chain.
         masks: number of sets of missing gradients for which plans are kept.
         may_begin: as for :class:`StepPlan`.
@@ -137,21 +130,16 @@ class PlainSteps:
         self.masks: dict[bytes | None, PlainMask] = {}
         """Plans of steps, by missing gradients."""
 
-    def learn(self, tensors: list[Any], leaves: StepLeaves) -> None:
-        """Plan the step of leaves that have been checked.
-
-        Args:
-            tensors: parameters, state and other listed tensors.
-            leaves: of the step.
-        """
+    def plan(self, tensors: list[Any], leaves: StepLeaves) -> None:
+        """Plan the step of leaves that have been checked."""
         end, mask = leaves.outline.plain, mask_of(leaves.grads)
-        assert end is not None, "asked before"
+        assert end is not None, "checked before"
         every = [*tensors, *leaves.grads]
         rows = []
         for run in end.runs:
             own = self._rows(run, leaves, tensors)
             if own is None:
-                return  # made of what is in no list, as of a sparse state: made anew each time
+                return  # a tensor is in no list, such as a part of a sparse state
             rows.append(own)
         known = self.masks.get(mask)
         if known is None or not known.is_for(every):
@@ -164,7 +152,7 @@ class PlainSteps:
                 continue
             plan = self._plan(run, own, leaves, every)
             if plan.is_for(every):
-                # First: another thread may make a step as soon as there is a plan for each run.
+                # Before the plan is stored: another thread may then run a step at once.
                 written = [one.written for one in (plan, *chain.from_iterable(known.plans))]
                 known.written = [any(column) for column in zip(*written, strict=True)]
                 plans[:] = [plan, *plans[: COUNTS - 1]]
@@ -213,10 +201,10 @@ def _mask(
     outline: Outline, rows: Sequence[Any], leaves: StepLeaves, tensors: list[Any]
 ) -> PlainMask | None:
     """Return a PlainMask without plans; None if shared memory of runs cannot be found."""
-    assert outline.plain is not None, "asked before"
+    assert outline.plain is not None, "checked before"
     own, count = {k for members in outline.plain.members for k in members}, len(tensors)
     kept = [k for k in range(len(leaves.grads)) if k not in own]
-    # Those that are frozen are left alone, but a wrong gradient of one is an error.
+    # Frozen leaves are not stepped, but their gradients are checked.
     frozen = [k for k in kept if leaves.grads[k] is not None]
     if len(rows) < 2 and not frozen:
         return PlainMask(outline, None, kept)

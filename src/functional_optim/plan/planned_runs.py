@@ -6,19 +6,19 @@ from itertools import compress, count
 from typing import Any, NamedTuple
 
 from functional_optim._torch import foreach_clone
-from functional_optim.plan.count_classes import Counted, Numbers, makes_first_step
 from functional_optim.plan.decision import Decision
 from functional_optim.plan.leaf_positions import LeafPositions
+from functional_optim.plan.list_layout import StepLayout
 from functional_optim.plan.points import End, Outline, StageRun
-from functional_optim.plan.step_layout import StepLayout
-from functional_optim.plan.step_plan import StepPlan, Steps
+from functional_optim.plan.step_counts import CountClasses, Numbers, makes_first_step
+from functional_optim.plan.step_plan import BoundStep, StepPlan
 
 ENDS = 64
 """Number of Ends, for each set of missing gradients, whose plans are kept: late leaves may differ
 in each step."""
 
 
-class Prepared(NamedTuple):
+class PreparedStep(NamedTuple):
     """Validated step, ready to run."""
 
     runs: Sequence[Callable[[], object]]
@@ -35,11 +35,10 @@ class Prepared(NamedTuple):
     """The runs of the step."""
 
 
-def copied_where(tensors: list[Any], moved: Sequence[bool]) -> list[Any]:
+def copy_where(tensors: list[Any], moved: Sequence[bool]) -> list[Any]:
     """Return a list with copies of some tensors.
 
     Args:
-        tensors: the list of a step.
         moved: for each tensor, True to copy it. Tensors after the end of ``moved`` are not copied.
     """
     found, given = tensors.copy(), list(compress(tensors, moved))
@@ -49,18 +48,13 @@ def copied_where(tensors: list[Any], moved: Sequence[bool]) -> list[Any]:
 
 
 class StepNow:
-    """Tensors of a step, with a cache of their counts.
-
-    Args:
-        tensors: the list of the step.
-        may_begin: as for :class:`PlannedSteps`.
-    """
+    """Tensors of a step, with a cache of their counts."""
 
     def __init__(self, tensors: list[Any], *, may_begin: bool) -> None:
         self.tensors, self._may_begin = tensors, may_begin
-        self._numbers: dict[Counted, Numbers | None] = {}
+        self._numbers: dict[CountClasses, Numbers | None] = {}
 
-    def numbers(self, counted: Counted) -> Numbers | None:
+    def numbers(self, counted: CountClasses) -> Numbers | None:
         """Return the counts of leaves; None if the counts of a class differ now."""
         if counted not in self._numbers:
             found = counted.read(self.tensors, may_begin=self._may_begin)
@@ -78,20 +72,17 @@ class StepNow:
 class PlannedRun(NamedTuple):
     """Run with its plan."""
 
-    counted: Counted
+    counted: CountClasses
     plan: StepPlan
     has_inputs: bool
 
-    def prepared(
+    def prepare(
         self, run: StageRun, decided: Decision, tensors: list[Any], numbers: Numbers
     ) -> Callable[[], object] | None:
         """Bind the run and raise all errors; None if the plan does not fit.
 
         Args:
             run: to be bound.
-            decided: the decision of the step.
-            tensors: the list of the step.
-            numbers: the counts of the leaves.
         """
         part, made = run.part, []
         if self.has_inputs and decided.inputs is not None:
@@ -99,20 +90,20 @@ class PlannedRun(NamedTuple):
         for one in numbers:  # as a rule one, and a comprehension is a call
             made.append(decided.numbers.of(part, *one))  # noqa: PERF401
         totals = decided.totals_of(part) if part.totals else ()
-        steps = self.plan.prepared(tensors, (), totals, numbers=made)
+        steps = self.plan.prepare(tensors, (), totals, numbers=made)
         if steps is None:
             return None
-        return partial(_make, steps, self.counted, numbers, run.gates) if run.gates else steps.make
+        return partial(_run, steps, self.counted, numbers, run.gates) if run.gates else steps.run
 
 
-def _make(
-    steps: Steps, counted: Counted, numbers: Numbers, gates: Sequence[tuple[int, bool]]
+def _run(
+    steps: BoundStep, counted: CountClasses, numbers: Numbers, gates: Sequence[tuple[int, bool]]
 ) -> None:
-    steps.make()
+    steps.run()
     counted.at_gates(steps.tensors, numbers, gates)
 
 
-def bound_runs(
+def bind_runs(
     plans: Sequence[PlannedRun],
     decided: Decision,
     tensors: list[Any],
@@ -120,21 +111,18 @@ def bound_runs(
     *,
     may_begin: bool,
 ) -> list[Callable[[], object]] | None:
-    """Bind what makes each run; None if a plan does not make one of them.
+    """Bind all runs of a step, and return their functions; None if a plan does not fit.
 
     Args:
-        plans: of the runs.
-        decided: what is to be done.
-        tensors: the list of the step.
-        now: what the leaves have counted.
-        may_begin: whether the state of leaves before their first step is known to be as it is.
+        plans: the plan of each run.
+        may_begin: True if the state of leaves before their first step is valid.
     """
     runs = []
     for one, run in zip(plans, decided.end.runs, strict=True):
         numbers = now.numbers(one.counted)
         if numbers is None or (run.is_step and not may_begin and makes_first_step(numbers)):
-            return None  # in a first step, state may be made anew
-        bound = one.prepared(run, decided, tensors, numbers)
+            return None  # before a first step, state may have to be created again
+        bound = one.prepare(run, decided, tensors, numbers)
         if bound is None:
             return None
         runs.append(bound)
@@ -144,14 +132,13 @@ def bound_runs(
 class Counts(NamedTuple):
     """Count classes of leaves, as an entry of a cache."""
 
-    counted: Counted
+    counted: CountClasses
 
 
 class Mask:
     """Known steps with the same missing gradients.
 
     Args:
-        outline: of these steps.
         layout: of all tensors.
         sums: True if leaves may be reduced together: gradients have the strides of parameters.
     """
@@ -170,9 +157,7 @@ class Mask:
         """Return which tensors a pure step copies, and which leaves it does not change.
 
         Args:
-            end: the runs of the step.
             rows: for each leaf, the positions of its tensors.
-            count: number of tensors.
         """
         found = self._copied.get(end)
         if found is None:

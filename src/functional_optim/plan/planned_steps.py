@@ -1,11 +1,10 @@
 """PlannedSteps: the plans of all steps of certain leaves. They hold no tensor.
 
-The plan of a run is found by its stages, its leaves, their counts, whether the leaves are late,
-and the names of their inputs. A Decision supplies the coefficients.
+The key of a run's plan is its stages, its leaves, their counts, if the leaves are late, and the
+names of their inputs. A Decision supplies the coefficients.
 
 The tensors of a step are one list: parameters, state and other listed tensors, then a gradient or
-None for each leaf, then copies of the inputs of leaves. A step that
-gets an optional input has no plan.
+None for each leaf, then copies of the inputs of leaves. A step with an optional input has no plan.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,25 +23,25 @@ from functional_optim.core.overrides import LeafChain
 from functional_optim.kernels import Executor
 from functional_optim.plan import leaf_by_leaf
 from functional_optim.plan.addend_rows import Addends, is_simple
-from functional_optim.plan.count_classes import Counted
 from functional_optim.plan.decision import Decision
 from functional_optim.plan.guard import mask_of
 from functional_optim.plan.leaf_inputs import rows_with_inputs
 from functional_optim.plan.leaf_positions import LeafPositions, rows_of
+from functional_optim.plan.list_layout import StepLayout
 from functional_optim.plan.plain_steps import COUNTS, PlainSteps
 from functional_optim.plan.planned_runs import (
     ENDS,
     Counts,
     Mask,
     PlannedRun,
-    Prepared,
+    PreparedStep,
     StepNow,
-    bound_runs,
-    copied_where,
+    bind_runs,
+    copy_where,
 )
 from functional_optim.plan.points import LeafPart, StageRun
 from functional_optim.plan.shared_numbers import Written
-from functional_optim.plan.step_layout import StepLayout
+from functional_optim.plan.step_counts import CountClasses
 from functional_optim.plan.step_leaves import ListedLeaves, StepLeaves
 from functional_optim.plan.step_plan import StepPlan
 
@@ -60,7 +59,6 @@ class PlannedSteps:
     """Plans of the steps of certain leaves, by missing gradients and step counts.
 
     Args:
-        executor: that steps the leaves.
         numbers: for each leaf, the number of its chain.
         places: for each leaf, its index in the tree.
         more: positions of tensors that a step writes to, and that belong to no leaf.
@@ -91,7 +89,7 @@ class PlannedSteps:
         self._places, self._more = places or range(len(numbers)), more
         self._most, self._may_begin = masks, may_begin
         self._written = Written() if owns_shared else None
-        self._learning = Lock()
+        self._planning = Lock()
         """Trees of one form share these plans, and several threads may step them."""
         self._forget()
 
@@ -104,7 +102,7 @@ class PlannedSteps:
         self._counts: dict[tuple[int, ...], list[Counts]] = {}
         self._addends: dict[LeafPart, list[Addends]] = {}
 
-    def prepared(
+    def prepare(
         self,
         links: Links,
         chains: Sequence[LeafChain],
@@ -116,17 +114,12 @@ class PlannedSteps:
         *,
         in_place: bool = True,
         begins: bool = False,
-    ) -> Prepared | None:
+    ) -> PreparedStep | None:
         """Return a validated step, ready to run; None if no plan fits.
 
         Args:
-            links: with the hyper-parameters of this step.
             chains: by number, with the hyper-parameters of this step.
-            tensors: parameters, state and other listed tensors.
             grads: for each leaf, its gradient or None.
-            shared: the shared scalars.
-            measured: the known totals.
-            extra: the inputs besides the gradients.
             in_place: False to step copies.
             begins: True if the state of leaves before their first step was created for this step.
 
@@ -138,13 +131,11 @@ class PlannedSteps:
         plain = self._plain.masks.get(mask)
         if plain is not None:
             hypers = list(map(HYPERS, chains))
-            if extra:  # nothing takes it
+            if extra:  # no stage takes inputs: the step without a plan raises the error
                 return None
             if measured:
                 check_measured([link.stage for link in links], measured)
-            return plain.prepared(
-                tensors, grads, hypers, measured, in_place=in_place, begins=begins
-            )
+            return plain.prepare(tensors, grads, hypers, measured, in_place=in_place, begins=begins)
         known, now = self._known(mask, tensors, grads, in_place=in_place)
         if known is None:
             return None
@@ -152,7 +143,7 @@ class PlannedSteps:
         leaves = self._leaves(known, now, chains, grads)
         rows = partial(self._rows_of, now) if known.sums else None
         if in_place and not known.layout.is_located:
-            leaves = without_grad(leaves.with_gradients_apart)
+            leaves = without_grad(leaves.copy_aliased_gradients)
         given = before, measured, extra, rows
         decided = without_grad(leaf_by_leaf.decide, links, self._executor, leaves, *given)
         plans = self._plans_of(known, decided, now)
@@ -161,12 +152,12 @@ class PlannedSteps:
         kept: list[int] = []
         if not in_place:
             moved, kept = known.copied(decided.end, self.rows, len(tensors))
-            tensors = copied_where(tensors, moved)
+            tensors = copy_where(tensors, moved)
         after = [*tensors, *decided.grads]
-        runs = bound_runs(plans, decided, after, now, may_begin=begins or self._may_begin)
+        runs = bind_runs(plans, decided, after, now, may_begin=begins or self._may_begin)
         if runs is None:
             return None
-        return Prepared(runs, decided.shared, decided.opened, after, kept, decided.end)
+        return PreparedStep(runs, decided.shared, decided.opened, after, kept, decided.end)
 
     def addends(
         self,
@@ -177,11 +168,7 @@ class PlannedSteps:
         shared: Any,
         measured: Sequence[Tensor],
     ) -> tuple[list[Tensor], Tensor] | None:
-        """Return each leaf's addend to the next total, and a zero addend; None without a plan.
-
-        Args:
-            links, chains, tensors, grads, shared, measured: as for :meth:`prepared`.
-        """
+        """Return each leaf's addend to the next total, and a zero addend; None without a plan."""
         mask = mask_of(grads)
         plain = self._plain.masks.get(mask)
         if plain is not None:
@@ -212,7 +199,6 @@ class PlannedSteps:
     def _leaves(
         self, known: Mask, now: StepNow, chains: Sequence[LeafChain], grads: Sequence[Tensor | None]
     ) -> StepLeaves:
-        """Return the leaves of a step."""
         leaves = ListedLeaves(self.rows, self._places, self._numbers, chains, now.tensors)
         params = now.tensors[: len(grads)]
         return StepLeaves(leaves, params, grads, self._numbers, chains, known.outline)
@@ -241,45 +227,37 @@ class PlannedSteps:
             plans.append(plan)
         return plans
 
-    def make(self, prepared: Prepared, shared: Any) -> None:
+    def run(self, prepared: PreparedStep, shared: Any) -> None:
         """Run a step in place, and update ``shared``."""
         if not prepared.numbers:
             for run in prepared.runs:
                 run()
             return
-        leaf_by_leaf.make(prepared.runs, prepared.numbers, prepared.opened, shared)
+        leaf_by_leaf.run_all(prepared.runs, prepared.numbers, prepared.opened, shared)
         if self._written is not None:
             self._written.after(shared, prepared.numbers)
 
     def plan(self, tensors: list[Any], leaves: StepLeaves) -> bool:
-        """Plan a plain step before it runs; return False if the step is not plain.
-
-        Args:
-            tensors: parameters, state and other listed tensors.
-            leaves: of the step, checked.
-        """
+        """Plan a plain step before it runs; return False if the step is not plain."""
         if leaves.outline.plain is None or is_transforming():
             return False
-        with self._learning:
-            self._plain.learn(tensors, leaves)
+        with self._planning:
+            self._plain.plan(tensors, leaves)
         return True
 
-    def learn(
+    def plan_after(
         self, tensors: list[Any], leaves: StepLeaves, decided: Decision, *, in_place: bool = True
     ) -> None:
         """Plan the runs of a step that has run and was not plain, for later steps.
 
         Args:
-            tensors: parameters, state and other listed tensors.
-            leaves: of the step.
-            decided: the decision of the step.
             in_place: False if the step ran on copies.
         """
         if is_simple([one for one in leaves.grads if one is not None]):
-            with self._learning:
-                self._learn(tensors, leaves, decided, in_place=in_place)
+            with self._planning:
+                self._plan_runs(tensors, leaves, decided, in_place=in_place)
 
-    def _learn(
+    def _plan_runs(
         self, tensors: list[Any], leaves: StepLeaves, decided: Decision, *, in_place: bool
     ) -> None:
         grads, runs, count = list(leaves.grads), decided.end.runs, len(tensors)
@@ -351,16 +329,16 @@ class PlannedSteps:
         rows = map(self.rows.__getitem__, part.members)
         return [row._replace(states=row.states[part.start : part.stop]) for row in rows]
 
-    def _count(self, members: tuple[int, ...], now: StepNow) -> Counted:
+    def _count(self, members: tuple[int, ...], now: StepNow) -> CountClasses:
         """Return the count classes of leaves, from the counts of this step."""
         counts = self._counts.setdefault(members, [])
         known = now.first(counts)
         if known is None:
             rows = [self.rows[k] for k in members]
             groups = [self._numbers[k] for k in members]
-            known = Counts(Counted(rows, groups, now.tensors))
+            known = Counts(CountClasses(rows, groups, now.tensors))
             counts[:] = [known, *counts[: COUNTS - 1]]
-        found: Counted = known.counted
+        found: CountClasses = known.counted
         return found
 
     def _rows_of(

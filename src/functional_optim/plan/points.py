@@ -132,7 +132,6 @@ class Outline:
     decide the same.
 
     Args:
-        links: of the optimizer.
         cohorts: of all leaves that have a stage.
         chains: for each chain of a leaf on any rank, the indices of its links.
         shares: True if the optimizer has shared scalars.
@@ -173,7 +172,6 @@ class Outline:
         """Return the known totals that a run of a plain step needs; None for other parts.
 
         Args:
-            part: of the run.
             measured: the totals of the first stages that need a total.
         """
         for own, numbers in self._taken:
@@ -187,7 +185,6 @@ class Outline:
         """Return the next point or end, after a point.
 
         Args:
-            point: the current point.
             is_open: False if the point is a gate that is closed.
             late: for each entry of ``missing``, the leaves of which the gate kept something; empty
                 if there are none.
@@ -238,7 +235,6 @@ def does_wait(
     """Return True if a step needs a Decision before its first run.
 
     Args:
-        stages: of all links.
         chains: for each chain of a stepped leaf, the indices of its links.
         shares: True if the optimizer has shared scalars.
         sharded: True if totals are summed over ranks.

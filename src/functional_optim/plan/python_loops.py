@@ -14,11 +14,10 @@ from functional_optim._torch import DisableTorchFunction, foreach_add_
 from functional_optim.core.leaf import PLAIN
 from functional_optim.kernels.chunks import is_dense
 from functional_optim.native import LOOPS
-from functional_optim.plan.guard import LayoutGuard
+from functional_optim.plan.guard import DTYPE, LayoutGuard
 
 _IS_LEAF = attrgetter("is_leaf")
 _BYTES = attrgetter("nbytes")
-_DTYPE = attrgetter("dtype")
 
 
 class _Layout:
@@ -125,7 +124,7 @@ class PythonLoops:
                 return None
             try:
                 starts = [*layout.last[:first], *map(Tensor.data_ptr, others)]
-            except RuntimeError:  # one without memory of its own
+            except RuntimeError:  # a tensor without memory
                 return None
         if starts != layout.last:
             if not layout.are_disjoint(starts):
@@ -141,7 +140,7 @@ class PythonLoops:
         Return False if a tensor is not a plain, contiguous int64 tensor.
         """
         counts = tensors if positions is None else list(map(tensors.__getitem__, positions))
-        if not PLAIN.issuperset(map(type, counts)) or {*map(_DTYPE, counts)} != {torch.int64}:
+        if not PLAIN.issuperset(map(type, counts)) or {*map(DTYPE, counts)} != {torch.int64}:
             return False
         if not all(map(Tensor.is_contiguous, counts)):
             return False

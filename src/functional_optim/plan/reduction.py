@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.capturing import check_not_captured
-from functional_optim.core.dtensors import is_sharded, local, whole
+from functional_optim.core.dtensors import full_tensor, is_dtensor, to_local
+from functional_optim.core.graph_capture import check_not_captured
 from functional_optim.core.leaf import is_measured
 from functional_optim.core.local_shards import RankSums, can_step_shards
 from functional_optim.core.stage import Stage
 from functional_optim.kernels.executor import Executor
 from functional_optim.kernels.reference import ReferenceExecutor
-from functional_optim.plan.item import Item, Made, on_host
+from functional_optim.plan.item import Item, StepScalars, on_host
 from functional_optim.plan.leaves import leaves_of, on_this_rank, shard_of
 
 
@@ -22,7 +22,7 @@ def complete(
     executor: Executor,
     items: Sequence[Item],
     measured: Sequence[Tensor],
-    make: Callable[[Item], Made] | None = None,
+    scalars_of: Callable[[Item], StepScalars] | None = None,
 ) -> Sequence[Tensor]:
     """Return the totals of all measured stages if there are shards, else ``measured``.
 
@@ -30,7 +30,7 @@ def complete(
     :func:`functional_optim.plan.engine.update_`.
     """
     places = [place for place, stage in enumerate(stages) if is_measured(stage)]
-    if len(measured) >= len(places) or not any(is_sharded(item.param) for item in items):
+    if len(measured) >= len(places) or not any(is_dtensor(item.param) for item in items):
         return measured
     found = list(measured)
     for place in places[len(found) :]:
@@ -42,7 +42,7 @@ def complete(
             )
             for item in items
         ]
-        own = on_host(stages[:stop]) if make is None else make
+        own = on_host(stages[:stop]) if scalars_of is None else scalars_of
         found.append(reduced(stages[:stop], executor, until, found, own))
     return found
 
@@ -52,7 +52,7 @@ def reduced(
     executor: Executor,
     items: Sequence[Item],
     measured: Sequence[Tensor],
-    make: Callable[[Item], Made],
+    scalars_of: Callable[[Item], StepScalars],
     sums: RankSums | None = None,
 ) -> Tensor:
     """Return what these items add to the total, or totals, of the last stage.
@@ -62,7 +62,7 @@ def reduced(
         executor: computes the total of a measured stage.
         items: that reach this stage.
         measured: the totals of the measured stages before it.
-        make: returns the coefficients of an item.
+        scalars_of: returns the coefficients of an item.
         sums: collects what shards add; the caller then reduces it over all ranks. None to reduce
             here.
 
@@ -72,23 +72,23 @@ def reduced(
     check_not_captured(item.param for item in items)
     parts: dict[Any, list[Item]] = {}
     for item in items:
-        key = (item.param.device_mesh, item.param.placements) if is_sharded(item.param) else None
+        key = (item.param.device_mesh, item.param.placements) if is_dtensor(item.param) else None
         parts.setdefault(key, []).append(item)
     if parts.keys() == {None}:
-        return _reduced_here(stages, executor, items, measured, make)
+        return _reduced_here(stages, executor, items, measured, scalars_of)
     rest = parts.pop(None, [])
-    total = _reduced_here(stages, executor, rest, measured, make) if rest else None
+    total = _reduced_here(stages, executor, rest, measured, scalars_of) if rest else None
     found = RankSums() if sums is None else sums
     for own in parts.values():
         like = own[0].param
-        if is_sharded(like) and can_step_shards(stages):
-            found.add(like, _reduced_shards(stages, executor, own, measured, make))
+        if is_dtensor(like) and can_step_shards(stages):
+            found.add(like, _reduced_shards(stages, executor, own, measured, scalars_of))
             continue
-        more = _reduced_whole(stages, executor, own, measured, make)
+        more = _reduced_whole(stages, executor, own, measured, scalars_of)
         total = more if total is None else total + more.to(total.device)
     if sums is None:
         total = found.reduced(total)
-    return torch.zeros(_shape_of(stages[-1]), dtype=torch.float64) if total is None else total
+    return zero_total(stages[-1]) if total is None else total
 
 
 def _reduced_here(
@@ -96,10 +96,10 @@ def _reduced_here(
     executor: Executor,
     items: Sequence[Item],
     measured: Sequence[Tensor],
-    make: Callable[[Item], Made],
+    scalars_of: Callable[[Item], StepScalars],
 ) -> Tensor:
     """Return what tensors of this rank add; arguments as for :func:`reduced`."""
-    forms, leaves = leaves_of(stages, items, make)
+    forms, leaves = leaves_of(stages, items, scalars_of)
     entered = [form.enter(leaf) for form, leaf in zip(forms, leaves, strict=True)]
     if stages[-1].reduce is None:
         return executor.measure(stages, entered, measured)
@@ -111,7 +111,7 @@ def _reduced_shards(
     executor: Executor,
     items: Sequence[Item],
     measured: Sequence[Tensor],
-    make: Callable[[Item], Made],
+    scalars_of: Callable[[Item], StepScalars],
 ) -> Tensor:
     """Return what the shards of this rank add, for a chain that can step shards.
 
@@ -119,9 +119,8 @@ def _reduced_shards(
     """
     here = [item for item in map(shard_of, items) if item.param.numel()]
     if here:
-        return _reduced_here(stages, executor, here, measured, make)
-    device = local(items[0].param).device
-    return torch.zeros(_shape_of(stages[-1]), dtype=torch.float64, device=device)
+        return _reduced_here(stages, executor, here, measured, scalars_of)
+    return zero_total(stages[-1], to_local(items[0].param).device)
 
 
 def _reduced_whole(
@@ -129,18 +128,19 @@ def _reduced_whole(
     executor: Executor,
     items: Sequence[Item],
     measured: Sequence[Tensor],
-    make: Callable[[Item], Made],
+    scalars_of: Callable[[Item], StepScalars],
 ) -> Tensor:
     """Return what DTensors add if a stage needs whole tensors, one DTensor after the other."""
     total: Tensor | None = None
     for item in items:
         own = on_this_rank(stages, executor, [item])
-        more = whole(_reduced_here(stages, executor, own, measured, make))
+        more = full_tensor(_reduced_here(stages, executor, own, measured, scalars_of))
         total = more if total is None else total + more
     assert total is not None
     return total
 
 
-def _shape_of(stage: Stage) -> tuple[int, ...]:
-    """Return the shape of a stage's total."""
-    return () if stage.reduce is None else (stage.totals,)
+def zero_total(stage: Stage, device: torch.device | str = "cpu") -> Tensor:
+    """Return the total of a stage over no leaves."""
+    shape = () if stage.reduce is None else (stage.totals,)
+    return torch.zeros(shape, dtype=torch.float64, device=device)

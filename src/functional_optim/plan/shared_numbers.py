@@ -8,44 +8,36 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import get_unwrapped, is_gradtrackingtensor, version_of
-from functional_optim.core.brief import brief
-from functional_optim.core.global_step import at_global_step
-from functional_optim.core.hyper import resolve, shown
-from functional_optim.core.initial import none_made
-from functional_optim.core.links import Links, keeps_shared, stage_labels
+from functional_optim.core.format import format_value
+from functional_optim.core.hyper import format_hyper, resolve
+from functional_optim.core.links import Links, has_shared_state, stage_labels
+from functional_optim.core.on_global_step import at_global_step
 from functional_optim.core.overrides import LeafChain
 from functional_optim.core.scalars import carries_derivative, concrete
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import Shared
+from functional_optim.core.state_init import zero_count
 
 
 def initial_shared(links: Links, chains: Iterable[LeafChain] = ()) -> Any:
     """Return the initial ``State.shared``.
 
     Args:
-        links: of the optimizer.
         chains: of its leaves. Overrides may change the hyper-parameters of the links.
 
     Raises:
         ValueError: leaves differ in a hyper-parameter that shared scalars depend on.
     """
-    if not keeps_shared(links):
+    if not has_shared_state(links):
         return ()
     links = with_common_hypers(links, list({id(one): one for one in chains}.values()))
-    return Shared(
-        none_made(),
-        tuple(_as_tensors(link.stage.init_shared(_first_hyper(link))) for link in links),
-        tuple(() if link.stage.gate is None else none_made() for link in links),
-    )
-
-
-def _first_hyper(link: Any) -> Any:
-    stage, hyper = link.stage, at_global_step(link.hyper, 1.0)
-    return resolve(stage.name, stage.bounds, stage.check, hyper, 1.0)
-
-
-def _as_tensors(record: Any) -> Any:
-    return type(record)(*map(as_tensor, record)) if record else ()
+    records = []
+    for stage, hyper, *_ in links:
+        own = resolve(stage.name, stage.bounds, stage.check, at_global_step(hyper, 1.0), 1.0)
+        record: Any = stage.init_shared(own)
+        records.append(type(record)(*map(as_tensor, record)) if record else ())
+    opened = tuple(() if link.stage.gate is None else zero_count() for link in links)
+    return Shared(zero_count(), tuple(records), opened)
 
 
 def as_tensor(value: Any) -> Tensor:
@@ -74,12 +66,8 @@ def shared_by_name(links: Links, shared: Any) -> dict[str, Any]:
 
 
 def check_shared(links: Links, shared: Any) -> None:
-    """Make sure that shared scalars belong to an optimizer.
-
-    Raises:
-        ValueError: they belong to another optimizer.
-    """
-    if not keeps_shared(links):
+    """Raise ValueError if shared scalars belong to another optimizer."""
+    if not has_shared_state(links):
         if shared != ():
             raise ValueError(
                 "the state has shared numbers, and this optimizer keeps none: it is the state of "
@@ -92,14 +80,14 @@ def check_shared(links: Links, shared: Any) -> None:
         names = ", ".join(link.stage.name for link in links if link.stage.combine is not None)
         raise ValueError(
             f"state.shared must hold what {names} keep for all leaves, as init(params) makes it; "
-            f"got {brief(shared)}"
+            f"got {format_value(shared)}"
         )
     gates = [link.stage.gate is not None for link in links]
     if any(gates) and [isinstance(one, Tensor) for one in shared.opened] != gates:
         raise ValueError(
             "state.shared.opened must say how often each gate has opened, got "
-            f"{brief(shared.opened)}: it is the state of another optimizer, or of an earlier "
-            "version; make one step by update(), whose state says it"
+            f"{format_value(shared.opened)}: it is the state of another optimizer, or of an "
+            "earlier version; make one step by update(), whose state says it"
         )
 
 
@@ -132,9 +120,9 @@ def common_hyper(stage: Stage, hypers: Sequence[Any]) -> Any:
             if not _is_same(one, two):
                 raise ValueError(
                     f"{stage.name} keeps numbers for all parameters that depend on {name}, so "
-                    f"{name} must be the same for all of them, got {shown(one)} and {shown(two)}: "
-                    "give parameters with another one an optimizer of their own, by "
-                    "partition({...}, labels(...))"
+                    f"{name} must be the same for all of them, got {format_hyper(one)} and "
+                    f"{format_hyper(two)}: give parameters with another one an optimizer of their "
+                    "own, by partition({...}, labels(...))"
                 )
     return first
 
@@ -143,7 +131,6 @@ def with_common_hypers(links: Links, chains: Sequence[LeafChain]) -> Links:
     """Return links, with the hyper-parameters of the leaves for links with shared scalars.
 
     Args:
-        links: of the optimizer.
         chains: of the leaves, each once.
 
     Raises:
@@ -154,7 +141,7 @@ def with_common_hypers(links: Links, chains: Sequence[LeafChain]) -> Links:
         if stage.combine is None:
             continue
         own = []
-        for one in chains:  # a comprehension is a call
+        for one in chains:  # a comprehension would be one more Python call
             if place in one.places:
                 own.append(one.hypers[one.places.index(place)])  # noqa: PERF401
         if own and (len(own) > 1 or own[0] is not hyper):
@@ -182,7 +169,7 @@ def as_numbers(record: Any) -> Any:
 def as_all_numbers(records: Sequence[Any]) -> list[Any]:
     """Return the shared scalars of every link as floats."""
     found = []
-    for one in records:  # a comprehension is a call
+    for one in records:  # a comprehension would be one more Python call
         found.append(as_numbers(one) if one and type(one[0]) is not float else one)  # noqa: PERF401
     return found
 
@@ -201,7 +188,7 @@ class Written:
         return shared._replace(stages=self._numbers)
 
     def after(self, shared: Any, numbers: Sequence[Any]) -> None:
-        """A step has written these."""
+        """Store the shared scalars that a step has written."""
         self._versions = None
         if not isinstance(shared, Shared) or shared.step.is_inference():
             return
@@ -245,19 +232,6 @@ def _unwrapped(value: Tensor) -> Tensor:
     return value
 
 
-def check_needed(stage: Stage, given: Mapping[str, Any]) -> None:
-    """Make sure that a stage has its inputs from ``extra``.
-
-    Raises:
-        TypeError: one is missing.
-    """
-    for name in stage.extra:
-        if name not in given:
-            raise TypeError(
-                f"{stage.name} needs {name!r} at each step: give extra={{{name!r}: ...}}"
-            )
-
-
 def combined(
     stage: Stage, before: Any, totals: Sequence[Any], hyper: Any, given: Mapping[str, Any]
 ) -> Any:
@@ -268,9 +242,12 @@ def combined(
     """
     assert stage.combine is not None
     own = {}
-    if stage.extra:
-        check_needed(stage, given)
-        own = {name: given[name] for name in stage.extra}
+    for name in stage.extra:
+        if name not in given:
+            raise TypeError(
+                f"{stage.name} needs {name!r} at each step: give extra={{{name!r}: ...}}"
+            )
+        own[name] = given[name]
     try:
         made = stage.combine(before, tuple(totals), hyper, **own)
     except RuntimeError as error:
@@ -283,6 +260,6 @@ def combined(
     if stage.sharing and not isinstance(made, stage.shared):
         raise TypeError(
             f"{stage.name}: combine must return its {stage.shared.__name__}; it returned "
-            f"{brief(made)}"
+            f"{format_value(made)}"
         )
     return made if not made or {float}.issuperset(map(type, made)) else as_numbers(made)

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from functional_optim.core.aliasing import apart_from
+from functional_optim.core.aliasing import clone_aliased
 from functional_optim.core.chain import Chain
-from functional_optim.core.dtensors import is_sharded
+from functional_optim.core.dtensors import is_dtensor
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import LeafChain
 from functional_optim.core.state import LeafState, state_tensors
@@ -37,8 +37,6 @@ class ListedLeaves(Sequence[StepLeaf]):
         rows: for each leaf, the positions of its tensors.
         positions: for each leaf, its index among the leaves of the tree.
         numbers: for each leaf, the number of its chain.
-        chains: by number.
-        tensors: the list of this step.
     """
 
     def __init__(
@@ -88,8 +86,6 @@ class StepLeaves(NamedTuple):
         """Return leaves with the outline of their step.
 
         Args:
-            links: of the optimizer.
-            leaves: of the step.
             grads: the gradient of each leaf, or None.
             everywhere: for each chain of a leaf on any rank, the indices of its links.
             shares: True if the optimizer has shared scalars.
@@ -110,7 +106,7 @@ class StepLeaves(NamedTuple):
             for (places, there), members in found.items()
         ]
         places = [chain.places for chain in chains if chain.stages]
-        sharded = any(is_sharded(leaf.param) for leaf in leaves)
+        sharded = any(is_dtensor(leaf.param) for leaf in leaves)
         everywhere = [*places, *everywhere]
         outline = Outline(links, cohorts, everywhere, shares=shares, sharded=sharded)
         return cls(leaves, [leaf.param for leaf in leaves], grads, groups, chains, outline)
@@ -127,14 +123,14 @@ class StepLeaves(NamedTuple):
         """Return the executor of the leaves. It does not depend on missing gradients."""
         return executor_for(optimizer.executor, self.params, optimizer.stages)
 
-    def with_gradients_apart(self) -> "StepLeaves":
+    def copy_aliased_gradients(self) -> "StepLeaves":
         """Return the same leaves, with copies of the gradients that an in-place step writes to."""
         plain = self.outline.plain
         if plain is not None and len(plain.runs) < 2:
-            return self  # a run sees to its own leaves
+            return self  # a single run checks its leaves itself
         leaves = self.stepped
         params = [leaf.param for leaf in leaves]
         states = [leaf.state.stages for leaf in leaves]
         written = [*params, *(one for own in states for one in state_tensors(own))]
-        grads = apart_from(self.grads, written)
+        grads = clone_aliased(self.grads, written)
         return self if grads is self.grads else self._replace(grads=grads)

@@ -7,17 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.global_step import at_global_step
-from functional_optim.core.hyper import is_plain, numbers, resolve
+from functional_optim.core.hyper import is_plain, resolve, to_floats
+from functional_optim.core.on_global_step import at_global_step
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import Shared
 from functional_optim.numeric import larger
-from functional_optim.plan.item import Item, Made, next_step
+from functional_optim.plan.item import Item, StepScalars, next_step
 from functional_optim.plan.points import LeafPart
 from functional_optim.plan.shared_numbers import as_all_numbers
 from functional_optim.plan.step_leaves import GateNumbers, StepLeaves
 
-_NUMBERS = frozenset({float, int, bool, str, type(None)})
+SCALARS = frozenset({float, int, bool, str, type(None)})
 """Types of values that do not change between steps. This test needs no call per stage."""
 
 
@@ -25,7 +25,6 @@ class StepNumbers:
     """Hyper-parameters and coefficients of one step, shared by leaves with equal chains and counts.
 
     Args:
-        leaves: of the step.
         shared: the shared scalars before the step.
         links: number of links of the optimizer.
     """
@@ -36,7 +35,7 @@ class StepNumbers:
         before = shared.stages if isinstance(shared, Shared) else ((),) * links
         self.shared: list[Any] = as_all_numbers(before)
         """The shared scalars of every link; after the Decision, those after the step."""
-        self._made: dict[Any, Made] = {}
+        self._made: dict[Any, StepScalars] = {}
         self._hypers: dict[Any, tuple[Any, ...]] = {}
 
     def share(self, place: int, record: Any) -> None:
@@ -85,17 +84,18 @@ class StepNumbers:
         """Return the hyper-parameters of the stages of a part, for one of its leaves."""
         return self.hypers_of(part, self._groups[member])
 
-    def make(self, part: LeafPart, item: Item) -> Made:
+    def scalars_of(self, part: LeafPart, item: Item) -> StepScalars:
         """Return the coefficients of the stages of a part, for one of its items."""
         counts = tuple((int(one.runs), int(one.held)) for one in item.state.gates)
         step = next_step(item.state.step, item.param.device)
         return self._numbers(part, item.hypers, step, counts)
 
-    def of(self, part: LeafPart, group: int, step: float | Tensor, counts: GateNumbers) -> Made:
+    def of(
+        self, part: LeafPart, group: int, step: float | Tensor, counts: GateNumbers
+    ) -> StepScalars:
         """Return the coefficients of the stages of leaves.
 
         Args:
-            part: of the leaves.
             group: the number of their chain.
             step: the number of the step.
             counts: their counts at gates.
@@ -104,7 +104,7 @@ class StepNumbers:
 
     def _numbers(
         self, part: LeafPart, hypers: tuple[Any, ...], step: float | Tensor, counts: GateNumbers
-    ) -> Made:
+    ) -> StepScalars:
         key = None
         if not isinstance(step, Tensor):
             key = step, counts, id(hypers), part.start, part.stop
@@ -116,7 +116,7 @@ class StepNumbers:
         for k, stage in enumerate(part.stages, part.start):
             own: Any = hypers[k - part.start]
             at: Any = _step_of(part.gates, k, step, counts) if k <= last else step
-            if not (_NUMBERS.issuperset(map(type, own)) or is_plain(own)):
+            if not (SCALARS.issuperset(map(type, own)) or is_plain(own)):
                 device = at.device if isinstance(at, Tensor) else None
                 gate = _gate_before(part, k)
                 own = self.resolved(stage, own, at, self.global_step(gate, device))
@@ -125,11 +125,11 @@ class StepNumbers:
             else:
                 shared = self.shared[part.places[k - part.start]]
                 if isinstance(step, Tensor):
-                    shared = _beside(step, shared)
+                    shared = _move_shared(shared, step.device)
                 made = stage.coefficients(at, own, shared)
             resolved.append(own)
-            found.append(made if _NUMBERS.issuperset(map(type, made)) else numbers(made))
-        both = Made(tuple(resolved), tuple(found), step)
+            found.append(made if SCALARS.issuperset(map(type, made)) else to_floats(made))
+        both = StepScalars(tuple(resolved), tuple(found), step)
         if key is not None:
             self._made[key] = both
         return both
@@ -141,16 +141,16 @@ def _gate_before(part: LeafPart, k: int) -> int | None:
     return before[-1] if before else None
 
 
-def _beside(step: Tensor, shared: Any) -> Any:
+def _move_shared(shared: Any, device: torch.device) -> Any:
     """Return shared scalars on the device of batched step counts."""
-    moved = [one.to(step.device) if isinstance(one, Tensor) else one for one in shared]
+    moved = [one.to(device) if isinstance(one, Tensor) else one for one in shared]
     return type(shared)(*moved) if shared else shared
 
 
 def _step_of(
     gates: Sequence[int], place: int, step: float | Tensor, counts: GateNumbers
 ) -> float | Tensor:
-    """Return the step number of a stage: after the last gate the leaf's, else from gate counts."""
+    """Return the step number of a stage: of the leaf after its last gate, else of the next gate."""
     for k, gate in enumerate(gates):
         if place == gate:
             return counts[k][1] + 1.0

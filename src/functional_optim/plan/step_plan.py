@@ -24,22 +24,22 @@ from functional_optim.kernels.kernel import Call, Part
 from functional_optim.plan import engine
 from functional_optim.plan.chunks import chunks_of
 from functional_optim.plan.guard import kinds_of
-from functional_optim.plan.item import Item, Made
+from functional_optim.plan.item import Item, StepScalars
 from functional_optim.plan.leaf_positions import LeafPositions
 from functional_optim.plan.list_layout import ListLayout, fills_memory
-from functional_optim.plan.step_counts import is_count
+from functional_optim.plan.step_counts import is_step_count
 from functional_optim.plan.totals import Totals
 
-Numbers = Sequence[Made]
+Numbers = Sequence[StepScalars]
 """The coefficients of each group, from a Decision instead of the step counts."""
 
 
-class Steps(NamedTuple):
+class BoundStep(NamedTuple):
     """Validated and bound step, ready to run."""
 
     loops: Any
     first: Call | None
-    """Steps the leaves that no kernel can step in their memory."""
+    """BoundStep the leaves that no kernel can step in their memory."""
     parts: Sequence[Part]
     """Step all other leaves."""
     tensors: list[Tensor]
@@ -52,7 +52,7 @@ class Steps(NamedTuple):
     """The position of each leaf's step count."""
     totals: Sequence[Tensor]
 
-    def make(self) -> None:
+    def run(self) -> None:
         """Run the step."""
         if self.changed:
             self.loops.bump(self.tensors, self.changed)
@@ -84,8 +84,6 @@ class StepPlan:
     """A step of leaves with certain layouts.
 
     Args:
-        stages: of the chain.
-        executor: that steps the leaves.
         items: the leaves, checked. Their tensors are not kept.
         groups: for each leaf, the number of the group whose hyper-parameters it has.
         rows: for each leaf, the positions of its tensors in the list of a step.
@@ -161,10 +159,10 @@ class StepPlan:
             if count is None or count is False:
                 return False
         if any(fills_memory(tensors[k]) for k in self._loose):
-            return False  # a plan that steps these together is to be made
+            return False  # a new plan can step these leaves together
         return self._layout.hold(tensors)
 
-    def prepared(
+    def prepare(
         self,
         tensors: list[Tensor],
         hypers: Sequence[tuple[Any, ...]],
@@ -172,11 +170,10 @@ class StepPlan:
         *,
         numbers: Numbers | None = None,
         begins: bool = False,
-    ) -> Steps | None:
+    ) -> BoundStep | None:
         """Check and bind a step; None, with nothing changed, if the plan does not fit.
 
         Args:
-            tensors: the list of this step.
             hypers: of each group, checked.
             measured: the totals of measured stages, if other processes contribute to them.
             numbers: of each group, instead of ``hypers`` and step counts.
@@ -187,7 +184,7 @@ class StepPlan:
             KernelError, NotPointwiseError: the executor does not step the leaves.
         """
         loops, may_begin = self._layout.loops, begins or self._may_begin
-        every: list[Made] = []
+        every: list[StepScalars] = []
         for chunk in self._chunks:  # as a rule one
             if numbers is not None:
                 every.append(numbers[chunk.group])
@@ -195,7 +192,7 @@ class StepPlan:
             count = loops.common(tensors, chunk.steps)
             if count is None or count is False or not (count or may_begin):
                 return None
-            every.append(chunk.made(hypers[chunk.group], count + 1.0))
+            every.append(chunk.scalars_at(hypers[chunk.group], count + 1.0))
         pointers = self._layout.locate(tensors)
         if pointers is None or (
             self.others and not self._others_hold(tensors, numbers is not None or may_begin)
@@ -216,14 +213,14 @@ class StepPlan:
                 parts += bound
         first = None
         if others:
-            items, make = self._items(sorted(others), tensors, hypers, numbers)
-            first = engine.prepared(
-                self._stages, self._executor, items, totals, make, counts=self._counts
+            items, scalars_of = self._items(sorted(others), tensors, hypers, numbers)
+            first = engine.prepare(
+                self._stages, self._executor, items, totals, scalars_of, counts=self._counts
             )
         changed = self._changed if parts else []
         is_usual = len(others) == len(self.others)
         counted = self._counted if is_usual else self._counted_beside(others)
-        return Steps(loops, first, parts, tensors, changed, counted, self._steps_of, totals)
+        return BoundStep(loops, first, parts, tensors, changed, counted, self._steps_of, totals)
 
     def _counted_beside(self, others: Sequence[int]) -> list[int]:
         """Return positions of the step counts to increase, if the engine counts some leaves."""
@@ -231,13 +228,9 @@ class StepPlan:
         return [k for k in self._counted if k not in alone]
 
     def _require(
-        self, tensors: list[Tensor], hypers: Sequence[tuple[Any, ...]], every: Sequence[Made]
+        self, tensors: list[Tensor], hypers: Sequence[tuple[Any, ...]], every: Sequence[StepScalars]
     ) -> None:
-        """Make sure that the executor can step the leaves, with the coefficients of each chunk.
-
-        Raises:
-            RuntimeError, KernelError: a rule or the executor refuses a leaf.
-        """
+        """Raise RuntimeError or KernelError if the executor cannot step leaves in chunks."""
         numbers = {k: n for n, chunk in enumerate(self._chunks) for k in chunk.members}
         asked = [k for k in self._kinds_to_ask if k in numbers]
         items, _ = self._items(asked, tensors, hypers, None)
@@ -249,9 +242,6 @@ class StepPlan:
     def addends(self, tensors: list[Tensor], hypers: Sequence[tuple[Any, ...]]) -> Tensor | None:
         """Return what each leaf adds to the first total, in the order of the leaves.
 
-        Args:
-            tensors, hypers: as for :meth:`prepared`.
-
         Returns:
             None if each leaf must be reduced alone, or the tensors have other layouts.
         """
@@ -262,7 +252,7 @@ class StepPlan:
         own = []
         for chunk in self._chunks:
             count = self._layout.loops.common(tensors, chunk.steps)
-            own.append(chunk.made(hypers[chunk.group], count + 1.0).coefficients)
+            own.append(chunk.scalars_at(hypers[chunk.group], count + 1.0).coefficients)
         grads = list(map(tensors.__getitem__, self._stepped))
         return self._totals.each(self._chunks[0].executor, own, grads, self._leaf_of(tensors))
 
@@ -270,7 +260,7 @@ class StepPlan:
         """Return a function from an index and coefficients to a leaf, as stages see it."""
 
         def leaf(k: int, coefficients: tuple[Any, ...]) -> Leaf:
-            return self._rows[k].leaf(tensors, Made((), coefficients, 0.0))
+            return self._rows[k].leaf(tensors, StepScalars((), coefficients, 0.0))
 
         return leaf
 
@@ -278,14 +268,13 @@ class StepPlan:
         """Return True if the plan is still valid for the leaves that are stepped alone.
 
         Args:
-            tensors: of the step.
             may_begin: True if this may be the first step of a leaf.
         """
         alone = [tensors[k] for k in self._alone]
         if not all(isinstance(one, Tensor) for one in alone) or kinds_of(alone) != self._kinds:
             return False
-        if not all(is_count(tensors[k]) for k in self._steps_alone):
-            return False  # an entry of a state dict that is converted
+        if not all(is_step_count(tensors[k]) for k in self._steps_alone):
+            return False  # an entry of a state dict in torch's form
         if any(fills_memory(tensors[k]) for k in self._loose):
             return False
         loose = [tensors[k] for k in self._loose if type(tensors[k]) in PLAIN]
@@ -297,7 +286,7 @@ class StepPlan:
         self,
         tensors: list[Tensor],
         hypers: Sequence[tuple[Any, ...]],
-        every: Sequence[Made],
+        every: Sequence[StepScalars],
         measured: Sequence[Tensor],
         numbers: Numbers | None,
     ) -> Sequence[Tensor]:
@@ -305,8 +294,8 @@ class StepPlan:
         if not self._chunks:
             return measured
         if self.others:
-            items, make = self._items(range(len(self._rows)), tensors, hypers, numbers)
-            return engine.totals(self._stages, self._executor, items, make, measured)
+            items, scalars_of = self._items(range(len(self._rows)), tensors, hypers, numbers)
+            return engine.totals(self._stages, self._executor, items, scalars_of, measured)
         own = [made.coefficients for made in every]
         grads = list(map(tensors.__getitem__, self._stepped))
         executor, leaf = self._chunks[0].executor, self._leaf_of(tensors)
@@ -318,7 +307,7 @@ class StepPlan:
         tensors: Sequence[Tensor],
         hypers: Sequence[tuple[Any, ...]],
         numbers: Numbers | None,
-    ) -> tuple[list[Item], Callable[[Item], Made] | None]:
+    ) -> tuple[list[Item], Callable[[Item], StepScalars] | None]:
         """Return leaves as items of the engine, and a function that returns their coefficients.
 
         Raises:
@@ -348,6 +337,6 @@ def _are_apart(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
     return True
 
 
-def _made(numbers: Numbers, groups: Mapping[int, int], item: Item) -> Made:
+def _made(numbers: Numbers, groups: Mapping[int, int], item: Item) -> StepScalars:
     """Return the coefficients of an item, by the group of its step count."""
     return numbers[groups[id(item.state.step)]]

@@ -8,14 +8,13 @@ from torch import Tensor
 
 from functional_optim.core.stage import Stage, Transform
 from functional_optim.kernels import Chunks, HandedOn, Leaf, is_measured, total_of
-from functional_optim.kernels.totals import measured_each
+from functional_optim.kernels.totals import try_measure_each
 
 
 class Totals:
     """Totals of the measured stages of a chain. It holds no tensor.
 
     Args:
-        stages: of the chain.
         members: for each chunk, the positions of its leaves.
         params: all parameters, by position.
     """
@@ -47,10 +46,8 @@ class Totals:
         """Return all totals, if every leaf is in a chunk. The caller turns autograd off.
 
         Args:
-            executor: of the chunks.
             coefficients: for each chunk, those of this step.
             gradients: of all leaves, in their order.
-            measured: the known totals.
             leaf: returns the leaf at a position, with coefficients, as stages see it.
         """
         if self.count == 1 and not measured and self._hand_on(coefficients, leaf):
@@ -67,22 +64,16 @@ class Totals:
         gradients: list[Tensor],
         leaf: Callable[[int, tuple[Any, ...]], Leaf],
     ) -> Tensor | None:
-        """Return what each gradient adds to the first total; None to reduce each leaf alone.
-
-        Args:
-            executor, coefficients, gradients, leaf: as for :meth:`of`.
-        """
+        """Return what each gradient adds to the first total; None to reduce each leaf alone."""
         stage = self._stages[self._first]
         if not isinstance(stage, Transform) or not executor.exact:
             return None
         with torch.no_grad():
             passes = self._hand_on(coefficients, leaf)
-            return measured_each(stage, gradients) if passes else None
+            return try_measure_each(stage, gradients) if passes else None
 
     def _hand_on(
-        self,
-        coefficients: Sequence[tuple[Any, ...]],
-        leaf: Callable[[int, tuple[Any, ...]], Leaf],
+        self, coefficients: Sequence[tuple[Any, ...]], leaf: Callable[[int, tuple[Any, ...]], Leaf]
     ) -> bool:
         """Return True if the stages before the first total do not change gradients."""
         now = [one[: self._first] for one in coefficients]

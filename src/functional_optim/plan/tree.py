@@ -1,10 +1,10 @@
-"""Trees of a step: flattened into lists, and compared by structure."""
+"""Trees of parameters and state: checked, flattened into lists, and compared by structure."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from operator import attrgetter, is_
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import optree
 import torch
@@ -12,14 +12,18 @@ from torch import Tensor
 
 from functional_optim._torch import has_dispatch_mode, is_forward_mode, is_transforming
 from functional_optim.core.chain import Chain
-from functional_optim.core.hyper import all_plain
-from functional_optim.core.initial import StateFields
+from functional_optim.core.checks import check_params, check_writable, check_writable_state
+from functional_optim.core.hyper import is_all_plain
 from functional_optim.core.leaf import PLAIN
-from functional_optim.core.overrides import LeafChain, paths_of
+from functional_optim.core.local_shards import check_takes_dtensor
+from functional_optim.core.overrides import LeafChain, chains_of, paths_of
 from functional_optim.core.state import State
-from functional_optim.core.tree import Path, flatten
+from functional_optim.core.state_init import StateFields, init_leaf
+from functional_optim.core.tree import Path, flatten, path_name
+from functional_optim.core.unmatched_selectors import check_used
 from functional_optim.native import LOOPS
 from functional_optim.plan.python_loops import PYTHON_LOOPS
+from functional_optim.plan.shared_numbers import initial_shared
 
 Given = tuple[Any, Any, State]
 """Parameters, gradients and state of a step."""
@@ -60,8 +64,6 @@ def tree_of(optimizer: Chain, given: Given, *, in_place: bool) -> Tree | None:
     """List the arguments of a step; None if structures differ, or if a tensor is not plain.
 
     Args:
-        optimizer: that steps them.
-        given: parameters, gradients and state.
         in_place: True for a step in place, which builds no new tree. A dict and an OrderedDict with
             the same keys then count as the same structure.
     """
@@ -80,7 +82,7 @@ def tree_of(optimizer: Chain, given: Given, *, in_place: bool) -> Tree | None:
 def _flatten_again(params: Any, namespace: str) -> tuple[list[Any], optree.PyTreeSpec]:
     """Flatten parameters, with a cached structure if it fits."""
     if isinstance(params, OrderedDict):
-        return flatten(params, namespace)  # another one may have the same keys in another order
+        return flatten(params, namespace)  # two with the same keys may differ in their order
     size = len(params) if isinstance(params, (dict, list, tuple)) else 0
     key = namespace, type(params), size
     spec = _SPECS.get(key)
@@ -92,16 +94,12 @@ def _flatten_again(params: Any, namespace: str) -> tuple[list[Any], optree.PyTre
     if len(_SPECS) >= _KINDS:
         _SPECS.clear()
     leaves, spec = flatten(params, namespace)
-    _SPECS[key] = spec  # another thread may clear it
+    _SPECS[key] = spec  # another thread may clear the cache
     return leaves, spec
 
 
-def listed(optimizer: Chain, given: Given, *, in_place: bool) -> Tree | None:
-    """List the arguments of a step as :func:`tree_of`; None if no plan may step them.
-
-    Args:
-        optimizer, given, in_place: as for :func:`tree_of`.
-    """
+def planned_tree_of(optimizer: Chain, given: Given, *, in_place: bool) -> Tree | None:
+    """Return :func:`tree_of` the arguments of a step; None if no plan may step them."""
     if is_transforming():
         return None
     if in_place:
@@ -123,8 +121,6 @@ class TreeChains:
     Args:
         optimizer: that stepped the tree.
         marks: for each leaf, a value that is equal for leaves of the same chain.
-        paths: of the leaves.
-        params: of the leaves.
     """
 
     def __init__(
@@ -158,11 +154,10 @@ class TreeChains:
             return None
         chains = self._chains_by(optimizer)
         for fields, chain in zip(self._fields, chains, strict=True):
-            if not fields.hold(chain.hypers):
+            if not fields.is_valid_for(chain.hypers):
                 return None
-        if all_plain(
-            [chain.hypers for chain in chains]
-        ):  # a tensor or a schedule is not kept alive
+        # Tensors and schedules must not be kept alive.
+        if is_all_plain([chain.hypers for chain in chains]):
             self._last = optimizer.links, optimizer.overrides, chains
         return chains
 
@@ -228,33 +223,49 @@ class TreeForm:
         return tree.spec.unflatten(params), tree.spec.unflatten(states)
 
 
-class _ForTrees(Protocol):
-    """Plans for trees of a form."""
-
-    form: TreeForm
-
-
-_Plans = TypeVar("_Plans", bound=_ForTrees)
-
-
-def plans_for(
-    plans: Sequence[_Plans], optimizer: Chain, tree: Tree | None
-) -> Iterator[tuple[_Plans, Tree, list[LeafChain]]]:
-    """Yield the plans with the form of a step, with the chains. Their layouts may still differ.
-
-    Args:
-        plans: all plans.
-        optimizer: with the hyper-parameters of this step.
-        tree: to be stepped; None if no plan may step it.
-    """
-    if tree is not None:
-        for plan in tuple(plans):  # another thread may add one
-            chains = plan.form.chains(optimizer, tree)
-            if chains is not None:
-                yield plan, tree, chains
-
-
 def _key_of(optimizer: Chain) -> tuple[Any, ...]:
     """Return the executor, stages and selectors of an optimizer, without hyper-parameters."""
     links = [(link.stage, link.where) for link in optimizer.links]
     return optimizer.executor, links, [where for where, _ in optimizer.overrides]
+
+
+def params_of(
+    optimizer: Chain, params: Any
+) -> tuple[list[Any], optree.PyTreeSpec, tuple[Path, ...]]:
+    """Flatten and check the parameters for ``init`` or ``bind``: (leaves, spec, paths).
+
+    Raises:
+        TypeError, ValueError: parameters that :meth:`Optimizer.init` refuses, or an override that
+            matches no parameter.
+    """
+    leaves, spec = flatten(params, optimizer.namespace)
+    paths = paths_of(spec)
+    check_params(leaves, paths)
+    check_used(optimizer.links, optimizer.overrides, paths, leaves)
+    return leaves, spec, paths
+
+
+def initial_state(optimizer: Chain, params: Any) -> State:
+    """Implement :meth:`Optimizer.init`."""
+    leaves, spec, paths = params_of(optimizer, params)
+    chains = chains_of(optimizer.links, optimizer.overrides, spec, leaves)
+    for leaf, chain, path in zip(leaves, chains, paths, strict=True):
+        if leaf is not None:
+            check_takes_dtensor(chain.stages, leaf, path_name(path))
+    states = [
+        None if leaf is None else init_leaf(chain.stages, chain.hypers, leaf)
+        for leaf, chain in zip(leaves, chains, strict=True)
+    ]
+    return State(spec.unflatten(states), initial_shared(optimizer.links, chains))
+
+
+def check_in_place(leaves: Sequence[Any], spec: optree.PyTreeSpec, items: Sequence[Any]) -> None:
+    """Raise TypeError or ValueError if leaves cannot be stepped in place, each once.
+
+    Args:
+        leaves: all parameters of the tree.
+        items: the leaves to be stepped: objects with name, param and state.
+    """
+    check_params(leaves, paths_of(spec))
+    check_writable({item.name: item.param for item in items})
+    check_writable_state({item.name: item.state for item in items})

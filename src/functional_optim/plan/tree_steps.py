@@ -3,7 +3,7 @@
 Plans are found by the form of a tree, and hold no tensor.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import compress
 from operator import not_
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.chain import Chain
-from functional_optim.core.hyper import all_plain
+from functional_optim.core.hyper import is_all_plain
 from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.leaf import PLAIN
 from functional_optim.core.overrides import LeafChain
@@ -23,14 +23,14 @@ from functional_optim.plan import leaf_by_leaf
 from functional_optim.plan.addend_rows import is_simple
 from functional_optim.plan.decision import Decision
 from functional_optim.plan.guard import mask_of
-from functional_optim.plan.leaf_inputs import of_tree
+from functional_optim.plan.leaf_inputs import flatten_inputs
 from functional_optim.plan.list_layout import ListLayout
-from functional_optim.plan.planned_runs import Prepared
+from functional_optim.plan.planned_runs import PreparedStep
 from functional_optim.plan.planned_steps import HYPERS, PlannedSteps
 from functional_optim.plan.shared_numbers import with_opened
-from functional_optim.plan.step_counts import is_count
+from functional_optim.plan.step_counts import is_step_count
 from functional_optim.plan.step_leaves import ListedLeaves, StepLeaves
-from functional_optim.plan.tree import Given, Tree, TreeForm, listed, plans_for
+from functional_optim.plan.tree import Given, Tree, TreeForm, planned_tree_of
 
 PLANS = 32
 """Largest number of forms of trees for which plans are kept."""
@@ -44,8 +44,6 @@ class TreeSteps:
     """Plans of the steps of all trees of one form.
 
     Args:
-        optimizer: that steps such trees.
-        executor: that steps the leaves.
         tree: an example of such a tree.
         leaves: all leaves of the tree that are not None.
     """
@@ -72,7 +70,7 @@ class TreeSteps:
         """Return True if parameters and state have the layouts of the plans."""
         return self._layout.hold(tree.tensors)
 
-    def prepared(
+    def prepare(
         self,
         optimizer: Chain,
         chains: list[LeafChain],
@@ -82,15 +80,11 @@ class TreeSteps:
         extra: Mapping[str, Any],
         *,
         in_place: bool,
-    ) -> Prepared | None:
+    ) -> PreparedStep | None:
         """Return a validated step, ready to run; None if no plan fits.
 
         Args:
-            optimizer: with the hyper-parameters of this step.
-            chains: with the hyper-parameters of this step.
             tree: the arguments of the step.
-            shared: the shared scalars.
-            measured: the known totals.
             extra: the inputs besides the gradients; inputs per leaf are trees.
             in_place: False to step copies.
 
@@ -104,13 +98,13 @@ class TreeSteps:
             if not rows:
                 return None
             every = ListedLeaves(rows, self._places, self.form.numbers, chains, tensors)
-            extra = of_tree(links, tree.spec, every, extra)
-        return self.steps.prepared(
+            extra = flatten_inputs(links, tree.spec, every, extra)
+        return self.steps.prepare(
             links, chains, tensors, grads, shared, measured, extra, in_place=in_place
         )
 
-    def made(self, prepared: Prepared, tree: Tree, shared: Any) -> tuple[Any, State]:
-        """Run a pure step; return parameters and state."""
+    def run_pure(self, prepared: PreparedStep, tree: Tree, shared: Any) -> tuple[Any, State]:
+        """Run a pure step, and return parameters and state."""
         for run in prepared.runs:
             run()
         kept = map(self._places.__getitem__, prepared.kept)
@@ -124,26 +118,31 @@ _PLANS: list[TreeSteps] = []
 """All plans, the latest first."""
 
 
+def _plans_for(
+    optimizer: Chain, tree: Tree | None
+) -> Iterator[tuple[TreeSteps, Tree, list[LeafChain]]]:
+    """Yield the plans with the form of a tree, and the chains. Layouts may still differ."""
+    if tree is not None:
+        for plan in tuple(_PLANS):  # another thread may add one
+            chains = plan.form.chains(optimizer, tree)
+            if chains is not None:
+                yield plan, tree, chains
+
+
 def step_(
     optimizer: Chain, given: Given, measured: Sequence[Tensor], extra: Mapping[str, Any]
 ) -> bool:
     """Step a tree in place by its plan.
 
-    Args:
-        optimizer: with the hyper-parameters of this step.
-        given: parameters, gradients, and the state.
-        measured: the known totals.
-        extra: the inputs besides the gradients.
-
     Returns:
         False, with nothing changed, if no plan fits.
     """
     found = _listed(optimizer, given, in_place=True) if _PLANS else None
-    for plan, tree, chains in plans_for(_PLANS, optimizer, found):
+    for plan, tree, chains in _plans_for(optimizer, found):
         shared = given[2].shared
-        step = plan.prepared(optimizer, chains, tree, shared, measured, extra, in_place=True)
+        step = plan.prepare(optimizer, chains, tree, shared, measured, extra, in_place=True)
         if step is not None:
-            defer_interrupts(plan.steps.make, step, shared)
+            defer_interrupts(plan.steps.run, step, shared)
             return True
     return False
 
@@ -151,24 +150,20 @@ def step_(
 def step(
     optimizer: Chain, given: Given, measured: Sequence[Tensor], extra: Mapping[str, Any]
 ) -> tuple[Any, State] | None:
-    """Return parameters and state after a pure step of a tree; None if no plan fits.
-
-    Args:
-        optimizer, given, measured, extra: as for :func:`step_`.
-    """
+    """Return parameters and state after a pure step of a tree; None if no plan fits."""
     if not _PLANS or ((measured or extra) and not _are_fixed(measured, extra)):
         return None
     listed_tree = _listed(optimizer, given, in_place=False)
-    for plan, tree, chains in plans_for(_PLANS, optimizer, listed_tree):
-        if torch.is_grad_enabled() and not all_plain(list(map(HYPERS, chains))):
+    for plan, tree, chains in _plans_for(optimizer, listed_tree):
+        if torch.is_grad_enabled() and not is_all_plain(list(map(HYPERS, chains))):
             continue  # there may be a derivative
         shared = given[2].shared
         if isinstance(shared, Shared):
             shared = with_opened(optimizer.links, shared)
         with torch.no_grad():
-            own = plan.prepared(optimizer, chains, tree, shared, measured, extra, in_place=False)
+            own = plan.prepare(optimizer, chains, tree, shared, measured, extra, in_place=False)
             if own is not None:
-                return plan.made(own, tree, shared)
+                return plan.run_pure(own, tree, shared)
     return None
 
 
@@ -176,9 +171,6 @@ def plan(optimizer: Chain, given: Given, leaves: StepLeaves, *, in_place: bool) 
     """Plan a plain step before it runs; return False if the step is not plain.
 
     Args:
-        optimizer: with the hyper-parameters of this step.
-        given: parameters, gradients, and the state.
-        leaves: of the step, checked.
         in_place: False for a pure step.
     """
     if leaves.outline.plain is None:
@@ -190,16 +182,14 @@ def plan(optimizer: Chain, given: Given, leaves: StepLeaves, *, in_place: bool) 
         return found[0].steps.plan(found[1].tensors, leaves)
 
 
-def learn(
+def plan_after(
     optimizer: Chain, given: Given, leaves: StepLeaves, decided: Decision, *, in_place: bool
 ) -> None:
     """Plan the runs of a step that has run and was not plain, for later steps.
 
     Args:
         optimizer: that made the step.
-        given: parameters, gradients, and the state.
         leaves: of the step; of a pure step, as they were before it.
-        decided: the decision of the step.
         in_place: False for a pure step.
     """
     if leaves.outline.plain is not None:
@@ -207,7 +197,7 @@ def learn(
     found = _steps_for(optimizer, given, leaves, in_place=in_place)
     if found is not None:
         with torch.no_grad():
-            found[0].steps.learn(found[1].tensors, leaves, decided, in_place=in_place)
+            found[0].steps.plan_after(found[1].tensors, leaves, decided, in_place=in_place)
 
 
 def _steps_for(
@@ -219,7 +209,7 @@ def _steps_for(
     if tree is None or not is_simple(tree.tensors) or not _is_planned(executor, leaves):
         return None
     with torch.no_grad():
-        for found, *_ in plans_for(_PLANS, optimizer, tree):
+        for found, *_ in _plans_for(optimizer, tree):
             if found.is_for(tree):
                 return found, tree
         if not tree.has(leaves.params, [one.position for one in leaves.leaves]):
@@ -235,11 +225,13 @@ def _steps_for(
 def _is_planned(executor: Executor, leaves: StepLeaves) -> bool:
     """Return True if kernels step some of the leaves, and all step counts are int64 on the CPU."""
     every = [one.stages for one in leaves.chains]
-    if all(executor.in_chunks(k) is executor.in_wholes(k) is None for k in every):
+    if all(executor.in_chunks(k) is executor.in_whole_leaves(k) is None for k in every):
         return False
     pairs = zip(leaves.leaves, leaves.grads, strict=True)
     plain = leaves.outline.plain is not None
-    return all(is_count(leaf.state.step) for leaf, grad in pairs if grad is not None or not plain)
+    return all(
+        is_step_count(leaf.state.step) for leaf, grad in pairs if grad is not None or not plain
+    )
 
 
 def _listed(optimizer: Chain, given: Given, *, in_place: bool) -> Tree | None:
@@ -253,12 +245,12 @@ def _listed(optimizer: Chain, given: Given, *, in_place: bool) -> Tree | None:
     params, grads, state = given
     if not in_place and isinstance(state.shared, Shared):
         state = state._replace(shared=with_opened(optimizer.links, state.shared))
-    tree = listed(optimizer, (params, grads, state), in_place=in_place)
+    tree = planned_tree_of(optimizer, (params, grads, state), in_place=in_place)
     if tree is None:
         return None
     mask = mask_of(tree.params)
     if mask is not None:
-        strays = compress(tree.grads, map(not_, mask))  # gradients of no parameter
+        strays = compress(tree.grads, map(not_, mask))  # gradients without a parameter
         if not _NOTHING.issuperset(map(type, strays)):
             return None
         tree = tree._replace(grads=list(compress(tree.grads, mask)))

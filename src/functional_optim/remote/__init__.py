@@ -7,7 +7,7 @@ from functional_optim.remote.ray_transport import RayTransport
 from functional_optim.remote.snapshot import Snapshot
 from functional_optim.remote.snapshot_module import SnapshotModule
 from functional_optim.remote.staleness import StaleError
-from functional_optim.remote.threads import ThreadTransport
+from functional_optim.remote.thread_transport import ThreadTransport
 from functional_optim.remote.transport import Transport
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Gradients of distributed autograd, and the versions of parameters that its passes began with."""
+"""Gradients of distributed autograd, and the parameter versions that its passes have read."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,82 +8,67 @@ from torch import Tensor
 from torch.distributed import autograd as dist_autograd
 
 from functional_optim._torch import current_context_id, is_valid_context
-from functional_optim.remote.exchange import Handed
-from functional_optim.remote.snapshot import packed
-from functional_optim.remote.turn import Turn
-from functional_optim.remote.versions import Lease, Versions, leaves, versions_of
+from functional_optim.remote.snapshot import pack
+from functional_optim.remote.versions import Lease, Versions, param_versions, read_all
+from functional_optim.remote.worker import ReadParams, WorkerLock
 
-TURN = Turn()
-"""One for the process: several optimizers here may have the same parameters."""
+LOCK = WorkerLock()
+"""Lock of this process: its optimizers may have parameters in common."""
 
 
-class _Kept(NamedTuple):
-    """Record of what the passes of a context read of a parameter."""
+class _ReadRecord(NamedTuple):
+    """What the passes of a context have read of one parameter."""
 
     param: Tensor
     leaf: Tensor
-    number: int
-    """The step at which it was read."""
+    version: int
+    """The version that was read."""
     lease: Lease
 
 
-_KEPT: dict[int, dict[int, _Kept]] = {}
-"""By the id of the context, and by that of the parameter. Used in turn."""
+_READS: dict[int, dict[int, _ReadRecord]] = {}
+"""Records by the id of the context and the id of the parameter. Protected by ``LOCK``."""
 
 
 def is_open(context_id: int) -> bool:
-    """Return True if this process has a part in a context that is not closed yet."""
+    """Return True if this process takes part in a context that is still open."""
     return is_valid_context(context_id)
 
 
 def read(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The version of parameters that the current context's passes have, from its first one on.
+    """Return the versions that the current context reads; its first read of a parameter fixes them.
 
-    Outside of a context, it is the version of now, which takes no gradient.
-
-    Args:
-        params: by name.
+    Outside of a context, return the current versions, which require no gradient.
     """
     context_id = current_context_id()
-    with TURN.of(_KEPT):
-        _forget()
-        kept = {} if context_id is None else _KEPT.setdefault(context_id, {})
-        new = [one for one in params.values() if id(one) not in kept or _is_over(kept[id(one)])]
-        # A lease of its own for each: an optimizer may step some of them, and another one others.
-        versions, leases = versions_of(new), [Lease() for _ in new]
-        made = leaves(new, versions, leases)
+    with LOCK.acquire(_READS):
+        for closed in [one for one in _READS if not is_open(one)]:
+            del _READS[closed]
+        kept = {} if context_id is None else _READS.setdefault(context_id, {})
+        # A lease is given back by the step: passes after the step read a new version.
+        new = [
+            one for one in params.values() if id(one) not in kept or kept[id(one)].lease.given_back
+        ]
+        # One lease for each parameter: optimizers may step different parameters.
+        versions, leases = param_versions(new), [Lease() for _ in new]
+        made = read_all(new, versions, leases)
         for param, one, leaf, lease in zip(new, versions, made, leases, strict=True):
-            kept[id(param)] = _Kept(param, leaf.tensor, one.number, lease)
+            kept[id(param)] = _ReadRecord(param, leaf.tensor, one.number, lease)
         found = {name: kept[id(param)].leaf for name, param in params.items()}
     if context_id is None:
         return {name: leaf.requires_grad_(False) for name, leaf in found.items()}
     return found
 
 
-def _is_over(kept: _Kept) -> bool:
-    """Return True if its step was made, so that further passes begin anew."""
-    return kept.lease.given_back
+class ContextExchange:
+    """Exchange with gradients of a context of this process, and readers that get copies.
 
-
-def _forget() -> None:
-    """Forget the records of closed contexts."""
-    for context_id in [one for one in _KEPT if not is_open(one)]:
-        del _KEPT[context_id]
-
-
-class InContexts:
-    """Gradients are those of a context of this process, and readers are sent copies.
-
-    A worker that had no part in a forward pass has no context of it, and no gradients. A source
-    that is no context's id is the gradients themselves.
+    A worker without a part in the forward pass has no context, and so no gradients. A source that
+    is no id of a context is the list of gradients.
     """
 
     def gradients(self, source: Any, params: Sequence[Tensor]) -> list[Tensor | None]:
-        """Return the gradients of parameters, and of the versions that passes read.
-
-        Raises:
-            RuntimeError: passes of this context read a parameter, and a version of it too.
-        """
+        """Return the gradients of parameters, or of the versions that passes have read."""
         if not isinstance(source, int):
             pairs = zip(source, params, strict=True)
             return [grad if grad is None else grad.to(param.device) for grad, param in pairs]
@@ -91,7 +76,7 @@ class InContexts:
             return [None] * len(params)
         found = dist_autograd.get_gradients(source)
         by_id = dict(zip(map(id, found), found.values(), strict=True))
-        kept = _KEPT.get(source)
+        kept = _READS.get(source)
         if not kept:
             return [*map(by_id.get, map(id, params))]
         grads = []
@@ -107,24 +92,24 @@ class InContexts:
             grads.append(of_leaf if grad is None else grad)
         return grads
 
-    def numbers(self, source: Any, params: Sequence[Tensor]) -> list[int | None] | None:
-        """The steps at which the passes of a context read parameters through a SnapshotModule."""
-        kept = _KEPT.get(source) if isinstance(source, int) else None
+    def versions_read(self, source: Any, params: Sequence[Tensor]) -> list[int | None] | None:
+        """Return the versions that the passes of a context read through a SnapshotModule."""
+        kept = _READS.get(source) if isinstance(source, int) else None
         if not kept:
             return None
         found = [kept.get(id(param)) for param in params]
-        return [None if one is None else one.number for one in found]
+        return [None if one is None else one.version for one in found]
 
-    def done(self, source: Any, params: Sequence[Tensor]) -> None:
-        """Give back what its passes read of these parameters."""
-        kept = _KEPT.get(source, {}) if isinstance(source, int) else {}
+    def release(self, source: Any, params: Sequence[Tensor]) -> None:
+        """Give back the versions of these parameters that the passes of a context read."""
+        kept = _READS.get(source, {}) if isinstance(source, int) else {}
         for one in filter(None, [kept.get(id(param)) for param in params]):
             if not one.lease.given_back:
-                # A backward pass through it raises from here on, as after any change in place.
+                # A later backward pass through the leaf raises, as after any write in place.
                 torch.autograd.graph.increment_version(one.leaf)
                 one.lease.given_back = True
 
-    def handed(self, params: Sequence[Tensor], versions: Sequence[Versions]) -> Handed:
-        """Copies, in one buffer."""
-        made = packed(params)
-        return Handed(made, None, made.data.numel())
+    def read(self, params: Sequence[Tensor], versions: Sequence[Versions]) -> ReadParams:
+        """Return copies in one buffer."""
+        made = pack(params)
+        return ReadParams(made, None, made.data.numel())

@@ -17,33 +17,33 @@ class Counters(NamedTuple):
     """
 
     steps: int
-    """Made so far."""
+    """Steps so far."""
     waits: int
-    """Steps that had to wait until another one, of whichever optimizer, was made, or until someone
-    had read."""
+    """Steps that had to wait for a step of any optimizer, or for a reader."""
     gradient_bytes: int
-    """Of all gradients that were stepped."""
+    """Bytes of all gradients of steps."""
     refused: int
     """Steps whose gradients were too old."""
     reads: int
-    """Snapshots."""
+    """Snapshots that were read."""
     read_bytes: int
-    """Of all parameters that were read."""
+    """Bytes of all parameters that were read."""
     copied_bytes: int
-    """Of parameters that were copied, for a reader or to leave a version to its readers."""
+    """Bytes of parameters that were copied, for a reader, or before a write to a parameter with
+    readers."""
     read_waits: int
-    """Snapshots that had to wait for slower trainers; the same for all workers."""
+    """Snapshots that had to wait for slower trainers; the same number for all workers."""
     staleness: Mapping[int, int]
-    """How many of the steps were made by gradients of each age. The age is the most steps that a
-    parameter that was read has made since; steps of which nobody knows it are not among them."""
+    """The number of steps with gradients of each age. The age is the largest number of steps that a
+    parameter has made since it was read. Steps with gradients of unknown age are not counted."""
 
     @property
     def max_staleness(self) -> int:
-        """The age of the oldest gradients; 0 if there were none of a known age."""
+        """Return the age of the oldest gradients; 0 if no age is known."""
         return max(self.staleness, default=0)
 
     @property
     def mean_staleness(self) -> float:
-        """The mean age of gradients; 0 if there were none of a known age."""
+        """Return the mean age of gradients; 0 if no age is known."""
         known = sum(self.staleness.values())
         return sum(age * steps for age, steps in self.staleness.items()) / known if known else 0.0

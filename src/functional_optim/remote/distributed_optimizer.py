@@ -1,73 +1,74 @@
-"""DistributedOptimizer: parameters live on workers, and are stepped where they live."""
+"""DistributedOptimizer: workers own the parameters, and step them."""
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from functional_optim.frontends.local_optimizer import Foreign, resolved, warn_of
-from functional_optim.frontends.loss_scale import record
+from functional_optim.frontends.local_optimizer import OpaqueRecipe, resolve_recipe, warn_opaque
+from functional_optim.frontends.loss_scale import record_unscale
 from functional_optim.frontends.recipe import Recipe
 from functional_optim.frontends.torch_groups import common_options
-from functional_optim.frontends.torch_schedule import guarded
-from functional_optim.remote import placing, states
-from functional_optim.remote.arranged import Arranged
+from functional_optim.frontends.torch_schedule import guard_schedules
+from functional_optim.remote.chain_groups import ChainGroups
 from functional_optim.remote.counters import Counters
-from functional_optim.remote.errors import all_of
-from functional_optim.remote.ray_transport import RayTransport, given_or_made, make_in_actor
-from functional_optim.remote.snapshot import Snapshot, joined
-from functional_optim.remote.sources import Gradients, clip, sources_of, unscale, where
+from functional_optim.remote.errors import gather_results
+from functional_optim.remote.gradient_sources import Gradients, WorkerGradients
+from functional_optim.remote.placement import PlacedGroup, Placement, place_params, place_rrefs
+from functional_optim.remote.ray_transport import RayTransport, make_actor_worker, resolve_transport
+from functional_optim.remote.snapshot import Snapshot, build_snapshot
 from functional_optim.remote.staleness import StalenessLimit, WhenStale
-from functional_optim.remote.threads import ThreadTransport, make_worker
-from functional_optim.remote.torch_rpc import torch_rpc
-from functional_optim.remote.transport import START_SECONDS, Transport
-from functional_optim.remote.workers import Sources, Workers
+from functional_optim.remote.state_dicts import merge_state_dicts, split_state_dict
+from functional_optim.remote.thread_transport import ThreadTransport, make_worker
+from functional_optim.remote.transport import START_SECONDS, Transport, load_torch_rpc
+from functional_optim.remote.workers import Workers
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
-    """torch's ``DistributedOptimizer``: one optimizer on each worker, over the parameters there.
+    """torch's ``DistributedOptimizer``: one optimizer on each worker, over its parameters.
 
-    A step hands every worker its own gradients, and the workers step at once:
+    A step sends each worker the gradients of its parameters. All workers step at the same time:
 
         on each worker w:   p_w, s_w = rule(p_w, g_w, s_w)
 
-    with the numbers of one process that had all parameters, bit for bit. Gradients are those of a
-    distributed autograd context, or are given; never ``.grad``. A parameter without one is left
-    alone, its step count too. Several threads and optimizers may step at once: on a worker, steps
-    are made one by one, each whole; over threads and Ray, and over RPC where a step needs totals or
-    the optimizer is composed, in the same order on all workers.
+    The result equals, bit for bit, a step of one process with all parameters. Gradients come from a
+    distributed autograd context or from the caller, never from ``.grad``. A parameter without a
+    gradient does not change, and its step count does not either. Several threads and optimizers may
+    step at the same time. Each worker completes one step before it starts the next. All workers
+    make the steps in the same order over threads and Ray. Over RPC this holds if a step needs
+    totals or the optimizer is composed.
 
-    A step writes to parameters in place, and fails the backward pass of whoever is between forward
-    and backward then. Where several trainers share parameters, let each read a :meth:`snapshot`, or
-    over RPC, where modules are on the workers, put each into a ``SnapshotModule``.
+    A step writes to parameters in place. So a backward pass fails if another trainer steps after
+    its forward pass. If several trainers share parameters, each reads a :meth:`snapshot`. Over RPC,
+    if modules are on the workers, put each module into a ``SnapshotModule``.
 
-    It is a ``torch.optim.Optimizer``: options are read from ``param_groups`` at every step, so
-    that any lr_scheduler works. What has a functional equivalent is stepped by that, bit for bit as
-    torch's for-loop; any other class is made on the workers as it is, with one warning.
+    The class is a ``torch.optim.Optimizer``. Each step reads the options in ``param_groups``, so
+    any lr_scheduler works. A class with a functional equivalent is stepped by that equivalent, with
+    the bits of torch's for-loop. Any other class is built on the workers as it is, with one
+    warning.
 
     Args:
-        optimizer_class: a class of torch.optim, or a registered one; one of our optimizers, or a
-            constructor of one, such as ``adamw``; or any class that takes parameters and has
-            ``step()``. A class must be importable on the workers.
+        optimizer_class: a class of torch.optim, or a registered class; one of our optimizers, or
+            its constructor, such as ``adamw``; or any class that takes parameters and has
+            ``step()``. The workers must be able to import a class.
         params_rref: RRefs to parameters, (name, RRef) pairs, or parameter groups of them. The
-            worker that owns an RRef's value steps it. Without names, "1.0" is the first parameter
-            of the second group.
-        args, kwargs: the class's arguments after ``params``.
-        start_timeout: seconds for each worker to import what it needs and make its optimizer; above
-            0, ten minutes by default. A call has the time-out of ``init_rpc``.
+            worker that owns the value of an RRef steps it. Without names, "1.0" is the first
+            parameter of the second group.
+        args, kwargs: arguments of the class after ``params``.
+        start_timeout: seconds for each worker to import modules and build its optimizer. Must be
+            above 0; ten minutes by default. A call has the time-out of ``init_rpc``.
 
     Attributes:
-        is_functional_optim: whether the class has a functional equivalent.
+        is_functional_optim: True if the class has a functional equivalent.
 
     Raises:
-        TypeError: something that is no RRef, or no optimizer; an option that the class lacks.
-        ValueError: no parameters, one twice, a value out of bounds.
+        TypeError: an argument is no RRef or no optimizer, or the class lacks an option.
+        ValueError: there are no parameters, a parameter occurs twice, or a value is out of bounds.
         RuntimeError: torch's RPC is not initialised.
-        WorkerError: workers failed; it has the errors of all of them. It is a ValueError too where
-            all of those are, and a TypeError likewise.
+        WorkerError: workers failed; it has the errors of all of them. It is also a ValueError or a
+            TypeError if all of these errors are.
 
     Over RPC, inside a process that called ``init_rpc``::
 
@@ -99,42 +100,38 @@ class DistributedOptimizer(torch.optim.Optimizer):
         start_timeout: float = START_SECONDS,
         **kwargs: Any,
     ) -> None:
-        rpc = torch_rpc()
-        groups = placing.from_rrefs(params_rref, rpc.is_rref, rpc.owner_of, rpc.likes_of)
-        found = resolved(optimizer_class, args, kwargs)
-        self._begin(found, groups, rpc.RpcTransport(start_timeout=start_timeout), rpc.make_worker)
+        rpc = load_torch_rpc()
+        groups = place_rrefs(params_rref, rpc.is_rref, rpc.fetch_meta_tensors)
+        recipe = resolve_recipe(optimizer_class, args, kwargs)
+        transport = rpc.RpcTransport(start_timeout=start_timeout)
+        self._start_workers(recipe, groups, transport, rpc.make_worker)
 
     @classmethod
     def over_threads(
-        cls,
-        optimizer_class: Any,
-        params: Any,
-        placement: placing.Placement,
-        *args: Any,
-        **kwargs: Any,
+        cls, optimizer_class: Any, params: Any, placement: Placement, *args: Any, **kwargs: Any
     ) -> "DistributedOptimizer":
-        """An optimizer whose workers are threads of this process.
+        """Return an optimizer whose workers are threads of this process.
 
-        They step without the GIL where the chain is compiled, so several may at once, and one may
-        while Python goes on. Nothing is copied: parameters stay the objects that they are.
+        Compiled chains step without the GIL, so several workers can step while Python continues.
+        Nothing is copied: the workers step the caller's own parameters.
 
         Args:
             optimizer_class: as for the class.
             params: a module, its named parameters, or parameter groups of (name, parameter) pairs.
             placement: the worker of each parameter, by name; or a plan, such as
                 ``sharding.plan(model, 4)``, whose rank 1 becomes the worker "rank1".
-            args, kwargs: the class's arguments after ``params``.
+            args, kwargs: arguments of the class after ``params``.
 
         Returns:
             A DistributedOptimizer; its steps take gradients. :meth:`close` ends its threads.
 
         Raises:
-            TypeError, ValueError: as for the class; a parameter placed nowhere, or cut by the plan.
+            TypeError, ValueError: as for the class; or a parameter has no worker, or the plan
+                divides it.
         """
-        made = cls.__new__(cls)
-        groups = placing.from_placement(params, placement)
-        found = resolved(optimizer_class, args, kwargs)
-        made._begin(found, groups, ThreadTransport(), make_worker)  # noqa: SLF001  of this class
+        made, groups = cls.__new__(cls), place_params(params, placement)
+        recipe = resolve_recipe(optimizer_class, args, kwargs)
+        made._start_workers(recipe, groups, ThreadTransport(), make_worker)  # noqa: SLF001
         return made
 
     @classmethod
@@ -142,150 +139,150 @@ class DistributedOptimizer(torch.optim.Optimizer):
         cls,
         optimizer_class: Any,
         params: Any,
-        placement: placing.Placement,
+        placement: Placement,
         *args: Any,
         transport: RayTransport | None = None,
         start_timeout: float | None = None,
         **kwargs: Any,
     ) -> "DistributedOptimizer":
-        """An optimizer whose workers are Ray actors: ``pip install "functional-optim[ray]"``.
+        """Return an optimizer whose workers are Ray actors, on the CPU.
 
-        Parameters are copied to the actors, on the CPU, and live there from then on; those here
-        stay as they are. Read them by :meth:`snapshot`; :meth:`close` ends the actors. Each call is
-        one flat buffer for each worker, on one machine in Ray's shared memory. A lost actor is a
-        WorkerError with its name; ``snapshot`` and ``state_dict(workers=...)`` save the others.
+        It needs ``pip install "functional-optim[ray]"``. The actors step copies of the parameters,
+        and the caller's parameters do not change: read the copies by :meth:`snapshot`.
+        :meth:`close` ends the actors. Each call sends one flat buffer to each worker, through Ray's
+        shared memory on one machine. If an actor is lost, a WorkerError names it; ``snapshot`` and
+        ``state_dict(workers=...)`` save everything on the other actors.
 
         Args:
-            transport: for actors with options, another limit than 60 s for a call, or actors that
-                several optimizers share; :meth:`close` leaves it open.
-            start_timeout: seconds for each actor to start and to make its optimizer; above 0, ten
-                minutes by default. A transport that is given has its own.
+            transport: for actors with options, for another limit than 60 s per call, or for actors
+                that several optimizers share. :meth:`close` does not close this transport.
+            start_timeout: seconds for each actor to start and to build its optimizer. Must be above
+                0; ten minutes by default. Not allowed with ``transport``, which has its own.
             optimizer_class, params, placement, args, kwargs: as for :meth:`over_threads`.
 
         Raises:
             ImportError, RuntimeError: Ray is not installed; ``ray.init`` was not called.
             TypeError, ValueError, WorkerError: as for the class and :meth:`over_threads`.
         """
-        made, own = cls.__new__(cls), transport is None
-        groups = placing.from_placement(params, placement)
-        found = resolved(optimizer_class, args, kwargs)
-        transport = given_or_made(transport, start_timeout)
-        made._begin(found, groups, transport, make_in_actor, close=own)  # noqa: SLF001  of this class
+        made, groups, close = cls.__new__(cls), place_params(params, placement), transport is None
+        recipe = resolve_recipe(optimizer_class, args, kwargs)
+        actors = resolve_transport(transport, start_timeout)
+        made._start_workers(recipe, groups, actors, make_actor_worker, close=close)  # noqa: SLF001
         return made
 
-    def _begin(
+    def _start_workers(
         self,
-        found: Recipe | Foreign,
-        groups: Sequence[placing.PlacedGroup],
+        recipe: Recipe | OpaqueRecipe,
+        groups: Sequence[PlacedGroup],
         transport: Transport,
-        make: Callable[..., Any],
+        make_worker: Callable[..., Any],
         *,
         close: bool = True,
     ) -> None:
-        """Make the optimizers on all workers."""
-        self.is_functional_optim = not isinstance(found, Foreign)
-        if isinstance(found, Foreign):
-            warn_of(found, stacklevel=3)
-        own = self._arranged = Arranged(groups, found)
-        self._workers = Workers(transport, own.groups, make, own.found, close=close)
-        self._order, self._limit = threading.RLock(), StalenessLimit()
+        """Build the optimizers on all workers."""
+        self.is_functional_optim = not isinstance(recipe, OpaqueRecipe)
+        if isinstance(recipe, OpaqueRecipe):
+            warn_opaque(recipe, stacklevel=3)
+        own = self._chain_groups = ChainGroups(groups, recipe)
+        self._workers = Workers(transport, own.groups, make_worker, own.recipe, close=close)
+        self._send_lock, self._limit = threading.RLock(), StalenessLimit()
         self._built = False
-        defaults = {} if isinstance(found, Foreign) else dict(found.defaults)
-        options = self._workers.first_options()
-        super().__init__(list(map(placing.torch_group, own.groups, options)), defaults)
+        defaults = {} if isinstance(recipe, OpaqueRecipe) else dict(recipe.defaults)
+        options = self._workers.initial_options()
+        super().__init__(list(map(PlacedGroup.to_torch, own.groups, options)), defaults)
         self.defaults = defaults or common_options(options, options)
-        self.state.update(placing.empty_entries(self.param_groups))
+        # The state is on the workers. torch.distributed.checkpoint.state_dict makes a step if
+        # ``optimizer.state`` has no entries.
+        self.state.update({one: {} for group in self.param_groups for one in group["params"]})
         self._built = True
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """The names of the workers that own parameters."""
-        return tuple(self._workers.shares)
+        """Return the names of the workers that own parameters."""
+        return tuple(self._workers.worker_groups)
 
     @property
     def remote_optimizers(self) -> list[Any]:
-        """The handle of each worker's optimizer: over RPC an RRef."""
+        """Return the handle of each worker's optimizer: over RPC an RRef."""
         return list(self._workers.handles.values())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Groups are made with the optimizer.
-
-        Raises:
-            NotImplementedError: it was made already.
-        """
+        """Raise NotImplementedError after construction: give all groups to the constructor."""
         if self._built:
             raise NotImplementedError(
                 "groups cannot be added to a DistributedOptimizer: make one with all groups, and "
                 "load the state_dict() of this one into it"
             )
-        self.param_groups.append(guarded(param_group, self.defaults))
+        self.param_groups.append(guard_schedules(param_group, self.defaults))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Nothing: each context, or each call of :meth:`step`, has gradients of its own."""
+        """Do nothing: each context, or each call of :meth:`step`, has its own gradients."""
 
     def step(  # type: ignore[override]  # as torch's has it
         self, context_id: Gradients, snapshot: Snapshot | None = None
     ) -> None:
-        """Step on every worker, at once; return when all steps are made.
+        """Step on all workers at the same time; return when all steps are complete.
 
         Args:
-            context_id: of the distributed autograd context that holds the gradients; or the
+            context_id: the id of the distributed autograd context with the gradients; or the
                 gradients, in a list, or in a mapping by name.
-            snapshot: from which they were computed; it is given back.
+            snapshot: the snapshot that the gradients were computed from. The step closes it.
 
         Raises:
-            TypeError, ValueError: gradients that do not fit; nothing is changed then.
-            RuntimeError: a context that is not open here.
-            WorkerError: options that no worker can take, and none steps; or workers failed or gave
-                no answer (one of these may have made the step), and the others have made it. It is
-                a StaleError where gradients are older than :meth:`limit_staleness` allows.
+            TypeError, ValueError: gradients that do not fit. Nothing changes.
+            RuntimeError: the context is not open in this process.
+            WorkerError: a worker cannot use the options, and no worker steps. Or workers failed or
+                gave no answer (such a worker may have stepped), and all other workers have stepped.
+                It is a StaleError if gradients are older than :meth:`limit_staleness` allows.
         """
-        sources = self._sources(context_id)
-        with self._limit.one_step(snapshot):
-            taken = self._limit.taken(snapshot, self.workers)
-            with self._order:  # the steps of one optimizer go to all workers in one order
-                self._arranged.check(self.param_groups)
-                asked = self._workers.send_step(sources, self.param_groups, taken)
-            self._workers.answers(asked)
+        sources = self._locate(context_id).sources
+        with self._limit.track_step(snapshot):
+            versions = self._limit.gradient_versions(snapshot, self.workers)
+            with self._send_lock:  # all workers get the steps of one optimizer in the same order
+                self._chain_groups.check_options(self.param_groups)
+                pending = self._workers.send_step(sources, self.param_groups, versions)
+            self._workers.gather(pending)
 
     def snapshot(self, *, workers: Collection[str] | None = None) -> Snapshot:
-        """The parameters of all workers as they are now, which no step changes.
+        """Return a copy-on-write snapshot of all parameters, which no step changes.
 
-        Over threads and Ray, of steps of this optimizer it has all of one on all workers, or
-        nothing. Over threads it shares memory with the parameters as long as no step comes while
-        someone reads; otherwise each worker sends a copy, in one buffer.
+        Over threads and Ray, a snapshot contains each step of this optimizer either on all workers
+        or on none. Over threads, it shares memory with the parameters until a step writes to them.
+        Otherwise each worker sends a copy in one buffer.
 
         Args:
-            workers: of these alone, where others are lost.
+            workers: read these workers only, for example if other workers are lost.
 
         Returns:
-            A :class:`Snapshot`, of this trainer's own. Hand it to :meth:`step` with the gradients.
+            A :class:`Snapshot` for one trainer. Pass it to :meth:`step` with the gradients.
 
         Raises:
             ValueError, WorkerError: no such worker; workers failed or gave no answer.
         """
-        chosen = self._workers.chosen(workers)
-        order = [one.name for one in self._arranged.given if one.worker in chosen]
-        with self._limit.reading() as leave:
-            with self._order:
+        chosen = self._workers.select(workers)
+        order = [one.name for one in self._chain_groups.params if one.worker in chosen]
+        with self._limit.track_reading() as leave:
+            with self._send_lock:
                 futures = self._workers.send_read(chosen)
-            return joined(all_of("snapshot", futures), self._workers.names, order, leave)
+            readings = gather_results("snapshot", futures)
+            return build_snapshot(readings, self._workers.names, order, leave)
 
     def limit_staleness(self, max_staleness: int | None, when_stale: WhenStale = "refuse") -> None:
-        """Bound how many steps old gradients may be: those made since their snapshot was read.
+        """Limit the age of gradients: the number of steps since their snapshot was read.
 
-        That holds for gradients of a snapshot, and for those of a context whose passes ran through
-        a ``SnapshotModule``; of others nobody knows the age.
+        The limit applies to gradients of a snapshot, and to gradients of a context whose passes ran
+        through a ``SnapshotModule``. The age of other gradients is unknown.
 
         Args:
-            max_staleness: s, at least 0; None for no bound.
-            when_stale: ``"refuse"``: a step that is too old raises, and no worker makes it (if
-                another optimizer's step comes between, some may have). ``"wait"``:
-                :meth:`snapshot`, and a step without one, wait before that can happen, until slower
-                trainers have stepped, closed or lost their snapshots. That is among the trainers
-                that share this optimizer; what other optimizers make too old, and what contexts
-                read, is refused. Who holds a snapshot must hand it to its step, or close it, before
-                it asks for another one, or it waits for itself.
+            max_staleness: s, at least 0; None for no limit.
+            when_stale: ``"refuse"``: a step with older gradients raises, and no worker makes it.
+                (If a step of another optimizer comes between, some workers may have made it.)
+                ``"wait"``: :meth:`snapshot`, and a step without a snapshot, wait until no gradient
+                can become too old: until slower trainers have stepped, closed or lost their
+                snapshots. This applies to trainers that share this optimizer. Gradients that steps
+                of other optimizers make too old, and gradients of contexts, are refused. A trainer
+                must pass its snapshot to a step, or close it, before it asks for another snapshot;
+                otherwise it waits for itself.
 
         Raises:
             TypeError, ValueError: another value.
@@ -305,58 +302,57 @@ class DistributedOptimizer(torch.optim.Optimizer):
             n = (sum over all workers, over all elements, of |g|^p)^(1/p)
             g = g * min(1, c / (n + 1e-6))
 
-        Call it before :meth:`step`. Each worker sends one number for each parameter, and they are
-        summed in the order of the parameters, so the norm does not depend on who owns what.
+        Call it before :meth:`step`. Each worker sends one number for each parameter. The numbers
+        are summed in the order of the parameters, so the norm does not depend on the placement.
 
         Args:
             gradients: as for :meth:`step`; they are changed in place.
             max_norm: the largest norm, c.
             norm_type: p, above 0; may be infinite.
-            error_if_nonfinite: raise where the norm is NaN or infinite.
+            error_if_nonfinite: raise if the norm is NaN or infinite.
 
         Returns:
-            The norm before, a 0-d float64 tensor.
+            The norm before clipping, a 0-d float64 tensor.
 
         Raises:
-            ValueError: ``norm_type`` is not above 0, or ``max_norm`` below 0.
-            RuntimeError: the norm is not finite, where that is to be an error.
+            ValueError: ``norm_type`` is not above 0, or ``max_norm`` is below 0.
+            RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is True.
         """
-        sources, there = self._sources(gradients), where(gradients, self._workers)
-        return clip(sources, there, self._workers, max_norm, norm_type, error_if_nonfinite)
+        located = self._locate(gradients)
+        return located.clip(max_norm, norm_type, error_if_nonfinite=error_if_nonfinite)
 
     def unscale_(self, gradients: Gradients, scaler: torch.amp.GradScaler) -> bool:
-        """Divide the gradients of all workers by GradScaler's scale, and tell it what was found.
+        """Divide the gradients of all workers by GradScaler's scale, and record if all are finite.
 
-        ``scaler.unscale_(optimizer)`` looks for ``.grad``; this takes its place::
+        ``scaler.unscale_(optimizer)`` reads ``.grad``. Use this method instead::
 
             optimizer.unscale_(context_id, scaler)
             scaler.step(optimizer, context_id)
             scaler.update()
 
-        and where some gradient on some worker is not finite, no worker steps.
+        If a gradient on any worker is not finite, no worker steps.
 
         Args:
             gradients: as for :meth:`step`; they are changed in place.
-            scaler: that scaled the loss.
+            scaler: the scaler of the loss.
 
         Returns:
-            Whether some element is not finite.
+            True if an element is not finite.
 
         Raises:
-            RuntimeError: called twice for one step, or no loss was scaled by this scaler.
+            RuntimeError: called twice for one step, or this scaler has scaled no loss.
         """
-        sources, there = self._sources(gradients), where(gradients, self._workers)
-        return record(scaler, self, partial(unscale, sources, there))
+        return record_unscale(scaler, self, self._locate(gradients).unscale)
 
     def state_dict(self, *, workers: Collection[str] | None = None) -> dict[str, Any]:
-        """Options and state of all workers: torch's form, and who had what.
+        """Return the options and state of all workers in torch's format, and the placement.
 
-        Parameters are numbered group by group, as torch numbers them, so that the torch.optim class
-        loads it, and an optimizer whose parameters are on other workers.
+        Parameters are numbered group by group, as in torch. So the torch.optim class can load the
+        state dict, and so can an optimizer with another placement.
 
         Args:
-            workers: of these alone, where others are lost. What is missing under "state" can be
-                taken from an earlier state dict.
+            workers: ask these workers only, for example if other workers are lost. Take the missing
+                entries of "state" from an earlier state dict.
 
         Returns:
             ``{"state": ..., "param_groups": ..., "workers": {worker: names of its parameters}}``;
@@ -365,36 +361,37 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError, WorkerError: no such worker; workers failed or gave no answer.
         """
-        chosen, groups = self._workers.chosen(workers), self._arranged.groups
-        with self._order:
+        chosen, groups = self._workers.select(workers), self._chain_groups.groups
+        with self._send_lock:
             parts = self._workers.state_dicts(self.param_groups, chosen)
-            return states.merged(parts, self._workers.shares, groups, self.param_groups)
+            return merge_state_dicts(parts, self._workers.worker_groups, groups, self.param_groups)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what :meth:`state_dict` or the equivalent torch.optim class wrote.
+        """Load a state dict of :meth:`state_dict` or of the equivalent torch.optim class.
 
-        Parameters may be on other workers than they were. They are matched by name where both
-        sides have names, and otherwise by their place, as in torch.
+        The placement of parameters may differ. Parameters are matched by name if both sides have
+        names, otherwise by their index, as in torch.
 
         Raises:
             ValueError: other groups or parameters.
-            WorkerError: a state that does not fit; all workers are as they were before.
+            WorkerError: a state does not fit. All workers keep the state that they had.
         """
-        parts, options = states.cut(state_dict, self._workers.shares, self._arranged.groups)
-        with self._order:
+        parts, options = split_state_dict(
+            state_dict, self._workers.worker_groups, self._chain_groups.groups
+        )
+        with self._send_lock:
             self._workers.load(parts)
             for number, (own, group) in enumerate(zip(options, self.param_groups, strict=True)):
-                group.update(self._arranged.options_in(own, group))
-                self.param_groups[number] = guarded(group, self.defaults)
+                group.update(self._chain_groups.loaded_options(own, group))
+                self.param_groups[number] = guard_schedules(group, self.defaults)
 
     def counters(self) -> dict[str, Counters]:
         """Return the counters of this optimizer, by worker: steps, waits, bytes, staleness."""
         return self._workers.counters(self._limit.waits)
 
     def close(self) -> None:
-        """Let go of the workers; threads and actors end. Steps that were sent are made first."""
+        """Release the workers, and end threads and actors, after the steps that were sent."""
         self._workers.close()
 
-    def _sources(self, gradients: Gradients) -> Sources:
-        """Return the checked source of gradients of each worker."""
-        return sources_of(gradients, self._workers, self._arranged)
+    def _locate(self, gradients: Gradients) -> WorkerGradients:
+        return WorkerGradients(gradients, self._workers, self._chain_groups)

@@ -1,4 +1,4 @@
-"""Errors of workers, all of them, each with its worker's name."""
+"""Errors of workers: all of them in one error, with the names of the workers."""
 
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -10,14 +10,14 @@ from functional_optim.remote.staleness import StaleError
 class WorkerError(RuntimeError):
     """Failure of one or several workers.
 
-    Where all of them raised a ValueError, all a TypeError, or all a StaleError, it is one too.
+    It is also a ValueError, a TypeError or a StaleError if all errors of the workers are.
 
     Attributes:
-        errors: what each of them raised, by worker.
+        errors: the error of each worker, by name.
 
     Example::
 
-        >>> raise failed("step", {"ps1": ValueError("lr is NaN")}, 3)
+        >>> raise worker_error("step", {"ps1": ValueError("lr is NaN")}, 3)
         Traceback (most recent call last):
             ...
         functional_optim.remote.errors.WorkerValueError: step failed on 1 of 3 workers:
@@ -33,25 +33,19 @@ class WorkerError(RuntimeError):
 
 
 class WorkerValueError(WorkerError, ValueError):
-    """All of them raised a ValueError."""
+    """WorkerError if all workers raised a ValueError."""
 
 
 class WorkerTypeError(WorkerError, TypeError):
-    """All of them raised a TypeError."""
+    """WorkerError if all workers raised a TypeError."""
 
 
 class WorkerStaleError(WorkerError, StaleError):
-    """All of them were given gradients that are too old."""
+    """WorkerError if the gradients of all workers are too old."""
 
 
-def failed(what: str, errors: Mapping[str, BaseException], workers: int) -> WorkerError:
-    """The error for what workers raised.
-
-    Args:
-        what: was being done.
-        errors: by worker.
-        workers: how many there are.
-    """
+def worker_error(what: str, errors: Mapping[str, BaseException], workers: int) -> WorkerError:
+    """Return the error for an operation that raised ``errors`` on some of several workers."""
     lines = [f"{what} failed on {len(errors)} of {workers} workers:"]
     lines += [f"  {name}: {type(one).__name__}: {one}" for name, one in errors.items()]
     found = list(errors.values())
@@ -67,26 +61,22 @@ def failed(what: str, errors: Mapping[str, BaseException], workers: int) -> Work
     return made
 
 
-def all_of(what: str, futures: Mapping[str, "Future[Any]"]) -> dict[str, Any]:
-    """Return the results of all workers, once all have answered.
-
-    Args:
-        what: they were asked to do, for errors.
-        futures: by worker.
+def gather_results(what: str, futures: Mapping[str, "Future[Any]"]) -> dict[str, Any]:
+    """Return the results of an operation on all workers, after all workers have answered.
 
     Raises:
-        WorkerError: some failed; it holds the errors of all of them.
+        WorkerError: some workers failed; it holds the errors of all of them.
     """
-    results, errors = settled(futures)
+    results, errors = collect_results(futures)
     if errors:
-        raise failed(what, errors, len(futures))
+        raise worker_error(what, errors, len(futures))
     return results
 
 
-def settled(
+def collect_results(
     futures: Mapping[str, "Future[Any]"],
 ) -> tuple[dict[str, Any], dict[str, BaseException]]:
-    """Return the results and the errors of workers, once all have answered."""
+    """Return the results and the errors of workers, after all workers have answered."""
     results: dict[str, Any] = {}
     errors: dict[str, BaseException] = {}
     for worker, future in futures.items():

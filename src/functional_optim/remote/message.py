@@ -1,6 +1,6 @@
 """Message of a call: all tensors in one flat buffer, and the rest pickled.
 
-What is decoded lies in that buffer: who keeps or writes a tensor that others see copies it.
+Decoded tensors are views of that buffer. Copy them before you write to them or keep them.
 """
 
 import io
@@ -11,78 +11,76 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import indices_of, values_of
-from functional_optim.remote.snapshot import Packed, packed, unpacked
+from functional_optim.remote.snapshot import Packed, pack, unpack
 
 
 class Message(NamedTuple):
-    """Message that is sent."""
+    """Message of a call."""
 
     head: bytes
-    """By pickle, with the numbers of tensors in their places, and the tensors' kinds."""
+    """The pickled value, with numbers in place of tensors, and the specs of the tensors."""
     data: Tensor
-    """All tensors: bytes, on the CPU."""
+    """All tensors, as bytes, on the CPU."""
 
 
-class TensorsAside(pickle.Pickler):
-    """Puts dense tensors aside; one that comes twice has one place."""
+class TensorPickler(pickle.Pickler):
+    """Pickler that replaces each dense tensor by a number."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=5)
         self.tensors: list[Tensor] = []
-        self._places: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
 
     def persistent_id(self, value: Any) -> int | None:
-        """The place of a dense tensor."""
         if not isinstance(value, Tensor) or value.layout != torch.strided:
             return None
-        if id(value) not in self._places:
-            self._places[id(value)] = len(self.tensors)
+        if id(value) not in self._numbers:
+            self._numbers[id(value)] = len(self.tensors)
             self.tensors.append(value)
-        return self._places[id(value)]
+        return self._numbers[id(value)]
 
     def reducer_override(self, value: Any) -> Any:
-        """A sparse tensor by its two dense parts."""
+        """Reduce a sparse tensor to its two dense parts."""
         if isinstance(value, Tensor) and value.layout == torch.sparse_coo:
-            # indices() and values() want it coalesced.
+            # The methods indices() and values() raise unless the tensor is coalesced.
             parts = indices_of(value), values_of(value)
             return _sparse, (*parts, tuple(value.shape), value.is_coalesced())
         return NotImplemented
 
 
-def encoded(value: Any, pickler: type[TensorsAside] = TensorsAside) -> Message:
-    """A message of anything that the pickler can write; its tensors are copied once.
+def encode(value: Any, pickler: type[TensorPickler] = TensorPickler) -> Message:
+    """Return a message of any value that the pickler supports. Its tensors are copied once.
 
     Example::
 
-        >>> message = encoded({"first": torch.ones(2), "second": torch.zeros(3)})
-        >>> decoded(message)
+        >>> message = encode({"first": torch.ones(2), "second": torch.zeros(3)})
+        >>> decode(message)
         {'first': tensor([1., 1.]), 'second': tensor([0., 0., 0.])}
-        >>> message.data.nbytes  # each begins at a multiple of 16 bytes
+        >>> message.data.nbytes  # each tensor starts at a multiple of 16 bytes
         32
     """
     file = io.BytesIO()
     writer = pickler(file)
     writer.dump(value)
-    made = packed(writer.tensors)
-    return Message(pickle.dumps((file.getvalue(), made.kinds), protocol=5), made.data)
+    made = pack(writer.tensors)
+    return Message(pickle.dumps((file.getvalue(), made.specs), protocol=5), made.data)
 
 
-def decoded(message: Message) -> Any:
-    """Decode a message. Dense tensors are contiguous, leaves of autograd, on the CPU."""
-    body, kinds = pickle.loads(message.head)  # noqa: S301  from a process that takes part
-    return _Unpickler(io.BytesIO(body), unpacked(Packed(message.data, kinds))).load()
+def decode(message: Message) -> Any:
+    """Decode a message. Dense tensors are contiguous leaves of autograd on the CPU."""
+    body, specs = pickle.loads(message.head)  # noqa: S301  from a process that takes part
+    return _Unpickler(io.BytesIO(body), unpack(Packed(message.data, specs))).load()
 
 
 class _Unpickler(pickle.Unpickler):
-    """Puts them back."""
+    """Unpickler that replaces numbers by tensors."""
 
     def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
         super().__init__(file)
         self._tensors = tensors
 
-    def persistent_load(self, place: int) -> Tensor:
-        """The tensor that was put aside."""
-        return self._tensors[place]
+    def persistent_load(self, number: int) -> Tensor:
+        return self._tensors[number]
 
 
 def _sparse(indices: Tensor, values: Tensor, shape: tuple[int, ...], is_coalesced: bool) -> Tensor:

@@ -1,82 +1,80 @@
-"""Options of parameter groups on their way to workers: they travel when they have changed."""
+"""Options of parameter groups, sent to workers only if they have changed."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from functional_optim.core.known_options import KnownOptions
+from functional_optim.core.option_cache import OptionCache
 from functional_optim.frontends.torch_groups import NOT_OPTIONS, options_of
 
 
-class Numbered(NamedTuple):
-    """The options of a worker's groups, and their version."""
+class VersionedOptions(NamedTuple):
+    """Options of a worker's groups, and their version."""
 
     version: int
     groups: list[dict[str, Any]]
 
 
-Sent = int | Numbered
-"""What a worker is sent: the version alone, where it has acknowledged that."""
+Sent = int | VersionedOptions
+"""The options, or their version alone if the worker has acknowledged that version."""
 
 
 class MissingOptionsError(LookupError):
-    """A worker was sent the version alone of options that it does not have; nothing is changed."""
+    """Error of a worker that lacks the options of a version. Nothing has changed."""
 
 
-class AcknowledgedOptions:
-    """The options of all groups, as workers have acknowledged them.
+class OptionsSender:
+    """Options of all groups, and the version that each worker has acknowledged.
 
-    A version is one set of values. Values that may change inside, such as a tensor, are taken for
-    new ones each time. Calls are made by one thread at a time, but for :meth:`acknowledge`.
-
-    Args:
-        numbers: for each worker, which groups have parameters there.
+    A version is one set of values. Values that may be changed in place, such as tensors, always
+    count as new. All methods except :meth:`acknowledge` are called by one thread at a time.
+    ``numbers`` has the indices of each worker's groups.
 
     Example::
 
-        >>> options = AcknowledgedOptions({"ps0": [0]})
+        >>> options = OptionsSender({"ps0": [0]})
         >>> group = {"params": [], "lr": 0.1}
-        >>> first = options.now([group])["ps0"]
+        >>> first = options.current([group])["ps0"]
         >>> first.groups
         [{'lr': 0.1}]
-        >>> options.brief("ps0", first).groups
+        >>> options.encode("ps0", first).groups
         [{'lr': 0.1}]
         >>> options.acknowledge("ps0", first)
-        >>> options.brief("ps0", options.now([group])["ps0"])
+        >>> options.encode("ps0", options.current([group])["ps0"])
         1
         >>> group["lr"] = 0.5
-        >>> options.brief("ps0", options.now([group])["ps0"]).groups
+        >>> options.encode("ps0", options.current([group])["ps0"]).groups
         [{'lr': 0.5}]
     """
 
     def __init__(self, numbers: Mapping[str, Sequence[int]]) -> None:
         self._numbers = numbers
         self._version = 0
-        self._known = KnownOptions(beside=NOT_OPTIONS)
-        self._current: dict[str, Numbered] = {}
+        self._cache = OptionCache(other_keys=NOT_OPTIONS)
+        self._current: dict[str, VersionedOptions] = {}
         self._acknowledged = dict.fromkeys(numbers, 0)
 
-    def now(self, groups: Sequence[Mapping[str, Any]]) -> dict[str, Numbered]:
-        """The options of each worker's groups, as they are now."""
-        if self._known.hold(groups):
+    def current(self, groups: Sequence[Mapping[str, Any]]) -> dict[str, VersionedOptions]:
+        """Return the current options of each worker's groups."""
+        if self._cache.is_current(groups):
             return self._current
-        self._known.learn(groups)
+        self._cache.store(groups)
         every = [options_of(group) for group in groups]
         self._version += 1
         self._current = {
-            worker: Numbered(self._version, [every[number] for number in own])
+            worker: VersionedOptions(self._version, [every[number] for number in own])
             for worker, own in self._numbers.items()
         }
         return self._current
 
-    def brief(self, worker: str, options: Numbered) -> Sent:
-        """The version alone, where the worker has acknowledged it."""
+    def encode(self, worker: str, options: VersionedOptions) -> Sent:
+        """Return the version alone if the worker has acknowledged it, else the options."""
         version = options.version
         return version if self._acknowledged[worker] == version else options
 
-    def acknowledge(self, worker: str, options: Numbered) -> None:
-        """A worker has made a call with these options."""
+    def acknowledge(self, worker: str, options: VersionedOptions) -> None:
+        """Record that a worker has made a call with these options."""
         self._acknowledged[worker] = max(self._acknowledged[worker], options.version)
 
-    def renew(self) -> None:
-        """Workers were given other options by a state dict: the next ones are a new version."""
-        self._known.forget()
+    def invalidate(self) -> None:
+        """Start a new version: a state dict has changed the options of the workers."""
+        self._cache.clear()

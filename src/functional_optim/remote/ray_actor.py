@@ -1,28 +1,78 @@
-"""Ray actor: a worker, and the optimizer over its parameters."""
+"""Ray actor: a worker and its optimizer, and the messages that it exchanges."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+from ray import cloudpickle
 from torch import Tensor
 
-from functional_optim.frontends.local_optimizer import Foreign
+from functional_optim.frontends.local_optimizer import OpaqueRecipe
 from functional_optim.frontends.recipe import Recipe
 from functional_optim.frontends.torch_checkpoint import own_copy
-from functional_optim.remote.answers import sendable
-from functional_optim.remote.exchange import Handed
-from functional_optim.remote.ray_message import RayMessage, decoded, encoded
-from functional_optim.remote.turn import Turn
+from functional_optim.remote import message
+from functional_optim.remote.futures import encode_error
+from functional_optim.remote.message import TensorPickler
 from functional_optim.remote.versions import Versions
-from functional_optim.remote.worker import Share, WorkerOptimizer
+from functional_optim.remote.worker import (
+    Exchange,
+    ReadParams,
+    WorkerGroup,
+    WorkerLock,
+    WorkerOptimizer,
+)
+
+
+class RayMessage(NamedTuple):
+    """Message that Ray sends. Ray shares the array with receivers on the same machine."""
+
+    head: bytes
+    data: Any
+    """All tensors, as an array of bytes."""
+
+
+def encode(value: Any) -> RayMessage:
+    """Return a message of anything that cloudpickle can pickle. Its tensors are copied once."""
+    made = message.encode(value, _Pickler)
+    return RayMessage(made.head, made.data.numpy())
+
+
+def decode(sent: RayMessage) -> Any:
+    """Decode a message: see :func:`functional_optim.remote.message.decode`."""
+    memory = torch.from_numpy(np.asarray(_WritableArray(sent.data)))
+    return message.decode(message.Message(sent.head, memory))
+
+
+class _Pickler(TensorPickler, cloudpickle.CloudPickler):  # type: ignore[misc]  # Ray's is not annotated
+    """Pickler that sends functions and classes of a script by value."""
+
+    def reducer_override(self, value: Any) -> Any:
+        found = TensorPickler.reducer_override(self, value)
+        if found is NotImplemented:
+            found = cloudpickle.CloudPickler.reducer_override(self, value)
+        return found
+
+
+class _WritableArray:
+    """View of a read-only array of Ray, marked as writable: torch warns about read-only arrays.
+
+    Nobody writes to the array.
+    """
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        interface: dict[str, Any] = self._array.__array_interface__
+        return {**interface, "data": (interface["data"][0], False)}
 
 
 class Actor:
-    """A worker: it keeps what is placed on it, and makes one call after the other.
+    """Worker that keeps placed objects, and makes one call at a time.
 
-    What it is sent and what it answers are messages; what a call raises is an answer too.
-
-    Args:
-        worker: its name.
+    Arguments and results are messages. An error of a call is sent as its result.
     """
 
     def __init__(self, worker: str) -> None:
@@ -30,69 +80,62 @@ class Actor:
         self._placed: dict[int, Any] = {}
 
     def place(self, number: int, forgotten: Sequence[int], message: RayMessage) -> RayMessage:
-        """Keep, under a number, what ``make(*args)`` of a message returns."""
-        return self._answered(
-            forgotten, message, lambda make, args: self._keep(number, make(*args))
+        """Keep the result of ``make(*args)``, both from a message, under a number."""
+        return self._run(
+            forgotten, message, lambda make, args: self._placed.update({number: make(*args)})
         )
 
     def call(self, number: int, forgotten: Sequence[int], message: RayMessage) -> RayMessage:
-        """Call a method of what has a number, both method and arguments from a message."""
-        return self._answered(
+        """Call a method of the object with this number. The message has method and arguments."""
+        return self._run(
             forgotten, message, lambda method, args: getattr(self._placed[number], method)(*args)
         )
 
-    def _answered(
+    def _run(
         self, forgotten: Sequence[int], message: RayMessage, call: Callable[[Any, Any], Any]
     ) -> RayMessage:
-        """Return the result or the error of a call, after dropping objects without references."""
+        """Drop objects without references, run a call, and return its result or its error."""
         for one in forgotten:
             self._placed.pop(one, None)
         try:
-            return encoded(call(*decoded(message)))
-        except Exception as error:  # noqa: BLE001  raised where it was called from
-            return encoded(sendable(error, self._worker))
-
-    def _keep(self, number: int, value: Any) -> None:
-        self._placed[number] = value
+            return encode(call(*decode(message)))
+        except Exception as error:  # noqa: BLE001  the caller raises it
+            return encode(encode_error(error, self._worker))
 
 
-class InActor:
-    """Gradients are read in Ray's memory, and readers are sent what is encoded next.
+class ActorExchange(Exchange):
+    """Exchange with gradients in Ray's shared memory, and readers that get copies.
 
     Args:
-        copies: whether gradients are copied first, for a class that may write to them.
+        copies: True if gradients must be copied, because an opaque class may write to them.
     """
 
     def __init__(self, *, copies: bool) -> None:
         self._copies = copies
 
     def gradients(self, source: Any, params: Sequence[Tensor]) -> list[Tensor | None]:
-        """The gradients that were sent."""
         found: list[Tensor | None] = own_copy(list(source)) if self._copies else list(source)
         return found
 
-    def numbers(self, source: Any, params: Sequence[Tensor]) -> None:
-        """Known by the caller alone."""
-
-    def done(self, source: Any, params: Sequence[Tensor]) -> None:
-        """Nothing: readers have copies."""
-
-    def handed(self, params: Sequence[Tensor], versions: Sequence[Versions]) -> Handed:
-        """The parameters: they are copied into the answer before the next call."""
-        return Handed(list(params), None, sum(one.numel() * one.element_size() for one in params))
+    def read(self, params: Sequence[Tensor], versions: Sequence[Versions]) -> ReadParams:
+        """Return the parameters. They are copied into the answer before the next call."""
+        return ReadParams(
+            list(params), None, sum(one.numel() * one.element_size() for one in params)
+        )
 
 
-def make_worker(found: Recipe | Foreign, shares: Sequence[Share]) -> WorkerOptimizer:
-    """The optimizer over copies of the parameters that were sent, which live here from now on."""
-    made: dict[int, Tensor] = {}
+def make_worker(recipe: Recipe | OpaqueRecipe, groups: Sequence[WorkerGroup]) -> WorkerOptimizer:
+    """Return the optimizer over copies of the parameters that were sent."""
+    copies: dict[int, Tensor] = {}
 
-    def kept(param: Tensor) -> Tensor:
-        if id(param) not in made:
-            made[id(param)] = own_copy(param).requires_grad_(param.requires_grad)
-        return made[id(param)]
+    def copy(param: Tensor) -> Tensor:
+        if id(param) not in copies:
+            copies[id(param)] = own_copy(param).requires_grad_(param.requires_grad)
+        return copies[id(param)]
 
-    shares = [
-        share._replace(params=[(name, kept(param)) for name, param in share.params])
-        for share in shares
+    groups = [
+        group._replace(params=[(name, copy(param)) for name, param in group.params])
+        for group in groups
     ]
-    return WorkerOptimizer(found, shares, Turn(), InActor(copies=isinstance(found, Foreign)))
+    exchange = ActorExchange(copies=isinstance(recipe, OpaqueRecipe))
+    return WorkerOptimizer(recipe, groups, WorkerLock(), exchange)

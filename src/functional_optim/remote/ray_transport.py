@@ -1,4 +1,4 @@
-"""Workers that are Ray actors: processes on this machine, or on any of a cluster."""
+"""Workers that are Ray actors: processes on this machine or in a cluster."""
 
 import itertools
 import threading
@@ -6,16 +6,16 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from importlib import import_module
 from typing import Any
 
-from functional_optim.frontends.local_optimizer import Foreign
+from functional_optim.frontends.local_optimizer import OpaqueRecipe
 from functional_optim.frontends.recipe import Recipe
-from functional_optim.remote.answers import Answer, Failure, no_answer
-from functional_optim.remote.ray_or_error import ray_or_error
+from functional_optim.remote.futures import Failure, WorkerFuture, no_answer_error
 from functional_optim.remote.transport import START_SECONDS, check_seconds
-from functional_optim.remote.worker import Share, WorkerOptimizer
+from functional_optim.remote.worker import WorkerGroup, WorkerOptimizer
 
-_NOT_OPTIONS = (
+_FORBIDDEN_OPTIONS = (
     "allow_out_of_order_execution",
     "concurrency_groups",
     "get_if_exists",
@@ -23,8 +23,30 @@ _NOT_OPTIONS = (
     "max_restarts",
     "max_task_retries",
 )
-"""By these, calls would overlap or change their order, a step be made twice, an actor be another
-transport's, or go on without its parameters."""
+"""Options by which calls could overlap, change their order or run twice, or by which an actor could
+belong to another transport or restart without its parameters."""
+
+
+def require_ray() -> Any:
+    """Import and return the package ``ray``, which must be connected to a cluster.
+
+    Raises:
+        ImportError: Ray is not installed.
+        RuntimeError: ``ray.init`` was not called.
+    """
+    try:
+        ray = import_module("ray")
+    except ImportError as error:
+        raise ImportError(
+            "workers that are Ray actors need Ray, which is not installed: pip install "
+            '"functional-optim[ray]"; DistributedOptimizer.over_threads does without it'
+        ) from error
+    if not ray.is_initialized():
+        raise RuntimeError(
+            "workers that are Ray actors need a cluster, and this process has none: call "
+            'ray.init() first, or ray.init(address="auto") for one that runs already'
+        )
+    return ray
 
 
 class Handle:
@@ -35,28 +57,29 @@ class Handle:
 
 
 class RayTransport:
-    """Transport with an actor for each worker, started when something is first placed on it.
+    """Transport with one actor per worker, started when the first object is placed on the worker.
 
-    Each call is one message with one flat buffer, however many tensors it has. A worker makes one
-    call after the other, in the order in which they are sent. An actor that dies, or is killed, and
-    one that gives no answer in time, are errors that name the worker. An actor that died is not
-    started anew, for its parameters are lost: make another transport, and load what was saved.
+    Each call is one message with one flat buffer for all tensors. A worker makes one call at a
+    time, in the order sent. If an actor dies, is killed, or does not answer in time, the error
+    names the worker. An actor that died is not restarted, because its parameters are lost: build
+    another transport, and load a saved state.
 
-    ``DistributedOptimizer.over_ray`` makes one of its own; give it one to choose where actors run,
-    or to place several optimizers in the same actors. Who made it closes it.
+    ``DistributedOptimizer.over_ray`` builds its own transport. Pass one to choose where actors run,
+    or to place several optimizers in the same actors. Close a transport that you built. After
+    :meth:`close`, :meth:`place` and :meth:`call` raise RuntimeError.
 
     Args:
-        timeout: seconds for each call, those that it has to wait for among them; above 0.
-        start_timeout: seconds for an actor to start and to make what is placed on it; above 0, ten
-            minutes by default. Both import what they need, and a call is only sent to what is
-            there. An actor that dies while it starts is an error at once.
-        options: for each worker, what ``ray.remote(...).options`` takes, such as ``num_cpus``,
-            ``resources`` or ``scheduling_strategy``. Those that are not named have Ray's defaults.
+        timeout: seconds for each call, including the calls before it; above 0.
+        start_timeout: seconds for an actor to start and to build the objects placed on it; above 0,
+            ten minutes by default. Both import modules. Calls are sent only after the start. If an
+            actor dies while it starts, the error is immediate.
+        options: for each worker, options of ``ray.remote(...).options``, such as ``num_cpus``,
+            ``resources`` or ``scheduling_strategy``. Other workers have Ray's defaults.
 
     Raises:
         ImportError: Ray is not installed.
         RuntimeError: ``ray.init`` was not called.
-        ValueError: a time-out that is not above 0; an option that a worker cannot have.
+        ValueError: a time-out that is not above 0, or an option that a worker cannot have.
 
     With Ray::
 
@@ -80,72 +103,62 @@ class RayTransport:
         self._timeout = check_seconds("timeout", timeout)
         self._start_timeout = check_seconds("start_timeout", start_timeout)
         for worker, own in (options or {}).items():
-            if wrong := [name for name in _NOT_OPTIONS if name in own]:
+            if wrong := [name for name in _FORBIDDEN_OPTIONS if name in own]:
                 raise ValueError(
                     f"the options of {worker!r} have {' and '.join(wrong)}: leave that out, for an "
                     "actor makes one call after the other, each once, for one transport"
                 )
-        ray_or_error()
+        require_ray()
         self._options = dict(options or {})
         self._actors: dict[str, Any] = {}
-        self._starts: dict[str, Answer] = {}
+        self._starts: dict[str, WorkerFuture] = {}
         self._forgotten: dict[str, deque[int]] = {}
         self._numbers = itertools.count()
         self._lock = threading.RLock()
         self._closed = False
 
     def place(self, worker: str, make: Callable[..., Any], *args: Any) -> "Future[Any]":
-        """Call ``make(*args)`` in a worker's actor; a Future of a handle to what it returns.
-
-        Raises:
-            RuntimeError: this transport is closed.
-        """
+        """Call ``make(*args)`` in a worker's actor. Return a Future of the result's handle."""
         number = next(self._numbers)
 
-        def placed(_: None) -> Handle:
-            made = Handle(worker, number)
-            # Its actor is told with the next call; nothing may be sent while Python collects.
-            weakref.finalize(made, self._forgotten[worker].append, number).atexit = False
-            return made
+        def build_handle(_: None) -> Handle:
+            handle = Handle(worker, number)
+            # The next call tells the actor: a finalizer must not send, as it runs at any time.
+            weakref.finalize(handle, self._forgotten[worker].append, number).atexit = False
+            return handle
 
-        answer = Answer(worker, self._start_timeout, _not_started(self._start_timeout))
-        return self._sent(answer, worker, "place", number, (make, args), placed)
+        late = _start_timeout_message(self._start_timeout)
+        answer = WorkerFuture(worker, self._start_timeout, late)
+        return self._send(answer, worker, "place", number, (make, args), build_handle)
 
     def call(self, handle: Any, method: str, *args: Any) -> "Future[Any]":
-        """Call a method of what was placed, in its actor.
-
-        Raises:
-            RuntimeError: this transport is closed.
-        """
+        """Call a method of a placed object in its actor."""
         worker, number = handle.worker, handle.number
-        answer = Answer(worker, self._timeout, f"nothing came within {self._timeout:g} s")
-        return self._sent(answer, worker, "call", number, (method, args), lambda found: found)
+        answer = WorkerFuture(worker, self._timeout, f"nothing came within {self._timeout:g} s")
+        return self._send(answer, worker, "call", number, (method, args), lambda found: found)
 
     def close(self) -> None:
-        """End the actors, once they have made the calls that were sent.
-
-        One that did not start in time is killed.
-        """
+        """End the actors after the calls that were sent. Kill actors that did not start in time."""
         with self._lock:
             self._closed = True
             for worker, actor in self._actors.items():
-                if self._starts[worker].is_late:
-                    ray_or_error().kill(actor)
+                if self._starts[worker].has_timed_out:
+                    require_ray().kill(actor)
                 else:
                     actor.__ray_terminate__.remote()
             self._actors.clear()
 
-    def _sent(
+    def _send(
         self,
-        answer: Answer,
+        answer: WorkerFuture,
         worker: str,
         method: str,
         number: int,
         content: Any,
-        made: Callable[[Any], Any],
-    ) -> Answer:
-        """Send a message to an actor; the Answer is what is made of the one that comes back."""
-        from functional_optim.remote.ray_message import decoded, encoded  # noqa: PLC0415  wants Ray
+        convert: Callable[[Any], Any],
+    ) -> WorkerFuture:
+        """Send a message to an actor. The future gets the converted result."""
+        from functional_optim.remote.ray_actor import decode, encode  # noqa: PLC0415  needs Ray
 
         with self._lock:
             if self._closed:
@@ -153,51 +166,46 @@ class RayTransport:
                     f"the worker {worker!r} is closed: make an optimizer with another transport"
                 )
             try:
-                actor = self._actor(worker)
+                actor = self._get_actor(worker)
                 self._starts.setdefault(worker, answer)
-                forgotten = self._left(worker)
-                sent = getattr(actor, method).remote(number, forgotten, encoded(content))
-            except Exception as error:  # noqa: BLE001  it cannot be sent, or Ray was shut down
+                queue = self._forgotten[worker]
+                forgotten = [queue.popleft() for _ in range(len(queue))]
+                sent = getattr(actor, method).remote(number, forgotten, encode(content))
+            except Exception as error:  # noqa: BLE001  arguments that cannot be sent, or no Ray
                 answer.fail(error)
                 return answer
 
-        def answered(found: "Future[Any]") -> None:
+        def on_answer(found: "Future[Any]") -> None:
             try:
-                value = decoded(found.result())
-            except Exception as error:  # noqa: BLE001  handed on to who waits
-                answer.fail(no_answer(worker, _told(error), error))
+                value = decode(found.result())
+            except Exception as error:  # noqa: BLE001  the future raises it
+                answer.fail(no_answer_error(worker, _first_and_last_line(error), error))
                 return
             if isinstance(value, Failure):
                 answer.fail(value.error)
             else:
-                answer.give(made(value))
+                answer.complete(convert(value))
 
-        sent.future().add_done_callback(answered)
+        sent.future().add_done_callback(on_answer)
         return answer
 
-    def _actor(self, worker: str) -> Any:
-        """The actor of a worker; it is started if there is none yet."""
+    def _get_actor(self, worker: str) -> Any:
+        """Return the actor of a worker, and start it if necessary."""
         if worker not in self._actors:
-            from functional_optim.remote.ray_actor import Actor  # noqa: PLC0415  wants Ray
+            from functional_optim.remote.ray_actor import Actor  # noqa: PLC0415  needs Ray
 
-            kind = ray_or_error().remote(Actor)
+            kind = require_ray().remote(Actor)
             own = self._options.get(worker, {})
             self._forgotten[worker] = deque()
             self._actors[worker] = kind.options(**own).remote(worker)
         return self._actors[worker]
 
-    def _left(self, worker: str) -> list[int]:
-        """Return the objects of an actor that nothing refers to any more."""
-        own = self._forgotten[worker]
-        return [own.popleft() for _ in range(len(own))]
 
-
-def given_or_made(transport: RayTransport | None, start_timeout: float | None) -> RayTransport:
-    """A transport that was given, or one that is made with this limit, or that of most.
+def resolve_transport(transport: RayTransport | None, start_timeout: float | None) -> RayTransport:
+    """Return the given transport, or build one with this time limit.
 
     Raises:
-        ValueError: both are given.
-        ImportError, RuntimeError, ValueError: as for :class:`RayTransport`.
+        ImportError, RuntimeError, ValueError: both are given, or as for :class:`RayTransport`.
     """
     if transport is None:
         return RayTransport(start_timeout=START_SECONDS if start_timeout is None else start_timeout)
@@ -209,15 +217,17 @@ def given_or_made(transport: RayTransport | None, start_timeout: float | None) -
     return transport
 
 
-def make_in_actor(found: Recipe | Foreign, shares: Sequence[Share]) -> WorkerOptimizer:
-    """The optimizer over a worker's parameters, in its actor."""
-    from functional_optim.remote.ray_actor import make_worker  # noqa: PLC0415  wants Ray
+def make_actor_worker(
+    recipe: Recipe | OpaqueRecipe, groups: Sequence[WorkerGroup]
+) -> WorkerOptimizer:
+    """Return the optimizer over a worker's parameters, in its actor."""
+    from functional_optim.remote.ray_actor import make_worker  # noqa: PLC0415  needs Ray
 
-    return make_worker(found, shares)
+    return make_worker(recipe, groups)
 
 
-def _not_started(seconds: float) -> str:
-    """Return the error for a caller whose placement timed out."""
+def _start_timeout_message(seconds: float) -> str:
+    """Return the message of the error for an actor that did not start in time."""
     return (
         f"within {seconds:g} s it has not started and made what is placed on it; if it waits for "
         "CPUs or other resources (`ray status` says so), give the cluster more or its options "
@@ -225,7 +235,7 @@ def _not_started(seconds: float) -> str:
     )
 
 
-def _told(error: BaseException) -> str:
-    """Return the first and the last line of Ray's error, which has the reason."""
+def _first_and_last_line(error: BaseException) -> str:
+    """Return the first and the last line of Ray's error. They have the reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(dict.fromkeys([lines[0], lines[-1]])) if lines else type(error).__name__

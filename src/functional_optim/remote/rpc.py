@@ -1,4 +1,4 @@
-"""Workers that are processes of torch.distributed.rpc. Imported when such workers are asked for."""
+"""Workers that are processes of torch.distributed.rpc. Imported only if such workers are used."""
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.distributed import rpc
 
-from functional_optim.frontends.local_optimizer import Foreign
+from functional_optim.frontends.local_optimizer import OpaqueRecipe
 from functional_optim.frontends.recipe import Recipe
 from functional_optim.remote import contexts
-from functional_optim.remote.answers import Failure, no_answer, sendable
-from functional_optim.remote.errors import all_of
-from functional_optim.remote.message import Message, decoded, encoded
+from functional_optim.remote.errors import gather_results
+from functional_optim.remote.futures import Failure, encode_error, no_answer_error
+from functional_optim.remote.message import Message, decode, encode
 from functional_optim.remote.transport import START_SECONDS, check_seconds
-from functional_optim.remote.worker import Share, WorkerOptimizer
+from functional_optim.remote.worker import WorkerGroup, WorkerOptimizer
 
 
 class _Address(NamedTuple):
@@ -25,24 +25,26 @@ class _Address(NamedTuple):
 
     worker: str
     key: int | None
-    """By which that process finds it, in place of the RRef: one that is sent to its owner brings a
-    second message back. None for what Python cannot refer to weakly."""
+    """Key of the object in its process; None if Python cannot refer to it weakly.
+
+    Calls send the key and not the RRef: an RRef that is sent to its owner causes a second message.
+    """
 
 
 _PLACED: WeakValueDictionary[int, Any] = WeakValueDictionary()
-"""What was placed in this process, by its key, as long as an RRef keeps it."""
+"""Objects placed in this process, by key, as long as an RRef refers to them."""
 
 
 class RpcTransport:
-    """Places objects in processes that have called ``init_rpc``, under the names that they have.
+    """Transport to processes that have called ``init_rpc``, which are workers by their RPC names.
 
     A worker that gives no answer within the time-out of ``init_rpc`` (``rpc_timeout`` of its
-    options) is an error that names it. The gradients or the state dict of a call are one flat
-    buffer.
+    options) is an error that names the worker. The gradients or the state dict of a call are one
+    flat buffer.
 
     Args:
-        start_timeout: seconds for a worker to make what is placed on it, for which it imports what
-            it needs; above 0, ten minutes by default.
+        start_timeout: seconds for a worker to import modules and to build the object placed on it;
+            above 0, ten minutes by default.
 
     Raises:
         RuntimeError: ``init_rpc`` was not called.
@@ -62,177 +64,152 @@ class RpcTransport:
                 "initialised in this process: call torch.distributed.rpc.init_rpc(name, rank=..., "
                 "world_size=...) first, on all workers"
             ) from error
-        self._places: WeakKeyDictionary[Any, _Address] = WeakKeyDictionary()
+        self._addresses: WeakKeyDictionary[Any, _Address] = WeakKeyDictionary()
 
     def place(self, worker: str, make: Callable[..., Any], *args: Any) -> "Future[Any]":
-        """Call ``make(*args)`` in a worker's process; a Future of an RRef to what it returns."""
+        """Call ``make(*args)`` in a worker's process. Return a Future of an RRef to the result."""
 
-        def placed(found: tuple[Any, int | None]) -> Any:
+        def register(found: tuple[Any, int | None]) -> Any:
             handle, key = found
-            self._places[handle] = _Address(worker, key)
+            self._addresses[handle] = _Address(worker, key)
             return handle
 
         limit = self._start_timeout
-        return _sent(worker, _placed_here, (make, args), placed, limit, _not_started(limit))
+        late = _start_timeout_message(limit)
+        return _send(worker, _place_here, (make, args), register, limit, late)
 
     def call(self, handle: Any, method: str, *args: Any) -> "Future[Any]":
-        """Call a method of what an RRef refers to, where that is."""
-        place = self._places[handle]
-        what = handle if place.key is None else place.key
+        """Call a method of the value of an RRef, in the process that owns it."""
+        worker, key = self._addresses[handle]
+        target = handle if key is None else key
 
-        def answered(found: Any, _: Any = handle) -> Any:  # the RRef is kept until then
+        def convert(found: Any, _: Any = handle) -> Any:  # keeps the RRef until the answer
             return found
 
         try:
-            given = (what, method, tuple(map(_in_one, args)))
-        except Exception as error:  # noqa: BLE001  what is to be sent cannot be
+            arguments = (target, method, tuple(map(_encode_container, args)))
+        except Exception as error:  # noqa: BLE001  arguments that cannot be sent
             failed: Future[Any] = Future()
             failed.set_exception(error)
             return failed
-        limit = None  # that of init_rpc
-        return _sent(place.worker, _called_here, given, answered, limit)
+        return _send(worker, _call_here, arguments, convert, None)
 
     def close(self) -> None:
-        """Nothing to do: what was placed goes when the last RRef to it does."""
+        """Do nothing: an object is deleted with the last RRef to it."""
 
 
-def _sent(
+def _send(
     worker: str,
     function: Callable[..., Any],
     args: tuple[Any, ...],
-    made: Callable[[Any], Any],
+    convert: Callable[[Any], Any],
     limit: float | None,
     late: str = "",
 ) -> "Future[Any]":
-    """Call a function in a worker's process; a Future of what is made of its answer."""
+    """Call a function in a worker's process. Return a Future of the converted result.
+
+    ``limit`` is None for the time-out of ``init_rpc``. ``late`` explains a time-out.
+    """
     future: Future[Any] = Future()
     try:
         seconds = rpc.get_rpc_timeout() if limit is None else limit
         answer = rpc.rpc_async(worker, function, args=args, timeout=seconds)
-    except Exception as error:  # noqa: BLE001  the worker is gone, or what is sent cannot be
+    except Exception as error:  # noqa: BLE001  no such worker, or arguments that cannot be sent
         future.set_exception(error)
         return future
 
-    def answered(found: Any) -> None:
+    def on_answer(found: Any) -> None:
         try:
             value = found.value()
-        except Exception as error:  # noqa: BLE001  handed on to who waits
-            told = _first_line(error)
-            why = f"{late} ({told})" if late and _LATE in told else told
-            future.set_exception(no_answer(worker, why, error))
+        except Exception as error:  # noqa: BLE001  the future raises it
+            # A traceback follows the first line of torch's error.
+            line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            why = f"{late} ({line})" if late and _TIMEOUT_TEXT in line else line
+            future.set_exception(no_answer_error(worker, why, error))
             return
         if isinstance(value, Failure):
             future.set_exception(value.error)
         else:
-            future.set_result(made(_taken_apart(value)))
+            future.set_result(convert(_decode_message(value)))
 
-    answer.add_done_callback(answered)
+    answer.add_done_callback(on_answer)
     return future
 
 
-def _in_one(value: Any) -> Any:
-    """Gradients, or a state dict, as one message: RPC itself sends tensor by tensor."""
-    return encoded(value) if isinstance(value, (list, dict)) else value
+def _encode_container(value: Any) -> Any:
+    """Encode gradients or a state dict as one message: RPC would send each tensor separately."""
+    return encode(value) if isinstance(value, (list, dict)) else value
 
 
-def _taken_apart(value: Any) -> Any:
-    return decoded(value) if isinstance(value, Message) else value
+def _decode_message(value: Any) -> Any:
+    return decode(value) if isinstance(value, Message) else value
 
 
-_LATE = "RPC ran for more than set timeout"
-"""What torch says of a call that has no answer in time."""
+_TIMEOUT_TEXT = "RPC ran for more than set timeout"
+"""Text of torch's error for a call that timed out."""
 
 
-def _not_started(seconds: float) -> str:
-    """Return the error for a caller whose placement timed out."""
+def _start_timeout_message(seconds: float) -> str:
+    """Return the message of the error for an object that was not built in time."""
     return (
         f"within {seconds:g} s it has not made what is placed on it; if the machine is busy, give "
         f"a start_timeout above {seconds:g}"
     )
 
 
-def _first_line(error: BaseException) -> str:
-    """Return the first line of torch's error; a traceback follows it."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-
-
-def _placed_here(make: Callable[..., Any], args: Sequence[Any]) -> Any:
+def _place_here(make: Callable[..., Any], args: Sequence[Any]) -> Any:
     try:
-        thing, key = make(*args), secrets.randbits(62)
+        placed, key = make(*args), secrets.randbits(62)
         try:
-            _PLACED[key] = thing
+            _PLACED[key] = placed
         except TypeError:
-            return rpc.RRef(thing), None
-        return rpc.RRef(thing), key
-    except Exception as error:  # noqa: BLE001  raised where it was called from
-        return sendable(error, rpc.get_worker_info().name)
+            return rpc.RRef(placed), None
+        return rpc.RRef(placed), key
+    except Exception as error:  # noqa: BLE001  the caller raises it
+        return encode_error(error, rpc.get_worker_info().name)
 
 
-def _called_here(what: Any, method: str, args: Sequence[Any]) -> Any:
+def _call_here(target: Any, method: str, args: Sequence[Any]) -> Any:
     try:
-        thing = _PLACED[what] if isinstance(what, int) else what.local_value()
-        return _in_one(getattr(thing, method)(*map(_taken_apart, args)))
-    except Exception as error:  # noqa: BLE001  raised where it was called from
-        return sendable(error, rpc.get_worker_info().name)
+        placed = _PLACED[target] if isinstance(target, int) else target.local_value()
+        return _encode_container(getattr(placed, method)(*map(_decode_message, args)))
+    except Exception as error:  # noqa: BLE001  the caller raises it
+        return encode_error(error, rpc.get_worker_info().name)
 
 
-def check_context(context_id: int) -> None:
-    """A context that is open here.
-
-    Raises:
-        RuntimeError: there is none with this id.
-    """
-    if not contexts.is_open(context_id):
-        raise RuntimeError(
-            f"there is no distributed autograd context {context_id} in this process; call step "
-            "inside of torch.distributed.autograd.context(), with the id that it gave"
-        )
+def make_worker(recipe: Recipe | OpaqueRecipe, groups: Sequence[WorkerGroup]) -> WorkerOptimizer:
+    """Return the optimizer over the parameters of RRefs, on the worker that owns them."""
+    groups = [one._replace(params=[_local_param(*pair) for pair in one.params]) for one in groups]
+    return WorkerOptimizer(recipe, groups, contexts.LOCK, contexts.ContextExchange())
 
 
-def make_worker(found: Recipe | Foreign, shares: Sequence[Share]) -> WorkerOptimizer:
-    """The optimizer over parameters that RRefs refer to, on the worker that owns them.
+def fetch_meta_tensors(pairs: Mapping[str, Sequence[tuple[str, Any]]]) -> dict[str, Tensor]:
+    """Return meta tensors of the shapes and dtypes of each worker's RRefs, by name."""
 
-    Raises:
-        TypeError: an RRef to something else than a tensor.
-    """
-    shares = [share._replace(params=[_local(*pair) for pair in share.params]) for share in shares]
-    return WorkerOptimizer(found, shares, contexts.TURN, contexts.InContexts())
-
-
-def likes_of(asked: Mapping[str, Sequence[tuple[str, Any]]]) -> dict[str, Tensor]:
-    """Tensors without memory, of the shapes and dtypes of what RRefs refer to, by name.
-
-    Args:
-        asked: for each worker, names and the RRefs to what it owns.
-
-    Raises:
-        WorkerError: an RRef to something else than a tensor; a worker that gave no answer.
-    """
-
-    def made(kinds: Sequence[tuple[torch.Size, torch.dtype]]) -> list[Tensor]:
-        return [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in kinds]
+    def to_meta(specs: Sequence[tuple[torch.Size, torch.dtype]]) -> list[Tensor]:
+        return [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in specs]
 
     futures = {
-        worker: _sent(worker, _kinds_here, (list(pairs),), made, START_SECONDS)
-        for worker, pairs in asked.items()
+        worker: _send(worker, _param_specs_here, (list(own),), to_meta, START_SECONDS)
+        for worker, own in pairs.items()
     }
-    found = all_of("the constructor", futures)
+    found = gather_results("the constructor", futures)
     return {
         name: like
-        for worker, pairs in asked.items()
-        for (name, _), like in zip(pairs, found[worker], strict=True)
+        for worker, own in pairs.items()
+        for (name, _), like in zip(own, found[worker], strict=True)
     }
 
 
-def _kinds_here(pairs: Sequence[tuple[str, Any]]) -> Any:
+def _param_specs_here(pairs: Sequence[tuple[str, Any]]) -> Any:
     try:
-        params = [_local(*pair) for pair in pairs]
+        params = [_local_param(*pair) for pair in pairs]
         return [(param.shape, param.dtype) for _, param in params]
-    except Exception as error:  # noqa: BLE001  raised where it was called from
-        return sendable(error, rpc.get_worker_info().name)
+    except Exception as error:  # noqa: BLE001  the caller raises it
+        return encode_error(error, rpc.get_worker_info().name)
 
 
-def _local(name: str, rref: Any) -> tuple[str, Tensor]:
+def _local_param(name: str, rref: Any) -> tuple[str, Tensor]:
     value = rref.local_value()
     if not isinstance(value, torch.Tensor):
         raise TypeError(
@@ -242,11 +219,4 @@ def _local(name: str, rref: Any) -> tuple[str, Tensor]:
 
 
 def is_rref(value: Any) -> bool:
-    """Return True if it is a remote reference."""
     return isinstance(value, rpc.PyRRef)
-
-
-def owner_of(rref: Any) -> str:
-    """The name of the worker that an RRef's value lives on."""
-    name: str = rref.owner_name()
-    return name

@@ -1,4 +1,4 @@
-"""Snapshots: the parameters of all workers as they were when they were read."""
+"""Snapshots: the parameters of all workers at the time when they were read."""
 
 import math
 import weakref
@@ -8,37 +8,38 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from functional_optim.remote.running import run
+from functional_optim._torch import copy_module, get_children
 from functional_optim.remote.versions import Lease
 
 _ALIGNMENT = 16
-"""Bytes; elements of every dtype may begin there."""
+"""Alignment of tensors in a buffer, in bytes. It is enough for every dtype."""
 
 
 class Packed(NamedTuple):
-    """Tensors in one flat buffer, to be sent."""
+    """Tensors in one flat buffer that can be sent."""
 
     data: Tensor
-    """Bytes."""
-    kinds: tuple[tuple[tuple[int, ...], torch.dtype, bool], ...]
-    """Of each tensor its shape and dtype, and whether it requires a gradient."""
+    """All tensors, as bytes."""
+    specs: tuple[tuple[tuple[int, ...], torch.dtype, bool], ...]
+    """The shape and dtype of each tensor, and True if it requires a gradient."""
 
 
 class Reading(NamedTuple):
-    """Answer of a worker to a reader."""
+    """Parameters that a worker sends to a reader."""
 
     values: Sequence[Tensor] | Packed
     """The parameters."""
     numbers: tuple[int, ...]
-    """The step that each is at."""
+    """The version of each parameter: its number of steps."""
     lease: Lease | None
-    """To be given back, where memory is shared."""
+    """The reader returns the lease; None if no memory is shared."""
 
 
-def packed(params: Sequence[Tensor]) -> Packed:
-    """Copies of tensors in one buffer, on the CPU."""
-    starts, size = _places([(tuple(one.shape), one.dtype) for one in params])
+def pack(params: Sequence[Tensor]) -> Packed:
+    """Copy tensors to one buffer on the CPU."""
+    starts, size = _offsets([(tuple(one.shape), one.dtype) for one in params])
     data = torch.zeros(size, dtype=torch.uint8, device="cpu")
     with torch.no_grad():
         for start, one in zip(starts, params, strict=True):
@@ -46,49 +47,49 @@ def packed(params: Sequence[Tensor]) -> Packed:
     return Packed(data, tuple((tuple(one.shape), one.dtype, one.requires_grad) for one in params))
 
 
-def unpacked(given: Packed) -> list[Tensor]:
-    """Leaves of autograd over the buffer.
+def unpack(packed: Packed) -> list[Tensor]:
+    """Return leaf tensors that are views of the buffer.
 
     Example::
 
-        >>> unpacked(packed([torch.ones(2), torch.zeros(1, dtype=torch.float64)]))
+        >>> unpack(pack([torch.ones(2), torch.zeros(1, dtype=torch.float64)]))
         [tensor([1., 1.]), tensor([0.], dtype=torch.float64)]
     """
-    starts, _ = _places([(shape, dtype) for shape, dtype, _ in given.kinds])
+    starts, _ = _offsets([(shape, dtype) for shape, dtype, _ in packed.specs])
     return [
-        _view(given.data, start, shape, dtype).detach().requires_grad_(wanted)
-        for start, (shape, dtype, wanted) in zip(starts, given.kinds, strict=True)
+        _view(packed.data, start, shape, dtype).detach().requires_grad_(requires_grad)
+        for start, (shape, dtype, requires_grad) in zip(starts, packed.specs, strict=True)
     ]
 
 
-def _places(kinds: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> tuple[list[int], int]:
-    """Return the offset of each tensor in bytes, and the length of all."""
+def _offsets(specs: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> tuple[list[int], int]:
+    """Return the offset of each tensor in bytes, and the size of the buffer."""
     starts, end = [], 0
-    for shape, dtype in kinds:
+    for shape, dtype in specs:
         starts.append(end)
         end += -(-math.prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
     return starts, end
 
 
 def _view(data: Tensor, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor of this kind in a buffer of bytes."""
+    """Return a view of the buffer with this shape and dtype."""
     return data[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
 
 
 class Snapshot:
     """Snapshot of one version of all parameters, which no step changes.
 
-    ``DistributedOptimizer.snapshot`` makes it. Run the model on it by ``snapshot.run(model,
-    inputs)``, which several threads may do at once, and hand it over with the gradients:
-    ``optimizer.step(gradients, snapshot)``. That gives its memory back; so does
-    :meth:`close`, the end of a ``with`` block, or that nobody holds it or anything that was
-    computed from it. A backward pass through what was given back raises torch's RuntimeError of
-    variables modified in place.
+    ``DistributedOptimizer.snapshot`` builds it. Call ``snapshot.run(model, inputs)`` to run the
+    model with it, from several threads if you like. Pass it to the step with the gradients:
+    ``optimizer.step(gradients, snapshot)``. The step gives its memory back. So do :meth:`close`,
+    the end of a ``with`` block, and the garbage collector, once nothing refers to the snapshot or
+    to tensors computed from it. A backward pass through a snapshot that was given back raises
+    torch's RuntimeError about variables modified in place.
 
     Attributes:
-        parameters: leaf tensors that require a gradient where the parameters do, by name, in the
-            order of the groups; none once it is given back.
-        numbers: for each worker, how many steps each of its parameters had made.
+        parameters: leaf tensors by name, in the order of the groups. They require a gradient if the
+            parameters do. Empty once the snapshot is given back.
+        numbers: for each worker, the number of steps that each of its parameters had made.
 
     Example::
 
@@ -97,7 +98,7 @@ class Snapshot:
         >>> optimizer = DistributedOptimizer.over_threads(sgd, params, {"weight": "ps"}, lr=0.5)
         >>> with optimizer.snapshot() as snapshot:
         ...     weight = snapshot.parameters["weight"]
-        ...     optimizer.step([torch.ones(2)])  # another trainer's
+        ...     optimizer.step([torch.ones(2)])  # of another trainer
         ...     torch.autograd.grad((weight * weight).sum(), [weight]), params["weight"].detach()
         ((tensor([2., 2.]),), tensor([0.5000, 0.5000]))
         >>> optimizer.close()
@@ -135,50 +136,70 @@ class Snapshot:
         """Call a module with the parameters of this version.
 
         Args:
-            module: whose parameters have the names that the optimizer has for them. It is left as
-                it is, so that several threads may run it. Those that are not among them, and
-                buffers, are the module's own.
-            args: for the module.
-            kwargs: the same, by name.
+            module: its parameters have the same names as in the optimizer. The module does not
+                change, so several threads may run it. Buffers, and parameters that the snapshot
+                lacks, are the module's own.
+            args: positional arguments of the module.
+            kwargs: keyword arguments of the module.
 
         Raises:
-            RuntimeError: it was given back.
+            RuntimeError: the snapshot was given back.
         """
         if not self.parameters:
             raise RuntimeError("this snapshot was given back: read a new one with snapshot()")
-        return run(module, self.parameters, args, kwargs)
+        return call_with_parameters(module, self.parameters, args, kwargs)
 
     def give_back(self) -> None:
-        """Let its memory be overwritten; its step, if one is on its way, is still its own."""
+        """Allow steps to overwrite the memory. The snapshot is in use until :meth:`close`."""
         leaves, self.parameters = tuple(self.parameters.values()), {}
-        # First: from here on a backward pass raises, and cannot read what is written next.
+        # Do this first, so that a backward pass raises, and never reads what a step writes.
         torch.autograd.graph.increment_version(leaves)
         for lease in self._leases:
             lease.given_back = True
 
     def close(self) -> None:
-        """Give it back: it is read no longer, and no trainer waits for its step."""
+        """Give the snapshot back. No trainer waits for its step any more."""
         self.give_back()
         self._leave()
 
 
-def joined(
+def call_with_parameters(
+    module: nn.Module, parameters: Mapping[str, Tensor], args: Any, kwargs: Any
+) -> Any:
+    """Call a module with these parameters in place of its own. Several threads may call it.
+
+    ``torch.func.functional_call`` changes the module during the call, so this function calls a
+    shallow copy. The copy shares the buffers; attributes that the forward pass sets are lost.
+
+    Example::
+
+        >>> module = nn.Linear(2, 1, bias=False)
+        >>> call_with_parameters(module, {"weight": torch.ones(1, 2)}, (torch.ones(2),), {})
+        tensor([2.])
+    """
+    return functional_call(_copy_modules(module, {}), dict(parameters), args, kwargs)
+
+
+def _copy_modules(module: nn.Module, copies: dict[nn.Module, nn.Module]) -> nn.Module:
+    """Return a shallow copy of a tree of modules. ``copies`` has the copies so far."""
+    if module not in copies:
+        replica = copies[module] = copy_module(module)
+        children = get_children(replica)
+        for name, child in children.items():
+            children[name] = None if child is None else _copy_modules(child, copies)
+    return copies[module]
+
+
+def build_snapshot(
     readings: Mapping[str, Reading],
     names: Mapping[str, Sequence[str]],
     order: Sequence[str],
     leave: Callable[[], None],
 ) -> Snapshot:
-    """A snapshot of what all workers answered.
-
-    Args:
-        readings: by worker.
-        names: of each worker's parameters.
-        order: of all names.
-        leave: called when nobody uses it any more.
-    """
+    """Return a snapshot of all workers, which calls ``leave`` when it is no longer in use."""
     found: dict[str, Any] = {}
     for worker, one in readings.items():
-        leaves = unpacked(one.values) if isinstance(one.values, Packed) else one.values
+        leaves = unpack(one.values) if isinstance(one.values, Packed) else one.values
         found.update(zip(names[worker], leaves, strict=True))
     return Snapshot(
         {name: found[name] for name in order},

@@ -1,31 +1,32 @@
-"""SnapshotModule: a module on a worker, whose passes keep the version that they began with."""
+"""SnapshotModule: a module on a worker that runs on one version of its parameters per context."""
 
 from typing import Any
 
 from torch import nn
 
-from functional_optim.remote.running import run
-from functional_optim.remote.torch_rpc import torch_rpc
+from functional_optim.remote.snapshot import call_with_parameters
+from functional_optim.remote.transport import load_torch_rpc
 
 
 class SnapshotModule(nn.Module):
-    """A module whose parameters may be stepped between the forward and the backward pass.
+    """Module whose parameters may be stepped between the forward and the backward pass.
 
-    Put it on a worker in place of the module. All passes of one distributed autograd context run on
-    the version of the parameters that the first of them found; a step of another trainer leaves
-    that version as it is, so the backward pass sees what the forward pass saw. With one trainer
-    nothing is copied. Buffers are the module's own.
+    Put it on a worker in place of the module. The first pass of a distributed autograd context
+    reads a version of the parameters, and all passes of this context run on it. A step of another
+    trainer does not change that version, so the backward pass uses the values of the forward pass.
+    With one trainer nothing is copied. Buffers are the module's own.
 
-    The optimizer finds these gradients by the context's id, as those of the module's parameters,
-    and from then on the context's version may be overwritten. A version is kept no longer than its
-    context; torch keeps the context of a trainer that died, and with it at most one version.
+    The optimizer gets the gradients by the id of the context, as gradients of the module's
+    parameters. After its step, the version of the context may be overwritten. A version is kept
+    until its context ends. torch keeps the context of a trainer that died, and with it at most one
+    version.
 
     Args:
-        module: it stays as it is; its parameters are those that the optimizer is given.
+        module: it does not change. Give its parameters to the optimizer.
 
     Raises:
         TypeError: it is no module.
-        ImportError: in a pass, where this build of torch has no RPC.
+        ImportError: in a pass, if this build of torch has no RPC.
 
     Over RPC, on the trainer::
 
@@ -52,16 +53,17 @@ class SnapshotModule(nn.Module):
         self.module = module
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's, on the version of the current context."""
-        version = torch_rpc().contexts.read(dict(self.module.named_parameters()))
-        return run(self.module, version, args, kwargs)
+        """Run the module on the version of the current context."""
+        version = load_torch_rpc().contexts.read(dict(self.module.named_parameters()))
+        return call_with_parameters(self.module, version, args, kwargs)
 
     def parameter_rrefs(self) -> list[tuple[str, Any]]:
-        """(name, RRef) of each parameter, for ``DistributedOptimizer``; called on the worker.
+        """Return (name, RRef) pairs for ``DistributedOptimizer``. Call this on the worker.
 
-        Names are those in the module; where several workers have modules with the same names, put
-        something before them.
+        The names are the names in the module. If modules on several workers have the same names,
+        add a prefix to each.
         """
         return [
-            (name, torch_rpc().rpc.RRef(param)) for name, param in self.module.named_parameters()
+            (name, load_torch_rpc().rpc.RRef(param))
+            for name, param in self.module.named_parameters()
         ]

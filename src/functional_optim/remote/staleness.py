@@ -1,4 +1,4 @@
-"""Limit on the age of gradients: the steps between their snapshot and their own step."""
+"""Limit on the age of gradients: the number of steps since their snapshot was read."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,108 +10,98 @@ WhenStale = Literal["refuse", "wait"]
 
 
 class StaleError(RuntimeError):
-    """Gradients of a version that is too old; they were not applied."""
+    """Gradients that are too old. They were not applied."""
 
 
 class GradientVersions(NamedTuple):
-    """Versions of gradients, and their allowed age."""
+    """Versions of parameters that gradients were computed from, and the allowed age."""
 
-    numbers: Sequence[int | None] | None = None
-    """The step of each parameter at which it was read; None if nobody knows."""
-    most: int | None = None
-    """The largest staleness allowed; None for any."""
+    versions: Sequence[int | None] | None = None
+    """The version of each parameter when it was read; None if unknown."""
+    max_staleness: int | None = None
+    """The largest staleness allowed; None for no limit."""
 
 
-def age(numbers: Sequence[int | None], now: Sequence[int]) -> int:
-    """The most steps that any parameter has made since it was read.
+def age(versions: Sequence[int | None], current: Sequence[int]) -> int:
+    """Return the largest number of steps that a parameter has made since it was read.
 
-    Args:
-        numbers: the step of each parameter at which it was read; None for those that were not.
-        now: the step that each is at.
+    ``versions`` has None for parameters that were not read.
 
     Example::
 
         >>> age([2, None, 3], [2, 9, 5])
         2
     """
-    pairs = zip(numbers, now, strict=True)
-    return max((own - one for one, own in pairs if one is not None), default=0)
+    pairs = zip(versions, current, strict=True)
+    return max((now - read for read, now in pairs if read is not None), default=0)
 
 
-def check_age(found: int, most: int | None) -> None:
-    """Gradients of this age may be applied.
-
-    Raises:
-        StaleError: they are older than that.
-    """
-    if most is not None and found > most:
+def check_age(steps: int, limit: int | None) -> None:
+    """Raise StaleError if gradients of this age are too old."""
+    if limit is not None and steps > limit:
         raise StaleError(
-            f"these gradients are {found} steps old, and limit_staleness allows {most}: read a new "
-            "snapshot(), and compute them from that"
+            f"these gradients are {steps} steps old, and limit_staleness allows {limit}: read a "
+            "new snapshot(), and compute them from that"
         )
 
 
-class Open(Protocol):
-    """A snapshot in use."""
+class OpenSnapshot(Protocol):
+    """Snapshot in use."""
 
     @property
     def numbers(self) -> Mapping[str, Sequence[int | None]]:
-        """By worker, the step of each parameter at which it was read."""
+        """Return, for each worker, the version of each parameter when it was read."""
 
     def give_back(self) -> None:
-        """Let its memory be overwritten."""
+        """Allow steps to overwrite the memory of the snapshot."""
 
     def close(self) -> None:
-        """Leave."""
+        """Give the snapshot back, and stop counting it as in use."""
 
 
 class StalenessLimit:
-    """Lets trainers read only when no gradient can become older than is allowed by it.
+    """Limit that lets a trainer read only if no gradient can become too old.
 
-    A reader may make one step until it reads again. Let k steps have been made since the oldest
-    snapshot in use was read, and n snapshots be in use. A further reader is let in if
+    A trainer may make one step after each read. Let k be the number of steps since the oldest
+    snapshot in use was read, and n the number of snapshots in use. A trainer may read if
 
-        k + n <= s,   or n = 0,
+        k + n <= s,   or n = 0.
 
-    for then the oldest is at most s steps old when its step comes, even if all others, the new one
-    among them, come first. With s = trainers - 1, trainers go in rounds; with more, the fastest are
-    ahead of the slowest by as many steps, as in stale synchronous parallel training (Ho et al.,
-    "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", 2013,
-    section 3). There a worker's own clock is compared with the slowest's; here it is
-    versions, so that trainers may come and go. Who waits holds nothing, so no two wait for each
-    other.
+    Then the oldest snapshot is at most s steps old at its own step, even if all other trainers step
+    first. With s = trainers - 1, trainers go in rounds. With a larger s, the fastest trainers are
+    at most s steps ahead of the slowest, as in stale synchronous parallel training (Ho et al.,
+    "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", 2013, section
+    3). The paper compares the clocks of workers; this class compares versions, so that trainers may
+    join and leave. A trainer that waits holds no snapshot, so no deadlock is possible.
 
     Example::
 
         >>> limit = StalenessLimit()
         >>> limit.set(1, "wait")
-        >>> first, second = limit.enter(), limit.enter()  # a third one would wait now
+        >>> first, second = limit.enter(), limit.enter()  # a third call would wait
         >>> limit.leave(second)
         >>> limit.leave(first)
-        >>> with limit.one_step(None):
+        >>> with limit.track_step(None):
         ...     pass
         >>> limit.waits
         0
     """
 
     def __init__(self) -> None:
-        self.most: int | None = None
-        """The largest staleness allowed."""
+        self.max_staleness: int | None = None
+        """The largest staleness allowed; None for no limit."""
         self.waits = 0
-        """Readers that had to wait."""
+        """The number of reads that had to wait."""
         self._waiting = False
         self._steps = 0
         self._tickets = 0
         self._in_use: dict[int, int] = {}
-        # A snapshot that is collected leaves in whatever thread that happens: an RLock.
+        # An RLock, because the garbage collector may call leave() in a thread that holds the lock.
         self._changed = threading.Condition(threading.RLock())
 
-    def set(self, most: Any, when_stale: str) -> None:
-        """Change the limit.
-
-        Raises:
-            TypeError, ValueError: it is no number of steps; ``when_stale`` is neither of the two.
-        """
+    def set(self, max_staleness: Any, when_stale: str) -> None:
+        """Change the limit. Raise TypeError or ValueError for invalid arguments."""
+        most = max_staleness
         if most is not None and (not isinstance(most, int) or isinstance(most, bool)):
             raise TypeError(f"max_staleness must be a number of steps or None, got {most!r}")
         if most is not None and most < 0:
@@ -119,14 +109,14 @@ class StalenessLimit:
         if when_stale not in ("refuse", "wait"):
             raise ValueError(f"when_stale must be 'refuse' or 'wait', got {when_stale!r}")
         with self._changed:
-            self.most, self._waiting = most, when_stale == "wait"
+            self.max_staleness, self._waiting = most, when_stale == "wait"
             self._changed.notify_all()
 
     def enter(self) -> int:
-        """Begin to read; it waits until that is allowed.
+        """Count a snapshot as in use. Wait until the limit allows it.
 
         Returns:
-            A ticket, for :meth:`leave`.
+            A ticket for :meth:`leave`.
         """
         with self._changed:
             if not self._is_free():
@@ -137,11 +127,11 @@ class StalenessLimit:
             return self._tickets
 
     @contextmanager
-    def reading(self) -> Iterator[Callable[[], None]]:
-        """While a snapshot is read, begun as by :meth:`enter`.
+    def track_reading(self) -> Iterator[Callable[[], None]]:
+        """Call :meth:`enter` before the ``with`` block reads a snapshot.
 
         Yields:
-            What ends the use of the snapshot; where reading fails, it was called.
+            A function that calls :meth:`leave`. If the block raises, it is called at once.
         """
         leave = partial(self.leave, self.enter())
         try:
@@ -150,20 +140,23 @@ class StalenessLimit:
             leave()
             raise
 
-    def taken(self, snapshot: "Open | None", workers: Iterable[str]) -> dict[str, GradientVersions]:
-        """Return what each worker must know of the age of gradients; empty if no limit is set."""
-        numbers = {} if snapshot is None else snapshot.numbers
-        if not numbers and self.most is None:
+    def gradient_versions(
+        self, snapshot: OpenSnapshot | None, workers: Iterable[str]
+    ) -> dict[str, GradientVersions]:
+        """Return the versions and the limit for each worker; empty without snapshot and limit."""
+        versions = {} if snapshot is None else snapshot.numbers
+        limit = self.max_staleness
+        if not versions and limit is None:
             return {}
-        return {worker: GradientVersions(numbers.get(worker), self.most) for worker in workers}
+        return {worker: GradientVersions(versions.get(worker), limit) for worker in workers}
 
     @contextmanager
-    def one_step(self, snapshot: "Open | None") -> Iterator[None]:
-        """While a step is made, which is counted if it succeeds.
+    def track_step(self, snapshot: OpenSnapshot | None) -> Iterator[None]:
+        """Count the step that the ``with`` block makes, if it succeeds.
 
         Args:
-            snapshot: from which its gradients are; it is given back, and left at the end. A step
-                without one comes in like a reader, where those have to wait.
+            snapshot: of the gradients. It is given back before the step, and closed after it. A
+                step without a snapshot waits like a reader.
         """
         ticket = self.enter() if snapshot is None else None
         try:
@@ -179,14 +172,13 @@ class StalenessLimit:
                 self.leave(ticket)
 
     def leave(self, ticket: int) -> None:
-        """A snapshot is no longer in use: stepped, or given up."""
         with self._changed:
             self._in_use.pop(ticket, None)
             self._changed.notify_all()
 
     def _is_free(self) -> bool:
-        """Return True if one more may read."""
-        if self.most is None or not self._waiting or not self._in_use:
+        """Return True if one more trainer may read."""
+        if self.max_staleness is None or not self._waiting or not self._in_use:
             return True
         behind = self._steps - min(self._in_use.values())
-        return behind + len(self._in_use) <= self.most
+        return behind + len(self._in_use) <= self.max_staleness

@@ -1,75 +1,86 @@
-"""Interface between an optimizer and the workers with its parameters, whatever the transport."""
+"""Interface between an optimizer and the workers with its parameters."""
 
 import math
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-START_SECONDS = 600.0
-"""For a worker to start and to make what is placed on it, unless the caller has another limit.
+import torch
 
-It starts a process and imports torch, which takes minutes where many more processes run than there
-are processors; how long a call may take has nothing to do with that."""
+START_SECONDS = 600.0
+"""Default time for a worker to start and to build the objects placed on it.
+
+A worker may have to start a process and import torch. This takes minutes on a machine with many
+more processes than processors. The time-out of a call is independent of this.
+"""
 
 
 def check_seconds(name: str, seconds: float) -> float:
-    """A limit of time.
-
-    Raises:
-        ValueError: it is not finite, or not above 0.
-    """
+    """Return a time limit. Raise ValueError unless it is finite and above 0."""
     if not 0.0 < seconds < math.inf:
         raise ValueError(f"{name} must be a finite number of seconds above 0, got {seconds!r}")
     return seconds
 
 
+def load_torch_rpc() -> Any:
+    """Return the module of the RPC transport. Raise ImportError if torch was built without RPC."""
+    if not torch.distributed.is_available() or not torch.distributed.rpc.is_available():
+        raise ImportError(
+            "parameters on other processes need torch.distributed.rpc, which this build of torch "
+            "does not have; DistributedOptimizer.over_threads does without it"
+        )
+    from functional_optim.remote import rpc  # noqa: PLC0415  imports all of torch's RPC
+
+    return rpc
+
+
 class Transport(Protocol):
-    """Places objects on workers and calls them there.
+    """Places objects on workers, and calls their methods.
 
-    A worker is a name. An object that was placed is known by its handle, which is the transport's
-    own business: no one else looks into it. What comes back is a standard Future, which raises what
-    was raised on the worker, or why the worker gave no answer.
+    A worker is a name. A placed object is known by its handle, which only the transport reads. Each
+    call returns a standard Future. The Future raises the error of the worker, or the reason why the
+    worker gave no answer.
 
-    Tensors that come over, either way, may lie in the sender's memory, or in memory that is shared:
-    who keeps or writes them copies them.
+    Tensors of arguments and results may be in the sender's memory, or in shared memory. The
+    receiver copies tensors before it keeps or writes them.
 
-    Unless a transport keeps their order, calls to one worker may be made in another, or at once;
-    what must not happen at once is the object's to see to.
+    Unless a transport keeps the order, calls to one worker may run in another order, or at the same
+    time. The placed object must lock what needs a lock.
     """
 
     @property
     def has_contexts(self) -> bool:
-        """Return True if workers take part in distributed autograd, whose ids name gradients."""
+        """Return True if workers take part in distributed autograd, so that ids name gradients."""
 
     @property
     def keeps_order(self) -> bool:
-        """Return True if a worker makes one call after the other, in the order sent."""
+        """Return True if a worker makes one call at a time, in the order sent."""
 
     def place(self, worker: str, make: Callable[..., Any], *args: Any) -> "Future[Any]":
-        """Call ``make(*args)`` on a worker and keep there what it returns.
+        """Call ``make(*args)`` on a worker, and keep the result on that worker.
 
-        It starts the worker where that is not there yet, and has the time that a start takes.
+        This starts the worker if it does not run yet. The time limit is that of a start.
 
         Args:
             worker: its name.
             make: a function that the worker can import.
-            args: what can be sent to it.
+            args: arguments that can be sent.
 
         Returns:
             A Future of the handle.
         """
 
     def call(self, handle: Any, method: str, *args: Any) -> "Future[Any]":
-        """Call a method of an object that was placed.
+        """Call a method of a placed object.
 
         Args:
             handle: of the object.
-            method: its name.
-            args: tensors, and what else can be sent.
+            method: the name of the method.
+            args: tensors, and other arguments that can be sent.
 
         Returns:
-            A Future of what the method returns.
+            A Future of the result.
         """
 
     def close(self) -> None:
-        """Let go of all that was placed; calls that were sent are made first where they can be."""
+        """Release all placed objects, if possible after the calls that were sent."""

@@ -1,9 +1,8 @@
-"""Versions of a parameter: what somebody reads stays as it is, whatever steps are made meanwhile.
+"""Versions of parameters: steps do not change what readers have read.
 
-While no step finds a reader of the parameter's memory, readers share that memory, and nothing is
-copied. The first step that finds one gives the parameter other memory, and leaves the old one to
-its readers. From there on each reader of this parameter, which is contested, is given a copy, so
-that the parameter stays where it is.
+Readers share memory with the parameter, without a copy, until a step writes to it. The first such
+step copies the parameter to new memory, and leaves the old memory to the readers. The parameter
+then counts as contested: every later reader gets a copy, so that the parameter need not move again.
 """
 
 import threading
@@ -16,45 +15,44 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
-from functional_optim.plan.flat.apart import reasons_apart
-from functional_optim.plan.flat.layout import own_copy
+from functional_optim.plan.flat.layout import copy_with_strides
+from functional_optim.plan.flat.move_checks import immovable_reasons
 
 
 class Lease:
-    """Held by who reads; once it is given back, what was read may be overwritten."""
+    """Flag of a reader: steps may overwrite the memory that it read if ``given_back`` is True."""
 
     def __init__(self) -> None:
         self.given_back = False
 
 
-class VersionedParam(NamedTuple):
-    """A parameter as it is read."""
+class ReadParam(NamedTuple):
+    """Parameter as a reader gets it."""
 
     tensor: Tensor
-    """A leaf of autograd; it requires a gradient where the parameter does."""
+    """A leaf of autograd; it requires a gradient if the parameter does."""
     copied_bytes: int
-    """0 where it shares the parameter's memory."""
+    """0 if the tensor shares the parameter's memory."""
 
 
 class _Reader(NamedTuple):
     address: int
-    """Where the parameter was; its optimizer may have moved it since."""
+    """The address of the parameter when it was read. Its optimizer may have moved it since."""
     memory: StorageWeakRef
     lease: Lease
 
 
 class Versions:
-    """The versions of one parameter. Whoever calls it holds the turn of the parameter's worker.
+    """Version and readers of one parameter. Callers hold the lock of the parameter's worker.
 
-    Args:
-        contested: whether the parameter has to stay where it is, so that readers have copies.
+    ``contested`` is True if the parameter must not move, so that readers get copies.
 
     Example::
 
         >>> weight, versions = torch.ones(2), Versions()
         >>> lease = Lease()
-        >>> leaf = leaves([weight], [versions], [lease])[0]
-        >>> versions.make_way(weight)  # 8 bytes were copied, for there is a reader
+        >>> leaf = read_all([weight], [versions], [lease])[0]
+        >>> versions.copy_if_read(weight)  # 8 bytes were copied, for there is a reader
         8
         >>> weight.zero_(), leaf.tensor
         (tensor([0., 0.]), tensor([1., 1.]))
@@ -62,47 +60,42 @@ class Versions:
 
     def __init__(self, *, contested: bool = False) -> None:
         self.number = 0
-        """Of the steps that were made."""
-        self._contested = contested
+        """The number of steps of the parameter."""
+        self._is_contested = contested
         self.readers: list[_Reader] = []
-        """Those who may read what it shares."""
+        """Readers that share memory with the parameter."""
 
-    def leaf(self, param: Tensor, lease: Lease) -> VersionedParam:
-        """The parameter as it is now, for a reader. Called where no gradients are recorded.
-
-        Args:
-            param: the parameter.
-            lease: the reader's.
-        """
-        if self._contested:
-            made, copied = own_copy(param), param.numel() * param.element_size()
+    def read(self, param: Tensor, lease: Lease) -> ReadParam:
+        """Return the current parameter for a reader. The caller has disabled gradients."""
+        if self._is_contested:
+            made, copied = copy_with_strides(param), param.numel() * param.element_size()
         else:
-            # With a storage of its own over the same memory: it lives as long as anything that
-            # autograd or the reader has made of it does, views and detached tensors too.
+            # A new storage over the same memory. It lives as long as any tensor that autograd or
+            # the reader derives from it, including views and detached tensors.
             made, copied = from_dlpack(to_dlpack(param.detach())), 0
             memory = StorageWeakRef(made.untyped_storage())
-            self.readers = [*self._left(param), _Reader(param.data_ptr(), memory, lease)]
-        return VersionedParam(made.requires_grad_(param.requires_grad), copied)
+            self.readers = [*self._active_readers(param), _Reader(param.data_ptr(), memory, lease)]
+        return ReadParam(made.requires_grad_(param.requires_grad), copied)
 
-    def stay(self) -> None:
-        """Readers have copies from now on, so that the parameter need not be moved."""
-        self._contested = True
+    def always_copy(self) -> None:
+        """Copy the parameter for every reader, so that it never moves."""
+        self._is_contested = True
 
-    def make_way(self, param: Tensor) -> int:
-        """Let the parameter be written to: in place, or, if it is being read, in other memory.
+    def copy_if_read(self, param: Tensor) -> int:
+        """Move the parameter to new memory if it has readers. Call this before a write.
 
         Returns:
             The bytes that were copied.
         """
-        self.readers = self._left(param)
+        self.readers = self._active_readers(param)
         if not self.readers:
             return 0
-        self.readers, self._contested = [], True
+        self.readers, self._is_contested = [], True
         with torch.inference_mode(mode=False), torch.no_grad():
-            param.data = own_copy(param)
+            param.data = copy_with_strides(param)
         return param.numel() * param.element_size()
 
-    def _left(self, param: Tensor) -> list[_Reader]:
+    def _active_readers(self, param: Tensor) -> list[_Reader]:
         """Return the readers of the parameter's current memory."""
         if not self.readers:
             return []
@@ -114,54 +107,44 @@ class Versions:
         ]
 
 
-def leaves(
+def read_all(
     params: Sequence[Tensor], versions: Sequence[Versions], leases: Sequence[Lease]
-) -> list[VersionedParam]:
-    """Parameters as they are now, for a reader.
-
-    Args:
-        params: the parameters.
-        versions: of each.
-        leases: of each; they may be one.
-    """
+) -> list[ReadParam]:
+    """Return the current parameters for readers. The leases may be the same object."""
     with torch.inference_mode(mode=False), torch.no_grad():
         found = zip(versions, params, leases, strict=True)
-        return [one.leaf(param, lease) for one, param, lease in found]
+        return [one.read(param, lease) for one, param, lease in found]
 
 
 _ALL: dict[int, tuple["weakref.ref[Tensor]", Versions]] = {}
-"""By the id of the parameter."""
+"""For the id of each parameter, a reference to it and its versions."""
 
 _LOCK = threading.RLock()
 
 
-def versions_of(params: Sequence[Tensor], *, movable: bool = True) -> list[Versions]:
-    """The versions of parameters, which all optimizers of this process share.
+def param_versions(params: Sequence[Tensor], *, movable: bool = True) -> list[Versions]:
+    """Return the versions of parameters, shared by all optimizers of this process.
 
     Args:
         params: the parameters.
-        movable: whether those that nobody else has memory in common with may be given other
-            memory, which their optimizer must notice. Readers of others have copies from the start.
+        movable: True if the optimizer allows its parameters to move to new memory. Readers always
+            get copies of other parameters, and of parameters that share memory.
     """
     with _LOCK:
-        new = [param for param in params if not _is_known(param)]
-        reasons = reasons_apart(new, [""] * len(new))
-        for place, param in enumerate(new):
-            made = Versions(contested=place in reasons)
+        new = [one for one in params if id(one) not in _ALL or _ALL[id(one)][0]() is not one]
+        reasons = immovable_reasons(new, [""] * len(new))
+        for index, param in enumerate(new):
+            made = Versions(contested=index in reasons)
             _ALL[id(param)] = weakref.ref(param), made
-            weakref.finalize(param, _drop, id(param), made)
+            weakref.finalize(param, _remove_versions, id(param), made)
         found = [_ALL[id(param)][1] for param in params]
     if not movable:
         for one in found:
-            one.stay()
+            one.always_copy()
     return found
 
 
-def _is_known(param: Tensor) -> bool:
-    return id(param) in _ALL and _ALL[id(param)][0]() is param
-
-
-def _drop(key: int, versions: Versions) -> None:
+def _remove_versions(key: int, versions: Versions) -> None:
     with _LOCK:
         if key in _ALL and _ALL[key][1] is versions:
             del _ALL[key]

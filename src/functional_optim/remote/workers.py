@@ -1,4 +1,4 @@
-"""All workers of one optimizer, called at once."""
+"""Workers of one optimizer: calls to all workers at the same time."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -7,252 +7,241 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.core.aliasing import apart_from
-from functional_optim.core.brief import brief
+from functional_optim.core.aliasing import clone_aliased
 from functional_optim.core.checks import check_fit, check_grad
-from functional_optim.frontends import gradient_norms
-from functional_optim.frontends.local_optimizer import Foreign
-from functional_optim.frontends.loss_scale import unscaled
+from functional_optim.core.format import format_value
+from functional_optim.frontends.local_optimizer import OpaqueRecipe
 from functional_optim.frontends.recipe import ComposedRecipe, Recipe
 from functional_optim.frontends.torch_checkpoint import own_copy
 from functional_optim.kernels.totals import sum_in_order
 from functional_optim.remote.counters import Counters
-from functional_optim.remote.errors import all_of, failed, settled
-from functional_optim.remote.options import AcknowledgedOptions, MissingOptionsError, Numbered
-from functional_optim.remote.placing import PlacedGroup, shares_of
+from functional_optim.remote.errors import collect_results, gather_results, worker_error
+from functional_optim.remote.options import MissingOptionsError, OptionsSender, VersionedOptions
+from functional_optim.remote.placement import PlacedGroup, groups_by_worker
 from functional_optim.remote.snapshot import Reading
 from functional_optim.remote.staleness import GradientVersions
 from functional_optim.remote.transport import Transport
 
 Sources = Mapping[str, Any]
-"""For each worker, where its gradients are found."""
+"""The source of each worker's gradients: the gradients, or the id of an autograd context."""
 
 Groups = Sequence[Mapping[str, Any]]
-"""Parameter groups, with their options of now."""
+"""Parameter groups with their current options."""
 
 
-class Asked(NamedTuple):
-    """Calls that were sent, all of one method that takes options."""
+class PendingCalls(NamedTuple):
+    """Calls to all workers of one method that takes options."""
 
     method: str
-    options: dict[str, Numbered]
-    given: dict[str, tuple[Any, ...]]
-    """What each worker is given before the options, and after them."""
+    options: dict[str, VersionedOptions]
+    arguments: dict[str, tuple[Any, ...]]
+    """The arguments of each worker, without the options."""
     futures: dict[str, "Future[Any]"]
 
 
 class Workers:
-    """The optimizers that were placed on workers, one on each.
+    """Optimizers on workers, one on each worker.
 
     Args:
-        transport: reaches the workers.
-        groups: of parameters.
-        make: makes the optimizer of a worker, there.
-        found: what makes the optimizer over parameters.
-        close: whether the transport is closed at the end.
+        transport: sends calls to workers.
+        groups: parameter groups.
+        make_worker: builds the optimizer of a worker, on that worker, from ``recipe`` and its
+            groups.
+        recipe: builds the optimizer over its parameters.
+        close: True if :meth:`close` also closes the transport.
 
     Raises:
-        WorkerError: it cannot be made on some; what was placed is let go of.
+        WorkerError: some workers cannot build the optimizer. All workers are released.
     """
 
     def __init__(
         self,
         transport: Transport,
         groups: Sequence[PlacedGroup],
-        make: Callable[..., Any],
-        found: Recipe | Foreign,
+        make_worker: Callable[..., Any],
+        recipe: Recipe | OpaqueRecipe,
         *,
         close: bool = True,
     ) -> None:
         self.transport = transport
         self._close = close
-        self.shares = shares_of(groups)
+        self.worker_groups = groups_by_worker(groups)
         self.names = {
-            worker: [name for share in shares for name, _ in share.params]
-            for worker, shares in self.shares.items()
+            worker: [name for group in own for name, _ in group.params]
+            for worker, own in self.worker_groups.items()
         }
-        """Of the parameters of each worker."""
+        """The names of each worker's parameters."""
         self._groups = groups
-        self._waits = dict.fromkeys(self.shares, 0)
-        self._sent: dict[str, list[Future[None]]] = {worker: [] for worker in self.shares}
-        placed = {
-            worker: transport.place(worker, make, found, shares)
-            for worker, shares in self.shares.items()
+        self._waits = dict.fromkeys(self.worker_groups, 0)
+        self._running_steps: dict[str, list[Future[None]]] = {
+            worker: [] for worker in self.worker_groups
         }
-        handles, errors = settled(placed)
+        placed = {
+            worker: transport.place(worker, make_worker, recipe, own)
+            for worker, own in self.worker_groups.items()
+        }
+        handles, errors = collect_results(placed)
         if errors:
             self.close()
-            raise failed("the constructor", errors, len(placed))
+            raise worker_error("the constructor", errors, len(placed))
         self.handles: dict[str, Any] = handles
-        self._about = all_of("the constructor", self._call("about"))
-        self._measured_stages: int = max(one[0] for one in self._about.values())
-        # Totals are of the state after the step before, and so is what belongs to no parameter.
-        self._wants_order = isinstance(found, ComposedRecipe) or self._measured_stages > 0
-        self._options = AcknowledgedOptions(
-            {worker: [share.number for share in own] for worker, own in self.shares.items()}
+        self._descriptions = gather_results("the constructor", self._call("describe"))
+        self._num_totals: int = max(one[0] for one in self._descriptions.values())
+        # Totals and shared scalars depend on the state after the previous step.
+        self._needs_order = isinstance(recipe, ComposedRecipe) or self._num_totals > 0
+        self._options = OptionsSender(
+            {worker: [group.number for group in own] for worker, own in self.worker_groups.items()}
         )
 
-    def first_options(self) -> list[dict[str, Any]]:
-        """Return the first options of each group, with its workers' defaults."""
+    def initial_options(self) -> list[dict[str, Any]]:
+        """Return the first options of each group, including the defaults of its workers."""
         made = [dict(group.options) for group in self._groups]
-        for worker, shares in self.shares.items():
-            # A class of the user's may keep fewer groups than it was given.
-            for share, own in zip(shares, self._about[worker][1], strict=False):
-                made[share.number] = {**own, **made[share.number]}
+        for worker, groups in self.worker_groups.items():
+            # A class of the user may have fewer groups than it was given.
+            for group, own in zip(groups, self._descriptions[worker][1], strict=False):
+                made[group.number] = {**own, **made[group.number]}
         return made
 
-    def dealt(self, gradients: Sequence[Sequence[Tensor | None]]) -> Sources:
-        """Each worker's part of gradients that stand group by group.
-
-        Raises:
-            TypeError, ValueError: one that does not fit its parameter.
-        """
+    def split_gradients(self, gradients: Sequence[Sequence[Tensor | None]]) -> Sources:
+        """Return each worker's gradients, after a check that each gradient fits its parameter."""
         for group, own in zip(self._groups, gradients, strict=True):
             for one, grad in zip(group.params, own, strict=True):
                 if grad is not None:
                     check = check_fit if one.like.is_meta else check_grad
                     check(one.like, grad, one.name)
         return {
-            worker: [gradients[share.number][place] for share in shares for place in share.places]
-            for worker, shares in self.shares.items()
+            worker: [gradients[group.number][index] for group in own for index in group.indices]
+            for worker, own in self.worker_groups.items()
         }
 
-    def chosen(self, workers: Collection[str] | None) -> list[str]:
-        """Some workers by name, in their own order; all for None.
-
-        Raises:
-            ValueError: there is no such worker.
-        """
-        unknown = sorted({*(workers or ())} - {*self.shares})
+    def select(self, workers: Collection[str] | None) -> list[str]:
+        """Return the workers with these names, in the order of all workers; all for None."""
+        unknown = sorted({*(workers or ())} - {*self.worker_groups})
         if unknown or isinstance(workers, str):
             raise ValueError(
-                f"workers must be names of workers, in a list, got {brief(workers)}; there are "
-                f"{', '.join(map(repr, self.shares))}"
+                f"workers must be names of workers, in a list, got {format_value(workers)}; there "
+                f"are {', '.join(map(repr, self.worker_groups))}"
             )
-        return [worker for worker in self.shares if workers is None or worker in workers]
+        return [worker for worker in self.worker_groups if workers is None or worker in workers]
 
     def send_read(self, workers: Collection[str]) -> dict[str, "Future[Reading]"]:
-        """Ask workers for their parameters."""
         return self._call("read", dict.fromkeys(workers, ()))
 
     def send_step(
-        self, sources: Sources, groups: Groups, taken: Mapping[str, GradientVersions]
-    ) -> Asked:
-        """Send a step to all workers, once the totals that it needs are there.
+        self, sources: Sources, groups: Groups, read_at: Mapping[str, GradientVersions]
+    ) -> PendingCalls:
+        """Compute the totals of a step, then send the step to all workers.
 
         Args:
             sources: of gradients.
-            groups: with their options as they are now.
-            taken: of which version each worker's gradients are; empty where nobody asks.
+            groups: parameter groups with their current options.
+            read_at: the versions that each worker's gradients are of; empty if no limit applies.
 
         Raises:
-            WorkerError: some gradients are too old; nothing was sent then.
+            WorkerError: some gradients are too old. No step was sent.
         """
-        if any(one.most is not None for one in taken.values()):
-            # Of gradients that are given, the caller alone knows the age: they need not be sent.
-            named = self.transport.has_contexts
-            given = {
-                worker: (sources[worker] if named else None, one) for worker, one in taken.items()
+        if any(one.max_staleness is not None for one in read_at.values()):
+            # The check reads the age from read_at, or from an autograd context. It needs no
+            # gradients, so without contexts no source is sent.
+            sends = self.transport.has_contexts
+            checks = {
+                worker: (sources[worker] if sends else None, one) for worker, one in read_at.items()
             }
-            all_of("step", self._call("check", given))
-        options = self._options.now(groups)
-        if self._wants_order and not self.transport.keeps_order:
-            wait([one for sent in self._sent.values() for one in sent])
-        sources = self._apart(sources)
-        totals = self._totals(sources, options)
-        more = (totals,) if totals or taken else ()  # as little as can be
-        content = {
-            worker: (sources[worker], *more, *([taken[worker]] if taken else []))
+            gather_results("step", self._call("check", checks))
+        options = self._options.current(groups)
+        if self._needs_order and not self.transport.keeps_order:
+            wait([one for sent in self._running_steps.values() for one in sent])
+        sources = self._copy_aliased(sources)
+        totals = self._compute_totals(sources, options)
+        more = (totals,) if totals or read_at else ()  # short messages: leave out the defaults
+        arguments = {
+            worker: (sources[worker], *more, *([read_at[worker]] if read_at else []))
             for worker in self.handles
         }
-        asked = self._asked("step", options, content)
-        for worker, future in asked.futures.items():
-            left = [one for one in self._sent[worker] if not one.done()]
-            self._waits[worker] += bool(left)
-            self._sent[worker] = [*left, future]
-        return asked
+        pending = self._send_with_options("step", options, arguments)
+        for worker, future in pending.futures.items():
+            running = [one for one in self._running_steps[worker] if not one.done()]
+            self._waits[worker] += bool(running)
+            self._running_steps[worker] = [*running, future]
+        return pending
 
-    def _apart(self, sources: Sources) -> Sources:
-        """Return gradients with copies of those that are parameters: any worker may write first."""
+    def _copy_aliased(self, sources: Sources) -> Sources:
+        """Copy gradients that share memory with parameters: another worker may step first."""
         params = [one.like for group in self._groups for one in group.params]
         return {
-            worker: apart_from(own, params) if isinstance(own, list) else own
+            worker: clone_aliased(own, params) if isinstance(own, list) else own
             for worker, own in sources.items()
         }
 
-    def answers(self, asked: Asked) -> dict[str, Any]:
-        """Return the results of all workers, once all have answered.
+    def gather(self, pending: PendingCalls) -> dict[str, Any]:
+        """Return the results of all workers, after all workers have answered.
 
-        A worker that does not have the options of a version is sent them.
+        A worker that lacks the options of a version gets the full options in a second call.
 
         Raises:
-            WorkerError: some failed.
+            WorkerError: some workers failed.
         """
-        results, errors = settled(asked.futures)
+        results, errors = collect_results(pending.futures)
         missing = [worker for worker, one in errors.items() if isinstance(one, MissingOptionsError)]
         if missing:
             full = {
-                worker: _placed(asked.given[worker], asked.options[worker]) for worker in missing
+                worker: _insert_options(pending.arguments[worker], pending.options[worker])
+                for worker in missing
             }
-            found, wrong = settled(self._call(asked.method, full))
-            results |= found
-            errors = {worker: one for worker, one in errors.items() if worker not in full} | wrong
+            more, failed = collect_results(self._call(pending.method, full))
+            results |= more
+            errors = {worker: one for worker, one in errors.items() if worker not in full} | failed
         for worker in results:
-            self._options.acknowledge(worker, asked.options[worker])
+            self._options.acknowledge(worker, pending.options[worker])
         if errors:
-            raise failed(asked.method, errors, len(asked.futures))
+            raise worker_error(pending.method, errors, len(pending.futures))
         return results
 
-    def each(self, method: str, sources: Sources, value: float) -> dict[str, Any]:
-        """Call a method with each worker's gradients, on the worker, and with a number."""
-        given = {worker: (source, value) for worker, source in sources.items()}
-        return all_of(method, self._call(method, given))
+    def call_each(self, method: str, sources: Sources, value: float) -> dict[str, Any]:
+        """Call a method of each worker with the source of its gradients and a number."""
+        arguments = {worker: (source, value) for worker, source in sources.items()}
+        return gather_results(method, self._call(method, arguments))
 
-    def in_order(self, found: Mapping[str, Tensor]) -> list[Any]:
-        """Return a number or row for each parameter, in the order of the groups."""
+    def order_by_parameter(self, found: Mapping[str, Tensor]) -> list[Any]:
+        """Return the workers' numbers or rows, one per parameter, in the order of the groups."""
         made: list[list[Any]] = [[0.0] * len(group.params) for group in self._groups]
-        for worker, shares in self.shares.items():
+        for worker, groups in self.worker_groups.items():
             numbers = iter(found[worker].tolist())
-            for share in shares:
-                for place in share.places:
-                    made[share.number][place] = next(numbers)
+            for group in groups:
+                for index in group.indices:
+                    made[group.number][index] = next(numbers)
         return [number for numbers in made for number in numbers]
 
     def state_dicts(self, groups: Groups, workers: Collection[str]) -> dict[str, Any]:
-        """Return the state dicts of these workers."""
-        options = self._options.now(groups)
-        given = {worker: (options[worker],) for worker in workers}
-        found: dict[str, Any] = all_of("state_dict", self._call("state_dict", given))
-        return own_copy(found)  # type: ignore[no-any-return]  # what came may be in shared memory
+        options = self._options.current(groups)
+        arguments = {worker: (options[worker],) for worker in workers}
+        found: dict[str, Any] = gather_results("state_dict", self._call("state_dict", arguments))
+        return own_copy(found)  # type: ignore[no-any-return]  # results may be in shared memory
 
     def load(self, parts: Mapping[str, Any]) -> None:
-        """Load a state dict on each worker: on all, or on none.
-
-        Raises:
-            WorkerError: some cannot; the others are as they were before.
-        """
-        self._options.renew()
+        """Load a state dict on all workers, or, if one of them raises an error, on none."""
+        self._options.invalidate()
         futures = self._call("load_state_dict", {worker: (part,) for worker, part in parts.items()})
-        loaded, errors = settled(futures)
-        settling = {
-            worker: self.transport.call(self.handles[worker], "settle", not errors)
+        loaded, errors = collect_results(futures)
+        finishing = {
+            worker: self.transport.call(self.handles[worker], "finish_load", not errors)
             for worker in loaded
         }
         if errors:
-            settled(settling)
-            raise failed("load_state_dict", errors, len(futures))
-        all_of("load_state_dict", settling)
+            collect_results(finishing)
+            raise worker_error("load_state_dict", errors, len(futures))
+        gather_results("load_state_dict", finishing)
 
     def counters(self, read_waits: int) -> dict[str, Counters]:
-        """Return each worker's counters, and the snapshots that had to wait for all of them."""
-        found: dict[str, Counters] = all_of("counters", self._call("counters"))
+        """Return each worker's counters; ``read_waits`` is the same in all of them."""
+        found: dict[str, Counters] = gather_results("counters", self._call("counters"))
         return {
             worker: one._replace(waits=one.waits + self._waits[worker], read_waits=read_waits)
             for worker, one in found.items()
         }
 
     def close(self) -> None:
-        """Let go of all workers; what was sent is done first where that can be."""
+        """Release all workers; a transport may first complete the calls that were sent."""
         self.handles = {}
         if self._close:
             self.transport.close()
@@ -260,11 +249,7 @@ class Workers:
     def _call(
         self, method: str, arguments: Mapping[str, tuple[Any, ...]] | None = None
     ) -> dict[str, Any]:
-        """Call a method of those that have arguments, or of all, at once; a Future for each.
-
-        Raises:
-            RuntimeError: they were let go.
-        """
+        """Call a method of all workers, or of those in ``arguments``. Return a Future for each."""
         if not self.handles:
             raise RuntimeError(
                 f"this optimizer is closed, so its workers cannot {method}: make another one, and "
@@ -275,48 +260,39 @@ class Workers:
             for worker, own in (arguments or dict.fromkeys(self.handles, ())).items()
         }
 
-    def _asked(
-        self, method: str, options: dict[str, Numbered], given: dict[str, tuple[Any, ...]]
-    ) -> Asked:
-        """Call a method that takes options, with the version alone where that will do."""
-        brief = self._options.brief
+    def _send_with_options(
+        self,
+        method: str,
+        options: dict[str, VersionedOptions],
+        arguments: dict[str, tuple[Any, ...]],
+    ) -> PendingCalls:
+        """Call a method with options, or with their version if the worker has them."""
+        encode = self._options.encode
         sent = {
-            worker: _placed(own, brief(worker, options[worker])) for worker, own in given.items()
+            worker: _insert_options(own, encode(worker, options[worker]))
+            for worker, own in arguments.items()
         }
-        return Asked(method, options, given, self._call(method, sent))
+        return PendingCalls(method, options, arguments, self._call(method, sent))
 
-    def _totals(self, sources: Sources, options: dict[str, Numbered]) -> list[Tensor]:
-        """The totals that stages need, summed in the order of the parameters."""
+    def _compute_totals(
+        self, sources: Sources, options: dict[str, VersionedOptions]
+    ) -> list[Tensor]:
+        """Return the totals that stages need, summed in the order of the parameters."""
         totals: list[Tensor] = []
-        for _ in range(self._measured_stages):
-            given = {worker: (sources[worker], tuple(totals)) for worker in self.handles}
-            found = self.in_order(self.answers(self._asked("measure", options, given)))
-            totals.append(_total(found))
+        for _ in range(self._num_totals):
+            arguments = {worker: (sources[worker], tuple(totals)) for worker in self.handles}
+            addends = self.gather(self._send_with_options("measure", options, arguments))
+            totals.append(_total(self.order_by_parameter(addends)))
         return totals
 
 
 def _total(found: Sequence[Any]) -> Tensor:
-    """The sum of numbers; for rows, of each column."""
+    """Return the sum of numbers; for rows, the sum of each column."""
     if isinstance(found[0], list):
         return torch.stack([_total(column) for column in zip(*found, strict=True)])
     return sum_in_order(found)
 
 
-def _placed(given: tuple[Any, ...], options: Any) -> tuple[Any, ...]:
-    """Options after the source of gradients, before the rest."""
-    return (given[0], options, *given[1:])
-
-
-class Here:
-    """Functions of gradients that are in this process, whoever owns their parameters."""
-
-    _methods: Mapping[str, Callable[[Any, float], Any]] = {
-        "addends": gradient_norms.addends,
-        "scale_": gradient_norms.scale_,
-        "unscale_": unscaled,
-    }
-
-    def each(self, method: str, sources: Sources, value: float) -> dict[str, Any]:
-        """Call a function with each worker's gradients and a number."""
-        function = self._methods[method]
-        return {worker: function(source, value) for worker, source in sources.items()}
+def _insert_options(arguments: tuple[Any, ...], options: Any) -> tuple[Any, ...]:
+    """Return arguments with the options after the first argument, the source of gradients."""
+    return (arguments[0], options, *arguments[1:])

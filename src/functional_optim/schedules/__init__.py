@@ -1,4 +1,4 @@
-"""Schedules as data: each a value that is compared, hashed, pickled, printed. One file each."""
+"""Schedules as values that can be compared, hashed, pickled and printed, one file each."""
 
 from functional_optim.core.on_global_step import on_global_step
 from functional_optim.schedules.constant import constant

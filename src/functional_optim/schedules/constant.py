@@ -6,12 +6,12 @@ s(n) = value
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from functional_optim.core.schedule_value import ScheduleValue, finite
+from functional_optim.core.schedule_value import ScheduleValue, check_finite
 
 
 @dataclass(frozen=True, repr=False)
 class Constant(ScheduleValue):
-    """Made by :func:`constant`."""
+    """Schedule that :func:`constant` returns."""
 
     value: float
     maker: ClassVar[str] = "constant"
@@ -21,7 +21,7 @@ class Constant(ScheduleValue):
 
 
 def constant(value: float) -> Constant:
-    """Return a schedule with one value for every step, to be joined with others.
+    """Return a schedule with one value for all steps, as a part of :func:`joined`.
 
     ``s(n) = value``
 
@@ -32,7 +32,7 @@ def constant(value: float) -> Constant:
         A schedule.
 
     Raises:
-        TypeError, ValueError: a value that is no finite number.
+        TypeError, ValueError: a value that is not a finite number.
 
     Example::
 
@@ -41,4 +41,4 @@ def constant(value: float) -> Constant:
         >>> halved_at_100(99.0), halved_at_100(100.0)
         (0.1, 0.05)
     """
-    return Constant(finite("constant: value", value))
+    return Constant(check_finite("constant: value", value))

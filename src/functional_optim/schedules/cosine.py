@@ -1,33 +1,33 @@
-"""From one number to another along half a wave of a cosine.
+"""Schedule along half a cosine wave.
 
 s(n) = to + (start - to) (1 + cos(pi min(n / steps, 1))) / 2
 
-Loshchilov & Hutter 2017, equation 5, without restarts. It is computed by squares of sines:
-(1 + cos(pi t)) / 2 = sin(pi (1 - t) / 2)^2, which loses no digits close to its end.
+Loshchilov & Hutter 2017, equation 5, without restarts. It is computed as the square of a sine:
+(1 + cos(pi t)) / 2 = sin(pi (1 - t) / 2)^2, which loses no digits near the end.
 """
 
 from typing import ClassVar
 
 from functional_optim.core.schedule_value import Anneal
-from functional_optim.schedules.ramp import Ramp
+from functional_optim.schedules.arithmetic import Ramp
 
 
 class Cosine(Ramp):
-    """Made by :func:`cosine`."""
+    """Schedule that :func:`cosine` returns."""
 
     maker: ClassVar[str] = "cosine"
     anneal: ClassVar[Anneal] = "cos"
 
 
 def cosine(start: float, *, to: float = 0.0, steps: int) -> Cosine:
-    """Along half a wave of a cosine from ``start`` at the first step to ``to``, where it stays.
+    """Return a schedule along half a cosine wave, from ``start`` at the first step to ``to``.
 
-    ``s(n) = to + (start - to) * (1 + cos(pi * min(n / steps, 1))) / 2``: that of torch's
-    CosineAnnealingLR with ``T_max = steps`` and ``eta_min = to``, up to its lowest point.
+    ``s(n) = to + (start - to) * (1 + cos(pi * min(n / steps, 1))) / 2``. Until its minimum it
+    equals torch's CosineAnnealingLR with ``T_max = steps`` and ``eta_min = to``.
 
     Args:
         start: a finite number.
-        to: the same, reached after ``steps`` steps.
+        to: a finite number, the value after ``steps`` steps.
         steps: a whole number >= 1.
 
     Returns:
@@ -49,4 +49,4 @@ def cosine(start: float, *, to: float = 0.0, steps: int) -> Cosine:
         Loshchilov & Hutter, "SGDR: stochastic gradient descent with warm restarts", ICLR 2017,
         equation 5.
     """
-    return Cosine.checked(start, to, steps)
+    return Cosine.build(start, to, steps)

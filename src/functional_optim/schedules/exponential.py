@@ -1,4 +1,4 @@
-"""Multiplied by the same factor at each step.
+"""Schedule that is multiplied by the same factor at each step.
 
 s(n) = start gamma^n
 """
@@ -7,13 +7,13 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from functional_optim.core.schedule_value import ScheduleValue, finite, positive
+from functional_optim.core.schedule_value import ScheduleValue, check_finite, check_positive
 from functional_optim.schedules.arithmetic import since
 
 
 @dataclass(frozen=True, repr=False)
 class Exponential(ScheduleValue):
-    """Made by :func:`exponential`."""
+    """Schedule that :func:`exponential` returns."""
 
     start: float
     gamma: float
@@ -24,19 +24,19 @@ class Exponential(ScheduleValue):
             return 0.0
         try:
             return self.start * self.gamma ** since(made)
-        except OverflowError:  # which tensors do not raise: whoever takes the value says so
+        except OverflowError:  # tensors give infinity, and the check of the value reports it
             return math.copysign(math.inf, self.start)
 
 
 def exponential(start: float, *, gamma: float) -> Exponential:
-    """``start`` at the first step, multiplied by ``gamma`` at each one after it.
+    """Return a schedule with ``start`` at the first step, multiplied by ``gamma`` at each step.
 
-    ``s(n) = start * gamma**n``: that of torch's ExponentialLR. To fall by a factor ``f`` in so many
-    steps, give ``gamma=f ** (1 / steps)``.
+    ``s(n) = start * gamma**n``, as in torch's ExponentialLR. For a factor ``f`` after a number of
+    steps, pass ``gamma=f ** (1 / steps)``.
 
     Args:
         start: a finite number.
-        gamma: a finite number > 0; below 1 it falls, above 1 it rises.
+        gamma: a finite number > 0. Below 1 the value falls, above 1 it rises.
 
     Returns:
         A schedule.
@@ -49,4 +49,6 @@ def exponential(start: float, *, gamma: float) -> Exponential:
         >>> exponential(1.0, gamma=0.5)(3.0)
         0.125
     """
-    return Exponential(finite("exponential: start", start), positive("exponential: gamma", gamma))
+    return Exponential(
+        check_finite("exponential: start", start), check_positive("exponential: gamma", gamma)
+    )

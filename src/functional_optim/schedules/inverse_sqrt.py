@@ -1,8 +1,8 @@
-"""In inverse proportion to the root of the step count.
+"""Schedule that is inversely proportional to the root of the step count.
 
 s(n) = start sqrt(steps / (steps + n))
 
-Vaswani et al. 2017, equation 3, from the end of its warm-up on, where n counts from there.
+Vaswani et al. 2017, equation 3, after its warm-up, where n counts from the end of the warm-up.
 """
 
 import math
@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from functional_optim.core.schedule_value import ScheduleValue, finite, whole
+from functional_optim.core.schedule_value import ScheduleValue, check_finite, check_int
 from functional_optim.schedules.arithmetic import since
 
 
 @dataclass(frozen=True, repr=False)
 class InverseSqrt(ScheduleValue):
-    """Made by :func:`inverse_sqrt`."""
+    """Schedule that :func:`inverse_sqrt` returns."""
 
     start: float
     steps: int
@@ -30,14 +30,14 @@ class InverseSqrt(ScheduleValue):
 
 
 def inverse_sqrt(start: float, *, steps: int) -> InverseSqrt:
-    """``start`` at the first step, then falling as ``1 / sqrt(step)`` does; it has no end.
+    """Return a schedule that starts at ``start`` and falls like ``1 / sqrt(step)``, without end.
 
-    ``s(n) = start * sqrt(steps / (steps + n))``. After a warm-up of as many steps,
+    ``s(n) = start * sqrt(steps / (steps + n))``. After a warm-up of the same number of steps,
     ``warmup(k, then=inverse_sqrt(peak, steps=k))``, it is ``peak * sqrt(k / step)``.
 
     Args:
         start: a finite number.
-        steps: a whole number >= 1: when it has fallen to ``start / sqrt(2)``.
+        steps: number of steps until the value is ``start / sqrt(2)``, a whole number >= 1.
 
     Returns:
         A schedule.
@@ -53,4 +53,6 @@ def inverse_sqrt(start: float, *, steps: int) -> InverseSqrt:
     Reference:
         Vaswani et al., "Attention is all you need", NeurIPS 2017, equation 3.
     """
-    return InverseSqrt(finite("inverse_sqrt: start", start), whole("inverse_sqrt: steps", steps, 1))
+    return InverseSqrt(
+        check_finite("inverse_sqrt: start", start), check_int("inverse_sqrt: steps", steps, 1)
+    )

@@ -1,4 +1,4 @@
-"""In a straight line from one number to another.
+"""Linear schedule.
 
 s(n) = start + (to - start) min(n / steps, 1)
 """
@@ -6,25 +6,25 @@ s(n) = start + (to - start) min(n / steps, 1)
 from typing import ClassVar
 
 from functional_optim.core.schedule_value import Anneal
-from functional_optim.schedules.ramp import Ramp
+from functional_optim.schedules.arithmetic import Ramp
 
 
 class Linear(Ramp):
-    """Made by :func:`linear`."""
+    """Schedule that :func:`linear` returns."""
 
     maker: ClassVar[str] = "linear"
     anneal: ClassVar[Anneal] = "linear"
 
 
 def linear(start: float, *, to: float, steps: int) -> Linear:
-    """In a straight line from ``start`` at the first step to ``to``, where it stays.
+    """Return a linear schedule from ``start`` at the first step to ``to``, where it stays.
 
-    ``s(n) = start + (to - start) * min(n / steps, 1)``: that of torch's LinearLR, with
+    ``s(n) = start + (to - start) * min(n / steps, 1)``, as in torch's LinearLR with
     ``start = lr * start_factor`` and ``to = lr * end_factor``.
 
     Args:
         start: a finite number.
-        to: the same, reached after ``steps`` steps.
+        to: a finite number, the value after ``steps`` steps.
         steps: a whole number >= 1.
 
     Returns:
@@ -39,4 +39,4 @@ def linear(start: float, *, to: float, steps: int) -> Linear:
         >>> falling(0.0), falling(2.0), falling(9.0)
         (0.1, 0.05, 0.0)
     """
-    return Linear.checked(start, to, steps)
+    return Linear.build(start, to, steps)

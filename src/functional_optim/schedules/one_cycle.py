@@ -1,31 +1,31 @@
-"""Schedule of one rise and one fall, to far below where it began.
+"""Schedule of one rise, and one fall to far below its start.
 
 With initial = peak / div_factor, final = initial / final_div_factor and r = pct_start steps:
 
 two phases:    initial -> peak at r - 1 -> final at steps - 1
 three phases:  initial -> peak at r - 1 -> initial at 2 r - 2 -> final at steps - 1
 
-Smith & Topin 2018 (three phases, in straight lines); the two phases and the cosine are torch's.
+Smith & Topin 2018 (three linear phases); the two phases and the cosine are those of torch.
 """
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from functional_optim.core.brief import brief
+from functional_optim.core.format import format_value
 from functional_optim.core.schedule_value import (
     Anneal,
     ScheduleValue,
-    annealed,
-    finite,
-    positive,
-    whole,
+    check_anneal,
+    check_finite,
+    check_int,
+    check_positive,
 )
 from functional_optim.schedules.arithmetic import ramp, select, since
 
 
 @dataclass(frozen=True, repr=False)
 class OneCycle(ScheduleValue):
-    """Made by :func:`one_cycle`."""
+    """Schedule that :func:`one_cycle` returns."""
 
     peak: float
     steps: int
@@ -72,24 +72,24 @@ def one_cycle(
     final_div_factor: float = 1e4,
     three_phase: bool = False,
 ) -> OneCycle:
-    """Return a rise to ``peak`` and a fall to far below its start: torch's OneCycleLR.
+    """Return a schedule with a rise to ``peak`` and a fall to far below its start: OneCycleLR.
 
     From ``initial = peak / div_factor`` to ``peak`` at step ``pct_start * steps - 1``, and to
     ``initial / final_div_factor`` at ``steps - 1``, where it stays (torch raises after that). With
     ``three_phase`` it falls to ``initial`` as fast as it rose, before it falls to the last value.
 
-    torch's cycle of the momentum, the other way round, from ``high`` to ``low`` and back, is
+    The opposite cycle that torch has for momentum, from ``high`` to ``low`` and back, is
     ``one_cycle(low, div_factor=low / high, final_div_factor=1.0, ...)``.
 
     Args:
         peak: a finite number: torch's ``max_lr``.
         steps: a whole number >= 3: torch's ``total_steps``.
-        pct_start: the share of the rise, a number > ``1 / steps`` and < 1; with ``three_phase``,
-            at most 0.5.
-        anneal_strategy: the form of each phase: ``"cos"`` or ``"linear"``.
+        pct_start: part of the steps in the rise, a number > ``1 / steps`` and < 1; with
+            ``three_phase``, at most 0.5.
+        anneal_strategy: form of each phase: ``"cos"`` or ``"linear"``.
         div_factor: a finite number > 0.
-        final_div_factor: the same.
-        three_phase: whether there are three phases.
+        final_div_factor: a finite number > 0.
+        three_phase: True for three phases.
 
     Returns:
         A schedule.
@@ -107,10 +107,12 @@ def one_cycle(
         Smith & Topin, "Super-convergence: very fast training of neural networks using large
         learning rates", 2018, section 3.
     """
-    steps = whole("one_cycle: steps", steps, 3)
-    share = finite("one_cycle: pct_start", pct_start)
+    steps = check_int("one_cycle: steps", steps, 3)
+    share = check_finite("one_cycle: pct_start", pct_start)
     if not isinstance(three_phase, bool):
-        raise TypeError(f"one_cycle: three_phase must be True or False, got {brief(three_phase)}")
+        raise TypeError(
+            f"one_cycle: three_phase must be True or False, got {format_value(three_phase)}"
+        )
     bound, most = ("<= 0.5 with three_phase", 0.5) if three_phase else ("< 1", 1.0)
     if not 1 < share * steps < steps or share > most:
         raise ValueError(
@@ -118,11 +120,11 @@ def one_cycle(
             f"(so that the fall has one), got {share!r} of {steps} steps"
         )
     return OneCycle(
-        finite("one_cycle: peak", peak),
+        check_finite("one_cycle: peak", peak),
         steps,
         share,
-        annealed("one_cycle: anneal_strategy", anneal_strategy),
-        positive("one_cycle: div_factor", div_factor),
-        positive("one_cycle: final_div_factor", final_div_factor),
+        check_anneal("one_cycle: anneal_strategy", anneal_strategy),
+        check_positive("one_cycle: div_factor", div_factor),
+        check_positive("one_cycle: final_div_factor", final_div_factor),
         three_phase,
     )

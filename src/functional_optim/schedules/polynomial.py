@@ -1,4 +1,4 @@
-"""From one number to another by a power of the steps that are left.
+"""Schedule with a power of the remaining steps.
 
 s(n) = to + (start - to) max(1 - n / steps, 0)^power
 """
@@ -6,13 +6,18 @@ s(n) = to + (start - to) max(1 - n / steps, 0)^power
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from functional_optim.core.schedule_value import ScheduleValue, finite, positive, whole
+from functional_optim.core.schedule_value import (
+    ScheduleValue,
+    check_finite,
+    check_int,
+    check_positive,
+)
 from functional_optim.schedules.arithmetic import between, since
 
 
 @dataclass(frozen=True, repr=False)
 class Polynomial(ScheduleValue):
-    """Made by :func:`polynomial`."""
+    """Schedule that :func:`polynomial` returns."""
 
     start: float
     to: float
@@ -26,14 +31,14 @@ class Polynomial(ScheduleValue):
 
 
 def polynomial(start: float, *, to: float = 0.0, steps: int, power: float) -> Polynomial:
-    """From ``start`` at the first step to ``to``, by a power of the share of steps left.
+    """Return a schedule from ``start`` to ``to``, with a power of the part of remaining steps.
 
-    ``s(n) = to + (start - to) * max(1 - n / steps, 0)**power``: that of torch's PolynomialLR, with
-    ``total_iters = steps``, where ``to`` is 0.
+    ``s(n) = to + (start - to) * max(1 - n / steps, 0)**power``. With ``to = 0`` it equals torch's
+    PolynomialLR with ``total_iters = steps``.
 
     Args:
         start: a finite number.
-        to: the same, reached after ``steps`` steps.
+        to: a finite number, the value after ``steps`` steps.
         steps: a whole number >= 1.
         power: a finite number > 0; 1 is :func:`linear`.
 
@@ -49,8 +54,8 @@ def polynomial(start: float, *, to: float = 0.0, steps: int, power: float) -> Po
         0.125
     """
     return Polynomial(
-        finite("polynomial: start", start),
-        finite("polynomial: to", to),
-        whole("polynomial: steps", steps, 1),
-        positive("polynomial: power", power),
+        check_finite("polynomial: start", start),
+        check_finite("polynomial: to", to),
+        check_int("polynomial: steps", steps, 1),
+        check_positive("polynomial: power", power),
     )

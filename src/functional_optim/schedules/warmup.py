@@ -1,4 +1,4 @@
-"""A rise in a straight line, and then any schedule.
+"""Linear warm-up before another schedule.
 
 s(n) = start + (then(0) - start) n / steps for n < steps, else then(n - steps)
 
@@ -12,13 +12,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from functional_optim.core.schedule_value import ScheduleValue, finite, function, whole
+from functional_optim.core.schedule_value import (
+    ScheduleValue,
+    check_finite,
+    check_int,
+    check_schedule,
+)
 from functional_optim.schedules.arithmetic import ramp, select, since
 
 
 @dataclass(frozen=True, repr=False)
 class Warmup(ScheduleValue):
-    """Made by :func:`warmup`."""
+    """Schedule that :func:`warmup` returns."""
 
     steps: int
     then: Callable[[Any], Any]
@@ -39,19 +44,19 @@ class Warmup(ScheduleValue):
 
 
 def warmup(steps: int, *, then: Callable[[Any], Any], start: float = 0.0) -> Warmup:
-    """A rise in a straight line to where a schedule begins, and then that schedule.
+    """Return a linear rise to the start of a schedule, and then that schedule.
 
     ``s(n) = start + (then(0) - start) * n / steps`` for ``n < steps``, else ``then(n - steps)``.
-    The first step is made with ``start``: give a larger one where it is not to be lost.
+    The first step uses ``start``. With the default 0 it changes nothing.
 
     Args:
-        steps: a whole number >= 0 of steps before ``then`` begins.
-        then: a schedule of this package, or a function of the steps made. Where a step is traced,
-            or captured, it is computed at each step, and must be torch's operations.
-        start: a finite number: the value at the first step.
+        steps: number of steps before ``then`` starts, a whole number >= 0.
+        then: a schedule of this package, or a function of the step count. If a step is traced or
+            captured, it is computed at each step, and must consist of torch's operations.
+        start: a finite number, the value at the first step.
 
     Returns:
-        A schedule, to be hashed, compared and pickled if ``then`` is.
+        A schedule. It can be hashed, compared and pickled if ``then`` can.
 
     Raises:
         TypeError, ValueError: a value outside the bounds above.
@@ -68,7 +73,7 @@ def warmup(steps: int, *, then: Callable[[Any], Any], start: float = 0.0) -> War
         section 2.2.
     """
     return Warmup(
-        whole("warmup: steps", steps, 0),
-        function("warmup: then", then),
-        finite("warmup: start", start),
+        check_int("warmup: steps", steps, 0),
+        check_schedule("warmup: then", then),
+        check_finite("warmup: start", start),
     )

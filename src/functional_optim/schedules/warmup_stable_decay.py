@@ -1,8 +1,8 @@
-"""A rise, a long time at the peak, and a fall.
+"""Schedule of a rise, many steps at the peak, and a fall.
 
-s(n) = start + (peak - start) n / warmup           for n < warmup
-s(n) = peak                                         for n < warmup + stable
-s(n) = the way from peak to ``to``, in ``decay`` steps   after
+s(n) = start + (peak - start) n / warmup                   for n < warmup
+s(n) = peak                                                for n < warmup + stable
+s(n) = linear or cosine from peak to ``to``, in ``decay`` steps   after
 
 Hu et al. 2024, section 4 (MiniCPM).
 """
@@ -10,13 +10,19 @@ Hu et al. 2024, section 4 (MiniCPM).
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from functional_optim.core.schedule_value import Anneal, ScheduleValue, annealed, finite, whole
+from functional_optim.core.schedule_value import (
+    Anneal,
+    ScheduleValue,
+    check_anneal,
+    check_finite,
+    check_int,
+)
 from functional_optim.schedules.arithmetic import ramp, select, since
 
 
 @dataclass(frozen=True, repr=False)
 class WarmupStableDecay(ScheduleValue):
-    """Made by :func:`warmup_stable_decay`."""
+    """Schedule that :func:`warmup_stable_decay` returns."""
 
     peak: float
     warmup: int
@@ -56,20 +62,20 @@ def warmup_stable_decay(
     to: float = 0.0,
     anneal_strategy: Anneal = "linear",
 ) -> WarmupStableDecay:
-    """A rise to ``peak``, ``stable`` steps there, and a fall to ``to``, where it stays.
+    """Return a rise to ``peak``, ``stable`` steps at ``peak``, and a fall to ``to``.
 
     ``s(n) = start + (peak - start) * n / warmup`` for ``n < warmup``, then ``peak``, and from step
-    ``warmup + stable`` on :func:`linear` or :func:`cosine` from ``peak`` to ``to``. A run can be
-    made longer at the peak without knowing its length beforehand.
+    ``warmup + stable`` on :func:`linear` or :func:`cosine` from ``peak`` to ``to``. The phase at
+    the peak can be extended during a run.
 
     Args:
         peak: a finite number.
-        warmup: a whole number >= 0 of steps.
-        stable: the same.
-        decay: a whole number >= 1 of steps.
-        start: a finite number: the value at the first step.
-        to: the same: the last value.
-        anneal_strategy: the form of the fall: ``"linear"`` or ``"cos"``.
+        warmup: number of steps of the rise, a whole number >= 0.
+        stable: number of steps at the peak, a whole number >= 0.
+        decay: number of steps of the fall, a whole number >= 1.
+        start: a finite number, the value at the first step.
+        to: a finite number, the last value.
+        anneal_strategy: form of the fall: ``"linear"`` or ``"cos"``.
 
     Returns:
         A schedule.
@@ -88,11 +94,11 @@ def warmup_stable_decay(
         training strategies", 2024, section 4.
     """
     return WarmupStableDecay(
-        finite("warmup_stable_decay: peak", peak),
-        whole("warmup_stable_decay: warmup", warmup, 0),
-        whole("warmup_stable_decay: stable", stable, 0),
-        whole("warmup_stable_decay: decay", decay, 1),
-        finite("warmup_stable_decay: start", start),
-        finite("warmup_stable_decay: to", to),
-        annealed("warmup_stable_decay: anneal_strategy", anneal_strategy),
+        check_finite("warmup_stable_decay: peak", peak),
+        check_int("warmup_stable_decay: warmup", warmup, 0),
+        check_int("warmup_stable_decay: stable", stable, 0),
+        check_int("warmup_stable_decay: decay", decay, 1),
+        check_finite("warmup_stable_decay: start", start),
+        check_finite("warmup_stable_decay: to", to),
+        check_anneal("warmup_stable_decay: anneal_strategy", anneal_strategy),
     )

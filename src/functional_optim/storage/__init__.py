@@ -1,4 +1,4 @@
-"""Storage: how parameters and state are kept between steps, for any rule."""
+"""Storages of parameters and state between steps, for any rule."""
 
 from functional_optim.storage.describe import (
     CHOICES,
@@ -8,8 +8,8 @@ from functional_optim.storage.describe import (
     compare_storages,
     describe,
 )
-from functional_optim.storage.mapped import mapped_state
 from functional_optim.storage.param_storage import PARAM_STORAGES
+from functional_optim.storage.state_files import mapped_state
 from functional_optim.storage.state_storage import STATE_STORAGES
 from functional_optim.storage.stored import stored
 

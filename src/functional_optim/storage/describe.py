@@ -1,4 +1,4 @@
-"""Memory that an optimizer keeps for a tree of parameters, in bytes. Works on meta tensors."""
+"""Tables of the memory of parameters, gradients and state, in bytes. Works on meta tensors."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,50 +7,50 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.initial import init_leaf
 from functional_optim.core.links import state_names
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState, field_tensors
+from functional_optim.core.state_init import init_leaf
 from functional_optim.optimizer import Optimizer
-from functional_optim.plan.items import params_of
+from functional_optim.plan.tree import params_of
 from functional_optim.storage.param_storage import PARAM_STORAGES
 from functional_optim.storage.stored import stored
 
 
 @dataclass(frozen=True)
 class Row:
-    """Row of the table."""
+    """Row of a :class:`Description`."""
 
     name: str
-    """"parameter", "gradient", "step" (the count of each leaf), or a field of state."""
+    """"parameter", "gradient", "step" (the step counts), or a field of the state."""
     dtype: str
     total_bytes: int
     bytes_per_parameter: float
-    """Bytes for each element of the parameters."""
+    """Bytes per element of the parameters."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """Memory that is kept for a tree of parameters. ``print`` shows it as a table."""
+    """Memory of parameters, gradients and state. ``print`` shows it as a table."""
 
     rows: tuple[Row, ...]
     numel: int
-    """Elements of all parameters together."""
+    """Number of elements of all parameters."""
 
     @property
     def total_bytes(self) -> int:
-        """Parameters, gradients and state together."""
+        """Bytes of parameters, gradients and state."""
         return sum(row.total_bytes for row in self.rows)
 
     @property
     def bytes_per_parameter(self) -> float:
-        """Bytes for each element of the parameters."""
-        return _share(self.total_bytes, self.numel)
+        """Bytes per element of the parameters."""
+        return _per_element(self.total_bytes, self.numel)
 
     @property
     def state_bytes(self) -> int:
-        """The state alone."""
-        return sum(row.total_bytes for row in self.rows if row.name not in _GIVEN)
+        """Bytes of the state."""
+        return sum(row.total_bytes for row in self.rows if row.name not in _NOT_STATE)
 
     def __str__(self) -> str:
         rows = [
@@ -64,23 +64,23 @@ class Description:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Descriptions of one optimizer under several storages. ``print`` shows them as a table."""
+    """Descriptions of one optimizer in several storages. ``print`` shows them as a table."""
 
     descriptions: tuple[tuple[str, Description], ...]
-    """Pairs (what was chosen, what is then kept)."""
+    """Pairs of the name of a storage, and the Description with that storage."""
 
     def __str__(self) -> str:
         rows = []
         for name, one in self.descriptions:
-            given = {row.name: row.bytes_per_parameter for row in one.rows if row.name in _GIVEN}
-            parts = (*given.values(), _share(one.state_bytes, one.numel), one.bytes_per_parameter)
+            fixed = [row.bytes_per_parameter for row in one.rows if row.name in _NOT_STATE]
+            parts = (*fixed, _per_element(one.state_bytes, one.numel), one.bytes_per_parameter)
             rows.append((name, *(f"{part:.3f}" for part in parts), f"{one.total_bytes:,}"))
         return format_table(
-            ("bytes for each parameter", *_GIVEN, "state", "total", "all bytes"), rows
+            ("bytes for each parameter", *_NOT_STATE, "state", "total", "all bytes"), rows
         )
 
 
-_GIVEN = ("parameter", "gradient")
+_NOT_STATE = ("parameter", "gradient")
 
 CHOICES: dict[str, dict[str, str]] = {
     "float32": {},
@@ -98,21 +98,21 @@ CHOICES: dict[str, dict[str, str]] = {
         "state": "int8+stochastic",
     },
 }
-"""What :func:`compare_storages` compares unless told: arguments of ``stored``, by name."""
+"""Default choices of :func:`compare_storages`: arguments of ``stored``, by name."""
 
 
 def describe(optimizer: Optimizer, params: Any) -> Description:
-    """Return the bytes of parameters, gradients and each field of state.
+    """Return the bytes of parameters, gradients and each field of the state.
 
     Args:
-        optimizer: any, stored or not.
-        params: a pytree of parameters, on any device; "meta" will do.
+        optimizer: any optimizer, stored or not.
+        params: a pytree of parameters, on any device, such as "meta".
 
     Returns:
-        A :class:`Description`, to be printed.
+        A :class:`Description`. Print it to see a table.
 
     Raises:
-        TypeError: a leaf that is no tensor.
+        TypeError: a leaf that is not a tensor.
         ValueError: params that ``init`` refuses.
 
     Example::
@@ -145,33 +145,32 @@ def describe(optimizer: Optimizer, params: Any) -> Description:
         with torch.no_grad():
             shadow = torch.empty_like(leaf, device="meta")
             state = init_leaf(chain.stages, chain.hypers, shadow)
-        for name, tensor in (*zip(_GIVEN, (shadow, shadow), strict=True), ("step", state.step)):
-            count(name, tensor)
-        for name, tensor in _fields(chain.stages, state):
+        for name in _NOT_STATE:
+            count(name, shadow)
+        count("step", state.step)
+        for name, tensor in _named_tensors(chain.stages, state):
             count(name, tensor)
     rows = [
-        Row(name, ", ".join(dtypes[name]), size, _share(size, numel))
+        Row(name, ", ".join(dtypes[name]), size, _per_element(size, numel))
         for name, size in sizes.items()
     ]
     return Description(tuple(rows), numel)
 
 
 def compare_storages(
-    optimizer: Optimizer,
-    params: Any,
-    choices: Mapping[str, Mapping[str, Any]] | None = None,
+    optimizer: Optimizer, params: Any, choices: Mapping[str, Mapping[str, Any]] | None = None
 ) -> Comparison:
-    """Return the bytes that an optimizer takes under several storages.
+    """Return the bytes that an optimizer needs in several storages.
 
     Args:
-        optimizer: not stored yet.
-        params: a pytree of parameters, on any device; "meta" will do. Their dtype is taken to be
-            the one that each storage wants.
+        optimizer: an optimizer that is not stored.
+        params: a pytree of parameters, on any device, such as "meta". Their dtype is ignored: each
+            storage of parameters has its own dtype.
         choices: arguments of :func:`~functional_optim.storage.stored`, by name; by default
             :data:`CHOICES`.
 
     Returns:
-        A :class:`Comparison`, to be printed.
+        A :class:`Comparison`. Print it to see a table.
 
     Raises:
         ValueError: arguments that ``stored`` refuses.
@@ -191,18 +190,18 @@ def compare_storages(
     leaves, spec, _ = params_of(optimizer, params)
     found = []
     for name, arguments in (CHOICES if choices is None else choices).items():
-        made = stored(optimizer, **arguments)
+        kept = stored(optimizer, **arguments)
         dtype = PARAM_STORAGES[arguments.get("param", "float32")].dtype
         shadows = [
             None if leaf is None else torch.empty_like(leaf, dtype=dtype, device="meta")
             for leaf in leaves
         ]
-        found.append((name, describe(made, spec.unflatten(shadows))))
+        found.append((name, describe(kept, spec.unflatten(shadows))))
     return Comparison(tuple(found))
 
 
-def _fields(stages: Sequence[Stage], state: LeafState) -> list[tuple[str, Tensor]]:
-    """Every tensor of a state, by the name of its field, or ``stage.field`` if there are two."""
+def _named_tensors(stages: Sequence[Stage], state: LeafState) -> list[tuple[str, Tensor]]:
+    """Return all tensors of a state with their field names; ``stage.field`` if not unique."""
     return [
         (name, tensor)
         for names, one in zip(state_names(stages), state.stages, strict=True)
@@ -211,19 +210,19 @@ def _fields(stages: Sequence[Stage], state: LeafState) -> list[tuple[str, Tensor
     ]
 
 
-def _share(size: int, numel: int) -> float:
+def _per_element(size: int, numel: int) -> float:
     return size / numel if numel else 0.0
 
 
 def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Format rows as columns of text; those that hold numbers are flush right."""
+    """Format rows as columns of text. Columns of numbers are aligned right."""
     columns = list(zip(heads, *rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
-    left = [not column[-1][:1].isdigit() for column in columns]
+    is_text = [not column[-1][:1].isdigit() for column in columns]
     return "\n".join(
         "  ".join(
-            cell.ljust(width) if flush else cell.rjust(width)
-            for cell, width, flush in zip(row, widths, left, strict=True)
+            cell.ljust(width) if text else cell.rjust(width)
+            for cell, width, text in zip(row, widths, is_text, strict=True)
         ).rstrip()
         for row in (heads, *rows)
     )

@@ -1,4 +1,4 @@
-"""Stages over encoded tensors: decode, run them in float32, encode, on one tensor, pure."""
+"""Pure functions of a stored stage: decode one tensor and its state, run stages, encode."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
@@ -8,58 +8,58 @@ import torch
 from torch import Tensor
 
 from functional_optim.bounds import Interval
-from functional_optim.core.calling import called
 from functional_optim.core.hyper import build, field_types
-from functional_optim.core.initial import fields_depend_on
 from functional_optim.core.stage import Link, Stage, Transform
-from functional_optim.storage.noise import Noise, salt
+from functional_optim.core.stage_contract import call_stage
+from functional_optim.core.state_init import field_hypers
 from functional_optim.storage.param_storage import ParamStorage
 from functional_optim.storage.records import record_class, state_class
+from functional_optim.storage.rounding import Noise, salt
 from functional_optim.storage.state_storage import StateStorage
 
 PLAIN = "float32"
-"""The storage that keeps numbers as they are."""
+"""The storage without encoding."""
 
 SALT = "salt"
-"""The coefficient from which random bits are made."""
+"""Name of the coefficient that selects the random bits of a step."""
 
 
 def field_name(name: str) -> str:
-    """Return a stored rule's name of a field: ``stage.field`` without the dot."""
+    """Return the name of a field in a stored state: ``stage.field`` without the dot."""
     return name.replace(".", "_")
 
 
 class KeptField(NamedTuple):
-    """Field of one stage's state, and its storage."""
+    """Field of the state of a stage, and its storage."""
 
     name: str
-    """Its name among all fields that are kept."""
+    """The name of the field, unique in the stored state."""
     many: bool
-    """Whether it is a list of tensors, or of none."""
+    """True if the field is a list of tensors, which may be empty."""
     storage: StateStorage
     stream: int
-    """The stream of its random bits."""
+    """The stream of the random bits of the field."""
 
 
 class LayoutSource(NamedTuple):
-    """Source of a layout."""
+    """Hashable description from which a layout is built."""
 
     stages: tuple[Stage, ...]
-    """They run on float32, one after the other; either one transform, or as far as the rule."""
+    """Run in order, in float32: either one transform, or all stages from here on."""
     names: tuple[tuple[str, ...], ...]
-    """For each stage, the name of each of its hyper-parameters."""
+    """For each stage, the names of its hyper-parameters in the stored stage."""
     param: ParamStorage
     kept: tuple[tuple[KeptField, ...], ...]
-    """For each stage, each field of its state."""
+    """For each stage, the fields of its state."""
     seed: int
     device: str | None
-    """Where the state is kept; None is with the parameter."""
+    """Device of the state; None for the device of the parameter."""
 
 
 class Layout:
-    """The functions of a stage whose tensors are encoded.
+    """Functions of a stored stage.
 
-    There is one for each plan, so that stages with the same plan are equal.
+    Each plan has one Layout object, so that stages with the same plan are equal.
     """
 
     def __init__(self, plan: LayoutSource) -> None:
@@ -70,25 +70,25 @@ class Layout:
 
     @property
     def transforms(self) -> bool:
-        """Return True if this is a transform's, which has no say over the parameter."""
+        """Return True if the stage is a transform, which cannot write to the parameter."""
         return isinstance(self.plan.stages[-1], Transform)
 
     @cached_property
     def extras(self) -> tuple[str, ...]:
-        """The fields that the parameter keeps in the state."""
+        """The fields of the state that belong to the storage of the parameter."""
         return () if self.transforms else self.plan.param.extras
 
     @cached_property
     def state(self) -> Any:
-        """The class of states; ``()`` where there is nothing to keep."""
+        """The class of the state; ``tuple`` if the stages have no state."""
         fields = [(name, False) for name in self.extras]
-        for one in self._all_kept():
+        for one in self._fields():
             fields += [(one.name + suffix, one.many) for suffix in one.storage.suffixes]
         return state_class(fields) if fields else tuple[()]
 
     @cached_property
     def hyper(self) -> Any:
-        """The class of hyper-parameters: those of every stage, each name once."""
+        """The class of the hyper-parameters of all stages, each name once."""
         kinds: dict[str, Any] = {}
         for stage, names in zip(self.plan.stages, self.plan.names, strict=True):
             kinds.update(zip(names, field_types(stage.hyper).values(), strict=True))
@@ -102,7 +102,7 @@ class Layout:
 
     @cached_property
     def bounds(self) -> tuple[tuple[str, Interval], ...]:
-        """The bounds of every hyper-parameter, under its name here."""
+        """The bounds of all hyper-parameters, by their names in the stored stage."""
         return tuple(
             {
                 name: dict(stage.bounds)[field]
@@ -114,46 +114,46 @@ class Layout:
 
     @cached_property
     def state_depends_on(self) -> tuple[str, ...]:
-        """The hyper-parameters that decide which fields the states of the stages have."""
+        """The hyper-parameters on which the fields of the states depend."""
         found: dict[str, None] = {}
         for stage, names in zip(self.plan.stages, self.plan.names, strict=True):
             own = dict(zip(field_types(stage.hyper), names, strict=True))
-            found.update(dict.fromkeys(own[field] for field in fields_depend_on(stage)))
+            found.update(dict.fromkeys(own[field] for field in field_hypers(stage)))
         return tuple(found)
 
     def hypers(self, hyper: Any) -> list[Any]:
-        """The Hyper of each stage."""
+        """Return the Hyper of each stage."""
         return [
             stage.hyper(*(getattr(hyper, name) for name in names))
             for stage, names in zip(self.plan.stages, self.plan.names, strict=True)
         ]
 
     def made_of(self, hyper: Any) -> tuple[tuple[Link, ...], dict[str, Any]]:
-        """The links that were stored, and what ``stored`` was told that is not its default."""
+        """Return the links that were stored, and the arguments of ``stored`` without defaults."""
         plan = self.plan
         links = tuple(map(Link, plan.stages, self.hypers(hyper)))
-        kept = {one.name: one.storage.name for one in self._all_kept()}
-        told = {
+        names = {one.name: one.storage.name for one in self._fields()}
+        arguments = {
             "param": plan.param.name,
             "seed": plan.seed,
             "state_device": plan.device,
-            "state": {name: storage for name, storage in kept.items() if storage != PLAIN},
+            "state": {field: name for field, name in names.items() if name != PLAIN},
         }
-        return links, {name: one for name, one in told.items() if one and one != PLAIN}
+        return links, {name: one for name, one in arguments.items() if one and one != PLAIN}
 
     def check(self, hyper: Any) -> None:
-        """Each stage checks its own: a name that stages share has the bounds of all."""
+        """Let each stage check its hyper-parameters. A shared name has the bounds of all stages."""
         for stage, one in zip(self.plan.stages, self.hypers(hyper), strict=True):
             build(stage.name, stage.hyper, stage.bounds, stage.check, one._asdict())
 
     @cached_property
     def stochastic(self) -> bool:
-        """Return True if anything is rounded by random bits."""
-        fields = any(one.storage.stochastic for one in self._all_kept())
+        """Return True if the parameter or a field is rounded stochastically."""
+        fields = any(one.storage.stochastic for one in self._fields())
         return fields or (self.plan.param.stochastic and not self.transforms)
 
     def coefficients(self, step: float, hyper: Any) -> Any:
-        """The coefficients of every stage, one after the other, and the salt of the step."""
+        """Return the coefficients of all stages in order, and the salt of the step."""
         made = [
             stage.coefficients(step, one)
             for stage, one in zip(self.plan.stages, self.hypers(hyper), strict=True)
@@ -163,7 +163,7 @@ class Layout:
         return cls(*values, *([salt(step, self.plan.seed)] if self.stochastic else []))
 
     def init(self, param: Tensor, hyper: Any) -> Any:
-        """The encoded state before the first step."""
+        """Return the encoded state before the first step."""
         with torch.no_grad():
             wide = param.to(torch.float32)
             extras = self.plan.param.encode(wide, None)[1] if self.extras else ()
@@ -171,28 +171,28 @@ class Layout:
                 stage.init(wide, one)
                 for stage, one in zip(self.plan.stages, self.hypers(hyper), strict=True)
             ]
-            self._require_shapes(states, wide)
-            made = self._encoded(extras, states, None)
-            # Of a state without memory, nothing can be moved.
-            return made if param.device.type == "meta" else self._at_home(made)
+            self._check_shapes(states, wide)
+            encoded = self._encode(extras, states, None)
+            # Meta tensors cannot be copied to another device.
+            return encoded if param.device.type == "meta" else self._to_state_device(encoded)
 
-    def kept(self, extras: Sequence[Tensor], states: Sequence[Any], param: Tensor) -> Any:
-        """States of the stages as they are kept, rounded to nearest.
+    def encode_states(self, extras: Sequence[Tensor], states: Sequence[Any], param: Tensor) -> Any:
+        """Encode the states of the stages, rounded to nearest.
 
         Args:
-            extras: what is kept of the parameter.
+            extras: the fields of the parameter's storage.
             states: of each stage, in float32.
             param: in float32.
         """
         with torch.no_grad():
-            self._require_shapes(states, param)
-            return self._at_home(self._encoded(extras, states, None))
+            self._check_shapes(states, param)
+            return self._to_state_device(self._encode(extras, states, None))
 
-    def decoded(self, values: Sequence[Any]) -> list[Any]:
-        """The inverse of :meth:`kept`: the states of the stages, in float32.
+    def decode_states(self, values: Sequence[Any]) -> list[Any]:
+        """Return the states of the stages in float32.
 
         Args:
-            values: the fields of a state, those of the parameter first.
+            values: the fields of an encoded state, the fields of the parameter's storage first.
         """
         left = iter(values[len(self.extras) :])
         states: list[Any] = []
@@ -210,24 +210,25 @@ class Layout:
     def rule(self, param: Tensor, grad: Tensor, state: Any, c: Any) -> tuple[Tensor, Any]:
         """Step all stages."""
         with torch.no_grad():
-            values = self._on(param.device, state)
+            values = self._to_param_device(param.device, state)
             wide = self.plan.param.decode(param, tuple(values[: len(self.extras)]))
             start = grad = raw = grad.to(torch.float32)
             states = []
-            parts = zip(self.plan.stages, self.decoded(values), c.split(c), strict=True)
+            parts = zip(self.plan.stages, self.decode_states(values), c.split(c), strict=True)
             for stage, before, own in parts:
-                wide, grad, after = called(stage, wide, grad, before, own, raw=raw)
+                wide, grad, after = call_stage(stage, wide, grad, before, own, raw=raw)
                 states.append(after)
             noise = Noise.of(start, getattr(c, SALT)) if self.stochastic else None
             made, extras = self.plan.param.encode(wide, noise)
-            return made, self._at_home(self._encoded(extras, states, noise))
+            return made, self._to_state_device(self._encode(extras, states, noise))
 
     def view(self, param: Tensor, state: Any, hyper: Any) -> Tensor:
-        """The view of the last stage that has one, in the parameter's dtype."""
+        """Return the view of the last stage that has a view, in the dtype of the parameter."""
         with torch.no_grad():
-            values = self._on(param.device, state)
+            values = self._to_param_device(param.device, state)
             wide = self.plan.param.decode(param, tuple(values[: len(self.extras)]))
-            parts = zip(self.plan.stages, self.decoded(values), self.hypers(hyper), strict=True)
+            states = self.decode_states(values)
+            parts = zip(self.plan.stages, states, self.hypers(hyper), strict=True)
             stage, own, one = [part for part in parts if part[0].view is not None][-1]
             assert stage.view is not None
             return stage.view(wide, own, one).to(param.dtype)
@@ -235,50 +236,50 @@ class Layout:
     def transform(
         self, grad: Tensor, param: Tensor, state: Any, c: Any, *given: Tensor
     ) -> tuple[Tensor, Any]:
-        """Run the transform, given its total and the raw gradient if it takes them.
+        """Run the transform. It gets its total and the raw gradient, if it declares them.
 
-        One that leads hands the gradient on in its own dtype: stages that are not stored may stand
-        between it and the others, and a sign costs no digits.
+        A leading transform returns the gradient in its original dtype, since stages that are not
+        stored may come after it. A change of sign loses no digits.
         """
         (stage,) = self.plan.stages
         assert isinstance(stage, Transform)
         with torch.no_grad():
             start = grad.to(torch.float32)
-            seen: Any = Withheld(stage.name) if self.plan.param.extras else param.to(torch.float32)
-            (one,) = self.decoded(self._on(param.device, state))
+            seen: Any = param.to(torch.float32)
+            if self.plan.param.extras:
+                seen = UnavailableParam(stage.name)
+            (one,) = self.decode_states(self._to_param_device(param.device, state))
             *total, raw = given if stage.raw else (*given, None)
             wide = None if raw is None else raw.to(torch.float32)
-            _, made, one = called(stage, seen, start, one, c.split(c)[0], total, wide)
+            _, made, one = call_stage(stage, seen, start, one, c.split(c)[0], total, wide)
             if stage.leads:
                 made = made.to(grad.dtype)
             noise = Noise.of(start, getattr(c, SALT)) if self.stochastic else None
-            return made, self._at_home(self._encoded((), [one], noise))
+            return made, self._to_state_device(self._encode((), [one], noise))
 
     def measure(self, grad: Tensor) -> Tensor:
-        """Measure the gradient in float32, by the one transform."""
+        """Return what the gradient adds to the total of the transform, computed in float32."""
         (stage,) = self.plan.stages
         assert isinstance(stage, Transform)
         assert stage.measure is not None
         return stage.measure(grad.to(torch.float32))
 
-    def _all_kept(self) -> Iterator[KeptField]:
+    def _fields(self) -> Iterator[KeptField]:
         for fields in self.plan.kept:
             yield from fields
 
-    def _on(self, device: torch.device, state: Any) -> list[Any]:
-        """The values of a state, on the device of the parameter."""
+    def _to_param_device(self, device: torch.device, state: Any) -> list[Any]:
         if self.plan.device is None:
             return list(state)
-        return [_moved(value, device) for value in state]
+        return [_to_device(value, device) for value in state]
 
-    def _at_home(self, state: Any) -> Any:
-        """A state on the device where it is kept."""
+    def _to_state_device(self, state: Any) -> Any:
         if self.plan.device is None or state == ():
             return state
-        return self.state(*(_moved(value, torch.device(self.plan.device)) for value in state))
+        return self.state(*(_to_device(value, torch.device(self.plan.device)) for value in state))
 
-    def _encoded(self, extras: Sequence[Tensor], states: Sequence[Any], noise: Noise | None) -> Any:
-        """The inverse of :meth:`decoded`, as one State."""
+    def _encode(self, extras: Sequence[Tensor], states: Sequence[Any], noise: Noise | None) -> Any:
+        """Return an encoded state, from which :meth:`decode_states` returns the states."""
         values: list[Any] = list(extras)
         for fields, state in zip(self.plan.kept, states, strict=True):
             for one, value in zip(fields, state, strict=True):
@@ -290,11 +291,11 @@ class Layout:
                     values += encode(value, noise, stream)
         return self.state(*values) if values else ()
 
-    def _require_shapes(self, states: Sequence[Any], param: Tensor) -> None:
-        """A field that is encoded has the parameter's shape.
+    def _check_shapes(self, states: Sequence[Any], param: Tensor) -> None:
+        """Check that each encoded tensor of a list has the shape of the parameter.
 
         Raises:
-            ValueError: names the field of an option that has not.
+            ValueError: a tensor has another shape. The error names the field.
         """
         for stage, fields, state in zip(self.plan.stages, self.plan.kept, states, strict=True):
             for one, value in zip(fields, state, strict=True):
@@ -307,15 +308,15 @@ class Layout:
                         )
 
 
-def _moved(value: Any, device: torch.device) -> Any:
+def _to_device(value: Any, device: torch.device) -> Any:
     if isinstance(value, list):
         return [tensor.to(device) for tensor in value]
     return value.to(device)
 
 
 def layout_of(plan: LayoutSource) -> Layout:
-    """The layout of a plan, always the same one: its methods are compared by identity."""
-    # A plan is made of frozen values, and setdefault is one atomic operation.
+    """Return the only Layout of a plan, since its methods are compared by identity."""
+    # Plans are immutable, and setdefault is one atomic operation, so this is thread-safe.
     return _LAYOUTS.setdefault(plan, Layout(plan))
 
 
@@ -328,7 +329,7 @@ def _hyper(layout: Layout, values: tuple[Any, ...]) -> Any:
 
 @lru_cache(maxsize=None)
 def _coefficients_class(classes: tuple[Any, ...], stochastic: bool) -> Any:
-    """The class of coefficients of stages whose own have these classes."""
+    """Return the class that joins coefficients of these classes, and a salt if stochastic."""
     fields: list[str] = []
     kinds: list[Any] = []
     ends: list[tuple[Any, int, int]] = []
@@ -349,8 +350,8 @@ def _coefficients_class(classes: tuple[Any, ...], stochastic: bool) -> Any:
     )
 
 
-class Withheld:
-    """Stands for a parameter that a transform must not read, since the state has a part of it."""
+class UnavailableParam:
+    """Stand-in for a parameter that a transform must not read: the state holds digits of it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -370,6 +371,6 @@ class Withheld:
         cls, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         for value in (*args, *(kwargs or {}).values()):
-            if isinstance(value, Withheld):
+            if isinstance(value, UnavailableParam):
                 value._refuse()  # noqa: SLF001  of its own class
         raise TypeError(f"{function} got a parameter that is not known here")

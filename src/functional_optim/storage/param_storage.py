@@ -1,4 +1,4 @@
-"""Storages of a parameter between steps. The rule sees it in float32."""
+"""Storages of a parameter between steps. A rule gets the parameter in float32."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -6,28 +6,27 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.storage.noise import Noise
-from functional_optim.storage.rounding import nearest, stochastic
+from functional_optim.storage.rounding import Noise, round_stochastically, round_to_nearest
 
 Extras = tuple[Tensor, ...]
-"""What a storage keeps in the state beside the parameter."""
+"""Tensors that a storage keeps in the state, such as a master."""
 
 PARAM_STREAM = 0
-"""The stream of the parameter's random bits; state fields have those from 1 on."""
+"""The stream of the random bits of the parameter. Streams of state fields start at 1."""
 
 
 class ParamStorage(NamedTuple):
-    """A way of keeping a parameter."""
+    """Storage of a parameter."""
 
     name: str
     dtype: torch.dtype
-    """The parameter's dtype."""
+    """The dtype of the parameter."""
     extras: tuple[str, ...]
-    """Fields of the state that belong to it; each has the parameter's shape."""
+    """Names of the extra tensors in the state. Each has the shape of the parameter."""
     decode: Callable[[Tensor, Extras], Tensor]
-    """``decode(param, extras)``: the parameter in float32."""
+    """``decode(param, extras)`` returns the parameter in float32."""
     encode: Callable[[Tensor, Noise | None], tuple[Tensor, Extras]]
-    """``encode(value, noise)``: (param, extras). Without noise it rounds to nearest."""
+    """``encode(value, noise)`` returns (param, extras). Without noise it rounds to nearest."""
     stochastic: bool = False
 
 
@@ -50,14 +49,14 @@ def _nearest(value: Tensor, noise: Noise | None) -> tuple[Tensor, Extras]:
 def _stochastic(value: Tensor, noise: Noise | None) -> tuple[Tensor, Extras]:
     if noise is None:
         return _nearest(value, noise)
-    return stochastic(value, noise, PARAM_STREAM).to(torch.bfloat16), ()
+    return round_stochastically(value, noise, PARAM_STREAM).to(torch.bfloat16), ()
 
 
 def _master(param: Tensor, extras: Extras) -> Tensor:
     (master,) = extras
     wide = param.to(torch.float32)
-    # Where somebody wrote to the parameter, what was written is the parameter.
-    return torch.where(nearest(master) == wide, master, wide)
+    # Elements that were written to since the last step replace those of the master.
+    return torch.where(round_to_nearest(master) == wide, master, wide)
 
 
 def _with_master(value: Tensor, noise: Noise | None) -> tuple[Tensor, Extras]:
@@ -66,14 +65,14 @@ def _with_master(value: Tensor, noise: Noise | None) -> tuple[Tensor, Extras]:
 
 def _compensated(param: Tensor, extras: Extras) -> Tensor:
     wide, compensation = param.to(torch.float32), extras[0].to(torch.float32)
-    # Half a unit in the last place of a bfloat16 is at most 2^-8 of it. More than that (or NaN)
-    # is left over from a parameter that somebody has since written to.
+    # Half a unit in the last place of a bfloat16 is at most 2^-8 of it. A larger compensation, or
+    # NaN, belongs to an element that was written to since.
     belongs = compensation.abs() <= wide.abs() * 2.0**-8
     return torch.where(belongs, wide + compensation, wide)
 
 
 def _with_compensation(value: Tensor, noise: Noise | None) -> tuple[Tensor, Extras]:
-    rounded = nearest(value)
+    rounded = round_to_nearest(value)
     return rounded.to(torch.bfloat16), ((value - rounded).to(torch.bfloat16),)
 
 
@@ -84,52 +83,49 @@ PARAM_STORAGES: dict[str, ParamStorage] = {
         ParamStorage("bfloat16", torch.bfloat16, (), _widen, _nearest),
         ParamStorage("bfloat16+master", torch.bfloat16, ("master",), _master, _with_master),
         ParamStorage(
-            "bfloat16+kahan",
-            torch.bfloat16,
-            ("compensation",),
-            _compensated,
-            _with_compensation,
+            "bfloat16+kahan", torch.bfloat16, ("compensation",), _compensated, _with_compensation
         ),
         ParamStorage("bfloat16+stochastic", torch.bfloat16, (), _widen, _stochastic, True),
     )
 }
-"""Every way of keeping a parameter, by name."""
+"""All storages of parameters, by name."""
 
 EXTRAS = tuple(name for one in PARAM_STORAGES.values() for name in one.extras)
-"""Names of what storages keep of a parameter beside it."""
+"""Names of the extra tensors of all storages."""
 
 
 def value_of(param: Tensor, kept: Mapping[str, Tensor]) -> Tensor:
-    """A parameter in float32, with the digits that some storage kept of it.
+    """Return a parameter in float32, with the digits that a storage kept in its extra tensors.
 
     Args:
         param: in bfloat16, or in a wider dtype with the values of a bfloat16 parameter. Elements
-            that have other values were written to since, and count as they are.
-        kept: by name, of its shape; what a storage has among its ``extras``.
+            with other values were written to since, and are returned unchanged.
+        kept: the extra tensors of a storage by name, each of the shape of the parameter.
     """
     wide = param.to(torch.float32)
     for one in PARAM_STORAGES.values():
         if one.extras and all(name in kept for name in one.extras):
             own = tuple(kept[name].to(param.device).view_as(param) for name in one.extras)
-            return torch.where(nearest(wide) == wide, one.decode(wide, own), wide)
+            return torch.where(round_to_nearest(wide) == wide, one.decode(wide, own), wide)
     return wide
 
 
 def extras_for(storage: ParamStorage, param: Tensor, kept: Mapping[str, Tensor]) -> Extras:
-    """Convert what one storage keeps of a bfloat16 parameter to what another keeps.
+    """Convert the extra tensors of a bfloat16 parameter to those of another storage.
 
     Args:
-        storage: for which.
+        storage: the other storage.
         param: the parameter.
-        kept: by name; what is of the same kind is taken as it is, whatever the parameter.
+        kept: extra tensors by name. Those with the names of ``storage`` are used unchanged,
+            whatever the parameter is.
     """
     _, like = storage.encode(param.to(torch.float32), None)
     if all(name in kept for name in storage.extras):
         pairs = zip(storage.extras, like, strict=True)
         return tuple(kept[name].to(one.device, one.dtype).view_as(one) for name, one in pairs)
     value, wide = value_of(param, kept), param.to(torch.float32)
-    # Halfway between two numbers of bfloat16, a value may be rounded to the other one, and would
-    # be taken for that of another parameter.
-    belongs = nearest(value) == wide
+    # A value halfway between two numbers of bfloat16 may round to the other one. Then it would not
+    # belong to this parameter any more, so it is moved by one float32 number.
+    belongs = round_to_nearest(value) == wide
     value = torch.where(belongs, value, torch.nextafter(value, wide))
     return storage.encode(value, None)[1]

@@ -1,7 +1,8 @@
-"""Classes made for one chain: named tuples for its hyper-parameters, coefficients and state.
+"""Named tuple classes of a stored chain: for its hyper-parameters, coefficients and state.
 
-A state is saved by name, and read again in another process: its class is an attribute of this
-module, under a name from which it can be made anew. Hyper-parameters may have names with a dot.
+Pickle saves a state by the name of its class, and another process must find that class. So the
+class is an attribute of this module, and its name lists its fields. Names of hyper-parameters may
+contain a dot.
 """
 
 import re
@@ -13,18 +14,18 @@ from torch import Tensor
 
 _LOCK = threading.RLock()
 _CLASSES: dict[Any, type] = {}
-"""Every class made so far. Classes compare by identity, so each is made once."""
+"""All classes created so far. Classes compare by identity, so each is created once."""
 
 
 class Record(tuple[Any, ...]):
-    """A tuple with named fields, as a NamedTuple is, but the names may be any text."""
+    """Tuple with named fields, like a NamedTuple. A name may be any text."""
 
     __slots__ = ()
-    # Not annotated: what is annotated in a class of hyper-parameters is one.
+    # Without annotation, since annotations of a class of hyper-parameters are its fields.
     _fields = cast("tuple[str, ...]", ())
 
     def __new__(cls, *values: Any, **named: Any) -> Self:
-        """Values in order, or by name: all of them.
+        """Take all values, either in order or by name.
 
         Raises:
             TypeError: another number of values, or other names.
@@ -53,14 +54,14 @@ class Record(tuple[Any, ...]):
 def record_class(
     name: str, fields: Sequence[str], kinds: Sequence[Any], key: Any, **extra: Any
 ) -> Any:
-    """The subclass of :class:`Record` with these fields, their types, and more class attributes.
+    """Return the subclass of :class:`Record` with these fields.
 
     Args:
         name: of the class.
         fields: names, in order.
         kinds: the annotation of each field.
-        key: what else tells it from other classes.
-        extra: attributes of the class; they follow from ``key``.
+        key: distinguishes classes with equal fields. It determines ``extra``.
+        extra: more attributes of the class.
     """
     with _LOCK:
         known = (name, tuple(fields), tuple(kinds), key)
@@ -76,10 +77,10 @@ _FIELD = re.compile(r"([TL])(\d+)_")
 
 
 def state_class(fields: Sequence[tuple[str, bool]]) -> Any:
-    """A NamedTuple class of tensors.
+    """Return a NamedTuple class of tensors.
 
     Args:
-        fields: pairs (name, whether it is a list of tensors).
+        fields: pairs of a name, and True if the field is a list of tensors.
 
     Example::
 
@@ -96,7 +97,7 @@ def state_class(fields: Sequence[tuple[str, bool]]) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    """A class of states by its name: pickle and torch.load find it here in a fresh process."""
+    """Return a class of states by its name, for pickle and torch.load in another process."""
     if not name.startswith(_PREFIX):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with _LOCK:
@@ -119,5 +120,5 @@ def _state_class(name: str) -> type:
     made: type = NamedTuple("StoredState", fields)  # type: ignore[misc]  # known at run time
     made.__module__ = __name__
     made.__qualname__ = name
-    made.__doc__ = "The state of a chain whose state is stored in other forms."
+    made.__doc__ = "State of a stored chain."
     return made

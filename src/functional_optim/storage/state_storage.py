@@ -1,21 +1,21 @@
-"""Storages of a field of a rule's state between steps. The rule sees it in float32.
+"""Storages of a state field between steps. A rule gets the field in float32.
 
 The 8-bit code is a small float, relative to the largest magnitude ``a`` of its block of 256:
 
     z = s + (1 - s) * |x| / a          in [s, 1], kept with 3 bits after its leading one
 
-In a block that holds a negative number (or minus zero), one bit is the sign, and s = 1.125 * 2^-16;
-in others all 8 bits are magnitude, and s = 1.125 * 2^-32. The sign of the block's scale tells
-which. Near zero the steps are even (s / 8 of ``a``), further up they are relative, an eighth at
-most:
+A block with a negative number (or minus zero) has a sign bit, and s = 1.125 * 2^-16. In all other
+blocks the 8 bits are magnitude, and s = 1.125 * 2^-32. The sign of the scale of a block says which
+code it has. Near zero, codes are evenly spaced (s / 8 of ``a``). Further up, their distance is at
+most an eighth of the value:
 
     |x - x'| <= |x| / 16 + 2^-19 a     rounded to nearest, in a block with a negative number
     |x - x'| <= |x| / 16 + 2^-34 a     in one without
     |x - x'| <= |x| / 8 + 2^-18 a      rounded stochastically (2^-34 a without a negative number)
 
-(and one subnormal number). The largest magnitude is exact, zero is zero, what was decoded encodes
-to itself, and in a block without negative numbers nothing but zero becomes zero: what is divided
-by stays away from it. One value that is not finite makes its whole block not finite.
+(and one subnormal number). The largest magnitude and zero are exact. A decoded value encodes to the
+same code. In a block without negative numbers only zero becomes zero, so a divisor stays above
+zero. One value that is not finite makes its whole block not finite.
 """
 
 from collections.abc import Callable
@@ -24,28 +24,28 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.storage.noise import BITS, Noise
-from functional_optim.storage.rounding import stochastic
+from functional_optim.storage.rounding import BITS, Noise, round_stochastically
 
 Parts = tuple[Tensor, ...]
 
 BLOCK = 256
-"""Elements that share a scale, in row-major order of the leaf."""
+"""Number of elements that share a scale, in row-major order."""
 
 
 class StateStorage(NamedTuple):
-    """A way of keeping a field of state."""
+    """Storage of a field of the state."""
 
     name: str
     suffixes: tuple[str, ...]
-    """The field is kept as one tensor for each, named with the suffix; the first has its shape."""
+    """Suffixes of the names of the encoded tensors. The first tensor has the shape of the field."""
     encode: Callable[[Tensor, Noise | None, int], Parts]
-    """``encode(value, noise, stream)``. Without noise it rounds to nearest."""
+    """``encode(value, noise, stream)`` returns one tensor per suffix. Without noise it rounds to
+    nearest."""
     decode: Callable[[Parts], Tensor]
-    """The inverse, in float32."""
+    """Returns the field in float32."""
     stochastic: bool = False
     granularity: int = 1
-    """Elements that are encoded together."""
+    """Number of elements that are encoded together."""
 
 
 def _same(value: Tensor, noise: Noise | None, stream: int) -> Parts:
@@ -63,21 +63,23 @@ def _nearest(value: Tensor, noise: Noise | None, stream: int) -> Parts:
 def _stochastic(value: Tensor, noise: Noise | None, stream: int) -> Parts:
     if noise is None:
         return _nearest(value, noise, stream)
-    return (stochastic(value, noise, stream).to(torch.bfloat16),)
+    return (round_stochastically(value, noise, stream).to(torch.bfloat16),)
 
 
 def _widen(parts: Parts) -> Tensor:
     return parts[0].to(torch.float32)
 
 
-# The words of floats, cut to 3 bits after the leading one: 1.0, and s with 8 and with 7 bits.
 _CUT = 20
+"""Low bits of the word of a float that a code leaves out. 3 bits after the leading one stay."""
 _BASE = 1016 - 255
-_SIGN = 128  # codes of a negative number; also how much further up s lies with 7 bits
+"""The high bits of the word of s, with 8 bits of magnitude. Those of 1.0 are 1016."""
+_SIGN = 128
+"""The sign bit of a code. With 7 bits of magnitude, the high bits of s are larger by this."""
 
 
 def _blocks(tensor: Tensor) -> Tensor:
-    """The elements in rows of one block, the last filled up with zeros."""
+    """Return the elements as rows of one block each. The last row is padded with zeros."""
     flat = tensor.reshape(-1)
     return torch.nn.functional.pad(flat, (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
 
@@ -87,14 +89,14 @@ def _unblocked(rows: Tensor, like: Tensor) -> Tensor:
 
 
 def _start(signed: Tensor) -> tuple[Tensor, Tensor]:
-    """The word of s, cut, and s, for every block."""
+    """Return the high bits of the word of s, and s, for each block."""
     base = signed.to(torch.int32) * _SIGN + _BASE
     return base, (base << _CUT).view(torch.float32)
 
 
 def _encode_blocks(value: Tensor, noise: Noise | None, stream: int) -> Parts:
     rows = _blocks(value)
-    # The word of a float is negative where the float is, minus zero included.
+    # The word of a float is negative if the float is negative or minus zero.
     sign = rows.view(torch.int32)
     signed = sign.amin(dim=1, keepdim=True) < 0
     magnitude = rows.abs()
@@ -105,8 +107,8 @@ def _encode_blocks(value: Tensor, noise: Noise | None, stream: int) -> Parts:
     if noise is None:
         words = words + (1 << (_CUT - 1))
     else:
-        # Half a step of the noise is added, so that what is on a code but for rounding errors
-        # of a few words stays on it.
+        # Add half a step of the noise, so that a value which differs from a code only by a few
+        # rounding errors keeps this code.
         room = _CUT - BITS
         step = (_blocks(noise.bits(value, stream)) << room) + (1 << (room - 1))
         words = words + step.to(torch.int32)
@@ -143,4 +145,4 @@ STATE_STORAGES: dict[str, StateStorage] = {
         ),
     )
 }
-"""Every way of keeping a field of state, by name."""
+"""All storages of state fields, by name."""

@@ -1,4 +1,4 @@
-"""``stored``: an optimizer whose parameters and state are kept in other forms between steps."""
+"""``stored``: an optimizer whose parameters and state are encoded between steps."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from functional_optim.core.brief import brief
 from functional_optim.core.chain import require_one_chain
 from functional_optim.core.closure_optimizer import refuse_closure
+from functional_optim.core.format import format_value
 from functional_optim.core.hyper import field_types
 from functional_optim.core.leaf import is_measured
-from functional_optim.core.links import Change, Links, addresses, stage_labels, state_names
+from functional_optim.core.links import Change, Links, hyper_positions, stage_labels, state_names
 from functional_optim.core.stage import Kind, Link, Rule, Stage, Transform, block_size_of
 from functional_optim.core.state import field_tensors
 from functional_optim.optimizer import Optimizer
@@ -31,27 +31,11 @@ from functional_optim.storage.state_storage import STATE_STORAGES, StateStorage
 _T = TypeVar("_T")
 
 REST = "*"
+"""Key of ``state`` for all fields that are not named."""
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class StoredRule(Rule):
-    """The rule of a stored chain: decode, the stages of the chain, encode."""
-
-    layout: Layout
-
-    def __reduce__(self) -> Any:
-        return _stored_stage, (self.layout,)
-
-    def made_of(self, hyper: Any) -> tuple[str, tuple[Link, ...], dict[str, Any]]:
-        return "stored", *self.layout.made_of(hyper)
-
-    def parts(self) -> tuple[Stage, ...]:
-        return self.layout.plan.stages
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class StoredTransform(Transform):
-    """A transform of a stored chain that has to stand before its rule."""
+class Stored:
+    """Stage of a stored chain: decodes, runs its stages in float32, and encodes."""
 
     layout: Layout
 
@@ -63,6 +47,20 @@ class StoredTransform(Transform):
 
     def parts(self) -> tuple[Stage, ...]:
         return self.layout.plan.stages
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class StoredRule(Stored, Rule):
+    """Rule of a stored chain, which runs all stages from the last measured transform on."""
+
+    layout: Layout
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class StoredTransform(Stored, Transform):
+    """Transform that must be a stage of its own, before the stored rule."""
+
+    layout: Layout
 
 
 def stored(
@@ -73,54 +71,59 @@ def stored(
     seed: int = 0,
     state_device: str | None = None,
 ) -> Optimizer:
-    """Return the optimizer with parameters and state kept in fewer bytes, or elsewhere.
+    """Return the optimizer with parameters and state kept in fewer bytes, or on another device.
 
-    A step decodes to float32, runs the whole chain, and encodes, element by element: any rule can
-    be stored, and every executor, hook and checkpoint takes the result like any optimizer.
-    Gradients have the dtype of the parameters and are widened first. It has no derivative (one that
-    is asked for is refused), takes neither complex parameters nor sparse gradients, and cannot be
-    run by TorchScript.
+    A step decodes to float32, runs the whole chain, and encodes, element by element. So any rule
+    can be stored, and the result works with every executor, hook and checkpoint. Gradients have the
+    dtype of the parameters, and are converted to float32 first. A stored step raises if a
+    derivative is requested. It takes no complex parameters and no sparse gradients, and TorchScript
+    cannot run it.
 
     Storages of the parameter:
 
-    - ``"float32"``: as it is.
+    - ``"float32"``: unchanged.
     - ``"bfloat16"``: rounded to nearest. Updates below 2^-9 of the parameter are lost.
-    - ``"bfloat16+master"``: the rounding of a float32 master in the state (``master``), whose
-      steps are those of float32 parameters to the bit. Elements of the parameter that were
-      written to since the last step win over the master's.
-    - ``"bfloat16+kahan"``: with what rounding left over (``compensation``, bfloat16), so that
-      parameter and compensation together are within 2^-17 of the float32 result.
+    - ``"bfloat16+master"``: the state has a float32 ``master``, and the parameter is its rounding.
+      Steps of the master equal those of float32 parameters bit for bit. Elements of the parameter
+      that were written to since the last step replace those of the master.
+    - ``"bfloat16+kahan"``: the state has the rounding error (``compensation``, bfloat16). Parameter
+      and compensation together are within 2^-17 of the float32 result.
     - ``"bfloat16+stochastic"``: rounded up or down at random, so that the mean is exact.
 
-    Storages of a field of state: ``"float32"``, ``"bfloat16"`` (an average whose steps are below
-    2^-9 of it, such as Adam's ``exp_avg_sq``, comes to a halt), ``"bfloat16+stochastic"``,
-    ``"int8"`` and ``"int8+stochastic"``: 8 bits an element and a scale for each block of 256, an
-    error of at most 1/16 (stochastic: 1/8) of the value, or 2^-19 (2^-18) of the largest in the
-    block, 2^-34 in blocks without a negative number. Where a value is not finite, its block is not.
+    Storages of a field of the state:
 
-    Random bits are a function of the element's value, gradient and step, and of ``seed``: any cut
-    of the tensors, any rank and any restart give the same. Elements that are equal in all of that
-    get the same bits.
+    - ``"float32"``: unchanged.
+    - ``"bfloat16"``: rounded to nearest. An average whose changes are below 2^-9 of it stops
+      changing, such as Adam's ``exp_avg_sq``.
+    - ``"bfloat16+stochastic"``: rounded up or down at random.
+    - ``"int8"`` and ``"int8+stochastic"``: 8 bits per element, and a scale for each block of 256.
+      The error is at most 1/16 (stochastic: 1/8) of the value, or 2^-19 (2^-18) of the largest
+      value in the block, or 2^-34 of it in a block without a negative number. A value that is not
+      finite makes its whole block not finite.
+
+    Random bits are a function of ``seed``, the step, and the value and gradient of the element. So
+    they do not depend on splits of the tensors, ranks or restarts. Elements with equal value and
+    gradient get the same bits.
 
     Args:
-        optimizer: any; its hyper-parameters keep their names.
-        param: how parameters are kept, see above. They must have its dtype.
-        state: how the fields of the state are kept: one storage for all, or by name
-            (``"exp_avg"``, or ``"stage.field"``) with ``"*"`` for the others. A field that is
-            not float32 of the parameter's shape stays as it is.
+        optimizer: any optimizer. Its hyper-parameters keep their names.
+        param: storage of the parameters. They must have its dtype.
+        state: one storage for all fields of the state, or storages by field name (``"exp_avg"``, or
+            ``"stage.field"``), with ``"*"`` for all other fields. A field that is not float32, or
+            not of the shape of the parameter, is kept unchanged.
         seed: of the random bits, a whole number >= 0.
-        state_device: ``"cpu"`` keeps the state there while parameters are elsewhere.
+        state_device: ``"cpu"`` keeps the state on the CPU, while parameters are on another device.
 
     Returns:
-        An :class:`~functional_optim.Optimizer`: the transforms up to the last that measures all
-        gradients, then one rule. The same optimizer if nothing is stored otherwise.
+        An :class:`~functional_optim.Optimizer`: all transforms up to the last one that measures
+        all gradients, then one rule. The same optimizer if all storages are the defaults.
 
     Raises:
-        TypeError: ``optimizer`` is no Optimizer, or its leaves differ in their stages, or have
-            numbers in common.
+        TypeError: ``optimizer`` is not an Optimizer, or its leaves have different stages or shared
+            scalars.
         ValueError: an unknown storage, field or device; a field that cannot be encoded; a chain
-            that is stored already, or in which a rule stands before a measured transform, or one
-            that takes the raw gradient behind it.
+            that is already stored, or that has a rule before a measured transform, or a transform
+            with the raw gradient after it.
 
     Example::
 
@@ -146,7 +149,7 @@ def stored(
     refuse_closure(optimizer, "stored")
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
-            f"stored takes an Optimizer, such as adamw(lr=1e-3), got {brief(optimizer)}"
+            f"stored takes an Optimizer, such as adamw(lr=1e-3), got {format_value(optimizer)}"
         )
     last = optimizer.stages[-1]
     if isinstance(last, StoredRule):
@@ -155,14 +158,14 @@ def stored(
         raise ValueError(f"seed must be a whole number >= 0, got {seed!r}")
     if state_device not in (None, "cpu"):
         raise ValueError(f"state_device must be None or 'cpu', got {state_device!r}")
-    kept_param = _known("param", param, PARAM_STORAGES)
-    storages = _storages(optimizer, state)
+    kept_param = _lookup("param", param, PARAM_STORAGES)
+    storages = _state_storages(optimizer, state)
     plain = param == PLAIN and state_device is None
     if plain and all(one.name == PLAIN for fields in storages for one in fields):
         return optimizer
     require_one_chain(optimizer, "stored")
-    before = _before_the_rule(optimizer.stages)
-    names = _names(optimizer)
+    before = _count_separate(optimizer.stages)
+    names = _hyper_names(optimizer)
     groups = [range(i, i + 1) for i in range(before)] + [range(before, len(optimizer.links))]
     layouts = [
         _layout(optimizer, group, names, storages, kept_param, seed, state_device)
@@ -173,30 +176,30 @@ def stored(
         for layout, group in zip(layouts, groups, strict=True)
     )
     overrides = tuple(
-        (where, tuple(_moved(change, optimizer.links, names, before) for change in changes))
+        (where, tuple(_move(change, optimizer.links, names, before) for change in changes))
         for where, changes in optimizer.overrides
     )
     return replace(optimizer, links=links, overrides=overrides)
 
 
-def _known(what: str, name: Any, table: Mapping[str, _T]) -> _T:
+def _lookup(what: str, name: Any, table: Mapping[str, _T]) -> _T:
     if name not in table:
         raise ValueError(f"{what} must be one of {', '.join(map(repr, table))}, got {name!r}")
     return table[name]
 
 
-def _before_the_rule(stages: Sequence[Stage]) -> int:
-    """Return how many stages must stand by themselves, before those that are one rule.
+def _count_separate(stages: Sequence[Stage]) -> int:
+    """Return the number of stages that stay separate. All later stages become one stored rule.
 
-    A measured stage needs the gradients of all leaves, and one that leads goes on leading when
-    more is put in front.
+    A measured stage needs the gradients of all leaves. A leading stage must stay first, if another
+    chain is put before it.
 
     Raises:
-        ValueError: a rule is among them, or a stage behind them takes the raw gradient.
+        ValueError: a separate stage is a rule, or a later stage takes the raw gradient.
     """
-    apart = [i for i, one in enumerate(stages) if isinstance(one, Transform) and one.leads]
+    leading = [i for i, one in enumerate(stages) if isinstance(one, Transform) and one.leads]
     measured = [i for i, one in enumerate(stages) if is_measured(one)]
-    count = max([*apart, *measured, -1]) + 1
+    count = max([*leading, *measured, -1]) + 1
     for stage in stages[:count]:
         if isinstance(stage, Rule):
             raise ValueError(
@@ -215,10 +218,10 @@ def _before_the_rule(stages: Sequence[Stage]) -> int:
     return count
 
 
-def _names(optimizer: Optimizer) -> list[tuple[str, ...]]:
-    """For each stage, the name under which the chain takes each of its hyper-parameters."""
+def _hyper_names(optimizer: Optimizer) -> list[tuple[str, ...]]:
+    """Return the names that the chain has for the hyper-parameters of each stage."""
     found: dict[tuple[int, str], str] = {}
-    for name, places in addresses(optimizer.links).items():
+    for name, places in hyper_positions(optimizer.links).items():
         found.update(dict.fromkeys(places, name))
         first, *others = [getattr(optimizer.links[i].hyper, field) for i, field in places]
         for (i, _), value in zip(places[1:], others, strict=True):
@@ -238,17 +241,17 @@ def _fields(stage: Stage) -> tuple[str, ...]:
     return tuple(stage.state._fields) if stage.stateful else ()
 
 
-def _storages(
+def _state_storages(
     optimizer: Optimizer, state: str | Mapping[str, str]
 ) -> list[tuple[StateStorage, ...]]:
-    """For each stage, the storage of each field of its state.
+    """Return the storages of the state fields of each stage.
 
     Raises:
-        ValueError: an unknown storage or field, one that stands in several stages, or one that
-            cannot be encoded.
+        ValueError: an unknown storage or field, a field name that is not unique, or a named field
+            that cannot be encoded.
     """
     asked = {REST: state} if isinstance(state, str) else dict(state)
-    chosen = {name: _known(f"state[{name!r}]", one, STATE_STORAGES) for name, one in asked.items()}
+    chosen = {name: _lookup(f"state[{name!r}]", one, STATE_STORAGES) for name, one in asked.items()}
     rest = chosen.pop(REST, STATE_STORAGES[PLAIN])
     addressed = [
         [(name, f"{label}.{field}") for name, field in zip(names, _fields(stage), strict=True)]
@@ -270,19 +273,19 @@ def _storages(
         for field, (name, full) in zip(_fields(link.stage), names, strict=True):
             named = chosen.get(name, chosen.get(full))
             storage = rest if named is None else named
-            odd = _oddity(link, field) if storage.name != PLAIN else None
-            if odd is not None and named is not None:
+            reason = _why_not_encoded(link, field) if storage.name != PLAIN else None
+            if reason is not None and named is not None:
                 raise ValueError(
-                    f"{link.stage.name}: {field} {odd}, so it cannot be kept as {storage.name}; "
+                    f"{link.stage.name}: {field} {reason}, so it cannot be kept as {storage.name}; "
                     "leave it out"
                 )
-            own.append(storage if odd is None else STATE_STORAGES[PLAIN])
+            own.append(storage if reason is None else STATE_STORAGES[PLAIN])
         found.append(tuple(own))
     return found
 
 
-def _oddity(link: Link, field: str) -> str | None:
-    """Return why a field of the state of a matrix cannot be encoded; None if it can."""
+def _why_not_encoded(link: Link, field: str) -> str | None:
+    """Return why a state field cannot be encoded, from the state of a matrix; None if it can."""
     param = torch.zeros(2, 3, device="cpu")
     value = getattr(link.stage.init(param, link.hyper), field)
     for tensor in field_tensors(value):
@@ -318,9 +321,9 @@ def _layout(
     layout = layout_of(
         LayoutSource(stages, tuple(names[i] for i in group), param, tuple(kept), seed, device)
     )
-    made = [*layout.extras]
-    made += [one.name + suffix for row in kept for one in row for suffix in one.storage.suffixes]
-    twice = [name for name in made if made.count(name) > 1]
+    parts = [*layout.extras]
+    parts += [one.name + suffix for row in kept for one in row for suffix in one.storage.suffixes]
+    twice = [name for name in parts if parts.count(name) > 1]
     if twice:
         raise ValueError(
             f"{stages[-1].name}: two parts of the stored state would be named {twice[0]!r}; rename "
@@ -330,7 +333,6 @@ def _layout(
 
 
 def _stored_stage(layout: Layout) -> Stage:
-    """The stage of a layout."""
     plan = layout.plan
     last = plan.stages[-1]
     kinds: list[Kind] = [stage.kind for stage in plan.stages]
@@ -362,10 +364,10 @@ def _stored_stage(layout: Layout) -> Stage:
 
 
 def _block_size(layout: Layout) -> int:
-    """At multiples of how many elements a stored stage may be cut.
+    """Return the block size of a stored stage: tensors may be split at multiples of it.
 
     Raises:
-        ValueError: blocks of the state, and blocks that a stage works in, that do not fit together.
+        ValueError: the block size of the stages does not divide that of the state.
     """
     plan = layout.plan
     own = block_size_of(plan.stages)
@@ -386,8 +388,8 @@ def _link(layout: Layout, links: Sequence[Link]) -> Link:
     return _stored_stage(layout)(**values)
 
 
-def _moved(change: Change, links: Links, names: Sequence[tuple[str, ...]], before: int) -> Change:
-    """A change of an override, at the place and under the name that it now has."""
+def _move(change: Change, links: Links, names: Sequence[tuple[str, ...]], before: int) -> Change:
+    """Return a change of an override, with the index and the name that it has when stored."""
     place, field, value = change
     if isinstance(place, str):
         return change

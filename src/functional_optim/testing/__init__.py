@@ -1,4 +1,4 @@
-"""The law suite: property tests for our optimizers and for anyone's own. Needs hypothesis."""
+"""The law suite: property tests for optimizers, also for your own. It needs hypothesis."""
 
 from functional_optim.testing.case import Case
 from functional_optim.testing.cases import ANY_SHAPE, CASES

@@ -1,4 +1,4 @@
-"""Case of the tables: an optimizer, its options, its oracle; and common strategies."""
+"""Case: a constructor, its options and its oracle; and strategies that cases share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,17 +19,17 @@ class Case:
     """Case of one optimizer of this package.
 
     Args:
-        factory: its constructor.
+        factory: the constructor.
         oracle: the torch.optim class that it equals bit for bit.
-        options: a strategy over every documented option that changes the numbers.
-        refused: keyword arguments that raise ValueError in constructor and oracle alike.
-        refused_here: keyword arguments that raise ValueError in the constructor only (NaN, mostly,
-            which some of torch's classes let through).
-        matrices: whether parameters must be real matrices.
-        one_chain: whether all leaves have the same stages, and nothing is kept that belongs to no
-            leaf: it can then be bound, scripted and captured.
-        takes_complex: whether parameters may be complex.
-        max_steps: most steps of a run that is drawn.
+        options: strategy over all options that change the result.
+        refused: keyword arguments for which the constructor and the oracle raise ValueError.
+        refused_here: keyword arguments for which only the constructor raises ValueError. Mostly
+            NaN, which some classes of torch accept.
+        matrices: True if parameters must be real matrices.
+        one_chain: True if all leaves have the same stages, and there are no shared scalars. Then
+            the optimizer can be bound, scripted and captured.
+        takes_complex: True if parameters may be complex.
+        max_steps: largest number of steps in a run.
     """
 
     factory: Callable[..., Optimizer]
@@ -43,7 +43,7 @@ class Case:
     max_steps: int = MAX_STEPS
 
     def subject(self) -> Subject:
-        """The case as the laws take it."""
+        """Return the subject for the laws."""
         return Subject(
             self.factory,
             plain_oracle(self.oracle),
@@ -55,9 +55,23 @@ class Case:
 
 
 def some(**options: st.SearchStrategy[Any]) -> Options:
-    """Any subset of these options."""
+    """Return a strategy that draws a subset of these options."""
     return st.fixed_dictionaries({}, optional=options)
 
+
+def bad_values(**values: list[Any]) -> tuple[dict[str, Any], ...]:
+    """Return keyword arguments with one invalid value each."""
+    return tuple({name: value} for name, several in values.items() for value in several)
+
+
+NAN = float("nan")
+BAD_LR = bad_values(lr=[-0.1])
+NAN_LR = bad_values(lr=[NAN, float("inf")])
+BAD_ADAM = (
+    *BAD_LR,
+    *bad_values(betas=[(1.0, 0.9), (0.9, 1.0), (-0.1, 0.9)], eps=[-1.0], weight_decay=[-1.0]),
+)
+NAN_ADAM = (*NAN_LR, *bad_values(betas=[(NAN, 0.9), (0.9, NAN)], eps=[NAN]))
 
 LR = st.sampled_from([0.0, 1e-3, 0.1, 1.0])
 DECAY = st.sampled_from([0.0, 0.01, 0.5])

@@ -1,20 +1,33 @@
-"""The table of cases: every algorithm of this package, its options, its oracle.
+"""Table of cases: all algorithms of this package, with their options and oracles.
 
-A new algorithm is one entry here, and all laws run over it. A test fails if one is missing.
+A new algorithm needs one entry, and all laws run over it. A test fails if an entry is missing.
 """
 
 import torch
 from hypothesis import strategies as st
 
 from functional_optim import algorithms
-from functional_optim.testing.case import BETAS, DECAY, EPS, FLAG, LR, Case, Options, some
+from functional_optim.testing.case import (
+    BAD_ADAM,
+    BAD_LR,
+    BETAS,
+    DECAY,
+    EPS,
+    FLAG,
+    LR,
+    NAN,
+    NAN_ADAM,
+    NAN_LR,
+    Case,
+    Options,
+    bad_values,
+    some,
+)
 from functional_optim.testing.cases_adaptive import ADAPTIVE_CASES
 from functional_optim.testing.cases_layerwise import LAYERWISE_CASES
 from functional_optim.testing.cases_muon import MUON_CASES
 from functional_optim.testing.cases_shampoo import SHAMPOO_CASES
 from functional_optim.testing.cases_torch import TORCH_CASES
-
-NAN = float("nan")
 
 
 def _sgd_options() -> Options:
@@ -27,17 +40,6 @@ def _sgd_options() -> Options:
     return st.builds(lambda a, b: {**a, **b}, plain, extra)
 
 
-_BAD_LR = ({"lr": -0.1},)
-_NAN_LR = ({"lr": NAN}, {"lr": float("inf")})
-_BAD_ADAM = (
-    *_BAD_LR,
-    {"betas": (1.0, 0.9)},
-    {"betas": (0.9, 1.0)},
-    {"betas": (-0.1, 0.9)},
-    {"eps": -1.0},
-    {"weight_decay": -1.0},
-)
-_NAN_ADAM = (*_NAN_LR, {"betas": (NAN, 0.9)}, {"betas": (0.9, NAN)}, {"eps": NAN})
 _ADAM_OPTIONS = {
     "lr": LR,
     "betas": BETAS,
@@ -53,7 +55,7 @@ _SCHEDULE_FREE = {
     "weight_lr_power": st.sampled_from([0.0, 1.0, 2.0]),
     "maximize": FLAG,
 }
-_BAD_SCHEDULE_FREE = ({"warmup_steps": -1}, {"r": NAN}, {"weight_lr_power": -1.0})
+_BAD_SCHEDULE_FREE = bad_values(warmup_steps=[-1], r=[NAN], weight_lr_power=[-1.0])
 
 CASES: dict[str, Case] = {
     "sgd": Case(
@@ -61,27 +63,25 @@ CASES: dict[str, Case] = {
         torch.optim.SGD,
         _sgd_options(),
         refused=(
-            *_BAD_LR,
-            {"momentum": -0.1},
-            {"weight_decay": -0.1},
-            {"nesterov": True},
+            *BAD_LR,
+            *bad_values(momentum=[-0.1], weight_decay=[-0.1], nesterov=[True]),
             {"nesterov": True, "momentum": 0.9, "dampening": 0.1},
         ),
-        refused_here=(*_NAN_LR, {"momentum": NAN}, {"dampening": NAN}, {"weight_decay": NAN}),
+        refused_here=(*NAN_LR, *bad_values(momentum=[NAN], dampening=[NAN], weight_decay=[NAN])),
     ),
     "adam": Case(
         algorithms.adam,
         torch.optim.Adam,
         some(**_ADAM_OPTIONS, decoupled_weight_decay=FLAG),
-        refused=_BAD_ADAM,
-        refused_here=_NAN_ADAM,
+        refused=BAD_ADAM,
+        refused_here=NAN_ADAM,
     ),
     "adamw": Case(
         algorithms.adamw,
         torch.optim.AdamW,
         some(**_ADAM_OPTIONS),
-        refused=_BAD_ADAM,
-        refused_here=_NAN_ADAM,
+        refused=BAD_ADAM,
+        refused_here=NAN_ADAM,
     ),
     "adagrad": Case(
         algorithms.adagrad,
@@ -95,13 +95,12 @@ CASES: dict[str, Case] = {
             maximize=FLAG,
         ),
         refused=(
-            *_BAD_LR,
-            {"lr_decay": -1.0},
-            {"weight_decay": -1.0},
-            {"initial_accumulator_value": -1.0},
-            {"eps": -1.0},
+            *BAD_LR,
+            *bad_values(
+                lr_decay=[-1.0], weight_decay=[-1.0], initial_accumulator_value=[-1.0], eps=[-1.0]
+            ),
         ),
-        refused_here=(*_NAN_LR, {"lr_decay": NAN}, {"initial_accumulator_value": NAN}),
+        refused_here=(*NAN_LR, *bad_values(lr_decay=[NAN], initial_accumulator_value=[NAN])),
     ),
     "adadelta": Case(
         algorithms.adadelta,
@@ -113,15 +112,15 @@ CASES: dict[str, Case] = {
             weight_decay=DECAY,
             maximize=FLAG,
         ),
-        refused=(*_BAD_LR, {"rho": 1.5}, {"rho": -0.1}, {"eps": -1.0}, {"weight_decay": -1.0}),
-        refused_here=(*_NAN_LR, {"rho": NAN}, {"eps": NAN}),
+        refused=(*BAD_LR, *bad_values(rho=[1.5, -0.1], eps=[-1.0], weight_decay=[-1.0])),
+        refused_here=(*NAN_LR, *bad_values(rho=[NAN], eps=[NAN])),
     ),
     "adamax": Case(
         algorithms.adamax,
         torch.optim.Adamax,
         some(lr=LR, betas=BETAS, eps=EPS, weight_decay=DECAY, maximize=FLAG),
-        refused=_BAD_ADAM,
-        refused_here=_NAN_ADAM,
+        refused=BAD_ADAM,
+        refused_here=NAN_ADAM,
     ),
     "rmsprop": Case(
         algorithms.rmsprop,
@@ -136,13 +135,10 @@ CASES: dict[str, Case] = {
             maximize=FLAG,
         ),
         refused=(
-            *_BAD_LR,
-            {"eps": -1.0},
-            {"momentum": -1.0},
-            {"weight_decay": -1.0},
-            {"alpha": -1.0},
+            *BAD_LR,
+            *bad_values(eps=[-1.0], momentum=[-1.0], weight_decay=[-1.0], alpha=[-1.0]),
         ),
-        refused_here=(*_NAN_LR, {"alpha": NAN}, {"momentum": NAN}),
+        refused_here=(*NAN_LR, *bad_values(alpha=[NAN], momentum=[NAN])),
     ),
     "rprop": Case(
         algorithms.rprop,
@@ -153,8 +149,8 @@ CASES: dict[str, Case] = {
             step_sizes=st.sampled_from([(1e-6, 50.0), (0.01, 0.1)]),
             maximize=FLAG,
         ),
-        refused=(*_BAD_LR, {"etas": (0.0, 1.2)}, {"etas": (0.5, 1.0)}, {"etas": (1.1, 1.2)}),
-        refused_here=(*_NAN_LR, {"step_sizes": (NAN, 50.0)}),
+        refused=(*BAD_LR, *bad_values(etas=[(0.0, 1.2), (0.5, 1.0), (1.1, 1.2)])),
+        refused_here=(*NAN_LR, *bad_values(step_sizes=[(NAN, 50.0)])),
     ),
     "muon": Case(
         algorithms.muon,
@@ -170,18 +166,14 @@ CASES: dict[str, Case] = {
             adjust_lr_fn=st.sampled_from([None, "original", "match_rms_adamw"]),
         ),
         refused=(
-            *_BAD_LR,
-            {"momentum": -0.1},
-            {"weight_decay": -0.1},
-            {"adjust_lr_fn": "other"},
+            *BAD_LR,
+            *bad_values(momentum=[-0.1], weight_decay=[-0.1], adjust_lr_fn=["other"]),
         ),
         refused_here=(
-            *_NAN_LR,
-            {"momentum": NAN},
-            {"ns_coefficients": (NAN, 0.0, 0.0)},
-            {"eps": NAN},
-            {"ns_steps": 100},
-            {"ns_steps": -1},
+            *NAN_LR,
+            *bad_values(
+                momentum=[NAN], ns_coefficients=[(NAN, 0.0, 0.0)], eps=[NAN], ns_steps=[100, -1]
+            ),
         ),
         matrices=True,
     ),
@@ -196,15 +188,16 @@ CASES: dict[str, Case] = {
             max_precond_dim=st.sampled_from([0, 2, 100]),
         ),
         refused_here=(
-            *_BAD_LR,
-            *_NAN_LR,
-            {"betas": (1.0, 0.5)},
-            {"shampoo_beta": 1.0},
-            {"shampoo_beta": NAN},
-            {"eps": -1.0},
-            {"weight_decay": -1.0},
-            {"precondition_frequency": 0},
-            {"max_precond_dim": -1},
+            *BAD_LR,
+            *NAN_LR,
+            *bad_values(
+                betas=[(1.0, 0.5)],
+                shampoo_beta=[1.0, NAN],
+                eps=[-1.0],
+                weight_decay=[-1.0],
+                precondition_frequency=[0],
+                max_precond_dim=[-1],
+            ),
         ),
         matrices=True,
     ),
@@ -219,13 +212,11 @@ CASES: dict[str, Case] = {
             maximize=FLAG,
         ),
         refused_here=(
-            *_BAD_LR,
-            *_NAN_LR,
-            {"momentum": 1.0},
-            {"momentum": NAN},
-            {"nu": NAN},
-            {"weight_decay": -1.0},
-            {"weight_decay_type": "other"},
+            *BAD_LR,
+            *NAN_LR,
+            *bad_values(
+                momentum=[1.0, NAN], nu=[NAN], weight_decay=[-1.0], weight_decay_type=["other"]
+            ),
         ),
     ),
     "lamb": Case(
@@ -240,12 +231,9 @@ CASES: dict[str, Case] = {
             maximize=FLAG,
         ),
         refused_here=(
-            *_BAD_ADAM,
-            *_NAN_ADAM,
-            {"min_norm": -1.0},
-            {"min_norm": NAN},
-            {"max_ratio": -1.0},
-            {"max_ratio": NAN},
+            *BAD_ADAM,
+            *NAN_ADAM,
+            *bad_values(min_norm=[-1.0, NAN], max_ratio=[-1.0, NAN]),
         ),
     ),
     "lars": Case(
@@ -259,24 +247,20 @@ CASES: dict[str, Case] = {
             maximize=FLAG,
         ),
         refused_here=(
-            *_BAD_LR,
-            *_NAN_LR,
-            {"momentum": -0.1},
-            {"momentum": NAN},
-            {"weight_decay": -0.1},
-            {"trust_coefficient": -1.0},
-            {"trust_coefficient": NAN},
+            *BAD_LR,
+            *NAN_LR,
+            *bad_values(momentum=[-0.1, NAN], weight_decay=[-0.1], trust_coefficient=[-1.0, NAN]),
         ),
     ),
     "lion": Case(
         algorithms.lion,
         options=some(lr=LR, betas=BETAS, weight_decay=DECAY, maximize=FLAG),
-        refused_here=(*_BAD_LR, *_NAN_LR, {"betas": (1.0, 0.5)}, {"betas": (0.5, NAN)}),
+        refused_here=(*BAD_LR, *NAN_LR, *bad_values(betas=[(1.0, 0.5), (0.5, NAN)])),
     ),
     "rowwise_adagrad": Case(
         algorithms.rowwise_adagrad,
         options=some(lr=LR, eps=EPS, weight_decay=DECAY, maximize=FLAG),
-        refused_here=(*_BAD_LR, *_NAN_LR, {"eps": -1.0}, {"eps": NAN}, {"weight_decay": -1.0}),
+        refused_here=(*BAD_LR, *NAN_LR, *bad_values(eps=[-1.0, NAN], weight_decay=[-1.0])),
     ),
     "ftrl": Case(
         algorithms.ftrl,
@@ -287,7 +271,7 @@ CASES: dict[str, Case] = {
             l2=DECAY,
             maximize=FLAG,
         ),
-        refused_here=(*_BAD_LR, *_NAN_LR, {"beta": -1.0}, {"l1": NAN}, {"l1": -1.0}, {"l2": -1.0}),
+        refused_here=(*BAD_LR, *NAN_LR, *bad_values(beta=[-1.0], l1=[NAN, -1.0], l2=[-1.0])),
     ),
     "prodigy": Case(
         algorithms.prodigy,
@@ -307,31 +291,24 @@ CASES: dict[str, Case] = {
             maximize=FLAG,
         ),
         refused_here=(
-            *_BAD_ADAM,
-            *_NAN_ADAM,
-            {"beta3": 1.5},
-            {"eps": 0.0},
-            {"d0": 0.0},
-            {"d_coef": NAN},
-            {"growth_rate": 0.5},
-            {"slice_p": 0},
+            *BAD_ADAM,
+            *NAN_ADAM,
+            *bad_values(
+                beta3=[1.5], eps=[0.0], d0=[0.0], d_coef=[NAN], growth_rate=[0.5], slice_p=[0]
+            ),
         ),
         one_chain=False,
     ),
     "schedule_free_sgd": Case(
         algorithms.schedule_free_sgd,
         options=some(
-            lr=LR,
-            momentum=st.sampled_from([0.1, 0.9]),
-            weight_decay=DECAY,
-            **_SCHEDULE_FREE,
+            lr=LR, momentum=st.sampled_from([0.1, 0.9]), weight_decay=DECAY, **_SCHEDULE_FREE
         ),
         refused_here=(
-            *_BAD_LR,
-            *_NAN_LR,
-            *({"momentum": bad} for bad in (0.0, 1.0, NAN)),
-            {"weight_decay": -1.0},
+            *BAD_LR,
+            *NAN_LR,
             *_BAD_SCHEDULE_FREE,
+            *bad_values(momentum=[0.0, 1.0, NAN], weight_decay=[-1.0]),
         ),
         one_chain=False,
     ),
@@ -344,7 +321,7 @@ CASES: dict[str, Case] = {
             weight_decay=DECAY,
             **_SCHEDULE_FREE,
         ),
-        refused_here=(*_BAD_ADAM, *_NAN_ADAM, {"betas": (0.0, 0.9)}, *_BAD_SCHEDULE_FREE),
+        refused_here=(*BAD_ADAM, *NAN_ADAM, *_BAD_SCHEDULE_FREE, *bad_values(betas=[(0.0, 0.9)])),
         one_chain=False,
     ),
     **LAYERWISE_CASES,
@@ -357,4 +334,4 @@ CASES: dict[str, Case] = {
 
 
 ANY_SHAPE: dict[str, Case] = {name: one for name, one in CASES.items() if not one.matrices}
-"""Those that take parameters of any shape."""
+"""Cases whose parameters may have any shape."""

@@ -1,6 +1,6 @@
 """Cases of adaptive algorithms that torch.optim does not have.
 
-Their options include the ends of every range, where a formula may divide by 0.
+The options include the ends of each range, where a formula may divide by 0.
 """
 
 from typing import Any
@@ -8,30 +8,33 @@ from typing import Any
 from hypothesis import strategies as st
 
 from functional_optim import algorithms
-from functional_optim.testing.case import BETAS, DECAY, EPS, FLAG, LR, Case, some
-
-NAN = float("nan")
+from functional_optim.testing.case import (
+    BAD_LR,
+    BETAS,
+    DECAY,
+    EPS,
+    FLAG,
+    LR,
+    NAN,
+    NAN_LR,
+    Case,
+    bad_values,
+    some,
+)
 
 TRIPLES = st.sampled_from([(0.9, 0.999, 0.99), (0.0, 0.5, 0.9), (0.8, 0.0, 0.0)])
 _BAD: tuple[dict[str, Any], ...] = (
-    {"lr": -0.1},
-    {"lr": NAN},
-    {"lr": float("inf")},
-    {"eps": -1.0},
-    {"eps": NAN},
-    {"weight_decay": -1.0},
+    *BAD_LR,
+    *NAN_LR,
+    *bad_values(eps=[-1.0, NAN], weight_decay=[-1.0]),
 )
 _BAD_PAIR: tuple[dict[str, Any], ...] = (
     *_BAD,
-    {"betas": (1.0, 0.9)},
-    {"betas": (0.9, 1.0)},
-    {"betas": (NAN, 0.9)},
+    *bad_values(betas=[(1.0, 0.9), (0.9, 1.0), (NAN, 0.9)]),
 )
 _BAD_TRIPLE: tuple[dict[str, Any], ...] = (
     *_BAD,
-    {"betas": (1.0, 0.9, 0.9)},
-    {"betas": (0.9, NAN, 0.9)},
-    {"betas": (0.9, 0.9, 1.0)},
+    *bad_values(betas=[(1.0, 0.9, 0.9), (0.9, NAN, 0.9), (0.9, 0.9, 1.0)]),
 )
 _OF_ALL = {"lr": LR, "eps": EPS, "weight_decay": DECAY, "maximize": FLAG}
 
@@ -47,10 +50,7 @@ ADAPTIVE_CASES: dict[str, Case] = {
         ),
         refused_here=(
             *_BAD_TRIPLE,
-            {"alpha": -1.0},
-            {"alpha": NAN},
-            {"alpha_warmup": -1},
-            {"beta3_warmup": -1},
+            *bad_values(alpha=[-1.0, NAN], alpha_warmup=[-1], beta3_warmup=[-1]),
         ),
     ),
     "adopt": Case(
@@ -62,7 +62,7 @@ ADAPTIVE_CASES: dict[str, Case] = {
             clip=FLAG,
             clip_power=st.sampled_from([0.0, 0.25]),
         ),
-        refused_here=(*_BAD_PAIR, {"clip_power": -1.0}, {"clip_power": NAN}),
+        refused_here=(*_BAD_PAIR, *bad_values(clip_power=[-1.0, NAN])),
     ),
     "adan": Case(
         algorithms.adan,
@@ -87,11 +87,7 @@ ADAPTIVE_CASES: dict[str, Case] = {
             initial_accumulator_value=st.sampled_from([0.0, 0.3]),
             bias_correction=FLAG,
         ),
-        refused_here=(
-            *_BAD_PAIR,
-            {"initial_accumulator_value": -1.0},
-            {"initial_accumulator_value": NAN},
-        ),
+        refused_here=(*_BAD_PAIR, *bad_values(initial_accumulator_value=[-1.0, NAN])),
     ),
     "laprop": Case(algorithms.laprop, options=some(**_OF_ALL, betas=BETAS), refused_here=_BAD_PAIR),
     "stable_adamw": Case(
@@ -105,7 +101,7 @@ ADAPTIVE_CASES: dict[str, Case] = {
             nus=st.sampled_from([(0.7, 1.0), (1.0, 0.5), (0.0, 0.0)]),
             decoupled_weight_decay=FLAG,
         ),
-        refused_here=(*_BAD_PAIR, {"nus": (1.5, 1.0)}, {"nus": (0.5, -0.1)}, {"nus": (NAN, 1.0)}),
+        refused_here=(*_BAD_PAIR, *bad_values(nus=[(1.5, 1.0), (0.5, -0.1), (NAN, 1.0)])),
     ),
     "adabound": Case(
         algorithms.adabound,
@@ -116,13 +112,7 @@ ADAPTIVE_CASES: dict[str, Case] = {
             gamma=st.sampled_from([1e-3, 0.5]),
             amsbound=FLAG,
         ),
-        refused_here=(
-            *_BAD_PAIR,
-            {"final_lr": -1.0},
-            {"final_lr": NAN},
-            {"gamma": 0.0},
-            {"gamma": 1.0},
-        ),
+        refused_here=(*_BAD_PAIR, *bad_values(final_lr=[-1.0, NAN], gamma=[0.0, 1.0])),
     ),
 }
 """One case per algorithm, by the name of its constructor."""

@@ -1,27 +1,33 @@
-"""Cases of algorithms with one step size for a tensor, for a block of it, or for all tensors."""
+"""Cases of algorithms with one step size per tensor, per block of a tensor, or for all tensors."""
 
 from hypothesis import strategies as st
 
 from functional_optim import algorithms
-from functional_optim.testing.case import BETAS, DECAY, EPS, FLAG, LR, Case, some
+from functional_optim.testing.case import (
+    BAD_LR,
+    BETAS,
+    DECAY,
+    EPS,
+    FLAG,
+    LR,
+    NAN,
+    NAN_LR,
+    Case,
+    bad_values,
+    some,
+)
 
-NAN = float("nan")
-
-_BAD_LR = ({"lr": -0.1}, {"lr": NAN}, {"lr": float("inf")})
-_BAD_DECAY = ({"weight_decay": -1.0}, {"weight_decay": NAN})
-_BAD_EPS = ({"eps": -1.0}, {"eps": NAN})
-_BAD_BETAS = ({"betas": (1.0, 0.9)}, {"betas": (0.9, 1.0)}, {"betas": (NAN, 0.9)})
-_BAD_FOUND = ({"d0": 0.0}, {"d0": NAN}, {"growth_rate": 0.5}, {"growth_rate": NAN})
+_BAD_LR = (*BAD_LR, *NAN_LR)
+_BAD_DECAY = bad_values(weight_decay=[-1.0, NAN])
+_BAD_EPS = bad_values(eps=[-1.0, NAN])
+_BAD_BETAS = bad_values(betas=[(1.0, 0.9), (0.9, 1.0), (NAN, 0.9)])
+_BAD_FOUND = bad_values(d0=[0.0, NAN], growth_rate=[0.5, NAN])
 _FACTOR = st.sampled_from([0.0, 0.5, 1.0])
 _FOUND = {"d0": st.sampled_from([1e-6, 0.1]), "growth_rate": st.sampled_from([1.0, 1.5])}
 _DOG = some(
-    lr=_FACTOR,
-    reps_rel=st.sampled_from([1e-6, 0.1]),
-    eps=EPS,
-    weight_decay=DECAY,
-    maximize=FLAG,
+    lr=_FACTOR, reps_rel=st.sampled_from([1e-6, 0.1]), eps=EPS, weight_decay=DECAY, maximize=FLAG
 )
-_BAD_DOG = (*_BAD_LR, *_BAD_DECAY, *_BAD_EPS, {"reps_rel": 0.0}, {"reps_rel": NAN})
+_BAD_DOG = (*_BAD_LR, *_BAD_DECAY, *_BAD_EPS, *bad_values(reps_rel=[0.0, NAN]))
 
 LAYERWISE_CASES: dict[str, Case] = {
     "sign_sgd": Case(
@@ -38,7 +44,7 @@ LAYERWISE_CASES: dict[str, Case] = {
             decoupled_weight_decay=FLAG,
             maximize=FLAG,
         ),
-        refused_here=(*_BAD_LR, *_BAD_DECAY, {"momentum": 1.0}, {"momentum": NAN}),
+        refused_here=(*_BAD_LR, *_BAD_DECAY, *bad_values(momentum=[1.0, NAN])),
     ),
     "novograd": Case(
         algorithms.novograd,
@@ -60,12 +66,11 @@ LAYERWISE_CASES: dict[str, Case] = {
         refused_here=(
             *_BAD_LR,
             *_BAD_DECAY,
-            {"betas": (1.0, 0.9, 0.9)},
-            {"betas": (0.9, 0.9, NAN)},
-            {"eps": (-1.0, 1e-16)},
-            {"eps": (1e-30, NAN)},
-            {"clip_threshold": 0.0},
-            {"clip_threshold": NAN},
+            *bad_values(
+                betas=[(1.0, 0.9, 0.9), (0.9, 0.9, NAN)],
+                eps=[(-1.0, 1e-16), (1e-30, NAN)],
+                clip_threshold=[0.0, NAN],
+            ),
         ),
     ),
     "adam_mini": Case(
@@ -78,7 +83,7 @@ LAYERWISE_CASES: dict[str, Case] = {
             blocks=st.sampled_from([0, 1]),
             maximize=FLAG,
         ),
-        refused_here=(*_BAD_LR, *_BAD_BETAS, *_BAD_EPS, *_BAD_DECAY, {"blocks": -1}),
+        refused_here=(*_BAD_LR, *_BAD_BETAS, *_BAD_EPS, *_BAD_DECAY, *bad_values(blocks=[-1])),
     ),
     "dog": Case(algorithms.dog, options=_DOG, refused_here=_BAD_DOG, one_chain=False),
     "ldog": Case(algorithms.ldog, options=_DOG, refused_here=_BAD_DOG),
@@ -91,13 +96,7 @@ LAYERWISE_CASES: dict[str, Case] = {
             maximize=FLAG,
             **_FOUND,
         ),
-        refused_here=(
-            *_BAD_LR,
-            *_BAD_DECAY,
-            *_BAD_FOUND,
-            {"momentum": 1.0},
-            {"momentum": NAN},
-        ),
+        refused_here=(*_BAD_LR, *_BAD_DECAY, *_BAD_FOUND, *bad_values(momentum=[1.0, NAN])),
         one_chain=False,
     ),
     "dadapt_adam": Case(
@@ -118,7 +117,7 @@ LAYERWISE_CASES: dict[str, Case] = {
             *_BAD_EPS,
             *_BAD_DECAY,
             *_BAD_FOUND,
-            {"eps": 0.0},
+            *bad_values(eps=[0.0]),
         ),
         one_chain=False,
     ),

@@ -1,19 +1,24 @@
-"""Cases of the algorithms whose steps are orthogonal matrices."""
+"""Cases of algorithms whose steps are orthogonal matrices."""
 
 from hypothesis import strategies as st
 
 from functional_optim import algorithms
 from functional_optim.algorithms.polar import PolarFactor
-from functional_optim.testing.case import DECAY, FLAG, LR, Case, some
-
-NAN = float("nan")
-_BAD_LR = ({"lr": -0.1}, {"lr": NAN}, {"lr": float("inf")})
-_BAD_MOMENTUM = ({"momentum": 1.0}, {"momentum": NAN})
-_BAD_POLAR = (
-    {"polar": "1.0 2.0"},
-    {"polar": [(NAN, 0.0, 0.0)]},
-    {"iteration_dtype": "int8"},
+from functional_optim.testing.case import (
+    BAD_LR,
+    DECAY,
+    FLAG,
+    LR,
+    NAN,
+    NAN_LR,
+    Case,
+    bad_values,
+    some,
 )
+
+_BAD_LR = (*BAD_LR, *NAN_LR)
+_BAD_MOMENTUM = bad_values(momentum=[1.0, NAN])
+_BAD_POLAR = bad_values(polar=["1.0 2.0", [(NAN, 0.0, 0.0)]], iteration_dtype=["int8"])
 _MOMENTUM = st.sampled_from([0.0, 0.5, 0.95])
 _DTYPE = st.sampled_from(["bfloat16", "float32", "parameter"])
 _POLAR = st.sampled_from(
@@ -44,10 +49,7 @@ MUON_CASES: dict[str, Case] = {
             *_BAD_LR,
             *_BAD_MOMENTUM,
             *_BAD_POLAR,
-            {"beta2": 1.0},
-            {"eps": -1.0},
-            {"weight_decay": -0.1},
-            {"adjust_lr_fn": "spectral"},
+            *bad_values(beta2=[1.0], eps=[-1.0], weight_decay=[-0.1], adjust_lr_fn=["spectral"]),
         ),
         matrices=True,
     ),
@@ -68,8 +70,7 @@ MUON_CASES: dict[str, Case] = {
             *_BAD_LR,
             *_BAD_MOMENTUM,
             *_BAD_POLAR,
-            {"norm": "other"},
-            {"scale": -1.0},
+            *bad_values(norm=["other"], scale=[-1.0]),
         ),
         matrices=True,
     ),
@@ -85,11 +86,7 @@ MUON_CASES: dict[str, Case] = {
         ),
         refused_here=(
             *_BAD_LR,
-            {"momentum": 1.5},
-            {"momentum": NAN},
-            {"rank": 0},
-            {"eps": -1.0},
-            {"weight_decay": -0.1},
+            *bad_values(momentum=[1.5, NAN], rank=[0], eps=[-1.0], weight_decay=[-0.1]),
         ),
         matrices=True,
     ),
@@ -115,6 +112,6 @@ MUON_CHAINS: dict[str, Case] = {
             },
         ),
         matrices=True,
-    ),
+    )
 }
-"""Muon by the rule that its options choose."""
+"""Muon with options that select the other rule."""

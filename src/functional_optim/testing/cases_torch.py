@@ -1,4 +1,4 @@
-"""Cases of NAdam, RAdam, ASGD, Adafactor and SparseAdam, which torch.optim has."""
+"""Cases of NAdam, RAdam, ASGD, Adafactor and SparseAdam of torch.optim."""
 
 from functools import partial, update_wrapper
 
@@ -7,21 +7,22 @@ from hypothesis import strategies as st
 
 from functional_optim import algorithms
 from functional_optim.algorithms.sparse_adam import sparse_adam
-from functional_optim.testing.case import BETAS, DECAY, EPS, FLAG, LR, Case, some
-
-NAN = float("nan")
-
-_BAD_LR = ({"lr": -0.1},)
-_NAN_LR = ({"lr": NAN}, {"lr": float("inf")})
-_BAD_ADAM = (
-    *_BAD_LR,
-    {"betas": (1.0, 0.9)},
-    {"betas": (0.9, 1.0)},
-    {"betas": (-0.1, 0.9)},
-    {"eps": -1.0},
-    {"weight_decay": -1.0},
+from functional_optim.testing.case import (
+    BAD_ADAM,
+    BAD_LR,
+    BETAS,
+    DECAY,
+    EPS,
+    FLAG,
+    LR,
+    NAN,
+    NAN_ADAM,
+    NAN_LR,
+    Case,
+    bad_values,
+    some,
 )
-_NAN_ADAM = (*_NAN_LR, {"betas": (NAN, 0.9)}, {"betas": (0.9, NAN)}, {"eps": NAN})
+
 _ADAM_OPTIONS = {
     "lr": LR,
     "betas": BETAS,
@@ -36,15 +37,15 @@ TORCH_CASES: dict[str, Case] = {
         algorithms.nadam,
         torch.optim.NAdam,
         some(**_ADAM_OPTIONS, momentum_decay=st.sampled_from([0.0, 4e-3, 0.5])),
-        refused=(*_BAD_ADAM, {"momentum_decay": -1.0}),
-        refused_here=(*_NAN_ADAM, {"momentum_decay": NAN}),
+        refused=(*BAD_ADAM, *bad_values(momentum_decay=[-1.0])),
+        refused_here=(*NAN_ADAM, *bad_values(momentum_decay=[NAN])),
     ),
     "radam": Case(
         algorithms.radam,
         torch.optim.RAdam,
         some(**_ADAM_OPTIONS),
-        refused=_BAD_ADAM,
-        refused_here=_NAN_ADAM,
+        refused=BAD_ADAM,
+        refused_here=NAN_ADAM,
         max_steps=7,  # the first five are plain
     ),
     "asgd": Case(
@@ -58,8 +59,8 @@ TORCH_CASES: dict[str, Case] = {
             weight_decay=DECAY,
             maximize=FLAG,
         ),
-        refused=(*_BAD_LR, {"weight_decay": -1.0}),
-        refused_here=(*_NAN_LR, {"lambd": NAN}, {"alpha": NAN}, {"t0": NAN}),
+        refused=(*BAD_LR, *bad_values(weight_decay=[-1.0])),
+        refused_here=(*NAN_LR, *bad_values(lambd=[NAN], alpha=[NAN], t0=[NAN])),
     ),
     "adafactor": Case(
         algorithms.adafactor,
@@ -73,14 +74,12 @@ TORCH_CASES: dict[str, Case] = {
             maximize=FLAG,
         ),
         refused=(
-            *_BAD_LR,
-            {"beta2_decay": 0.1},
-            {"eps": (-1.0, 1e-3)},
-            {"eps": (None, -1.0)},
-            {"d": 0.5},
-            {"weight_decay": -1.0},
+            *BAD_LR,
+            *bad_values(
+                beta2_decay=[0.1], eps=[(-1.0, 1e-3), (None, -1.0)], d=[0.5], weight_decay=[-1.0]
+            ),
         ),
-        refused_here=(*_NAN_LR, {"beta2_decay": NAN}, {"eps": (NAN, 1e-3)}, {"d": NAN}),
+        refused_here=(*NAN_LR, *bad_values(beta2_decay=[NAN], eps=[(NAN, 1e-3)], d=[NAN])),
         takes_complex=False,
     ),
     "sparse_adam": Case(
@@ -88,14 +87,8 @@ TORCH_CASES: dict[str, Case] = {
         update_wrapper(partial(sparse_adam, takes_dense=True), sparse_adam),
         torch.optim.SparseAdam,
         some(lr=st.sampled_from([1e-3, 0.1, 1.0]), betas=BETAS, eps=EPS, maximize=FLAG),
-        refused=(
-            *_BAD_LR,
-            {"lr": 0.0},
-            {"betas": (1.0, 0.9)},
-            {"betas": (0.9, -0.1)},
-            {"eps": 0.0},
-        ),
-        refused_here=(*_NAN_LR, {"betas": (NAN, 0.9)}, {"eps": NAN}),
+        refused=(*BAD_LR, *bad_values(lr=[0.0], betas=[(1.0, 0.9), (0.9, -0.1)], eps=[0.0])),
+        refused_here=(*NAN_LR, *bad_values(betas=[(NAN, 0.9)], eps=[NAN])),
         takes_complex=False,
     ),
 }

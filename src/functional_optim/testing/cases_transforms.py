@@ -1,4 +1,4 @@
-"""Cases of chains for transforms and wrappers that are no part of one algorithm."""
+"""Cases of chains with transforms and wrappers that do not belong to an algorithm."""
 
 import math
 from typing import Any
@@ -132,17 +132,15 @@ TRANSFORM_CASES: dict[str, Case] = {
         ),
     ),
 }
-"""Chains, each with one of these transforms or wrappers, by name."""
+"""Chains by name, each with one of these transforms or wrappers."""
 
 TRANSFORM_INPUT_CASES: dict[str, Case] = {
     "sgd, qk_clip": Case(
         _qk_clipped,
         options=some(
-            lr=LR,
-            tau=st.sampled_from([0.1, 1.0, 100.0]),
-            exponent=st.sampled_from([0.0, 0.5, 1.0]),
+            lr=LR, tau=st.sampled_from([0.1, 1.0, 100.0]), exponent=st.sampled_from([0.0, 0.5, 1.0])
         ),
         one_chain=False,
-    ),
+    )
 }
-"""Those that take an input beside the gradient."""
+"""Chains with a stage that has inputs per leaf."""

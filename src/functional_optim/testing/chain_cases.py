@@ -1,4 +1,4 @@
-"""Cases of chains: the transforms and wrappers, and what is made of several algorithms."""
+"""Cases of chains: transforms, wrappers, and combinations of algorithms."""
 
 from typing import Any
 
@@ -48,11 +48,7 @@ _ROOTED: Options = st.one_of(
     st.builds(dict, kind=st.sampled_from(["adam", "adamw"]), lr=LR, amsgrad=FLAG),
     st.builds(dict, kind=st.just("adagrad"), lr=LR, lr_decay=DECAY),
     st.builds(
-        dict,
-        kind=st.just("rmsprop"),
-        lr=LR,
-        centered=FLAG,
-        momentum=st.sampled_from([0.0, 0.9]),
+        dict, kind=st.just("rmsprop"), lr=LR, centered=FLAG, momentum=st.sampled_from([0.0, 0.9])
     ),
 )
 
@@ -76,13 +72,13 @@ def _averaged(lr: float = 0.1, decay: float = 0.5) -> Optimizer:
     return chain(clip_by_value(0.5), algorithms.adamw(lr=lr), ema(decay))
 
 
-def _of_name(path: tuple[Any, ...], shape: tuple[int, ...]) -> str:
+def label_by_name(path: tuple[Any, ...], shape: tuple[int, ...]) -> str:
     return "first" if path[:1] == ("a",) else "others"
 
 
 def _parts(lr: float = 0.1, decay: float = 0.5) -> Optimizer:
     first = chain(algorithms.sgd(lr=lr, momentum=0.9), ema(decay))
-    parts = partition({"first": first, "others": algorithms.adamw(lr=lr)}, _of_name)
+    parts = partition({"first": first, "others": algorithms.adamw(lr=lr)}, label_by_name)
     return chain(clip_by_global_norm(1.0), parts)
 
 
@@ -93,8 +89,7 @@ CHAINS: dict[str, Case] = {
     ),
     "eps_root": Case(_rooted, options=_ROOTED),
     "clip_by_value, scale_by_rms or scale_by_adam, cautious without rescaling, descend": Case(
-        _cautious_roots,
-        options=some(kind=st.sampled_from(["rms", "adam"]), lr=LR, maximize=FLAG),
+        _cautious_roots, options=some(kind=st.sampled_from(["rms", "adam"]), lr=LR, maximize=FLAG)
     ),
     "clip_by_global_norm, scale_by_lion, cautious, descend": Case(
         _cautious_lion, options=some(lr=LR, betas=BETAS, maximize=FLAG)
@@ -109,9 +104,9 @@ CHAINS: dict[str, Case] = {
     **TRANSFORM_CASES,
     **MUON_CHAINS,
 }
-"""Chains in which the transforms stand, each in one of them, and the rules that options choose."""
+"""Chains by name: each transform is in one of them, and so is each rule that an option selects."""
 
 ONE_CHAIN = {
     name: one for name, one in {**ANY_SHAPE, **CHAINS}.items() if one.one_chain and not one.matrices
 }
-"""Those that can be bound, scripted, captured and stored, with parameters of any shape."""
+"""Cases that can be bound, scripted, captured and stored, with parameters of any shape."""

@@ -1,4 +1,4 @@
-"""``check_optimizer``: the whole law suite over anyone's optimizer, in one call."""
+"""``check_optimizer``: all laws over any optimizer, in one call."""
 
 import warnings
 from collections.abc import Callable, Iterable
@@ -15,11 +15,11 @@ from functional_optim.testing.search import LawBroken, law_named, smallest_that_
 from functional_optim.testing.subject import Oracle, Subject, plain_oracle
 
 
-class LawNotTried(Exception):  # noqa: N818  it says what happened
-    """A law says nothing, since the optimizer itself takes nothing of what it is tried with.
+class LawNotTried(Exception):  # noqa: N818  the name of the outcome
+    """Error for a law that could not be tried, because the optimizer refuses the run.
 
-    Its rule refuses a dtype or a shape, or TorchScript refuses its rule. ``law`` is the law's
-    name, ``example`` the run that was refused, and the cause is the refusal.
+    For instance, the rule refuses a dtype or a shape, or TorchScript refuses the rule. ``law`` is
+    the name of the law, ``example`` is the refused run, and the cause is the refusal.
     """
 
     def __init__(self, law: str, example: Run, reason: BaseException) -> None:
@@ -42,11 +42,11 @@ MISSING_HINT = (
     "group counts them for a parameter without a gradient too; here each parameter has its own "
     "count. If that is the difference, pass missing=False."
 )
-"""Added to a report where only runs with missing gradients break the law."""
+"""Added to a report if only runs with missing gradients break the law."""
 
 
 class _RefusedError(Exception):
-    """The optimizer does not take a run, whatever the law; its cause says why."""
+    """Error for a run that the optimizer refuses, whatever the law. The cause is the refusal."""
 
 
 def check_optimizer(
@@ -68,14 +68,12 @@ def check_optimizer(
 ) -> None:
     """Property-test an optimizer by every law.
 
-    Purity, agreement with an oracle, executors, splits, resuming, None gradients, complex
-    parameters, non-finite gradients, torch.func.
+    The laws are about purity, agreement with an oracle, executors, splits, resuming, None
+    gradients, complex parameters, non-finite gradients, and torch.func.
 
-    A stage that needs more inputs for each leaf than its gradient is given tensors that are made
+    Hypothesis draws parameters, gradients and options, over shapes (0-d, empty, non-contiguous,
+    large), dtypes, numbers of steps, and missing gradients. Inputs of a stage per leaf are computed
     from the gradients.
-
-    Parameters, gradients and options are drawn by Hypothesis over shapes (0-d, empty,
-    non-contiguous, large), dtypes, several steps, and gradients that come and go.
 
     Args:
         factory: ``factory(**options)`` returns an :class:`~functional_optim.Optimizer`.
@@ -85,28 +83,28 @@ def check_optimizer(
         dtypes: dtypes of the parameters.
         ulps: allowed distance from the oracle, in units in the last place of the largest
             magnitude of a tensor; 0 is bit for bit.
-        scripted: whether TorchScript can run it; if not, the laws about that are left out.
+        scripted: False leaves out the laws about TorchScript.
         matrices: True draws real 2-d parameters only, and leaves out the law about complex
             parameters.
         one_chain: deprecated, and without effect. Laws about ``bind``, TorchScript programs and
-            CUDA graphs say nothing of an optimizer whose leaves differ in their stages, such as
+            CUDA graphs do not apply to an optimizer whose leaves have different stages, such as
             :func:`~functional_optim.partition`.
-        device: where its parameters are, as ``"cuda"``: there, what executors of kernels give is
-            held to the stated bound, and to the reference's bits on the CPU.
-        missing: True also compares with the oracle in runs in which some gradients are None. False
-            is for a class that counts steps for a whole parameter group, and so for a parameter
-            without a gradient too. The other laws draw missing gradients in any case.
-        names: of the first parameters, for an optimizer that selects by name; up to three are
-            drawn. Others are called a, b and c.
+        device: of the parameters. On ``"cuda"`` the results of kernels must be within the stated
+            bound. On the CPU they must have the bits of the reference.
+        missing: True also compares with the oracle in runs with missing gradients. Pass False for
+            a class that counts steps per parameter group, so that it counts steps of parameters
+            without a gradient too. All other laws draw missing gradients in any case.
+        names: of the first parameters, for an optimizer that selects by name. A run has up to three
+            parameters. Parameters without a name here are called a, b and c.
         laws: names of the laws to check (see :data:`LAWS`); by default all that apply, except those
             that compile code.
-        max_examples: how many runs are drawn for each law.
-        derandomize: draw the same runs each time; False explores others.
+        max_examples: number of runs for each law.
+        derandomize: draw the same runs each time; False draws other runs.
 
     Raises:
-        LawBroken: names the law and the smallest example found.
-        LawNotTried: the optimizer refuses what the law would try, for a reason of its own (its
-            rule has no kernel for a dtype, say, or TorchScript does not take it).
+        LawBroken: names the law, and the smallest example found.
+        LawNotTried: the optimizer refuses the run. For instance, its rule has no kernel for a
+            dtype, or TorchScript cannot compile it.
         ValueError: a law that does not exist.
 
     Example::
@@ -143,17 +141,17 @@ def check_optimizer(
 def check_law(
     name: str, subject: Subject, *, max_examples: int = 30, derandomize: bool = True
 ) -> None:
-    """Check one law over one subject; do nothing if the law does not concern it.
+    """Check one law over one subject; do nothing if the law does not apply.
 
     Args:
         name: of the law, a key of :data:`LAWS`.
-        subject: the optimizer, and what it is compared with.
-        max_examples: how many runs are drawn.
+        subject: the optimizer and its oracle.
+        max_examples: number of runs.
         derandomize: draw the same runs each time.
 
     Raises:
         LawBroken: with the smallest example found.
-        LawNotTried: the optimizer refuses what the law would try.
+        LawNotTried: the optimizer refuses the run.
         ValueError: a law that does not exist.
     """
     law = law_named(name, LAWS)
@@ -168,21 +166,21 @@ def check_law(
         dtypes = tuple(dtype for dtype in dtypes if dtype.itemsize > 2)
         if not dtypes:
             return
-    # Small tensors first: an example among large ones does not shrink to a handful of numbers.
+    # Small tensors first: Hypothesis does not shrink large tensors to a few numbers.
     shapes = subject.shapes()
     if law.small_only:
         shapes = tuple(one for one in shapes if one != WIDE_SHAPE)
-    small = _Drawn(subject, dtypes, {"large": False, "shapes": shapes})
-    of_any_size = not law.small_only and not subject.matrices
-    if max_examples > 1 or not of_any_size:  # the first one drawn is the simplest of all
+    small = _RunSource(subject, dtypes, {"large": False, "shapes": shapes})
+    draws_large = not law.small_only and not subject.matrices
+    if max_examples > 1 or not draws_large:  # the first run is the simplest of all
         _search(name, small, max_examples, derandomize)
-    if of_any_size:
+    if draws_large:
         some = max(min(3, max_examples + 1), max_examples // 5)
-        _search(name, _Drawn(subject, dtypes, {}), some, derandomize)
+        _search(name, _RunSource(subject, dtypes, {}), some, derandomize)
 
 
-class _Drawn(NamedTuple):
-    """The runs to draw for a subject."""
+class _RunSource(NamedTuple):
+    """Subject, dtypes and sizes of the runs to draw."""
 
     subject: Subject
     dtypes: tuple[torch.dtype, ...]
@@ -201,15 +199,15 @@ class _Drawn(NamedTuple):
         )
 
 
-def _search(name: str, drawn: _Drawn, max_examples: int, derandomize: bool) -> None:
-    """Look for a run that breaks a law, and shrink it."""
-    subject, of_oracle = drawn.subject, LAWS[name].needs_oracle
+def _search(name: str, source: _RunSource, max_examples: int, derandomize: bool) -> None:
+    """Raise an error with the smallest run that breaks a law, or that the optimizer refuses."""
+    subject, of_oracle = source.subject, LAWS[name].needs_oracle
     missing = subject.missing or not of_oracle
 
     def smallest(*, missing: bool) -> tuple[Run, Exception] | None:
         return smallest_that_fails(
-            drawn.runs(missing=missing),
-            lambda run: _tried(name, subject, run),
+            source.runs(missing=missing),
+            lambda run: _try_law(name, subject, run),
             max_examples=max_examples,
             derandomize=derandomize,
         )
@@ -221,16 +219,16 @@ def _search(name: str, drawn: _Drawn, max_examples: int, derandomize: bool) -> N
     if isinstance(reason, _RefusedError):
         assert reason.__cause__ is not None
         raise LawNotTried(name, example, reason.__cause__) from reason.__cause__
-    is_short = of_oracle and any(None in step for step in example.steps)
-    hint = MISSING_HINT if is_short and smallest(missing=False) is None else ""
+    lacks_gradients = of_oracle and any(None in step for step in example.steps)
+    hint = MISSING_HINT if lacks_gradients and smallest(missing=False) is None else ""
     raise LawBroken(name, example, reason, LAWS[name].check.__doc__, hint) from reason
 
 
-def _tried(name: str, subject: Subject, run: Run) -> None:
+def _try_law(name: str, subject: Subject, run: Run) -> None:
     """Check one law over one run.
 
     Raises:
-        _RefusedError: the optimizer does not take the run, whatever runs it.
+        _RefusedError: the optimizer refuses the run with the reference executor too.
         Exception: the law is broken.
     """
     try:

@@ -1,18 +1,17 @@
-"""Table of which algorithms run by which executors over which storages, with reasons.
+"""Declaration of the combinations of algorithm, storage and executor that work, with reasons.
 
-This is a declaration, in words: a test holds it against what the code accepts and refuses, and
-the laws are checked for all that is declared possible.
+A test compares the declaration with what the code accepts and refuses. Another test checks the laws
+for all combinations that are declared to work.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
 import torch
 
-from functional_optim.core.initial import init_like
-from functional_optim.core.stage import Rule, Stage, Transform
+from functional_optim.core.stage import Rule, Transform
 from functional_optim.core.state import state_tensors
+from functional_optim.core.state_init import init_like
 from functional_optim.kernels import EXECUTORS, ExecutorName, is_measured
 from functional_optim.optimizer import Optimizer
 from functional_optim.storage import PARAM_STORAGES, STATE_STORAGES, stored
@@ -33,19 +32,16 @@ STORAGES: dict[str, dict[str, Any]] = {
         "state_device": "cpu",
     },
 }
-"""Arguments of ``stored`` by name: each storage of parameters, each of state, and some together."""
+"""Arguments of ``stored`` by name: all storages of parameters and of state, and some of both."""
 
 
 def why_not(optimizer: Optimizer, storage: str, executor: str) -> str | None:
     """Return why an executor cannot run a chain in a storage; None if it can.
 
     Args:
-        optimizer: a chain, not stored, with the options that it has by default.
+        optimizer: a chain that is not stored, with its default options.
         storage: a key of :data:`STORAGES`.
-        executor: its name.
-
-    Returns:
-        The reason, in words.
+        executor: name of the executor.
 
     Raises:
         ValueError: a storage or an executor that does not exist.
@@ -57,27 +53,23 @@ def why_not(optimizer: Optimizer, storage: str, executor: str) -> str | None:
         >>> why_not(lion(), "state int8", "fused")
         "torch's fused kernels step tensors on CUDA only"
     """
-    for what, name, table in (
-        ("storage", storage, STORAGES),
-        ("executor", executor, EXECUTORS),
-    ):
+    for what, name, table in (("storage", storage, STORAGES), ("executor", executor, EXECUTORS)):
         if name not in table:
             raise ValueError(f"{what} must be one of {', '.join(map(repr, table))}, got {name!r}")
     stages = optimizer.stages
-    is_stored = bool(STORAGES[storage])
-    refusal = _why_not_stored(optimizer) if is_stored else None
+    refusal = _why_not_stored(optimizer) if STORAGES[storage] else None
     if refusal is not None:
         return refusal
     whole = [stage.name for stage in stages if stage.kind == "per_matrix"]
     if whole and executor != "reference":
         return f"kernels step runs of elements, and {whole[0]} needs its whole tensor"
-    if executor not in ("reference", "fused") and (keeping := _keeping_numbers(optimizer)):
-        return f"kernels compute numbers before elements, and {keeping[0]} keeps one in its state"
+    if executor not in ("reference", "fused") and (scalar := _stages_with_scalars(optimizer)):
+        return f"kernels compute numbers before elements, and {scalar[0]} keeps one in its state"
     return "torch's fused kernels step tensors on CUDA only" if executor == "fused" else None
 
 
-def _keeping_numbers(optimizer: Optimizer) -> list[str]:
-    """Return the names of the stages whose state has one number for a whole parameter."""
+def _stages_with_scalars(optimizer: Optimizer) -> list[str]:
+    """Return the names of the stages whose state has a 0-d tensor."""
     if optimizer.is_composed:
         return []
     hypers = [link.hyper for link in optimizer.links]
@@ -89,28 +81,18 @@ def _keeping_numbers(optimizer: Optimizer) -> list[str]:
 def _why_not_stored(optimizer: Optimizer) -> str | None:
     if optimizer.is_composed:
         return "a stored step is a leaf's alone, and here leaves have numbers in common"
-    if _rule_before_a_sum(optimizer.stages):
+    measured = [index for index, stage in enumerate(optimizer.stages) if is_measured(stage)]
+    last = max(measured, default=0)
+    if any(isinstance(stage, Rule) for stage in optimizer.stages[:last]):
         return "a stored step does all to the parameter at once, and here a sum is taken in between"
-    if _raw_behind_a_sum(optimizer.stages):
+    after = optimizer.stages[last:] if measured else ()
+    if any(isinstance(stage, Transform) and stage.raw for stage in after):
         return "a stored step begins behind the sum, and has no gradient from before it"
     return None
 
 
-def _rule_before_a_sum(stages: Sequence[Stage]) -> bool:
-    """Return True if a rule stands before a transform that measures all gradients."""
-    sums = [index for index, stage in enumerate(stages) if is_measured(stage)]
-    return any(isinstance(stage, Rule) for stage in stages[: max(sums, default=0)])
-
-
-def _raw_behind_a_sum(stages: Sequence[Stage]) -> bool:
-    """Return True if a transform takes the raw gradient behind one that measures all gradients."""
-    sums = [index for index, stage in enumerate(stages) if is_measured(stage)]
-    behind = stages[max(sums) :] if sums else ()
-    return any(isinstance(stage, Transform) and stage.raw for stage in behind)
-
-
 def possible_executors(optimizer: Optimizer, storage: str) -> list[ExecutorName]:
-    """The executors that can run a chain in a storage.
+    """Return the executors that can run a chain in a storage.
 
     Example::
 
@@ -123,15 +105,12 @@ def possible_executors(optimizer: Optimizer, storage: str) -> list[ExecutorName]
 
 
 def stored_subject(subject: Subject, storage: str, executor: ExecutorName = "reference") -> Subject:
-    """A subject whose optimizers are kept in a storage and run by an executor.
+    """Return a subject whose optimizers are stored, with parameters in the dtype of the storage.
 
     Args:
-        subject: of optimizers that are not stored; its oracle is left out.
+        subject: of optimizers that are not stored. The result has no oracle.
         storage: a key of :data:`STORAGES`.
-        executor: its name.
-
-    Returns:
-        A subject with the same options, of parameters in the storage's dtype.
+        executor: name of the executor.
     """
     arguments = STORAGES[storage]
 

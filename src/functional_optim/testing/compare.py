@@ -1,4 +1,4 @@
-"""Comparison of tensors and states, and the sentence that says where they part."""
+"""Comparison of tensors and states, with an error message that names the first difference."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -12,7 +12,7 @@ from functional_optim._torch import has_versions, version_of
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Equal in dtype, shape and every element; NaN equals NaN."""
+    """Return True if dtypes, shapes and all elements are equal. NaN equals NaN."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     equal = (a == b) | (a.isnan() & b.isnan())
@@ -20,7 +20,10 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 
 def close(a: Tensor, b: Tensor, ulps: float) -> bool:
-    """Equal, or within ``ulps`` units in the last place of the largest magnitude in either."""
+    """Return True if tensors are equal within ``ulps`` units in the last place.
+
+    The unit is that of the largest magnitude in both tensors.
+    """
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     if same(a, b) or a.numel() == 0:
@@ -31,7 +34,7 @@ def close(a: Tensor, b: Tensor, ulps: float) -> bool:
 
 
 def require_same(label: str, got: Any, want: Any, ulps: float = 0.0) -> None:
-    """Raise AssertionError where two trees of tensors differ, naming the first place."""
+    """Raise AssertionError if two trees of tensors differ. The message names the first leaf."""
     got_paths, got_leaves, got_spec = optree.tree_flatten_with_path(got)
     _, want_leaves, want_spec = optree.tree_flatten_with_path(want)
     if got_spec != want_spec:
@@ -48,23 +51,24 @@ def require_same(label: str, got: Any, want: Any, ulps: float = 0.0) -> None:
 
 
 ROUNDINGS = 16
-"""How many roundings of one step by its coarsest dtype two ways of making it may be apart."""
+"""Allowed difference of two computations of a run, in roundings to the coarsest dtype."""
 
 
 def require_near(
     label: str, got: Any, way: Sequence[Any], coarsest: torch.dtype, *, beside: Sequence[Any] = ()
 ) -> None:
-    """Raise AssertionError where a tree is not about where a way of several steps has ended.
+    """Raise AssertionError if a tree is not close to the end of a path of several steps.
 
-    It may be apart by some roundings of how long the way of each tensor is, in the coarsest dtype
-    that was computed in, and of the tensor itself in its own; what is no float must be the same.
+    The allowed distance is :data:`ROUNDINGS` times the length of the path of a tensor times the
+    eps of ``coarsest``, plus the same for the tensor itself in its own dtype. Tensors that are not
+    floating must be equal.
 
     Args:
-        label: what is compared.
+        label: of the comparison, for the message.
         got: a tree of tensors.
-        way: trees of the same structure: before the first step, and after each.
-        coarsest: the dtype with the fewest digits among those that were computed in.
-        beside: another way, whose length is added: of steps that nothing cancels.
+        way: the path: trees of the same structure, before the first step and after each step.
+        coarsest: the dtype with the fewest digits that the steps compute in.
+        beside: a second path, whose length is added. Its steps do not cancel each other.
     """
     columns = zip(*map(optree.tree_leaves, (got, *way)), strict=True)
     others = [list(one) for one in zip(*map(optree.tree_leaves, beside), strict=True)]
@@ -106,16 +110,16 @@ def _pair(got: Any, want: Any) -> str:
 
 
 def tensors_in(tree: Any) -> list[Any]:
-    """The leaves of any tree."""
+    """Return the leaves of a tree."""
     found: list[Any] = optree.tree_leaves(tree)
     return found
 
 
 def versions(tree: Any) -> list[int]:
-    """Return how often each tensor of a tree was written to, if torch tells."""
+    """Return the version counter of each tensor of a tree; [] if torch has no counters."""
     return [version_of(leaf) for leaf in tensors_in(tree)] if has_versions else []
 
 
 def snapshot(tree: Any) -> Any:
-    """A copy of a tree of tensors, for a later :func:`require_same`."""
+    """Copy a tree of tensors."""
     return optree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, tree)

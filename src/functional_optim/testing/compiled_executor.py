@@ -1,13 +1,14 @@
-"""The executor by which the laws step: exact loops of any size, compiled at the first step."""
+"""Executor ``compiled`` of the laws: compiled loops for tensors of any size, built at once."""
 
 from functional_optim.kernels import EXECUTORS, ChunkExecutor, register_executor
-from functional_optim.kernels.blocked import BlockedKernel
+from functional_optim.kernels.blocked_kernel import BlockedKernel
 from functional_optim.kernels.exact import ExactKernel
 from functional_optim.kernels.inductor import InductorKernel
-from functional_optim.kernels.stacked import StackedExecutor
+from functional_optim.kernels.stacks import StackStepper
 
 COMPILED = "compiled"
-"""Its name, which exists where the suite is imported. ``auto`` compiles only where that pays."""
+"""Name of the executor, which an import of this module registers. Unlike ``auto``, it also compiles
+steps of few elements."""
 
 if COMPILED not in EXECUTORS:
     exact = ExactKernel()
@@ -18,7 +19,7 @@ if COMPILED not in EXECUTORS:
             InductorKernel(),
             BlockedKernel(),
             joining=exact,
-            stacks=StackedExecutor(),
+            stacks=StackStepper(),
             on_device=True,
         ),
     )

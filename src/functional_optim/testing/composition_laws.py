@@ -1,6 +1,6 @@
-"""Laws that relate two programs: an optimizer X, and another one that X is a part of.
+"""Laws that compare an optimizer X with another optimizer that contains X.
 
-Comparing two ways of running one program cannot find a fault that both share; these laws can.
+They find faults that every way to run X has in common.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.composition import chain, freeze, masked, partition
-from functional_optim.core.aliasing import laid_as
+from functional_optim.core.aliasing import match_strides
 from functional_optim.core.hyper import is_plain
 from functional_optim.core.selectors import if_any
 from functional_optim.core.state import LeafState, Shared, State
@@ -35,18 +35,18 @@ def accumulation(subject: Subject, run: Run) -> None:
     """``chain(accumulate(k), X)`` over k micro-batches is X on their mean.
 
     A gradient that is missing in some of them counts as zero. A leaf whose gradient is missing in
-    all of them is not changed. Gradients are laid out as their parameters, as autograd lays them
-    out: a norm adds up in the order of memory.
+    all of them is not changed. Gradients have the strides of their parameters, as in autograd,
+    since a norm adds up in the order of memory.
     """
     plain = subject.build(run)
     if input_names(plain.links):
-        return  # a gate refuses inputs that it would lose
-    steps = [_laid_out(run, grads) for grads in (*run.grads(), *reversed(run.grads()))]
+        return  # a gate refuses stages with inputs per leaf after it
+    steps = [_match_strides(run, grads) for grads in (*run.grads(), *reversed(run.grads()))]
     wrapped = chain(accumulate(CALLS), plain)
     found = replay_steps(wrapped, run.params(), steps)
     pairs = [steps[k : k + CALLS] for k in range(0, len(steps), CALLS)]
     want = replay_steps(plain, run.params(), [_mean(pair) for pair in pairs])
-    _require_part("accumulate and X on the mean", wrapped, "accumulate", found, want)
+    _require_same_after_gate("accumulate and X on the mean", wrapped, "accumulate", found, want)
 
 
 def skipping(subject: Subject, run: Run) -> None:
@@ -63,14 +63,14 @@ def skipping(subject: Subject, run: Run) -> None:
     wrapped = chain(apply_if_finite(len(poisoned)), plain)
     found = replay_steps(wrapped, run.params(), poisoned)
     want = replay_steps(plain, run.params(), run.grads())
-    _require_part("apply_if_finite and X on finite steps", wrapped, "apply_if_finite", found, want)
+    label = "apply_if_finite and X on finite steps"
+    _require_same_after_gate(label, wrapped, "apply_if_finite", found, want)
 
 
 def partitioned(subject: Subject, run: Run) -> None:
     """``partition({"a": X, "b": X}, ...)`` is X on the leaves of each part.
 
-    Where X sums over all leaves, each part has sums of its own. A sum before the partition is over
-    all leaves.
+    A total of X is over the leaves of a part. A total before the partition is over all leaves.
     """
     plain = subject.build(run)
     names = sorted(run.names)
@@ -100,9 +100,9 @@ def masking(subject: Subject, run: Run) -> None:
 
 
 def freezing(subject: Subject, run: Run) -> None:
-    """``chain(X, freeze(where))`` is X on the leaves that are not frozen, whatever gradients are.
+    """``chain(X, freeze(where))`` is X on the leaves that are not frozen.
 
-    Gradients of frozen leaves are not finite here: they have no part in sums.
+    Gradients of frozen leaves are NaN here, to show that totals do not contain them.
     """
     plain = subject.build(run)
     names = sorted(run.names)
@@ -118,10 +118,10 @@ def freezing(subject: Subject, run: Run) -> None:
 
 
 def grouped(subject: Subject, run: Run) -> None:
-    """Leaves with other hyper-parameters are stepped as by an optimizer of their own.
+    """Leaves with other hyper-parameters step like leaves of a separate optimizer.
 
-    It is given the same totals. What numbers that are shared by all leaves depend on cannot be
-    another for some: that is refused before anything is made.
+    The separate optimizer gets the same totals. ``init`` refuses an override of a hyper-parameter
+    that shared scalars depend on.
     """
     plain = subject.build(run)
     names = sorted(run.names)
@@ -132,27 +132,29 @@ def grouped(subject: Subject, run: Run) -> None:
         if not is_plain((value,)) or isinstance(value, (bool, int)) or value is None:
             continue
         try:
-            alone = plain.replace(**{name: _other(value)})
-            together = plain.override(lambda path: path[0] in few, **{name: _other(value)})
+            alone = plain.replace(**{name: _change(value)})
+            together = plain.override(lambda path: path[0] in few, **{name: _change(value)})
         except (TypeError, ValueError):
-            continue  # out of bounds, or no number
+            continue  # out of bounds, or not a number
         try:
             state = together.init(run.params())
         except ValueError as error:
             if "must be the same" not in str(error):
                 raise
             continue
-        _require_alone(name, run, together, state, {"few": (alone, few), "rest": (plain, names)})
+        _require_same_steps(
+            name, run, together, state, {"few": (alone, few), "rest": (plain, names)}
+        )
 
 
-def _require_alone(
+def _require_same_steps(
     name: str,
     run: Run,
     together: Optimizer,
     state: State,
     parts: dict[str, tuple[Optimizer, list[str]]],
 ) -> None:
-    """Make sure that parts which are given the same totals make the same steps."""
+    """Check that separate optimizers with the same totals make the same steps."""
     few = parts["few"][1]
     params: Params = run.params()
     own = {}
@@ -175,44 +177,44 @@ def _require_alone(
         require_same(f"with another {name}, shared numbers", state.shared, kept.shared)
 
 
-def _other(value: Any) -> Any:
+def _change(value: Any) -> Any:
     if isinstance(value, tuple):
-        return tuple(map(_other, value))
+        return tuple(map(_change, value))
     return value * 0.5 if value else 0.25
 
 
-def _laid_out(run: Run, grads: Grads) -> Grads:
+def _match_strides(run: Run, grads: Grads) -> Grads:
     """Return gradients with the strides of their parameters."""
     params = run.params()
-    return {k: None if g is None else laid_as(g, params[k]) for k, g in grads.items()}
+    return {k: None if g is None else match_strides(g, params[k]) for k, g in grads.items()}
 
 
 def _mean(pair: list[Grads]) -> Grads:
-    """The mean of micro-batches, as it is added up."""
-    made: Grads = {}
+    """Return the mean of micro-batches, added in the order of ``accumulate``."""
+    mean: Grads = {}
     for grads in pair:
         for name, grad in grads.items():
-            before = made.get(name)
+            before = mean.get(name)
             if before is None or grad is None:
-                made[name] = before if grad is None else mul(grad, 1 / len(pair))
+                mean[name] = before if grad is None else mul(grad, 1 / len(pair))
             else:
-                made[name] = add(before, grad, 1 / len(pair))
-    return made
+                mean[name] = add(before, grad, 1 / len(pair))
+    return mean
 
 
-def _fed_as(plain: Optimizer, made: Optimizer) -> Optimizer:
-    """Give an optimizer the inputs that another one is given by the suite."""
-    return type(plain)(made.links, plain.executor, plain.namespace, made.overrides)
+def _fed_as(plain: Optimizer, other: Optimizer) -> Optimizer:
+    """Return ``other`` as an optimizer of the class of ``plain``, which may add inputs per leaf."""
+    return type(plain)(other.links, plain.executor, plain.namespace, other.overrides)
 
 
-def _require_part(
+def _require_same_after_gate(
     label: str,
     wrapped: Optimizer,
     gate: str,
     found: tuple[Params, State],
     want: tuple[Params, State],
 ) -> None:
-    """Make sure that behind a gate all is as without it: parameters, state, shared numbers."""
+    """Check that a gate changes nothing else: parameters, state and shared scalars are equal."""
     require_same(f"{label}: params", found[0], want[0])
     for name, leaf in found[1].leaves.items():
         stages = wrapped.chain_at((name,), tuple(found[0][name].shape)).stages
@@ -235,7 +237,7 @@ def _require_part(
 def _require_leaves(
     label: str, plain: Optimizer, run: Run, names: list[str], found: tuple[Params, State]
 ) -> None:
-    """Make sure that some leaves are as if they were all that there is."""
+    """Check that some leaves equal those of an optimizer that has only these leaves."""
     if not names:
         return
     params = {name: run.params()[name] for name in names}
@@ -247,7 +249,7 @@ def _require_leaves(
 
 
 def _require_kept(run: Run, names: list[str], found: tuple[Params, State]) -> None:
-    """Make sure that frozen leaves are as they were, and counted no step."""
+    """Check that frozen leaves are unchanged, and have no step counts and no state."""
     for name in names:
         require_same("a frozen leaf", found[0][name], run.params()[name])
         assert not int(found[1].leaves[name].step), f"the frozen leaf {name!r} counted a step"

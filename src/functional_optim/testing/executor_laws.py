@@ -1,19 +1,20 @@
-"""Laws of executors: whichever runs a chain, the result is the reference's.
+"""Laws of executors: every executor gives the result of the reference executor.
 
-Bit for bit where an executor runs the rule's own operations. Where a compiler or a hand-written
-kernel rounds otherwise, one step lies within what the reference itself gives when gradient and
-state are moved by a few units in the last place; so the bound holds for rules that jump, too, as
-those that take signs do.
+An executor that runs the operations of the rule gives equal bits. A compiler or a hand-written
+kernel may round differently. Then one step must be in the range of the reference: the results that
+it gives if gradient and state are changed by a few units in the last place. So the bound also holds
+for rules that are not continuous, such as those that take signs.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import optree
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from functional_optim.core.hyper import is_plain
 from functional_optim.core.state import State
@@ -22,23 +23,22 @@ from functional_optim.kernels.errors import UntraceableError
 from functional_optim.optimizer import Optimizer
 from functional_optim.testing.compare import require_same, snapshot
 from functional_optim.testing.compiled_executor import COMPILED
-from functional_optim.testing.compute_dtype import coarsest_of
 from functional_optim.testing.runs import Grads, Params, Run, replay_steps
 from functional_optim.testing.subject import Subject
 
 MOVED = 8.0
-"""By how many units in the last place the inputs of a step are moved to find what it spans."""
+"""Change of the inputs of a step, in units in the last place, to find the range of its results."""
 
 MOVED_ON_DEVICES = 512.0
-"""The same on accelerators: torch's fused Adam for CUDA takes 1 - beta in float32, which is off by
-up to 2**-25 / (1 - beta) of itself."""
+"""The same on accelerators: torch's fused Adam for CUDA computes 1 - beta in float32, with a
+relative error of up to 2**-25 / (1 - beta)."""
 
 ULPS = 8.0
-"""How far a result may lie outside of that, in units in the last place of the largest magnitude."""
+"""Allowed distance from that range, in units in the last place of the largest magnitude."""
 
 
 def script_is_reference(subject: Subject, run: Run) -> None:
-    """``optimizer.script(params).step(gradients)`` gives what the reference gives, bit for bit.
+    """``optimizer.script(params).step(gradients)`` gives the bits of the reference executor.
 
     For optimizers with one chain for all leaves.
     """
@@ -55,13 +55,13 @@ def script_is_reference(subject: Subject, run: Run) -> None:
 
 
 def blocked_is_reference(subject: Subject, run: Run) -> None:
-    """The chain's operations over blocks give what they give over whole tensors, bit for bit."""
+    """The operations of the chain over blocks give the bits that they give over whole tensors."""
     _same_as_reference("blocked", subject, run)
 
 
 def any_history(subject: Subject, run: Run) -> None:
-    """Steps of other runs before this one do not change its result, whatever their values."""
-    optimizer = _unknown(subject.build(run))
+    """Earlier steps of other runs do not change the result, whatever their values."""
+    optimizer = _rename_stages(subject.build(run))
     want = replay_steps(optimizer, run.params(), run.grads())
     other = optimizer.using(executor="blocked")
     zeros = {name: torch.zeros_like(param) for name, param in run.params().items()}
@@ -71,45 +71,46 @@ def any_history(subject: Subject, run: Run) -> None:
 
 
 def auto_is_reference(subject: Subject, run: Run) -> None:
-    """``auto`` gives what the reference gives.
+    """``auto`` gives the result of the reference executor.
 
-    Bit for bit on the CPU; elsewhere within the stated bound.
+    On the CPU the bits are equal. On other devices the result is within the stated bound.
     """
-    _as_reference("auto", subject, run)
+    _check_executor("auto", subject, run)
 
 
 def compiled_is_reference(subject: Subject, run: Run) -> None:
-    """The chain as a compiled loop gives what the reference gives.
+    """A compiled loop of the chain gives the result of the reference executor.
 
-    Bit for bit on the CPU; elsewhere, where torch.compile makes it, within the stated bound.
-    Where the chain has no such loop, torch's operations over blocks stand in for it. Whether it has
-    one, and if not why, ``optimizer.explain(params)`` says.
+    On the CPU the bits are equal. On other devices torch.compile builds the loop, and the result is
+    within the stated bound. A chain without such a loop runs as torch's operations over blocks;
+    ``optimizer.explain(params)`` gives the reason.
     """
-    _as_reference(COMPILED, subject, run)
+    _check_executor(COMPILED, subject, run)
 
 
 def traced_is_close(subject: Subject, run: Run) -> None:
-    """``update`` as one graph of torch.compile gives what it gives in Python.
+    """``update`` as one graph of torch.compile gives the result of Python.
 
-    Within the stated bound: step counts are tensors there, so coefficients are rounded otherwise.
+    The result is within the stated bound, since step counts are tensors in the graph, and
+    coefficients are rounded differently.
     """
     optimizer, params = subject.build(run), run.params()
-    torch.compiler.reset()  # a graph of each optimizer, and none of the last ones
+    torch.compiler.reset()  # drop the graphs of earlier optimizers
     traced = torch.compile(optimizer.update, fullgraph=True, backend="eager")
     state = optimizer.init(params)
     for grads in run.grads():
         want = optimizer.update(params, grads, state)
         got = traced(params, grads, state)
         spanned = [want, *_moved_steps(optimizer, params, grads, state)]
-        _require_spanned("traced", got, spanned, (params, state))
+        _require_in_range("traced", got, spanned, (params, state))
         params, state = want
 
 
 def bound_is_reference(subject: Subject, run: Run) -> None:
-    """Parameters in flat buffers are stepped as they are one by one.
+    """Parameters in flat buffers get the result of separate parameters.
 
-    Bit for bit, unless something is measured: a sum is rounded in the order in which it is taken.
-    For optimizers with one chain for all leaves.
+    The bits are equal, unless a stage has a total, whose rounding depends on the order of its
+    terms. For optimizers with one chain for all leaves.
     """
     optimizer = subject.build(run).using(executor="blocked")
     if optimizer.is_composed:
@@ -124,10 +125,10 @@ def bound_is_reference(subject: Subject, run: Run) -> None:
 
 
 def capturable_is_close(subject: Subject, run: Run) -> None:
-    """Steps whose numbers stand on the device, as CUDA graphs need them, give what Python's give.
+    """Steps with scalars on the device, as for CUDA graphs, give the result of Python's scalars.
 
-    Within the stated bound, for optimizers with one chain for all leaves, whose coefficients can be
-    computed there.
+    The result is within the stated bound. For optimizers with one chain for all leaves, whose
+    coefficients can be computed on the device.
     """
     optimizer, params = subject.build(run), run.params()
     if optimizer.is_composed:
@@ -139,20 +140,20 @@ def capturable_is_close(subject: Subject, run: Run) -> None:
         try:
             bound = optimizer.using(executor="reference").bind(stepped, state, capturable=True)
         except (UntraceableError, ValueError):
-            return  # it says so before the first step
+            return  # bind refuses the optimizer
         bound.step(grads)
         spanned = [want, *_moved_steps(optimizer, params, grads, state)]
-        # On accelerators, what is computed in fewer digits is rounded by other kernels, too.
+        # On accelerators other kernels also round the parts that compute in fewer digits.
         coarsest = None if run.device == "cpu" else coarsest_of(optimizer, run)
-        _require_spanned("capturable", (stepped, bound.state), spanned, (params, state), coarsest)
+        _require_in_range("capturable", (stepped, bound.state), spanned, (params, state), coarsest)
         params, state = want
 
 
 _COUNT = itertools.count(1)
 
 
-def _unknown(optimizer: Optimizer) -> Optimizer:
-    """Return the chain under new names, for which executors have nothing cached."""
+def _rename_stages(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer with new stage names, for which executors have nothing cached."""
     number = next(_COUNT)
     links = tuple(
         link._replace(stage=replace(link.stage, name=f"{link.stage.name} ({number})"))
@@ -161,10 +162,10 @@ def _unknown(optimizer: Optimizer) -> Optimizer:
     return replace(optimizer, links=links)
 
 
-def _as_reference(executor: str, subject: Subject, run: Run) -> None:
-    """On accelerators, kernels of others and compilers stand in, which round otherwise."""
-    holds = _same_as_reference if run.device == "cpu" else _close_to_reference
-    holds(executor, subject, run)
+def _check_executor(executor: str, subject: Subject, run: Run) -> None:
+    """Require equal bits on the CPU. On accelerators other kernels and compilers round the step."""
+    check = _same_as_reference if run.device == "cpu" else _close_to_reference
+    check(executor, subject, run)
 
 
 def _same_as_reference(executor: str, subject: Subject, run: Run) -> None:
@@ -180,7 +181,7 @@ def _same_as_reference(executor: str, subject: Subject, run: Run) -> None:
 
 
 def _close_to_reference(executor: str, subject: Subject, run: Run) -> None:
-    """Step by step, each from where the reference is."""
+    """Compare each step, starting from the parameters and state of the reference."""
     optimizer, params = subject.build(run), run.params()
     other = optimizer.using(executor=executor)
     state = optimizer.init(params)
@@ -189,17 +190,17 @@ def _close_to_reference(executor: str, subject: Subject, run: Run) -> None:
         want = optimizer.update(params, grads, state)
         spanned = [want, *_moved_steps(optimizer, params, grads, state, by)]
         got = other.update(params, grads, state)
-        _require_spanned(executor, got, spanned, (params, state))
+        _require_in_range(executor, got, spanned, (params, state))
         written = snapshot((params, state))
         other.update_(written[0], grads, written[1])
-        _require_spanned(f"{executor} in place", written, spanned, (params, state))
+        _require_in_range(f"{executor} in place", written, spanned, (params, state))
         params, state = want
 
 
 def _moved_steps(
     optimizer: Optimizer, params: Params, grads: Grads, state: State, by: float = MOVED
 ) -> Iterator[tuple[Params, State]]:
-    """The reference's step from inputs that are moved by a few units in the last place."""
+    """Return steps of the reference from inputs changed by a few units in the last place."""
     for of_params, of_grads, of_state in (
         (0, 1, 0),
         (0, -1, 0),
@@ -226,29 +227,33 @@ def _moved(tree: Any, by: float) -> Any:
     return optree.tree_map(move, tree, none_is_leaf=True)
 
 
-def _require_spanned(
-    executor: str,
-    got: Any,
-    spanned: list[Any],
-    before: Any,
-    coarsest: torch.dtype | None = None,
+def _require_in_range(
+    executor: str, got: Any, spanned: list[Any], before: Any, coarsest: torch.dtype | None = None
 ) -> None:
-    """Every element lies between the least and the greatest of ``spanned``, or just outside."""
+    """Check that every element is between the least and the greatest of ``spanned``, or close.
+
+    Args:
+        executor: name for the message.
+        got: parameters and state after a step.
+        spanned: results of the reference.
+        before: parameters and state before the step.
+        coarsest: dtype of the unit of the allowed distance; None for the dtype of each tensor.
+    """
     paths, leaves, _ = optree.tree_flatten_with_path(got)
     olds = optree.tree_leaves(before)
     columns = [optree.tree_leaves(one) for one in spanned]
     for place, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
-        # A count that stands on the device may be one of the host elsewhere.
+        # A step count may be on the device in one state, and on the host in another.
         several = torch.stack([column[place].to(leaf.device) for column in columns])
         if leaf.dtype == torch.int64:
             assert torch.equal(leaf, several[0]), f"{executor}: {path} differs"
             continue
         wide = several.double()
-        unknown = wide.isnan()  # a rule that takes a root may have none a few units away
-        # A sum that cancels keeps the errors of what it was made of.
+        unknown = wide.isnan()  # a root may be NaN for inputs a few units away
+        # If terms cancel, the error is relative to the terms, not to their sum.
         sizes = [wide.nan_to_num(0.0).abs(), olds[place].double().abs().to(leaf.device)]
         largest = max((float(size.max()) for size in sizes if size.numel()), default=0.0)
-        room = 1.0  # of the codes of a quantised state
+        room = 1.0  # one code of an integer state
         if leaf.dtype.is_floating_point:
             eps = torch.finfo(leaf.dtype if coarsest is None else coarsest).eps
             room = ULPS * eps * largest + torch.finfo(leaf.dtype).tiny
@@ -265,3 +270,40 @@ def _require_spanned(
                 f"{leaf.reshape(-1)[where].item()!r}, the reference spans "
                 f"{several.reshape(len(spanned), -1)[:, where].tolist()}"
             )
+
+
+class _DtypeMode(TorchFunctionMode):
+    """Mode that collects the dtypes of all floating-point results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[torch.dtype] = set()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for one in optree.tree_leaves(found):
+            if isinstance(one, Tensor) and one.is_floating_point():
+                self.seen.add(one.dtype)
+        return found
+
+
+def coarsest_of(optimizer: Optimizer, run: Run) -> torch.dtype | None:
+    """Return the dtype with the fewest digits that a step of the reference executor computes in.
+
+    Returns:
+        None if no dtype has fewer digits than the dtype of the parameters.
+    """
+    by_reference = optimizer.using(executor="reference")
+    params = run.params()
+    state = by_reference.init(params)
+    grads = {name: torch.ones_like(param) for name, param in params.items()}
+    with _DtypeMode() as mode:
+        by_reference.update(params, grads, state)
+    found = max(mode.seen, key=_eps, default=run.dtype)
+    return found if _eps(found) > _eps(run.dtype) else None
+
+
+def _eps(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps

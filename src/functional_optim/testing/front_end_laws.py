@@ -1,4 +1,4 @@
-"""The law of front-ends: the same numbers as by ``update``, also when resumed in between."""
+"""The law of front-ends: they give the results of ``update``, also if resumed during a run."""
 
 import copy
 from typing import Any
@@ -17,14 +17,14 @@ from functional_optim.testing.subject import Subject, named_state
 
 
 def front_ends(subject: Subject, run: Run) -> None:
-    """``TorchOptimizer`` and a local optimizer step as ``update`` does, bit for bit.
+    """``TorchOptimizer`` and a local optimizer give the bits of ``update``.
 
-    Both are saved and loaded into new ones in the middle of the run: of parameters, state and
-    shared numbers nothing is lost. A parameter without a gradient is left alone.
+    In the middle of the run both are saved, and loaded into new optimizers. That loses no
+    parameter, state or shared scalar. A parameter without a gradient does not change.
     """
     optimizer, params = subject.build(run), run.params()
     if input_names(optimizer.links):
-        return  # a local optimizer is given gradients alone
+        return  # a local optimizer gets gradients only
     state = optimizer.init(params)
     leaves = {name: torch.nn.Parameter(one) for name, one in run.params().items()}
     given = run.params()
@@ -59,10 +59,10 @@ def front_ends(subject: Subject, run: Run) -> None:
 def _require_state(
     optimizer: Optimizer, params: Params, state: State, kept: dict[str, dict[str, Any]]
 ) -> None:
-    """Make sure that torch's dicts of state hold what the state of ``update`` holds."""
+    """Check that torch's state dicts have the same tensors as the state of ``update``."""
     for name, leaf in state.leaves.items():
         if not int(leaf.step):
-            continue  # not begun: made anew at the first step
+            continue  # the first step creates this state again
         want = named_state(optimizer, name, params[name], leaf)
         found = {key: one for key, one in kept[name].items() if isinstance(one, Tensor)}
         step, wanted = found.pop("step"), want.pop("step")

@@ -1,4 +1,4 @@
-"""Cases of the algorithms that take inputs beside the gradient, which the laws make for them."""
+"""Cases of algorithms with inputs per leaf. The laws compute the inputs from the gradients."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ from functional_optim.algorithms.adahessian import scale_by_adahessian
 from functional_optim.algorithms.sophia import scale_by_sophia
 from functional_optim.composition import chain, partition
 from functional_optim.optimizer import Optimizer
-from functional_optim.testing.case import BETAS, DECAY, EPS, FLAG, LR, Case, some
-from functional_optim.testing.cases import NAN
+from functional_optim.testing.case import BETAS, DECAY, EPS, FLAG, LR, NAN, Case, bad_values, some
 from functional_optim.testing.cases_transforms import TRANSFORM_INPUT_CASES
+from functional_optim.testing.chain_cases import label_by_name
 from functional_optim.transforms import clip_by_global_norm, clip_by_value, descend
 
 _GAMMA = st.sampled_from([0.01, 1.0, 30.0])
@@ -23,28 +23,21 @@ def _clipped(lr: float = 0.1, **options: Any) -> Optimizer:
     )
 
 
-def _of_name(path: tuple[Any, ...], shape: tuple[int, ...]) -> str:
-    return "first" if path[:1] == ("a",) else "others"
-
-
 def _parts(lr: float = 0.1, gamma: float = 1.0) -> Optimizer:
     others = chain(scale_by_sophia(gamma=gamma), descend(lr))
-    return partition({"first": algorithms.adamw(lr=lr), "others": others}, _of_name)
+    return partition({"first": algorithms.adamw(lr=lr), "others": others}, label_by_name)
 
 
 INPUT_CASES: dict[str, Case] = {
     "sophia": Case(
         algorithms.sophia,
         options=some(lr=LR, betas=BETAS, gamma=_GAMMA, eps=EPS, weight_decay=DECAY),
-        refused_here=(
-            {"lr": -0.1},
-            {"lr": NAN},
-            {"betas": (1.0, 0.9)},
-            {"betas": (0.9, NAN)},
-            {"gamma": -1.0},
-            {"gamma": NAN},
-            {"eps": -1.0},
-            {"weight_decay": -1.0},
+        refused_here=bad_values(
+            lr=[-0.1, NAN],
+            betas=[(1.0, 0.9), (0.9, NAN)],
+            gamma=[-1.0, NAN],
+            eps=[-1.0],
+            weight_decay=[-1.0],
         ),
         one_chain=False,
     ),
@@ -58,14 +51,12 @@ INPUT_CASES: dict[str, Case] = {
             hessian_power=st.sampled_from([0.0, 0.5, 1.0]),
             maximize=FLAG,
         ),
-        refused_here=(
-            {"lr": -0.1},
-            {"lr": NAN},
-            {"betas": (1.0, 0.9)},
-            {"eps": NAN},
-            {"weight_decay": -1.0},
-            {"hessian_power": 1.5},
-            {"hessian_power": -0.5},
+        refused_here=bad_values(
+            lr=[-0.1, NAN],
+            betas=[(1.0, 0.9)],
+            eps=[NAN],
+            weight_decay=[-1.0],
+            hessian_power=[1.5, -0.5],
         ),
         one_chain=False,
     ),
@@ -77,4 +68,4 @@ INPUT_CASES: dict[str, Case] = {
     ),
     **TRANSFORM_INPUT_CASES,
 }
-"""By name; the laws give them inputs that are made of the gradients."""
+"""Cases by name."""

@@ -1,4 +1,4 @@
-"""Optimizers that take inputs beside the gradients, as the laws step them: with made-up ones."""
+"""Optimizers with inputs per leaf that are computed from the gradients, for the laws."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from functional_optim.optimizer import Optimizer
 from functional_optim.plan.leaf_inputs import input_names
 
 SCALE = -0.75
-"""What inputs are of gradients: of every part of a tensor then, and of its real view, the same."""
+"""Factor from gradients to inputs. So inputs of a part, or of a real view, need no extra rule."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Fed(Optimizer):
-    """Optimizer whose inputs beside the gradients are made of these functions."""
+    """Optimizer whose inputs per leaf are multiples of the gradients."""
 
     def update(
         self,
@@ -25,12 +25,10 @@ class Fed(Optimizer):
         grads: Any,
         state: State,
         *,
-        measured: Sequence[Tensor] = (),
         extra: Mapping[str, Any] | None = None,
-        **hyper: Any,
+        **options: Any,
     ) -> tuple[Any, State]:
-        given = self._given(grads, extra)
-        return super().update(params, grads, state, measured=measured, extra=given, **hyper)
+        return super().update(params, grads, state, extra=self._inputs(grads, extra), **options)
 
     def update_(
         self,
@@ -38,12 +36,10 @@ class Fed(Optimizer):
         grads: Any,
         state: State,
         *,
-        measured: Sequence[Tensor] = (),
         extra: Mapping[str, Any] | None = None,
-        **hyper: Any,
+        **options: Any,
     ) -> None:
-        given = self._given(grads, extra)
-        super().update_(params, grads, state, measured=measured, extra=given, **hyper)
+        super().update_(params, grads, state, extra=self._inputs(grads, extra), **options)
 
     def measure(
         self,
@@ -54,25 +50,21 @@ class Fed(Optimizer):
         measured: Sequence[Tensor] = (),
         extra: Mapping[str, Any] | None = None,
     ) -> Tensor:
-        given = self._given(grads, extra)
-        return super().measure(params, grads, state, measured=measured, extra=given)
+        inputs = self._inputs(grads, extra)
+        return super().measure(params, grads, state, measured=measured, extra=inputs)
 
-    def _given(self, grads: Any, extra: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        made = optree.tree_map(
+    def _inputs(self, grads: Any, extra: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        scaled = optree.tree_map(
             lambda grad: None if grad is None else SCALE * grad,
             grads,
             none_is_leaf=True,
             namespace=self.namespace,
         )
-        return {**dict.fromkeys(input_names(self.links), made), **(extra or {})}
+        return {**dict.fromkeys(input_names(self.links), scaled), **(extra or {})}
 
 
 def fed(optimizer: Optimizer) -> Optimizer:
-    """An optimizer whose leaves are given what its stages take; itself, where they take nothing.
-
-    Args:
-        optimizer: any.
-    """
+    """Return the optimizer with computed inputs per leaf; unchanged if no stage has inputs."""
     if not input_names(optimizer.links):
         return optimizer
     return Fed(optimizer.links, optimizer.executor, optimizer.namespace, optimizer.overrides)

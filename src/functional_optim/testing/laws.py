@@ -1,6 +1,6 @@
-"""The laws every optimizer obeys, each a function of a subject and one drawn run.
+"""The laws of all optimizers. Each law is a function of a subject and one run.
 
-A law raises AssertionError where it is broken. :data:`LAWS` lists them under the names that
+A broken law raises AssertionError. :data:`LAWS` lists the laws under the names that
 ``check_optimizer`` reports.
 """
 
@@ -33,33 +33,28 @@ from functional_optim.testing.composition_laws import (
     partitioned,
     skipping,
 )
-from functional_optim.testing.compute_dtype import coarsest_of
 from functional_optim.testing.executor_laws import (
     any_history,
     auto_is_reference,
     blocked_is_reference,
     bound_is_reference,
     capturable_is_close,
+    coarsest_of,
     compiled_is_reference,
     script_is_reference,
     traced_is_close,
 )
 from functional_optim.testing.front_end_laws import front_ends
-from functional_optim.testing.place_law import one_result
+from functional_optim.testing.position_law import one_result
 from functional_optim.testing.runs import Grads, Params, Run, replay_steps
 from functional_optim.testing.state_laws import declared_fields, named, own_memory
-from functional_optim.testing.subject import (
-    Subject,
-    as_real_tree,
-    named_state,
-    run_oracle,
-)
+from functional_optim.testing.subject import Subject, as_real_tree, named_state, run_oracle
 
 
 def pure(subject: Subject, run: Run) -> None:
-    """``update`` leaves params, gradients and state bit for bit as they were."""
+    """``update`` does not change params, gradients and state."""
     built = subject.build(run)
-    # The reference executor calls the rule itself. A compiled loop can hide what the rule writes.
+    # The reference executor calls the rule itself. A compiled loop can hide writes of the rule.
     for optimizer in (built.using(executor="reference"), built):
         params = run.params()
         state = optimizer.init(params)
@@ -73,7 +68,7 @@ def pure(subject: Subject, run: Run) -> None:
 
 
 def in_place(subject: Subject, run: Run) -> None:
-    """``update_`` gives what ``update`` gives, in the tensors that were there."""
+    """``update_`` gives the result of ``update``, in the same tensors."""
     optimizer, params = subject.build(run), run.params()
     state = optimizer.init(params)
     tensors = tensors_in((params, state))
@@ -88,17 +83,14 @@ def in_place(subject: Subject, run: Run) -> None:
 
 
 def same_as_oracle(subject: Subject, run: Run) -> None:
-    """Parameters and state must equal the oracle's, for all options and missing gradients."""
+    """Parameters and state equal those of the oracle, for all options and missing gradients."""
     assert subject.oracle is not None
     optimizer = subject.build(run)
     params, state = replay_steps(optimizer, run.params(), run.grads())
     want_params, want_state = run_oracle(subject.oracle, run)
     for name in run.names:
         require_same(
-            "params and the oracle's",
-            {name: params[name]},
-            {name: want_params[name]},
-            subject.ulps,
+            "params and the oracle's", {name: params[name]}, {name: want_params[name]}, subject.ulps
         )
         ours = named_state(optimizer, name, params[name], state.leaves[name])
         for key, value in want_state[name].items():
@@ -109,15 +101,12 @@ def same_as_oracle(subject: Subject, run: Run) -> None:
             else:
                 assert key in ours, f"the oracle keeps {key!r} for {name!r}, our state does not"
                 require_same(
-                    f"state {key} and the oracle's",
-                    {name: ours[key]},
-                    {name: value},
-                    subject.ulps,
+                    f"state {key} and the oracle's", {name: ours[key]}, {name: value}, subject.ulps
                 )
 
 
 def split_by_leaves(subject: Subject, run: Run) -> None:
-    """Any partition of the tree, stepped part by part, is the whole tree."""
+    """Leaves that are stepped in separate trees get the result of one tree."""
     optimizer, whole = subject.build(run), run.params()
     state = optimizer.init(whole)
     parts: list[tuple[Params, State]] = []
@@ -138,9 +127,9 @@ def split_by_leaves(subject: Subject, run: Run) -> None:
 
 
 def split_by_elements(subject: Subject, run: Run) -> None:
-    """A flat tensor in two pieces is the flat tensor, if every stage says ``pointwise``.
+    """Two pieces of a flat tensor get the result of the whole, if every stage is ``pointwise``.
 
-    And so is its state. The cut is at a multiple of the chain's granularity.
+    This holds for the state too. Tensors are cut at a multiple of the block size of the chain.
     """
     optimizer = subject.build(run)
     if any(stage.kind != "pointwise" for stage in optimizer.stages):
@@ -167,7 +156,7 @@ def split_by_elements(subject: Subject, run: Run) -> None:
 
 
 def one_step_each(subject: Subject, run: Run) -> None:
-    """A leaf is stepped exactly when it has a gradient; else it and its state are left alone."""
+    """A leaf is stepped if and only if it has a gradient. Else leaf and state do not change."""
     optimizer, params = subject.build(run), run.params()
     state = optimizer.init(params)
     counts = dict.fromkeys(run.names, 0)
@@ -188,7 +177,7 @@ def one_step_each(subject: Subject, run: Run) -> None:
 
 
 def resumed(subject: Subject, run: Run) -> None:
-    """Saved by torch.save and loaded after any step, it goes on as if never stopped."""
+    """A run that is saved and loaded after each step gives the result of a run without stops."""
     optimizer, params = subject.build(run), run.params()
     state = optimizer.init(params)
     for grads in run.grads():
@@ -202,10 +191,10 @@ def resumed(subject: Subject, run: Run) -> None:
 
 
 def complex_is_real_view(subject: Subject, run: Run) -> None:
-    """Complex parameters give what their real view gives.
+    """Complex parameters get the result of their real view.
 
-    Not about an optimizer that refuses complex parameters before the first step, nor where a
-    selector chooses other stages for the real view, which has one dimension more.
+    The law does not apply to an optimizer that refuses complex parameters before the first step, or
+    whose selectors choose other stages for the real view, which has one more dimension.
     """
     optimizer, params = subject.build(run), run.params()
     seen = {name: real_view(param) for name, param in run.params().items()}
@@ -230,7 +219,7 @@ def complex_is_real_view(subject: Subject, run: Run) -> None:
 
 
 def contained(subject: Subject, run: Run) -> None:
-    """A gradient that is not finite reaches no other leaf, but through a total over all leaves."""
+    """A gradient that is not finite changes no other leaf, except through a total."""
     optimizer = subject.build(run)
     shape = (2, 2) if subject.matrices else (2,)
     for poison in (float("nan"), float("inf")):
@@ -246,7 +235,7 @@ def contained(subject: Subject, run: Run) -> None:
 
 
 def vmapped(subject: Subject, run: Run) -> None:
-    """Vmap over a population of params, gradients and state is the loop over it."""
+    """Vmap over a batch of params, gradients and state gives the results of a loop over it."""
     optimizer = subject.build(run)
     if not all(stage.differentiable for stage in optimizer.stages):
         return
@@ -268,9 +257,10 @@ def vmapped(subject: Subject, run: Run) -> None:
                 replay_steps(optimizer, _scaled(run.params(), begin), own[:count])
                 for count in range(len(own) + 1)
             ]
-            for begin in (factor, 0.0)  # from zero, where nothing decays
+            for begin in (factor, 0.0)  # from zero, weight decay has no effect
         )
-        # A batched step count is hidden, so the coefficients come from tensors: rounding differs.
+        # The value of a batched step count is hidden, so coefficients are tensors, and round
+        # differently.
         member: Any = (params, state)
         got = optree.tree_map(lambda leaf, at=index: leaf[at], member)
         if coarsest is None:
@@ -280,9 +270,9 @@ def vmapped(subject: Subject, run: Run) -> None:
 
 
 def differentiable(subject: Subject, run: Run) -> None:
-    """torch.func.grad through the updates is torch.autograd's derivative of them.
+    """torch.func.grad through the updates equals the derivative of torch.autograd.
 
-    Bit for bit on the CPU; elsewhere kernels may add in another order.
+    On the CPU the bits are equal. On other devices kernels may add in another order.
     """
     optimizer, start = subject.build(run), run.params()
     if not all(stage.differentiable for stage in optimizer.stages):
@@ -314,7 +304,7 @@ def _halves(tensor: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
 
 
 def _joined(whole: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    """Join the states of two pieces end to end; what they have in common is kept once."""
+    """Concatenate the states of two pieces. Tensors that were not cut are equal in both."""
     is_cut = whole.dim() > 0 and whole.numel() == one.numel() + other.numel()
     return torch.cat([one, other]) if is_cut else one
 
@@ -333,23 +323,23 @@ def _stacked(trees: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Law:
-    """A law and the runs it is about."""
+    """A law, and the runs that it applies to."""
 
     check: Callable[[Subject, Run], None]
     complex_only: bool = False
     small_only: bool = False
-    """Not about wide matrices: of a factor without full rank, rounding alone chooses eigenvectors,
-    which SOAP turns by."""
+    """No wide matrices: rounding alone determines the eigenvectors of a factor without full rank,
+    which SOAP uses as a basis."""
     needs_oracle: bool = False
     double_only: bool = False
     not_16_bit: bool = False
     one_chain: bool = False
-    """It says nothing of an optimizer whose leaves differ in their stages."""
+    """True if the law does not apply to an optimizer whose leaves have different stages."""
     slow: bool = False
-    """Checked only where it is asked for by name: each choice of options is compiled."""
+    """True if the law is checked only by name, since each choice of options is compiled."""
 
     def concerns(self, subject: Subject) -> bool:
-        """Return True if a subject has what the law is about."""
+        """Return True if the law applies to a subject."""
         has_oracle = subject.oracle is not None or not self.needs_oracle
         is_real = subject.matrices or not subject.takes_complex
         return has_oracle and not (self.complex_only and is_real)
@@ -363,8 +353,8 @@ LAWS: dict[str, Law] = {
     "by name": Law(named),
     "same as the oracle": Law(same_as_oracle, needs_oracle=True),
     "any split by leaves": Law(split_by_leaves),
-    # In 16-bit floats torch's CPU kernels round an element by where it stands (the tail of a
-    # tensor, past the last whole vector, rounds alpha * y before it adds), so a cut shows there.
+    # In 16-bit floats torch's CPU kernels round by position: for elements after the last whole
+    # vector they round alpha * y before they add. So a cut changes the result.
     "any split by elements": Law(split_by_elements, not_16_bit=True),
     "one result": Law(one_result, not_16_bit=True, small_only=True),
     "script is reference": Law(script_is_reference, one_chain=True),
@@ -379,7 +369,7 @@ LAWS: dict[str, Law] = {
     "any moment": Law(resumed),
     "complex is its real view": Law(complex_is_real_view, complex_only=True),
     "contained": Law(contained),
-    # The mean is laid out as the parameter, and in 16 bits torch rounds by the layout.
+    # The mean has the strides of the parameter, and in 16 bits rounding depends on strides.
     "accumulation": Law(accumulation, not_16_bit=True),
     "skipping": Law(skipping),
     "partition": Law(partitioned),
@@ -390,4 +380,4 @@ LAWS: dict[str, Law] = {
     "vmap is the loop": Law(vmapped, small_only=True, double_only=True),
     "differentiable": Law(differentiable, small_only=True, double_only=True),
 }
-"""Every law, by name."""
+"""All laws, by name."""

@@ -1,4 +1,4 @@
-"""Runs: a few small parameters and the gradients they get, as Hypothesis draws and prints them."""
+"""Runs that Hypothesis draws and prints: a few small parameters, and their gradients."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,11 +18,11 @@ SMALL_SHAPES: tuple[Shape, ...] = ((), (1,), (0,), (3,), (2, 2), (2, 0, 3))
 LAYOUTS = ("contiguous", "transposed", "sliced", "channels_last")
 LARGE_SHAPE = (70_001,)
 WIDE_SHAPE = (33, 17)
-"""Rows longer than a vector of a processor: it shows how a kernel goes through strides."""
+"""Rows longer than a vector register, to test how kernels use strides."""
 USUAL_SHAPES: tuple[Shape, ...] = (*SMALL_SHAPES, (1, 2, 1, 2))
 MATRIX_SHAPES: tuple[Shape, ...] = ((1, 1), (2, 2), (3, 1), (2, 3), (0, 3), WIDE_SHAPE)
 MAX_STEPS = 4
-"""Steps of the longest run that is usually drawn."""
+"""Default of the largest number of steps in a run."""
 REAL_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 Params = dict[str, Tensor]
@@ -31,27 +31,26 @@ Grads = dict[str, Tensor | None]
 
 @dataclass(frozen=True)
 class Values:
-    """The numbers of one tensor: listed, or (``seed``) drawn from a generator if there are many."""
+    """Values of one tensor: a list, or for a large tensor the ``seed`` of normal numbers."""
 
     numbers: tuple[float, ...] = ()
     seed: int | None = None
 
     def fill(self, shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu") -> Tensor:
-        """A tensor of them: the same numbers on any device."""
-        return self._made(shape, dtype).to(device)
-
-    def _made(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return a tensor with these values, which are the same on all devices."""
         count = torch.Size(shape).numel()
         if self.seed is not None:
             generator = torch.Generator().manual_seed(self.seed)
-            return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-        numbers = torch.tensor(self.numbers, dtype=torch.float64)
-        if dtype.is_complex:
-            return torch.complex(numbers[:count], numbers[count:]).reshape(shape).to(dtype)
-        return numbers[:count].reshape(shape).to(dtype)
+            wide = torch.randn(shape, generator=generator, dtype=torch.float64)
+        else:
+            wide = torch.tensor(self.numbers, dtype=torch.float64)
+            if dtype.is_complex:
+                wide = torch.complex(wide[:count], wide[count:])
+            wide = wide[:count].reshape(shape)
+        return wide.to(dtype).to(device)
 
     def simpler(self) -> Iterator["Values"]:
-        """Return values with 0 for all of the listed numbers, or for one; then with 1."""
+        """Return values with 0 for all listed numbers, or for one of them; then with 1."""
         for rank, simple in enumerate((0.0, 1.0)):
             places = [i for i, number in enumerate(self.numbers) if _rank(number) > rank]
             for chosen in [places, *([place] for place in places)] if places else []:
@@ -62,7 +61,7 @@ class Values:
 
 
 def _rank(number: float) -> int:
-    """Return the complexity of a number: 0 for 0 (-0 has a sign), 1 for 1, 2 for others."""
+    """Return the complexity of a number: 0 for 0.0, 1 for 1.0, 2 for other numbers and -0.0."""
     return {"0.0": 0, "1.0": 1}.get(repr(number), 2)
 
 
@@ -77,16 +76,16 @@ class LeafSpec:
 
 @dataclass(frozen=True)
 class Run:
-    """An optimizer's options, its parameters, and a gradient (or None) for each at every step."""
+    """Options of an optimizer, parameters, and a gradient or None for each parameter and step."""
 
     options: tuple[tuple[str, Any], ...]
     dtype: torch.dtype
     leaves: tuple[LeafSpec, ...]
     steps: tuple[tuple[Values | None, ...], ...]
     device: str = "cpu"
-    """Where its tensors are."""
+    """Device of all tensors."""
     given_names: tuple[str, ...] = ()
-    """Names of its first parameters."""
+    """Names of the first parameters."""
 
     @property
     def kwargs(self) -> dict[str, Any]:
@@ -95,19 +94,19 @@ class Run:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parameters' names: those that were given, then a, b, c, ..."""
+        """The names of the parameters: the given names, then a, b, c, ..."""
         others = (one for one in "abcdefgh" if one not in self.given_names)
         return tuple(islice(chain(self.given_names, others), len(self.leaves)))
 
     def params(self) -> Params:
-        """New parameters, with the strides they are specified to have."""
+        """Return new parameters, with the specified strides."""
         return {
             name: laid_out(leaf.start.fill(leaf.shape, self.dtype, self.device), leaf.layout)
             for name, leaf in zip(self.names, self.leaves, strict=True)
         }
 
     def grads(self) -> list[Grads]:
-        """New gradients, contiguous, one dict a step."""
+        """Return new contiguous gradients, one dict per step."""
         return [
             {
                 name: None if values is None else values.fill(leaf.shape, self.dtype, self.device)
@@ -117,7 +116,7 @@ class Run:
         ]
 
     def smaller(self) -> Iterator["Run"]:
-        """Return runs without one of the leaves or steps, or with simpler numbers."""
+        """Return runs with one leaf less, one step less, or simpler numbers."""
         for i in range(len(self.leaves) if len(self.leaves) > 1 else 0):
             steps = tuple(step[:i] + step[i + 1 :] for step in self.steps)
             yield replace(self, leaves=self.leaves[:i] + self.leaves[i + 1 :], steps=steps)
@@ -134,7 +133,7 @@ class Run:
                     yield replace(self, steps=(*self.steps[:k], other, *self.steps[k + 1 :]))
 
     def replay(self, optimizer: Optimizer) -> tuple[Params, State]:
-        """Parameters and state after the run, by the pure update of any optimizer."""
+        """Return parameters and state after the run, by ``update`` of an optimizer."""
         return replay_steps(optimizer, self.params(), self.grads())
 
     def __str__(self) -> str:
@@ -156,7 +155,7 @@ class Run:
 
 
 def replay_steps(optimizer: Optimizer, params: Params, grads: list[Grads]) -> tuple[Params, State]:
-    """The pure update, over all steps."""
+    """Return parameters and state after all steps, by ``update``."""
     state = optimizer.init(params)
     for one in grads:
         params, state = optimizer.update(params, one, state)
@@ -164,7 +163,7 @@ def replay_steps(optimizer: Optimizer, params: Params, grads: list[Grads]) -> tu
 
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:
-    """Return the values with other strides, if the shape has room for them.
+    """Return the values with other strides, if the shape allows them.
 
     Args:
         tensor: the values.
@@ -181,7 +180,7 @@ def laid_out(tensor: Tensor, layout: str) -> Tensor:
 
 
 def numbers(count: int) -> st.SearchStrategy[Values]:
-    """Values for a small tensor: moderate numbers, zeros and signs among them."""
+    """Return a strategy for the values of a small tensor: moderate numbers, zeros, both signs."""
     one = st.one_of(
         st.floats(-8.0, 8.0, width=16, allow_subnormal=False),
         st.sampled_from([1e-4, -1e-4, 1e-8, -1e-8, -0.0]),
@@ -205,15 +204,15 @@ def runs(
     """Draw a :class:`Run`.
 
     Args:
-        draw: handed in by Hypothesis.
+        draw: passed by Hypothesis.
         options: keyword arguments of the optimizer.
-        dtypes: of the parameters; one run has one dtype.
-        max_steps: most steps in a run.
-        missing: whether gradients may be None now and then.
-        large: whether tensors too large to be listed may be among the parameters: one in more than
-            one block of any kernel, one of several vectors in several rows.
-        shapes: that the others may have.
-        device: where its tensors are.
+        dtypes: of the parameters. A run has one dtype.
+        max_steps: largest number of steps.
+        missing: True if gradients may be None.
+        large: True if parameters may have :data:`LARGE_SHAPE`, which is more than one block of a
+            kernel, or :data:`WIDE_SHAPE`.
+        shapes: all other shapes.
+        device: of all tensors.
         names: of the first parameters.
     """
     dtype = draw(st.sampled_from(dtypes))
@@ -222,7 +221,7 @@ def runs(
     if large:
         shape = st.one_of(st.just(LARGE_SHAPE), st.just(WIDE_SHAPE), shape)
     count = draw(st.integers(1, max_steps))
-    # A leaf is drawn with its own gradients, so that shrinking can drop one without the others.
+    # A leaf is drawn with its gradients, so that shrinking can drop one leaf.
     drawn = draw(st.lists(_leaf(shape, factor, count, missing), min_size=1, max_size=3))
     steps = tuple(zip(*(gradients for _, gradients in drawn), strict=True))
     leaves = tuple(leaf for leaf, _ in drawn)

@@ -1,4 +1,4 @@
-"""Looking for the smallest example that breaks a law."""
+"""Search for the smallest example that breaks a law."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, Self, TypeVar
@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 
 class Example(Protocol):
-    """Example that a law is tried with."""
+    """Example for which a law is checked."""
 
     def smaller(self) -> Iterator[Self]:
-        """Return simpler examples, in every way that leads to no cycle."""
+        """Return simpler examples. Repeated calls must end."""
         ...
 
 
@@ -19,11 +19,11 @@ E = TypeVar("E", bound=Example)
 L = TypeVar("L")
 
 
-class LawBroken(AssertionError):  # noqa: N818  it says what happened
-    """A law is broken.
+class LawBroken(AssertionError):  # noqa: N818  the name of the outcome
+    """Error for a broken law.
 
-    ``law`` is the law's name, ``example`` the smallest found that breaks it: of an optimizer, a run
-    to look at with ``example.replay(optimizer)``.
+    ``law`` is the name of the law, and ``example`` the smallest example found that breaks it. For
+    an optimizer it is a run: replay it with ``example.replay(optimizer)``.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class LawBroken(AssertionError):  # noqa: N818  it says what happened
 
 
 def law_named(name: str, laws: Mapping[str, L]) -> L:
-    """A law of a table.
+    """Return the law of a name.
 
     Raises:
-        ValueError: there is none of this name.
+        ValueError: a law that does not exist.
     """
     if name not in laws:
         raise ValueError(f"there is no law {name!r}; there are {', '.join(map(repr, laws))}")
@@ -55,16 +55,16 @@ def smallest_that_fails(
     max_examples: int,
     derandomize: bool,
 ) -> tuple[E, Exception] | None:
-    """Look for an example for which a check raises, and make it smaller.
+    """Search for an example for which a check raises, and make it smaller.
 
     Args:
-        examples: where to look.
-        check: raises an Exception where the example fails.
-        max_examples: how many are drawn.
-        derandomize: draw the same each time.
+        examples: strategy of examples.
+        check: raises an Exception if an example fails.
+        max_examples: number of examples.
+        derandomize: draw the same examples each time.
 
     Returns:
-        It, with what was raised; None where none fails.
+        The example and its exception; None if no example fails.
     """
     failed: list[tuple[E, Exception]] = []
 
@@ -91,27 +91,27 @@ def smallest_that_fails(
         if not failed:
             raise
         # Hypothesis runs the smallest failing example last.
-        return _reduced(check, *failed[-1])
+        return _reduce(check, *failed[-1])
     return None
 
 
-def _reduced(check: Callable[[E], object], example: E, reason: Exception) -> tuple[E, Exception]:
-    """Leave out parts, and make others simpler, while it fails in the same way.
+def _reduce(check: Callable[[E], object], example: E, reason: Exception) -> tuple[E, Exception]:
+    """Return a simpler example that fails in the same way.
 
-    Hypothesis changes one choice at a time, and so stops where two must change together: a step
-    goes through all leaves, and a number that was picked from a list is not one that was drawn.
+    Hypothesis changes one choice at a time, so it stops if two choices must change together. For
+    example, one step has gradients of all leaves.
     """
     found: tuple[E, Exception] | None = example, reason
     while found is not None:
         example, reason = found
-        found = _simpler(check, example, type(reason))
+        found = _find_simpler(check, example, type(reason))
     return example, reason
 
 
-def _simpler(
+def _find_simpler(
     check: Callable[[E], object], example: E, kind: type[Exception]
 ) -> tuple[E, Exception] | None:
-    """The first simpler example that fails in this way; None where none does."""
+    """Return the first simpler example that raises an exception of this class, or None."""
     for candidate in example.smaller():
         try:
             check(candidate)

@@ -1,12 +1,12 @@
-"""Laws of state: memory of its own, names, and the hyper-parameters that its fields depend on."""
+"""Laws of state: separate memory, names, and the hyper-parameters that determine its fields."""
 
 from typing import Any
 
 from torch import Tensor
 
-from functional_optim.core.aliasing import storage_of
-from functional_optim.core.initial import fields_depend_on, fields_of_any
+from functional_optim.core.aliasing import storage_key
 from functional_optim.core.stage import Stage
+from functional_optim.core.state_init import compute_fields, field_hypers
 from functional_optim.core.torch_state import from_entries
 from functional_optim.testing.compare import require_same, tensors_in
 from functional_optim.testing.runs import Run
@@ -14,14 +14,14 @@ from functional_optim.testing.subject import Subject, named_state
 
 
 def named(subject: Subject, run: Run) -> None:
-    """By the names that dicts and checkpoints have for its tensors, a state is found again."""
+    """A state that is written to named entries, as in checkpoints, is read back unchanged."""
     optimizer, params = subject.build(run), run.params()
     state = optimizer.init(params)
     for grads in run.grads():
         params, state = optimizer.update(params, grads, state)
         for name, leaf in state.leaves.items():
             if int(leaf.step) == 0:
-                continue  # it is made anew, for the options of then
+                continue  # the first step creates this state again
             entries = named_state(optimizer, name, params[name], leaf)
             chain = optimizer.chain_at((name,), tuple(params[name].shape))
             again = from_entries(chain.stages, chain.hypers, params[name], entries, name)
@@ -29,65 +29,61 @@ def named(subject: Subject, run: Run) -> None:
 
 
 def own_memory(subject: Subject, run: Run) -> None:
-    """Nothing that ``init`` or ``update`` returns shares memory with an argument, or with the rest.
+    """Results of ``init`` and ``update`` share no memory with arguments, or with each other.
 
-    But a leaf that has no gradient, which is handed on as it is. Two calls of ``init`` share none
-    either.
+    The exception is a leaf without a gradient, which ``update`` returns unchanged. Two calls of
+    ``init`` share no memory either.
     """
     built = subject.build(run)
-    # The reference hands on what the rule returns; a compiled loop may copy it.
+    # The reference executor returns the tensors of the rule. A compiled loop may copy them.
     for optimizer in (built.using(executor="reference"), built):
         params = run.params()
         state = optimizer.init(params)
-        _require_apart("init", state, (params, optimizer.init(params)))
+        _require_separate("init", state, (params, optimizer.init(params)))
         for grads in run.grads():
             new_params, new_state = optimizer.update(params, grads, state)
-            made = [
+            stepped = [
                 (new_params[name], new_state.leaves[name])
                 for name, grad in grads.items()
                 if grad is not None
             ]
-            _require_apart("update", made, (params, grads, state))
+            _require_separate("update", stepped, (params, grads, state))
             params, state = new_params, new_state
 
 
-def _require_apart(what: str, made: Any, given: Any) -> None:
-    """Results in memory of their own.
-
-    Raises:
-        AssertionError: names a tensor that is not.
-    """
-    arguments = {storage_of(one) for one in tensors_in(given) if isinstance(one, Tensor)}
-    results: set[tuple[int, int]] = set()
-    for one in tensors_in(made):
-        place = storage_of(one), one.storage_offset()
-        shares = "an argument" if place[0] in arguments else "another result"
-        is_apart = place[0] not in arguments and place not in results
-        assert is_apart, (
+def _require_separate(what: str, result: Any, arguments: Any) -> None:
+    """Check that no tensor of a result shares memory with an argument or another tensor."""
+    storages = {storage_key(one) for one in tensors_in(arguments) if isinstance(one, Tensor)}
+    addresses: set[tuple[int, int]] = set()
+    for one in tensors_in(result):
+        address = storage_key(one), one.storage_offset()
+        shares = "an argument" if address[0] in storages else "another result"
+        is_separate = address[0] not in storages and address not in addresses
+        assert is_separate, (
             f"{what} returns a tensor of shape {tuple(one.shape)} that shares memory with "
             f"{shares}: what is written to the one changes the other"
         )
-        results.add(place)
+        addresses.add(address)
 
 
 def declared_fields(subject: Subject, run: Run) -> None:
-    """``init`` makes the same fields for any value of what ``state_depends_on`` leaves out."""
+    """Fields of the state depend only on hyper-parameters that ``state_depends_on`` names."""
     shapes = {tuple(one.shape): one for one in run.params().values()}
     for stage, hyper in {link.stage: link.hyper for link in subject.build(run).links}.items():
-        declared = fields_depend_on(stage)
+        declared = field_hypers(stage)
         for name in (one for one in hyper._fields if one not in declared and stage.stateful):
-            for value in _others(getattr(hyper, name)):
+            for value in _other_values(getattr(hyper, name)):
                 other = hyper._replace(**{name: value})
                 for shape, param in shapes.items():
-                    made = [_fields_or_none(stage, one, shape, param) for one in (hyper, other)]
-                    assert None in made or made[0] == made[1], (
+                    fields = [_fields_or_none(stage, one, shape, param) for one in (hyper, other)]
+                    assert None in fields or fields[0] == fields[1], (
                         f"{stage.name}: the state has other fields for {name}={value!r}, and "
                         f"state_depends_on does not name {name}"
                     )
 
 
-def _others(value: Any) -> list[Any]:
-    """Return values of the kind of a hyper-parameter, those that often switch something off."""
+def _other_values(value: Any) -> list[Any]:
+    """Return values of the type of a hyper-parameter that often turn a feature on or off."""
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, float):
@@ -100,8 +96,8 @@ def _others(value: Any) -> list[Any]:
 
 
 def _fields_or_none(stage: Stage, hyper: Any, shape: tuple[int, ...], param: Tensor) -> Any:
-    """Return the fields of a stage's state; None where ``init`` refuses the hyper-parameters."""
+    """Return the fields of the state of a stage; None if ``init`` refuses the hyper-parameters."""
     try:
-        return fields_of_any((stage,), (hyper,), shape, param.dtype)
+        return compute_fields((stage,), (hyper,), shape, param.dtype)
     except (TypeError, ValueError, ZeroDivisionError):
         return None

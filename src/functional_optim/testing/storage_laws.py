@@ -1,6 +1,7 @@
-"""The law of storages: what a step keeps is what it computed, within the stated error."""
+"""The law of storages: a step stores its result within the stated error."""
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -8,22 +9,22 @@ from torch import Tensor
 
 from functional_optim.core.stage import Stage
 from functional_optim.core.state import LeafState, State, field_tensors
-from functional_optim.storage.layout import KeptField, Layout
+from functional_optim.storage.layout import Layout
 from functional_optim.storage.state_storage import BLOCK
-from functional_optim.storage.stored import StoredRule, StoredTransform
+from functional_optim.storage.stored import Stored
 from functional_optim.testing.runs import Params, Run
 from functional_optim.testing.subject import Subject
 
 
 class StorageBound(NamedTuple):
-    """Bound on the distance of a kept value from the computed one."""
+    """Bound on the distance of a stored value from the computed value."""
 
     share: float
-    """Of the value's own magnitude."""
+    """Relative to the magnitude of the value."""
     of_block: float = 0.0
-    """Of the largest magnitude in its block."""
+    """Relative to the largest magnitude in the block."""
     of_unsigned: float = 0.0
-    """The same, in a block that holds neither a negative number nor minus zero."""
+    """The same, for a block without negative numbers and minus zero."""
 
 
 PARAM_BOUNDS: dict[str, StorageBound] = {
@@ -33,7 +34,7 @@ PARAM_BOUNDS: dict[str, StorageBound] = {
     "bfloat16+kahan": StorageBound(2.0**-17),
     "bfloat16+stochastic": StorageBound(2.0**-7),
 }
-"""The stated errors of the storages of parameters."""
+"""Stated errors of the storages of parameters."""
 
 STATE_BOUNDS: dict[str, StorageBound] = {
     "float32": StorageBound(0.0),
@@ -42,37 +43,40 @@ STATE_BOUNDS: dict[str, StorageBound] = {
     "int8": StorageBound(1 / 16, 2.0**-19, 2.0**-34),
     "int8+stochastic": StorageBound(1 / 8, 2.0**-18, 2.0**-34),
 }
-"""The stated errors of the storages of state."""
+"""Stated errors of the storages of state fields."""
 
 SMALLEST = 2.0**-126
-"""Below this, floats lie evenly: half a step of bfloat16 there is less than this too."""
+"""Smallest normal float. Below it floats are evenly spaced, and errors are absolute."""
 
 
 def stored_is_bounded(plain: Subject, kept: Subject, run: Run) -> None:
-    """Each step keeps what the plain chain computes from what was kept, within the stated error.
+    """Each step of a stored chain gives the step of the plain chain, within the stated error.
+
+    The plain chain steps from the decoded parameters and state.
 
     Args:
-        plain: makes the chain.
-        kept: makes the same chain, stored.
-        run: parameters and gradients in the stored chain's dtype.
+        plain: subject of the chain.
+        kept: subject of the same chain, stored.
+        run: parameters and gradients in the dtype of the stored chain.
     """
     wide, narrow, params = plain.build(run), kept.build(run), run.params()
     if narrow.stages == wide.stages:
-        return  # it has nothing to store, as of a state in another shape than the parameter's
+        return  # nothing is encoded, such as fields of another shape than the parameter
     state = narrow.init(params)
     for grads in run.grads():
         given = {name: None if grad is None else grad.float() for name, grad in grads.items()}
-        start, own = _decoded(narrow.stages, params, state)
-        want, wanted = wide.update(start, given, own)
+        start, start_state = _decode(narrow.stages, params, state)
+        want, want_state = wide.update(start, given, start_state)
         params, state = narrow.update(params, grads, state)
-        found, made = _decoded(narrow.stages, params, state)
+        found, found_state = _decode(narrow.stages, params, state)
         for name in run.names:
             bound = PARAM_BOUNDS[_layouts(narrow.stages)[-1].plan.param.name]
             _require_near(f"the parameter {name!r}", found[name], want[name], bound)
+            rows = [row for one in _layouts(narrow.stages) for row in one.plan.kept]
             pairs = zip(
-                _fields(narrow.stages),
-                _tensors(made.leaves[name]),
-                _tensors(wanted.leaves[name]),
+                itertools.chain.from_iterable(rows),
+                _tensors(found_state.leaves[name]),
+                _tensors(want_state.leaves[name]),
                 strict=True,
             )
             for field, several, others in pairs:
@@ -84,25 +88,18 @@ def stored_is_bounded(plain: Subject, kept: Subject, run: Run) -> None:
 def _layouts(stages: Sequence[Stage]) -> list[Layout]:
     found = []
     for stage in stages:
-        assert isinstance(stage, (StoredRule, StoredTransform)), f"{stage.name} is not stored"
+        assert isinstance(stage, Stored), f"{stage.name} is not stored"
         found.append(stage.layout)
     return found
 
 
-def _fields(stages: Sequence[Stage]) -> Iterator[KeptField]:
-    """Every field of the plain state, in order."""
-    for layout in _layouts(stages):
-        for fields in layout.plan.kept:
-            yield from fields
-
-
 def _tensors(leaf: LeafState) -> list[list[Tensor]]:
-    """The tensors of every field of a leaf's state."""
+    """Return the tensors of each field of a state."""
     return [field_tensors(value) for stage in leaf.stages for value in stage]
 
 
-def _decoded(stages: Sequence[Stage], params: Params, state: State) -> tuple[Params, State]:
-    """Parameters and state of a stored chain as the plain chain has them, in float32."""
+def _decode(stages: Sequence[Stage], params: Params, state: State) -> tuple[Params, State]:
+    """Return parameters and state of a stored chain in the form of the plain chain, in float32."""
     layouts = _layouts(stages)
     of_param = layouts[-1]
     wide: Params = {}
@@ -113,17 +110,13 @@ def _decoded(stages: Sequence[Stage], params: Params, state: State) -> tuple[Par
         wide[name] = of_param.plan.param.decode(param, extras)
         plain: list[Any] = []
         for layout, values in zip(layouts, leaf.stages, strict=True):
-            plain += layout.decoded(values)
+            plain += layout.decode_states(values)
         leaves[name] = LeafState(leaf.step, tuple(plain))
     return wide, State(leaves)
 
 
 def _require_near(what: str, found: Tensor, want: Tensor, bound: StorageBound) -> None:
-    """Every element within the bound.
-
-    Raises:
-        AssertionError: names the first element that is not.
-    """
+    """Check that all elements are within the bound. The error names the first one that is not."""
     x, y = found.double().reshape(-1), want.double().reshape(-1)
     room = bound.share * y.abs() + (SMALLEST if bound.share else 0.0)
     if bound.of_block:
@@ -140,6 +133,6 @@ def _require_near(what: str, found: Tensor, want: Tensor, bound: StorageBound) -
 
 
 def _of_block(tensor: Tensor) -> Tensor:
-    """For each element, the largest of its block."""
+    """Return for each element the largest value of its block."""
     rows = torch.nn.functional.pad(tensor, (0, -tensor.numel() % BLOCK)).view(-1, BLOCK)
     return rows.amax(dim=1).repeat_interleave(BLOCK)[: tensor.numel()]

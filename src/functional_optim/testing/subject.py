@@ -1,4 +1,4 @@
-"""Subject of the laws: a factory of optimizers, and its oracle."""
+"""Subject of the laws: a factory of optimizers, and an oracle."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from functional_optim.core.chain import tolerant
+from functional_optim.core.chain import allow_unmatched
 from functional_optim.core.state import LeafState, State, map_state
 from functional_optim.core.torch_state import to_entries
 from functional_optim.core.views import real_view
@@ -35,17 +35,17 @@ class Subject:
 
     Args:
         factory: ``factory(**options)`` returns an Optimizer.
-        oracle: whose parameters and state must be the same.
-        options: a strategy of keyword arguments that both take.
-        dtypes: parameters are drawn in these.
-        ulps: how far parameters and state may be from the oracle's, in units in the last place of
-            the largest magnitude in a tensor; 0 is bit for bit.
-        scripted: whether TorchScript can run it.
-        matrices: whether its parameters are real matrices, and it refuses others.
-        device: where parameters and gradients are.
-        missing: whether the oracle is also compared with where gradients are missing.
-        takes_complex: whether its parameters may be complex.
-        max_steps: most steps of a run that is drawn.
+        oracle: must give the same parameters and state.
+        options: strategy of keyword arguments for both.
+        dtypes: of the parameters.
+        ulps: allowed distance from the oracle, in units in the last place of the largest magnitude
+            in a tensor; 0 is bit for bit.
+        scripted: True if TorchScript can run it.
+        matrices: True if it takes real matrices only.
+        device: of parameters and gradients.
+        missing: True if the oracle is also compared in runs with missing gradients.
+        takes_complex: True if parameters may be complex.
+        max_steps: largest number of steps in a run.
         names: of the first parameters.
     """
 
@@ -63,38 +63,38 @@ class Subject:
     names: tuple[str, ...] = ()
 
     def shapes(self, usual: tuple[Shape, ...] = USUAL_SHAPES) -> tuple[Shape, ...]:
-        """Return the shapes that the subject takes, of those usually drawn; or small matrices."""
+        """Return the shapes to draw: ``usual``, or small matrices."""
         return MATRIX_SHAPES if self.matrices else usual
 
     def build(self, run: Run) -> Optimizer:
-        """The optimizer of a run, whose leaves need not be those of its overrides.
+        """Return the optimizer for a run, with computed inputs per leaf.
 
-        What its stages take beside gradients, they are given.
+        Its selectors may match no leaf.
         """
-        return fed(tolerant(self.factory(**run.kwargs)))
+        return fed(allow_unmatched(self.factory(**run.kwargs)))
 
 
 def plain_oracle(oracle: Oracle | None) -> Oracle | None:
-    """Torch's own classes in their for-loop implementation, the one that is bit for bit ours."""
+    """Return the for-loop implementation of a class of torch, whose bits equal ours."""
     if oracle is torch.optim.SparseAdam:
-        return _sparse_adam_of_all_rows
+        return _build_sparse_adam
     if not isinstance(oracle, type) or not oracle.__module__.startswith("torch.optim"):
         return oracle
-    if "foreach" not in inspect.signature(oracle).parameters:  # it has no other
+    if "foreach" not in inspect.signature(oracle).parameters:  # it has only for loops
         return oracle
     if oracle is torch.optim.Adafactor:
-        return _adafactor_of_elements
+        return _build_adafactor
     return lambda params, **options: oracle(params, foreach=False, **options)
 
 
-def _adafactor_of_elements(params: Iterable[Tensor], **options: Any) -> torch.optim.Optimizer:
-    """Build torch's Adafactor of parameters that have elements: it divides by their number."""
+def _build_adafactor(params: Iterable[Tensor], **options: Any) -> torch.optim.Optimizer:
+    """Build torch's Adafactor without empty parameters, since it divides by their size."""
     stepped = [one for one in params if one.numel()] or [torch.zeros(1)]
     return torch.optim.Adafactor(stepped, foreach=False, **options)
 
 
-def _sparse_adam_of_all_rows(params: Iterable[Tensor], **options: Any) -> torch.optim.Optimizer:
-    """Build torch's SparseAdam that takes a dense gradient as one that stores every row."""
+def _build_sparse_adam(params: Iterable[Tensor], **options: Any) -> torch.optim.Optimizer:
+    """Build torch's SparseAdam with a hook that converts dense gradients to sparse ones."""
     options.pop("takes_dense", None)
     optimizer = torch.optim.SparseAdam(params, **options)
 
@@ -108,8 +108,8 @@ def _sparse_adam_of_all_rows(params: Iterable[Tensor], **options: Any) -> torch.
 
 
 def _all_rows(grad: Tensor) -> Tensor:
-    """Return a sparse tensor that stores all rows of a dense one."""
-    first = torch.zeros(0, 1, dtype=torch.int64, device=grad.device)  # the one row of a scalar
+    """Return a sparse tensor that stores all rows of a dense tensor."""
+    first = torch.zeros(0, 1, dtype=torch.int64, device=grad.device)  # the row of a 0-d tensor
     rows = torch.arange(len(grad), device=grad.device)[None] if grad.dim() else first
     values = grad if grad.dim() else grad.reshape(1)
     return torch.sparse_coo_tensor(
@@ -118,7 +118,7 @@ def _all_rows(grad: Tensor) -> Tensor:
 
 
 def run_oracle(oracle: Oracle, run: Run) -> tuple[Params, dict[str, dict[str, Tensor]]]:
-    """Parameters and state by name after the same steps of a torch.optim optimizer."""
+    """Return parameters and state by name after the steps of a torch.optim optimizer."""
     params = run.params()
     leaves = {name: param.requires_grad_() for name, param in params.items()}
     optimizer = oracle(list(leaves.values()), **run.kwargs)
@@ -140,13 +140,13 @@ def run_oracle(oracle: Oracle, run: Run) -> tuple[Params, dict[str, dict[str, Te
 def named_state(
     optimizer: Optimizer, name: str, param: Tensor, leaf: LeafState
 ) -> dict[str, Tensor]:
-    """A leaf's state under torch.optim's names."""
+    """Return the state of a leaf under the names of torch.optim."""
     chain = optimizer.chain_at((name,), tuple(param.shape))
     return to_entries(chain.stages, chain.hypers, param, leaf)
 
 
 def as_real_tree(state: State) -> Any:
-    """A state with every complex tensor as its real view."""
+    """Return a state with the real views of all complex tensors."""
     return {
         name: LeafState(leaf.step, tuple(map_state(real_view, one) for one in leaf.stages))
         for name, leaf in state.leaves.items()

@@ -1,10 +1,10 @@
-"""Stages that any chain may have: one file each.
+"""Stages for any chain, one file each.
 
-Those that are a part of an algorithm (``scale_by_adam``, ``scale_by_rms``, ``scale_by_lion`` and
-``trace``) stand in its file, beside the mathematics that they share with it.
+Transforms that are part of an algorithm (``scale_by_adam``, ``scale_by_rms``, ``scale_by_lion`` and
+``trace``) are in the file of the algorithm, with the mathematics that they share.
 """
 
-from functional_optim.core.constructor import links_constructors
+from functional_optim.core.constructor import register_link_constructors
 from functional_optim.transforms.adaptive_grad_clip import adaptive_grad_clip
 from functional_optim.transforms.add_noise import add_noise
 from functional_optim.transforms.cautious import cautious
@@ -39,20 +39,4 @@ __all__ = [
     "weight_decay",
 ]
 
-links_constructors(
-    adaptive_grad_clip,
-    add_noise,
-    cautious,
-    cautious_weight_decay,
-    centralize,
-    clip_by_block_rms,
-    clip_by_global_norm,
-    clip_by_value,
-    decoupled_weight_decay,
-    descend,
-    mars,
-    maximized,
-    scale_by_sign,
-    scale_by_trust_ratio,
-    weight_decay,
-)
+register_link_constructors(*(globals()[name] for name in __all__))

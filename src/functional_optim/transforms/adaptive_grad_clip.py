@@ -70,10 +70,9 @@ def adaptive_grad_clip(clipping: Scalar = 0.01, eps: Scalar = 1e-3) -> Link:
 
     Args:
         clipping: the largest ratio of a gradient's norm to its weights' norm, a number >= 0.
-            Infinity leaves every gradient as it is. The paper uses 0.01 for batches of 4096, and
+            Infinity changes no gradient. The paper uses 0.01 for batches of 4096, and
             larger values for smaller batches.
-        eps: the least norm of weights that counts, a number >= 0, so that weights that are zero can
-            grow.
+        eps: lower bound of the norm of weights, a number >= 0, so that zero weights can grow.
 
     Returns:
         A link for :func:`~functional_optim.chain`. It needs whole leaves (``kind="per_matrix"``).

@@ -5,8 +5,8 @@
 t counts steps from 1, which is the paper's 1 + t. The paper tries eta in {0.01, 0.3, 1} and sets
 gamma = 0.55.
 
-z is a pure function of the seed, the step, the element's index in its tensor, and a key of the
-tensor. No generator is read, so every rank, every executor and every resumed run draws the same
+z is a pure function of the seed, the step, the index of the element in its tensor, and a key of the
+tensor. It uses no generator, so every rank, every executor and every resumed run gets the same
 noise. The key is a hash of the values at ``init``, so that two parameters get different noise:
 
     h(x) = hash of a 32-bit word:  x ^= x >> 16, x *= M1, x ^= x >> 12, x *= M2, x ^= x >> 15
@@ -22,11 +22,11 @@ from torch import Tensor
 
 from functional_optim.bounds import FINITE_NON_NEGATIVE, Interval
 from functional_optim.core.dtensors import (
-    from_local_part,
-    is_sharded,
-    local,
-    local_part,
+    is_dtensor,
+    shard_like,
     sum_over_ranks,
+    to_local,
+    unshard_like,
 )
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Link, Transform
@@ -45,10 +45,10 @@ class AddNoiseHyper(NamedTuple):
 
 class AddNoiseCoefficients(NamedTuple):
     deviation: float  # sqrt(eta / t^gamma)
-    salt: float  # of the step and the seed: a whole number below 2^24, exact also in float32
+    salt: float  # from step and seed: a whole number below 2^24, so it is exact in float32
 
 
-def hashed(words: Tensor) -> Tensor:
+def hash_words(words: Tensor) -> Tensor:
     """Return a hash of each 32-bit word. Words are int64, and all products are below 2^62."""
     words = words & 0xFFFFFFFF
     words = ((words ^ (words >> 16)) * 0x2C1B3C6D) & 0xFFFFFFFF
@@ -59,20 +59,20 @@ def hashed(words: Tensor) -> Tensor:
 def indices_of(tensor: Tensor) -> Tensor:
     """Return the row-major index of each element; for a DTensor, of each element of its shard."""
     every = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape)
-    return local_part(every, tensor)
+    return shard_like(every, tensor)
 
 
 def add_noise_init(param: Tensor, hyper: AddNoiseHyper) -> AddNoiseState:
-    bits = local(param.detach()).to(torch.float32).view(torch.int32).to(torch.int64)
-    total = hashed(bits + hashed(indices_of(param))).sum()
-    if is_sharded(param):
+    bits = to_local(param.detach()).to(torch.float32).view(torch.int32).to(torch.int64)
+    total = hash_words(bits + hash_words(indices_of(param))).sum()
+    if is_dtensor(param):
         total = sum_over_ranks(total, param)
-    return AddNoiseState(hashed(total + param.numel()))
+    return AddNoiseState(hash_words(total + param.numel()))
 
 
 def add_noise_coefficients(step: float, hyper: AddNoiseHyper) -> AddNoiseCoefficients:
     deviation = hyper.eta**0.5 / step ** (hyper.gamma / 2)
-    # An odd factor: all 2^24 salts come before one comes again.
+    # An odd factor, so that the sequence of salts has the period 2^24.
     first = float((hyper.seed * 7368787 + 1013904223) % 16777216)
     return AddNoiseCoefficients(deviation, (step * 10368889.0 + first) % 16777216.0)
 
@@ -81,10 +81,10 @@ def add_noise_transform(
     grad: Tensor, param: Tensor, state: AddNoiseState, c: AddNoiseCoefficients
 ) -> tuple[Tensor, AddNoiseState]:
     salted = shift(state.key.to(torch.float64), c.salt).to(torch.int64)
-    words = hashed(indices_of(grad) + hashed(salted))
+    words = hash_words(indices_of(grad) + hash_words(salted))
     radius = (-2.0 * ((words.to(torch.float64) + 0.5) / 4294967296.0).log()).sqrt()
-    angle = hashed(words + 1).to(torch.float64) * (2.0 * math.pi / 4294967296.0)
-    noise = from_local_part((radius * angle.cos()).to(grad.dtype), grad)
+    angle = hash_words(words + 1).to(torch.float64) * (2.0 * math.pi / 4294967296.0)
+    noise = unshard_like((radius * angle.cos()).to(grad.dtype), grad)
     return add(grad, noise, c.deviation), state
 
 
@@ -111,11 +111,11 @@ def add_noise(eta: Scalar = 0.3, gamma: Scalar = 0.55, seed: int = 0) -> Link:
 
     ``g = g + z * sqrt(eta / step**gamma)`` with ``z ~ N(0, 1)``, where ``step`` counts from 1.
 
-    The noise reads no random generator. ``z`` is a hash of the seed, the step, the element's index,
-    and a key of the tensor that ``init`` computes from the tensor's values. So all ranks and all
-    executors add the same noise, and a resumed run continues with the noise that it would have had.
-    Two parameters with the same shape and the same values at ``init`` get the same noise, and the
-    noise repeats after 2^24 steps. The hash has 32 bits, so that ``abs(z)`` is below 6.8.
+    The noise uses no random generator. ``z`` is a hash of the seed, the step, the index of the
+    element, and a key that ``init`` computes from the values of the tensor. So all ranks and all
+    executors add the same noise, and a resumed run continues with the same noise. Two parameters
+    with the same shape and the same values at ``init`` get the same noise, and the noise repeats
+    after 2^24 steps. The hash has 32 bits, so that ``abs(z)`` is below 6.8.
 
     Cost: about 40 element-wise operations in 64 bits; the state holds 8 bytes per tensor.
 
@@ -126,8 +126,8 @@ def add_noise(eta: Scalar = 0.3, gamma: Scalar = 0.55, seed: int = 0) -> Link:
         seed: selects the noise, a whole number from 0 to 2^24 - 1.
 
     Returns:
-        A link for :func:`~functional_optim.chain`, to stand before a rule. It needs whole leaves
-        (``kind="per_matrix"``), since it counts their elements.
+        A link for :func:`~functional_optim.chain`. Put it before a rule. It needs whole leaves
+        (``kind="per_matrix"``), since it uses the indices of their elements.
 
     Raises:
         TypeError, ValueError: a value outside the bounds above.

@@ -4,8 +4,8 @@
     u = u * phi                                  or, rescaled,
     u = u * phi * n / (sum of phi + 1)
 
-g is the gradient that the chain was given, n the number of elements of the leaf. The paper rescales
-the learning rate; here it is the update, which is the same before a descent.
+g is the gradient that the chain gets, n the number of elements of the leaf. The paper rescales the
+learning rate. This transform rescales the update, which is equal before a descent.
 """
 
 from typing import NamedTuple
@@ -22,9 +22,10 @@ class CautiousHyper(NamedTuple):
 
 
 def goes_against(update: Tensor, raw: Tensor) -> Tensor:
-    """Return where a step would not go down the gradient; nowhere where the update is NaN.
+    """Return a mask of the elements whose step is not along the negative gradient.
 
-    A product with the gradient itself might be too small to be told from 0.
+    The mask is False if the update is NaN. It uses the sign of the gradient, since a product with a
+    small gradient may round to 0.
     """
     return update * raw.sign() <= 0.0
 
@@ -54,29 +55,26 @@ CAUTIOUS = Transform(
 )
 
 CAUTIOUS_UNSCALED = Transform(
-    name="cautious_unscaled",
-    hyper=CautiousHyper,
-    transform=cautious_transform,
-    raw=True,
+    name="cautious_unscaled", hyper=CautiousHyper, transform=cautious_transform, raw=True
 )
-"""Another stage, since without the count a leaf may be cut anywhere."""
+"""A second stage, which may be cut anywhere, since it does not count elements."""
 
 
 def cautious(rescale: bool = True) -> Link:
-    """Leave out the elements of an update that go against the gradient that the chain was given.
+    """Set elements of an update to 0 that go against the gradient that the chain gets.
 
-    ``u = u * phi`` with ``phi = 1 where u * g > 0, else 0``; rescaled, so that a leaf moves as much
-    as before, also times ``n / (sum(phi) + 1)`` for a leaf of ``n`` elements. The gradient ``g`` is
-    as it came, before any clip; behind :func:`~functional_optim.accumulate`, it is the mean of
-    those that it has let through.
+    ``u = u * phi`` with ``phi = 1 where u * g > 0, else 0``. With ``rescale`` the update is also
+    multiplied by ``n / (sum(phi) + 1)`` for a leaf of ``n`` elements, so that the leaf moves about
+    as much as before. ``g`` is the gradient before all other stages. After
+    :func:`~functional_optim.accumulate`, it is the accumulated mean.
 
     Args:
-        rescale: whether to. It needs whole leaves (``kind="per_matrix"``); without it, leaves may
-            be cut anywhere. A leaf of one element is halved by it.
+        rescale: rescale the update. It needs whole leaves (``kind="per_matrix"``), and halves the
+            update of a leaf with one element. Without it, leaves may be cut anywhere.
 
     Returns:
-        A link for :func:`~functional_optim.chain`, to stand behind what keeps momentum. Behind
-        ``scale_by_adam`` and ``scale_by_lion`` it makes C-AdamW and C-Lion.
+        A link for :func:`~functional_optim.chain`. Put it after the stage with momentum. After
+        ``scale_by_adam`` it gives C-AdamW, and after ``scale_by_lion`` C-Lion.
 
     Example::
 
@@ -92,6 +90,6 @@ def cautious(rescale: bool = True) -> Link:
 
     Reference:
         Liang, Chen, Liu, Liu, "Cautious optimizers: improving training with one line of code",
-        2024, algorithm 1, with the constant 1 beside the sum.
+        2024, algorithm 1, with the constant 1 added to the sum.
     """
     return (CAUTIOUS if rescale else CAUTIOUS_UNSCALED)()

@@ -2,8 +2,8 @@
 
     u = u + lambda * p        where u * p >= 0, else u
 
-u is the update that the stages before have computed and that the rule behind subtracts, times lr.
-The decay acts where the update moves the element toward 0 as well, and where the update is 0.
+u is the update of the stages before, and the rule after subtracts lr * u. The decay acts on
+elements that the update also moves toward 0, and on elements whose update is 0.
 """
 
 from typing import NamedTuple
@@ -22,7 +22,7 @@ class CautiousWeightDecayHyper(NamedTuple):
 
 class CautiousWeightDecayCoefficients(NamedTuple):
     weight_decay: float  # lambda
-    active: bool  # False leaves the update as it is, also where p is not finite
+    active: bool  # False: the update is unchanged, even if p is not finite
 
 
 def cautious_weight_decay_coefficients(
@@ -36,7 +36,7 @@ def cautious_weight_decay_transform(
 ) -> tuple[Tensor, NoState]:
     if not c.active:
         return grad, state
-    # With the sign alone, since a product of two small numbers may round to 0.
+    # Use the sign, since a product of two small numbers may round to 0.
     grows = grad * param.sign() < 0.0
     return add(grad, select(param, grows, 0.0), c.weight_decay), state
 
@@ -68,8 +68,8 @@ def cautious_weight_decay(weight_decay: Scalar) -> Link:
         weight_decay: lambda, a number >= 0 (or a 0-d tensor, or a schedule).
 
     Returns:
-        A link for :func:`~functional_optim.chain`, to stand directly before
-        :func:`~functional_optim.descend`, behind a transform such as
+        A link for :func:`~functional_optim.chain`. Put it directly before
+        :func:`~functional_optim.descend`, and after a transform such as
         :func:`~functional_optim.scale_by_adam` or :func:`~functional_optim.scale_by_lion`.
 
     Raises:

@@ -44,9 +44,8 @@ def centralize() -> Link:
     Cost: one reduction per tensor; no state.
 
     Returns:
-        A link for :func:`~functional_optim.chain`, to stand before a rule. It needs whole leaves
-        (``kind="per_matrix"``). The paper centralises the gradient before momentum and before
-        decay.
+        A link for :func:`~functional_optim.chain`. Put it before a rule. It needs whole leaves
+        (``kind="per_matrix"``). The paper centralises the gradient before momentum and decay.
 
     Example::
 

@@ -12,11 +12,11 @@ from typing import NamedTuple
 from torch import Tensor
 
 from functional_optim._torch import foreach_divide_
-from functional_optim.bounds import Interval
+from functional_optim.bounds import POSITIVE
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Link, NoState, Transform
 from functional_optim.numeric import clamp, div
-from functional_optim.transforms.scale_by_trust_ratio import in_dtype, norm_of, norms_of_each
+from functional_optim.transforms.scale_by_trust_ratio import norm_of, norms_of_each, round_to_dtype
 
 
 class ClipByBlockRmsHyper(NamedTuple):
@@ -36,8 +36,8 @@ def clip_by_block_rms_each_(
     """Scale the gradients of several leaves down, each by its own root mean square."""
     pairs = zip(norms_of_each(grads), grads, strict=True)
     sizes = [norm / math.sqrt(max(1, grad.numel())) / c.threshold for norm, grad in pairs]
-    # In this order, NaN stays NaN.
-    foreach_divide_(grads, in_dtype([max(size, 1.0) for size in sizes], grads[0].dtype))
+    # max(size, 1.0), in this order, keeps NaN.
+    foreach_divide_(grads, round_to_dtype([max(size, 1.0) for size in sizes], grads[0].dtype))
 
 
 CLIP_BY_BLOCK_RMS = Transform(
@@ -45,7 +45,7 @@ CLIP_BY_BLOCK_RMS = Transform(
     hyper=ClipByBlockRmsHyper,
     transform=clip_by_block_rms_transform,
     transform_each_=clip_by_block_rms_each_,
-    bounds=(("threshold", Interval(low=0.0, low_open=True)),),
+    bounds=(("threshold", POSITIVE),),
     kind="per_matrix",
     takes_dtensors=True,
 )
@@ -54,16 +54,16 @@ CLIP_BY_BLOCK_RMS = Transform(
 def clip_by_block_rms(threshold: Scalar = 1.0) -> Link:
     """Scale each tensor down whose root mean square exceeds ``threshold``.
 
-    ``g = g / max(1, RMS(g) / threshold)``. Each tensor has a root mean square of its own, computed
-    in double precision. Before a rule the transform clips the gradient. Between a transform such as
+    ``g = g / max(1, RMS(g) / threshold)``. The root mean square of each tensor is computed in
+    double precision. Before a rule the transform clips the gradient. Between a transform such as
     :func:`~functional_optim.scale_by_adam` and :func:`~functional_optim.descend` it clips the
-    update, as Adafactor and StableAdamW do.
+    update, as in Adafactor and StableAdamW.
 
     Cost: one reduction per tensor; no state.
 
     Args:
-        threshold: the largest root mean square that passes unscaled, a number > 0. Infinity leaves
-            every gradient as it is. The default is Adafactor's.
+        threshold: the largest root mean square that passes unscaled, a number > 0. Infinity changes
+            no gradient. The default is that of Adafactor.
 
     Returns:
         A link for :func:`~functional_optim.chain`. It needs whole leaves (``kind="per_matrix"``).

@@ -3,8 +3,8 @@
 n = sqrt(sum over all tensors of sum g^2)
 g = g * min(1, c / (n + 1e-6))               (1e-6 as in torch.nn.utils.clip_grad_norm_)
 
-The sum of squares and the factor are those of everything that clips: of chains, and of
-``clip_grad_norm_`` and ``max_norm`` of the front-ends. NaN and infinity are treated as in torch.
+Chains, ``clip_grad_norm_`` and ``max_norm`` of the front-ends all use these functions. NaN and
+infinity are treated as in torch.
 """
 
 from typing import NamedTuple
@@ -25,15 +25,15 @@ class ClipByGlobalNormHyper(NamedTuple):
 
 
 BLOCK = 3 << 13
-"""Elements that are squared at a time: torch copies them into numbers of 64 bits, in a cache. Of
-more than 2^15 elements torch makes a sum for each of its threads, so the number of threads would
-show."""
+"""Number of elements that are squared at a time. torch copies them to float64, and the copy fits
+into a cache. Above 2^15 elements torch computes one sum per thread, so the result would depend on
+the number of threads."""
 
 
 def sum_of_squares(grad: Tensor) -> Tensor:
-    """In double precision."""
-    if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript skips this condition alone
-        # Of others, and by a compiler, no copy is made; the last, since sizes may be unknown there.
+    """Return the sum of squares in double precision."""
+    if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript skips only this condition
+        # Other tensors, and compilers, need no copy. The size is last: a compiler may not know it.
         if (
             type(grad) in PLAIN
             and grad.is_cpu
@@ -72,16 +72,16 @@ def squares_of_each(grads: list[Tensor]) -> Tensor:
 
 
 def clip_factor(max_norm: float, norm: Tensor) -> Tensor:
-    """``min(1, c / (n + 1e-6))``, what gradients are scaled by so that their norm is at most ``c``.
+    """Return ``min(1, c / (n + 1e-6))``, the factor that limits the norm of gradients to ``c``.
 
-    It is NaN where the norm is, and where the norm and its limit are both infinite.
+    It is NaN if the norm is NaN, and if the norm and the limit are both infinite.
 
     Args:
         max_norm: the limit, c.
-        norm: n, of all gradients: a 0-d tensor, or a number, which gives a number.
+        norm: n, of all gradients: a 0-d tensor, or a number, for which the result is a number.
     """
-    if isinstance(norm, float):  # what stands in for a tensor in a graph is none, either
-        # In this order: NaN stays NaN, as it does in a clamp.
+    if isinstance(norm, float):  # a proxy for a tensor in a graph is not a Tensor either
+        # In this order min keeps NaN, like clamp.
         return min(max_norm / (norm + 1e-6), 1.0)
     return (max_norm / (norm + 1e-6)).clamp(max=1.0)
 
@@ -89,7 +89,7 @@ def clip_factor(max_norm: float, norm: Tensor) -> Tensor:
 def clip_by_global_norm_transform(
     grad: Tensor, param: Tensor, state: NoState, c: ClipByGlobalNormHyper, total: Tensor
 ) -> tuple[Tensor, NoState]:
-    # Of no gradient at all, the root would have an infinite slope; this one is lost beside 1e-6.
+    # The slope of the root at 0 is infinite. The root of 1e-300 is negligible beside 1e-6.
     norm = total.clamp(min=1e-300).sqrt()
     return grad * clip_factor(c.max_norm, norm).to(grad.dtype), state
 
@@ -106,17 +106,17 @@ CLIP_BY_GLOBAL_NORM = Transform(
 
 
 def clip_by_global_norm(max_norm: Scalar) -> Link:
-    """Scale all gradients down together where their joint 2-norm exceeds ``max_norm``.
+    """Scale all gradients by one factor if their joint 2-norm exceeds ``max_norm``.
 
-    The norm is taken over every leaf that has a gradient, in double precision. As in torch, NaN in
-    one gradient makes all of them NaN, and an infinity makes all finite elements 0:
-    :func:`~functional_optim.apply_if_finite` before this link leaves such a step out.
+    The norm is over all leaves that have a gradient, in double precision. As in torch, NaN in one
+    gradient makes all gradients NaN, and an infinity makes all finite elements 0.
+    :func:`~functional_optim.apply_if_finite` before this link skips such a step.
 
     Args:
         max_norm: the largest norm that passes unscaled, a number >= 0.
 
     Returns:
-        A link for :func:`~functional_optim.chain`; as torch.nn.utils.clip_grad_norm_, up to
+        A link for :func:`~functional_optim.chain`. It equals torch.nn.utils.clip_grad_norm_, up to
         rounding of the norm.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Clipping by value: each element of the gradient into an interval.
+"""Clipping by value: each element of the gradient is clipped to an interval.
 
 g = min(max(g, -c), c)
 """
@@ -39,7 +39,7 @@ def clip_by_value(clip_value: Scalar) -> Link:
         clip_value: the largest absolute value that passes, a number >= 0.
 
     Returns:
-        A link for :func:`~functional_optim.chain`; as torch.nn.utils.clip_grad_value_.
+        A link for :func:`~functional_optim.chain`. It equals torch.nn.utils.clip_grad_value_.
 
     Raises:
         ValueError: a negative number, or NaN.

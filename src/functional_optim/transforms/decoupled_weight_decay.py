@@ -1,8 +1,8 @@
-"""Decoupled weight decay: the parameter shrinks, whatever the rule makes of the gradient.
+"""Decoupled weight decay: the parameter shrinks independently of the gradient.
 
     p = (1 - lr * lambda) * p
 
-It changes a parameter, so it is a Rule: one that stands before another rule in a chain.
+It changes the parameter, so it is a Rule, before another rule of the chain.
 """
 
 from typing import NamedTuple
@@ -61,7 +61,7 @@ def decoupled_weight_decay(weight_decay: Scalar) -> Link:
         weight_decay: lambda, a number >= 0 (or a 0-d tensor, or a schedule).
 
     Returns:
-        A link for :func:`~functional_optim.chain`; put it before the rule.
+        A link for :func:`~functional_optim.chain`. Put it before the rule.
 
     Raises:
         ValueError: a negative number, or NaN.

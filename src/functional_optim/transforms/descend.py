@@ -1,8 +1,8 @@
-"""Descent: the parameter goes down along what the stages before have made of the gradient.
+"""Descent: the parameter steps along the negative update of the stages before.
 
     p = p - lr * u
 
-It is the rule at the end of a chain whose transforms do the rest.
+It is the rule at the end of a chain of transforms.
 """
 
 from typing import NamedTuple
@@ -35,16 +35,16 @@ DESCEND = Rule(
 
 
 def descend(lr: Scalar) -> Link:
-    """Step down along what the stages before have made: ``p = p - lr * u``.
+    """Step along the negative update of the stages before: ``p = p - lr * u``.
 
     Args:
         lr: learning rate, a finite number >= 0 (or a 0-d tensor, or a schedule).
 
     Returns:
-        A link for :func:`~functional_optim.chain`, to stand at its end.
+        A link for the end of a :func:`~functional_optim.chain`.
 
     Raises:
-        ValueError: a number outside, or NaN.
+        ValueError: a number outside the bounds above, or NaN.
 
     Example::
 

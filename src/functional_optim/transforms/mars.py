@@ -3,9 +3,9 @@
     c_t = g_t + gamma * b / (1 - b) * (g_t - g_{t-1})            (g_0 = g_1)
     c_t = c_t / max(1, ||c_t|| / n)                              ||.|| over one tensor
 
-c_t replaces the gradient of the rule behind, whose first decay b is (AdamW's or Lion's beta_1). The
-paper clips to n = 1 and sets b = 0.95 and gamma = 0.025. Its exact form evaluates the last
-parameters on this batch; the approximate form keeps the last gradient instead.
+c_t replaces the gradient of the rule after it, and b is the first decay of that rule (beta_1 of
+AdamW or Lion). The paper clips to n = 1 and sets b = 0.95 and gamma = 0.025. The exact form
+evaluates the last parameters on this batch. The approximate form uses the last gradient instead.
 """
 
 import math
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, Interval
+from functional_optim.bounds import BELOW_ONE, FINITE_NON_NEGATIVE, POSITIVE
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Link, Transform
 from functional_optim.numeric import add, at_first_step, clamp, div
@@ -64,43 +64,35 @@ MARS = Transform(
     state_depends_on=(),
     coefficients=mars_coefficients,
     transform=mars_transform,
-    bounds=(
-        ("beta", BELOW_ONE),
-        ("gamma", FINITE_NON_NEGATIVE),
-        ("max_norm", Interval(low=0.0, low_open=True)),
-    ),
+    bounds=(("beta", BELOW_ONE), ("gamma", FINITE_NON_NEGATIVE), ("max_norm", POSITIVE)),
     kind="per_matrix",
     takes_dtensors=True,
 )
 
 
 def mars(
-    beta: Scalar = 0.95,
-    gamma: Scalar = 0.025,
-    max_norm: Scalar = 1.0,
-    *,
-    from_zero: bool = False,
+    beta: Scalar = 0.95, gamma: Scalar = 0.025, max_norm: Scalar = 1.0, *, from_zero: bool = False
 ) -> Link:
     """Correct the gradient by its change since the last step, and clip it per tensor.
 
     ``c = g + gamma * beta / (1 - beta) * (g - last_grad)``, then ``c = c / max(1, ||c|| /
-    max_norm)``. The correction reduces the variance of the momentum behind: ``chain(mars(),
+    max_norm)``. The correction reduces the variance of the momentum after it: ``chain(mars(),
     adamw(lr, betas=(0.95, 0.99)))`` is MARS-AdamW, and ``chain(mars(), lion(lr, betas=(0.95,
-    0.95)))`` is MARS-Lion. Behind :func:`~functional_optim.accumulate`, the gradients are the means
-    of the accumulated ones.
+    0.95)))`` is MARS-Lion. After :func:`~functional_optim.accumulate`, the gradients are the
+    accumulated means.
 
     Cost: one reduction per tensor; the state holds one gradient (the parameter's bytes).
 
     Args:
-        beta: the decay of the momentum in the rule behind, in [0, 1).
+        beta: decay of the momentum in the rule after it, in [0, 1).
         gamma: strength of the correction, a finite number >= 0. With 0 only the clip remains.
         max_norm: the largest 2-norm of a corrected gradient, per tensor, a number > 0. Infinity
             turns the clip off.
-        from_zero: correct the first gradient with ``last_grad = 0``, as the authors' code does. The
-            paper's first correction is 0, since its first two parameters are equal.
+        from_zero: correct the first gradient with ``last_grad = 0``, as the authors' code does. In
+            the paper the first correction is 0, since the first two parameters are equal.
 
     Returns:
-        A link for :func:`~functional_optim.chain`, to stand before a rule. It needs whole leaves
+        A link for :func:`~functional_optim.chain`. Put it before a rule. It needs whole leaves
         (``kind="per_matrix"``).
 
     Raises:

@@ -1,6 +1,6 @@
-"""Ascent: the gradient is negated before anything else sees it.
+"""Ascent: the gradient is negated before all other stages.
 
-It leads every chain it is in, so that a decay or a clip sees the gradient that is descended.
+The stage is always first in a chain, so decay and clipping get the negated gradient.
 """
 
 from typing import NamedTuple
@@ -33,7 +33,7 @@ def maximized(maximize: bool = True) -> Link:
     """Ascend instead of descend: ``g = -g``, before every other stage of the chain.
 
     Args:
-        maximize: whether to.
+        maximize: False leaves the gradient unchanged.
 
     Returns:
         A link for :func:`~functional_optim.chain`.

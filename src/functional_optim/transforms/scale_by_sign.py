@@ -29,10 +29,10 @@ SCALE_BY_SIGN = Transform(
 
 
 def scale_by_sign() -> Link:
-    """The sign of each element: 1, -1, or 0 where it is 0.
+    """Replace each element by its sign: 1, -1 or 0.
 
-    Before :func:`~functional_optim.descend` that is signSGD; behind
-    :func:`~functional_optim.trace`, its form with momentum (Signum).
+    Before :func:`~functional_optim.descend` this is signSGD. After :func:`~functional_optim.trace`
+    it is signSGD with momentum (Signum).
 
     Returns:
         A link for :func:`~functional_optim.chain`.

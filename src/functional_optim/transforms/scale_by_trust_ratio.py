@@ -1,4 +1,4 @@
-"""Layer-wise trust: a step as long as its parameter. You et al. 2017 (LARS) and 2020 (LAMB).
+"""Layer-wise trust ratio: steps as long as the parameter. You et al. 2017 (LARS), 2020 (LAMB).
 
     r = min(k * max(||p||, a) / ||u||, b)        r = 1 where max(||p||, a) or ||u|| is 0
     u = r * u
@@ -28,7 +28,7 @@ class ScaleByTrustRatioHyper(NamedTuple):
 
 
 def norm_of(tensor: Tensor) -> Tensor:
-    """The 2-norm of a leaf, in double precision."""
+    """Return the 2-norm of a tensor in double precision."""
     norm: Tensor = torch.linalg.vector_norm(tensor, 2.0, dtype=torch.float64)
     return norm
 
@@ -37,23 +37,23 @@ def trust_ratio(param_norm: Tensor, update_norm: Tensor, c: ScaleByTrustRatioHyp
     """Return r, for each of the norms."""
     param_norm = clamp(param_norm, c.min_norm, math.inf)
     is_free = (param_norm == 0.0) | (update_norm == 0.0)
-    # Also where the quotient is not used, it must be finite, or its derivative is NaN.
+    # The quotient must be finite even where it is not used, or its derivative is NaN.
     ratio = mul(param_norm / select(update_norm, is_free, 1.0), c.trust_coefficient)
     return select(clamp(ratio, 0.0, c.max_ratio), is_free, 1.0)
 
 
 def norms_of_each(tensors: list[Tensor]) -> list[float]:
-    """Return :func:`norm_of` each tensor, with the same bits. They are plain ones of the CPU."""
+    """Return :func:`norm_of` of each tensor, with equal bits. The tensors are plain, on the CPU."""
     found = native_norms(tensors)
     if found is None:
         found = torch.stack(foreach_vector_norm(tensors, dtype=torch.float64)).tolist()
     return found
 
 
-def in_dtype(numbers: list[float], dtype: torch.dtype) -> list[float]:
-    """Round numbers to a dtype of 16 bits, as a 0-d tensor of that dtype would hold them."""
+def round_to_dtype(numbers: list[float], dtype: torch.dtype) -> list[float]:
+    """Round numbers to a 16-bit dtype, like 0-d tensors of that dtype."""
     if dtype.itemsize >= torch.float32.itemsize:
-        return numbers  # the operation itself rounds them to its dtype
+        return numbers  # the foreach operation rounds them to its dtype
     rounded: list[float] = (
         torch.tensor(numbers, dtype=torch.float64, device="cpu").to(dtype).tolist()
     )
@@ -68,17 +68,17 @@ def scale_by_trust_ratio_transform(
 
 
 FEW = 64
-"""Leaves up to which ratios are computed faster as Python's numbers than as one tensor."""
+"""Up to this number of leaves, ratios are faster as Python floats than as one tensor."""
 
 
 def trust_ratios_of_numbers(
     param_norms: Sequence[float], update_norms: Sequence[float], c: ScaleByTrustRatioHyper
 ) -> list[float]:
-    """Return the :func:`trust_ratio` of each pair of numbers, with the same bits."""
+    """Return the :func:`trust_ratio` of each pair of numbers, with equal bits."""
     least, most, factor = c.min_norm, c.max_ratio, c.trust_coefficient
     ratios = []
     for own, other in zip(param_norms, update_norms, strict=True):
-        norm = max(own, least)  # in this order, NaN stays NaN
+        norm = max(own, least)  # in this order, max keeps NaN
         is_free = norm == 0.0 or other == 0.0
         ratios.append(1.0 if is_free else min(max(norm / other * factor, 0.0), most))
     return ratios
@@ -95,7 +95,7 @@ def scale_by_trust_ratio_each_(
     else:
         norm = torch.tensor(norms, dtype=torch.float64, device="cpu")
         ratios = trust_ratio(norm[:count], norm[count:], c).tolist()
-    foreach_scale_(grads, in_dtype(ratios, grads[0].dtype))
+    foreach_scale_(grads, round_to_dtype(ratios, grads[0].dtype))
 
 
 SCALE_BY_TRUST_RATIO = Transform(
@@ -116,15 +116,14 @@ SCALE_BY_TRUST_RATIO = Transform(
 def scale_by_trust_ratio(
     min_norm: Scalar = 0.0, max_ratio: Scalar = math.inf, trust_coefficient: Scalar = 1.0
 ) -> Link:
-    """Scale what the stages before have made of a leaf's gradient to the length of the leaf.
+    """Scale the update of each leaf to the norm of the leaf.
 
     ``u = r * u``, ``r = min(trust_coefficient * max(||p||, min_norm) / ||u||, max_ratio)``, with
-    the 2-norms of the whole leaf in double precision; ``r = 1`` where either norm is 0, as that of
-    a bias that starts at 0. :func:`~functional_optim.masked` leaves it out for some leaves (biases
-    and scales, as many do).
+    2-norms of the whole leaf in double precision. ``r = 1`` if either norm is 0, such as that of a
+    bias that starts at 0. Use :func:`~functional_optim.masked` to exclude leaves, such as biases.
 
     Args:
-        min_norm: what counts as the parameter's norm where that is smaller, a number >= 0.
+        min_norm: lower bound of the norm of the parameter, a number >= 0.
         max_ratio: the largest ratio, a number >= 0.
         trust_coefficient: factor of the ratio, a number >= 0.
 

@@ -11,6 +11,7 @@ from functional_optim.bounds import NON_NEGATIVE
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Link, NoState, Sparse, Transform
 from functional_optim.numeric import add, is_active
+from functional_optim.transforms.decoupled_weight_decay import decoupled_weight_decay
 
 
 class WeightDecayHyper(NamedTuple):
@@ -19,7 +20,7 @@ class WeightDecayHyper(NamedTuple):
 
 class WeightDecayCoefficients(NamedTuple):
     weight_decay: float
-    active: bool  # lambda == 0 leaves the gradient alone, also where p is not finite
+    active: bool  # False if lambda is 0: then the gradient is unchanged, even if p is not finite
 
 
 def weight_decay_coefficients(step: float, hyper: WeightDecayHyper) -> WeightDecayCoefficients:
@@ -70,3 +71,12 @@ def weight_decay(weight_decay: Scalar) -> Link:
         Loshchilov & Hutter, "Decoupled weight decay regularization", ICLR 2019, eq. 2.
     """
     return WEIGHT_DECAY(weight_decay=weight_decay)
+
+
+def choose_weight_decay(weight_decay: Scalar, decoupled: bool) -> Link:
+    """Return decoupled weight decay, or else coupled weight decay."""
+    return (
+        decoupled_weight_decay(weight_decay)
+        if decoupled
+        else WEIGHT_DECAY(weight_decay=weight_decay)
+    )

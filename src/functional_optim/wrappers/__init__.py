@@ -1,6 +1,6 @@
-"""Stages around an optimizer: what runs when, and what is kept of the way that parameters went."""
+"""Stages around an optimizer: gates, averages of parameters, and slow parameters."""
 
-from functional_optim.core.constructor import links_constructors
+from functional_optim.core.constructor import register_link_constructors
 from functional_optim.wrappers.accumulate import accumulate
 from functional_optim.wrappers.apply_if_finite import apply_if_finite
 from functional_optim.wrappers.constrain_norm import constrain_norm
@@ -25,15 +25,4 @@ __all__ = [
     "tail_ema",
 ]
 
-links_constructors(
-    accumulate,
-    apply_if_finite,
-    constrain_norm,
-    ema,
-    lookahead,
-    outer_nesterov,
-    qk_clip,
-    sam,
-    swa,
-    tail_ema,
-)
+register_link_constructors(*(globals()[name] for name in __all__))

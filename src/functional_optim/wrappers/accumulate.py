@@ -1,7 +1,7 @@
-"""Accumulation: k gradients of small batches, and then a step by their mean.
+"""Gradient accumulation: one step with the mean of the gradients of k calls.
 
 s_i = s_{i-1} + g_i / k            i = 1 .. k, s_0 = 0
-g = s_k at each k-th call; the stages behind run only then
+g = s_k at each k-th call; the stages after it run only then
 """
 
 from typing import NamedTuple
@@ -30,7 +30,7 @@ class AccumulateShared(NamedTuple):
 
 class AccumulateCoefficients(NamedTuple):
     weight: float  # 1 / k
-    is_first: bool  # whether this is the leaf's first gradient since its last step
+    is_first: bool  # True if this is the first gradient of the leaf since its last step
 
 
 def accumulate_init(param: Tensor, hyper: AccumulateHyper) -> AccumulateState:
@@ -45,7 +45,7 @@ def accumulate_combine(
     shared: AccumulateShared, totals: tuple[()], hyper: AccumulateHyper
 ) -> AccumulateShared:
     calls = shared.calls if shared.calls < shared.every else 0.0
-    # A batch that is begun is finished as it was begun.
+    # A change of k takes effect at the start of a batch.
     every = float(hyper.every) if calls == 0.0 else shared.every
     return AccumulateShared(calls + 1.0, every)
 
@@ -85,26 +85,26 @@ ACCUMULATE = Transform(
 
 
 def accumulate(every: int) -> Link:
-    """Let every ``every``-th call step, by the mean of the gradients since the last step.
+    """Step at every ``every``-th call, with the mean of the gradients since the last step.
 
-    ``s = s + g / every``; at the ``every``-th call the stages behind this one run, with ``s`` in
-    place of the gradient. Their step counts, schedules and bias corrections know of these steps
-    only; :func:`~functional_optim.on_global_step` counts these steps too. Behind another gate (such
-    as ``apply_if_finite``) a call that does not come through is no part of the mean.
+    ``s = s + g / every``. At the ``every``-th call the stages after this one run, with ``s`` as
+    the gradient. Step counts, schedules and bias corrections of these stages count such steps only,
+    and so does :func:`~functional_optim.on_global_step`. After another gate (such as
+    ``apply_if_finite``), calls that the gate stops do not count.
 
-    A leaf without a gradient in some of the calls adds nothing in them; without one in all of them,
-    it is left alone.
+    A missing gradient counts as zero. A leaf whose gradient is missing in all calls of a step does
+    not change.
 
     Args:
-        every: how many calls make a step, a whole number >= 1. Changed in mid-batch, it holds from
-            the next batch on. It must be the same for all parameters.
+        every: number of calls per step, a whole number >= 1. A change takes effect at the next
+            batch. It must be the same for all parameters.
 
     Returns:
-        A link for :func:`~functional_optim.chain`. The step is that of the large batch, bit for bit
-        where that adds the same numbers in the same order.
+        A link for :func:`~functional_optim.chain`. The step is that of the large batch. Bits are
+        equal if the large batch adds the same numbers in the same order.
 
     Raises:
-        TypeError, ValueError: no whole number, or one below 1.
+        TypeError, ValueError: not a whole number, or a number below 1.
 
     Example::
 

@@ -1,7 +1,7 @@
-"""Steps by finite gradients only: a step whose gradients hold an infinity or NaN is left out.
+"""Steps with finite gradients only: a step with an infinity or NaN in a gradient is skipped.
 
 b = the number of elements, over all leaves and ranks, that are not finite
-the stages behind run if b = 0
+the stages after it run if b = 0
 """
 
 import math
@@ -43,7 +43,7 @@ def count_not_finite(
 def count_not_finite_each(
     params: list[Tensor], grads: list[Tensor], state: NoState, c: ApplyIfFiniteCoefficients
 ) -> tuple[Tensor]:
-    """Count by norms: where one is not finite, an element may be too large or not finite."""
+    """Count elements only in tensors whose norm is not finite. A norm may also overflow."""
     counts = torch.zeros(len(grads), dtype=torch.float64, device="cpu")
     filled = [k for k, one in enumerate(grads) if one.numel()]
     norms = foreach_vector_norm([grads[k] for k in filled]) if filled else []
@@ -104,24 +104,24 @@ APPLY_IF_FINITE = Transform(
 
 
 def apply_if_finite(max_skips: int) -> Link:
-    """Leave out steps whose gradients hold infinities or NaN, but not more than some in a row.
+    """Skip steps with an infinity or NaN in a gradient, up to a number of steps in a row.
 
-    All leaves are stepped, or none: what stands behind this link does not run, nor counts the step.
-    How many steps were left out, :meth:`Optimizer.shared` says.
+    Either all leaves are stepped, or none. In a skipped step the stages after this link do not run,
+    and do not count the step. :meth:`Optimizer.shared` returns the number of skipped steps.
 
-    In front of :func:`accumulate` it leaves out single micro-batches: the mean is then of more
-    calls. Behind it, it leaves out a whole step whose mean is not finite.
+    Before :func:`accumulate` it skips single micro-batches, and the mean is over more calls. After
+    :func:`accumulate`, it skips a whole step if the mean is not finite.
 
     Args:
-        max_skips: how many steps in a row may be left out, a whole number >= 0, the same for all
-            parameters; of the next one an error is made, with nothing changed.
+        max_skips: largest number of skipped steps in a row, a whole number >= 0, the same for all
+            parameters. One more step raises an error, and changes nothing.
 
     Returns:
         A link for :func:`~functional_optim.chain`. Each step reads one number on the host.
 
     Raises:
-        TypeError, ValueError: no whole number, or a negative one. From a step:
-            FloatingPointError, where one more step would have to be left out.
+        TypeError, ValueError: not a whole number, or a negative number.
+        FloatingPointError: in a step, after ``max_skips`` skipped steps in a row.
 
     Example::
 

@@ -3,7 +3,7 @@
     p = p * r / ||p||
 
 ||.|| is the Frobenius norm of a matrix, or the 2-norm of each of its rows. r is the norm that the
-parameter had at ``init``, or a given radius. Tensors with fewer than two dimensions are left alone.
+parameter had at ``init``, or a given radius. Tensors with fewer than two dimensions do not change.
 """
 
 from typing import NamedTuple
@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.bounds import Interval
-from functional_optim.core.dtensors import reduced
+from functional_optim.bounds import FINITE_POSITIVE
+from functional_optim.core.dtensors import reduce_partial
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Link, NoState, Rule
 from functional_optim.numeric import mul, select
@@ -21,7 +21,7 @@ from functional_optim.transforms.scale_by_trust_ratio import norm_of
 
 
 class ConstrainNormState(NamedTuple):
-    # r: shape (), or (rows, 1, ...) with rows=True; float32, or float64 where the parameter is
+    # r: shape (), or (rows, 1, ...) with rows=True; float32, or float64 for a float64 parameter
     norm: Tensor
 
 
@@ -41,30 +41,30 @@ def inverse_norms(param: Tensor, rows: bool) -> Tensor:
     return select(1.0 / select(norm, norm == 0.0, 1.0), norm == 0.0, 0.0)
 
 
-def scaled_by(param: Tensor, factor: Tensor) -> Tensor:
-    """Return the matrix times a factor; a factor of 0 leaves the elements alone."""
+def scale_matrix(param: Tensor, factor: Tensor) -> Tensor:
+    """Return the matrix times a factor. Elements with factor 0 do not change."""
     if param.dim() < 2:
         return param
-    # Rounded once: a factor of 16 bits would move the norm by up to 0.4 %.
+    # Round once: a 16-bit factor would change the norm by up to 0.4 %.
     return (param.to(factor.dtype) * select(factor, factor == 0.0, 1.0)).to(param.dtype)
 
 
 def constrain_norm_init(param: Tensor, hyper: ConstrainNormHyper) -> ConstrainNormState:
     dtype = torch.float64 if param.dtype == torch.float64 else torch.float32
     norm = unit_norm(param) if hyper.rows else norm_of(param)
-    return ConstrainNormState(reduced(norm).to(dtype))
+    return ConstrainNormState(reduce_partial(norm).to(dtype))
 
 
 def constrain_norm_rule(
     param: Tensor, grad: Tensor, state: ConstrainNormState, c: ConstrainNormHyper
 ) -> tuple[Tensor, ConstrainNormState]:
-    return scaled_by(param, state.norm * inverse_norms(param, c.rows)), state
+    return scale_matrix(param, state.norm * inverse_norms(param, c.rows)), state
 
 
 def constrain_norm_to_rule(
     param: Tensor, grad: Tensor, state: NoState, c: ConstrainNormToHyper
 ) -> tuple[Tensor, NoState]:
-    return scaled_by(param, mul(inverse_norms(param, c.rows), c.radius)), state
+    return scale_matrix(param, mul(inverse_norms(param, c.rows), c.radius)), state
 
 
 CONSTRAIN_NORM = Rule(
@@ -84,23 +84,23 @@ CONSTRAIN_NORM_TO = Rule(
     hyper=ConstrainNormToHyper,
     rule=constrain_norm_to_rule,
     uses_gradient=False,
-    bounds=(("radius", Interval(low=0.0, low_open=True, finite=True)),),
+    bounds=(("radius", FINITE_POSITIVE),),
     kind="per_matrix",
     takes_dtensors=True,
 )
-"""Another stage, since a given radius needs no state."""
+"""A second stage, which needs no state."""
 
 
 def constrain_norm(radius: Scalar | None = None, *, rows: bool = False) -> Link:
     """Scale each matrix, or each of its rows, back to a fixed norm after each step.
 
     ``p = p * r / ||p||``, with ``r`` the norm at ``init``, or ``radius``. Norms are computed in
-    double precision. A matrix or row with norm 0, now or at ``init``, is left alone, and so are
-    tensors with fewer than two dimensions. In a tensor of more than two dimensions, a row is all
-    elements that share an index of the first dimension. A complex parameter counts as a real one
-    whose last dimension holds real and imaginary parts.
+    double precision. A matrix or row whose norm is 0, now or at ``init``, does not change. Tensors
+    with fewer than two dimensions do not change. In a tensor of more than two dimensions, a row is
+    all elements that share an index of the first dimension. A complex parameter counts as a real
+    one whose last dimension holds real and imaginary parts.
 
-    Behind updates that are scaled to the length of the parameter, this is hyperball optimization:
+    After updates that are scaled to the norm of the parameter, this is hyperball optimization:
     ``chain(scale_by_adam(), scale_by_trust_ratio(), descend(lr), constrain_norm())``. With
     ``rows=True`` it is row norm control.
 
@@ -112,7 +112,7 @@ def constrain_norm(radius: Scalar | None = None, *, rows: bool = False) -> Link:
         rows: constrain the norm of each row instead of the matrix's.
 
     Returns:
-        A link for :func:`~functional_optim.chain`, to stand behind a rule. It needs whole leaves
+        A link for :func:`~functional_optim.chain`. Put it after a rule. It needs whole leaves
         (``kind="per_matrix"``).
 
     Raises:

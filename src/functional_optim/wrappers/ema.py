@@ -59,19 +59,19 @@ EMA = Rule(
 
 
 def ema(decay: Scalar) -> Link:
-    """Keep an average of the parameters, as the stages before have left them.
+    """Keep an exponential moving average of the parameters, after the stages before.
 
-    ``average = decay * average + (1 - decay) * p``, from the parameters at ``init`` on. It is what
-    :meth:`Optimizer.view` gives; training goes on with the parameters themselves.
+    ``average = decay * average + (1 - decay) * p``. It starts with the parameters at ``init``.
+    :meth:`Optimizer.view` returns the average. Training continues with the parameters themselves.
 
     Args:
         decay: a number in [0, 1), or a schedule.
 
     Returns:
-        A link for :func:`~functional_optim.chain`, to stand behind a rule.
+        A link for :func:`~functional_optim.chain`. Put it after a rule.
 
     Raises:
-        ValueError: a number outside.
+        ValueError: a number outside the bounds above.
 
     Example::
 

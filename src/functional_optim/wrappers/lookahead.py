@@ -25,7 +25,7 @@ class LookaheadHyper(NamedTuple):
 
 class LookaheadCoefficients(NamedTuple):
     alpha: float
-    is_last: bool  # whether this is the k-th step
+    is_last: bool  # True at each k-th step
 
 
 def lookahead_init(param: Tensor, hyper: LookaheadHyper) -> LookaheadState:
@@ -64,20 +64,20 @@ LOOKAHEAD = Rule(
 
 
 def lookahead(every: int = 5, alpha: Scalar = 0.5) -> Link:
-    """Let slow parameters follow at each ``every``-th step, and go on from there.
+    """Move slow parameters towards the parameters at each ``every``-th step, and restart there.
 
-    ``slow = slow + alpha * (p - slow)``, then ``p = slow``. :meth:`Optimizer.view` gives the slow
-    parameters. The state of the rule before is kept as it is.
+    ``slow = slow + alpha * (p - slow)``, then ``p = slow``. :meth:`Optimizer.view` returns the slow
+    parameters. The state of the rule before does not change.
 
     Args:
-        every: after how many steps, a whole number >= 1.
-        alpha: how far they follow, in [0, 1].
+        every: number of steps between two moves, a whole number >= 1.
+        alpha: part of the distance that the slow parameters move, in [0, 1].
 
     Returns:
-        A link for :func:`~functional_optim.chain`, to stand behind a rule.
+        A link for :func:`~functional_optim.chain`. Put it after a rule.
 
     Raises:
-        TypeError, ValueError: a value outside.
+        TypeError, ValueError: a value outside the bounds above.
 
     Example::
 

@@ -35,7 +35,7 @@ class OuterNesterovHyper(NamedTuple):
 
 
 class OuterNesterovCoefficients(NamedTuple):
-    weight: float  # 1 at an H-th step, else 0: one program or one CUDA graph serves every step
+    weight: float  # 1 at an H-th step, else 0; so one program or CUDA graph serves every step
     decay: float  # mu at an H-th step, else 1
     outer_momentum: float
     step_size: float  # -lr_o at an H-th step, else 0
@@ -96,8 +96,8 @@ def outer_nesterov(every: int = 500, outer_lr: Scalar = 0.7, outer_momentum: Sca
     The distance that the rule moved in ``every`` steps is the gradient of an outer SGD:
     ``d = slow - p``, ``b = outer_momentum * b + d``,
     ``slow = slow - outer_lr * (d + outer_momentum * b)``, and ``p = slow``. The state of the rule
-    before is kept. :meth:`Optimizer.view` gives the slow parameters. This is DiLoCo with one
-    worker; with Muon as the rule it is MuLoCo-1. With ``outer_momentum=0`` it is
+    before does not change. :meth:`Optimizer.view` returns the slow parameters. This is DiLoCo with
+    one worker; with Muon as the rule it is MuLoCo-1. With ``outer_momentum=0`` it is
     :func:`~functional_optim.lookahead` with ``alpha=outer_lr``, up to rounding.
 
     Cost: six element-wise operations in every step, since one program serves all steps; the state
@@ -109,11 +109,11 @@ def outer_nesterov(every: int = 500, outer_lr: Scalar = 0.7, outer_momentum: Sca
         outer_momentum: decay of the outer momentum, >= 0.
 
     Returns:
-        A link for :func:`~functional_optim.chain`, to stand behind a rule. The defaults are
-        DiLoCo's.
+        A link for :func:`~functional_optim.chain`. Put it after a rule. The defaults are those of
+        DiLoCo.
 
     Raises:
-        TypeError, ValueError: a value outside.
+        TypeError, ValueError: a value outside the bounds above.
 
     Example::
 

@@ -4,8 +4,8 @@ After the step, for the rows of a query or key projection that belong to head h:
 
     W_h = W_h * min(1, tau / S_h)^a
 
-S_h is the largest attention logit of head h in this step's batch. Query and key share the factor by
-a = 1/2 each. The paper sets tau = 100.
+S_h is the largest attention logit of head h in this step's batch. With a = 1/2, query and key each
+get the root of the factor. The paper sets tau = 100.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from functional_optim.bounds import UNIT, Interval
+from functional_optim.bounds import FINITE_POSITIVE, UNIT
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.leaf_input import LeafInput
 from functional_optim.core.stage import Link, Rule
@@ -21,7 +21,7 @@ from functional_optim.numeric import clamp, div, power
 
 
 class QkClipState(NamedTuple):
-    max_logit: list[Tensor]  # [S], of the parameter's shape and dtype, in a step given it; else []
+    max_logit: list[Tensor]  # [S] of the parameter's shape and dtype, if the step gets S; else []
 
 
 class QkClipHyper(NamedTuple):
@@ -50,42 +50,39 @@ QK_CLIP = Rule(
     state_depends_on=(),
     rule=qk_clip_rule,
     uses_gradient=False,
-    bounds=(
-        ("tau", Interval(low=0.0, low_open=True, finite=True)),
-        ("exponent", UNIT),
-    ),
+    bounds=(("tau", FINITE_POSITIVE), ("exponent", UNIT)),
     inputs=(LeafInput("max_logit", required=False),),
 )
 
 
 def qk_clip(tau: Scalar = 100.0, exponent: Scalar = 0.5) -> Link:
-    """Scale query and key projections down, after the step, where attention logits grew too large.
+    """Scale down query and key projections after the step, if attention logits are too large.
 
-    ``W_h = W_h * min(1, tau / max_logit_h)**exponent`` for the rows of each head ``h``. Heads whose
-    largest logit is at most ``tau`` keep their weights bit for bit.
+    ``W_h = W_h * min(1, tau / max_logit_h)**exponent`` for the rows of each head ``h``. The weights
+    of heads whose largest logit is at most ``tau`` do not change.
 
-    Steps are given ``extra={"max_logit": ...}``: for each parameter that this link acts on, a
-    tensor of the parameter's shape. Each row of it holds the largest logit of the row's head in
-    this batch. It may be an expanded view::
+    Pass ``extra={"max_logit": ...}`` to a step: a tensor of the parameter's shape for each
+    parameter that this link acts on. Each row contains the largest logit of its head in this batch.
+    It may be an expanded view::
 
         heads, size = logits.shape[0], weight.shape[0] // logits.shape[0]
         max_logit = logits.repeat_interleave(size)[:, None].expand_as(weight)
 
-    A step without it clips nothing. Restrict the link to the projections with
-    :func:`~functional_optim.masked`; other parameters have None in the tree of ``max_logit``.
-    Behind :func:`~functional_optim.accumulate`, give the largest logits of all micro-batches at the
-    call that makes the step. With grouped queries, a key head takes the largest logit of
-    its group. In multi-head latent attention the paper scales the heads' compressed query and key
-    parts by exponent 1/2, the heads' rotary query by exponent 1, and leaves the shared rotary key.
+    A step without ``max_logit`` clips nothing. Restrict the link to the projections with
+    :func:`~functional_optim.masked`; all other parameters have None in the tree of ``max_logit``.
+    After :func:`~functional_optim.accumulate`, pass the largest logits of all micro-batches at the
+    call that makes the step. With grouped queries, a key head has the largest logit of its group.
+    In multi-head latent attention the paper scales the heads' compressed query and key parts with
+    exponent 1/2, the heads' rotary query with exponent 1, and does not scale the shared rotary key.
 
-    Cost: three element-wise operations in a step that is given logits; no state between steps.
+    Cost: three element-wise operations in a step with logits; no state between steps.
 
     Args:
         tau: the largest logit that passes unscaled, a finite number > 0.
         exponent: a number in [0, 1]: this parameter's share of the factor.
 
     Returns:
-        A link for :func:`~functional_optim.chain`, to stand behind a rule. Behind
+        A link for :func:`~functional_optim.chain`. Put it after a rule. After
         :func:`~functional_optim.muon` it is MuonClip.
 
     Raises:

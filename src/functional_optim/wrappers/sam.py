@@ -1,7 +1,7 @@
 """Sharpness-aware minimisation: Foret, Kleiner, Mobahi & Neyshabur 2021, algorithm 1.
 
-Two calls make a step. The first, by the gradient g at p, goes up; the second, by the gradient
-there, goes back, and lets the stages behind step p by it:
+Two calls make a step. The first call moves p up along the gradient g at p. The second call gets the
+gradient at the new point, moves p back, and the stages after it step p with this gradient:
 
     n = sqrt(sum over all tensors of sum g^2)
     1:  o = p,  p = p + rho * g / (n + 1e-12)
@@ -37,7 +37,7 @@ class SamShared(NamedTuple):
 class SamCoefficients(NamedTuple):
     scale: float  # rho / (n + 1e-12)
     goes_up: bool
-    goes_back: bool  # what has gone up, and nothing else
+    goes_back: bool  # True if the leaf went up in the first call
 
 
 def sam_init(param: Tensor, hyper: SamHyper) -> SamState:
@@ -104,17 +104,18 @@ SAM = Rule(
 
 
 def sam(rho: Scalar = 0.05) -> Link:
-    """Step by the gradients at the worst point nearby: two calls, with gradients of each, a step.
+    """Step with the gradients at the worst point nearby. Each step takes two calls.
 
-    After the first call parameters stand ``rho`` away, up the gradient; the gradients there are for
-    the second, after which they have made the step of the stages behind. A leaf without a gradient
-    in the first call does not go up; one without in the second only comes back.
+    The first call moves the parameters up along their gradients, by the distance ``rho``. Compute
+    gradients there, and pass them to the second call, which moves the parameters back and runs the
+    stages after this link. A leaf without a gradient in the first call does not move up. A leaf
+    without a gradient in the second call only moves back.
 
     Args:
-        rho: how far, a number >= 0.
+        rho: the distance, a number >= 0.
 
     Returns:
-        A link for :func:`~functional_optim.chain`, to stand before a rule.
+        A link for :func:`~functional_optim.chain`. Put it before a rule.
 
     Raises:
         ValueError: a negative number, or NaN.

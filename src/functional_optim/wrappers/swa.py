@@ -31,7 +31,7 @@ class SwaCoefficients(NamedTuple):
 
 
 def steps_after(step: float, start: int) -> float:
-    """Return ``max(step - start, 0)`` by arithmetic alone, which a graph can record."""
+    """Return ``max(step - start, 0)`` by arithmetic only, which a graph can record."""
     difference = step - start
     size: float = (difference * difference) ** 0.5
     return (difference + size) / 2.0
@@ -74,23 +74,23 @@ SWA = Rule(
 def swa(start: int, every: int = 1) -> Link:
     """Average the parameters after step ``start`` and after every ``every``-th step from there on.
 
-    The average is what :meth:`Optimizer.view` and :meth:`TorchOptimizer.averaged` give; training
+    :meth:`Optimizer.view` and :meth:`TorchOptimizer.averaged` return the average. Training
     continues with the parameters themselves. Until step ``start`` the average is the parameter. The
-    paper gives the rule before a constant or a cyclical learning rate, with ``every`` the length of
-    a cycle. Statistics of batch normalisation belong to no parameter: recompute them for the
-    averaged weights (``torch.optim.swa_utils.update_bn``).
+    paper uses a constant or a cyclical learning rate, with ``every`` the length of a cycle.
+    Statistics of batch normalisation are not parameters: recompute them for the averaged weights
+    (``torch.optim.swa_utils.update_bn``).
 
     Cost: one element-wise operation; the state holds the parameter's bytes.
 
     Args:
         start: the first step whose parameters are averaged, a whole number >= 1.
-        every: steps between two members of the average, a whole number >= 1.
+        every: number of steps between two terms of the average, a whole number >= 1.
 
     Returns:
-        A link for :func:`~functional_optim.chain`, to stand behind a rule.
+        A link for :func:`~functional_optim.chain`. Put it after a rule.
 
     Raises:
-        TypeError, ValueError: no whole number, or one below 1.
+        TypeError, ValueError: not a whole number, or a number below 1.
 
     Example::
 

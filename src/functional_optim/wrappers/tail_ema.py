@@ -60,10 +60,10 @@ TAIL_EMA = Rule(
 def tail_ema(decay: Scalar, start: int) -> Link:
     """Average the parameters with exponential weights, from step ``start`` on.
 
-    ``average = decay * average + (1 - decay) * p`` after each step behind ``start``; until then the
-    average is the parameter. So the average forgets neither too slowly nor starts at the random
-    parameters of ``init``. With ``start=0`` it is :func:`~functional_optim.ema`, bit for bit. The
-    average is what :meth:`Optimizer.view` and :meth:`TorchOptimizer.averaged` give.
+    ``average = decay * average + (1 - decay) * p`` after each step after ``start``. Until then the
+    average is the parameter, so the random parameters of ``init`` have no weight in it. With
+    ``start=0`` it is :func:`~functional_optim.ema`, bit for bit. :meth:`Optimizer.view` and
+    :meth:`TorchOptimizer.averaged` return the average.
 
     Cost: one element-wise operation; the state holds the parameter's bytes.
 
@@ -72,10 +72,10 @@ def tail_ema(decay: Scalar, start: int) -> Link:
         start: the step whose parameters the average starts from, a whole number >= 0.
 
     Returns:
-        A link for :func:`~functional_optim.chain`, to stand behind a rule.
+        A link for :func:`~functional_optim.chain`. Put it after a rule.
 
     Raises:
-        TypeError, ValueError: a value outside.
+        TypeError, ValueError: a value outside the bounds above.
 
     Example::
 

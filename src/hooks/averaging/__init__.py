@@ -1,4 +1,4 @@
-"""Training on one's own, with a mean over ranks now and then: local SGD and what grew from it."""
+"""Local SGD and its successors: each rank trains alone, and ranks sometimes average parameters."""
 
 from typing import NoReturn
 
@@ -45,10 +45,10 @@ _GONE = {
     "at_once": _REPLICAS,
     "one_by_one": _REPLICAS,
 }
-"""What this package no longer has, and what to write instead."""
+"""Removed names, and what replaces each."""
 
 
 def __getattr__(name: str) -> NoReturn:
-    if name in _GONE:  # an AttributeError would lose its text in ``from hooks.averaging import``
+    if name in _GONE:  # ``from hooks.averaging import`` drops the text of an AttributeError
         raise ImportError(f"hooks.averaging has no {name} any more: {_GONE[name]}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

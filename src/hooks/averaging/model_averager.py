@@ -1,4 +1,4 @@
-"""Base class of averagers: it counts steps, and at some of them makes ranks agree on parameters."""
+"""Base class of averagers, which count steps and sometimes make ranks agree on parameters."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,22 +7,22 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch import Tensor
 
-from functional_optim.core.brief import brief
-from functional_optim.core.dtensors import is_sharded
+from functional_optim.core.dtensors import is_dtensor
+from functional_optim.core.format import format_value
 from hooks.averaging.rank_means import PendingMean, has_mean
 
 RANGE = "functional_optim.average_parameters"
-"""The name under which torch.profiler shows the averaging."""
+"""Name of averaging in traces of torch.profiler."""
 
 Params = Iterable[Tensor] | Iterable[Mapping[str, Any]]
 
 
 class ModelAverager(ABC):
-    """Base of what :class:`~hooks.PostLocalSGDOptimizer` calls after each of its steps.
+    """Averager, which :class:`~hooks.PostLocalSGDOptimizer` calls after each of its steps.
 
     Args:
         process_group: of all ranks that average.
-        warmup_steps: how many steps come before the first after which anything may be averaged.
+        warmup_steps: number of steps before the first possible averaging.
 
     Example::
 
@@ -36,49 +36,49 @@ class ModelAverager(ABC):
 
     def __init__(self, process_group: dist.ProcessGroup, warmup_steps: int) -> None:
         self.process_group = process_group
-        """Of all ranks that average."""
+        """The group of all ranks that average."""
         self.warmup_steps = warmup_steps
-        """How many steps come before the first after which anything may be averaged."""
+        """Number of steps before the first possible averaging."""
         self.step = 0
-        """How many steps were made: calls of :meth:`average_parameters`."""
+        """Number of steps so far: calls of :meth:`average_parameters`."""
 
     @property
     @abstractmethod
     def bytes_sent(self) -> int:
-        """The bytes of tensors that this rank has sent, headers not counted."""
+        """The bytes of tensors that this rank has sent, without headers."""
 
-    def begin(self) -> None:  # noqa: B027  most keep nothing of the parameters
-        """Take note of the parameters that the first step is made from.
+    def begin(self) -> None:  # noqa: B027  most averagers do not copy parameters
+        """Read the parameters before the first step.
 
-        :class:`~hooks.PostLocalSGDOptimizer` calls it before that step. Whoever calls
-        :meth:`average_parameters` without one calls it where parameters were written to after the
-        averager was made, as by loading a model.
+        :class:`~hooks.PostLocalSGDOptimizer` calls this before its first step. Without that
+        optimizer, call it if parameters were written after the averager was created, such as by
+        loading a model.
         """
 
     @abstractmethod
     def average_parameters(self, params: Params, state: Sequence[Tensor] = ()) -> None:
-        """Account for a step, and average if it is due.
+        """Count a step, and average if it is due.
 
         Args:
             params: parameters, or parameter groups of an optimizer; the same on all ranks.
-            state: further tensors to average with them.
+            state: more tensors to average.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """The count of steps, and all that is kept from one step to the next.
+        """Return the step count, and everything that is kept between steps.
 
-        It loads under the defaults of ``torch.load``.
+        ``torch.load`` loads it with ``weights_only=True``, its default.
         """
         return {"step": self.step}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from there.
+        """Load a state dict.
 
         Args:
-            state_dict: of an averager of the same kind and the same parameters.
+            state_dict: of an averager of the same class and the same parameters.
 
         Raises:
-            ValueError: of another; nothing is changed.
+            ValueError: the state dict does not fit; nothing is changed.
         """
         self.check(state_dict)
         self.step = int(state_dict["step"])
@@ -87,15 +87,15 @@ class ModelAverager(ABC):
         """Check that :meth:`load_state_dict` can load a state dict.
 
         Raises:
-            ValueError: it is of another averager.
+            ValueError: the state dict is of another averager.
         """
         self.check_has(state_dict, "step")
 
     def check_has(self, saved: Mapping[str, Any], *keys: str) -> None:
-        """Check that a checkpoint, or a part of it, has these keys.
+        """Check that a checkpoint, or a part of one, has these keys.
 
         Raises:
-            ValueError: names those that it lacks.
+            ValueError: names the missing keys.
         """
         lacking = [key for key in keys if key not in saved]
         if lacking:
@@ -108,31 +108,26 @@ class ModelAverager(ABC):
 
 
 class InFlight(NamedTuple):
-    """A mean that was begun and is not applied yet."""
+    """Mean in progress, to be applied after a later step."""
 
     due: int
-    """After which step it is applied."""
+    """The step after which the mean is applied."""
     sent: list[Tensor]
-    """What parameters were when it was begun; empty where it is applied at once."""
+    """The parameters at the start; empty if the mean is applied at once."""
     mean: PendingMean
 
-    def saved(self) -> dict[str, Any]:
-        """For a checkpoint: the mean, once it is there, with what belongs to it."""
+    def to_dict(self) -> dict[str, Any]:
+        """Wait for the mean, and return all fields, for a checkpoint."""
         return {**self._asdict(), "mean": self.mean.wait()}
 
     @classmethod
-    def loaded(cls, saved: Mapping[str, Any]) -> "InFlight":
-        """Load what :meth:`saved` wrote."""
+    def from_dict(cls, saved: Mapping[str, Any]) -> "InFlight":
+        """Load the fields of :meth:`to_dict`."""
         sent, views = ([one.clone() for one in saved[key]] for key in ("sent", "mean"))
         return cls(int(saved["due"]), sent, PendingMean(views))
 
 
-def check_steps(period: int, warmup_steps: int) -> None:
-    """Check that an outer rule knows when it is to step.
-
-    Raises:
-        ValueError: a period below 1, or a negative warm-up.
-    """
+def check_period(period: int, warmup_steps: int) -> None:
     if period < 1:
         raise ValueError(f"period must be a number of steps from 1 on, got {period}")
     if warmup_steps < 0:
@@ -140,32 +135,28 @@ def check_steps(period: int, warmup_steps: int) -> None:
 
 
 def refuse_state(state: Sequence[Tensor]) -> None:
-    """Check that an outer rule is given nothing but the parameters.
-
-    Raises:
-        ValueError: something is.
-    """
+    """Raise ValueError if an outer rule gets more tensors than the parameters."""
     if state:
         raise ValueError("an outer rule has no use for further tensors: leave out state")
 
 
-def shards_in(tensors: Sequence[Tensor]) -> list[Any] | None:
-    """Return which shards of DTensors this rank holds, for ranks to compare; None without DTensors.
+def shard_coordinates(tensors: Sequence[Tensor]) -> list[Any] | None:
+    """Return the shards of DTensors on this rank, to compare ranks; None without DTensors.
 
-    Ranks that hold one shard are at one coordinate of their mesh, but for the dimensions over which
-    the tensor is replicated.
+    Ranks with the same shard have the same coordinates in the mesh, except in the dimensions over
+    which the tensor is replicated.
     """
     found: list[Any] = []
-    for place, tensor in enumerate(tensors):
-        if is_sharded(tensor):
+    for index, tensor in enumerate(tensors):
+        if is_dtensor(tensor):
             pairs = zip(tensor.placements, tensor.device_mesh.get_coordinate() or (), strict=True)
             cuts = [(repr(one), at) for one, at in pairs if not one.is_replicate()]
-            found.append((place, tuple(tensor.shape), cuts))
+            found.append((index, tuple(tensor.shape), cuts))
     return found or None
 
 
 def params_in(params: Params) -> list[Tensor]:
-    """The parameters meant, each once; those of whole numbers, which have no mean, are left out.
+    """Return the parameters, each once, without those of integers, which have no mean.
 
     Raises:
         NotImplementedError: neither parameters nor groups, as torch raises it.
@@ -175,7 +166,7 @@ def params_in(params: Params) -> list[Tensor]:
         if not isinstance(one, (Tensor, Mapping)):
             raise NotImplementedError(
                 "average_parameters takes parameters or parameter groups, got an iterable with "
-                f"{brief(one)}"
+                f"{format_value(one)}"
             )
         for param in [one] if isinstance(one, Tensor) else one["params"]:
             if has_mean(param):

@@ -1,4 +1,4 @@
-"""An outer optimizer: what ranks changed on their own, on average, is the gradient of a rule."""
+"""Outer optimizer: its gradient is the mean change of the parameters over all ranks."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -9,37 +9,37 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from functional_optim import Optimizer, TorchOptimizer
-from functional_optim.core.brief import brief
 from functional_optim.core.chain import require_one_chain
 from functional_optim.core.closure_optimizer import refuse_closure
-from functional_optim.core.compiling import uncompiled
-from functional_optim.core.dtensors import is_sharded, local
-from functional_optim.core.local_shards import can_step_shards, placed
+from functional_optim.core.dtensors import is_dtensor, to_local
+from functional_optim.core.dynamo import disable_compile
+from functional_optim.core.format import format_value
+from functional_optim.core.local_shards import can_step_shards, format_placements
 from functional_optim.kernels import is_measured
 from hooks.averaging.compression import Compression
-from hooks.averaging.compression.checks import TAKEN
+from hooks.averaging.compression.checks import ENCODABLE_DTYPES
 from hooks.averaging.compression.error_feedback import with_error_feedback
 from hooks.averaging.model_averager import (
     RANGE,
     InFlight,
     ModelAverager,
     Params,
-    check_steps,
+    check_period,
     params_in,
     refuse_state,
-    shards_in,
+    shard_coordinates,
 )
 from hooks.averaging.rank_means import RankMeans, checksum
-from hooks.ranges import named_range
+from hooks.profiling import named_range
 from sharding import ParameterSpec, ShardPlan, plan
-from sharding.transport.groups import resolved
+from sharding.transport.groups import resolve_group
 
 
 class OuterModelAverager(ModelAverager):
-    """Every ``period`` steps, the mean change of the ranks' parameters is given to an outer rule.
+    """Steps an outer rule every ``period`` steps, with the ranks' mean change as its gradient.
 
-    With ``a`` the *anchor* (parameters as all ranks had them when they last agreed) and ``x_r``
-    those of rank ``r`` after ``H`` steps of its own:
+    The *anchor* ``a`` is a copy of the parameters from when all ranks last agreed. With ``x_r`` the
+    parameters of rank ``r`` after ``H`` local steps:
 
         d_r = a - x_r                        (the outer gradient)
         d   = (((C(d_0) + C(d_1)) + ...) / W
@@ -48,46 +48,44 @@ class OuterModelAverager(ModelAverager):
 
     The outer rule is any optimizer: SGD with lr 1 is plain averaging, with momentum SlowMo (Wang
     et al. 2019, arXiv 1910.00643, algorithm 1), with Nesterov's momentum DiLoCo (Douillard et al.
-    2023, arXiv 2311.08105, algorithm 1); docs/concepts/averaging.md lists settings that
-    were published. ``C`` compresses; with error feedback, what it loses is added to the next
-    change.
+    2023, arXiv 2311.08105, algorithm 1); docs/concepts/averaging.md lists published settings.
+    ``C`` compresses; with error feedback, its error is added to the next change.
 
     **Streaming** (Douillard et al. 2025, arXiv 2501.18512): with ``fragments=F`` the parameters are
-    dealt out to fragments of about the same size, which take turns, ``H / F`` steps from one to
-    the next. With ``delay=d`` a fragment's mean is taken in the background while ``d`` more
-    steps are made, and is then applied as ``x_r <- m x_r + (1 - m) a`` with ``m`` the ``mixing``;
-    without ``mixing``, what those steps changed is kept: ``x_r <- a + (x_r - x_r as sent)``.
+    divided into fragments of about the same size, which are averaged in turn, every ``H / F``
+    steps. With ``delay=d`` a fragment's mean is computed in the background during ``d`` more
+    steps, and is then applied as ``x_r <- m x_r + (1 - m) a`` with ``m`` the ``mixing``. Without
+    ``mixing``, the changes of those steps are kept: ``x_r <- a + (x_r - x_r as sent)``.
 
     The first anchors are the parameters before the first step of a
-    :class:`~hooks.PostLocalSGDOptimizer` (see :meth:`begin`), or those of after the warm-up.
-    Anchors of 16-bit parameters are kept in float32. Of a DTensor, as FSDP2 makes it, each rank has
-    the anchor of its shard, and averages it with the same shard on the other ranks: the process
-    group is that of the dimension of a mesh over which parameters are replicated. Outer state,
-    anchors, residuals and what is in flight are in :meth:`state_dict`, so that a run that is
-    stopped in mid-period goes on bit for bit.
+    :class:`~hooks.PostLocalSGDOptimizer` (see :meth:`begin`), or those after the warm-up. Anchors
+    of 16-bit parameters are float32. For a DTensor, as FSDP2 creates it, each rank has the anchor
+    of its shard, and averages it with the same shard on the other ranks: the process group is that
+    of the mesh dimension over which parameters are replicated. :meth:`state_dict` has outer state,
+    anchors, residuals and means in flight, so a run that stops within a period resumes bit for bit.
 
     Args:
-        params: that are averaged, or parameter groups; equal on all ranks, as DDP makes them. Other
-            parameters are left alone.
+        params: parameters or parameter groups to average; equal on all ranks, as DDP makes them.
+            Other parameters are not changed.
         outer: the outer rule.
         period: ``H``, the number of steps from one mean of a fragment to its next.
         warmup_steps: steps in which all ranks keep the same parameters (their gradients are
-            averaged); the first period begins after them.
+            averaged); the first period starts after them.
         process_group: of the ranks that average; a DeviceMesh of one dimension; None for the world.
-        fragments: how many, or a :class:`~sharding.ShardPlan` over them that cuts no parameter,
-            with the parameters' places as paths.
-        delay: how many steps are made before a mean is applied; less than the period.
-        mixing: the share of a rank's own parameters that stays when a delayed mean is applied.
-        compression: how the changes are sent, of parameters of float32 and 16 bits; None sends
-            them as they are.
-        error_feedback: whether what a compression loses is sent later.
+        fragments: their number, or a :class:`~sharding.ShardPlan` over them that splits no
+            parameter, with the parameters' indices as paths.
+        delay: number of steps before a mean is applied; less than the period.
+        mixing: the weight of a rank's own parameters when a delayed mean is applied.
+        compression: encodes the changes, of float32 and 16-bit parameters; None to send them
+            unchanged.
+        error_feedback: True to send the compression's error later.
 
     Raises:
-        TypeError: ``outer`` is no Optimizer.
-        ValueError: an outer rule that needs whole tensors, or totals over them, with parameters
-            that are DTensors; a period below 1, a delay or a number of fragments that it has no
-            room for, no parameters, a mixing without delay or out of [0, 1), a compression of
-            parameters whose digits it does not send.
+        TypeError: ``outer`` is not an Optimizer.
+        ValueError: an outer rule that needs whole tensors, or totals over them, with DTensors; a
+            period below 1; a delay or a number of fragments that the period is too short for; no
+            parameters; a mixing without delay or out of [0, 1); a compression of parameters with
+            another dtype.
 
     Example::
 
@@ -118,23 +116,25 @@ class OuterModelAverager(ModelAverager):
     ) -> None:
         refuse_closure(outer, "OuterModelAverager")
         if not isinstance(outer, Optimizer):
-            raise TypeError(f"outer must be an Optimizer, such as sgd(lr=0.7), got {brief(outer)}")
-        require_one_chain(outer, "OuterModelAverager")  # fragments are stepped one by one
-        check_steps(period, warmup_steps)
+            raise TypeError(
+                f"outer must be an Optimizer, such as sgd(lr=0.7), got {format_value(outer)}"
+            )
+        require_one_chain(outer, "OuterModelAverager")  # fragments are stepped separately
+        check_period(period, warmup_steps)
         _check_delay(period, delay, mixing)
-        super().__init__(resolved(process_group), warmup_steps)
+        super().__init__(resolve_group(process_group), warmup_steps)
         self.period = period
         """The number of steps from one mean of a fragment to its next."""
         self.delay, self.mixing = delay, mixing
-        self._given = params_in(params)
-        _check_shards(outer, self._given)
-        self._shards = shards_in(self._given)
-        self._params: list[Tensor] = list(map(local, self._given))
-        self._fragments = _fragments_of(self._given, fragments, period)
-        self._feeds_back = error_feedback
-        self._anchors = [nn.Parameter(wide(param)) for param in self._params]
+        self._full_params = params_in(params)
+        _check_shards(outer, self._full_params)
+        self._shards = shard_coordinates(self._full_params)
+        self._params: list[Tensor] = list(map(to_local, self._full_params))
+        self._fragments = _fragments_of(self._full_params, fragments, period)
+        self._error_feedback = error_feedback
+        self._anchors = [nn.Parameter(wide_copy(param)) for param in self._params]
         self.optimizer = TorchOptimizer(self._anchors, outer)
-        """The outer rule over the anchors: its ``param_groups`` are where to change its rate."""
+        """The outer rule over the anchors. Change its learning rate in its ``param_groups``."""
         self._means = RankMeans(self.process_group, background=delay > 0)
         self._compression = compression
         self._residuals: list[Tensor] = []
@@ -145,34 +145,34 @@ class OuterModelAverager(ModelAverager):
 
     @property
     def bytes_sent(self) -> int:
-        """The bytes of tensors that this rank has sent, headers not counted."""
+        """The bytes of tensors that this rank has sent, without headers."""
         return self._means.bytes_sent
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Take the parameters of now as anchors."""
+        """Copy the current parameters to the anchors."""
         for anchor, one in zip(self._anchors, self._params, strict=True):
             anchor.copy_(one)
 
-    @uncompiled
+    @disable_compile
     @torch.no_grad()
     def average_parameters(self, params: Params = (), state: Sequence[Tensor] = ()) -> None:
-        """Account for a step; begin and apply the means that are due.
+        """Count a step; start and apply the means that are due.
 
         Args:
-            params: looked at no further: what is averaged was said at construction.
+            params: ignored; the constructor got the parameters.
             state: must be empty.
 
         Raises:
-            ValueError: further tensors; ranks whose anchors are not the same.
-            TransportError: a rank that did not come, by its number.
+            ValueError: ``state`` is not empty; ranks with different anchors.
+            TransportError: names a missing rank.
         """
         refuse_state(state)
         if self.step == self.warmup_steps - 1:
             self.begin()
         with named_range(RANGE):
             for number in self._due():
-                self._in_flight[number] = self._begun(number)
+                self._in_flight[number] = self._start(number)
             for number, found in list(self._in_flight.items()):
                 if self.step >= found.due:
                     del self._in_flight[number]
@@ -180,27 +180,27 @@ class OuterModelAverager(ModelAverager):
         self.step += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Outer state, anchors, residuals, what is in flight, and the count of steps."""
+        """Return outer state, anchors, residuals, means in flight, and the step count."""
         return {
             **super().state_dict(),
             "outer": self.optimizer.state_dict(),
             "anchors": [anchor.detach() for anchor in self._anchors],
             "residuals": self._residuals,
-            "in_flight": {number: one.saved() for number, one in self._in_flight.items()},
+            "in_flight": {number: one.to_dict() for number, one in self._in_flight.items()},
         }
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from there.
+        """Load a state dict.
 
         Args:
-            state_dict: of an averager of the same parameters, fragments and compression. All but
-                the residuals is the same on all ranks that hold the same shards, so that it may be
-                loaded by another number of ranks where nothing is in flight: leave out
-                ``"residuals"`` then, which belong to one rank, and they begin at zero.
+            state_dict: of an averager of the same parameters, fragments and compression. Everything
+                except residuals is equal on all ranks with the same shards. So another number of
+                ranks can load it if no mean is in flight: delete ``"residuals"``, which belong to
+                one rank; they then start at zero.
 
         Raises:
-            ValueError: of others; nothing is changed.
+            ValueError: the state dict does not fit; nothing is changed.
         """
         self.check(state_dict)
         residuals = state_dict.get("residuals", list(map(torch.zeros_like, self._residuals)))
@@ -210,40 +210,40 @@ class OuterModelAverager(ModelAverager):
             own.copy_(one)
         self._residuals = [one.clone() for one in residuals]
         saved = state_dict["in_flight"].items()
-        self._in_flight = {int(number): InFlight.loaded(one) for number, one in saved}
+        self._in_flight = {int(number): InFlight.from_dict(one) for number, one in saved}
 
     def check(self, state_dict: Mapping[str, Any]) -> None:
-        """Check a state dict; loading says if the state of the outer rule fits."""
+        """Check a state dict, except the outer rule's state, which ``load_state_dict`` checks."""
         super().check(state_dict)
         self.check_has(state_dict, "outer", "anchors", "in_flight")
         check_shapes("anchors", state_dict["anchors"], self._anchors)
         check_shapes("residuals", state_dict.get("residuals", self._residuals), self._residuals)
         for number, saved in state_dict["in_flight"].items():
             self.check_has(saved, *InFlight._fields)
-            places = self._fragments[int(number)] if int(number) < len(self._fragments) else []
-            own: list[Tensor] = [self._params[k] for k in places]
-            means = own if self._compression is None else [torch.empty(self._numel(places))]
+            indices = self._fragments[int(number)] if int(number) < len(self._fragments) else []
+            own: list[Tensor] = [self._params[k] for k in indices]
+            means = own if self._compression is None else [torch.empty(self._numel(indices))]
             check_shapes(f"means in flight of fragment {number}", saved["mean"], means)
             if saved["sent"]:
                 check_shapes(f"parameters sent of fragment {number}", saved["sent"], own)
 
     def _due(self) -> list[int]:
-        """The fragments whose turn comes after this step."""
+        """Return the fragments whose mean starts after this step."""
         made = self.step + 1 - self.warmup_steps
         count = len(self._fragments)
         turns = [(number + 1) * self.period // count for number in range(count)]
         return [k for k, turn in enumerate(turns) if made > 0 and (made - turn) % self.period == 0]
 
-    def _begun(self, number: int) -> InFlight:
-        places = self._fragments[number]
-        changes = [self._anchors[k] - self._params[k] for k in places]
-        sent = [self._params[k].detach().clone() for k in places] if self.delay else []
+    def _start(self, number: int) -> InFlight:
+        indices = self._fragments[number]
+        changes = [self._anchors[k] - self._params[k] for k in indices]
+        sent = [self._params[k].detach().clone() for k in indices] if self.delay else []
         due = self.step + self.delay
-        mark = [self._shards, *(checksum(self._anchors[k]) for k in places)]
+        mark = [self._shards, *(checksum(self._anchors[k]) for k in indices)]
         if self._compression is None:
             return InFlight(due, sent, self._means.launch(changes, mark=mark))
         flat = torch.cat([one.reshape(-1).float() for one in changes])
-        if self._feeds_back:
+        if self._error_feedback:
             payload, self._residuals[number] = with_error_feedback(
                 self._compression, flat, self._residuals[number]
             )
@@ -254,35 +254,35 @@ class OuterModelAverager(ModelAverager):
         return InFlight(due, sent, mean)
 
     def _apply(self, number: int, found: InFlight) -> None:
-        places, means = self._fragments[number], found.mean.wait()
+        indices, means = self._fragments[number], found.mean.wait()
         if self._compression is not None:
-            sizes = [self._anchors[k].numel() for k in places]
+            sizes = [self._anchors[k].numel() for k in indices]
             means = list(means[0].split(sizes))
-        for k, mean in zip(places, means, strict=True):
+        for k, mean in zip(indices, means, strict=True):
             self._anchors[k].grad = mean.view_as(self._anchors[k]).to(self._anchors[k].dtype)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        for place, k in enumerate(places):
-            self._merge(self._params[k], self._anchors[k], found.sent[place : place + 1])
+        for index, k in enumerate(indices):
+            self._merge(self._params[k], self._anchors[k], found.sent[index : index + 1])
         # Autograd counts the versions of a DTensor and of its shard separately.
-        sharded = [self._given[k] for k in places if is_sharded(self._given[k])]
+        sharded = [self._full_params[k] for k in indices if is_dtensor(self._full_params[k])]
         torch.autograd.graph.increment_version(sharded)
 
     def _merge(self, param: Tensor, anchor: Tensor, sent: Sequence[Tensor]) -> None:
-        """Put the anchor into a parameter, which has been stepped since it was sent, if it was."""
+        """Write the anchor to a parameter, keeping changes since the parameter was sent."""
         if not sent:
             param.copy_(anchor)
         elif self.mixing is None:
-            param.copy_(anchor + (wide(param) - sent[0]))
+            param.copy_(anchor + (wide_copy(param) - sent[0]))
         else:
-            param.copy_(self.mixing * wide(param) + (1 - self.mixing) * anchor)
+            param.copy_(self.mixing * wide_copy(param) + (1 - self.mixing) * anchor)
 
-    def _numel(self, places: Sequence[int]) -> int:
-        return sum(self._anchors[k].numel() for k in places)
+    def _numel(self, indices: Sequence[int]) -> int:
+        return sum(self._anchors[k].numel() for k in indices)
 
 
-def wide(param: Tensor) -> Tensor:
-    """A copy, in float32 where it has fewer bits."""
+def wide_copy(param: Tensor) -> Tensor:
+    """Return a copy, in float32 if the dtype has fewer bits."""
     small = param.dtype in {torch.bfloat16, torch.float16}
     return param.detach().to(torch.float32 if small else param.dtype, copy=True)
 
@@ -290,16 +290,11 @@ def wide(param: Tensor) -> Tensor:
 def _fragments_of(
     params: Sequence[Tensor], wanted: int | ShardPlan, period: int
 ) -> list[list[int]]:
-    """The parameters of each fragment, by their numbers.
-
-    Args:
-        params: all of them.
-        wanted: how many fragments, about as large as one another; or a plan over them.
-        period: in which each has its turn.
+    """Return the indices of the parameters of each fragment.
 
     Raises:
-        ValueError: no parameters; fewer than one fragment, or more than the period has steps or
-            than there are parameters; a plan of other parameters, or one that cuts some.
+        ValueError: no parameters; fewer than one fragment, more fragments than steps in the period
+            or than parameters; a plan of other parameters, or one that splits a parameter.
     """
     if not params:
         raise ValueError("params has no parameters of floating numbers: nothing can be averaged")
@@ -326,19 +321,15 @@ def _fragments_of(
 
 
 def _check_shards(outer: Optimizer, params: Sequence[Tensor]) -> None:
-    """Check that an outer rule steps shards as it steps whole tensors.
-
-    Raises:
-        ValueError: names a stage that does not, and a parameter of which a rank has a shard.
-    """
-    for place, param in enumerate(params):
-        if is_sharded(param):
+    """Raise ValueError if an outer rule steps shards of DTensors other than whole tensors."""
+    for index, param in enumerate(params):
+        if is_dtensor(param):
             for stage in outer.stages:
                 if is_measured(stage) or not can_step_shards([stage]):
                     raise ValueError(
-                        f"params[{place}] is a DTensor ({placed(param)}), of which this rank holds "
-                        f"a part, and {stage.name}, of the outer rule, needs more than a part: "
-                        "take an outer rule that works element by element, such as sgd"
+                        f"params[{index}] is a DTensor ({format_placements(param)}), of which this "
+                        f"rank holds a part, and {stage.name}, of the outer rule, needs more than "
+                        "a part: take an outer rule that works element by element, such as sgd"
                     )
 
 
@@ -356,20 +347,16 @@ def _check_delay(period: int, delay: int, mixing: float | None) -> None:
 
 
 def _check_float32(params: Sequence[Tensor]) -> None:
-    for place, param in enumerate(params):
-        if param.dtype not in TAKEN:
+    for index, param in enumerate(params):
+        if param.dtype not in ENCODABLE_DTYPES:
             raise ValueError(
-                f"parameter {place} is of {param.dtype}, and a compression sends the digits of "
+                f"parameter {index} is of {param.dtype}, and a compression sends the digits of "
                 "float32; leave compression out, or the parameter"
             )
 
 
 def check_shapes(what: str, found: Sequence[Tensor], own: Sequence[Tensor]) -> None:
-    """Check that tensors of a checkpoint have the shapes of the tensors here.
-
-    Raises:
-        ValueError: they have others.
-    """
+    """Raise ValueError if tensors of a checkpoint have other shapes than the tensors here."""
     shapes, wanted = ([tuple(one.shape) for one in tensors] for tensors in (found, own))
     if shapes != wanted:
         raise ValueError(

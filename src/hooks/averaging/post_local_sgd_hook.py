@@ -1,4 +1,4 @@
-"""The communication hook of post-local SGD: gradients are averaged over all ranks, later few."""
+"""Communication hook of post-local SGD: averages gradients over all ranks, later over fewer."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,35 +10,35 @@ from torch import Tensor
 from torch.futures import Future
 from torch.utils.weak import WeakIdKeyDictionary
 
-from functional_optim.core.compiling import uncompiled
-from hooks.averaging.by_parameter import ByParameter
-from hooks.averaging.levels import ranks_of_this_machine
-from hooks.averaging.reduced_buckets import ReducedBuckets
+from functional_optim.core.dynamo import disable_compile
+from hooks.averaging.bucket_history import BucketHistory
+from hooks.averaging.parameter_registry import ParameterRegistry
+from hooks.averaging.period_groups import machine_group
 from hooks.averaging.schedule import AveragingSchedule
-from hooks.communication import LaunchedMean
+from hooks.communication import AllReduceMean
 from hooks.work_queue import work_queue_of
 
 logger = logging.getLogger(__name__)
 
 ITERATIONS, BUCKETS = "hook_iterations", "hook_buckets"
-"""In a checkpoint: the hook's count; by their positions, the parameters of each bucket."""
+"""Keys in a checkpoint: the hook's count, and the parameters of each bucket by position."""
 
 
 class PostLocalSGDState:
     """Options of :func:`post_localSGD_hook`, and its count of iterations.
 
-    The count is saved and loaded with the :class:`~hooks.PostLocalSGDOptimizer` that steps the same
-    parameters, and so are the buckets that gradients were averaged in: a run that is resumed begins
-    with those (:class:`~hooks.averaging.reduced_buckets.ReducedBuckets`), so that every sum is that
-    of a run that never stopped, **bit for bit**, if that run had made two backward passes, after
-    which DDP's buckets are final, and the optimizer has all parameters of the DDP module.
+    The :class:`~hooks.PostLocalSGDOptimizer` that steps the same parameters saves and loads the
+    count, and the buckets in which gradients were averaged. A resumed run starts with these buckets
+    (:class:`~hooks.averaging.bucket_history.BucketHistory`). Then every sum equals that of a run
+    without stop, **bit for bit**, if the stopped run had made two backward passes, after which
+    DDP's buckets are final, and if the optimizer has all parameters of the DDP module.
 
     Args:
-        process_group: over which gradients are averaged at first; None for the world.
-        subgroup: over which they are averaged later; None for the ranks of this machine, by its
-            name (torch counts its accelerators, and has no answer where there are none).
-        start_localSGD_iter: in how many iterations they are averaged over ``process_group``.
-        post_local_gradient_allreduce: whether they are averaged at all later.
+        process_group: over which gradients are averaged first; None for the world.
+        subgroup: over which gradients are averaged later; None for the ranks with this machine's
+            host name (torch counts accelerators instead, which fails without accelerators).
+        start_localSGD_iter: number of iterations with averages over ``process_group``.
+        post_local_gradient_allreduce: False to average no gradients later.
 
     Raises:
         ValueError: ``start_localSGD_iter`` is negative.
@@ -67,10 +67,10 @@ class PostLocalSGDState:
         self.start_localSGD_iter = start_localSGD_iter
         self.post_local_gradient_allreduce = post_local_gradient_allreduce
         self.iter = 0
-        """How many backward passes were served; it rises with the last bucket of each."""
-        self.buckets: ReducedBuckets[int] = ReducedBuckets()
-        """In which gradients were averaged, by the ``id`` of parameters."""
-        self._has_met_all = False
+        """Number of backward passes so far; increases with the last bucket of each."""
+        self.buckets: BucketHistory[int] = BucketHistory()
+        """The buckets in which gradients were averaged, by the ``id`` of parameters."""
+        self._is_registered = False
 
     @classmethod
     def from_schedule(
@@ -81,21 +81,19 @@ class PostLocalSGDState:
         *,
         post_local_gradient_allreduce: bool = True,
     ) -> "PostLocalSGDState":
-        """A state whose first phase is the warm-up of a schedule.
+        """Return a state whose first phase is the warm-up of a schedule.
 
         Args:
-            schedule: that the averager has too.
-            process_group: as above.
-            subgroup: as above.
-            post_local_gradient_allreduce: as above.
+            schedule: that of the averager.
+            process_group, subgroup, post_local_gradient_allreduce: as for the class.
         """
         return cls(process_group, subgroup, schedule.warmup, post_local_gradient_allreduce)
 
     def enter(self, bucket: dist.GradBucket) -> bool:
-        """Account for a bucket; whether it is averaged over all ranks."""
-        if not self._has_met_all:
+        """Count a bucket; return True if it is averaged over ``process_group``."""
+        if not self._is_registered:
             self.meet(bucket.parameters())
-            self._has_met_all = bucket.is_last()
+            self._is_registered = bucket.is_last()
         everywhere = self.iter < self.start_localSGD_iter
         if bucket.is_last():
             self.iter += 1
@@ -104,31 +102,31 @@ class PostLocalSGDState:
         return everywhere
 
     def meet(self, params: Iterable[Tensor]) -> None:
-        """Be found by these parameters, and go on from what was loaded for them."""
+        """Register this state for these parameters, and load the count loaded for them earlier."""
         for param in params:
-            HOOKS.add(self, [param])
+            HOOK_STATES.add(self, [param])
             if param in _LOADED:
                 iterations, buckets = _LOADED.pop(param)
                 self.resume(max(self.iter, iterations), buckets)
 
     def resume(self, iterations: int, buckets: Sequence[Sequence[int]]) -> None:
-        """Go on from a number of iterations, and from the buckets of the last of them."""
+        """Continue from a number of iterations, and from the buckets of the last iteration."""
         self.iter = iterations
         self.buckets.resume(buckets)
 
 
-HOOKS: ByParameter[PostLocalSGDState] = ByParameter()
-"""The states of hooks that have met parameters."""
+HOOK_STATES: ParameterRegistry[PostLocalSGDState] = ParameterRegistry()
+"""The state of the hook of each parameter, after its first bucket."""
 _LOADED: Any = WeakIdKeyDictionary()
-"""By parameter, what was loaded before a hook met it: a number of iterations, and buckets."""
+"""By parameter, what was loaded before the hook's first bucket: iterations, and buckets."""
 
 
-def saved_hooks(params: Sequence[Tensor]) -> dict[str, Any]:
+def save_hooks(params: Sequence[Tensor]) -> dict[str, Any]:
     """Return the saved state of the hooks of these parameters; empty if there is no hook.
 
-    A bucket that has other parameters too is left out: nothing here says which they are.
+    Buckets with other parameters are left out: these have no position here.
     """
-    hooks = HOOKS.find(params)
+    hooks = HOOK_STATES.find(params)
     if not hooks:
         return {}
     positions = {id(param): position for position, param in enumerate(params)}
@@ -144,12 +142,12 @@ def saved_hooks(params: Sequence[Tensor]) -> dict[str, Any]:
 
 
 def load_hooks(params: Sequence[Tensor], found: Mapping[str, Any]) -> None:
-    """Give a checkpoint to the hook that serves these parameters, now or later."""
+    """Load a checkpoint into the hook of these parameters, now or at its first bucket."""
     if ITERATIONS not in found:
         return
     buckets = [[id(params[position]) for position in one] for one in found.get(BUCKETS, ())]
     loaded = int(found[ITERATIONS]), buckets
-    hooks = HOOKS.find(params)
+    hooks = HOOK_STATES.find(params)
     for state in hooks:
         state.resume(*loaded)
     if not hooks:
@@ -157,19 +155,19 @@ def load_hooks(params: Sequence[Tensor], found: Mapping[str, Any]) -> None:
             _LOADED[param] = loaded
 
 
-@uncompiled
+@disable_compile
 def post_localSGD_hook(  # noqa: N802  torch's name
     state: PostLocalSGDState, bucket: dist.GradBucket
 ) -> Future[Tensor]:
-    """A DDP communication hook: the mean over all ranks at first, over a subgroup later.
+    """Average a bucket over all ranks first, over a subgroup later: a DDP communication hook.
 
     With ``t`` the iteration, from 0, and ``s`` the state's ``start_localSGD_iter``, a bucket ``g``
-    becomes ``mean(g)`` over ``process_group`` while ``t < s``; from then on ``mean(g)`` over
-    ``subgroup``, or is left as it is where ``post_local_gradient_allreduce`` is False. An averager
-    (:class:`~hooks.PeriodicModelAverager`) then averages parameters now and then.
+    becomes ``mean(g)`` over ``process_group`` while ``t < s``. Later it becomes ``mean(g)`` over
+    ``subgroup``, or is unchanged if ``post_local_gradient_allreduce`` is False. An averager
+    (:class:`~hooks.PeriodicModelAverager`) then sometimes averages parameters.
 
     Args:
-        state: made by the caller, and given to ``register_comm_hook``.
+        state: of ``register_comm_hook``.
         bucket: of gradients.
 
     Returns:
@@ -195,19 +193,19 @@ def post_localSGD_hook(  # noqa: N802  torch's name
         hook = partial(_mean, group)
     elif state.post_local_gradient_allreduce:
         if state.subgroup is None:
-            state.subgroup = ranks_of_this_machine()
+            state.subgroup = machine_group()
         hook = partial(_mean, state.subgroup)
     else:
-        hook = _left_alone
+        hook = _keep_gradients
     return state.buckets.reduce(bucket, [id(param) for param in bucket.parameters()], hook)
 
 
 def _mean(group: dist.ProcessGroup, bucket: Any) -> Future[Tensor]:
-    launched = LaunchedMean(group, bucket.buffer())
-    return work_queue_of(group).put(launched.wait, bucket.buffer().device)
+    launched = AllReduceMean(group, bucket.buffer())
+    return work_queue_of(group).submit(launched.wait, bucket.buffer().device)
 
 
-def _left_alone(bucket: Any) -> Future[Tensor]:
+def _keep_gradients(bucket: Any) -> Future[Tensor]:
     buffer = bucket.buffer()
     done: Future[Tensor] = Future(devices=[] if buffer.device.type == "cpu" else [buffer.device])
     done.set_result(buffer)

@@ -1,4 +1,4 @@
-"""PostLocalSGDOptimizer: a local step on every rank, and now and then a mean over ranks."""
+"""PostLocalSGDOptimizer: a local step on every rank, and sometimes a mean over ranks."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -8,46 +8,46 @@ import torch
 from torch import Tensor
 
 from functional_optim._torch import with_own_step_hooks
-from functional_optim.core.brief import brief
-from functional_optim.core.compiling import uncompiled
+from functional_optim.core.dynamo import disable_compile
+from functional_optim.core.format import format_value
 from functional_optim.frontends.loss_scale import Scaling
-from hooks.averaging.by_parameter import MEMORIES, HookMemory
 from hooks.averaging.model_averager import ModelAverager, params_in
-from hooks.averaging.post_local_sgd_hook import HOOKS, load_hooks, saved_hooks
+from hooks.averaging.parameter_registry import HOOK_MEMORIES, HookMemory
+from hooks.averaging.post_local_sgd_hook import HOOK_STATES, load_hooks, save_hooks
 from hooks.averaging.rank_means import has_mean
 
 STEP, AVERAGING = "step", "averaging"
-"""What is added to an optimizer's checkpoint: torch's entry, and all else."""
+"""Keys that are added to an optimizer's checkpoint: torch's, and one for everything else."""
 POWER_SGD = "power_sgd"
-"""Of all else: what PowerSGD had in memory."""
+"""Key of PowerSGD's state, under ``AVERAGING``."""
 
 
 class PostLocalSGDOptimizer(torch.optim.Optimizer):
-    """Runs any optimizer on this rank's gradients, and averages parameters by an averager.
+    """Steps any optimizer by this rank's gradients, and averages parameters by an averager.
 
-    With ``x`` the parameters of a rank, a step is ``x <- optim(x, g)``, and then, where the
-    averager's schedule has one due, ``x <- mean over ranks of x`` (Lin et al. 2018, arXiv
-    1808.07217, algorithm 1). One call of :meth:`step` is one step, however many parameter groups
-    there are. With :func:`~hooks.post_localSGD_hook` on the DDP module, the warm-up of hook and
-    averager must be the same: the first step says so where they are not. The hook's count is saved
-    and loaded with this optimizer, and so are the buckets that it averaged in, and the
-    :class:`~hooks.averaging.contrib.PowerSGDMemory` that serves its parameters.
+    With ``x`` the parameters of a rank, a step is ``x <- optim(x, g)``, then, if the averager's
+    schedule is due, ``x <- mean over ranks of x`` (Lin et al. 2018, arXiv 1808.07217, algorithm 1).
+    One call of :meth:`step` is one step, for any number of parameter groups. With
+    :func:`~hooks.post_localSGD_hook` on the DDP module, hook and averager must have the same
+    warm-up; otherwise the first step raises an error. This optimizer saves and loads the hook's
+    count, the buckets in which the hook averaged, and the
+    :class:`~hooks.averaging.contrib.PowerSGDMemory` of its parameters.
 
-    Under a GradScaler, a rank whose gradients are not finite leaves out its local step and still
+    Under a GradScaler, a rank with gradients that are not finite skips its local step and still
     averages, so that no rank waits for another.
 
     Args:
-        optim: any ``torch.optim.Optimizer``; its parameter groups and state are this one's.
-        averager: a :class:`~hooks.ModelAverager`, or anything with ``step`` and
+        optim: any ``torch.optim.Optimizer``; provides parameter groups and state.
+        averager: a :class:`~hooks.ModelAverager`, or any object with ``step`` and
             ``average_parameters(param_groups)``.
-        average_state: average the optimizer's state with the parameters: all tensors of floating
-            numbers that have the shape of their parameter, but its count of steps.
-        buffers: tensors to average with the parameters, such as a module's running means; those of
-            whole numbers are left alone.
+        average_state: True to average the optimizer's state too: all floating tensors with the
+            shape of their parameter, except step counts.
+        buffers: tensors to average with the parameters, such as a module's running means; integer
+            tensors are not changed.
 
     Raises:
-        TypeError: ``optim`` is no optimizer, or ``averager`` no averager; ``average_state`` or
-            buffers with an averager that is not one of ours.
+        TypeError: ``optim`` is not an optimizer, or ``averager`` not an averager; ``average_state``
+            or buffers with an averager that is not a ModelAverager.
 
     Example::
 
@@ -64,7 +64,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         >>> dist.destroy_process_group()
     """
 
-    # A GradScaler then calls step() also where gradients are not finite, and says so.
+    # A GradScaler then calls step() also for gradients that are not finite, and reports them.
     _step_supports_amp_scaling = True
 
     def __init__(
@@ -76,11 +76,11 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         buffers: tuple[Tensor, ...] | list[Tensor] = (),
     ) -> None:
         if not isinstance(optim, torch.optim.Optimizer):
-            raise TypeError(f"optim must be a torch.optim.Optimizer, got {brief(optim)}")
+            raise TypeError(f"optim must be a torch.optim.Optimizer, got {format_value(optim)}")
         if not callable(getattr(averager, "average_parameters", None)):
             raise TypeError(
                 "averager must have average_parameters(param_groups), as PeriodicModelAverager "
-                f"has, got {brief(averager)}"
+                f"has, got {format_value(averager)}"
             )
         if (average_state or buffers) and not isinstance(averager, ModelAverager):
             raise TypeError(
@@ -88,13 +88,13 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
                 f"them with the parameters; got {type(averager).__name__}"
             )
         self.optim = optim
-        """The optimizer of this rank."""
+        """The local optimizer of this rank."""
         self.averager = averager
-        """What averages."""
+        """The averager."""
         self._average_state = average_state
         self._buffers = [one for one in buffers if has_mean(one)]
-        self._agreed = False
-        self.__setstate__({})  # hooks of its own, and a step() that calls them
+        self._is_checked = False
+        self.__setstate__({})  # makes torch's lists of hooks, and a step() that calls them
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -114,29 +114,29 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
     def __repr__(self) -> str:
         return repr(self.optim)
 
-    @with_own_step_hooks  # the optimizer within calls those of all optimizers
-    @uncompiled
+    @with_own_step_hooks  # the inner optimizer calls the global hooks
+    @disable_compile
     def step(
         self, closure: Callable[[], Any] | None = None, *, extra: Mapping[str, Any] | None = None
     ) -> Any:
-        """The local step, and then the mean over ranks where it is due.
+        """Make the local step, then average over ranks if it is due.
 
         Args:
-            closure: re-evaluates the model and returns the loss; handed on.
-            extra: what a TorchOptimizer takes beside gradients; handed on.
+            closure: re-evaluates the model and returns the loss; passed to the inner optimizer.
+            extra: input of a TorchOptimizer besides gradients; passed to the inner optimizer.
 
         Returns:
-            What the optimizer within returned.
+            The result of the inner optimizer.
 
         Raises:
             RuntimeError: the hook of these parameters has another warm-up than the averager.
             ValueError, TransportError: from the averager.
         """
-        if not self._agreed:
+        if not self._is_checked:
             self._check_hooks()
             if isinstance(self.averager, ModelAverager) and self.averager.step == 0:
                 self.averager.begin()
-            self._agreed = True
+            self._is_checked = True
         loss = self._local_step(closure, {} if extra is None else {"extra": extra})
         if self._average_state or self._buffers:
             further = [*(self._averaged_state() if self._average_state else ()), *self._buffers]
@@ -146,24 +146,24 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear gradients, as the optimizer within does."""
+        """Clear gradients, by the inner optimizer."""
         self.optim.zero_grad(set_to_none=set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group to the optimizer within. All ranks add the same one."""
+        """Add a group to the inner optimizer. All ranks must add the same group."""
         self.optim.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's, with ``"step"`` (the averager's count) and ``"averaging"``.
+        """Return the inner optimizer's state dict, with ``"step"`` and ``"averaging"``.
 
-        The second holds the hook's count and, by the positions of parameters here, the buckets of
-        its last backward pass; what PowerSGD has in memory; and what the averager has in flight.
+        ``"step"`` is the averager's. ``"averaging"`` has the hook's count; the buckets of its last
+        backward pass, by positions of parameters; PowerSGD's state; the averager's state dict.
         """
         found = dict(self.optim.state_dict())
         found[STEP] = self.averager.step
         params = params_in(self.param_groups)
-        averaging = saved_hooks(params)
-        memories = MEMORIES.find(params)
+        averaging = save_hooks(params)
+        memories = HOOK_MEMORIES.find(params)
         if memories:
             averaging[POWER_SGD] = [memory.state_dict() for memory in memories]
         if isinstance(self.averager, ModelAverager):
@@ -171,20 +171,18 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         found[AVERAGING] = averaging
         return found
 
-    @uncompiled
+    @disable_compile
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load a checkpoint of this class, or of the optimizer within.
+        """Load a checkpoint of this class, or of the inner optimizer.
 
-        Where it has no ``"step"``, a warning says so and the averager begins at 0, if it keeps
-        nothing else.
+        Without ``"step"``, the averager starts at 0 (if it has no other state), with a warning.
 
         Args:
-            state_dict: left as it is.
+            state_dict: not changed.
 
         Raises:
-            ValueError: it has what PowerSGD had in memory, and here is no memory for it, or one of
-                other parameters; it lacks what the averager goes on from, or is of another one;
-                nothing is changed.
+            ValueError: state of PowerSGD without a memory for it, or of other parameters; missing
+                or different state of the averager; nothing is changed.
         """
         averaging = state_dict.get(AVERAGING, {})
         memories = self._memories_for(averaging.get(POWER_SGD, ()))
@@ -214,37 +212,37 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
             memory.load_state_dict(saved)
 
     def register_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> Any:
-        """On the optimizer within, whose ``state_dict`` is called."""
+        """Register a hook on the inner optimizer, whose ``state_dict`` runs."""
         return self.optim.register_state_dict_pre_hook(hook, prepend)
 
     def register_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> Any:
-        """On the optimizer within, whose ``state_dict`` is called."""
+        """Register a hook on the inner optimizer, whose ``state_dict`` runs."""
         return self.optim.register_state_dict_post_hook(hook, prepend)
 
     def register_load_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> Any:
-        """On the optimizer within, whose ``load_state_dict`` is called."""
+        """Register a hook on the inner optimizer, whose ``load_state_dict`` runs."""
         return self.optim.register_load_state_dict_pre_hook(hook, prepend)
 
     def register_load_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> Any:
-        """On the optimizer within, whose ``load_state_dict`` is called."""
+        """Register a hook on the inner optimizer, whose ``load_state_dict`` runs."""
         return self.optim.register_load_state_dict_post_hook(hook, prepend)
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(self.__dict__)
 
-    def _local_step(self, closure: Callable[[], Any] | None, given: Mapping[str, Any]) -> Any:
-        """The step of the optimizer within; none where a GradScaler found it must not be made."""
+    def _local_step(self, closure: Callable[[], Any] | None, kwargs: Mapping[str, Any]) -> Any:
+        """Step the inner optimizer, unless a GradScaler found gradients that are not finite."""
         scaling = Scaling.of(self)
         if scaling.found:
             return None
         scaling.unscale_(param.grad for param in params_in(self.param_groups))
-        return self.optim.step(**given) if closure is None else self.optim.step(closure, **given)
+        return self.optim.step(**kwargs) if closure is None else self.optim.step(closure, **kwargs)
 
     def _memories_for(
         self, saved: Sequence[Mapping[str, Any]]
     ) -> list[tuple[HookMemory, Mapping[str, Any]]]:
-        """Each memory that serves these parameters, with what it is to load."""
-        memories = MEMORIES.find(params_in(self.param_groups)) if saved else []
+        """Return each memory of these parameters, with the state dict that it is to load."""
+        memories = HOOK_MEMORIES.find(params_in(self.param_groups)) if saved else []
         if len(memories) != len(saved):
             raise ValueError(
                 f"the checkpoint has what {len(saved)} memories of PowerSGD had, and "
@@ -260,7 +258,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
             value
             for param in params_in(self.param_groups)
             for name, value in self.state.get(param, {}).items()
-            if name != STEP  # which torch counts in a 0-d tensor of floating numbers
+            if name != STEP  # a floating 0-d tensor in torch
             and isinstance(value, Tensor)
             and value.shape == param.shape
             and has_mean(value)
@@ -270,7 +268,7 @@ class PostLocalSGDOptimizer(torch.optim.Optimizer):
         warmup = getattr(self.averager, "warmup_steps", None)
         if warmup is None:
             return
-        for state in HOOKS.find(params_in(self.param_groups)):
+        for state in HOOK_STATES.find(params_in(self.param_groups)):
             if state.start_localSGD_iter != warmup:
                 raise RuntimeError(
                     f"the hook averages gradients over all ranks in the first "

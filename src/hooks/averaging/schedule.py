@@ -1,4 +1,4 @@
-"""Schedule of averaging: when ranks average their parameters, and over how many of them."""
+"""Schedule of averaging: the steps after which ranks average, and the size of their groups."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,29 +7,29 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class AveragingSchedule:
-    """The steps after which parameters are averaged, said once.
+    """Steps after which ranks average their parameters.
 
     Steps are counted from 0. In the first ``warmup`` steps gradients are averaged over all ranks,
-    as in plain data-parallel training; after step ``t >= warmup``, with ``n = t - warmup`` (or
-    ``n = t`` where ``raw``), parameters are averaged over groups of the size that belongs to the
-    largest period that divides ``n``, and not at all where none does.
+    as in plain data-parallel training. After step ``t >= warmup``, let ``n = t - warmup`` (or
+    ``n = t`` if ``raw``). Parameters are averaged if a period divides ``n``. The largest such
+    period determines the size of the groups.
 
     The hook, the averager and the optimizer of post-local SGD (Lin et al. 2018, arXiv 1808.07217)
-    and of hierarchical SGD (Wang et al. 2022, arXiv 2010.12998) are all made from one of these, so
-    that nothing has to agree by hand.
+    and of hierarchical SGD (Wang et al. 2022, arXiv 2010.12998) all take the same schedule, so that
+    they agree.
 
     Args:
-        periods: numbers of steps from one averaging to the next, ascending; a number for only one.
-        group_sizes: how many ranks average together in each period, ascending; None stands for
-            all, and must be the last. By default one period, over all ranks. Where the ranks do not
-            divide into groups of a size, the last group is smaller.
-        warmup: how many steps come before the first that may be averaged.
-        raw: whether periods are counted from step 0 and not from the end of the warm-up, as
-            torch's HierarchicalModelAverager does.
+        periods: numbers of steps from one averaging to the next, ascending; an int for one period.
+        group_sizes: the number of ranks that average together in each period, ascending; None is
+            all ranks, and only the last size can be None. By default one period, over all ranks. If
+            a size does not divide the number of ranks, the last group is smaller.
+        warmup: number of steps before the first possible averaging.
+        raw: True to count periods from step 0, not from the end of the warm-up, as torch's
+            HierarchicalModelAverager does.
 
     Raises:
-        ValueError: no period, one below 1, periods or sizes that do not ascend, another number of
-            sizes than of periods, a negative warm-up.
+        ValueError: no period, a period below 1, periods or sizes that do not ascend, different
+            numbers of sizes and periods, a negative warm-up.
 
     Example::
 
@@ -61,16 +61,16 @@ class AveragingSchedule:
     def of_groups(
         cls, sizes: Mapping[int, int | None], *, warmup: int = 0, raw: bool = False
     ) -> "AveragingSchedule":
-        """From a group size for each period, in ascending order of periods."""
+        """Return a schedule from a group size for each period, in ascending order of periods."""
         return cls(tuple(sizes), tuple(sizes.values()), warmup, raw)
 
     @property
     def levels(self) -> list[tuple[int, int | None]]:
-        """Each period with the size of its groups, None for all ranks."""
+        """Each period with its group size; None is all ranks."""
         return list(zip(self._periods, self.group_sizes, strict=True))
 
     def level(self, step: int) -> int | None:
-        """Return the number of the period that is due after a step; None if none is."""
+        """Return the index of the period that is due after a step; None if no period is due."""
         if step < self.warmup:
             return None
         number = step if self.raw else step - self.warmup
@@ -79,7 +79,7 @@ class AveragingSchedule:
 
     @property
     def shortest_gap(self) -> int:
-        """The least number of steps from one that is due to the next."""
+        """The smallest number of steps between two averagings."""
         periods = self._periods
         return min(math.gcd(one, other) for one in periods for other in periods)
 
@@ -90,7 +90,7 @@ class AveragingSchedule:
 
     @property
     def _periods(self) -> Sequence[int]:
-        assert not isinstance(self.periods, int), "a number was made a tuple of one"
+        assert not isinstance(self.periods, int), "__post_init__ converts an int to a tuple"
         return self.periods
 
     def _check_sizes(self) -> None:

@@ -1,1 +1,1 @@
-"""The demo: a small transformer trained by our step hook, beside its twin trained by torch."""
+"""Demo: a small transformer trained by the step hook and by torch, with a comparison."""

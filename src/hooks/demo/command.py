@@ -1,4 +1,4 @@
-"""``functional-optim demo``: the command."""
+"""Command ``functional-optim demo``."""
 
 import time
 from pathlib import Path
@@ -65,18 +65,18 @@ def demo(
     """Train a small transformer twice under DDP, a third time by ZeRO, and compare.
 
     Run A is stepped inside DDP, bucket by bucket, by functional-optim; run B by torch.optim.AdamW
-    after DDP; run C by ZeroRedundancyOptimizer while backward goes on, each rank keeping a part of
-    the optimizer's state. Same first weights, same data (different on every rank). The exit code is
-    0 only if losses and final parameters are equal bit by bit, between the runs and between the
-    ranks, and the validation loss fell clearly. On more than 2 ranks C adds gradients in another
-    order than A and B: there, its last validation loss must be near theirs.
+    after DDP; run C by ZeroRedundancyOptimizer during backward, with a part of the optimizer's
+    state on each rank. All runs have the same first weights and the same data (different on every
+    rank). The exit code is 0 only if losses and final parameters are equal bit by bit, between
+    runs and between ranks, and the validation loss fell clearly. On more than 2 ranks, C adds
+    gradients in another order than A and B: its last validation loss must then be close to theirs.
 
-    With --front-end local-sgd, run A is torch.optim.AdamW after DDP, and in B and C each rank steps
-    by its own gradients and parameters are averaged every 4 and every 16 steps: what was sent is
-    shown, and what it cost in loss, which must be within a tenth of A's.
+    With --front-end local-sgd, run A is torch.optim.AdamW after DDP. In B and C each rank steps by
+    its own gradients, and parameters are averaged every 4 and every 16 steps. The demo shows the
+    sent bytes and the losses, which must be within a tenth of A's.
 
-    With --front-end rpc, run A is torch.optim.AdamW in one process, and in B the parameters are on
-    the other processes, which DistributedOptimizer steps over torch RPC: the same bits.
+    With --front-end rpc, run A is torch.optim.AdamW in one process. In B the parameters are on the
+    other processes, and DistributedOptimizer steps them over torch RPC, with the same bits.
 
     \b
     Examples:
@@ -89,7 +89,7 @@ def demo(
       1  they do not, or a process failed
       2  wrong arguments
     """
-    _prepare(output)
+    _check_output(output)
     if front_end == RPC and ranks < FEWEST_RPC_RANKS:
         raise click.BadParameter(
             f"for --front-end rpc it must be at least {FEWEST_RPC_RANKS}, a trainer and a worker "
@@ -117,8 +117,8 @@ def demo(
     console.print(report.verdict(results), highlight=False, soft_wrap=True)
 
 
-def _prepare(output: Path) -> None:
-    """Find out before training, not after it, whether the picture can be written."""
+def _check_output(output: Path) -> None:
+    """Check before training that the picture can be written."""
     if output.suffix.lower() not in PICTURE_SUFFIXES:
         raise click.BadParameter(
             f"a picture's name must end in {', '.join(PICTURE_SUFFIXES)}, got {str(output)!r}",

@@ -1,7 +1,6 @@
-"""The ways of stepping a DDP model that the demo compares.
+"""Front-ends that the demo compares: ways to step a DDP model.
 
-A front-end is a function of (ddp, hyper-parameters) that sets everything up and returns a
-:class:`FrontEnd`. To add one: write it, and name it in FRONT_ENDS, with what it is compared with.
+To add a front-end, derive from :class:`FrontEnd`, and add its runs to FRONT_ENDS.
 """
 
 from abc import ABC, abstractmethod
@@ -29,7 +28,7 @@ from sharding import ZeroRedundancyOptimizer
 
 
 class HyperParameters(NamedTuple):
-    """AdamW's, the same for every run."""
+    """Hyper-parameters of AdamW, equal for all runs."""
 
     learning_rate: Callable[[float], float]  # of the number of steps made
     betas: tuple[float, float] = (0.9, 0.95)
@@ -39,7 +38,7 @@ class HyperParameters(NamedTuple):
 def torch_adamw(
     params: Iterable[Tensor], hyper: HyperParameters
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-    """Torch's optimizer, and the scheduler of its learning rate."""
+    """Return torch's optimizer, and the scheduler of its learning rate."""
     # The base rate is 1, so that the scheduler's product is exactly the schedule's value.
     optimizer = torch.optim.AdamW(
         params, lr=1.0, betas=hyper.betas, weight_decay=hyper.weight_decay, foreach=False
@@ -48,30 +47,30 @@ def torch_adamw(
 
 
 class FrontEnd(ABC):
-    """A way of stepping, for the training loop; by default, gradients are summed at each step."""
+    """Way to step a model in the training loop; by default, all-reduces gradients at each step."""
 
-    def step(self) -> None:  # noqa: B027  where nothing is left to do
-        """Called after each backward: do what is left to do of the step."""
+    def step(self) -> None:  # noqa: B027  a hook has stepped
+        """Do the rest of a step, after each backward."""
 
-    def finish(self) -> None:  # noqa: B027  where all ranks have the same model
-        """Called after the last step: make the ranks' models one."""
+    def finish(self) -> None:  # noqa: B027  most ranks have equal models
+        """Make the models of all ranks equal, after the last step."""
 
     @abstractmethod
     def state_bytes(self) -> int:
-        """The memory of this rank's optimizer state."""
+        """Return the memory of this rank's optimizer state."""
 
     def sent_bytes(self, reduced: float, steps: int) -> float:
         """Return the bytes that this rank has sent to other hosts.
 
         Args:
-            reduced: bytes that a rank sends where all gradients are summed over all ranks.
-            steps: that were made.
+            reduced: bytes that a rank sends for an all-reduce of all gradients.
+            steps: number of steps so far.
         """
         return reduced * steps
 
 
 class StepHook(FrontEnd):
-    """AdamW of the pure core, stepped bucket by bucket inside DDP, while backward goes on."""
+    """AdamW of functional_optim, which steps each bucket during DDP's backward."""
 
     def __init__(self, ddp: DistributedDataParallel, hyper: HyperParameters) -> None:
         optimizer = adamw(
@@ -85,16 +84,15 @@ class StepHook(FrontEnd):
 
 
 class TorchAdamW(FrontEnd):
-    """The twin: torch.optim.AdamW after DDP, with a scheduler."""
+    """torch.optim.AdamW after DDP's backward, with a scheduler."""
 
     def __init__(self, ddp: DistributedDataParallel, hyper: HyperParameters) -> None:
         self._optimizer, self._scheduler = torch_adamw(ddp.parameters(), hyper)
-        # DDP without a hook multiplies by 1 / ranks where its all-reduce hook divides by ranks:
-        # for 3 ranks these differ in the last bit. All runs divide.
+        # DDP without a hook multiplies by 1 / ranks, and its all-reduce hook divides by ranks.
+        # For 3 ranks these differ in the last bit, so all runs divide.
         ddp.register_comm_hook(None, allreduce_hook)
 
     def step(self) -> None:
-        """Step all parameters."""
         self._optimizer.step()
         self._scheduler.step()
 
@@ -103,9 +101,10 @@ class TorchAdamW(FrontEnd):
 
 
 class ZeroStepHook(FrontEnd):
-    """AdamW with its state sharded, stepped while backward goes on.
+    """AdamW with sharded state, stepped during backward.
 
-    Each gradient is reduced to the rank that owns it, and parameters come back from their owners.
+    Each gradient is reduced to the rank that owns it, and parameters are gathered from their
+    owners.
     """
 
     def __init__(self, ddp: DistributedDataParallel, hyper: HyperParameters) -> None:
@@ -122,7 +121,7 @@ class ZeroStepHook(FrontEnd):
         ddp.register_comm_hook(None, zero_step_hook(ddp, self._zero))
 
     def step(self) -> None:
-        """Set the rate of the next step: when backward returns, this one has been made."""
+        """Set the learning rate of the next step; the hook has made this step."""
         self._scheduler.step()
 
     def state_bytes(self) -> int:
@@ -130,13 +129,7 @@ class ZeroStepHook(FrontEnd):
 
 
 class LocalSGD(FrontEnd):
-    """AdamW on each rank's own gradients, and now and then a mean of parameters over all ranks.
-
-    Args:
-        ddp: the module.
-        hyper: AdamW's.
-        period: the number of steps from one mean to the next.
-    """
+    """AdamW on each rank's own gradients, with a mean of parameters every ``period`` steps."""
 
     def __init__(
         self, ddp: DistributedDataParallel, hyper: HyperParameters, *, period: int
@@ -153,12 +146,11 @@ class LocalSGD(FrontEnd):
         self._scheduler = torch.optim.lr_scheduler.LambdaLR(self._optimizer, hyper.learning_rate)
 
     def step(self) -> None:
-        """Step all parameters, and take their mean where it is due."""
         self._optimizer.step()
         self._scheduler.step()
 
     def finish(self) -> None:
-        """Take one more mean, which is not counted."""
+        """Average once more, without counting the bytes."""
         ScheduledModelAverager(AveragingSchedule(1)).average_parameters(self._params)
 
     def state_bytes(self) -> int:
@@ -169,19 +161,17 @@ class LocalSGD(FrontEnd):
         return reduced * min(steps, WARMUP) + self._averager.bytes_sent
 
 
-MakeFrontEnd = Callable[[DistributedDataParallel, HyperParameters], FrontEnd]
-
 WARMUP = 4
-"""Steps in which gradients are averaged over all ranks, before local SGD begins."""
+"""Number of steps with averaged gradients, before local SGD starts."""
 
 LOSS_SPREAD = 0.001
-"""What adds gradients in another order ends within this share of A's validation loss.
+"""Largest relative difference from A's validation loss for another order of sums.
 
-Rounding alone makes about a thousandth of this: 3 ranks, 400 steps.
+Rounding alone causes about a thousandth of this, for 3 ranks and 400 steps.
 """
 
 LOCAL_SPREAD = 0.1
-"""Local SGD ends within this share of A's validation loss, where it is averaged every 16 steps."""
+"""The same for local SGD that averages every 16 steps."""
 
 
 class ComparedRun(NamedTuple):
@@ -190,21 +180,21 @@ class ComparedRun(NamedTuple):
     name: str
     """A letter, for tables."""
     title: str
-    """What steps it."""
-    make: Callable[..., Any]
-    """A front-end of (ddp, hyper); or, under RPC, a run of (way, model, hyper)."""
+    """The optimizer, for tables."""
+    build: Callable[..., Any]
+    """Builds a front-end from (ddp, hyper); for RPC, a run from (spec, model, hyper)."""
     exact: bool
-    """Whether it must have the bits of the first: it adds the same numbers in the same order."""
+    """True if the run must equal the first bit for bit: equal sums in equal order."""
     spread: float = LOSS_SPREAD
-    """Where it is not exact: by what share its last validation loss may differ from the first's."""
+    """If not exact: the largest relative difference of the last validation losses."""
     differs: str = ""
-    """Why it is not exact."""
+    """Why the run is not exact."""
 
 
 def _step_hook(ranks: int) -> list[ComparedRun]:
-    """A and B reduce gradients by an all-reduce, whose order of sums is its own, C in rank order.
+    """Return runs with all-reduced gradients (A, B), and with sums in rank order (C).
 
-    Of up to two numbers there is but one sum.
+    For up to two ranks, both orders give equal sums.
     """
     why = (
         "adds gradients in rank order, A in the order of its all-reduce: these sums differ by "
@@ -219,25 +209,25 @@ def _step_hook(ranks: int) -> list[ComparedRun]:
 
 
 def _local_sgd(ranks: int) -> list[ComparedRun]:
-    """DDP beside local SGD that takes a mean often, and one that takes it seldom."""
-    ways = [ComparedRun("A", "torch.optim.AdamW, after DDP", TorchAdamW, exact=True)]
+    """Return a DDP run, and local SGD with frequent and with rare averages."""
+    runs = [ComparedRun("A", "torch.optim.AdamW, after DDP", TorchAdamW, exact=True)]
     for name, period in (("B", 4), ("C", 16)):
-        make = partial(LocalSGD, period=period)
+        build = partial(LocalSGD, period=period)
         title = f"local SGD, a mean of parameters every {period} steps"
         why = f"steps each rank by its own gradients, and averages every {period} steps"
-        ways.append(ComparedRun(name, title, make, exact=False, spread=LOCAL_SPREAD, differs=why))
-    return ways
+        runs.append(ComparedRun(name, title, build, exact=False, spread=LOCAL_SPREAD, differs=why))
+    return runs
 
 
 FRONT_ENDS: Mapping[str, Callable[[int], list[ComparedRun]]] = {
     "step-hook": _step_hook,
     "local-sgd": _local_sgd,
 }
-"""By the name that ``--front-end`` takes: the runs that are compared, on so many ranks."""
+"""By the name of ``--front-end``: the runs to compare, for a number of ranks."""
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """The memory of the tensors that stand in an optimizer's ``state``."""
+    """Return the memory of the tensors in an optimizer's ``state``."""
     return tensor_bytes(
         value
         for state in optimizer.state.values()
@@ -247,9 +237,6 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:
-    """The memory that is held for these tensors.
-
-    Views of the same memory count once, and a view of a part of it counts as all of it.
-    """
+    """Return the memory of the storages of these tensors, each counted once."""
     storages = [tensor.untyped_storage() for tensor in tensors]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

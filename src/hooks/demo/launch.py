@@ -1,4 +1,4 @@
-"""The ranks, started by torchrun in processes of their own."""
+"""Ranks of the demo, which torchrun starts as processes."""
 
 import os
 import subprocess
@@ -11,19 +11,15 @@ from hooks.demo.settings import RPC, Settings
 
 
 class LaunchError(Exception):
-    """The ranks did not finish; what they said stands above, on stderr."""
+    """Error for ranks that did not finish. Their own errors are above, on stderr."""
 
 
 def launch(settings: Settings) -> list[RankResult]:
-    """Train on ``settings.ranks`` processes and return what each of those that train measured.
-
-    Raises:
-        LaunchError: a rank failed.
-    """
+    """Train on ``settings.ranks`` processes, and return the result of each that trains."""
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",  # BLAS reads it before Python runs
-        "PYTHONSAFEPATH": "1",  # a package called `hooks` in the working directory is not ours
+        "PYTHONSAFEPATH": "1",  # the working directory may have another package `hooks`
     }
     module, trainers = "hooks.demo.train", settings.ranks
     if settings.front_end == RPC:
@@ -46,7 +42,7 @@ def launch(settings: Settings) -> list[RankResult]:
 
 
 def _run(command: list[str], environment: dict[str, str]) -> int:
-    """Run to the end. If this process is interrupted, torchrun is given time to end its ranks."""
+    """Run a command; after an interrupt, wait until torchrun has ended its ranks."""
     with subprocess.Popen(command, env=environment) as process:
         try:
             return process.wait()

@@ -1,4 +1,4 @@
-"""A decoder-only transformer, written plainly."""
+"""Decoder-only transformer, without options."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,7 +8,7 @@ from torch.nn import functional as F  # noqa: N812  the name that torch's own ex
 
 
 class Block(nn.Module):
-    """Attention, then two layers; each normalised before, and added to what came in."""
+    """Attention, then two layers; each with layer norm before it and a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * width, width)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """(batch, context, width) to the same shape."""
+        """Map (batch, context, width) to the same shape."""
         hidden = hidden + self._attend(self.norm_attention(hidden))
         rest: Tensor = self.down(F.gelu(self.up(self.norm_layers(hidden))))
         return hidden + rest
@@ -36,14 +36,14 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Predicts the next token at every place. The output layer is the token embedding (tied).
+    """Predicts the next token at every position. Input and output embedding are tied.
 
     Args:
-        tokens: how many different tokens there are.
-        context: how many tokens it can look back on, its own place included.
+        tokens: number of different tokens.
+        context: number of tokens that a prediction can use.
         width: length of the hidden vectors; a multiple of ``heads``.
         heads: attention heads of each block.
-        blocks: how many blocks.
+        blocks: number of blocks.
     """
 
     def __init__(
@@ -55,18 +55,18 @@ class Decoder(nn.Module):
         self.place_embedding = nn.Embedding(context, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(blocks))
         self.norm = nn.LayerNorm(width)
-        self.apply(_initialise)
+        self.apply(_init_weights)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens (batch, length up to context) to logits (batch, length, tokens)."""
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        hidden = self.token_embedding(tokens) + self.place_embedding(places)
+        """Map tokens (batch, length up to context) to logits (batch, length, tokens)."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        hidden = self.token_embedding(tokens) + self.place_embedding(positions)
         for block in self.blocks:
             hidden = block(hidden)
         return F.linear(self.norm(hidden), self.token_embedding.weight)
 
 
-def _initialise(module: nn.Module) -> None:
+def _init_weights(module: nn.Module) -> None:
     if isinstance(module, (nn.Linear, nn.Embedding)):
         # 0.05, not the usual 0.02: a short run gets past the plateau of single-letter
         # frequencies in half the steps.
@@ -76,7 +76,7 @@ def _initialise(module: nn.Module) -> None:
 
 
 def mean_loss(model: Callable[[Tensor], Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy per character, in nats."""
+    """Return the cross-entropy per character, in nats."""
     return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
 
 
@@ -88,21 +88,21 @@ def generate(
     generator: torch.Generator,
     temperature: float = 0.6,
 ) -> list[int]:
-    """Go on from ``prompt``, one token at a time.
+    """Extend ``prompt``, one token at a time.
 
     Args:
         model: a trained model.
         prompt: at least one token.
-        length: how many tokens to add.
-        generator: the source of chance.
-        temperature: > 0; towards 0 the likeliest token is always taken.
+        length: number of tokens to add.
+        generator: of random numbers.
+        temperature: > 0; close to 0, the likeliest token is always chosen.
 
     Returns:
-        The prompt and what follows it.
+        The prompt and the added tokens.
     """
     tokens = list(prompt)
     for _ in range(length):
         logits = model(torch.tensor([tokens[-model.context :]]))[0, -1]
-        chances = torch.softmax(logits / temperature, dim=0)
-        tokens.append(int(torch.multinomial(chances, 1, generator=generator)))
+        probabilities = torch.softmax(logits / temperature, dim=0)
+        tokens.append(int(torch.multinomial(probabilities, 1, generator=generator)))
     return tokens

@@ -1,4 +1,4 @@
-"""Processes that speak to one another over torch RPC: in the demo, and in examples."""
+"""Processes that call one another over torch RPC, in the demo and in examples."""
 
 import tempfile
 import warnings
@@ -15,29 +15,28 @@ from functional_optim._torch import rpc_over_sockets
 
 
 def run_processes(names: Sequence[str], function: Callable[..., Any], *args: Any) -> None:
-    """Call a function in the first of several new processes, which has the others as workers.
+    """Call a function in the first of several new processes, with the others as RPC workers.
 
     Args:
-        names: of the processes, for one another.
-        function: at the top level of a module, also of one that is run as a script.
-        args: for it; they are pickled.
+        names: of the processes.
+        function: at the top level of a module or script.
+        args: of the function; they are pickled.
 
     Raises:
-        torch.multiprocessing.ProcessException: one of them failed or was killed; the others are
-            ended then.
+        torch.multiprocessing.ProcessException: a process failed or was killed; the others are then
+            ended.
     """
     with tempfile.TemporaryDirectory(prefix="functional-optim-rpc-") as folder:
         meeting = f"file://{Path(folder) / 'meeting'}"
-        given = (list(names), meeting, function, args)
-        # They are forked off a process that has imported what they need, once for all of them.
-        multiprocessing.start_processes(_process, given, len(names), start_method="forkserver")
+        arguments = (list(names), meeting, function, args)
+        # The fork server imports modules once for all processes.
+        multiprocessing.start_processes(_process, arguments, len(names), start_method="forkserver")
 
 
 def _process(
     rank: int, names: Sequence[str], meeting: str, function: Callable[..., Any], args: Any
 ) -> None:
-    """Run one of the processes."""
-    torch.set_num_threads(1)  # they share the cores, and sums keep one order
+    torch.set_num_threads(1)  # processes share the cores, and sums keep one order
     with rpc_process(names[rank], rank, len(names), meeting):
         if rank == 0:
             function(*args)
@@ -47,13 +46,9 @@ def _process(
 def rpc_process(
     name: str, rank: int, world_size: int, init_method: str = "env://"
 ) -> Iterator[None]:
-    """This process under a name, for all others; at the end they wait for one another.
+    """Run the body as a named RPC process; at the end, wait for all processes.
 
-    Args:
-        name: of this process.
-        rank: of this process, from 0.
-        world_size: how many there are.
-        init_method: how they find one another; by default as torchrun tells them.
+    By default, processes find one another through torchrun's variables.
     """
     # torch's init_rpc uses a process group in a way that torch.distributed deprecates.
     warnings.filterwarnings("ignore", r"You are using a Backend <class", UserWarning)
@@ -62,6 +57,6 @@ def rpc_process(
     try:
         yield
     except BaseException:
-        rpc.shutdown(graceful=False)  # the others wait until whoever started them ends them
+        rpc.shutdown(graceful=False)  # the parent process ends the others
         raise
     rpc.shutdown()

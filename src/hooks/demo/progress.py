@@ -1,4 +1,4 @@
-"""Progress of training: a bar on a terminal, plain lines anywhere else."""
+"""Progress of training: a bar on a terminal, otherwise plain lines."""
 
 from collections.abc import Mapping
 from typing import Self
@@ -9,10 +9,10 @@ from rich.progress import Progress as Bar
 
 
 class Progress:
-    """Shows one training loop on stdout.
+    """Progress of one training loop, on stdout.
 
     Args:
-        steps: how many there will be.
+        steps: number of steps.
         shown: False on all ranks but one.
     """
 
@@ -38,13 +38,12 @@ class Progress:
         self._bar.stop()
 
     def advance(self) -> None:
-        """Advance by one step."""
         self._bar.advance(self._task)
 
     def note(
         self, step: int, losses_by_name: Mapping[str, float], what: str = "validation loss"
     ) -> None:
-        """A loss of each run, by its name, after ``step`` steps."""
+        """Show a loss of each run, by its name, after ``step`` steps."""
         each = ", ".join(f"{name} {loss:.3f}".strip() for name, loss in losses_by_name.items())
         losses = f"{what} {each}"
         self._bar.update(self._task, description=losses)

@@ -1,4 +1,4 @@
-"""The results as tables for a terminal and as one picture."""
+"""Results of the demo as tables for a terminal, and as one picture."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ class Style(NamedTuple):
     size: float
 
 
-# Later runs are wider, and are drawn first: where runs agree, all of them are seen.
+# Later runs are wider and are drawn first, so that equal curves are all visible.
 STYLES = (
     Style("#1f4e79", "#1f4e79", 1, 4),
     Style("#f4b183", "#c55a11", 4, 9),
@@ -29,21 +29,20 @@ STYLES = (
 )
 
 NUMBERS = ("no", "one", "two", "three")
-"""Of runs, in words."""
+"""Numbers of runs, in words."""
 
 
-def same_run(ranks: Sequence[RankResult], place: int) -> list[RunResult]:
-    """Return the result of one run on each rank."""
-    return [one.runs[place] for one in ranks]
+def same_run(ranks: Sequence[RankResult], index: int) -> list[RunResult]:
+    return [one.runs[index] for one in ranks]
 
 
 def mean_losses(run: Sequence[RunResult]) -> list[float]:
-    """The training losses of a run, mean over ranks, for every step."""
+    """Return the training loss of a run at every step, as the mean over ranks."""
     return [fmean(losses) for losses in zip(*(one.losses for one in run), strict=True)]
 
 
 def show(console: Console, ranks: Sequence[RankResult]) -> None:
-    """Print the curves, what each rank holds, how far the runs differ, and a sample."""
+    """Print the curves, memory, differences between runs, and a sample."""
     console.print()
     for run in ranks[0].runs:
         console.print(f"{run.name}: {run.title}", highlight=False)
@@ -68,17 +67,17 @@ def show(console: Console, ranks: Sequence[RankResult]) -> None:
 
 
 def curves(ranks: Sequence[RankResult]) -> Table:
-    """The loss curves of all runs at the steps where the validation loss was taken."""
+    """Return a table of the losses of all runs, at the steps with a validation loss."""
     runs = ranks[0].runs
     table = Table(title="Loss per character, in nats", title_justify="left")
     titles = [f"{what} {run.name}" for what in ("train", "valid.") for run in runs]
     for title in ("steps", *titles):
         table.add_column(title, justify="right")
-    trained = [mean_losses(same_run(ranks, place)) for place in range(len(runs))]
+    trained = [mean_losses(same_run(ranks, index)) for index in range(len(runs))]
     before = 0
     for points in zip(*(run.validation for run in runs), strict=True):
         step = points[0][0]
-        # The mean since the last line; before the first step there is none.
+        # The mean since the last row; the first row has none.
         since = [losses[before:step] for losses in trained]
         table.add_row(
             str(step),
@@ -90,7 +89,7 @@ def curves(ranks: Sequence[RankResult]) -> Table:
 
 
 def memory(ranks: Sequence[RankResult]) -> Table:
-    """Return the memory of each rank."""
+    """Return a table of the memory of each rank."""
     table = Table(title="Memory in MiB, on each rank", title_justify="left")
     table.add_column("rank", justify="right")
     table.add_column("run")
@@ -106,7 +105,7 @@ def memory(ranks: Sequence[RankResult]) -> Table:
 
 
 def workers_of(runs: Sequence[RunResult]) -> Table:
-    """Return the memory of each worker, and the bytes that it received and sent."""
+    """Return a table of each worker's memory, and of the bytes that it received and sent."""
     table = Table(title="Workers: steps, and MiB held and sent", title_justify="left")
     table.add_column("run")
     table.add_column("worker")
@@ -120,8 +119,8 @@ def workers_of(runs: Sequence[RunResult]) -> Table:
 
 
 def state_shares(ranks: Sequence[RankResult]) -> str:
-    """Return each run's largest share of run A's optimizer state on a rank."""
-    first, *others = (same_run(ranks, place) for place in range(len(ranks[0].runs)))
+    """Return each run's optimizer state on the fullest rank, as a share of run A's."""
+    first, *others = (same_run(ranks, index) for index in range(len(ranks[0].runs)))
     shares = []
     for run in others:
         share = largest(
@@ -132,7 +131,7 @@ def state_shares(ranks: Sequence[RankResult]) -> str:
 
 
 def sent_shares(ranks: Sequence[RankResult]) -> str:
-    """Return the bytes that a rank sends in a step, in shares of run A's."""
+    """Return the bytes that a rank sends per step, as shares of run A's."""
     first, *others = ranks[0].runs
     per_step = _mib(first.sent_bytes / len(first.losses))
     if not first.sent_bytes:
@@ -142,12 +141,12 @@ def sent_shares(ranks: Sequence[RankResult]) -> str:
 
 
 def differences(ranks: Sequence[RankResult]) -> Table:
-    """Return how far the runs are from run A, and the ranks from rank 0."""
+    """Return a table of the differences of runs from run A, and of ranks from rank 0."""
     table = Table(title="Largest absolute difference, on any rank", title_justify="left")
     table.add_column("between")
     table.add_column("losses", justify="right")
     table.add_column(f"{ranks[0].numel:,} final parameters", justify="right")
-    first, *others = (same_run(ranks, place) for place in range(len(ranks[0].runs)))
+    first, *others = (same_run(ranks, index) for index in range(len(ranks[0].runs)))
     for run in others:
         losses = largest(loss_difference(*pair) for pair in zip(first, run, strict=True))
         final = largest(one.from_first.largest for one in run)
@@ -159,7 +158,7 @@ def differences(ranks: Sequence[RankResult]) -> Table:
 
 
 def verdict(ranks: Sequence[RankResult]) -> str:
-    """In one sentence, results with which nothing is wrong."""
+    """Return one sentence about results that passed all checks."""
     runs = ranks[0].runs
     exact = [run.name for run in runs if run.exact]
     who = "All runs" if len(exact) == len(runs) else f"Runs {' and '.join(exact)}"
@@ -167,8 +166,8 @@ def verdict(ranks: Sequence[RankResult]) -> str:
         who = "The ranks of each run"
     losses = [f"{runs[0].validation[0][1]:.3f} -> {runs[0].validation[-1][1]:.3f}"]
     losses += [f"{run.name}'s {run.validation[-1][1]:.3f}" for run in runs if not run.exact]
-    where = ", at the end" if len(exact) == 1 else ", on every rank" if len(ranks) > 1 else ""
-    return f"{who} agree in every bit{where}; validation loss {', '.join(losses)}."
+    suffix = ", at the end" if len(exact) == 1 else ", on every rank" if len(ranks) > 1 else ""
+    return f"{who} agree in every bit{suffix}; validation loss {', '.join(losses)}."
 
 
 def _mib(count: float) -> str:
@@ -176,10 +175,10 @@ def _mib(count: float) -> str:
 
 
 def draw(ranks: Sequence[RankResult], path: Path) -> None:
-    """Write the curves of all runs, training and validation, as one picture."""
+    """Write the training and validation curves of all runs to one picture."""
     figure = Figure(figsize=(8, 5), layout="constrained")  # no pyplot: no window, no global state
     axes = figure.subplots()
-    runs = [same_run(ranks, place) for place in range(len(ranks[0].runs))]
+    runs = [same_run(ranks, index) for index in range(len(ranks[0].runs))]
     for run, style in reversed(list(zip(runs, STYLES[: len(runs)], strict=True))):
         name = f"{run[0].name} ({run[0].title})"
         losses = mean_losses(run)
@@ -191,10 +190,10 @@ def draw(ranks: Sequence[RankResult], path: Path) -> None:
             label=f"{name}, training",
         )
     for run, style in reversed(list(zip(runs, STYLES[: len(runs)], strict=True))):
-        places = [step for step, _ in run[0].validation]
+        steps = [step for step, _ in run[0].validation]
         values = [loss for _, loss in run[0].validation]
         label = f"{run[0].name}, validation"
-        axes.plot(places, values, "o", color=style.dots, markersize=style.size, label=label)
+        axes.plot(steps, values, "o", color=style.dots, markersize=style.size, label=label)
     axes.set(
         xlabel="steps",
         ylabel="loss per character (nats)",

@@ -1,4 +1,4 @@
-"""Results of the ranks, and the verdict on them. Plain data, without torch."""
+"""Results of the ranks, and checks of these. Plain data, without torch."""
 
 import json
 import math
@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 LOSS_SHARE = 0.8
-"""The validation loss at the end must be below this share of the loss before the first step."""
+"""The last validation loss must be below this share of the first."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Two sets of parameters, compared."""
+    """Difference of two sets of parameters."""
 
     same_bits: bool
     largest: float
@@ -22,16 +22,16 @@ class Difference:
 
 @dataclass(frozen=True)
 class WorkerResult:
-    """A worker that owns parameters of a run."""
+    """Worker that owns parameters of a run."""
 
     name: str
     parameter_bytes: int
     state_bytes: int
     steps: int
     gradient_bytes: int
-    """That it was sent, in all steps."""
+    """Received, in all steps."""
     read_bytes: int
-    """That it sent to those who read its parameters."""
+    """Sent to readers of its parameters."""
 
 
 @dataclass(frozen=True)
@@ -41,57 +41,53 @@ class RunResult:
     name: str
     """A letter; the first is A."""
     title: str
-    """What stepped it."""
+    """The optimizer."""
     exact: bool
-    """Whether it must have run A's bits: it adds the same gradients in the same order."""
+    """True if it must equal run A bit for bit: it adds the same gradients in the same order."""
     spread: float
-    """Where it is not: by what share of A's last validation loss its own may differ."""
+    """If not exact: the largest relative difference of its last validation loss from A's."""
     differs: str
-    """Where it is not: why."""
+    """If not exact: why."""
     losses: list[float]
     """Training loss of this rank's own batch, for every step."""
     validation: list[tuple[int, float]]
-    """(steps made, loss), the first before any step and the last after all."""
+    """(steps so far, loss): the first before any step, the last after all."""
     from_first: Difference
-    """Final parameters of this run and of run A, on this rank."""
+    """Of the final parameters of this run and of run A, on this rank."""
     from_rank_zero: Difference
-    """Final parameters of this rank and of rank 0."""
+    """Of the final parameters of this rank and of rank 0."""
     parameter_bytes: int
     gradient_bytes: int
     state_bytes: int
     sent_bytes: float
     """In all steps, between hosts."""
     workers: list[WorkerResult] = field(default_factory=list)
-    """Where other processes own the parameters: which."""
+    """Workers that own the parameters, if this process does not."""
 
 
 @dataclass(frozen=True)
 class RankResult:
-    """Everything that one rank has to report."""
+    """Result of one rank."""
 
     rank: int
     numel: int
     """Elements of all parameters of one model."""
     runs: list[RunResult]
-    """In the order of their names; the others are compared with the first."""
+    """In the order of names; each is compared with the first."""
     peak_rss_bytes: int
-    """Most memory that the process ever had: all models, text, Python and torch."""
+    """Peak memory of the process: all models, text, Python and torch."""
     sample: str
     """Text that model A wrote (rank 0 only)."""
 
     def save(self, folder: Path) -> None:
-        """Write this result to ``folder``, under the rank's name."""
         (folder / f"{self.rank}.json").write_text(json.dumps(asdict(self)), encoding="utf-8")
 
 
 def load(folder: Path) -> list[RankResult]:
     """Load the results that the ranks saved, in the order of ranks."""
     found = [json.loads(file.read_text(encoding="utf-8")) for file in folder.glob("*.json")]
-    return [_rank_result(data) for data in sorted(found, key=lambda data: int(data["rank"]))]
-
-
-def _rank_result(data: dict[str, Any]) -> RankResult:
-    return RankResult(**{**data, "runs": [_run_result(run) for run in data["runs"]]})
+    found.sort(key=lambda data: int(data["rank"]))
+    return [RankResult(**{**one, "runs": list(map(_run_result, one["runs"]))}) for one in found]
 
 
 def _run_result(data: dict[str, Any]) -> RunResult:
@@ -107,39 +103,42 @@ def _run_result(data: dict[str, Any]) -> RunResult:
 
 
 def largest(values: Iterable[float]) -> float:
-    """The maximum; NaN, which ``max`` may overlook, wins."""
+    """Return the maximum, or NaN if there is one, which ``max`` may ignore."""
     return max(values, key=lambda value: (math.isnan(value), value))
 
 
 def loss_difference(one: RunResult, other: RunResult) -> float:
-    """The largest absolute difference of two losses of one step, in training or validation."""
+    """Return the largest absolute difference of two runs' losses, in training or validation."""
     mine, yours = ([*run.losses, *(loss for _, loss in run.validation)] for run in (one, other))
     return largest(abs(a - b) for a, b in zip(mine, yours, strict=True))
 
 
 def judge(ranks: Sequence[RankResult]) -> list[str]:
-    """Return what is wrong with these results, a sentence each; empty if all is well.
+    """Return one sentence per fault in these results; empty without faults.
 
-    On every rank, the losses and the final parameters of a run must be run A's bit by bit where it
-    makes the same steps, and its last validation loss near A's where it does not; the
-    parameters of each run must be equal bit by bit on all ranks; and each run's validation loss
-    must have fallen clearly.
+    On every rank, losses and final parameters of an exact run must equal run A's bit for bit. The
+    last validation loss of other runs must be close to A's. Final parameters of each run must be
+    equal bit for bit on all ranks. Each validation loss must fall clearly.
     """
     wrong: list[str] = []
     for one in ranks:
         first, *others = one.runs
         for run in others:
-            wrong += _exact(one.rank, first, run) if run.exact else _near(one.rank, first, run)
+            wrong += (
+                _check_exact(one.rank, first, run)
+                if run.exact
+                else _check_close(one.rank, first, run)
+            )
         wrong += [
             f"run {run.name}: the parameters on rank {one.rank} and rank 0 differ, by up to "
             f"{run.from_rank_zero.largest:.3g}; every bit must be the same"
             for run in one.runs
             if not run.from_rank_zero.same_bits
         ]
-    return [*wrong, *_not_fallen(ranks[0].runs)]
+    return [*wrong, *_check_fallen(ranks[0].runs)]
 
 
-def _exact(rank: int, first: RunResult, run: RunResult) -> Iterator[str]:
+def _check_exact(rank: int, first: RunResult, run: RunResult) -> Iterator[str]:
     which = f"runs {first.name} and {run.name}"
     if not run.from_first.same_bits:
         yield (
@@ -153,9 +152,9 @@ def _exact(rank: int, first: RunResult, run: RunResult) -> Iterator[str]:
         )
 
 
-def _near(rank: int, first: RunResult, run: RunResult) -> Iterator[str]:
+def _check_close(rank: int, first: RunResult, run: RunResult) -> Iterator[str]:
     expected, last = first.validation[-1][1], run.validation[-1][1]
-    # Written so that NaN is wrong as well; below, too.
+    # ``not <=`` instead of ``>``, so that NaN is a fault; also below.
     if not abs(last - expected) <= run.spread * expected:
         yield (
             f"rank {rank}: the last validation losses of runs {first.name} and {run.name} are "
@@ -163,7 +162,7 @@ def _near(rank: int, first: RunResult, run: RunResult) -> Iterator[str]:
         )
 
 
-def _not_fallen(runs: Sequence[RunResult]) -> Iterator[str]:
+def _check_fallen(runs: Sequence[RunResult]) -> Iterator[str]:
     for run in runs:
         begin, end = run.validation[0][1], run.validation[-1][1]
         if not end < LOSS_SHARE * begin:

@@ -1,4 +1,4 @@
-"""The runs that ``--front-end rpc`` compares: parameters in this process, and on workers."""
+"""Runs of ``--front-end rpc``: parameters in this process, and on workers."""
 
 import copy
 from collections.abc import Iterable, Sequence
@@ -24,20 +24,19 @@ from hooks.demo.run import BaseRun
 from sharding import plan
 
 ONE_RANK = Difference(same_bits=True, largest=0.0)
-"""Of a process that trains alone, from rank 0."""
+"""Difference from rank 0, for a process that trains alone."""
 
 
-class InThisProcess(BaseRun):
-    """torch.optim.AdamW, with a scheduler, on a model of this process."""
+class LocalRun(BaseRun):
+    """torch.optim.AdamW with a scheduler, on a model in this process."""
 
-    def __init__(self, way: ComparedRun, model: nn.Module, hyper: HyperParameters) -> None:
-        super().__init__(way)
+    def __init__(self, spec: ComparedRun, model: nn.Module, hyper: HyperParameters) -> None:
+        super().__init__(spec)
         self._model = model
         self._params = list(model.parameters())
         self._optimizer, self._scheduler = torch_adamw(self._params, hyper)
 
-    def step_by(self, batch: text.Batch) -> tuple[float, int]:
-        """Gradients, and a step by them."""
+    def train_step(self, batch: text.Batch) -> tuple[float, int]:
         loss = mean_loss(self._model, *batch)
         grads = torch.autograd.grad(loss, self._params)
         for param, grad in zip(self._params, grads, strict=True):
@@ -47,15 +46,12 @@ class InThisProcess(BaseRun):
         return loss.item(), tensor_bytes(grads)
 
     def loss(self, batch: text.Batch) -> float:
-        """The loss as it is now."""
         return mean_loss(self._model, *batch).item()
 
     def parameters(self) -> Iterable[Tensor]:
-        """The model's."""
         return self._params
 
-    def measured(self) -> dict[str, Any]:
-        """All is here, and nothing is sent."""
+    def metrics(self) -> dict[str, Any]:
         return {
             "from_rank_zero": ONE_RANK,
             "parameter_bytes": tensor_bytes(self._params),
@@ -64,25 +60,30 @@ class InThisProcess(BaseRun):
         }
 
 
-class OnWorkers(BaseRun):
-    """DistributedOptimizer with the same options: a plan says which worker has which parameter.
+class WorkerRun(BaseRun):
+    """DistributedOptimizer with the same options, with parameters on workers by a shard plan.
 
-    This process keeps the model's shapes. For each step it reads a snapshot, and sends gradients.
+    This process keeps only the model's shapes. Each step reads a snapshot, and sends gradients.
 
     Args:
-        way: how it is called.
-        model: of whose parameters the workers get copies.
-        hyper: AdamW's.
+        spec: of the run.
+        model: whose parameters are copied to the workers.
+        hyper: of AdamW.
         workers: the names of their processes.
     """
 
     def __init__(
-        self, way: ComparedRun, model: nn.Module, hyper: HyperParameters, workers: Sequence[str]
+        self, spec: ComparedRun, model: nn.Module, hyper: HyperParameters, workers: Sequence[str]
     ) -> None:
-        super().__init__(way)
-        placed = plan(model, len(workers), policy="greedy")
+        super().__init__(spec)
+        shares = plan(model, len(workers), policy="greedy")
         params = [
-            (name, rpc.remote(workers[placed.owners(name)[0].ranks[0]], _own, args=(param.data,)))
+            (
+                name,
+                rpc.remote(
+                    workers[shares.owners(name)[0].ranks[0]], _copy_parameter, args=(param.data,)
+                ),
+            )
             for name, param in model.named_parameters()
         ]
         self._shapes = copy.deepcopy(model).to("meta")
@@ -91,8 +92,7 @@ class OnWorkers(BaseRun):
         )
         self._scheduler = torch.optim.lr_scheduler.LambdaLR(self._optimizer, hyper.learning_rate)
 
-    def step_by(self, batch: text.Batch) -> tuple[float, int]:
-        """Parameters come from the workers, and gradients go to them."""
+    def train_step(self, batch: text.Batch) -> tuple[float, int]:
         snapshot = self._optimizer.snapshot()
         loss = mean_loss(partial(snapshot.run, self._shapes), *batch)
         grads = torch.autograd.grad(loss, list(snapshot.parameters.values()))
@@ -101,16 +101,13 @@ class OnWorkers(BaseRun):
         return loss.item(), tensor_bytes(grads)
 
     def loss(self, batch: text.Batch) -> float:
-        """The loss as it is now."""
         with self._optimizer.snapshot() as snapshot:
             return mean_loss(partial(snapshot.run, self._shapes), *batch).item()
 
     def parameters(self) -> Iterable[Tensor]:
-        """The workers'."""
         return self._optimizer.snapshot().parameters.values()
 
-    def measured(self) -> dict[str, Any]:
-        """Nothing stays here between steps; workers have all."""
+    def metrics(self) -> dict[str, Any]:
         workers = self._workers()
         return {
             "from_rank_zero": ONE_RANK,
@@ -138,11 +135,11 @@ class OnWorkers(BaseRun):
         ]
 
 
-def _own(values: Tensor) -> nn.Parameter:
-    """A parameter of the worker on which this is called."""
+def _copy_parameter(values: Tensor) -> nn.Parameter:
+    """Return a parameter of the worker that runs this call."""
     return nn.Parameter(values.clone())
 
 
 def _bytes(values: Any) -> int:
-    """Return the bytes of the tensors' elements: tensors of one message share memory."""
+    """Return the bytes of tensor elements; tensors of one message share storage."""
     return sum(one.numel() * one.element_size() for one in values if isinstance(one, Tensor))

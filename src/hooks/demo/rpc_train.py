@@ -9,16 +9,16 @@ from functools import partial
 
 from hooks.demo.front_ends import ComparedRun
 from hooks.demo.processes import rpc_process
-from hooks.demo.rpc_run import InThisProcess, OnWorkers
-from hooks.demo.train import given, train_ways
+from hooks.demo.rpc_run import LocalRun, WorkerRun
+from hooks.demo.train import parse_arguments, train_and_compare
 
 TRAINER = "trainer"
 
 
-def ways(workers: Sequence[str]) -> list[ComparedRun]:
-    """Return the compared runs of one process that has these workers."""
+def compared_runs(workers: Sequence[str]) -> list[ComparedRun]:
+    """Return the runs to compare, for a process with these workers."""
     where = f"{len(workers)} worker{'s' if len(workers) > 1 else ''}"
-    here, away = InThisProcess, partial(OnWorkers, workers=workers)
+    here, away = LocalRun, partial(WorkerRun, workers=workers)
     return [
         ComparedRun("A", "torch.optim.AdamW, in one process", here, exact=True),
         ComparedRun("B", f"DistributedOptimizer, parameters on {where}", away, exact=True),
@@ -26,14 +26,15 @@ def ways(workers: Sequence[str]) -> list[ComparedRun]:
 
 
 def main() -> None:
-    """Entry point of a process."""
-    settings, folder = given("One process of `functional-optim demo --front-end rpc`.")
+    settings, folder = parse_arguments("One process of `functional-optim demo --front-end rpc`.")
     rank = int(os.environ["RANK"])
     names = [TRAINER, *(f"worker{one}" for one in range(1, settings.ranks))]
     with rpc_process(names[rank], rank, settings.ranks):
         if rank == 0:
-            found = ways(names[1:])
-            train_ways(settings, found, lambda way, *of: way.make(way, *of), rank=0).save(folder)
+            specs = compared_runs(names[1:])
+            train_and_compare(
+                settings, specs, lambda spec, *more: spec.build(spec, *more), rank=0
+            ).save(folder)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Base class of the compared runs: a model, a way of stepping it, and its curves."""
+"""Compared run: a model, its optimizer, and its curves."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -16,81 +16,73 @@ from hooks.demo.result import Difference, RunResult
 
 
 class BaseRun(ABC):
-    """A way of stepping a model, and its curves so far."""
+    """Model with its optimizer, and its curves so far."""
 
-    def __init__(self, way: ComparedRun) -> None:
-        self.way = way
+    def __init__(self, spec: ComparedRun) -> None:
+        self.spec = spec
         self.losses: list[float] = []
         self.validation: list[tuple[int, float]] = []
         self.gradient_bytes = 0
 
     @abstractmethod
-    def step_by(self, batch: text.Batch) -> tuple[float, int]:
+    def train_step(self, batch: text.Batch) -> tuple[float, int]:
         """Make a step; return the loss before it, and the bytes of its gradients."""
 
     @abstractmethod
     def loss(self, batch: text.Batch) -> float:
-        """The loss as it is now, on this process alone."""
+        """Return the current loss of this process."""
 
     @abstractmethod
     def parameters(self) -> Iterable[Tensor]:
         """Return the current parameters, in the order of the model."""
 
     @abstractmethod
-    def measured(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         """Return the other fields of a RunResult. All ranks must call it together."""
 
     def step(self, batch: text.Batch) -> None:
-        """Make a step of training."""
-        loss, self.gradient_bytes = self.step_by(batch)
+        loss, self.gradient_bytes = self.train_step(batch)
         self.losses.append(loss)
 
-    def finish(self) -> None:  # noqa: B027  most have nothing to do
-        """Called after the last step."""
+    def finish(self) -> None:  # noqa: B027  most runs do nothing
+        """End training, after the last step."""
 
     @torch.no_grad()
     def validate(self, batch: text.Batch) -> float:
-        """Take the validation loss."""
         loss = self.loss(batch)
         self.validation.append((len(self.losses), loss))
         return loss
 
     def flat_parameters(self) -> Tensor:
-        """A copy of all parameters, as one vector."""
         return torch.cat([param.detach().reshape(-1) for param in self.parameters()])
 
     def result(self, first: "BaseRun") -> RunResult:
-        """Return the result of this rank. All ranks must call it together.
-
-        Args:
-            first: the run that this one is compared with.
-        """
+        """Return the result of this rank, compared with the first run. Collective."""
         return RunResult(
-            name=self.way.name,
-            title=self.way.title,
-            exact=self.way.exact,
-            spread=self.way.spread,
-            differs=self.way.differs,
+            name=self.spec.name,
+            title=self.spec.title,
+            exact=self.spec.exact,
+            spread=self.spec.spread,
+            differs=self.spec.differs,
             losses=self.losses,
             validation=self.validation,
             from_first=compare(self.flat_parameters(), first.flat_parameters()),
             gradient_bytes=self.gradient_bytes,
-            **self.measured(),
+            **self.metrics(),
         )
 
 
 class DemoRun(BaseRun):
-    """A model under DDP, stepped by a front-end."""
+    """Model under DDP with a front-end."""
 
-    def __init__(self, way: ComparedRun, model: nn.Module, hyper: HyperParameters) -> None:
-        super().__init__(way)
+    def __init__(self, spec: ComparedRun, model: nn.Module, hyper: HyperParameters) -> None:
+        super().__init__(spec)
         # Small buckets (in MB), so that there are several and the steps overlap with backward.
         self.ddp = DistributedDataParallel(model, bucket_cap_mb=1, gradient_as_bucket_view=True)
-        self.front_end = way.make(self.ddp, hyper)
+        self.front_end = spec.build(self.ddp, hyper)
         self.sent_bytes = 0.0
 
-    def step_by(self, batch: text.Batch) -> tuple[float, int]:
-        """Backward, whatever is left of the step, and no gradient stays."""
+    def train_step(self, batch: text.Batch) -> tuple[float, int]:
         loss = mean_loss(self.ddp, *batch)
         loss.backward()
         self.front_end.step()
@@ -100,22 +92,20 @@ class DemoRun(BaseRun):
         return loss.item(), gradient_bytes
 
     def loss(self, batch: text.Batch) -> float:
-        """Return the loss of the wrapped model: DDP's own forward would talk to the other ranks."""
+        """Return the loss of the wrapped model: DDP's own forward would call collectives."""
         return mean_loss(self.ddp.module, *batch).item()
 
     def parameters(self) -> Iterable[Tensor]:
-        """The model's."""
         return self.ddp.parameters()
 
     def finish(self) -> None:
-        """Count what was sent, and make the ranks' models one."""
+        """Count the sent bytes, and make the models of all ranks equal."""
         world = dist.get_world_size()
-        reduced = 2 * self.gradient_bytes * (world - 1) / world  # as a ring all-reduces
+        reduced = 2 * self.gradient_bytes * (world - 1) / world  # of a ring all-reduce
         self.sent_bytes = self.front_end.sent_bytes(reduced, len(self.losses))
         self.front_end.finish()
 
-    def measured(self) -> dict[str, Any]:
-        """Memory, what was sent, and how far the parameters are from those of rank 0."""
+    def metrics(self) -> dict[str, Any]:
         parameters = self.flat_parameters()
         of_rank_zero = parameters.clone()
         dist.broadcast(of_rank_zero, src=0)
@@ -128,6 +118,6 @@ class DemoRun(BaseRun):
 
 
 def compare(one: Tensor, other: Tensor) -> Difference:
-    """Compare two float32 vectors, bit by bit and by value."""
+    """Compare two float32 vectors, bit for bit and by value."""
     same = torch.equal(one.view(torch.int32), other.view(torch.int32))
     return Difference(same, (one - other).abs().max().item())

@@ -1,4 +1,4 @@
-"""Real English text that comes with Python, as tokens: one per character."""
+"""English text that comes with Python, as tokens: one per character."""
 
 import re
 from functools import lru_cache
@@ -12,7 +12,7 @@ TRAIN_SHARE = 0.9
 
 
 class Corpus(NamedTuple):
-    """A text in two parts, and its alphabet."""
+    """Text in two parts, and its alphabet."""
 
     alphabet: str  # the character of every token
     train: Tensor  # int64, (characters,)
@@ -20,17 +20,17 @@ class Corpus(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Stretches of text, and what follows each of their characters."""
+    """Sequences of text, and the next character of each position."""
 
     inputs: Tensor  # int64, (size, context)
     targets: Tensor  # int64, (size, context)
 
 
 def english_text() -> str:
-    """The Python language reference, as ``help()`` has it: 0.35 million characters.
+    """Return the Python language reference, as in ``help()``: 0.35 million characters.
 
-    Topics quote one another at length; a paragraph is kept where it stands first, so that none
-    is in both parts of the corpus.
+    Topics quote one another at length. Repeated paragraphs are removed, so that the two parts of
+    the corpus have none in common.
     """
     paragraphs = (
         " ".join(re.sub(r"([*=~^-])\1{2,}", "", paragraph).split())
@@ -38,11 +38,11 @@ def english_text() -> str:
         for paragraph in topics[name].split("\n\n")
     )
     text = "\n".join(dict.fromkeys(paragraph for paragraph in paragraphs if paragraph))
-    return text.encode("ascii", "ignore").decode()  # so that any terminal can show what is written
+    return text.encode("ascii", "ignore").decode()  # any terminal can show ASCII
 
 
 def make_corpus(text: str) -> Corpus:
-    """Turn a text into tokens and split it."""
+    """Convert a text to tokens, and split it."""
     alphabet = "".join(sorted(set(text)))
     number = {character: token for token, character in enumerate(alphabet)}
     tokens = torch.tensor([number[character] for character in text])
@@ -52,22 +52,21 @@ def make_corpus(text: str) -> Corpus:
 
 @lru_cache(maxsize=1)
 def corpus() -> Corpus:
-    """The corpus of the demo."""
     return make_corpus(english_text())
 
 
 def random_batch(tokens: Tensor, size: int, context: int, generator: torch.Generator) -> Batch:
-    """Stretches from random places."""
+    """Return sequences from random positions."""
     starts = torch.randint(len(tokens) - context, (size,), generator=generator)
     return _batch(tokens, starts, context)
 
 
 def even_batch(tokens: Tensor, size: int, context: int) -> Batch:
-    """Stretches from places spread evenly over the text: the same at every call."""
+    """Return sequences from evenly spaced positions: the same at every call."""
     starts = torch.arange(size) * (len(tokens) - context - 1) // max(size - 1, 1)
     return _batch(tokens, starts, context)
 
 
 def _batch(tokens: Tensor, starts: Tensor, context: int) -> Batch:
-    stretches = tokens[starts[:, None] + torch.arange(context + 1)]
-    return Batch(stretches[:, :-1], stretches[:, 1:])
+    sequences = tokens[starts[:, None] + torch.arange(context + 1)]
+    return Batch(sequences[:, :-1], sequences[:, 1:])

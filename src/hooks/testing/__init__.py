@@ -1,4 +1,4 @@
-"""The laws of averaging: property tests for our averagers and for anyone's. Needs hypothesis."""
+"""Laws of averaging: property tests for any averager. Needs Hypothesis."""
 
 from functional_optim.testing.search import LawBroken
 from hooks.testing.averaging_laws import AVERAGING_LAWS, AveragingLaw

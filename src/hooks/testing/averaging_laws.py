@@ -1,7 +1,7 @@
-"""The laws of averagers, each a function of a subject and one drawn training.
+"""Laws of averagers: functions of a subject and a training that Hypothesis draws.
 
-A law raises AssertionError where it is broken. :data:`AVERAGING_LAWS` lists them under the names
-that ``check_averager`` reports.
+A law raises AssertionError if it is broken. :data:`AVERAGING_LAWS` lists the laws by the names that
+``check_averager`` reports.
 """
 
 import io
@@ -17,7 +17,7 @@ from functional_optim.testing.compare import require_same, snapshot
 from hooks.testing.trainings import RATE, AveragerSubject, Replica, Training
 from sharding.transport.local import LocalWorld
 
-Seen = list[list[Tensor]]
+History = list[list[Tensor]]
 """The parameters of one rank after each step."""
 
 
@@ -26,14 +26,14 @@ def storages_stay(subject: AveragerSubject, training: Training) -> None:
 
     def run(group: Any) -> None:
         replica = Replica(subject, training, group)
-        places = [param.data_ptr() for param in replica.params]
+        addresses = [param.data_ptr() for param in replica.params]
         for step in replica.train():
             flat = torch.cat([param.detach().reshape(-1) for param in replica.params])
             require_same(
                 f"parameters and the buffer that they view, step {step}", replica.flat, flat
             )
             for place, param in enumerate(replica.params):
-                assert param.data_ptr() == places[place], (
+                assert param.data_ptr() == addresses[place], (
                     f"parameter {place} is in other memory after step {step}"
                 )
 
@@ -74,7 +74,7 @@ def written_when_due(subject: AveragerSubject, training: Training) -> None:
 def ranks_agree(subject: AveragerSubject, training: Training) -> None:
     """After a step that is due, all ranks have the same parameters, bit for bit."""
     due = _due(subject, training)
-    ranks = _trained(subject, training)
+    ranks = _train(subject, training)
     for step in filter(due, range(training.steps)):
         for rank, seen in enumerate(ranks):
             require_same(
@@ -113,8 +113,8 @@ def mean_of_float64(subject: AveragerSubject, training: Training) -> None:
 def same_as_oracle(subject: AveragerSubject, training: Training) -> None:
     """After each step, parameters are those of the oracle."""
     assert subject.oracle is not None
-    found = _trained(subject, training)
-    want = _trained(replace(subject, factory=subject.oracle), training)
+    found = _train(subject, training)
+    want = _train(replace(subject, factory=subject.oracle), training)
     _require_near("parameters and the oracle's", found, want, subject.ulps * training.ulp())
 
 
@@ -123,7 +123,7 @@ def data_parallel(subject: AveragerSubject, training: Training) -> None:
     assert subject.every_step is not None
     chosen = replace(training, options=tuple(subject.every_step.items()))
 
-    def parallel(group: Any) -> Seen:
+    def parallel(group: Any) -> History:
         module = nn.ParameterList(nn.Parameter(one) for one in training.start())
         ddp = DistributedDataParallel(_Squares(module), process_group=group, init_sync=False)
         sgd = torch.optim.SGD(module.parameters(), lr=RATE)
@@ -139,7 +139,7 @@ def data_parallel(subject: AveragerSubject, training: Training) -> None:
     want = LocalWorld(training.ranks).run(parallel)
     # Both round each step, in another order.
     ulps = 4.0 * training.steps + training.ranks + subject.ulps
-    found = _trained(subject, chosen)
+    found = _train(subject, chosen)
     _require_near("parameters and those under DDP", found, want, ulps * training.ulp())
 
 
@@ -160,7 +160,7 @@ def resumed(subject: AveragerSubject, training: Training) -> None:
         return replica.values()
 
     found = LocalWorld(training.ranks).run(run)
-    want = [seen[-1] for seen in _trained(subject, training)]
+    want = [seen[-1] for seen in _train(subject, training)]
     require_same("parameters (rank, place) of a run that was stopped", found, want)
 
 
@@ -176,7 +176,7 @@ def joined_late(subject: AveragerSubject, training: Training) -> None:
 
     saved = LocalWorld(ranks).run(before)
 
-    def after(group: Any) -> tuple[Seen, int]:
+    def after(group: Any) -> tuple[History, int]:
         replica = Replica(subject, training, group)
         own = saved[group.rank() if group.rank() < ranks else 0]
         replica.load(own)
@@ -194,8 +194,7 @@ def joined_late(subject: AveragerSubject, training: Training) -> None:
             )
 
 
-def _require_near(label: str, found: list[Seen], want: list[Seen], bound: float) -> None:
-    """Check the parameters of all ranks after all steps."""
+def _require_near(label: str, found: list[History], want: list[History], bound: float) -> None:
     for rank, (own, others) in enumerate(zip(found, want, strict=True)):
         for step, (params, wanted) in enumerate(zip(own, others, strict=True)):
             for place, (one, other) in enumerate(zip(params, wanted, strict=True)):
@@ -209,7 +208,7 @@ def _require_near(label: str, found: list[Seen], want: list[Seen], bound: float)
 def _require_close(
     label: str, found: Tensor, want: Tensor, bound: Tensor, *, dtype: torch.dtype
 ) -> None:
-    """Check that a tensor is of a dtype, has the shape of another, and is within a bound of it."""
+    """Check the dtype, shape and, within a bound, the values of a tensor."""
     if found.dtype != dtype or found.shape != want.shape:
         raise AssertionError(
             f"{label}: {found.dtype} of shape {tuple(found.shape)}, expected {dtype} of shape "
@@ -230,10 +229,10 @@ def _due(subject: AveragerSubject, training: Training) -> Callable[[int], bool]:
     return lambda step: asked(step, **training.kwargs)
 
 
-def _trained(subject: AveragerSubject, training: Training) -> list[Seen]:
-    """The parameters of each rank after each step."""
+def _train(subject: AveragerSubject, training: Training) -> list[History]:
+    """Return the parameters of each rank after each step."""
 
-    def run(group: Any) -> Seen:
+    def run(group: Any) -> History:
         replica = Replica(subject, training, group)
         return [replica.values() for _ in replica.train()]
 
@@ -241,7 +240,7 @@ def _trained(subject: AveragerSubject, training: Training) -> list[Seen]:
 
 
 class _Squares(nn.Module):
-    """Half the sum of squares, whose gradient is ``x - c``."""
+    """Half the sum of squares of ``x - c``, whose gradient is ``x - c``."""
 
     def __init__(self, own: nn.ParameterList) -> None:
         super().__init__()
@@ -254,16 +253,16 @@ class _Squares(nn.Module):
 
 @dataclass(frozen=True)
 class AveragingLaw:
-    """A law and the subjects and trainings that it is about."""
+    """A law, and the subjects and trainings that it applies to."""
 
     check: Callable[[AveragerSubject, Training], None]
     needs: tuple[str, ...] = ()
-    """What must be known of a subject: names of its fields."""
+    """Names of the fields of a subject that must be set."""
     real_only: bool = False
-    """Of real numbers of at least 32 bits only."""
+    """True for real dtypes of at least 32 bits only."""
 
     def applies(self, subject: AveragerSubject) -> bool:
-        """Return True if all that it needs is known."""
+        """Return True if all needed fields are set."""
         return all(bool(getattr(subject, name)) for name in self.needs)
 
 

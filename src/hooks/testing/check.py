@@ -1,4 +1,4 @@
-"""``check_averager``: the whole law suite over anyone's averager, in one call."""
+"""``check_averager``: all laws over any averager, in one call."""
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -28,33 +28,33 @@ def check_averager(
     max_examples: int = 20,
     derandomize: bool = True,
 ) -> None:
-    """Property-test an averager by every law that what is said of it lets one try.
+    """Property-test an averager by every law that its arguments allow.
 
     Ranks, from 1 to 4, are threads of this process. With ``x_r`` the parameters of rank ``r`` and
-    ``c`` another point for each rank and step, each step is ``x_r <- x_r - (x_r - c) / 4`` and then
-    ``average_parameters``. Number of ranks, shapes (0-d, empty), dtypes, steps and options are
-    drawn by Hypothesis.
+    ``c`` a point for each rank and step, each step is ``x_r <- x_r - (x_r - c) / 4`` and then
+    ``average_parameters``. Hypothesis draws the number of ranks, shapes (0-d, empty), dtypes, steps
+    and options.
 
     Args:
         factory: ``factory(params, group, **options)`` returns a :class:`~hooks.ModelAverager`.
         options: a strategy of keyword arguments for ``factory``, ``oracle`` and ``due``.
         dtypes: dtypes of the parameters.
-        due: ``due(step, **options)``, for steps counted from 0: whether parameters are written to
-            after this one. None leaves out the laws about that.
-        agree: whether all ranks then have the same parameters.
-        mean: whether these are the mean over all ranks.
+        due: ``due(step, **options)``, for steps counted from 0: True if parameters are written
+            after this step. None leaves out laws that need it.
+        agree: True if all ranks then have the same parameters.
+        mean: True if these are the mean over all ranks.
         oracle: another factory, whose averager gives the same parameters.
-        every_step: options under which each step is averaged, as ``{"period": 1}``.
+        every_step: options that average each step, such as ``{"period": 1}``.
         ulps: allowed distance from the oracle, and from the mean of float64 beyond that of a sum in
             rank order, in units in the last place of the largest number of the training.
-        same_steps: in how many steps at first all ranks do the same, as in a warm-up.
+        same_steps: number of first steps in which all ranks do the same, as in a warm-up.
         laws: names of the laws to check (see :data:`AVERAGING_LAWS`); by default all that apply.
-        max_examples: how many trainings are drawn for each law.
-        derandomize: draw the same trainings each time; False explores others.
+        max_examples: number of trainings per law.
+        derandomize: draw the same trainings each time; False to draw new ones.
 
     Raises:
         LawBroken: names the law and the smallest training found.
-        ValueError: a law that does not exist, or that needs what was not said of the averager.
+        ValueError: an unknown law, or a law that needs an argument that was not given.
 
     Example::
 
@@ -87,13 +87,13 @@ def check_averaging_law(
 
     Args:
         name: of the law, a key of :data:`AVERAGING_LAWS`.
-        subject: the averager, and what is known of it.
-        max_examples: how many trainings are drawn.
+        subject: the averager, and its properties.
+        max_examples: number of trainings.
         derandomize: draw the same trainings each time.
 
     Raises:
         LawBroken: with the smallest training found.
-        ValueError: a law that does not exist, or that needs what is not known.
+        ValueError: an unknown law, or a law that needs a field that is not set.
 
     Example::
 
@@ -110,14 +110,14 @@ def check_averaging_law(
     real = {torch.float32, torch.float64}
     dtypes = tuple(one for one in subject.dtypes if not law.real_only or one in real)
 
-    def tried(training: Training) -> None:
+    def check(training: Training) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a period of 1, which is asked for here
+            warnings.simplefilter("ignore")  # about a period of 1
             law.check(subject, training)
 
     found = smallest_that_fails(
         trainings(subject.options, dtypes or subject.dtypes),
-        tried,
+        check,
         max_examples=max_examples,
         derandomize=derandomize,
     )

@@ -1,4 +1,4 @@
-"""Trainings of a few ranks, as Hypothesis draws and prints them, and what averages in them."""
+"""Trainings of a few ranks, drawn and printed by Hypothesis, with an averager under test."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,23 +22,7 @@ Factory = Callable[..., ModelAverager]
 
 @dataclass(frozen=True)
 class AveragerSubject:
-    """An averager under test.
-
-    Args:
-        factory: ``factory(params, group, **options)`` returns a :class:`~hooks.ModelAverager`.
-        options: a strategy of further keyword arguments; ``oracle`` and ``due`` get them too.
-        dtypes: parameters are drawn in these.
-        due: ``due(step, **options)``, for steps counted from 0: whether parameters are written to
-            after this one; None where that is not known.
-        agree: whether all ranks then have the same parameters.
-        mean: whether these are the mean over all ranks.
-        oracle: another factory, whose averager gives the same parameters.
-        every_step: options under which each step is averaged.
-        ulps: how far a mean may be from that of float64 beyond what a sum in rank order is, and
-            parameters from those of ``oracle``, in units in the last place of the largest number of
-            the training; 0 is bit for bit.
-        same_steps: in how many steps at first all ranks do the same, as in a warm-up.
-    """
+    """Averager under test, with the arguments of :func:`~hooks.testing.check_averager`."""
 
     factory: Factory
     options: st.SearchStrategy[dict[str, Any]] = field(default_factory=lambda: st.just({}))
@@ -54,10 +38,10 @@ class AveragerSubject:
 
 @dataclass(frozen=True)
 class Training:
-    """Ranks that begin alike and step on their own data, and the averager's options.
+    """Training of ranks with equal first parameters and different data, with an averager's options.
 
-    The loss of rank ``r`` at step ``t`` is ``|x - c|^2 / 2`` with ``c`` of this rank and step, and
-    its own step ``x <- x - (x - c) / 4``.
+    The loss of rank ``r`` at step ``t`` is ``|x - c|^2 / 2`` with ``c`` of this rank and step. The
+    local step is ``x <- x - (x - c) / 4``.
     """
 
     options: tuple[tuple[str, Any], ...]
@@ -66,9 +50,9 @@ class Training:
     shapes: tuple[tuple[int, ...], ...]
     steps: int
     cut: int
-    """After how many steps it is stopped, or another rank joins, where a law does that."""
+    """The step after which some laws stop the training, or add a rank."""
     seed: int
-    """Of all numbers."""
+    """The seed of all random numbers."""
 
     @property
     def kwargs(self) -> dict[str, Any]:
@@ -76,11 +60,11 @@ class Training:
         return dict(self.options)
 
     def start(self) -> list[Tensor]:
-        """Return the parameters that all ranks begin with."""
+        """Return the first parameters, equal on all ranks."""
         return self._numbers(0)
 
     def centers(self, rank: int, step: int) -> list[Tensor]:
-        """Return the minimum of a rank's loss, at a step."""
+        """Return the minimum of a rank's loss at a step."""
         return self._numbers(1 + rank + MOST_RANKS * 2 * step)
 
     def ulp(self) -> float:
@@ -92,19 +76,20 @@ class Training:
         return torch.finfo(self.dtype).eps * max(map(float, largest), default=0.0)
 
     def smaller(self) -> Iterator["Training"]:
-        """Return trainings with a rank, a parameter or a step less."""
+        """Return trainings with one rank, parameter or step fewer."""
         if self.ranks > 1:
             yield replace(self, ranks=self.ranks - 1)
-        for place in range(len(self.shapes) if len(self.shapes) > 1 else 0):
-            yield replace(self, shapes=self.shapes[:place] + self.shapes[place + 1 :])
+        for index in range(len(self.shapes) if len(self.shapes) > 1 else 0):
+            yield replace(self, shapes=self.shapes[:index] + self.shapes[index + 1 :])
         if self.steps > 1:
             yield replace(self, steps=self.steps - 1, cut=min(self.cut, self.steps - 2))
 
     def _numbers(self, which: int) -> list[Tensor]:
-        chance = torch.Generator().manual_seed(1000 * self.seed + which)
+        generator = torch.Generator().manual_seed(1000 * self.seed + which)
         wide = torch.complex128 if self.dtype.is_complex else torch.float64
         return [
-            torch.randn(shape, generator=chance, dtype=wide).to(self.dtype) for shape in self.shapes
+            torch.randn(shape, generator=generator, dtype=wide).to(self.dtype)
+            for shape in self.shapes
         ]
 
     def __str__(self) -> str:
@@ -125,9 +110,9 @@ def trainings(
     """Draw a :class:`Training`.
 
     Args:
-        draw: handed in by Hypothesis.
+        draw: passed by Hypothesis.
         options: keyword arguments of the averager.
-        dtypes: of the parameters; one training has one.
+        dtypes: of the parameters; all parameters of a training have the same dtype.
     """
     steps = draw(st.integers(1, 9))
     return Training(
@@ -142,11 +127,11 @@ def trainings(
 
 
 class Replica:
-    """Part of one rank in a training.
+    """One rank of a training.
 
     Args:
-        subject: whose averager is made.
-        training: what is trained.
+        subject: the averager under test.
+        training: the training.
         group: this rank's process group.
     """
 
@@ -156,7 +141,7 @@ class Replica:
         start = training.start()
         ends = list(accumulate(one.numel() for one in start))
         self.flat = torch.cat([one.reshape(-1) for one in start])
-        """All parameters, which are views of it."""
+        """All parameters, in one tensor that they are views of."""
         self.params = [
             nn.Parameter(self.flat[end - one.numel() : end].view(one.shape))
             for end, one in zip(ends, start, strict=True)
@@ -164,32 +149,27 @@ class Replica:
         self.averager = subject.factory(self.params, group, **training.kwargs)
 
     def step(self, step: int) -> None:
-        """This rank's own step."""
         rank = 0 if step < self._same_steps else self._rank
         for param, center in zip(self.params, self._training.centers(rank, step), strict=True):
             param.data.sub_((param.data - center) * RATE)
 
     def average(self) -> None:
-        """And what the averager makes of it."""
         self.averager.average_parameters(self.params)
 
     def train(self, start: int = 0, stop: int | None = None) -> Iterator[int]:
-        """Each step and what the averager makes of it; yields its number then."""
+        """Make local steps and average after each; yield the number of each step."""
         for step in range(start, self._training.steps if stop is None else stop):
             self.step(step)
             self.average()
             yield step
 
     def values(self) -> list[Tensor]:
-        """The parameters, copied."""
         return [param.detach().clone() for param in self.params]
 
     def saved(self) -> Any:
-        """The parameters and the averager's state."""
         return self.values(), self.averager.state_dict()
 
     def load(self, saved: Any) -> None:
-        """Go on from there."""
         values, state = saved
         for param, value in zip(self.params, values, strict=True):
             param.data.copy_(value)

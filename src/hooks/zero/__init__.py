@@ -1,1 +1,1 @@
-"""The hooks that step a ZeroRedundancyOptimizer while DDP's backward pass goes on."""
+"""Hooks that step a ZeroRedundancyOptimizer during DDP's backward pass."""

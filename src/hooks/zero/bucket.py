@@ -1,103 +1,98 @@
-"""Record of a GradBucket: its sharded parameters, and their owners."""
+"""Bucket of a ZeRO hook: its sharded parameters, their owners, and the reduction to the owners."""
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor
 
-from hooks.arrivals import BucketPlace
-from hooks.bucket_layout import gradient_views
+from hooks.buckets import BucketPosition, gradient_views
 from sharding import ShardPlan
-from sharding.zero.coalescing import Coalescing, OwnedSpan, planned
+from sharding.transport import Transport, Work
+from sharding.zero.coalescing import MessagePlan, OwnedSpan, copy, plan_messages
 
 Gradients = dict[str, list[tuple[int, int, Tensor]]]
-"""By path, ranges of the parameter laid flat, each with its gradient."""
+"""By path, ranges of the flat parameter, each with its gradient."""
 
 
 class Member(NamedTuple):
-    """A parameter of a bucket that is sharded."""
+    """Sharded parameter of a bucket."""
 
     path: str
     param: Tensor
     gradient: Tensor
     """A view of the buffer, in the shape of the parameter."""
     offset: int
-    """Where it begins, in elements of the buffer."""
+    """The first element in the buffer."""
     factor: int
-    """Elements of the buffer for each of its own: 2 for a complex one that is kept as real."""
+    """Elements of the buffer per element of the parameter: 2 for complex stored as real, else 1."""
 
 
 class ZeroBucket:
-    """A bucket, as DDP hands it over in every iteration.
+    """Bucket that DDP passes to the hook in every iteration.
 
     Args:
-        bucket: as DDP hands it to its hook.
-        place: where it stands in its iteration.
-        members: its parameters that are sharded. Others in it are left to somebody else.
-        plan: who owns what.
+        bucket: as DDP passes it.
+        position: in the iteration.
+        members: its sharded parameters. The hook does not step other parameters in it.
+        plan: the owner of each element.
         size: of the group.
     """
 
     def __init__(
         self,
         bucket: dist.GradBucket,
-        place: BucketPlace,
+        position: BucketPosition,
         members: Iterable[Member],
         plan: ShardPlan,
         size: int,
     ) -> None:
-        self.number = place.number
-        self.last = place.last
+        self.number = position.number
+        self.last = position.last
         self.buffer: Tensor = bucket.buffer()
         self.members = tuple(members)
         self.paths = tuple(one.path for one in self.members)
         self.params = tuple(one.param for one in self.members)
         self.gradients = tuple(one.gradient for one in self.members)
-        self._of_all: list[Tensor] = bucket.parameters()
-        self._seen = [param.detach() for param in self._of_all]
+        self._all_params: list[Tensor] = bucket.parameters()
+        self._seen = [param.detach() for param in self._all_params]
         self._plan = plan
         self._size = size
         self._owned: dict[int, Gradients] = {}
 
-    def is_same(self, bucket: dist.GradBucket, place: BucketPlace) -> bool:
-        """Return True if DDP hands over the memory of last time, and parameters have not moved."""
+    def is_same(self, bucket: dist.GradBucket, position: BucketPosition) -> bool:
+        """Return True if DDP passes the same memory as last time, and no parameter has moved."""
         buffer, params = bucket.buffer(), bucket.parameters()
         return (
             self.buffer.is_set_to(buffer)
-            and self.last == place.last
-            and len(params) == len(self._of_all)
-            and all(map(operator.is_, params, self._of_all))
+            and self.last == position.last
+            and len(params) == len(self._all_params)
+            and all(map(operator.is_, params, self._all_params))
             and all(map(Tensor.is_set_to, params, self._seen))
         )
 
     @cached_property
-    def messages(self) -> Coalescing:
-        """Return the messages that send the gradients to their owners, in the first replica."""
+    def messages(self) -> MessagePlan:
+        """Return the messages that send gradients to their owners, in the first replica."""
         spans = [
             OwnedSpan(one.offset + one.factor * a, one.offset + one.factor * b, ranks[0])
             for one in self.members
             for ranks, a, b in self._plan.owners(one.path)
         ]
-        return planned([(self.buffer, spans)], [], self._size)
+        return plan_messages([(self.buffer, spans)], [], self._size)
 
-    def owned(self, rank: int, without: Iterable[str] = ()) -> Gradients:
-        """The gradients of what a rank owns, as they are now.
-
-        Args:
-            rank: in the replica.
-            without: paths of parameters to leave out.
-        """
+    def owned_gradients(self, rank: int, without: Iterable[str] = ()) -> Gradients:
+        """Return the current gradients of a rank's elements, except of paths in ``without``."""
         if rank not in self._owned:
-            self._owned[rank] = self._found_owned(rank)
+            self._owned[rank] = self._find_owned(rank)
         found, left_out = self._owned[rank], set(without)
         if not left_out:
             return found
         return {path: ranges for path, ranges in found.items() if path not in left_out}
 
-    def _found_owned(self, rank: int) -> Gradients:
+    def _find_owned(self, rank: int) -> Gradients:
         found: Gradients = {}
         for one in self.members:
             for ranks, start, stop in self._plan.owners(one.path):
@@ -108,12 +103,12 @@ class ZeroBucket:
         return found
 
 
-class KnownBuckets:
-    """The buckets of a module, each found out about once, as long as it comes again.
+class BucketCache:
+    """Buckets of a module, cached while DDP passes the same memory.
 
     Args:
-        plan: who owns what.
-        paths: of the parameters that are sharded, by their identity.
+        plan: the owner of each element.
+        paths: of the sharded parameters, by their ``id``.
         size: of the group.
     """
 
@@ -122,32 +117,28 @@ class KnownBuckets:
         self._paths = paths
         self._size = size
         self._known: dict[int, ZeroBucket] = {}
-        self._came: dict[int, int] = {}
+        self._addresses: dict[int, int] = {}
 
-    def of(self, bucket: dist.GradBucket, place: BucketPlace) -> ZeroBucket:
-        """Make the record of a bucket.
-
-        Args:
-            bucket: as DDP hands it to its hook.
-            place: where it stands in its iteration.
+    def get(self, bucket: dist.GradBucket, position: BucketPosition) -> ZeroBucket:
+        """Return the bucket, from the cache if possible.
 
         Raises:
-            ValueError: a sparse gradient, or one of another dtype than its parameter.
+            ValueError: a sparse gradient, or a gradient of another dtype than its parameter.
         """
-        number = place.number
+        number = position.number
         known = self._known.get(number)
-        if known is not None and known.is_same(bucket, place):
+        if known is not None and known.is_same(bucket, position):
             return known
-        if place.last:
+        if position.last:
             self._known = {one: kept for one, kept in self._known.items() if one < number}
         self._known.pop(number, None)
         members = self._members(bucket)
-        found = ZeroBucket(bucket, place, members, self.plan, self._size)
-        # DDP's first buckets come once: kept here, they would stay beside those that come later.
+        found = ZeroBucket(bucket, position, members, self.plan, self._size)
+        # Cached from the second time on: DDP replaces its first buckets, and they must be freed.
         address = found.buffer.data_ptr()
-        if self._came.get(number) == address:
+        if self._addresses.get(number) == address:
             self._known[number] = found
-        self._came[number] = address
+        self._addresses[number] = address
         return found
 
     def _members(self, bucket: dist.GradBucket) -> list[Member]:
@@ -176,3 +167,30 @@ class KnownBuckets:
                 f"DDP reduces the gradient of {path!r}, of {param.dtype}, in {buffer.dtype}; "
                 "sharded steps do not work with DDP's mixed_precision: use torch.autocast"
             )
+
+
+class Reduction:
+    """Reduction of a bucket's gradients to their owners, started at once.
+
+    Args:
+        transport: over the group of the DDP module.
+        bucket: reduced in place; each rank gets the parts that it owns.
+    """
+
+    def __init__(self, transport: Transport, bucket: ZeroBucket) -> None:
+        self._works: list[Work] = [
+            transport.reduce_scatter(one.flat, one.ranges, average=True)
+            for one in bucket.messages.direct
+        ]
+        self._staged: list[tuple[Sequence[Tensor], Sequence[Tensor]]] = []
+        for one in bucket.messages.coalesced:
+            (buffer, parts), own = one.allocate_buffer(), one.places[transport.rank]
+            copy(parts, one.views)
+            self._works.append(transport.reduce_scatter(buffer, one.ranges, average=True))
+            self._staged.append((one.views[own], parts[own]))
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+        for views, parts in self._staged:
+            copy(views, parts)

@@ -1,4 +1,4 @@
-"""Treatment of gradients once all are there: they are unscaled, clipped, or not stepped by."""
+"""Unscaling and clipping of complete gradients, or a skipped step."""
 
 import math
 from collections.abc import Sequence
@@ -9,18 +9,18 @@ from torch import Tensor
 from torch.amp import GradScaler
 
 from functional_optim.frontends.gradient_norms import clip, scale_
-from functional_optim.frontends.loss_scale import record, unscaled
+from functional_optim.frontends.loss_scale import check_and_unscale_, record_unscale
 from sharding import ZeroRedundancyOptimizer
 
 
 class Clipping:
-    """Clipping of a hook, from iteration to iteration; the same on all ranks.
+    """Clipping of a hook, with the same result on all ranks.
 
     Args:
-        zero: whose gradients.
-        max_norm: scale all gradients down together where their norm exceeds this; at least 0.
-        skip_nonfinite: step nothing in an iteration with a gradient that is not finite.
-        scaler: what the loss was scaled by.
+        zero: the optimizer.
+        max_norm: scale all gradients down together if their norm exceeds this; at least 0.
+        skip_nonfinite: skip the step if a gradient is not finite.
+        scaler: that scaled the loss.
     """
 
     def __init__(
@@ -35,20 +35,21 @@ class Clipping:
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._may_skip = skip_nonfinite or self._scaler is not None
         self.is_needed = max_norm is not None or self._may_skip
-        """Whether there is anything to do, for which all gradients have to be there."""
+        """True if the hook needs all gradients before the first step, to clip, unscale or skip."""
         self.norm: Tensor | None = None
-        """The norm of all gradients in the last iteration, where it was asked for."""
+        """The norm of all gradients in the last iteration, if ``is_needed``."""
         self.skipped = 0
-        """How many iterations were skipped."""
+        """Number of skipped iterations."""
         zero.hook_unscales = scaler is not None
 
     def apply(self, gradients: Sequence[Tensor], squares: float, *, without_data: bool) -> bool:
-        """Return True if gradients are to be stepped by; they are unscaled, and then clipped.
+        """Unscale and clip gradients; return False if the step is to be skipped.
 
         Args:
             gradients: of this rank.
-            squares: the sum of all ranks' squares of what they step.
-            without_data: this rank takes part for the others' sake: nobody calls its scaler.
+            squares: the sum of squares of all gradients, over all ranks.
+            without_data: True if this rank has no data left and only takes part in collectives, so
+                that its training loop does not call the scaler.
         """
         is_finite = math.isfinite(squares)
         scale = 1.0
@@ -66,16 +67,16 @@ class Clipping:
     def _unscale(
         self, scaler: GradScaler, gradients: Sequence[Tensor], found: bool, without_data: bool
     ) -> float:
-        """Unscale gradients, and tell the scaler what all ranks found; by what they are divided."""
+        """Unscale gradients, pass the finding of all ranks to the scaler, and return the scale."""
 
         def unscale(scale: float) -> bool:
-            unscaled(gradients, scale)
+            check_and_unscale_(gradients, scale)
             return found
 
         if without_data:
-            scaler.scale(torch.ones((), device=self._zero.join_device))  # it may be its first
+            scaler.scale(torch.ones((), device=self._zero.join_device))  # creates the scale
         scale = scaler.get_scale()
-        record(scaler, self._zero, unscale)
+        record_unscale(scaler, self._zero, unscale)
         if without_data:
-            scaler.update()  # as the others do, so that the next scale is theirs
+            scaler.update()  # as on the other ranks, so that scales stay equal
         return scale

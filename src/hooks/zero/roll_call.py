@@ -1,4 +1,4 @@
-"""Search for missing ranks, after a collective failed that does not name them."""
+"""Search for missing ranks, after a collective failed with an error that does not name them."""
 
 import threading
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ from sharding.transport import Transport, TransportError, make_transport
 
 
 class RollCall:
-    """A message from each rank to each other, which names the ranks that it does not reach.
+    """Message from each rank to every other, whose failure names the missing ranks.
 
-    Collective to make; to ask, all ranks should come, and those that do not are named. Messages
-    are told apart from all others, so it does no harm to ask when ranks are out of step.
+    All ranks construct it together. When it is called, absent ranks are named. Its messages have
+    separate tags, so a call does no harm when ranks are out of step.
 
     Args:
-        group: whose ranks.
-        device: of the parameters. Only gloo, on the CPU, knows more than its collectives say.
+        group: the ranks.
+        device: of the parameters. Only gloo, on the CPU, can name ranks.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -29,12 +29,12 @@ class RollCall:
             self._transport = make_transport(group, device)
 
     def missing(self) -> str | None:
-        """Return what is wrong with which ranks; None if all have answered."""
-        with self._lock:  # DDP's thread and the hook's may both fail
-            self._known = self._known or self._asked()
+        """Return an error that names the missing ranks; None if all ranks answered."""
+        with self._lock:  # both DDP's thread and the queue's may fail
+            self._known = self._known or self._call()
             return self._known
 
-    def _asked(self) -> str | None:
+    def _call(self) -> str | None:
         if self._transport is None:
             return None
         every = torch.zeros(self._transport.size, device="cpu")
@@ -47,14 +47,10 @@ class RollCall:
 
     @contextmanager
     def on_failure(self, what: str) -> Iterator[None]:
-        """Have an error inside say which ranks are missing, if any are.
-
-        Raises:
-            RuntimeError: what failed, and who does not answer.
-        """
+        """Add missing ranks to a RuntimeError that the body raises."""
         try:
             yield
-        except TransportError:  # names them already
+        except TransportError:  # names the ranks already
             raise
         except RuntimeError as error:
             missing = self.missing()

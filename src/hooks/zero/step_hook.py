@@ -1,4 +1,4 @@
-"""The ZeRO hook: reduce-scatter a bucket, step what this rank owns of it, gather parameters."""
+"""ZeRO step hook: reduce-scatter a bucket, step the owned parameters, gather parameters."""
 
 import weakref
 from collections.abc import Iterable
@@ -10,16 +10,16 @@ from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from hooks.zero.bucket import Reduction
 from hooks.zero.checks import sharded_paths
-from hooks.zero.overlap import Overlap, OverlapOptions, gathers_on
-from hooks.zero.reduction import Reduction
-from hooks.zero.waiting import ForwardWaits, WaitFor
-from hooks.zero.with_hook import ZeroHook, checked_norm
+from hooks.zero.forward_waits import ForwardWaits, WaitFor
+from hooks.zero.hook_with_zero_step import ZeroHook, check_max_norm
+from hooks.zero.overlap import Overlap, OverlapOptions, gather_device
 from sharding import ZeroRedundancyOptimizer
-from sharding.transport import Transport, gather_group, make_transport
+from sharding.transport import gather_group, make_transport
 
 IN_FLIGHT = 3
-"""Reductions under way at once. Over the network, each holds what it receives."""
+"""Number of reductions in progress at once. Over the network, each buffers what it receives."""
 
 
 def zero_step_hook(
@@ -32,58 +32,58 @@ def zero_step_hook(
     grad_scaler: torch.amp.GradScaler | None = None,
     into_forward: bool = False,
 ) -> ZeroHook:
-    """A DDP communication hook that reduces each gradient to its owner, and nowhere else.
+    """Return a DDP communication hook that reduces each gradient to its owner only.
 
-    With ``g_q`` the gradient of rank ``q`` of ``W``, for each bucket, while backward goes on, the
-    rank that owns a range of elements makes
+    With ``g_q`` the gradient of rank ``q`` of ``W``, for each bucket and during backward, the rank
+    that owns a range of elements computes
 
         g[owned] = ((g_0/W + g_1/W) + g_2/W + ...)[owned]
         p[owned] = step(p[owned], g[owned])
 
-    and sends ``p[owned]`` to all others, on a process group of its own. Together that is as many
-    bytes as DDP's all-reduce of gradients. It works from the first iteration on, whatever DDP's
-    options. There is no ``step()`` to call; clear gradients after each backward: outside of what a
-    rank owns, ``.grad`` holds that rank's own gradient, divided by W or not.
+    and sends ``p[owned]`` to all ranks, on a separate process group. In total this is as many bytes
+    as DDP's all-reduce of gradients. The hook works from the first iteration on, with any options
+    of DDP. There is no ``step()`` to call. Clear gradients after each backward: outside of the
+    owned ranges, ``.grad`` is that rank's own gradient, divided by W or not.
 
-    **Deterministic**: over gloo, gradients are added in rank order, so trained parameters do not
-    depend on the buckets, and are bit for bit those of one process that adds the ranks' gradients
-    in that order (as far as ``zero``'s executor steps a range as it steps the whole).
+    **Deterministic**: over gloo, gradients are added in rank order. So trained parameters do not
+    depend on the buckets, and equal bit for bit those of one process that adds the ranks' gradients
+    in that order (if ``zero``'s executor steps a range as it steps the whole parameter).
 
-    **Which plan**: with ``policy="elements"`` most buckets go to one rank as a whole, which is the
-    fastest on one host. With ``policy="sliced"`` every rank has a part of every bucket, so that all
-    send and receive all the time, and none waits for another to step one.
+    **Which plan**: with ``policy="elements"`` most buckets have one owner, which is the fastest on
+    one host. With ``policy="sliced"`` every rank owns a part of every bucket. So all ranks send and
+    receive all the time, and no rank waits for another one's step.
 
-    **On one host** ranks exchange through memory that they share (see
-    :class:`~sharding.transport.SharedMemoryTransport`), and send next to nothing.
+    **On one host** ranks exchange through shared memory (see
+    :class:`~sharding.transport.SharedMemoryTransport`), and send almost nothing.
 
     Args:
-        ddp: the module that the result is registered on.
-        zero: made with ``overlap_with_ddp=True``, for all parameters that ``ddp`` reduces. Its
-            ``param_groups`` are read at each step. Where it keeps numbers for all parameters
-            (accumulation, Schedule-Free, Prodigy), one step is made with the last bucket.
-        deterministic: True asks for sums in rank order, and is refused where the backend has its
-            own order (nccl); None takes what the backend gives.
-        max_norm: scale gradients down together where their 2-norm exceeds this, as
-            ``torch.nn.utils.clip_grad_norm_`` does. Squares are summed while backward runs; steps
-            are made once the total is known.
-        skip_nonfinite: where a gradient is infinite or NaN, step nothing on any rank.
-        grad_scaler: the GradScaler by which the loss is scaled: gradients are unscaled before they
-            are stepped by, and what is not finite is skipped. After backward call its
-            ``step(zero)``, which then only looks at gradients, and its ``update()``.
-        into_forward: let gathers run on into the next forward pass, and wait before each module
-            for its parameters (and before state_dict and load_state_dict). Whoever reads
-            parameters in another way first calls the hook's ``wait()``. By default backward ends
-            when all parameters are whole, and always where ranks may run out of data
-            (``ddp.join()``).
+        ddp: the module on which you register the hook.
+        zero: created with ``overlap_with_ddp=True``, for all parameters that ``ddp`` reduces. Its
+            ``param_groups`` are read at each step. If its chain has state shared by all parameters
+            (accumulation, Schedule-Free, Prodigy), it steps once, with the last bucket.
+        deterministic: True to require sums in rank order; an error if the backend has another
+            order (nccl). None accepts any order.
+        max_norm: scale gradients down together if their 2-norm exceeds this, as
+            ``torch.nn.utils.clip_grad_norm_`` does. Squares are summed during backward; steps
+            follow once the total is known.
+        skip_nonfinite: skip the step on all ranks if a gradient is infinite or NaN.
+        grad_scaler: the GradScaler of the loss: the hook unscales gradients, and skips steps with
+            gradients that are not finite. After backward call its ``step(zero)``, which then only
+            checks gradients, and its ``update()``.
+        into_forward: let gathers continue into the next forward pass, and wait before each module
+            for its parameters (and before state_dict and load_state_dict). Call the hook's
+            ``wait()`` before you read parameters in another way. By default backward ends when all
+            parameters are complete; under ``ddp.join()``, where ranks may run out of data, it
+            always does.
 
     Returns:
         A hook for ``ddp.register_comm_hook(None, hook)``.
 
     Raises:
         TypeError: ``ddp`` or ``zero`` is something else.
-        ValueError: ``zero`` was made without ``overlap_with_ddp=True``, for other ranks, other
+        ValueError: ``zero`` was created without ``overlap_with_ddp=True``, for other ranks, other
             parameters, or by a plan with replicas; a negative ``max_norm``; ``deterministic=True``
-            on a backend without it.
+            on a backend with another order.
         RuntimeError: (from backward) a parameter that came twice or never in an iteration; another
             rank died or did not come, by its number.
 
@@ -107,7 +107,7 @@ def zero_step_hook(
         parameter models", SC 2020, section 5 (stages 1 and 2).
     """
     options = OverlapOptions(
-        False, checked_norm(max_norm), skip_nonfinite, grad_scaler, into_forward
+        False, check_max_norm(max_norm), skip_nonfinite, grad_scaler, into_forward
     )
     paths = sharded_paths(ddp, zero, all_of_ddp=True)
     if zero.plan.replicas > 1:
@@ -115,8 +115,8 @@ def zero_step_hook(
             f"zero's plan has {zero.plan.replicas} replicas, and a reduction has one owner for "
             "each element; use hook_with_zero_step, whose inner hook reduces to all ranks"
         )
-    device = gathers_on(zero)
-    reductions = _reductions(ddp.process_group, device)
+    device = gather_device(zero)
+    reductions = make_transport(ddp.process_group, device, in_flight=IN_FLIGHT)
     if deterministic and not reductions.rank_ordered:
         raise ValueError(
             "deterministic=True needs sums in rank order, which "
@@ -125,26 +125,22 @@ def zero_step_hook(
     gathers = make_transport(gather_group(ddp.process_group), device)
     overlap = Overlap(ddp, zero, gathers, options, all_of_ddp=True)
     if into_forward:
-        overlap.handles += ForwardWaits(ddp.module, paths, _weakly(overlap)).handles
+        overlap.handles += ForwardWaits(ddp.module, paths, _weak_wait(overlap)).handles
 
     def call(state: Any, bucket: dist.GradBucket) -> Future[Tensor]:
-        entered, used = overlap.enter(bucket)
-        return overlap.after(entered, used, Reduction(reductions, entered).wait)
+        zero_bucket, used = overlap.add_bucket(bucket)
+        return overlap.submit(zero_bucket, used, Reduction(reductions, zero_bucket).wait)
 
     return ZeroHook("zero_step_hook", overlap, call)
 
 
-def _weakly(overlap: Overlap) -> WaitFor:
-    """Its ``wait_for``, by which a module does not keep it, and with it all state, alive."""
-    found = weakref.ref(overlap)
+def _weak_wait(overlap: Overlap) -> WaitFor:
+    """Return ``overlap.wait_for`` as a function that does not keep the overlap alive."""
+    reference = weakref.ref(overlap)
 
     def wait_for(params: Iterable[Tensor]) -> None:
-        waiting = found()
-        if waiting is not None:
-            waiting.wait_for(params)
+        alive = reference()
+        if alive is not None:
+            alive.wait_for(params)
 
     return wait_for
-
-
-def _reductions(group: dist.ProcessGroup, device: Any) -> Transport:
-    return make_transport(group, device, in_flight=IN_FLIGHT)

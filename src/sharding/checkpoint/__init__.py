@@ -1,1 +1,1 @@
-"""State in the format of ``torch.distributed.checkpoint``: ranges of elements of a tensor."""
+"""Sharded state for ``torch.distributed.checkpoint``, and a reader of an older format."""

@@ -24,16 +24,11 @@ class Box(NamedTuple):
 def boxes_of(shape: Sequence[int], start: int, stop: int) -> list[Box]:
     """Return elements [start, stop) of a row-major tensor as boxes, in their order.
 
-    A tensor of n dimensions needs at most 2 (n - 1) + 1 boxes: the rest of a first row, whole rows,
-    and the beginning of a last row, where rows are cut in the same way.
-
-    Args:
-        shape: of the tensor.
-        start: the first element, in row-major order.
-        stop: one past the last.
+    A tensor of n dimensions needs at most 2 (n - 1) + 1 boxes: the end of the first row, whole
+    rows, and the beginning of the last row, where partial rows are split in the same way.
 
     Returns:
-        The boxes; one without elements for a tensor that has none.
+        The boxes. A tensor without elements has one empty box.
 
     Example::
 
@@ -63,7 +58,7 @@ def _split(shape: tuple[int, ...], start: int, stop: int) -> list[Box]:
 
 
 def _in_row(shape: tuple[int, ...], number: int, start: int, stop: int) -> list[Box]:
-    """Return the boxes of elements that are all in one row."""
+    """Return the boxes of elements of one row."""
     before = number * math.prod(shape[1:])
     return [
         Box((number, *box.offsets), (1, *box.sizes), before + box.start)

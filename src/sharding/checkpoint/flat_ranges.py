@@ -1,4 +1,4 @@
-"""Tensor of which one process has some elements, as ``torch.distributed.checkpoint`` takes it."""
+"""FlatRanges: some elements of a tensor, in a form that ``torch.distributed.checkpoint`` saves."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
@@ -21,26 +21,26 @@ _WAY_OUT = (
 class FlatRanges(Tensor):
     """Tensor of which this process has ranges of elements, counted in row-major order.
 
-    ``torch.distributed.checkpoint`` saves and loads these elements as it does those of a DTensor:
-    the class answers the protocol of ``torch.distributed._checkpointable``. Other processes have
-    the other elements; an element that several processes have is written by one of them. It can
-    be copied, detached and moved to another device, as ``async_save`` does. All other operators
-    are refused, and so is pickling, because the other elements would be missing from the result.
+    ``torch.distributed.checkpoint`` saves and loads these elements like those of a DTensor: the
+    class implements the protocol of ``torch.distributed._checkpointable``. Other processes have the
+    remaining elements; an element of several processes is written by one of them. A FlatRanges can
+    be copied, detached and moved to another device, as ``async_save`` does. All other operators and
+    pickling are refused, because elements would be missing from the result.
 
-    Loading writes to new memory, never to the ranges that were given. So a checkpoint that cannot
-    be read to its end has changed nothing.
+    Loading writes to new memory, and never to the given ranges. So a checkpoint that cannot be read
+    completely changes nothing.
 
     Args:
         shape: of the whole tensor.
-        ranges: by the index of their first element, tensors of one dimension. Memory is shared.
+        ranges: tensors of one dimension, by the index of their first element. Memory is shared.
         dtype: of the elements.
         device: of the elements.
-        origin: whose ranges these are, to be compared when they are loaded.
+        origin: name of the plan and rank of the ranges, which is compared at a load.
 
     Attributes:
-        ranges: as given.
-        origin: as given.
-        loaded: what was read in place of the ranges; None before that.
+        ranges: the argument.
+        origin: the argument.
+        loaded: the ranges that were loaded; None before a load.
 
     Example::
 
@@ -62,28 +62,13 @@ class FlatRanges(Tensor):
         device: torch.device | str,
         origin: str,
     ) -> Self:
-        """Make a tensor without memory of its own."""
-        made: Self = wrapper_tensor(cls, torch.Size(shape), dtype=dtype, device=device)
-        return made
-
-    def __init__(
-        self,
-        shape: Sequence[int],
-        ranges: Mapping[int, Tensor],
-        dtype: torch.dtype,
-        device: torch.device | str,
-        origin: str,
-    ) -> None:
-        self.ranges = dict(ranges)
-        self.origin = origin
-        self.loaded = None
+        """Return a tensor without memory."""
+        new: Self = wrapper_tensor(cls, torch.Size(shape), dtype=dtype, device=device)
+        new.ranges, new.loaded, new.origin = dict(ranges), None, origin
+        return new
 
     def elements(self, start: int, stop: int) -> Tensor:
-        """Return elements [start, stop) in one dimension: those that were loaded, if any were.
-
-        Raises:
-            ValueError: this process does not have all of them.
-        """
+        """Return elements [start, stop) in one dimension, after a load the loaded elements."""
         for first, value in self.current.items():
             if first <= start and stop <= first + value.numel():
                 return value[start - first : stop - first]
@@ -91,7 +76,7 @@ class FlatRanges(Tensor):
 
     @property
     def current(self) -> dict[int, Tensor]:
-        """Return what was loaded, if anything was, else the ranges."""
+        """The loaded ranges, or the given ranges before a load."""
         return self.ranges if self.loaded is None else self.loaded
 
     def _boxes(self) -> Iterator[tuple[Box, Tensor]]:
@@ -101,9 +86,9 @@ class FlatRanges(Tensor):
                 yield box, value[box.start - first : box.stop - first].view(box.sizes)
 
     def describe(self) -> str:
-        """Return, for errors, which elements there are."""
-        kept = [f"[{start}, {start + one.numel()})" for start, one in self.ranges.items()]
-        return f"of a tensor of shape {tuple(self.shape)} this process has {', '.join(kept)}"
+        """Return the ranges as text, for errors."""
+        own = [f"[{start}, {start + one.numel()})" for start, one in self.ranges.items()]
+        return f"of a tensor of shape {tuple(self.shape)} this process has {', '.join(own)}"
 
     # ------------------------------------------------- the protocol of torch.distributed.checkpoint
 
@@ -115,7 +100,7 @@ class FlatRanges(Tensor):
     def __create_chunk_list__(self) -> list[Any]:
         from sharding.checkpoint.items import chunk_of  # noqa: PLC0415  slow to import
 
-        # Only a load asks for chunks. What the checkpoint lacks, and is let lack, stays as it is.
+        # Only a load calls this method. Elements that the checkpoint may lack keep their values.
         self.loaded = {start: one.clone() for start, one in self.ranges.items()}
         return [chunk_of(box) for box, _ in self._boxes()]
 
@@ -131,28 +116,20 @@ class FlatRanges(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Copy each range, or refuse.
-
-        Raises:
-            TypeError: an operator that needs the other elements.
-        """
+        """Copy each range, or refuse."""
         options = kwargs or {}
         one = args[0]
         if isinstance(one, FlatRanges) and func in _COPIES:
             copied = {at: func(value, **options) for at, value in one.current.items()}
             return _like(one, copied, one.shape, options)
         if isinstance(one, FlatRanges) and func is torch.ops.aten.new_empty.default:
-            return _like(one, {}, args[1], options)  # async_save gives it the copied attributes
+            return _like(one, {}, args[1], options)  # async_save then sets the copied attributes
         lists = [value if isinstance(value, (list, tuple)) else [value] for value in args]
-        told = [x.describe() for given in lists for x in given if isinstance(x, FlatRanges)]
-        raise TypeError(f"{func} cannot be computed: {' '.join(told[:1])}; {_WAY_OUT}")
+        texts = [x.describe() for values in lists for x in values if isinstance(x, FlatRanges)]
+        raise TypeError(f"{func} cannot be computed: {' '.join(texts[:1])}; {_WAY_OUT}")
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Refuse to be pickled, as by ``torch.save``.
-
-        Raises:
-            RuntimeError: always.
-        """
+        """Refuse to be pickled, as by ``torch.save``."""
         raise RuntimeError(
             f"a part of a state dict cannot be pickled: {self.describe()}; {_WAY_OUT}"
         )
@@ -164,13 +141,13 @@ class FlatRanges(Tensor):
 def _like(
     one: FlatRanges, ranges: Mapping[int, Tensor], shape: Sequence[int], options: Mapping[str, Any]
 ) -> FlatRanges:
-    """Return other ranges of the same origin, with the options of a tensor's constructor."""
+    """Return ranges with the same origin, and with the options of a tensor factory."""
     dtype, device = options.get("dtype") or one.dtype, options.get("device") or one.device
     return FlatRanges(shape, ranges, dtype, device, one.origin)
 
 
 def elements_of(tensor: Tensor, start: int, stop: int) -> Tensor:
-    """Return elements [start, stop) of a tensor in one dimension, whole or in part as it may be.
+    """Return elements [start, stop) of a tensor or of FlatRanges, in one dimension.
 
     Raises:
         ValueError: this process does not have all of them.
@@ -181,7 +158,7 @@ def elements_of(tensor: Tensor, start: int, stop: int) -> Tensor:
 
 
 def whole_of(value: Any) -> Any:
-    """Return a value; of ranges that are all elements of a tensor, that tensor.
+    """Return the tensor of FlatRanges with all elements, and any other value unchanged.
 
     Raises:
         ValueError: this process does not have all elements.
@@ -192,11 +169,7 @@ def whole_of(value: Any) -> Any:
 
 
 class OnOtherRanks(dict[str, Any]):
-    """Empty entry of a parameter whose state this process has no part of.
-
-    Args:
-        origin: as for :class:`FlatRanges`.
-    """
+    """Empty entry of a parameter whose state is on other processes only."""
 
     def __init__(self, origin: str) -> None:
         super().__init__()
@@ -206,11 +179,7 @@ class OnOtherRanks(dict[str, Any]):
         return self
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Refuse to be pickled, as by ``torch.save``.
-
-        Raises:
-            RuntimeError: always.
-        """
+        """Refuse to be pickled, as by ``torch.save``."""
         raise RuntimeError(
             "a part of a state dict cannot be pickled: the state of a parameter is on other ranks; "
             f"{_WAY_OUT}"
@@ -218,21 +187,12 @@ class OnOtherRanks(dict[str, Any]):
 
 
 def has_parts(states: Mapping[Any, Mapping[str, Any]]) -> bool:
-    """Return True if some of these states are parts, of which other processes have the rest."""
+    """Return True if any of these states is a part, with the rest on other processes."""
     return any(True for _ in _origins(states))
 
 
 def check_origin(states: Mapping[Any, Mapping[str, Any]], own: str, rank: str) -> None:
-    """Make sure that all parts among some states are of this process.
-
-    Args:
-        states: entries by the path of a parameter.
-        own: origin of the parts that this process has.
-        rank: name of this process, for errors.
-
-    Raises:
-        ValueError: a part is of another plan or rank; names the first parameter.
-    """
+    """Check that all parts in these states are of this process."""
     for path, origin in _origins(states):
         if origin != own:
             raise ValueError(
@@ -250,14 +210,14 @@ def _origins(states: Mapping[Any, Mapping[str, Any]]) -> Iterator[tuple[Any, str
                 yield path, one.origin
 
 
-def _reduced(one: FlatRanges) -> tuple[Any, ...]:
+def _reduce_ranges(one: FlatRanges) -> tuple[Any, ...]:
     return FlatRanges, (tuple(one.shape), one.current, one.dtype, one.device, one.origin)
 
 
-def _reduced_entry(one: OnOtherRanks) -> tuple[Any, ...]:
+def _reduce_entry(one: OnOtherRanks) -> tuple[Any, ...]:
     return OnOtherRanks, (one.origin,)
 
 
-# A process that writes checkpoints for this one is sent the parts of this one, and may have them.
-ForkingPickler.register(FlatRanges, _reduced)
-ForkingPickler.register(OnOtherRanks, _reduced_entry)
+# Parts can be sent to a process that writes checkpoints for this one.
+ForkingPickler.register(FlatRanges, _reduce_ranges)
+ForkingPickler.register(OnOtherRanks, _reduce_entry)

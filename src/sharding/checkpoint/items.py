@@ -1,4 +1,4 @@
-"""Requests of ``torch.distributed.checkpoint``, for boxes. It is slow to import."""
+"""Write requests of ``torch.distributed.checkpoint`` for boxes. This module is slow to import."""
 
 from collections.abc import Iterable, Sequence
 
@@ -15,20 +15,14 @@ from sharding.checkpoint.boxes import Box
 
 
 def chunk_of(box: Box) -> ChunkStorageMetadata:
-    """Return where in its tensor a box is."""
+    """Return the offsets and sizes of a box."""
     return ChunkStorageMetadata(offsets=torch.Size(box.offsets), sizes=torch.Size(box.sizes))
 
 
 def write_items(
     name: str, shape: Sequence[int], boxes: Iterable[tuple[Box, Tensor]]
 ) -> list[WriteItem]:
-    """Return a request to write each box.
-
-    Args:
-        name: of the tensor in the checkpoint.
-        shape: of the whole tensor.
-        boxes: boxes, and their elements.
-    """
+    """Return a request to write each box."""
     return [
         WriteItem(
             index=MetadataIndex(name, torch.Size(box.offsets)),

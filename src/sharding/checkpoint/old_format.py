@@ -3,8 +3,8 @@
 A folder has ``checkpoint.json``, which names the shards, and for each shard ``NAME.bin`` with the
 bytes of tensors and ``NAME.json`` with their table: dtype, shape, and chunks of (first element,
 number of elements, first byte). Version 2 has the size and the CRC-32 of each file; version 1 has
-no checksums. Nothing is believed unchecked: chunks tile each file and each tensor, so no tensor is
-larger than the bytes that are there for it.
+no checksums. All content is checked: chunks must tile each file and each tensor, so a forged table
+cannot declare a tensor that is larger than its bytes.
 """
 
 import json
@@ -33,7 +33,7 @@ _DTYPES = {
 
 
 class OldCheckpoint(NamedTuple):
-    """State of a ZeroRedundancyOptimizer on all ranks."""
+    """State of all ranks of a ZeroRedundancyOptimizer."""
 
     parameters: Mapping[str, tuple[int, ...]]
     """The shape of each parameter, by its path."""
@@ -44,19 +44,19 @@ class OldCheckpoint(NamedTuple):
     extra: Mapping[str, Any]
     """Options that the class writes into every group."""
     stored: bool
-    """True if state is in other storages than float32."""
+    """True if any state is not stored as float32."""
     fields: Sequence[str]
     """Names of the plain fields of state."""
     starts_late: Sequence[str]
-    """Paths of parameters all of whose state torch makes in the first step."""
+    """Paths of parameters whose state torch creates in the first step."""
     shards: int
-    """Ranks that wrote a part."""
+    """Number of ranks that wrote a part."""
     entries: Mapping[str, Mapping[str, Tensor]]
-    """State by the path of a parameter and the name of the tensor; all of them have a "step"."""
+    """State by the path of a parameter and the name of the tensor. All parameters have "step"."""
 
     @property
     def has_names(self) -> bool:
-        """Return True if the paths are names, and not the numbers of nameless parameters."""
+        """Return True if the paths are names, and not numbers of groups and parameters."""
         return any(
             path != f"{number}.{place}"
             for number, group in enumerate(self.groups)
@@ -65,16 +65,16 @@ class OldCheckpoint(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """Elements of a flat tensor in a file."""
+    """Range of elements of a flat tensor in a file."""
 
     first: int
     length: int
     data: memoryview
-    """The bytes of the file, from the first of these elements on."""
+    """The bytes of the file, from the first element on."""
 
 
 class _Table(NamedTuple):
-    """Tensor of a checkpoint, and where its elements are."""
+    """Tensor of a checkpoint, and the chunks with its elements."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -87,12 +87,7 @@ def is_old_checkpoint(folder: Path) -> bool:
 
 
 def read_old_checkpoint(folder: Path) -> OldCheckpoint:
-    """Read a whole checkpoint of any number of ranks. No pickle is read.
-
-    Raises:
-        FileNotFoundError: no checkpoint was completed there.
-        ValueError: a damaged or missing file, or another format.
-    """
+    """Read a whole checkpoint of any number of ranks, without pickle."""
     from sharding.storage.files import read_file  # noqa: PLC0415  slow to import
 
     path = folder / MANIFEST
@@ -115,20 +110,21 @@ def read_old_checkpoint(folder: Path) -> OldCheckpoint:
         path,
         "the checksum that it names",
     )
-    found = _manifest(content, path)
-    shards = _shards(content, path, version)
+    found = _parse_manifest(content, path)
+    shards = _parse_shards(content, path, version)
     tables: dict[str, _Table] = {}
     for name, data, table in shards:
-        of_shard = _checked(folder / f"{name}.bin", data), _checked(folder / f"{name}.json", table)
-        for key, one in _table(folder / f"{name}.json", *of_shard).items():
+        path = folder / f"{name}.json"
+        files = _read_checked(folder / f"{name}.bin", data), _read_checked(path, table)
+        for key, one in _parse_table(path, *files).items():
             before = tables.get(key, one._replace(chunks=()))
             _require(before[:2] == one[:2], folder, f"one dtype and shape of {key!r}")
             tables[key] = before._replace(chunks=(*before.chunks, *one.chunks))
     return found._replace(shards=len(shards), entries=_entries(folder, tables, found.parameters))
 
 
-def _checked(path: Path, sums: Sequence[int] | None) -> bytes:
-    """Return the content of a file, which has its size and checksum."""
+def _read_checked(path: Path, sums: Sequence[int] | None) -> bytes:
+    """Read a file, and check its size and checksum."""
     from sharding.storage.files import read_file  # noqa: PLC0415  slow to import
 
     try:
@@ -143,7 +139,7 @@ def _checked(path: Path, sums: Sequence[int] | None) -> bytes:
 def _entries(
     folder: Path, tables: Mapping[str, _Table], parameters: Mapping[str, Any]
 ) -> dict[str, dict[str, Tensor]]:
-    """Return the tensors of each parameter, once all tables are known to tile."""
+    """Return the tensors of each parameter, after checking that all chunks tile them."""
     for key, one in tables.items():
         path, _, name = key.rpartition("/")
         _require(path in parameters and name, folder, f"known parameters, got {key!r}")
@@ -162,8 +158,8 @@ def _entries(
     return found
 
 
-def _table(path: Path, data: bytes, text: bytes) -> dict[str, _Table]:
-    """Return the table of one shard, whose chunks tile its file."""
+def _parse_table(path: Path, data: bytes, text: bytes) -> dict[str, _Table]:
+    """Return the tensors of a shard, after checking that their chunks tile its file."""
     content = _object(text, path)
     tensors: Any = content.get("tensors")
     _require(content.get("bytes") == len(data), path, f"the {len(data)} bytes of its file")
@@ -178,14 +174,14 @@ def _table(path: Path, data: bytes, text: bytes) -> dict[str, _Table]:
         of_chunks = isinstance(chunks, list) and all(_is_counts(k) and len(k) == 3 for k in chunks)
         _require(_is_counts(shape) and of_chunks, path, f"counts in shape and chunks of {key!r}")
         runs += [(begin, count * dtype.itemsize) for _, count, begin in chunks]
-        kept = [(first, count, memory[begin:]) for first, count, begin in chunks if count]
-        found[key] = _Table(dtype, tuple(shape), tuple(_Chunk(*chunk) for chunk in kept))
+        full = [_Chunk(first, count, memory[begin:]) for first, count, begin in chunks if count]
+        found[key] = _Table(dtype, tuple(shape), tuple(full))
     _require(_end(runs) == len(data), path, "tensors that tile its file, without gap or overlap")
     return found
 
 
 def _end(runs: Iterable[tuple[int, int]]) -> int | None:
-    """Return where runs end that lie one behind the other, from 0 on; None if they do not."""
+    """Return the end of consecutive runs from 0 on; None if they have gaps or overlaps."""
     end = 0
     for begin, length in sorted(run for run in runs if run[1]):
         if begin != end:
@@ -194,9 +190,9 @@ def _end(runs: Iterable[tuple[int, int]]) -> int | None:
     return end
 
 
-def _manifest(content: Mapping[str, Any], path: Path) -> OldCheckpoint:
-    """Return what a manifest says, without shards and state."""
-    # The first manifests were written before there were storages, and do not say what starts late.
+def _parse_manifest(content: Mapping[str, Any], path: Path) -> OldCheckpoint:
+    """Return the content of a manifest, without shards and state."""
+    # The first manifests have no fields for storages and for parameters that start late.
     content = {"starts_late": [], "stored": False, **content}
     kinds = {"parameters": dict, "groups": list, "form": dict, "extra": dict, "stored": bool}
     for key, kind in {**kinds, "fields": list, "starts_late": list}.items():
@@ -230,8 +226,10 @@ def _manifest(content: Mapping[str, Any], path: Path) -> OldCheckpoint:
     )
 
 
-def _shards(content: Mapping[str, Any], path: Path, version: int) -> list[tuple[str, Any, Any]]:
-    """Return the name of each shard, and the checksums of its two files, if it has any."""
+def _parse_shards(
+    content: Mapping[str, Any], path: Path, version: int
+) -> list[tuple[str, Any, Any]]:
+    """Return the name of each shard, and the checksums of its two files or None."""
     shards: Any = content.get("shards")
     _require(isinstance(shards, list), path, "shards")
     if version == 1:
@@ -248,7 +246,6 @@ def _shards(content: Mapping[str, Any], path: Path, version: int) -> list[tuple[
 
 
 def _object(text: bytes, path: Path) -> dict[str, Any]:
-    """Return a JSON object."""
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -258,12 +255,12 @@ def _object(text: bytes, path: Path) -> dict[str, Any]:
 
 
 def _is_counts(value: Any) -> bool:
-    """Return True for a list of numbers of elements or bytes."""
+    """Return True for a list of integers >= 0."""
     return isinstance(value, list) and all(type(k) is int and 0 <= k < _LARGEST for k in value)
 
 
 def _is_options(value: Any) -> bool:
-    """Return True for options of plain values, or of lists of them."""
+    """Return True for a dict of plain values or lists of plain values, as options of a group."""
     if not isinstance(value, dict) or value.keys() & {"params", "param_names"}:
         return False
     every = [k for one in value.values() for k in (one if isinstance(one, list) else [one])]

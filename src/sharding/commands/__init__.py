@@ -1,1 +1,1 @@
-"""The commands of this package: each is an entry point, found by the core's command line."""
+"""Commands of this package. Each is an entry point for the core's command line."""

@@ -1,4 +1,4 @@
-"""Checkpoints of optimizers on a disk: files of ``torch.save``, and folders."""
+"""Reader of optimizer checkpoints: files of ``torch.save``, and folders."""
 
 import pickle
 import re
@@ -9,33 +9,33 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.core.brief import some
+from functional_optim.core.format import format_names
 from sharding.checkpoint.old_format import OldCheckpoint, is_old_checkpoint, read_old_checkpoint
-from sharding.zero.read import state_dict_of
+from sharding.zero.old_checkpoint import state_dict_of
 
 StateDict = dict[str, Any]
 
 
 class Checkpoint(NamedTuple):
-    """Optimizer's checkpoint on a disk."""
+    """Checkpoint of an optimizer."""
 
     kind: str
     """"state dict", "distributed checkpoint", or "folder of ZeroRedundancyOptimizer.save"."""
     state_dict: StateDict
-    """In the form of torch.optim, with ``param_names`` if the checkpoint has names."""
+    """The state in the form of torch.optim, with ``param_names`` if the checkpoint has names."""
     files: int
-    """Files with state."""
+    """Number of files with state."""
     old: OldCheckpoint | None = None
-    """The checkpoint, if ``ZeroRedundancyOptimizer.save`` wrote it."""
+    """The content of a folder that ``ZeroRedundancyOptimizer.save`` wrote."""
 
 
 def read_checkpoint(path: Path, key: str | None = None, *, values: bool = True) -> Checkpoint:
-    """Read a checkpoint of any kind. No code of it runs.
+    """Read a checkpoint of any kind, without running code from it.
 
     Args:
         path: a file of ``torch.save``, or a folder.
-        key: where the state dict is, with dots: see :func:`read_file`.
-        values: False for tensors on the device "meta", where that saves reading them.
+        key: of the state dict, with dots: see :func:`read_file`.
+        values: False to return tensors on the device "meta" if that avoids reading values.
 
     Raises:
         OSError: there is no checkpoint, or a file cannot be read.
@@ -50,21 +50,17 @@ def read_checkpoint(path: Path, key: str | None = None, *, values: bool = True) 
     from sharding.storage.folder import read_folder  # noqa: PLC0415  slow to import
 
     content = read_folder(path, values=values)
-    state_dict = _numbered(_chosen(path, content, key))
+    state_dict = _number_params(_find_state_dict(path, content, key))
     return Checkpoint("distributed checkpoint", state_dict, len([*path.glob("*.distcp")]))
 
 
-def _numbered(state_dict: StateDict) -> StateDict:
-    """Return a state dict whose parameters are named as one of numbers, with their names.
-
-    Raises:
-        ValueError: state of a parameter that no group has.
-    """
+def _number_params(state_dict: StateDict) -> StateDict:
+    """Convert names of parameters to numbers, and add ``param_names``."""
     keys = [key for group in state_dict["param_groups"] for key in group["params"]]
     numbers = {str(key): number for number, key in enumerate(keys)}
     unknown = [key for key in state_dict["state"] if str(key) not in numbers]
     if unknown:
-        raise ValueError(f"there is state of {some(unknown)}, which no parameter group has")
+        raise ValueError(f"there is state of {format_names(unknown)}, which no parameter group has")
     named = all(isinstance(key, str) for key in keys)
     groups = [
         {
@@ -81,16 +77,16 @@ def _numbered(state_dict: StateDict) -> StateDict:
 def read_file(path: Path, key: str | None = None) -> StateDict:
     """Read an optimizer's state dict from a file that ``torch.save`` wrote.
 
-    No code of the file runs: it is read with ``weights_only=True``.
+    The file is read with ``weights_only=True``, so no code from it runs.
 
     Args:
         path: the file.
-        key: where the state dict is in the file's dict, with dots (``"optimizer"``,
-            ``"states.0"``). None: the file is the state dict, or has exactly one.
+        key: of the state dict in the file's dict, with dots (``"optimizer"``, ``"states.0"``).
+            None: the file is the state dict, or has exactly one.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is not a file of ``torch.save``, or has no such state dict.
+        ValueError: the file is not from ``torch.save``, or has no such state dict.
     """
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
@@ -104,31 +100,28 @@ def read_file(path: Path, key: str | None = None) -> StateDict:
             "load it in Python with torch.load(path, weights_only=False), and save the optimizer's "
             "state_dict() alone"
         ) from error
-    except Exception as error:  # torch raises whatever the bytes lead to
+    except Exception as error:  # torch raises many types of errors for invalid bytes
         raise ValueError(f"{path} is not a file that torch.save wrote, or is damaged") from error
-    return _chosen(path, content, key)
+    return _find_state_dict(path, content, key)
 
 
-def _chosen(path: Path, content: Any, key: str | None) -> StateDict:
-    """Return the state dict at a key, or the only one.
-
-    Raises:
-        ValueError: there is none there, or more than one.
-    """
+def _find_state_dict(path: Path, content: Any, key: str | None) -> StateDict:
+    """Return the state dict at a key, or the only one."""
     found = dict(_state_dicts(content))
     if key is not None:
         if key not in found:
-            raise ValueError(f"{path} has no optimizer's state dict at {key!r}; {_places(found)}")
+            keys = _format_keys(found)
+            raise ValueError(f"{path} has no optimizer's state dict at {key!r}; {keys}")
         return found[key]
     if len(found) != 1:
-        hint = "; name one with --key" if found else ""
-        raise ValueError(f"{path} has {len(found)} optimizers' state dicts: {_places(found)}{hint}")
+        keys = _format_keys(found) + ("; name one with --key" if found else "")
+        raise ValueError(f"{path} has {len(found)} optimizers' state dicts: {keys}")
     (only,) = found.values()
     return only
 
 
 def names_in(state_dict: StateDict) -> list[list[str]] | None:
-    """Return the names of the parameters of each group, or None if the file has no names."""
+    """Return the names of each group's parameters, or None if the state dict has no names."""
     groups = state_dict["param_groups"]
     found = [group.get("param_names") for group in groups if group["params"]]
     if not found or not all(isinstance(names, list) for names in found):
@@ -153,7 +146,7 @@ def _state_dicts(content: Any, key: str = "") -> Iterator[tuple[str, StateDict]]
 
 
 def _is_state_dict(content: Mapping[Any, Any]) -> bool:
-    # Where no parameter has state, a folder has nothing under "state".
+    # A folder has no entries under "state" if no parameter has state.
     state, groups = content.get("state", {}), content.get("param_groups")
     return (
         isinstance(state, Mapping)
@@ -165,7 +158,7 @@ def _is_state_dict(content: Mapping[Any, Any]) -> bool:
     )
 
 
-def _places(found: Mapping[str, Any]) -> str:
+def _format_keys(found: Mapping[str, Any]) -> str:
     if not found:
         return 'a state dict has "state" and "param_groups"'
     return "there is one at " + ", ".join(repr(key) if key else "the top" for key in found)

@@ -1,4 +1,4 @@
-"""An optimizer's state from one kind of checkpoint to another, without the model's values."""
+"""Conversion of optimizer checkpoints between formats, without the values of the model."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -10,29 +10,29 @@ from torch import nn
 
 from functional_optim import Optimizer, TorchOptimizer, as_functional_optim
 from functional_optim.commands.objects import load_object, optimizer_factory
-from functional_optim.core.brief import some
 from functional_optim.core.closure_optimizer import refuse_closure
-from functional_optim.core.first_state import starts_as_param
+from functional_optim.core.format import format_names
 from functional_optim.core.overrides import LeafChain
+from functional_optim.core.state_reinit import starts_as_param
 from functional_optim.core.torch_state import has_begun
 from functional_optim.frontends.torch_arguments import is_optimizer_class
-from functional_optim.storage.plain import plain_form
+from functional_optim.storage.conversion import plain_form
 from sharding.checkpoint.old_format import OldCheckpoint
 from sharding.commands.checkpoints import StateDict, names_in
 from sharding.sources import SAFETENSORS
 from sharding.spec import ParameterSpec, Specs
 from sharding.transport.local import LocalWorld
+from sharding.zero.old_checkpoint import distributed_state_dict_of
 from sharding.zero.optimizer import ZeroRedundancyOptimizer
-from sharding.zero.read import distributed_state_dict_of
 
 Groups = Sequence[Sequence[str]]
 """The names of the parameters of each group."""
 
 
 class TargetOptimizer(NamedTuple):
-    """The optimizer that is to load the result."""
+    """The optimizer that will load the result."""
 
-    made: Any
+    source: Any
     """A torch.optim class, or an Optimizer."""
     options: Mapping[str, Any]
     """Keyword arguments of the class; empty for an Optimizer."""
@@ -40,34 +40,33 @@ class TargetOptimizer(NamedTuple):
     @property
     def optimizer(self) -> Optimizer:
         """The Optimizer, or the equivalent of the class."""
-        if isinstance(self.made, Optimizer):
-            return self.made
-        found: Optimizer = as_functional_optim(self.made, **self.options)
+        if isinstance(self.source, Optimizer):
+            return self.source
+        found: Optimizer = as_functional_optim(self.source, **self.options)
         return found
 
 
 class ModelParams(NamedTuple):
-    """The parameters that a checkpoint is about: names, shapes and groups."""
+    """The parameters of a checkpoint: names, shapes and groups."""
 
     specs: Mapping[str, ParameterSpec]
     groups: Groups
 
     def params(self) -> list[dict[str, Any]]:
-        """Return parameter groups of zeros, whose memory is not touched."""
-        return [
-            {"params": [(name, self._zeros(self.specs[name])) for name in names]}
-            for names in self.groups
-        ]
+        """Return parameter groups of zeros."""
 
-    def _zeros(self, spec: ParameterSpec) -> nn.Parameter:
-        return nn.Parameter(torch.zeros(spec.shape, dtype=spec.dtype))
+        def zeros(name: str) -> nn.Parameter:
+            spec = self.specs[name]
+            return nn.Parameter(torch.zeros(spec.shape, dtype=spec.dtype))
+
+        return [{"params": [(name, zeros(name)) for name in names]} for names in self.groups]
 
 
-def target_named(source: str, options: Mapping[str, Any]) -> TargetOptimizer:
-    """Return the target that a text names: see :func:`optimizer_factory`.
+def find_target(source: str, options: Mapping[str, Any]) -> TargetOptimizer:
+    """Return the target of a name: see :func:`optimizer_factory`.
 
     Raises:
-        ValueError: the text names something else, or a class without a functional equivalent.
+        ValueError: the name is invalid, or the class has no functional equivalent.
         ImportError: the module cannot be imported.
     """
     found = load_object(source) if ":" in source else None
@@ -77,16 +76,13 @@ def target_named(source: str, options: Mapping[str, Any]) -> TargetOptimizer:
     return TargetOptimizer(optimizer_factory(source)(**options), {})
 
 
-def layout_of_file(state_dict: StateDict, model: Specs, source: str) -> ModelParams:
-    """Return the parameters of a state dict: its numbers, with the names and shapes of a model.
+def params_of_file(state_dict: StateDict, model: Specs, source: str) -> ModelParams:
+    """Return the parameters of a state dict, with the names and shapes of a model.
 
     Args:
-        state_dict: the state dict. Its ``param_names``, if it has them, are the model's names.
+        state_dict: the state dict. Its ``param_names``, if any, are names of the model.
         model: the parameters of the model, in the order of ``model.parameters()``.
-        source: where the model is from; the names in a safetensors file have no such order.
-
-    Raises:
-        ValueError: the two do not fit, or it is not certain which parameter is which.
+        source: of the model. A safetensors file does not have the order of ``model.parameters()``.
     """
     specs = {spec.path: spec for spec in model}
     groups = names_in(state_dict)
@@ -114,22 +110,19 @@ def layout_of_file(state_dict: StateDict, model: Specs, source: str) -> ModelPar
         groups = [list(specs)]
     missing = [name for names in groups for name in names if name not in specs]
     if missing:
-        raise ValueError(f"the file has {some(missing)}, and the model has not")
+        raise ValueError(f"the file has {format_names(missing)}, and the model has not")
     named = sum(map(len, groups))
     if named != sum(counts):
         raise ValueError(f"the file has {sum(counts)} parameters and {named} names; it is damaged")
     return ModelParams(specs, groups)
 
 
-def layout_of_old(old: OldCheckpoint, model: Specs | None) -> ModelParams:
+def params_of_old(old: OldCheckpoint, model: Specs | None) -> ModelParams:
     """Return the parameters of a checkpoint that ``ZeroRedundancyOptimizer.save`` wrote.
 
     Args:
         old: the checkpoint, which has names and shapes.
-        model: gives the dtypes, if there is one; without, parameters are float32.
-
-    Raises:
-        ValueError: the model does not have a parameter of the checkpoint, or in another shape.
+        model: gives the dtypes. Without a model, parameters are float32.
     """
     specs = {path: ParameterSpec(path, shape) for path, shape in old.parameters.items()}
     if model is not None:
@@ -147,21 +140,20 @@ def layout_of_old(old: OldCheckpoint, model: Specs | None) -> ModelParams:
 def convert_state_dict(
     state_dict: StateDict, target: TargetOptimizer, layout: ModelParams
 ) -> StateDict:
-    """Return a state dict as the target's ``state_dict()`` has it.
+    """Return a state dict in the form of the target's ``state_dict()``.
 
-    Of a torch.optim class, it is plain state with the options of that class. Of an Optimizer, it is
-    that of ``TorchOptimizer``, in the storages of the optimizer.
+    For a torch.optim class, it has plain state, and the options of that class. For an Optimizer, it
+    is the state dict of ``TorchOptimizer``, with the storages of the optimizer.
 
     Raises:
-        ValueError: the state does not fit the target.
+        ValueError: the state does not match the target.
     """
-    require_no_values(state_dict, target, layout)
-    if isinstance(target.made, Optimizer):
-        made = TorchOptimizer(layout.params(), target.made)
-        made.load_state_dict(state_dict)
-        return made.state_dict()
-    zero = _one_rank(target, layout)
-    zero.load_state_dict(state_dict)
+    check_no_values_needed(state_dict, target, layout)
+    if isinstance(target.source, Optimizer):
+        optimizer = TorchOptimizer(layout.params(), target.source)
+        optimizer.load_state_dict(state_dict)
+        return optimizer.state_dict()
+    zero = _load_on_one_rank(state_dict, target, layout)
     zero.consolidate_state_dict()
     found: StateDict = zero.state_dict()
     return found
@@ -170,52 +162,34 @@ def convert_state_dict(
 def sharded_state_dict(
     state_dict: StateDict, target: TargetOptimizer, layout: ModelParams
 ) -> StateDict:
-    """Return a state dict as ZeRO over the target saves it: by name, with state in float32.
+    """Return a state dict in the form of ZeRO over the target: by name, with state in float32.
 
     Raises:
-        ValueError: the state does not fit the target.
+        ValueError: the state does not match the target.
     """
-    require_no_values(state_dict, target, layout)
-    zero = _one_rank(target, layout)
-    zero.load_state_dict(state_dict)
-    return _by_name(zero.state_dict(), layout.groups)
+    check_no_values_needed(state_dict, target, layout)
+    return _rename_params(_load_on_one_rank(state_dict, target, layout).state_dict(), layout.groups)
 
 
 def old_state_dict(old: OldCheckpoint, layout: ModelParams) -> StateDict:
-    """Return an old checkpoint as ZeRO saves the same state now, with the names of a layout."""
-    found = distributed_state_dict_of(old)
-    renamed = {
-        path: name
-        for group, names in zip(old.groups, layout.groups, strict=True)
-        for path, name in zip(group["params"], names, strict=True)
-    }
-    groups = [
-        {**group, "params": [renamed[path] for path in group["params"]]}
-        for group in found["param_groups"]
-    ]
-    states = {renamed[path]: entries for path, entries in found["state"].items()}
-    return {"state": states, "param_groups": groups}
+    """Convert an old checkpoint to the present format of ZeRO, with the names of a layout."""
+    return _rename_params(distributed_state_dict_of(old), layout.groups)
 
 
-def _by_name(state_dict: StateDict, names: Groups) -> StateDict:
-    """Return a state dict with names in place of numbers."""
+def _rename_params(state_dict: StateDict, names: Groups) -> StateDict:
+    """Return a state dict with names in place of the keys of parameters."""
     groups = [
         {**group, "params": list(own)}
         for group, own in zip(state_dict["param_groups"], names, strict=True)
     ]
-    every = [name for own in names for name in own]
-    numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
-    by_number = dict(zip(numbers, every, strict=True))
-    states = {by_number[number]: entries for number, entries in state_dict["state"].items()}
+    keys = [key for group in state_dict["param_groups"] for key in group["params"]]
+    by_key = dict(zip(keys, (name for own in names for name in own), strict=True))
+    states = {by_key[key]: entries for key, entries in state_dict["state"].items()}
     return {"state": states, "param_groups": groups}
 
 
 def write_folder(state_dict: StateDict, folder: Path) -> None:
-    """Write a state dict to a folder of ``torch.distributed.checkpoint``, under the key "optim".
-
-    Raises:
-        OSError: a file cannot be written.
-    """
+    """Save a state dict with ``torch.distributed.checkpoint``, under the key "optim"."""
     import torch.distributed.checkpoint as dcp  # noqa: PLC0415  slow to import
 
     from sharding.storage import ChecksumWriter  # noqa: PLC0415  slow to import
@@ -229,30 +203,27 @@ def write_folder(state_dict: StateDict, folder: Path) -> None:
         raise why from error
 
 
-def with_target_options(
+def add_target_options(
     state_dict: StateDict, target: TargetOptimizer
 ) -> tuple[StateDict, list[str]]:
-    """Add the hyper-parameters that the groups lack, with the values of an Optimizer.
+    """Add hyper-parameters that groups lack, with the values of an Optimizer.
 
     Returns:
-        The state dict, and the names of the hyper-parameters that were added.
+        The state dict, and the names of the added hyper-parameters.
     """
-    if not isinstance(target.made, Optimizer) or target.made.is_composed:
+    if not isinstance(target.source, Optimizer) or target.source.is_composed:
         return state_dict, []
-    own = target.made.hyper
+    own = target.source.hyper
     groups = state_dict["param_groups"]
     lacking = [name for name in own if any(name not in group for group in groups)]
     added = {name: own[name] for name in lacking}
     return {**state_dict, "param_groups": [{**added, **group} for group in groups]}, lacking
 
 
-def require_no_values(state_dict: StateDict, target: TargetOptimizer, layout: ModelParams) -> None:
-    """Check that the result does not depend on the values of the parameters, which are not here.
-
-    Raises:
-        ValueError: it does: a parameter that was never stepped has a state that starts from its
-            values, or the target keeps digits of each parameter that the source does not have.
-    """
+def check_no_values_needed(
+    state_dict: StateDict, target: TargetOptimizer, layout: ModelParams
+) -> None:
+    """Check that the result does not depend on the values of the parameters."""
     names = [name for names in layout.groups for name in names]
     numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
     for name, number in zip(names, numbers, strict=True):
@@ -274,7 +245,9 @@ def _starts_from_values(chain: LeafChain, spec: ParameterSpec) -> bool:
     return any(map(any, starts_as_param(chain.stages, chain.hypers, spec.shape, spec.dtype)))
 
 
-def _one_rank(target: TargetOptimizer, layout: ModelParams) -> Any:
-    """Return a ZeroRedundancyOptimizer of one rank, over all parameters."""
+def _load_on_one_rank(state_dict: StateDict, target: TargetOptimizer, layout: ModelParams) -> Any:
+    """Return a ZeroRedundancyOptimizer of one rank, with a loaded state dict."""
     (group,) = LocalWorld(1).groups
-    return ZeroRedundancyOptimizer(layout.params(), target.made, group, **target.options)
+    zero = ZeroRedundancyOptimizer(layout.params(), target.source, group, **target.options)
+    zero.load_state_dict(state_dict)
+    return zero

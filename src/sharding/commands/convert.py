@@ -1,32 +1,33 @@
-"""``functional-optim convert``: the command."""
+"""Command ``functional-optim convert``."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import click
 import torch
 
 from functional_optim.commands.arguments import checked_argument
-from functional_optim.commands.objects import current_folder_first, single_values
+from functional_optim.commands.objects import single_values
 from sharding.checkpoint.old_format import is_old_checkpoint
 from sharding.commands.checkpoints import Checkpoint, StateDict, read_checkpoint
 from sharding.commands.conversion import (
     TargetOptimizer,
+    add_target_options,
     convert_state_dict,
-    layout_of_file,
-    layout_of_old,
+    find_target,
     old_state_dict,
+    params_of_file,
+    params_of_old,
     sharded_state_dict,
-    target_named,
-    with_target_options,
     write_folder,
 )
-from sharding.readable import readable
-from sharding.sources import read
+from sharding.sources import read_source
 from sharding.spec import Specs
+from sharding.text import escape_text
 
 FILES = (".pt", ".pth")
-"""Endings of the names of files; every other result is a folder."""
+"""Suffixes of files; every other result is a folder."""
 
 
 @click.command(
@@ -98,30 +99,29 @@ def convert(
     target = _target(optimizer_name, options)
     specs = None
     if model is not None:
-        source = model
-        specs = checked_argument("--model", source, lambda: _specs(source))
+        specs = checked_argument("--model", model, partial(read_source, model)).specs
     try:
         found = read_checkpoint(checkpoint, key)
         added: list[str] = []
         if target is not None:
-            state_dict, added = with_target_options(found.state_dict, target)
+            state_dict, added = add_target_options(found.state_dict, target)
             found = found._replace(state_dict=state_dict)
-        _write(_converted(found, target, specs, model, result), result)
+        _write(_convert(found, target, specs, model, result), result)
         if added:
             click.echo(f"{', '.join(added)}: taken from the optimizer", err=True)
     except (OSError, ValueError, TypeError, RuntimeError) as error:
-        raise click.ClickException(readable(str(error))) from error
+        raise click.ClickException(escape_text(str(error))) from error
     click.echo(f"wrote {result}")
 
 
 def _target(name: str | None, options: Sequence[str]) -> TargetOptimizer | None:
-    """Return the optimizer that is to load the result, if one is named."""
+    """Return the optimizer that will load the result, or None."""
     values = checked_argument("--option", None, lambda: single_values(options))
     if name is None:
         if values:
             raise click.UsageError("--option is for the optimizer that --optimizer names")
         return None
-    return checked_argument("--optimizer", name, lambda: target_named(name, values))
+    return checked_argument("--optimizer", name, lambda: find_target(name, values))
 
 
 def _check_usage(
@@ -133,7 +133,7 @@ def _check_usage(
     *,
     overwrite: bool,
 ) -> None:
-    """Refuse arguments that lack something, or that would be ignored."""
+    """Raise UsageError for missing arguments, and for arguments without effect."""
     is_file, is_old = not checkpoint.is_dir(), is_old_checkpoint(checkpoint)
     to_file = result.suffix in FILES
     if is_old and key is not None:
@@ -169,23 +169,14 @@ def _is_empty_folder(path: Path) -> bool:
     return path.is_dir() and not any(path.iterdir())
 
 
-def _specs(source: str) -> Specs:
-    with current_folder_first():
-        return read(source).specs
-
-
-def _converted(
+def _convert(
     found: Checkpoint,
     target: TargetOptimizer | None,
     model: Specs | None,
     source: str | None,
     result: Path,
 ) -> StateDict:
-    """Return the state dict that is to be written.
-
-    Raises:
-        ValueError: the checkpoint does not fit the model or the target, or has no names.
-    """
+    """Return the converted state dict."""
     to_file, old = result.suffix in FILES, found.old
     if target is None and (to_file or old is None):
         return found.state_dict
@@ -195,11 +186,11 @@ def _converted(
             "torch.distributed.checkpoint need: give --model, such as --model my_model:build"
         )
     if old is not None and (old.has_names or model is None):
-        layout = layout_of_old(old, model)
+        layout = params_of_old(old, model)
     else:
         assert model is not None
         assert source is not None
-        layout = layout_of_file(found.state_dict, model, source)
+        layout = params_of_file(found.state_dict, model, source)
     if target is None:
         assert old is not None
         return old_state_dict(old, layout)

@@ -1,4 +1,4 @@
-"""``functional-optim explain``: the command."""
+"""Command ``functional-optim explain``."""
 
 import json
 from collections import OrderedDict
@@ -10,16 +10,12 @@ from torch import Tensor
 
 from functional_optim import describe
 from functional_optim.commands.arguments import checked_argument, complete_algorithm
-from functional_optim.commands.objects import (
-    current_folder_first,
-    optimizer_factory,
-    single_values,
-)
+from functional_optim.commands.objects import optimizer_factory, single_values
 from functional_optim.kernels import EXECUTORS
-from functional_optim.optimizer.explain import explain_parts
-from sharding.readable import readable
-from sharding.sources import read
+from functional_optim.optimizer.explain import explain_chains
+from sharding.sources import read_source
 from sharding.spec import Specs
+from sharding.text import escape_text
 
 
 @click.command("explain", short_help="Explain how an optimizer would step a model.")
@@ -72,32 +68,31 @@ def explain(
     )
     specs = checked_argument("--shapes", None, lambda: _specs(shapes))
     try:
-        parts = explain_parts(optimizer, _tree(specs, "cpu"), executor)
+        parts = explain_chains(optimizer, _tree(specs, "cpu"), executor)
         described = describe(optimizer, _tree(specs, "meta"))
     except ValueError as error:
-        raise click.ClickException(readable(str(error))) from error
+        raise click.ClickException(escape_text(str(error))) from error
     if as_json:
         rows = [vars(row) for row in described.rows]
-        told = [{**one._asdict(), "chain": one.written(optimizer)} for one in parts]
-        content = {"optimizer": repr(optimizer), "parts": told}
-        click.echo(json.dumps({**content, "bytes": rows}, indent=2))
+        chains = [{**one._asdict(), "chain": one.format_chain(optimizer)} for one in parts]
+        content = {"optimizer": repr(optimizer), "parts": chains, "bytes": rows}
+        click.echo(json.dumps(content, indent=2))
         return
     for part in parts:
-        click.echo(f"{part.written(optimizer)}\n" + "\n".join(f"  {line}" for line in part.lines))
+        click.echo("\n  ".join((part.format_chain(optimizer), *part.lines)))
     click.echo(f"\n{described}")
 
 
 def _specs(shapes: str) -> Specs:
-    with current_folder_first():
-        specs = read(shapes).specs
+    specs = read_source(shapes).specs
     if not specs:
         raise ValueError(f"{shapes} has no parameters")
     return specs
 
 
 def _tree(specs: Specs, device: str) -> dict[str, Tensor]:
-    """Return parameters of these shapes; all elements of each are one number in memory."""
-    # Of other dicts, optree sorts the keys.
+    """Return parameters of these shapes. All elements of a parameter share one address."""
+    # optree sorts the keys of a plain dict.
     return OrderedDict(
         (spec.path, torch.zeros((), dtype=spec.dtype, device=device).expand(spec.shape))
         for spec in specs

@@ -1,4 +1,4 @@
-"""``functional-optim inspect``: the command."""
+"""Command ``functional-optim inspect``."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -11,12 +11,11 @@ from torch import Tensor
 from functional_optim.storage.describe import format_table
 from sharding.checkpoint.old_format import is_old_checkpoint
 from sharding.commands.checkpoints import Checkpoint, names_in, read_checkpoint
-from sharding.readable import readable, readable_name
-from sharding.table import size
+from sharding.text import escape_name, escape_text, format_bytes
 
 
 class FieldSummary(NamedTuple):
-    """Field of state, over all parameters that have it."""
+    """Field of state: sums over all parameters with this field."""
 
     name: str
     dtype: str
@@ -32,13 +31,13 @@ class Contents(NamedTuple):
     """As in :class:`~sharding.commands.checkpoints.Checkpoint`."""
     parameters: int
     with_state: int
-    """Parameters that have state."""
+    """The number of parameters with state."""
     files: int
-    """Files with state; 1 for a state dict."""
+    """The number of files with state; 1 for a state dict."""
     steps: tuple[int, int] | None
-    """The smallest and the largest step count, or None if there is none."""
+    """The smallest and the largest step count, or None if there are no step counts."""
     groups: list[dict[str, Any]]
-    """The number of parameters and the options of each group."""
+    """For each group, the number of parameters, and the options."""
     fields: list[FieldSummary]
     names: list[str] | None
     """The names of the parameters, or None if the checkpoint has none."""
@@ -75,23 +74,23 @@ def inspect_command(*, checkpoint: Path, key: str | None, verify: bool, as_json:
     if key is not None and checkpoint.is_dir() and is_old_checkpoint(checkpoint):
         raise click.UsageError("--key has no effect: the folder has one optimizer")
     try:
-        if verify and not is_old_checkpoint(checkpoint):  # which is always read whole
+        if verify and not is_old_checkpoint(checkpoint):  # read_checkpoint verifies an old one
             _verify(checkpoint)
         contents = contents_of(read_checkpoint(checkpoint, key, values=False))
     except (OSError, ValueError) as error:
-        raise click.ClickException(readable(str(error))) from error
+        raise click.ClickException(escape_text(str(error))) from error
     if as_json:
         content = contents._asdict() | {"fields": [one._asdict() for one in contents.fields]}
         click.echo(json.dumps(content, indent=2, default=str))
     else:
-        click.echo(_text(contents))
+        click.echo(_format_contents(contents))
 
 
 def contents_of(checkpoint: Checkpoint) -> Contents:
-    """Return what a checkpoint contains."""
+    """Return a summary of a checkpoint."""
     state_dict = checkpoint.state_dict
     states, groups = state_dict["state"], state_dict["param_groups"]
-    named = names_in(state_dict)
+    names = names_in(state_dict)
     steps = [_number(entries["step"]) for entries in states.values() if "step" in entries]
     steps += [_number(group["step"]) for group in groups if "step" in group]
     tensors = (
@@ -105,10 +104,10 @@ def contents_of(checkpoint: Checkpoint) -> Contents:
         sum(len(group["params"]) for group in groups),
         sum(bool(entries) for entries in states.values()),
         checkpoint.files,
-        _range(steps),
-        [_group(len(group["params"]), group) for group in groups],
+        (min(steps), max(steps)) if steps else None,
+        [_group(group) for group in groups],
         _fields(tensors),
-        None if named is None else [name for names in named for name in names],
+        None if names is None else [name for own in names for name in own],
     )
 
 
@@ -132,18 +131,13 @@ def _number(step: Any) -> int:
     return int(step.item() if isinstance(step, Tensor) else step)
 
 
-def _range(steps: Iterable[int]) -> tuple[int, int] | None:
-    found = list(steps)
-    return (min(found), max(found)) if found else None
-
-
-def _group(count: int, options: Mapping[str, Any]) -> dict[str, Any]:
-    shown = {key: one for key, one in options.items() if key not in {"params", "param_names"}}
-    plain = {
+def _group(group: Mapping[str, Any]) -> dict[str, Any]:
+    options = {
         key: one.tolist() if isinstance(one, Tensor) and one.numel() == 1 else one
-        for key, one in shown.items()
+        for key, one in group.items()
+        if key not in {"params", "param_names"}
     }
-    return {"parameters": count, "options": plain}
+    return {"parameters": len(group["params"]), "options": options}
 
 
 def _fields(tensors: Iterable[tuple[str, str, int, int]]) -> list[FieldSummary]:
@@ -158,7 +152,7 @@ def _fields(tensors: Iterable[tuple[str, str, int, int]]) -> list[FieldSummary]:
     return list(found.values())
 
 
-def _text(contents: Contents) -> str:
+def _format_contents(contents: Contents) -> str:
     if contents.steps is None:
         steps = "no step count"
     else:
@@ -171,16 +165,16 @@ def _text(contents: Contents) -> str:
     )
     groups = [
         f"group {number}: {group['parameters']:,} parameters; "
-        + readable(", ".join(f"{key}={value!r}" for key, value in group["options"].items()))
+        + escape_text(", ".join(f"{key}={value!r}" for key, value in group["options"].items()))
         for number, group in enumerate(contents.groups)
     ]
     rows = [
         (
-            readable_name(one.name),
+            escape_name(one.name),
             one.dtype,
             f"{one.tensors:,}",
             f"{one.elements:,}",
-            size(one.bytes),
+            format_bytes(one.bytes),
         )
         for one in contents.fields
     ]

@@ -1,8 +1,7 @@
-"""``functional-optim plan``: the command."""
+"""Command ``functional-optim plan``."""
 
 import json
 from collections.abc import Mapping
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,13 @@ import click
 
 from functional_optim import Optimizer
 from functional_optim.commands.arguments import checked_argument
-from functional_optim.commands.objects import current_folder_first, optimizer_factory
-from sharding.commands.policy_choice import PolicyChoice
-from sharding.planning import plan
-from sharding.policies import POLICIES
+from functional_optim.commands.objects import optimizer_factory
+from sharding.policies import POLICIES, REMOVED, removed
 from sharding.policies.hierarchical import WITHIN
 from sharding.problem import MOST_RANKS
-from sharding.readable import readable, readable_name
-from sharding.shard_plan import ShardPlan
-from sharding.sources import Source, is_callable, read
+from sharding.shard_plan import ShardPlan, plan
+from sharding.sources import Source, read_source
+from sharding.text import escape_name, escape_text
 
 PICTURE_SUFFIXES = (".pdf", ".png", ".svg")
 OPTIONS: Mapping[str, tuple[str, ...]] = {
@@ -28,7 +25,21 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "sliced": ("align",),
     "two_resource": ("align",),
 }
-"""The options that policies have on the command line."""
+"""The options of each policy on the command line."""
+
+
+class PolicyChoice(click.Choice[str]):
+    """Name of a policy. The error for a removed name has its replacement."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name.
+
+        Raises:
+            click.BadParameter: there is no such policy.
+        """
+        if value in REMOVED:
+            self.fail(removed(value), param, ctx)
+        return super().convert(value, param, ctx)
 
 
 @click.command(
@@ -46,7 +57,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
 )
 @click.option("--world-size", type=click.IntRange(1, MOST_RANKS), required=True, help="Ranks.")
 @click.option(
-    "--policy", type=PolicyChoice(POLICIES), default="largest_first", help="Who gets what."
+    "--policy", type=PolicyChoice(list(POLICIES)), default="largest_first", help="Who gets what."
 )
 @click.option(
     "--optimizer",
@@ -115,30 +126,30 @@ def plan_command(
         )
     optimizer = None
     if optimizer_name != "none":
-        optimizer = checked_argument("--optimizer", None, partial(_optimizer, optimizer_name))
+        optimizer = checked_argument("--optimizer", None, partial(_build_optimizer, optimizer_name))
     found = _read(source, optimizer)
     try:
-        made = plan(found.specs, world_size, policy, optimizer, **given)
+        shards = plan(found.specs, world_size, policy, optimizer, **given)
     except ValueError as error:
-        raise click.UsageError(readable(str(error))) from error
-    _print(made, optimizer, found, rows, as_json=as_json)
-    _write(made, optimizer, save, plot, as_json=as_json)
+        raise click.UsageError(escape_text(str(error))) from error
+    _print(shards, optimizer, found, rows, as_json=as_json)
+    _write(shards, optimizer, save, plot, as_json=as_json)
 
 
 def _print(
-    made: ShardPlan, optimizer: Optimizer | None, found: Source, rows: int, *, as_json: bool
+    shards: ShardPlan, optimizer: Optimizer | None, found: Source, rows: int, *, as_json: bool
 ) -> None:
     if as_json:
-        numbers = made.report(optimizer)
+        numbers = shards.report(optimizer)
         ranks = [
             {"rank": rank, **{name: column[rank] for name, column in numbers.columns.items()}}
-            for rank in range(made.shard_ranks)
+            for rank in range(shards.shard_ranks)
         ]
         content = {
-            "policy": made.policy,
-            "world_size": made.world_size,
-            "replicas": made.replicas,
-            "digest": made.digest,
+            "policy": shards.policy,
+            "world_size": shards.world_size,
+            "replicas": shards.replicas,
+            "digest": shards.digest,
             "makespan": {
                 "flops": numbers.makespan,
                 "over_mean": numbers.imbalance("flops"),
@@ -154,17 +165,17 @@ def _print(
         }
         click.echo(json.dumps(content, indent=2))
         return
-    click.echo(made.table(optimizer, rows=rows))
+    click.echo(shards.table(optimizer, rows=rows))
     if found.left_out:
         click.echo(
             f"left out, because no parameter has their dtype: {len(found.left_out):,} tensors, "
-            f"the first is {readable_name(found.left_out[0])}"
+            f"the first is {escape_name(found.left_out[0])}"
         )
-    click.echo(f"digest {made.digest}")
+    click.echo(f"digest {shards.digest}")
 
 
 def _check_options(policy: str, given: Mapping[str, Any]) -> None:
-    """Refuse options that the policy would not look at."""
+    """Raise UsageError for options that the policy does not have, or lacks."""
     policies = (policy, given.get("within", policy))
     for name in given:
         if not any(name in OPTIONS.get(one, ()) for one in policies):
@@ -177,22 +188,20 @@ def _check_options(policy: str, given: Mapping[str, Any]) -> None:
         raise click.UsageError("the policy 'hierarchical' needs --node-size")
 
 
-def _optimizer(name: str) -> Optimizer:
+def _build_optimizer(name: str) -> Optimizer:
     return optimizer_factory(name)()
 
 
 def _read(source: str, optimizer: Optimizer | None) -> Source:
     try:
-        # What the maker imports may be beside its module.
-        with current_folder_first() if is_callable(source) else nullcontext():
-            return read(source, optimizer)
-    except Exception as error:  # the maker of a model may raise anything
-        text = readable(f"{source}: {error}")
+        return read_source(source, optimizer)
+    except Exception as error:  # the function of a model can raise any error
+        text = escape_text(f"{source}: {error}")
         raise click.BadParameter(text, param_hint="--model") from error
 
 
 def _write(
-    made: ShardPlan,
+    shards: ShardPlan,
     optimizer: Optimizer | None,
     save: Path | None,
     plot: Path | None,
@@ -201,10 +210,10 @@ def _write(
 ) -> None:
     try:
         if save is not None:
-            save.write_text(made.to_json(), encoding="utf-8")
+            save.write_text(shards.to_json(), encoding="utf-8")
             click.echo(f"the plan: {save}", err=as_json)
         if plot is not None:
-            made.plot(plot, optimizer)
+            shards.plot(plot, optimizer)
             click.echo(f"the picture: {plot}", err=as_json)
     except OSError as error:
         raise click.ClickException(

@@ -1,4 +1,4 @@
-"""Matrices on their way to their owners and back: one all_to_all each way for all of them."""
+"""Exchange of matrices with their owners: one all_to_all in each direction for all matrices."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from functional_optim.core.dtensors import local
+from functional_optim.core.dtensors import to_local
 from sharding.matrices.shard_group import Rows, ShardGroup
 from sharding.transport.protocol import TransportError
 from sharding.zero.coalescing import copy
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 HEADER = 16
-"""Bytes that each rank tells each other one in front of the rows."""
+"""Number of bytes that each rank sends to each other rank before the rows."""
 ALIGN = 16
-"""Rows begin at multiples of so many bytes, which every dtype can be read at."""
+"""Rows start at multiples of this number of bytes, as views of every dtype require."""
 
 Form = tuple[tuple[int, ...], torch.dtype]
 """The shape and dtype of a tensor."""
@@ -28,18 +28,18 @@ Form = tuple[tuple[int, ...], torch.dtype]
 
 @dataclass(frozen=True, eq=False)
 class OwnedMatrix:
-    """A sharded parameter that is stepped as a whole, by its owner."""
+    """Sharded parameter that its owner steps as a whole."""
 
     path: str
     param: "DTensor"
     owner: int
-    """Its rank in the group."""
+    """The rank of the owner in the group."""
     rows: Sequence[Rows]
-    """Of each rank."""
+    """The rows of each rank."""
     whole: Tensor | None = None
-    """Where the owner has the parameter."""
+    """The whole parameter, on the owner."""
     grad: Tensor | None = None
-    """Where the owner has its gradient."""
+    """The whole gradient, on the owner."""
 
     def form_at(self, rank: int) -> Form:
         """Return the form of the rows that a rank holds."""
@@ -52,17 +52,17 @@ class OwnedMatrix:
         return whole[start:stop]
 
 
-class Parcels:
-    """Tensors for each rank, or from each, as views of one buffer of bytes.
+class PackedTensors:
+    """Tensors to or from each rank, as views of one buffer of bytes.
 
     Args:
-        forms: for each rank, those of its tensors; a header of :data:`HEADER` bytes comes first.
+        forms: for each rank, the forms of its tensors. A header of :data:`HEADER` bytes is first.
         device: of the buffer.
     """
 
     def __init__(self, forms: Sequence[Sequence[Form]], device: torch.device) -> None:
         self.sizes: list[int] = []
-        """Bytes for each rank."""
+        """The number of bytes of each rank."""
         placed: list[list[tuple[int, int]]] = []
         start = 0
         for own in forms:
@@ -77,7 +77,7 @@ class Parcels:
         self.bytes = torch.zeros(start, dtype=torch.uint8, device=device)
         starts = [sum(self.sizes[:rank]) for rank in range(len(forms))]
         self.headers = [self.bytes[at : at + HEADER] for at in starts]
-        """Of each rank."""
+        """The header of each rank."""
         self.tensors = [
             [
                 self.bytes[at : at + size].view(dtype).view(shape)
@@ -85,27 +85,26 @@ class Parcels:
             ]
             for places, own in zip(placed, forms, strict=True)
         ]
-        """For each rank, in the order of its forms."""
+        """The tensors of each rank, in the order of its forms."""
 
     def write(self, header: bytes, tensors: Sequence[Tensor | None]) -> None:
-        """Write a header for every rank, and all tensors, rank by rank; None is left zero."""
+        """Write a header for every rank, and all tensors, rank by rank; for None, zeros."""
         own = torch.frombuffer(bytearray(header), dtype=torch.uint8).to(self.bytes.device)
         into = [view for views in self.tensors for view in views]
         pairs = [(a, b) for a, b in zip(into, tensors, strict=True) if b is not None]
         copy_pairs([*((one, own) for one in self.headers), *pairs])
 
     def read_headers(self) -> list[bytes]:
-        """Return the header of each rank."""
         every = torch.stack(self.headers).cpu().tolist()
         return [bytes(one) for one in every]
 
 
 class RowExchange:
-    """Moves the rows of matrices between their shards and their owners. Collective.
+    """Exchange of the rows of matrices between the ranks and the owners. Collective.
 
     Args:
         shards: the ranks.
-        matrices: the same on all ranks, in the same order; each with memory at its owner.
+        matrices: the same on all ranks, in the same order. The owner has allocated each matrix.
     """
 
     def __init__(self, shards: ShardGroup, matrices: Sequence[OwnedMatrix]) -> None:
@@ -114,68 +113,56 @@ class RowExchange:
         self._by_owner = [[one for one in matrices if one.owner == k] for k in ranks]
         mine = self._by_owner[rank]
         self._gathered = (
-            [_twice(own, rank) for own in self._by_owner],
-            [_twice(mine, k) for k in ranks],
+            [_param_and_grad_forms(own, rank) for own in self._by_owner],
+            [_param_and_grad_forms(mine, k) for k in ranks],
         )
-        """The forms of what is sent to each rank, and of what each sends, to gather matrices."""
+        """For a gather, the forms that are sent to each rank, and received from each rank."""
         self._scattered = (
             [[one.form_at(k) for one in mine] for k in ranks],
             [[one.form_at(rank) for one in own] for own in self._by_owner],
         )
-        """The same to bring rows back."""
-        self._device = local(shards.example.detach()).device
+        """For a scatter, the forms that are sent to each rank, and received from each rank."""
+        self._device = to_local(shards.example.detach()).device
 
     def gather(self, header: bytes, grads: Mapping[str, Tensor]) -> list[bytes]:
-        """Write parameters and gradients to the memory of their owners.
+        """Gather parameters and gradients in the memory of their owners, and return all headers.
 
-        Parameters travel with the gradients, so that a value which a caller has written since the
-        last step is stepped.
+        Parameters are sent, too, because a caller may have written to them since the last step.
 
         Args:
-            header: what all other ranks are to know; :data:`HEADER` bytes.
-            grads: the local rows of gradients, by path; one that is missing is left out.
-
-        Returns:
-            The header of each rank.
-
-        Raises:
-            TransportError: another rank died, or did not come.
+            header: the message to all other ranks, of :data:`HEADER` bytes.
+            grads: the local rows of gradients, by path; missing gradients are not sent.
         """
-        sent, found = (Parcels(forms, self._device) for forms in self._gathered)
+        sent, found = (PackedTensors(forms, self._device) for forms in self._gathered)
         rows: list[Tensor | None] = []
         for one in (one for own in self._by_owner for one in own):
-            rows += [local(one.param.detach()), grads.get(one.path)]
+            rows += [to_local(one.param.detach()), grads.get(one.path)]
         sent.write(header, rows)
         self._begin(found, sent, "gather matrices")()
         mine, pairs = self._by_owner[self._shards.rank], []
+        wholes = [whole for one in mine for whole in ((one, one.whole), (one, one.grad))]
         for sender, views in enumerate(found.tensors):
-            both = [whole for one in mine for whole in (one.whole, one.grad)]
-            for one, whole, view in zip(_each_twice(mine), both, views, strict=True):
+            for (one, whole), view in zip(wholes, views, strict=True):
                 assert whole is not None, "the owner has memory for it"
                 pairs.append((one.rows_of(whole, sender), view))
         copy_pairs(pairs)
         return found.read_headers()
 
     def scatter(self, header: bytes, value_of: Callable[[OwnedMatrix], Tensor]) -> "PendingRows":
-        """Begin to bring back the local rows of what owners have of each matrix.
+        """Start to send the rows of matrices from owners to all ranks.
 
-        Args:
-            header: what all other ranks are to know.
-            value_of: gives a whole tensor of the shape and dtype of each matrix owned here.
-
-        Raises:
-            TransportError: another rank died, or did not come.
+        ``value_of`` returns the whole tensor to send for a matrix that this rank owns.
         """
         values = [(one, value_of(one)) for one in self._by_owner[self._shards.rank]]
-        sent, found = (Parcels(forms, self._device) for forms in self._scattered)
+        sent, found = (PackedTensors(forms, self._device) for forms in self._scattered)
         size = self._shards.size
         sent.write(header, [one.rows_of(v, k) for k in range(size) for one, v in values])
         paths = [[one.path for one in own] for own in self._by_owner]
         return PendingRows(self._begin(found, sent, "scatter matrices"), found, sent, paths)
 
-    def _begin(self, found: Parcels, sent: Parcels, what: str) -> Callable[[], None]:
-        """Begin an exchange, and return the call that waits for it."""
-        with self._named(what):
+    def _begin(self, found: PackedTensors, sent: PackedTensors, what: str) -> Callable[[], None]:
+        """Start an exchange, and return a function that waits for it."""
+        with self._transport_errors(what):
             work = dist.all_to_all_single(
                 found.bytes,
                 sent.bytes,
@@ -186,14 +173,14 @@ class RowExchange:
             )
 
         def wait() -> None:
-            with self._named(what):
+            with self._transport_errors(what):
                 work.wait()
 
         return wait
 
     @contextmanager
-    def _named(self, what: str) -> Iterator[None]:
-        """Raise errors of torch as those of a rank that did not come."""
+    def _transport_errors(self, what: str) -> Iterator[None]:
+        """Turn errors of torch into a TransportError."""
         try:
             yield
         except RuntimeError as error:
@@ -205,21 +192,17 @@ class RowExchange:
 
 @dataclass(frozen=True, eq=False)
 class PendingRows:
-    """Rows on their way back from the owners of matrices."""
+    """Rows that owners are sending to this rank."""
 
     wait_for: Callable[[], None]
-    found: Parcels
-    sent: Parcels
-    """Kept, since the exchange reads it."""
+    found: PackedTensors
+    sent: PackedTensors
+    """The sent tensors, which must stay alive during the exchange."""
     paths: Sequence[Sequence[str]]
-    """Of the matrices of each owner."""
+    """The paths of the matrices of each owner."""
 
     def wait(self) -> tuple[list[bytes], dict[str, Tensor]]:
-        """Return the header of each rank; and the rows by path, in memory of their own.
-
-        Raises:
-            TransportError: another rank died, or did not come.
-        """
+        """Return the header of each rank, and new tensors with the rows, by path."""
         self.wait_for()
         rows = {
             path: view
@@ -234,10 +217,6 @@ def copy_pairs(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
     copy([into for into, _ in pairs], [value for _, value in pairs])
 
 
-def _each_twice(matrices: Sequence[OwnedMatrix]) -> list[OwnedMatrix]:
-    return [one for one in matrices for _ in range(2)]
-
-
-def _twice(matrices: Sequence[OwnedMatrix], rank: int) -> list[Form]:
-    """The forms of the rows of a rank, of each parameter and its gradient."""
-    return [one.form_at(rank) for one in _each_twice(matrices)]
+def _param_and_grad_forms(matrices: Sequence[OwnedMatrix], rank: int) -> list[Form]:
+    """Return the forms of the rows of a rank, of each parameter and its gradient."""
+    return [one.form_at(rank) for one in matrices for _ in range(2)]

@@ -1,4 +1,4 @@
-"""MatrixOwnerOptimizer: rules for whole matrices over a module that went through fully_shard."""
+"""MatrixOwnerOptimizer: rules for whole matrices under FSDP2's fully_shard."""
 
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, NoReturn
@@ -7,28 +7,24 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.chain import require_gradients_alone
-from functional_optim.core.compiling import uncompiled
-from functional_optim.core.dtensors import from_local_part, is_sharded, local
+from functional_optim.core.dtensors import is_dtensor, to_local, unshard_like
+from functional_optim.core.dynamo import disable_compile
 from functional_optim.core.links import has_gates
 from functional_optim.core.local_shards import local_gradient
 from functional_optim.frontends.group_chains import GroupChains
-from functional_optim.frontends.group_steps import GroupsNow
-from functional_optim.frontends.torch_groups import (
-    params_of_groups,
-    require_optimizer,
-)
+from functional_optim.frontends.group_steps import CurrentGroups
+from functional_optim.frontends.torch_groups import params_of_groups, require_optimizer
 from functional_optim.frontends.torch_optimizer import TorchOptimizer
 from functional_optim.optimizer import Optimizer
-from functional_optim.plan.between_runs import BetweenRuns
-from functional_optim.plan.leaf_by_leaf import check_extra
+from functional_optim.plan.leaf_by_leaf import BetweenRuns, check_extra
 from sharding.cost import Cost
-from sharding.matrices.agreement import Attempt, check_same_gradients, has_failed
+from sharding.matrices.agreement import Attempt, check_same_gradients, failed_ranks
 from sharding.matrices.exchange import OwnedMatrix, PendingRows, copy_pairs
 from sharding.matrices.owners import Owners
 from sharding.matrices.shard_group import find_shard_group
 from sharding.matrices.stand_ins import StandIns, StandInStates
 from sharding.matrices.state_dict import local_state, part_of_state
-from sharding.matrices.totals import all_totals
+from sharding.matrices.totals import compute_totals
 from sharding.problem import Policy
 from sharding.shard_plan import ShardPlan
 from sharding.transport.protocol import TransportError
@@ -38,7 +34,7 @@ from sharding.zero.params import group_numbers, named_params
 class MatrixOwnerOptimizer(TorchOptimizer):
     """A :class:`~functional_optim.TorchOptimizer` for FSDP2 that steps whole matrices.
 
-    After ``fully_shard``, each rank holds some rows of every parameter, and Muon, SOAP, Shampoo or
+    After ``fully_shard``, each rank holds some rows of every parameter, but Muon, SOAP, Shampoo and
     LAMB need whole tensors. With ``G_r`` the rows of rank r of a gradient, and o the rank that owns
     the parameter P:
 
@@ -46,14 +42,14 @@ class MatrixOwnerOptimizer(TorchOptimizer):
                      P, S = rule(P, G, S)
         on rank r:   P_r = rows_r(P)
 
-    One all_to_all gathers all matrices, and one brings all rows back, while each rank steps its
-    part of the other parameters. Results are those of one process with the whole tensors, bit for
-    bit on the CPU. Pointwise chains, and rules over stacked matrices ``[E, m, n]``
+    One all_to_all gathers all matrices, and one returns all rows, while each rank steps its part of
+    the other parameters. Results equal those of one process with the whole tensors, bit for bit on
+    the CPU. Pointwise chains, and rules over stacked matrices ``[E, m, n]``
     (``muon(batch_axes=1)``), step the rows of each rank without communication. Each total over all
-    gradients (``clip_by_global_norm``, ``apply_if_finite``) takes one all_reduce more. What the
-    rows of pointwise parameters add to a total is summed over ranks: the total is the same on all
-    ranks, and may differ from that of one process in the last bit of a float64. State is kept by
-    the owner alone.
+    gradients (``clip_by_global_norm``, ``apply_if_finite``) takes one all_reduce more. The addends
+    of pointwise parameters to a total are summed over ranks: the total is the same on all ranks,
+    and may differ from that of one process in the last bit of a float64. Only the owner keeps the
+    state of a matrix.
 
     The constructor, :meth:`step` and :meth:`add_param_group` are collective over the ranks that
     share a copy of the parameters: with a mesh of replicas and shards, those along the sharded
@@ -62,19 +58,19 @@ class MatrixOwnerOptimizer(TorchOptimizer):
     Args:
         params: parameters of the module, (name, parameter) pairs, or parameter groups: sharded on
             dimension 0 along one dimension of one mesh, replicated, or plain and equal on all
-            ranks. Tied parameters are given once, as ``module.parameters()`` gives them.
+            ranks. Give tied parameters once, as ``module.parameters()`` does.
         optimizer: the chain or partition, with the defaults for all groups.
-        policy: decides who owns which matrix: a key of :data:`sharding.POLICIES` that leaves
-            parameters whole, or a function of a Problem.
-        cost: what the policy levels over ranks; by default :class:`~sharding.StepCost`: the
-            floating-point operations that rules declare, and the bytes of parameter, gradient and
-            state.
+        policy: decides which rank owns which matrix: a key of :data:`sharding.POLICIES` that does
+            not cut parameters, or a function of a Problem.
+        cost: the cost that the policy balances over ranks; by default :class:`~sharding.StepCost`:
+            the floating-point operations that rules declare, and the bytes of parameter, gradient
+            and state.
 
     Raises:
-        TypeError: ``optimizer`` is no Optimizer, or takes inputs beside gradients; else as for
+        TypeError: ``optimizer`` is no Optimizer, or takes inputs besides gradients; else as for
             :class:`~functional_optim.TorchOptimizer`.
         ValueError: a parameter of tensor parallelism (sharded on another dimension than 0, or
-            along two dimensions of its mesh); parameters on different meshes; none that is sharded;
+            along two dimensions of its mesh); parameters on different meshes; no sharded parameter;
             ranks with different parameters; a policy that cuts parameters; else as for
             :class:`~functional_optim.TorchOptimizer`.
 
@@ -100,7 +96,7 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         networks", 2024.
     """
 
-    @uncompiled
+    @disable_compile
     def __init__(
         self,
         params: Iterable[Any],
@@ -112,26 +108,26 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         require_gradients_alone(require_optimizer(optimizer), "MatrixOwnerOptimizer")
         self._owners: Owners | None = None
         self._failed: Exception | None = None
-        """The error of a step that failed here when its matrices were on their way already."""
+        """The error of a step that failed on this rank after its rows were sent."""
         self._stand_ins = StandIns()
         super().__init__(params, optimizer)
-        self.register_state_dict_post_hook(_as_part)
+        self.register_state_dict_post_hook(_write_part)
         shards = find_shard_group(named_params(self.param_groups))
         self._owners = Owners(shards, self._stand_ins, policy, cost, self._optimizer_of)
         self._find_owners()
 
     @property
     def plan(self) -> ShardPlan:
-        """The owner of each matrix: of each sharded parameter that is stepped as a whole.
+        """The owners of all matrices: of sharded parameters that are stepped as a whole.
 
-        It is the same on all ranks, which the constructor checks.
+        The plan is the same on all ranks, which the constructor checks.
         """
-        found = self._of_ranks.plan
+        found = self._known_owners.plan
         assert found is not None, "made by the constructor"
         return found
 
     @property
-    def _of_ranks(self) -> Owners:
+    def _known_owners(self) -> Owners:
         assert self._owners is not None, "made by the constructor"
         return self._owners
 
@@ -139,14 +135,14 @@ class MatrixOwnerOptimizer(TorchOptimizer):
     def _chains_of(optimizer: Optimizer) -> GroupChains:
         return GroupChains(optimizer, check=lambda stages, param, name: None, divides=True)
 
-    @uncompiled
+    @disable_compile
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; everything owned so far stays where it is. Collective.
+        """Add a group. The owners of all other parameters stay the same. Collective.
 
         Raises:
-            TypeError, ValueError: as for the constructor. Nothing is changed then.
+            TypeError, ValueError: as for the constructor. Nothing has changed.
         """
-        if self._owners is None:  # the constructor sees all parameters together
+        if self._owners is None:  # the constructor checks all parameters together
             super().add_param_group(param_group)
             return
         group: Any = param_group
@@ -167,21 +163,20 @@ class MatrixOwnerOptimizer(TorchOptimizer):
 
     def _find_owners(self) -> None:
         params = named_params(self.param_groups)
-        numbers = group_numbers(self.param_groups)
-        self._of_ranks.extend(params, numbers, self._chain_of)
-        for param in params.values():  # torch's helpers make a step where there is no state
+        self._known_owners.extend(params, group_numbers(self.param_groups), self._chain_of)
+        for param in params.values():  # torch's helpers make a step if a parameter has no state
             self.state.setdefault(param, {})
         self._complete_all()
 
     def _chain_of(self, number: int) -> tuple[Any, Any]:
         stages = self._optimizer_of(number).stages
-        return stages, self._hypers(number, self.param_groups[number])
+        return stages, self._options_of(number).hypers(self.param_groups[number])
 
     def _complete_all(self) -> None:
         for number in range(len(self.param_groups)):
             self._complete_state(number)
 
-    # ------------------------------------------------------- what stands for each parameter here
+    # ---------------------------------------------------------- the tensors that this rank steps
 
     def _complete_state(self, number: int) -> None:
         if self._owners is not None:
@@ -200,13 +195,13 @@ class MatrixOwnerOptimizer(TorchOptimizer):
     # ------------------------------------------------------------------------------- stepping
 
     def _step_now(self, loss: Any, extra: Mapping[str, Any]) -> None:
-        """Gather matrices, step what this rank owns and its rows of the rest, bring rows back."""
-        check_extra(self._optimizer.links, extra)  # none is taken
-        owners, attempt = self._of_ranks, Attempt()
+        """Gather matrices, step them and the local rows of other parameters, and return rows."""
+        check_extra(self._optimizer.links, extra)  # it takes no inputs
+        owners, attempt = self._known_owners, Attempt()
         attempt.error = self._failed
         self._stand_ins.refresh()
-        groups = attempt.make(self._groups) or []  # options are checked before anything moves
-        grads = attempt.make(self._local_gradients) or {}
+        groups = attempt.run(self._groups) or []  # checks the options before rows are sent
+        grads = attempt.run(self._local_gradients) or {}
         mask = {path: path in grads for path in owners.params}
         if self._gather(attempt, grads, mask):
             groups = self._groups()
@@ -215,41 +210,41 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         def gradients(params: list[Tensor]) -> list[Tensor | None]:
             return [given.get(id(one)) for one in params]
 
-        def now() -> GroupsNow:
-            return self._chains.now(groups, self._states, self._leaf_state, gradients)
+        def now() -> CurrentGroups:
+            return self._chains.current_groups(groups, self._states, self._leaf_state, gradients)
 
         def addends(before: Sequence[Tensor]) -> Mapping[int, Tensor]:
             return self._steps.addends(now(), before)[0]
 
-        totals = all_totals(owners, self._optimizer, addends, attempt)
+        totals = compute_totals(owners, self._optimizer, addends, attempt)
         sent = list[PendingRows]()
-        # Rows travel while this rank steps its part of all other parameters.
-        send = BetweenRuns(self._is_matrix, lambda: sent.extend(self._sent(attempt)))
-        attempt.make(lambda: self._steps.step(now(), totals, between=send))
+        # Rows are sent while this rank steps its part of all other parameters.
+        send = BetweenRuns(self._is_matrix, lambda: sent.extend(self._send_rows(attempt)))
+        attempt.run(lambda: self._steps.step(now(), totals, between=send))
         if attempt.error is None:
-            self._chains.show(self.param_groups)
+            self._chains.write_shared(self.param_groups)
         elif isinstance(attempt.error, TransportError):
             raise attempt.error  # a rank is gone
-        self._receive(sent or self._sent(attempt), attempt, mask)
+        self._receive(sent or self._send_rows(attempt), attempt, mask)
 
     def _is_matrix(self, tensor: Tensor) -> bool:
-        """Return True for a matrix that this rank owns."""
+        """Return True for a whole matrix that this rank owns."""
         return self._stand_ins.by_tensor[id(tensor)].is_matrix
 
     def _local_gradients(self) -> dict[str, Tensor]:
-        """Return the part of each gradient that this rank has, by the path of its parameter."""
+        """Return the local part of each gradient, by the path of its parameter."""
         found = {}
-        for path, param in self._of_ranks.params.items():
+        for path, param in self._known_owners.params.items():
             grad = param.grad
             if grad is not None:
-                found[path] = local_gradient(param, grad, path) if is_sharded(param) else grad
+                found[path] = local_gradient(param, grad, path) if is_dtensor(param) else grad
         return found
 
     def _gradients_of_stand_ins(
         self, grads: Mapping[str, Tensor], mask: Mapping[str, bool]
     ) -> dict[int, Tensor | None]:
-        """Return the gradient of what this rank steps, by the identity of that."""
-        owners = self._of_ranks
+        """Return the gradients of the stand-ins of this rank, by ``id`` of the stand-in."""
+        owners = self._known_owners
         found = {id(one.whole): one.grad for one in owners.exchange.matrices if mask[one.path]}
         for path, grad in grads.items():
             one = self._stand_ins.by_param.get(id(owners.params[path]))
@@ -260,50 +255,50 @@ class MatrixOwnerOptimizer(TorchOptimizer):
     def _gather(
         self, attempt: Attempt, grads: Mapping[str, Tensor], mask: Mapping[str, bool]
     ) -> bool:
-        """Gather matrices and their gradients, which all ranks have of the same parameters.
+        """Gather matrices and their gradients. All ranks must have the same gradients.
 
         Returns:
-            True if matrices are stepped from now on that had no gradient before.
+            True if matrices have a gradient for the first time, and are stepped from now on.
         """
-        owners = self._of_ranks
+        owners = self._known_owners
         if not self.plan.specs:
             return False
         present = list(mask.values())
         headers = owners.exchange.gather(attempt.header(present), grads)
-        attempt.raise_failures(owners.shards, has_failed(headers), "begin a step")
+        attempt.raise_failures(owners.shards, failed_ranks(headers), "begin a step")
         check_same_gradients(owners.shards, headers, list(mask), present)
-        late = owners.late(mask)
+        late = [path for path in owners.idle if mask[path]]
         if late:
-            owners.own(late)
+            owners.activate(late)
             self._complete_all()
             owners.exchange.gather(attempt.header(present), grads)
         return bool(late)
 
-    def _sent(self, attempt: Attempt) -> list[PendingRows]:
-        """Begin to bring rows back to the ranks that hold them; no list entry without matrices."""
-        exchange = self._of_ranks.exchange
+    def _send_rows(self, attempt: Attempt) -> list[PendingRows]:
+        """Start to send the rows of all matrices to their ranks; empty if there are none."""
+        exchange = self._known_owners.exchange
         return [exchange.scatter(attempt.header(), _whole)] if exchange.matrices else []
 
     def _receive(
         self, sent: Sequence[PendingRows], attempt: Attempt, mask: Mapping[str, bool]
     ) -> None:
-        """Copy the rows of matrices that may have changed."""
-        owners = self._of_ranks
+        """Copy received rows of matrices that may have changed."""
+        owners = self._known_owners
         matrices, rows = owners.exchange.matrices, dict[str, Tensor]()
         failed = [False]
         for one in sent:
             headers, rows = one.wait()
-            failed = has_failed(headers)
-        late = has_gates(self._optimizer.links)  # a gate lets through what it has kept
+            failed = failed_ranks(headers)
+        late = has_gates(self._optimizer.links)  # a gate may step by earlier gradients
         changed = [one for one in matrices if late or mask[one.path]] if not any(failed) else []
-        copy_pairs([(local(one.param.detach()), rows[one.path]) for one in changed])
+        copy_pairs([(to_local(one.param.detach()), rows[one.path]) for one in changed])
         if sent and attempt.error is not None and not any(failed):
-            self._failed = attempt.error  # after its rows were sent: others learn of it next time
+            self._failed = attempt.error  # after the rows were sent: raised in the next step
         attempt.raise_failures(owners.shards, failed, "make its part of the step")
 
     def _viewed(self) -> list[Tensor]:
-        """Return what each parameter is evaluated with, sharded as it is. Collective."""
-        owners = self._of_ranks
+        """Return the evaluation value of each parameter, sharded like the parameter. Collective."""
+        owners = self._known_owners
         stepped = params_of_groups(self._stepped_groups())
         views = dict(zip(map(id, stepped), super()._viewed(), strict=True))
         pending = owners.exchange.scatter(Attempt().header(), lambda one: views[id(one.whole)])
@@ -314,9 +309,9 @@ class MatrixOwnerOptimizer(TorchOptimizer):
                 rows[path] = views[id(one.tensor)]
         paths = {id(param): path for path, param in owners.params.items()}
         every = params_of_groups(self.param_groups)
-        # What no rank steps here is what it is: frozen, or rows that this rank has none of.
-        found = [rows.get(paths[id(one)], local(one.detach())) for one in every]
-        return list(map(from_local_part, found, every))
+        # No rank steps frozen parameters, and this rank may have no rows of others.
+        found = [rows.get(paths[id(one)], to_local(one.detach())) for one in every]
+        return list(map(unshard_like, found, every))
 
     # ---------------------------------------------------------------------------- state dicts
 
@@ -324,18 +319,18 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         """Load this rank's part of a state dict, or the whole state of one process.
 
         ``state_dict()`` has the state of the matrices that this rank owns, and of its rows of other
-        parameters, for ``torch.distributed.checkpoint``: saved with ``dcp.save``, it is loaded by
-        any number of ranks, by a :class:`~functional_optim.TorchOptimizer` in one process, and by
-        FSDP2 with a class of torch.optim.
+        parameters. Saved with ``torch.distributed.checkpoint``, it is loaded by any number of
+        ranks, by a :class:`~functional_optim.TorchOptimizer` in one process, and by FSDP2 with a
+        class of torch.optim.
 
-        Whole state is that of a :class:`~functional_optim.TorchOptimizer`, or of the equivalent
-        class of torch.optim, over the same parameters: each rank takes its part.
+        A whole state is that of a :class:`~functional_optim.TorchOptimizer`, or of the equivalent
+        class of torch.optim, over the same parameters: each rank loads its part.
 
         Raises:
             ValueError: a part of another rank, or of another plan; else as for
-                :class:`~functional_optim.TorchOptimizer`. Nothing is changed.
+                :class:`~functional_optim.TorchOptimizer`. Nothing has changed.
         """
-        super().load_state_dict(local_state(state_dict, self.param_groups, self._of_ranks))
+        super().load_state_dict(local_state(state_dict, self.param_groups, self._known_owners))
 
     def __getstate__(self) -> NoReturn:
         raise TypeError(
@@ -344,13 +339,13 @@ class MatrixOwnerOptimizer(TorchOptimizer):
         )
 
 
-def _as_part(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-    """Change a state dict to this rank's part, before any hook of the caller."""
+def _write_part(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+    """Replace the state of a state dict by this rank's part, before any other hook."""
     assert isinstance(optimizer, MatrixOwnerOptimizer)
-    owners = optimizer._of_ranks  # noqa: SLF001
+    owners = optimizer._known_owners  # noqa: SLF001
     state_dict.update(part_of_state(state_dict, optimizer.param_groups, owners))
 
 
 def _whole(matrix: OwnedMatrix) -> Tensor:
-    assert matrix.whole is not None, "asked at its owner"
+    assert matrix.whole is not None, "this rank owns the matrix"
     return matrix.whole

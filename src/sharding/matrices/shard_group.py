@@ -1,4 +1,4 @@
-"""The ranks over which FSDP2 shards the parameters of a module, and the rows that each has."""
+"""The ranks over which FSDP2 shards the parameters of a module, and the rows of each rank."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeGuard
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 import torch.distributed as dist
 from torch import Tensor
 
-from functional_optim.core.dtensors import is_sharded, local
-from functional_optim.core.local_shards import placed
-from sharding.transport.peers import GroupRank
+from functional_optim.core.dtensors import is_dtensor, to_local
+from functional_optim.core.local_shards import format_placements
+from sharding.transport.groups import GroupRank
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -22,13 +22,13 @@ class ShardGroup(NamedTuple):
 
     group: dist.ProcessGroup
     rank: GroupRank
-    """This process's number in the group."""
+    """The rank of this process in the group."""
     size: int
     example: "DTensor"
-    """A parameter that is sharded over it."""
+    """A parameter that is sharded over the group."""
 
     def rows(self, size: int) -> list[Rows]:
-        """Return the rows of each rank, of a tensor with so many: as torch.chunk cuts it.
+        """Return the rows of each rank, for a tensor with ``size`` rows: as torch.chunk cuts it.
 
         Example::
 
@@ -40,21 +40,20 @@ class ShardGroup(NamedTuple):
 
 
 def is_cut(param: Tensor) -> "TypeGuard[DTensor]":
-    """Return True for a DTensor of which a rank holds a part only, by its placements."""
-    return is_sharded(param) and not all(one.is_replicate() for one in param.placements)
+    """Return True if a rank holds only a part of a tensor, by the placements of a DTensor."""
+    return is_dtensor(param) and not all(one.is_replicate() for one in param.placements)
 
 
 def find_shard_group(params: Mapping[str, Tensor], known: ShardGroup | None = None) -> ShardGroup:
     """Find the ranks over which parameters are sharded.
 
     Args:
-        params: by name. Plain tensors and replicated DTensors are taken as they are.
-        known: the group that others are sharded over already.
+        params: by name. Plain tensors and replicated DTensors are ignored.
+        known: the group over which other parameters are sharded already.
 
     Raises:
-        ValueError: a DTensor that is sharded otherwise than on dimension 0 along one dimension of
-            its mesh, as tensor parallelism does it; two that are sharded over other meshes; none
-            that is sharded.
+        ValueError: a DTensor that is not sharded on dimension 0 along one dimension of its mesh, as
+            with tensor parallelism; two that are sharded over different meshes; no sharded DTensor.
     """
     like = None if known is None else known.example
     first = "the parameters before"
@@ -66,9 +65,10 @@ def find_shard_group(params: Mapping[str, Tensor], known: ShardGroup | None = No
             like, first = param, repr(name)
         elif (param.device_mesh, param.placements) != (like.device_mesh, like.placements):
             raise ValueError(
-                f"the parameter at {name!r} is sharded over {placed(param)}, and {first} over "
-                f"{placed(like)}; all sharded parameters of a MatrixOwnerOptimizer have one mesh "
-                "and one placement: make an optimizer for each mesh"
+                f"the parameter at {name!r} is sharded over {format_placements(param)}, and "
+                f"{first} over {format_placements(like)}; all sharded parameters of a "
+                "MatrixOwnerOptimizer have one mesh and one placement: make an "
+                "optimizer for each mesh"
             )
     if known is not None:
         return known
@@ -86,7 +86,7 @@ def _check_placements(param: "DTensor", name: str) -> None:
     cut = [one for one in param.placements if not one.is_replicate()]
     if len(cut) != 1 or not cut[0].is_shard(0):
         raise ValueError(
-            f"the parameter at {name!r} is sharded over {placed(param)}, and a "
+            f"the parameter at {name!r} is sharded over {format_placements(param)}, and a "
             "MatrixOwnerOptimizer takes Shard(0) along one dimension of a mesh, the others "
             "replicated, as fully_shard makes it; tensor parallelism, a second sharded dimension "
             "and shard_placement_fn are not supported: step such parameters by another optimizer"
@@ -94,16 +94,12 @@ def _check_placements(param: "DTensor", name: str) -> None:
 
 
 def check_rows(shards: ShardGroup, params: Mapping[str, Tensor]) -> None:
-    """Make sure that this rank holds the rows of sharded parameters that are expected of it.
-
-    Raises:
-        ValueError: names the first parameter of which it holds others.
-    """
+    """Raise ValueError if this rank does not hold the expected rows of a sharded parameter."""
     for name, param in params.items():
         if not is_cut(param):
             continue
         start, stop = shards.rows(param.shape[0])[shards.rank]
-        found = tuple(local(param.detach()).shape)
+        found = tuple(to_local(param.detach()).shape)
         if found != (stop - start, *param.shape[1:]):
             raise ValueError(
                 f"this rank holds a part of shape {found} of the parameter at {name!r}, whose "

@@ -1,4 +1,4 @@
-"""Plain tensors that this rank steps in the place of the parameters of a module."""
+"""Stand-ins: plain tensors that this rank steps instead of the parameters of a module."""
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -7,50 +7,49 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.dtensors import local
+from functional_optim.core.dtensors import to_local
 
 
 @dataclass(frozen=True, eq=False)
 class StandIn:
-    """Tensor that this rank steps for a parameter: all of it, or the rows that this rank holds."""
+    """Plain tensor that this rank steps for a parameter: the whole parameter, or its local rows."""
 
     param: Tensor
-    """Of the module."""
+    """The parameter of the module."""
     tensor: Tensor
-    """Plain; of the same memory as the parameter's local part, unless the rank owns a matrix."""
+    """Shares the memory of the parameter's local part, unless it is a gathered matrix."""
     is_matrix: bool
-    """Return True if it is the gathered whole of a sharded matrix."""
+    """True if the tensor is the gathered whole of a sharded matrix."""
     adds: bool
-    """Return True if this rank adds to totals for it: of a replicated one, a single rank does."""
+    """True if this rank adds to totals for it. For a replicated parameter, only one rank does."""
 
 
 class StandIns:
-    """The stand-ins of a rank, by the identity of the parameter and of the stand-in."""
+    """Stand-ins of a rank, by the ``id`` of the parameter and of the stand-in."""
 
     def __init__(self) -> None:
         self.by_param: dict[int, StandIn] = {}
         self.by_tensor: dict[int, StandIn] = {}
 
     def add(self, one: StandIn) -> None:
-        """Add a stand-in."""
         self.by_param[id(one.param)] = one
         self.by_tensor[id(one.tensor)] = one
 
     def refresh(self) -> None:
-        """Let stand-ins follow parameters whose memory was replaced, as by ``module.to``."""
+        """Update stand-ins of parameters that got other memory, as by ``module.to``."""
         for one in self.by_param.values():
             if not one.is_matrix:
-                now = local(one.param.detach())
+                now = to_local(one.param.detach())
                 if now.data_ptr() != one.tensor.data_ptr() or now.dtype != one.tensor.dtype:
                     one.tensor.data = now
 
     def tensors(self, params: Sequence[Tensor]) -> list[Tensor]:
-        """Return the stand-in of each parameter; itself where this rank does not step it."""
+        """Return the stand-in of each parameter, or the parameter if this rank does not step it."""
         found = [self.by_param.get(id(param)) for param in params]
         return [b if a is None else a.tensor for a, b in zip(found, params, strict=True)]
 
     def stepped(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a parameter group with the stand-ins of those parameters that this rank steps."""
+        """Return a parameter group with only stand-ins, of the parameters that this rank steps."""
         here = [k for k, one in enumerate(group["params"]) if id(one) in self.by_param]
         made = {**group, "params": [self.by_param[id(group["params"][k])].tensor for k in here]}
         if "param_names" in group:
@@ -59,12 +58,7 @@ class StandIns:
 
 
 class StandInStates(MutableMapping[Tensor, dict[str, Any]]):
-    """torch's dicts of state by stand-in, where an optimizer has them by parameter.
-
-    Args:
-        states: by parameter.
-        stand_ins: of this rank.
-    """
+    """torch's dicts of state by stand-in; the optimizer stores them by parameter."""
 
     def __init__(self, states: MutableMapping[Tensor, dict[str, Any]], stand_ins: StandIns) -> None:
         self._states, self._stand_ins = states, stand_ins
@@ -93,6 +87,6 @@ class StandInStates(MutableMapping[Tensor, dict[str, Any]]):
 
 
 def empty_like_whole(param: Tensor) -> Tensor:
-    """Return a plain tensor with room for all of a DTensor, where its shard is."""
-    like = local(param.detach())
+    """Return a plain tensor with the shape of a whole DTensor, on its device."""
+    like = to_local(param.detach())
     return torch.empty(tuple(param.shape), dtype=like.dtype, device=like.device)

@@ -1,4 +1,4 @@
-"""State dict of a MatrixOwnerOptimizer: parts of the state of all ranks, which one rank has."""
+"""State dict of a MatrixOwnerOptimizer: this rank's part of the state of all ranks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import Tensor
 
-from functional_optim.core.dtensors import local, whole
-from functional_optim.frontends.checkpoint_names import matched_by_name
+from functional_optim.core.dtensors import full_tensor, to_local
+from functional_optim.frontends.checkpoint_names import match_by_name
 from functional_optim.frontends.torch_groups import params_of_groups
 from sharding.checkpoint.flat_ranges import FlatRanges, OnOtherRanks, check_origin
 from sharding.matrices.owners import Owners
 from sharding.matrices.shard_group import Rows, is_cut
-from sharding.transport.peers import named
-from sharding.zero.sharded_state import sharded_groups
+from sharding.transport.groups import format_ranks
+from sharding.zero.sharded_state_dict import sharded_groups
 
 Groups = Sequence[Mapping[str, Any]]
 
@@ -21,13 +21,8 @@ Groups = Sequence[Mapping[str, Any]]
 def part_of_state(state_dict: Mapping[str, Any], groups: Groups, owners: Owners) -> dict[str, Any]:
     """Return this rank's state dict as ``torch.distributed.checkpoint`` saves and loads it.
 
-    The owner of a matrix has the state for all of it, and each rank that of its rows of another
-    sharded parameter. State of replicated parameters is whole on all ranks.
-
-    Args:
-        state_dict: the form of a TorchOptimizer, of what this rank steps.
-        groups: the parameter groups of the optimizer.
-        owners: of the parameters.
+    The owner of a matrix has the state of all its rows. Each rank has the state of its rows of
+    other sharded parameters. State of replicated parameters is whole on all ranks.
     """
     origin, states = _origin(owners), dict(state_dict["state"])
     keys = params_of_groups(state_dict["param_groups"])
@@ -44,7 +39,7 @@ def part_of_state(state_dict: Mapping[str, Any], groups: Groups, owners: Owners)
 
 
 def _part(value: Tensor, param: Tensor, rows: Rows | None, origin: str) -> FlatRanges:
-    """Return an entry as a range of the entry for all of a parameter."""
+    """Return an entry as a range of the entry for the whole parameter."""
     shape, start = tuple(value.shape), 0
     if rows is not None and shape and shape[0] == rows[1] - rows[0]:
         start = rows[0] * (value.numel() // shape[0])
@@ -54,38 +49,33 @@ def _part(value: Tensor, param: Tensor, rows: Rows | None, origin: str) -> FlatR
 
 
 def local_state(state_dict: Mapping[str, Any], groups: Groups, owners: Owners) -> dict[str, Any]:
-    """Return what of a state dict belongs to this rank.
+    """Return the part of a state dict that belongs to this rank.
 
-    Of the state of whole parameters, that of a matrix is taken by its owner, and that of other
-    parameters by all that step a part of them: entries that have as many rows as the parameter are
-    cut as that is. Entries may be DTensors. Parts are taken as they are.
-
-    Args:
-        state_dict: of this optimizer, of a TorchOptimizer, or of a class of torch.optim.
-        groups: the parameter groups of the optimizer.
-        owners: of the parameters.
+    From the state of whole parameters, the owner of a matrix takes the state of the matrix. For
+    other parameters, each rank takes its rows of entries that have as many rows as the parameter.
+    Entries may be DTensors. State that is a part already is not cut.
 
     Raises:
         ValueError: parts of another rank or plan.
     """
-    keys = params_of_groups(matched_by_name(state_dict["param_groups"], groups))
+    keys = params_of_groups(match_by_name(state_dict["param_groups"], groups))
     params = params_of_groups(groups)
     if len(keys) != len(params):
-        return dict(state_dict)  # torch says what is wrong with it
+        return dict(state_dict)  # torch raises the error
     paths = {id(param): path for path, param in owners.params.items()}
     given = {
         paths[id(param)]: entries
         for key, param in zip(keys, params, strict=True)
         if (entries := state_dict["state"].get(key)) is not None
     }
-    check_origin(given, _origin(owners), named(owners.shards.group, [owners.shards.rank]))
+    check_origin(given, _origin(owners), format_ranks(owners.shards.group, [owners.shards.rank]))
     matrices, owned = owners.matrices(), {*owners.owned()}
     states: dict[Any, Any] = {}
     for key, param in zip(keys, params, strict=True):
         path = paths[id(param)]
         entries = given.get(path, {})
         if path in matrices or not is_cut(param):
-            # On all ranks: of a DTensor, this is a collective.
+            # On all ranks, since this is a collective for a DTensor.
             found = map_tensors(partial(_own_part, param=param, rows=None), entries)
             states[key] = found if path not in matrices or path in owned else {}
             continue
@@ -96,13 +86,12 @@ def local_state(state_dict: Mapping[str, Any], groups: Groups, owners: Owners) -
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Return entries with other tensors in the place of theirs."""
     pairs = entries.items()
     return {name: change(one) if isinstance(one, Tensor) else one for name, one in pairs}
 
 
 def _own_part(value: Tensor, param: Tensor, rows: Rows | None) -> Tensor:
-    """Return what of an entry this rank steps: all of it, or some rows."""
+    """Return the part of an entry that this rank steps: all of it, or some rows."""
     has_rows = value.dim() > 0 and value.shape[0] == param.shape[0]
     if isinstance(value, FlatRanges):
         (flat,) = value.current.values()
@@ -110,8 +99,8 @@ def _own_part(value: Tensor, param: Tensor, rows: Rows | None) -> Tensor:
             return flat.view(value.shape)
         return flat.view(rows[1] - rows[0], *value.shape[1:])
     if rows is None:
-        return whole(value)
-    own = local(value)
+        return full_tensor(value)
+    own = to_local(value)
     return value[slice(*rows)] if own is value and has_rows else own
 
 
@@ -120,7 +109,7 @@ def _own_rows(owners: Owners, param: Tensor) -> Rows:
 
 
 def _origin(owners: Owners) -> str:
-    """Return whose part this rank's is: equal only for the same rank of an equal plan."""
+    """Return an identifier of this rank's part: equal only for the same rank of an equal plan."""
     shards, plan = owners.shards, owners.plan
     assert plan is not None, "made before"
     return f"rank {shards.rank} of {shards.size} with plan {plan.digest[:16]}"

@@ -1,4 +1,4 @@
-"""Policies: pure functions that give parameters to ranks, one file each."""
+"""Policies: pure functions that assign parameters to ranks, one file each."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -6,9 +6,8 @@ from types import MappingProxyType
 from sharding.policies.contiguous import contiguous
 from sharding.policies.elements import elements
 from sharding.policies.greedy import greedy
-from sharding.policies.hierarchical import WITHIN, hierarchical
+from sharding.policies.hierarchical import REMOVED, WITHIN, hierarchical, removed
 from sharding.policies.largest_first import largest_first
-from sharding.policies.replacements import REMOVED, removed
 from sharding.policies.sliced import sliced
 from sharding.policies.two_resource import two_resource
 from sharding.problem import Policy
@@ -27,4 +26,4 @@ __all__ = [
 ]
 
 POLICIES: Mapping[str, Policy] = MappingProxyType({**WITHIN, "hierarchical": hierarchical})
-"""Every policy, by the name under which ``plan`` takes it."""
+"""All policies, by the name that ``plan`` accepts."""

@@ -1,20 +1,20 @@
-"""``contiguous``: each rank owns one run of whole parameters, in the order of the model."""
+"""``contiguous``: each rank owns consecutive whole parameters, in the order of the model."""
 
-from sharding.policies.elements import EndToEnd, columns, cut
+from sharding.policies.elements import ElementLayout, cut_at_lowest_level, to_pieces
 from sharding.problem import Assignment, Problem
 
 
 def contiguous(problem: Problem) -> Assignment:
-    """Whole parameters in the order of the model, cut into one run for each rank.
+    """Assign consecutive whole parameters to each rank, in the order of the model.
 
-    The largest load (by the cost model) is the smallest that such runs allow: it is found by
-    halving, since filling ranks in turn up to a height uses the fewest ranks for that height.
+    The largest load (by the cost model) is the smallest that is possible. It is found by bisection:
+    filling ranks in turn up to a level needs the fewest ranks for that level.
 
     Args:
         problem: the parameters, their costs and the ranks.
 
     Returns:
-        Whole parameters, each with its rank; ranks never fall from one parameter to the next.
+        Whole parameters, each with its rank; ranks never decrease from one parameter to the next.
 
     Example::
 
@@ -24,5 +24,5 @@ def contiguous(problem: Problem) -> Assignment:
         (5, 4)
     """
     whole = max(problem.numels, default=0) or 1  # no cut falls within a parameter
-    flat = EndToEnd.of(problem, range(len(problem.specs)))
-    return Assignment(columns(cut(flat, problem.loads, whole)[1]))
+    flat = ElementLayout.of(problem, range(len(problem.specs)))
+    return Assignment(to_pieces(cut_at_lowest_level(flat, problem.loads, whole)[1]))

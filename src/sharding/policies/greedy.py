@@ -5,25 +5,13 @@ from sharding.pieces import whole_pieces
 from sharding.problem import Assignment, Problem
 
 
-def greedy_ranks(problem: Problem) -> list[int]:
-    """The rank of each parameter."""
-    held = list(problem.elements)
-    ranks = [0] * len(problem.numels)
-    for group in problem.groups:
-        order = sorted(group, key=problem.numels.__getitem__, reverse=True)  # stable
-        found = largest_first_ranks(order, problem.numels, held)
-        for index in group:
-            ranks[index] = found[index]
-            held[found[index]] += problem.numels[index]
-    return ranks
-
-
 def greedy(problem: Problem) -> Assignment:
-    """Largest first to the least loaded rank, exactly as torch's ZeroRedundancyOptimizer does it.
+    """Assign the largest parameter first to the least loaded rank, as ZeroRedundancyOptimizer.
 
-    Group by group, in each by number of elements (stable), to the rank with the fewest elements
-    so far, ties to the lowest rank; loads are carried across groups, frozen parameters count.
-    Elements are counted whatever the cost model.
+    The result equals that of torch's class. In each group, parameters are sorted by number of
+    elements (stable), and assigned to the rank with the fewest elements so far; in a tie, to the
+    lowest rank. Loads are carried over to the next group. Frozen parameters count. The cost model
+    is not used.
 
     Args:
         problem: the parameters and the ranks.
@@ -42,4 +30,12 @@ def greedy(problem: Problem) -> Assignment:
         Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17, 1969: the
         largest load is at most 4/3 - 1/(3 ranks) of the best possible.
     """
-    return Assignment(whole_pieces(problem.numels, greedy_ranks(problem)))
+    loads = list(problem.elements)
+    ranks = [0] * len(problem.numels)
+    for group in problem.groups:
+        order = sorted(group, key=problem.numels.__getitem__, reverse=True)  # stable
+        found = largest_first_ranks(order, problem.numels, loads)
+        for index in group:
+            ranks[index] = found[index]
+            loads[found[index]] += problem.numels[index]
+    return Assignment(whole_pieces(problem.numels, ranks))

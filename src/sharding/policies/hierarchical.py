@@ -9,10 +9,9 @@ from sharding.policies.contiguous import contiguous
 from sharding.policies.elements import elements
 from sharding.policies.greedy import greedy
 from sharding.policies.largest_first import largest_first
-from sharding.policies.replacements import REMOVED, removed
 from sharding.policies.sliced import sliced
 from sharding.policies.two_resource import two_resource
-from sharding.problem import Assignment, Policy, Problem, checked_int
+from sharding.problem import Assignment, Policy, Problem, check_int
 
 WITHIN: Mapping[str, Policy] = MappingProxyType(
     {
@@ -26,27 +25,38 @@ WITHIN: Mapping[str, Policy] = MappingProxyType(
 )
 """Policies for the ranks of one replica, by name."""
 
+REMOVED: Mapping[str, str] = MappingProxyType(
+    {"balanced": "largest_first", "by_bucket": "contiguous", "split_buckets": "sliced"}
+)
+"""The replacement of each removed policy."""
+
+
+def removed(name: str) -> str:
+    """Return the error text for a removed policy."""
+    return f"the policy {name!r} was removed; its replacement is {REMOVED[name]!r}"
+
 
 def hierarchical(
     problem: Problem, *, node_size: int, within: str = "largest_first", **options: Any
 ) -> Assignment:
-    """Everything once on each node, shared among its ranks: parameters travel within nodes only.
+    """Shard all elements within each node, so that parameters are sent within nodes only.
 
-    Ranks ``n * node_size`` to ``(n + 1) * node_size - 1`` are node ``n``; the same place on each
-    node owns the same elements. Between nodes, only the gradients of what a rank owns are reduced.
+    Ranks ``n * node_size`` to ``(n + 1) * node_size - 1`` are node ``n``. Corresponding ranks of
+    all nodes own the same elements. Between nodes, a rank reduces only the gradients of elements
+    that it owns.
 
     Args:
-        problem: the parameters and the ranks, of all nodes.
-        node_size: ranks on a node; the number of ranks must be a multiple of it.
+        problem: the parameters, and the ranks of all nodes.
+        node_size: ranks per node; it must divide the number of ranks.
         within: the policy for the ranks of a node.
         options: of that policy.
 
     Returns:
-        The pieces of one node, and how many nodes there are.
+        The pieces of one node, and the number of nodes.
 
     Raises:
-        TypeError: a node size that is no whole number, an option that the policy does not have.
-        ValueError: a node size that does not divide the number of ranks, an unknown policy.
+        TypeError: the node size is not an integer, or the policy does not have an option.
+        ValueError: the node size does not divide the number of ranks, or the policy is unknown.
 
     Example::
 
@@ -60,7 +70,7 @@ def hierarchical(
         Zhang et al., "MiCS: near-linear scaling for training gigantic model on public cloud",
         VLDB 2022.
     """
-    if problem.ranks % checked_int("node_size", node_size, 1):
+    if problem.ranks % check_int("node_size", node_size, 1):
         raise ValueError(
             f"node_size must divide the number of ranks, {problem.ranks}, got {node_size}"
         )

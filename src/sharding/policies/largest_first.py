@@ -1,4 +1,4 @@
-"""``largest_first``: whole parameters by their costs, the largest first."""
+"""``largest_first``: whole parameters, by cost, the largest first."""
 
 from sharding.makespan import largest_first_ranks
 from sharding.pieces import whole_pieces
@@ -6,11 +6,11 @@ from sharding.problem import Assignment, Problem
 
 
 def largest_first(problem: Problem) -> Assignment:
-    """Whole parameters, by cost: the largest first, each to the least loaded rank.
+    """Assign the parameter with the largest cost first, each to the least loaded rank.
 
-    The largest load is at most ``bound + (1 - 1 / ranks) * largest parameter``, so it is within 1 %
-    of the lower bound wherever no parameter is larger than 1 % of the mean load. It is at most 4/3
-    of the best possible.
+    The largest load is at most ``bound + (1 - 1 / ranks) * largest parameter``. So it is within 1 %
+    of the lower bound if no parameter is larger than 1 % of the mean load. It is at most 4/3 of the
+    best possible.
 
     Args:
         problem: the parameters, their costs and the ranks.

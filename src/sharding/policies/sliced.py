@@ -1,35 +1,35 @@
-"""``sliced``: each large parameter cut evenly, so that every rank has a part of every bucket."""
+"""``sliced``: large parameters are cut evenly, so that every rank has a part of every bucket."""
 
-from sharding.policies.elements import alignments, columns, levelled, whole_matrices
-from sharding.problem import Assignment, Problem, checked_int
+from sharding.policies.elements import alignments, cut_to_level, place_matrices, to_pieces
+from sharding.problem import Assignment, Problem, check_int
 
 LEAST = 1 << 19
-"""Elements: a slice of fewer is not worth a message and a kernel call of its own."""
+"""The smallest slice by default, in elements. Smaller slices need too many messages and kernels."""
 
 
 def sliced(
     problem: Problem, *, least: int = LEAST, align: int | None = None, mixed: bool = False
 ) -> Assignment:
-    """Each large parameter in as many even slices as there are ranks; the others level the loads.
+    """Cut each large parameter into one even slice per rank; small parameters balance the loads.
 
-    Shares cost the same as those of ``elements``, up to the alignment, but lie otherwise: a rank
-    owns a slice of each large parameter, not neighbouring ones. Where parameters are stepped while
-    backward goes on, every rank then works on every bucket, and none is waited for. Where they are
-    stepped afterwards, ``elements`` makes fewer calls.
+    Ranks have the same costs as with ``elements``, up to the alignment. But a rank owns a slice of
+    each large parameter instead of one range of the flat buffer. If parameters are stepped during
+    backward, every rank works on every bucket, and no rank waits for another. If they are stepped
+    after backward, ``elements`` needs fewer calls.
 
     Args:
         problem: the parameters, their costs and the ranks.
-        least: elements of a slice, at least; parameters with smaller ones are laid end to end and
-            cut as by ``elements``.
-        align: as for ``elements``; by default the widest that is tried there.
-        mixed: parameters that are per_matrix stay whole and are placed first. Without it, they are
-            refused.
+        least: the smallest slice, in elements. Parameters with smaller slices are concatenated and
+            cut as in ``elements``.
+        align: as for ``elements``; by default the widest alignment that ``elements`` tries.
+        mixed: True to keep per_matrix parameters whole; they are assigned first. False to refuse
+            such parameters.
 
     Returns:
-        Ranges of parameters. Which rank has the first slice changes from parameter to parameter.
+        Ranges of parameters. The rank of the first slice differs from parameter to parameter.
 
     Raises:
-        TypeError: ``least`` or ``align`` is no whole number.
+        TypeError: ``least`` or ``align`` is not an integer.
         ValueError: a per_matrix parameter without ``mixed``, ``least`` below 1, or an alignment
             that the rule does not allow.
 
@@ -41,9 +41,9 @@ def sliced(
         >>> [(one.path, one.start, one.stop) for one in shares.owned(0)]
         [('a', 0, 2), ('b', 2, 4)]
     """
-    checked_int("least", least, 1)
+    check_int("least", least, 1)
     cut_at = alignments(problem, align)[0]
-    rows, loads = whole_matrices(problem, "sliced", mixed=mixed)
+    rows, loads = place_matrices(problem, "sliced", mixed=mixed)
     ranks, small = problem.ranks, []
     turn = 0
     for index, spec in enumerate(problem.specs):
@@ -57,10 +57,13 @@ def sliced(
             rows.append((index, start, stop, rank))
             loads[rank] += weight.of(stop - start)
         turn += 1
-    return Assignment(columns(rows + levelled(problem, small, loads, align)))
+    return Assignment(to_pieces(rows + cut_to_level(problem, small, loads, align)))
 
 
 def _slices(numel: int, ranks: int, align: int, turn: int) -> list[tuple[int, int, int]]:
-    """(start, stop, rank) of each slice; what the alignment takes goes round with the ranks."""
+    """Return (start, stop, rank) of each slice, from rank ``turn`` on.
+
+    Aligned slices differ in size, and the turn distributes this difference over ranks.
+    """
     cuts = [numel * part // ranks // align * align for part in range(ranks)] + [numel]
     return [(cuts[part], cuts[part + 1], (part + turn) % ranks) for part in range(ranks)]

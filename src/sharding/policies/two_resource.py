@@ -1,4 +1,4 @@
-"""``two_resource``: matrices by the time of their steps, and the rest by bytes."""
+"""``two_resource``: matrices balance time and bytes, all other parameters balance bytes."""
 
 from collections.abc import Callable, Sequence
 from heapq import heapify, heapreplace
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from sharding.makespan import lower_bound
 from sharding.pieces import Row
-from sharding.policies.elements import columns, levelled
+from sharding.policies.elements import cut_to_level, to_pieces
 from sharding.problem import Assignment, Problem
 
 
@@ -18,30 +18,30 @@ class Load(NamedTuple):
 
 
 Key = Callable[[Load], int]
-"""Order of ranks: the one with the least key gets the next matrix."""
+"""Key of a load: the rank with the smallest key gets the next matrix."""
 
 
 def two_resource(problem: Problem, *, align: int | None = None) -> Assignment:
-    """Level the time of a step and the memory at once: vector scheduling.
+    """Balance the time of a step and the memory at the same time: vector scheduling.
 
-    Matrices (and blocks of parameters) stay whole. Each goes, the longest first, to a rank with
-    little of both resources. Pointwise parameters are then laid end to end and cut at elements, so
-    that they fill up the bytes. They take little time: a step of AdamW has 14 operations for each
-    element, and Muon has thousands.
+    Matrices (and blocks of parameters) stay whole. They are assigned in descending order, each to a
+    rank with a small load in both resources. Pointwise parameters are then concatenated and cut at
+    elements, so that they balance the bytes. They need little time: a step of AdamW has 14
+    operations per element, and Muon has thousands.
 
-    Three orders of ranks are tried: by time, by the larger share of both resources, and by the sum
-    of the shares. The plan whose larger ratio to its lower bound is smallest is taken.
+    Three keys are tried: time, the larger share of both resources, and the sum of the shares. The
+    result is the plan with the smallest ratio to the lower bound, in the worse resource.
 
     Args:
         problem: the parameters, their costs and the ranks.
         align: as for :func:`sharding.elements`.
 
     Returns:
-        Matrices whole, and ranges of all other parameters.
+        Whole matrices, and ranges of all other parameters.
 
     Raises:
-        TypeError: an alignment that is no whole number.
-        ValueError: an alignment that the rule does not allow.
+        TypeError: the alignment is not an integer.
+        ValueError: the rule does not allow the alignment.
 
     Example::
 
@@ -64,31 +64,31 @@ def two_resource(problem: Problem, *, align: int | None = None) -> Assignment:
     rest = [i for i, spec in enumerate(problem.specs) if spec.kind == "pointwise"]
     times, sizes = (weights.whole(problem.numels) for weights in (problem.times, problem.weights))
     items = [Load(times[index], sizes[index]) for index in matrices]
-    held = [Load(*one) for one in zip(problem.time_loads, problem.loads, strict=True)]
+    start = [Load(*one) for one in zip(problem.time_loads, problem.loads, strict=True)]
     goal = Load(
         max(1, _bound(times, matrices, problem.time_loads)),
         max(1, _bound(sizes, matrices, problem.loads)),
     )
     owners = min(
-        (_spread(items, held, key) for key in _keys(goal)),
-        key=lambda found: _height(items, held, found, goal),
+        (_assign_items(items, start, key) for key in _keys(goal)),
+        key=lambda found: _worst_ratio(items, start, found, goal),
     )
     loads = list(problem.loads)
     rows: list[Row] = []
     for index, item, rank in zip(matrices, items, owners, strict=True):
         rows.append((index, 0, problem.numels[index], rank))
         loads[rank] += item.bytes
-    return Assignment(columns(rows + levelled(problem, rest, loads, align)))
+    return Assignment(to_pieces(rows + cut_to_level(problem, rest, loads, align)))
 
 
 def _bound(costs: Sequence[int], matrices: Sequence[int], loads: Sequence[int]) -> int:
-    """Return a load that some rank has in every plan that leaves matrices whole."""
+    """Return a lower bound of the largest load, for plans that leave matrices whole."""
     whole = [costs[index] for index in matrices]
     return lower_bound(whole, loads, sum(costs) - sum(whole))
 
 
 def _keys(goal: Load) -> tuple[Key, ...]:
-    """Return the orders that are tried; shares are whole numbers, with one denominator."""
+    """Return the keys to try. Shares are integers with a common denominator."""
     return (
         lambda load: load.time * goal.bytes,
         lambda load: max(load.time * goal.bytes, load.bytes * goal.time),
@@ -96,12 +96,12 @@ def _keys(goal: Load) -> tuple[Key, ...]:
     )
 
 
-def _spread(items: Sequence[Load], held: Sequence[Load], key: Key) -> list[int]:
-    """Each item, the one with the largest key first, to the rank with the least key."""
+def _assign_items(items: Sequence[Load], start: Sequence[Load], key: Key) -> list[int]:
+    """Assign the item with the largest key first, each to the rank with the smallest key."""
     order = sorted(
         range(len(items)), key=lambda item: (key(items[item]), items[item]), reverse=True
     )
-    heap = [(key(load), load.time, load.bytes, rank) for rank, load in enumerate(held)]
+    heap = [(key(load), load.time, load.bytes, rank) for rank, load in enumerate(start)]
     heapify(heap)
     owners = [0] * len(items)
     for item in order:
@@ -112,12 +112,12 @@ def _spread(items: Sequence[Load], held: Sequence[Load], key: Key) -> list[int]:
     return owners
 
 
-def _height(
-    items: Sequence[Load], held: Sequence[Load], owners: Sequence[int], goal: Load
+def _worst_ratio(
+    items: Sequence[Load], start: Sequence[Load], owners: Sequence[int], goal: Load
 ) -> tuple[int, int]:
-    """Return the larger ratio to the goal, and the sum of both: smaller is better."""
-    times = [load.time for load in held]
-    sizes = [load.bytes for load in held]
+    """Return the larger ratio to the goal, and the sum of both ratios; smaller is better."""
+    times = [load.time for load in start]
+    sizes = [load.bytes for load in start]
     for item, rank in zip(items, owners, strict=True):
         times[rank] += item.time
         sizes[rank] += item.bytes

@@ -1,7 +1,7 @@
-"""``checksums-TOKEN.json``: size and CRC-32 of every file of a checkpoint, ``.metadata`` included.
+"""``checksums-TOKEN.json``: size and CRC-32 of every file of a checkpoint, and of ``.metadata``.
 
-A folder may have several of these files, if a save was killed. The one that has the checksum of
-``.metadata`` as it is now belongs to the checkpoint in the folder.
+A folder may have several of these files, if a save was killed. The file with the checksum of the
+current ``.metadata`` belongs to the checkpoint in the folder.
 """
 
 import json
@@ -16,21 +16,23 @@ from zlib import crc32
 from sharding.storage.files import Checksum, DurableFiles, read_file
 
 METADATA = ".metadata"
-PART = ".metadata.tmp"
-"""The name under which ``.metadata`` is written, before it is put in place."""
+METADATA_PART = ".metadata.tmp"
+"""The name under which ``.metadata`` is written, before it gets its own name."""
 FORMAT, VERSION = "checksums of a checkpoint", 1
 SIDECAR = re.compile(r"checksums-[0-9a-f]{8}\.json")
-OF_SAVES = re.compile(rf"__(?:[0-9a-f]{{8}}_)?\d+_\d+\.distcp|{SIDECAR.pattern}|{re.escape(PART)}")
-"""Names of the files of any save, complete or not; those of torch's own writer among them."""
+SAVED_FILES = re.compile(
+    rf"__(?:[0-9a-f]{{8}}_)?\d+_\d+\.distcp|{SIDECAR.pattern}|{re.escape(METADATA_PART)}"
+)
+"""Names of the files of any save, complete or not, also of torch's own writer."""
 
 
-class Recorded(NamedTuple):
-    """Files that a checkpoint consists of."""
+class CheckpointFiles(NamedTuple):
+    """Files of a checkpoint."""
 
     sidecar: str
-    """Name of the file that has the checksums."""
+    """Name of the file with the checksums."""
     files: Mapping[str, Checksum]
-    """By name; without ``.metadata``."""
+    """Checksums by name, without ``.metadata``."""
     metadata: bytes
     """Content of ``.metadata``, which has its checksum."""
 
@@ -40,23 +42,17 @@ class Recorded(NamedTuple):
 
 
 def sidecar_name(token: str) -> str:
-    """Return the name of the file of checksums of a save."""
     return f"checksums-{token}.json"
 
 
 def encode_checksums(files: Mapping[str, Checksum], metadata: bytes) -> bytes:
-    """Return the content of a file of checksums.
-
-    Args:
-        files: of the checkpoint, by name.
-        metadata: content of ``.metadata``.
-    """
+    """Return the content of a file of checksums, of files by name and of ``.metadata``."""
     every = {**files, METADATA: Checksum(len(metadata), crc32(metadata))}
     return json.dumps({"format": FORMAT, "version": VERSION, "files": every}).encode()
 
 
-def read_checksums(folder: Path) -> Recorded:
-    """Read the checksums of the checkpoint in a folder, and check ``.metadata``. Nothing runs.
+def read_checksums(folder: Path) -> CheckpointFiles:
+    """Read the checksums of the checkpoint in a folder, and check ``.metadata``. No code runs.
 
     Raises:
         FileNotFoundError: no checkpoint was completed there.
@@ -67,9 +63,9 @@ def read_checksums(folder: Path) -> Recorded:
     names = sorted(name for name in os.listdir(folder) if SIDECAR.fullmatch(name))  # noqa: PTH208
     for name in names:
         with suppress(ValueError, RecursionError):  # of a save that was killed
-            files = _files(json.loads(read_file(folder / name)))
+            files = _parse_checksums(json.loads(read_file(folder / name)))
             if files.pop(METADATA, None) == now:
-                return Recorded(name, files, metadata)
+                return CheckpointFiles(name, files, metadata)
     if names:
         raise ValueError(
             f"{folder / METADATA} does not have the checksum in {', '.join(names)}; one of the "
@@ -85,7 +81,7 @@ def read_metadata_file(folder: Path) -> bytes:
 
     Raises:
         FileNotFoundError: no checkpoint was completed there.
-        ValueError: something else than a file has that name.
+        ValueError: ``.metadata`` is not a regular file.
     """
     try:
         return read_file(folder / METADATA)
@@ -97,16 +93,12 @@ def read_metadata_file(folder: Path) -> bytes:
 
 
 def has_checksums(folder: Path) -> bool:
-    """Return True if a folder has a file of checksums, whole or not."""
+    """Return True if a folder has a file of checksums, complete or not."""
     return any(map(SIDECAR.fullmatch, os.listdir(folder)))  # noqa: PTH208
 
 
-def _files(content: Any) -> dict[str, Checksum]:
-    """Return the checksums in a file, by name.
-
-    Raises:
-        ValueError: the file has something else.
-    """
+def _parse_checksums(content: Any) -> dict[str, Checksum]:
+    """Return the checksums in the JSON of a file, by name. Raise ValueError for another form."""
     if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (
         FORMAT,
         VERSION,
@@ -124,15 +116,9 @@ def _is_record(name: str, one: Any) -> bool:
 
 
 def remove_leftovers(files: DurableFiles, folder: Path, keep: Collection[str]) -> None:
-    """Remove what saves have left in a folder: files with the names of saves, and no others.
-
-    Args:
-        files: where they are removed.
-        folder: a folder of checkpoints.
-        keep: names of the files that stay.
-    """
-    for name in sorted(os.listdir(folder)):  # noqa: PTH208  names are what is matched
-        if OF_SAVES.fullmatch(name) and name not in keep:
-            # What cannot be removed now is removed by the next save, and harms no checkpoint.
+    """Remove incomplete and replaced files of saves from a folder, and no other files."""
+    for name in sorted(os.listdir(folder)):  # noqa: PTH208  names are matched, not paths
+        if SAVED_FILES.fullmatch(name) and name not in keep:
+            # The next save tries to remove a file again. It harms no checkpoint.
             with suppress(OSError):
                 files.rm_file(folder / name)

@@ -1,4 +1,4 @@
-"""Files of a checkpoint: durable once they are closed, and opened without following links."""
+"""Files of a checkpoint: durable after they are closed, and opened without following links."""
 
 import errno
 import io
@@ -15,9 +15,9 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 OLD_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 CANNOT_SYNC_FOLDERS = (errno.EINVAL, errno.ENOTSUP)
-"""Errors of file systems that have no way to sync a folder."""
+"""Errors of file systems that cannot sync a folder."""
 CHUNK_BYTES = 1 << 24
-"""Bytes that are read at once."""
+"""Number of bytes that are read at once."""
 
 
 class Checksum(NamedTuple):
@@ -29,12 +29,12 @@ class Checksum(NamedTuple):
 
 
 class DurableFiles(FileSystem):
-    """torch's file system for checkpoints, whose files and names outlast a loss of power.
+    """torch's file system for checkpoints, whose files and names survive a loss of power.
 
-    A file that was written is synced when it is closed. It is removed if an error ends the writing.
+    A written file is synced when it is closed. It is removed if writing fails.
 
     Attributes:
-        checksums: by name, those of the files that were written.
+        checksums: of the written files, by name.
     """
 
     def __init__(self) -> None:
@@ -42,11 +42,11 @@ class DurableFiles(FileSystem):
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
-        """Open a file to be read, or a new file to be written.
+        """Open a file for reading, or a new file for writing.
 
         Raises:
             OSError: the file cannot be opened, written or synced; names it.
-            ValueError: a link, a folder or a device has the name of a file to be read.
+            ValueError: a file to read is a link, a folder or a device.
         """
         path = Path(path)
         if mode != "wb":
@@ -62,31 +62,31 @@ class DurableFiles(FileSystem):
             if isinstance(error, OSError) and error.filename is None:
                 error.filename = str(path)
             with suppress(OSError):
-                file.raw.close()  # nothing of it is synced
+                file.raw.close()  # without a sync
             with suppress(OSError):
                 path.unlink()
             raise
         self.checksums[path.name] = Checksum(file.size, file.crc32)
 
     def sync(self, file: int) -> None:
-        """Return when the bytes of a file, by its descriptor, outlast a loss of power."""
+        """Sync a file, by its descriptor, so that its bytes survive a loss of power."""
         os.fsync(file)
 
     def mkdir(self, path: str | os.PathLike[str]) -> None:
-        """Make a folder, and those above it, so that they outlast a loss of power."""
+        """Create a folder and its parents, so that they survive a loss of power."""
         folder = Path(path)
         if folder.is_dir():
             return
         self.mkdir(folder.parent)
-        folder.mkdir(exist_ok=True)  # another rank may make it at this moment
+        folder.mkdir(exist_ok=True)  # another rank may create it at the same time
         self.sync_folder(folder.parent)
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
-        """Give a file another name, in place of the file that had it: at once."""
+        """Rename a file atomically; it replaces a file with the new name."""
         Path(path).replace(new_path)
 
     def sync_folder(self, folder: str | os.PathLike[str]) -> None:
-        """Return when the names in a folder outlast a loss of power."""
+        """Sync a folder, so that the names in it survive a loss of power."""
         opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(opened)
@@ -98,7 +98,7 @@ class DurableFiles(FileSystem):
 
 
 class _NewFile(io.BufferedWriter):
-    """File that is being written; it is synced when it is closed."""
+    """File opened for writing, with its size and checksum. It is synced when it is closed."""
 
     def __init__(self, raw: io.FileIO, files: DurableFiles) -> None:
         super().__init__(raw, 1 << 20)
@@ -119,11 +119,11 @@ class _NewFile(io.BufferedWriter):
 
 
 def open_file(path: Path) -> io.FileIO:
-    """Open a file to be read. Links and devices are not followed.
+    """Open a file for reading, without following links.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: something else has its name: a link, a folder, a device.
+        FileNotFoundError: there is no such file.
+        ValueError: it is a link, a folder or a device.
     """
     try:
         file = os.open(path, OLD_FILE)
@@ -141,21 +141,13 @@ def open_file(path: Path) -> io.FileIO:
 
 
 def read_file(path: Path) -> bytes:
-    """Read a whole file.
-
-    Raises:
-        FileNotFoundError, ValueError: as for :func:`open_file`.
-    """
+    """Read a whole file; errors as for :func:`open_file`."""
     with open_file(path) as file:
         return file.readall()
 
 
 def check_file(path: Path, wanted: Checksum) -> None:
-    """Read a file of a checkpoint, and compare it with its checksum.
-
-    Raises:
-        ValueError: it is missing, or not what was written.
-    """
+    """Read a file of a checkpoint. Raise ValueError if it is missing, or its checksum differs."""
     block, size, found = memoryview(bytearray(CHUNK_BYTES)), 0, 0
     try:
         with open_file(path) as file:

@@ -1,4 +1,4 @@
-"""Folder of ``torch.distributed.checkpoint``, read whole by one process. No code of it runs."""
+"""Checkpoint folder of ``torch.distributed.checkpoint``, read without running its code."""
 
 import math
 import warnings
@@ -13,8 +13,8 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from sharding.storage.checksums import has_checksums
 from sharding.storage.reader import ChecksumReader
 
-_DEEPEST = 100
-"""Dicts and lists inside one another."""
+MAX_DEPTH = 100
+"""Maximum depth of nested dicts and lists."""
 
 
 def read_folder(folder: Path, *, values: bool = True) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def read_folder(folder: Path, *, values: bool = True) -> dict[str, Any]:
 
     Args:
         folder: of the checkpoint.
-        values: False for tensors on the device "meta" where they have more than one element.
+        values: False to return tensors with several elements on the device "meta".
 
     Returns:
         Nested dicts and lists; tensors on the CPU.
@@ -52,15 +52,11 @@ def read_folder(folder: Path, *, values: bool = True) -> dict[str, Any]:
     except dcp.CheckpointException as error:
         (why, _), *_ = error.failures.values()
         raise ValueError(f"{folder} cannot be read: {why}") from error
-    return _nested({**flat, **wanted}, metadata.planner_data or {})
+    return _unflatten({**flat, **wanted}, metadata.planner_data or {})
 
 
 def _check_sizes(folder: Path, metadata: Metadata) -> None:
-    """Make sure that tensors are no larger than the files that have their elements.
-
-    Raises:
-        ValueError: a tensor is larger.
-    """
+    """Raise ValueError if tensors are larger than the files with their elements."""
     sizes: dict[str, int] = {}
     for one in metadata.storage_data.values():
         if one.relative_path not in sizes:
@@ -73,8 +69,8 @@ def _check_sizes(folder: Path, metadata: Metadata) -> None:
                 raise ValueError(f"{folder} has fewer bytes than {key!r} needs; it was damaged")
 
 
-def _nested(flat: Mapping[str, Any], paths: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values in the dicts and lists that their keys were made of."""
+def _unflatten(flat: Mapping[str, Any], paths: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values in nested dicts and lists, by the paths of their keys."""
     root: dict[Any, Any] = {}
     for key, value in flat.items():
         path = paths.get(key, (key,))
@@ -84,19 +80,19 @@ def _nested(flat: Mapping[str, Any], paths: Mapping[str, Any]) -> dict[str, Any]
         if not isinstance(inner, dict) or path[-1] in inner:
             raise ValueError(f"the metadata has no place for {key!r}, got {path!r}; it was damaged")
         inner[path[-1]] = value
-    return {key: _with_lists(one) for key, one in root.items()}
+    return {key: _restore_lists(one) for key, one in root.items()}
 
 
 def _is_path(path: Any) -> bool:
-    """Return True for keys of dicts and numbers of lists, from the outermost on."""
-    is_tuple = isinstance(path, tuple) and 0 < len(path) < _DEEPEST
+    """Return True for keys of dicts and indices of lists, from the outermost to the innermost."""
+    is_tuple = isinstance(path, tuple) and 0 < len(path) < MAX_DEPTH
     return is_tuple and all(type(one) in (str, int) for one in path)
 
 
-def _with_lists(tree: Any) -> Any:
-    """Return a tree in which dicts whose keys are numbers are lists."""
+def _restore_lists(tree: Any) -> Any:
+    """Return a tree in which dicts with int keys are lists."""
     if not isinstance(tree, dict):
         return tree
-    made = {key: _with_lists(one) for key, one in tree.items()}
+    made = {key: _restore_lists(one) for key, one in tree.items()}
     is_list = bool(made) and all(type(key) is int for key in made)
     return [made[key] for key in sorted(made)] if is_list else made

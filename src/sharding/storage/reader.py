@@ -1,40 +1,60 @@
 """Storage reader for ``torch.distributed.checkpoint`` that checks files and runs no code."""
 
 import io
+import pathlib
+import pickle
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint import FileSystemReader, metadata
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
+from functional_optim._torch import names_in_metadata
 from sharding.storage.checksums import METADATA, read_checksums, read_metadata_file
 from sharding.storage.files import Checksum, DurableFiles, check_file
-from sharding.storage.metadata import decode_metadata
+
+_ALLOWED: dict[tuple[str, str], Any] = {
+    ("pathlib", "PosixPath"): pathlib.PurePosixPath,
+    ("pathlib", "PurePosixPath"): pathlib.PurePosixPath,
+    ("pathlib", "WindowsPath"): pathlib.PureWindowsPath,
+    ("pathlib", "PureWindowsPath"): pathlib.PureWindowsPath,
+    ("torch", "Size"): torch.Size,
+    **{
+        (metadata.__name__, name): getattr(metadata, name)
+        for name in (
+            *("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties"),
+            *("TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata"),
+            "_MEM_FORMAT_ENCODING",
+        )
+    },
+    **{("torch", name): one for name, one in vars(torch).items() if isinstance(one, torch.dtype)},
+}
+"""Classes and functions that torch names in ``.metadata``. They only store their arguments."""
 
 
 class ChecksumReader(FileSystemReader):
-    """torch's ``FileSystemReader``, which reads what ``ChecksumWriter`` wrote and checks it first.
+    """torch's ``FileSystemReader``, which first checks the files that ``ChecksumWriter`` wrote.
 
-    Give it to ``torch.distributed.checkpoint.load``. Every file is read once more and compared with
-    its checksum, each by one of the ranks, before anything is loaded. No code of a file runs:
-    ``.metadata`` must have what torch writes there, and other values must be plain, as
-    ``torch.load`` takes them with ``weights_only=True``. A checksum finds damage. It is no
-    signature: whoever writes other files can write their checksums.
+    Pass it to ``torch.distributed.checkpoint.load``. Before anything is loaded, every file is read
+    by one of the ranks, and compared with its checksum. No code of a file runs: ``.metadata`` must
+    have only what torch writes there, and other values must be plain, as for ``torch.load`` with
+    ``weights_only=True``. A checksum finds damage. It is no signature: anybody who writes other
+    files can also write their checksums.
 
     Args:
         path: the folder.
-        process_group: the one that is given to ``load``; None for all ranks.
+        process_group: the group that is passed to ``load``; None for all ranks.
         verify: False for folders without checksums, such as those of ``FileSystemWriter``.
 
     Raises:
         torch.distributed.checkpoint.CheckpointException: when loading, on all ranks: no checkpoint
             was completed, a file is damaged or missing, or has values that are not plain. It names
-            the ranks that found it.
+            the ranks with the error.
 
     Example: see :class:`~sharding.storage.ChecksumWriter`.
     """
@@ -51,13 +71,13 @@ class ChecksumReader(FileSystemReader):
         self._group, self._verify = process_group, verify
         self._files: dict[str, Checksum] = {}
 
-    # Without a parameter named "kwargs": torch would ask for the metadata of one rank otherwise.
+    # No parameter is named "kwargs", else torch would ask for the metadata of one rank.
     def read_metadata(self, *args: Any, **options: Any) -> Metadata:
-        """Return the metadata, checked.
+        """Return the checked metadata.
 
         Raises:
             FileNotFoundError: no checkpoint was completed there.
-            ValueError: it is damaged, or names a file that the checkpoint does not have.
+            ValueError: the metadata is damaged, or names a file that the checkpoint does not have.
         """
         folder = Path(self.path)
         if self._verify:
@@ -79,7 +99,7 @@ class ChecksumReader(FileSystemReader):
         Raises:
             ValueError: a file is damaged.
         """
-        rank, size = self._place()
+        rank, size = self._rank_and_size()
         for name in sorted(self._files)[rank::size]:
             check_file(Path(self.path) / name, self._files[name])
         return plan
@@ -90,30 +110,29 @@ class ChecksumReader(FileSystemReader):
         Raises:
             ValueError: ranks of another process group load.
         """
-        if self._files and len(plans) != self._place()[1]:
+        if self._files and len(plans) != (size := self._rank_and_size()[1]):
             raise ValueError(
-                f"ChecksumReader was made for {self._place()[1]} ranks, {len(plans)} load; give it "
+                f"ChecksumReader was made for {size} ranks, {len(plans)} load; give it "
                 "the process_group that load() is given"
             )
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what this rank needs.
+        """Read the data that this rank needs.
 
         Raises:
             ValueError: a value that is not plain.
         """
-        return super().read_data(plan, _PlainValues(planner))
+        return super().read_data(plan, _PlainValuePlanner(planner))
 
-    def _place(self) -> tuple[int, int]:
-        """Return this rank, and how many there are."""
+    def _rank_and_size(self) -> tuple[int, int]:
         if not dist.is_available() or not dist.is_initialized() or self.rank is None:
             return 0, 1
         return self.rank, dist.get_world_size(self._group)
 
 
-class _PlainValues(LoadPlanner):
-    """Planner that takes plain values only, and leaves all else to another planner."""
+class _PlainValuePlanner(LoadPlanner):
+    """Planner that checks that values are plain, and passes everything to another planner."""
 
     def __init__(self, planner: LoadPlanner) -> None:
         self._planner = planner
@@ -121,7 +140,7 @@ class _PlainValues(LoadPlanner):
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         try:
             torch.load(value, map_location="cpu", weights_only=True)
-        except Exception as error:  # torch raises whatever the bytes lead to
+        except Exception as error:  # damaged bytes may raise any error
             raise ValueError(
                 f"{read_item.dest_index.fqn!r} is damaged, or cannot be read without running code; "
                 f"if you trust the files, load them without ChecksumReader: {error}"
@@ -139,3 +158,28 @@ class _PlainValues(LoadPlanner):
         raise AssertionError("only reads")
 
     create_local_plan = create_global_plan = finish_plan = set_up_planner  # type: ignore[assignment]
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        found = _ALLOWED.get((module, name)) or names_in_metadata().get((module, name))
+        if found is None:
+            raise ValueError(f"it has {module}.{name}")
+        return found
+
+
+def decode_metadata(content: bytes, path: Path) -> Metadata:
+    """Return the metadata of a checkpoint, from the content of its file. No code of the file runs.
+
+    Raises:
+        ValueError: the file was damaged, or has more than torch writes into it.
+    """
+    try:
+        found = _Unpickler(io.BytesIO(content)).load()
+    except Exception as error:  # damaged bytes may raise any error
+        raise ValueError(
+            f"{path} cannot be read without running code, or was damaged: {error}"
+        ) from error
+    if not isinstance(found, Metadata) or not isinstance(found.storage_data, dict):
+        raise ValueError(f"{path} is no metadata of torch.distributed.checkpoint")
+    return found

@@ -17,7 +17,7 @@ from torch.futures import Future
 
 from sharding.storage.checksums import (
     METADATA,
-    PART,
+    METADATA_PART,
     encode_checksums,
     read_checksums,
     remove_leftovers,
@@ -25,7 +25,7 @@ from sharding.storage.checksums import (
 )
 from sharding.storage.files import Checksum, DurableFiles
 
-_IN_THIS_THREAD = StagingOptions(
+_BLOCKING_COPY = StagingOptions(
     use_pinned_memory=False,
     use_shared_memory=False,
     use_async_staging=False,
@@ -33,8 +33,8 @@ _IN_THIS_THREAD = StagingOptions(
 )
 
 
-class _Written(list[WriteResult]):
-    """Requests that one rank has written, and the checksums of its files."""
+class _WriteResults(list[WriteResult]):
+    """Write results of one rank, with the checksums of its files."""
 
     checksums: dict[str, Checksum]
 
@@ -42,19 +42,19 @@ class _Written(list[WriteResult]):
 class ChecksumWriter(FileSystemWriter):
     """torch's ``FileSystemWriter``, with durable files and checksums.
 
-    Give it to ``torch.distributed.checkpoint.save`` or ``async_save``. The files have torch's
-    format, so every reader of torch loads them. Beside them is ``checksums-TOKEN.json``, with the
-    size and the CRC-32 of each file.
+    Pass it to ``torch.distributed.checkpoint.save`` or ``async_save``. The files have torch's
+    format, so every reader of torch loads them. An additional file, ``checksums-TOKEN.json``, has
+    the size and the CRC-32 of each file.
 
-    A checkpoint that was in the folder is valid until the new one is complete: files have new
-    names, and are synced before ``.metadata`` is replaced, at once. So a full disk, a killed
-    process or a loss of power leaves one of the two. What such a save has left is removed by the
-    next save to the same folder, which removes files of the names that saves give, and no others.
-    One training at a time saves to a folder, and all ranks see that folder.
+    A checkpoint in the folder stays valid until the new one is complete: files have new names, and
+    are synced before ``.metadata`` is replaced atomically. So a full disk, a killed process or a
+    loss of power leaves a valid checkpoint. The next save to the folder removes incomplete files;
+    it removes only files whose names saves give. Only one training may save to a folder at a time,
+    and all ranks must see the folder.
 
     Args:
-        path: the folder; it is made.
-        thread_count: threads of each rank that write.
+        path: the folder; it is created.
+        thread_count: number of threads of each rank that write.
 
     Raises:
         ValueError: when saving, ``use_collectives=False``: then no rank knows all files.
@@ -76,7 +76,7 @@ class ChecksumWriter(FileSystemWriter):
     """
 
     def __init__(self, path: str | PathLike[str], *, thread_count: int = 1) -> None:
-        # The files sync themselves, once.
+        # DurableFiles syncs each file, once.
         super().__init__(path, sync_files=False, thread_count=thread_count)
         self.fs: DurableFiles = DurableFiles()
         self._token = ""
@@ -84,9 +84,9 @@ class ChecksumWriter(FileSystemWriter):
     def stage(self, state_dict: Any) -> Any:
         """Return a copy on the CPU, for ``async_save``, as torch makes it without a writer.
 
-        Stagers of ``FileSystemWriter`` itself take plain tensors and DTensors only.
+        The stagers of ``FileSystemWriter`` take plain tensors and DTensors only.
         """
-        return DefaultStager(_IN_THIS_THREAD).stage(state_dict)
+        return DefaultStager(_BLOCKING_COPY).stage(state_dict)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Begin a save.
@@ -102,19 +102,19 @@ class ChecksumWriter(FileSystemWriter):
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Make the folder."""
+        """Create the folder."""
         self.fs.mkdir(self.path)
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Give files names that no earlier save has used, on the first rank."""
+        """Give files names that no earlier save has used. Runs on the first rank."""
         folder, self._token = Path(self.path), uuid4().hex[:8]
         try:
             remove_leftovers(self.fs, folder, read_checksums(folder).names())
         except FileNotFoundError:
             remove_leftovers(self.fs, folder, ())
         except ValueError:
-            pass  # it is not known which files belong to that checkpoint, so they stay for now
+            pass  # the files of that checkpoint are unknown, so none is removed
         made = []
         for plan in super().prepare_global_plan(plans):
             prefix = f"__{self._token}{plan.storage_data.prefix[1:]}"
@@ -123,9 +123,9 @@ class ChecksumWriter(FileSystemWriter):
         return made
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write the files of this rank, and sync them."""
+        """Write and sync the files of this rank."""
         self.fs.checksums.clear()
-        written = _Written(super().write_data(plan, planner).value())
+        written = _WriteResults(super().write_data(plan, planner).value())
         self.fs.sync_folder(self.path)
         written.checksums = dict(self.fs.checksums)
         done: Future[list[WriteResult]] = Future()
@@ -133,35 +133,31 @@ class ChecksumWriter(FileSystemWriter):
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write checksums, and then ``.metadata``, on the first rank.
+        """Write checksums, and then ``.metadata``. Runs on the first rank.
 
         Raises:
-            OSError: a file could not be written, or a file of another rank is not here.
+            OSError: a file could not be written, or this rank does not see a file of another rank.
         """
         folder, found = Path(self.path), dict[str, Checksum]()
         for one in results:
-            assert isinstance(one, _Written), "from write_data"
+            assert isinstance(one, _WriteResults), "from write_data"
             found.update(one.checksums)
-        _check_written(folder, found)
+        _check_sizes(folder, found)
         metadata.version = CURRENT_DCP_VERSION
         metadata.storage_data = {one.index: one.storage_data for each in results for one in each}
         metadata.storage_meta = self.storage_meta()
         content, sidecar = pickle.dumps(metadata), sidecar_name(self._token)
-        for name, data in ((sidecar, encode_checksums(found, content)), (PART, content)):
+        for name, data in ((sidecar, encode_checksums(found, content)), (METADATA_PART, content)):
             with self.fs.create_stream(folder / name, "wb") as file:
                 file.write(data)
         self.fs.sync_folder(folder)
-        self.fs.rename(folder / PART, folder / METADATA)
+        self.fs.rename(folder / METADATA_PART, folder / METADATA)
         self.fs.sync_folder(folder)
         remove_leftovers(self.fs, folder, {sidecar, *found})
 
 
-def _check_written(folder: Path, files: dict[str, Checksum]) -> None:
-    """Make sure that the files that other ranks have written are here, and whole.
-
-    Raises:
-        OSError: a file is not.
-    """
+def _check_sizes(folder: Path, files: dict[str, Checksum]) -> None:
+    """Raise OSError if this rank does not see the files of all ranks, with the right sizes."""
     for name, wanted in files.items():
         path = folder / name
         size = path.lstat().st_size if path.is_file() else None

@@ -1,7 +1,6 @@
-"""Ranks to test with: real processes that are handed functions, and worlds inside one process."""
+"""Ranks for tests: a pool of real processes that run functions in a process group."""
 
 from sharding.testing.rank_pool import RankPool
-from sharding.testing.results import Outcome
-from sharding.testing.where import at
+from sharding.testing.rank_process import Outcome, at
 
 __all__ = ["Outcome", "RankPool", "at"]

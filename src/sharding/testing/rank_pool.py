@@ -1,4 +1,4 @@
-"""Real processes that are the ranks of one call after the other: started once, watched, ended."""
+"""Pool of processes that run functions as ranks of a process group, started once for all calls."""
 
 import contextlib
 import itertools
@@ -13,12 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from sharding.testing.rank_process import BEGINNING, RankCall, one_has_died
-from sharding.testing.results import Outcome
-from sharding.testing.starting import Process, Start, started
+from sharding.testing.processes import Process, Start, start_process
+from sharding.testing.rank_process import BEGINNING, Outcome, RankCall, death_marker
 
 START_SECONDS = 300.0
-"""Until a process has imported torch, on a busy machine."""
+"""How long a process may take to import torch, on a busy machine."""
 
 START = "the start of its process"
 
@@ -26,32 +25,32 @@ END_SECONDS = 2.0
 """How long a process may take to end by itself."""
 
 LEAVE_SECONDS = 5.0
-"""How long one that is done stays, after another one has died: its connections are open, and for
-some the end of one that has failed is the only sign of the death."""
+"""How long a finished rank stays alive after another rank has died. Then it is killed: a rank that
+waits for it may notice the death only by a closed connection."""
 
 STACK_SECONDS = 10.0
-"""Until a process that hangs has written its stacks."""
+"""How long a hanging process may take to write its stacks."""
 
 
 class _Rank(NamedTuple):
     process: Process
     pipe: connection.Connection
-    said: Path
+    log: Path
 
 
 class RankPool:
-    """Processes that call functions in a process group: ``run(function, {"lr": 0.1}, ranks=4)``.
+    """Pool of processes that call functions in a process group.
 
-    Importing torch takes a process seconds; a pool's processes do it once, for all calls. Each call
-    has a gloo process group of its own, so one that fails takes no other with it. A rank that dies
-    or hangs ends its call on all ranks, with an outcome that says which rank was where; the next
-    call has new processes.
+    Use it as ``run(function, {"lr": 0.1}, ranks=4)``. Importing torch takes seconds; the processes
+    import it once, for all calls. Each call has its own gloo process group, so a failed call does
+    not affect later calls. If a rank dies or hangs, the call ends on all ranks, with an outcome
+    that says where each rank was. The next call then has new processes.
 
     Args:
-        start: ``"spawn"``: each process is a fresh interpreter, with a seed of hashing of its own,
-            as ranks on several machines are. ``"forkserver"``: each is forked off a process that
-            has imported torch, in milliseconds: for ranks that are to be killed.
-        environment: variables of each rank, set before torch is imported only where it is spawned.
+        start: ``"spawn"``: each process is a new interpreter with its own hash seed, as ranks on
+            several machines are. ``"forkserver"``: each process is forked, in milliseconds, from a
+            process that has imported torch; for tests that kill ranks.
+        environment: variables of each rank. Only spawned processes set them before importing torch.
 
     Example:
         >>> import torch.distributed as dist
@@ -68,7 +67,7 @@ class RankPool:
         start: Start = "spawn",
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._start_by: Start = start
+        self._method: Start = start
         self._environment = {"OMP_NUM_THREADS": "1", **(environment or {})}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._ranks: list[_Rank] = []
@@ -99,40 +98,38 @@ class RankPool:
         """Call ``function(**given)`` on ranks 0 to ``ranks`` - 1 of a process group.
 
         Args:
-            function: defined at the top level of a module that the ranks can import, too. Warnings
-                are errors in it.
+            function: defined at the top level of a module that the ranks can import. Warnings in
+                it are errors.
             given: its arguments by name, the same on all ranks.
-            ranks: how many.
-            silent_seconds: for how long no rank may end, nor say :func:`~sharding.testing.at`,
-                before all are killed.
-            group_seconds: after how long without the others a collective is an error.
-            grace_seconds: for how long the others may go on when one rank has died.
-            tell: called with a rank and its place, whenever one says where it is.
+            ranks: number of ranks.
+            silent_seconds: all ranks are killed if no rank ends or calls
+                :func:`~sharding.testing.at` for so long.
+            group_seconds: timeout of collectives.
+            grace_seconds: how long the other ranks may continue after a rank has died.
+            tell: called with a rank and its position, whenever a rank reports it.
 
         Returns:
-            One outcome for each rank. Nothing is raised here for what went wrong on a rank.
+            One outcome for each rank. Errors of a rank are in its outcome, and are not raised.
         """
-        self._start(ranks)
-        assert self._folder is not None
-        store = str(Path(self._folder.name, f"store-{next(self._numbers)}"))
+        folder = self._start(ranks)
+        store = str(Path(folder, f"store-{next(self._numbers)}"))
         call = RankCall(pickle.dumps((function, dict(given or {}))), store, ranks, group_seconds)
         for rank in self._ranks[:ranks]:
             with contextlib.suppress(BrokenPipeError):
                 rank.pipe.send(call)
-        watch = _Watch(
-            self._ranks[:ranks], silent_seconds, grace_seconds, tell, one_has_died(store)
+        monitor = _CallMonitor(
+            self._ranks[:ranks], silent_seconds, grace_seconds, tell, death_marker(store)
         )
         try:
-            why = watch.wait()
+            why = monitor.wait()
         except BaseException:
             self._kill()
             raise
         if why:
-            outcomes = watch.outcomes(why)
             self._kill()
-            return outcomes
-        Path(store).unlink(missing_ok=True)
-        return watch.outcomes("")
+        else:
+            Path(store).unlink(missing_ok=True)
+        return monitor.outcomes(why)
 
     def close(self) -> None:
         """End all processes."""
@@ -143,20 +140,18 @@ class RankPool:
             rank.process.join(max(0.0, deadline - time.monotonic()))
         self._kill()
 
-    def _start(self, ranks: int) -> None:
-        """Start as many processes as a call needs; keep those that run, if all of them do."""
+    def _start(self, ranks: int) -> str:
+        """Start missing processes, or all if any has ended. Return the folder of their files."""
         if any(not rank.process.is_alive() for rank in self._ranks):
             self._kill()
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
-        while len(self._ranks) < ranks:
-            self._ranks.append(self._started(len(self._ranks)))
-
-    def _started(self, rank: int) -> _Rank:
-        assert self._folder is not None
-        said = Path(self._folder.name, f"said.{rank}")
-        process, pipe = started(self._start_by, rank, said, self._environment)
-        return _Rank(process, pipe, said)
+        folder = self._folder.name
+        for rank in range(len(self._ranks), ranks):
+            log = Path(folder, f"said.{rank}")
+            process, pipe = start_process(self._method, rank, log, self._environment)
+            self._ranks.append(_Rank(process, pipe, log))
+        return folder
 
     def _kill(self) -> None:
         for rank in self._ranks:
@@ -169,8 +164,8 @@ class RankPool:
             self._folder = None
 
 
-class _Watch:
-    """Observation of a call from outside."""
+class _CallMonitor:
+    """Monitor of one call: it collects outcomes, and notices ranks that die or hang."""
 
     def __init__(
         self,
@@ -178,9 +173,9 @@ class _Watch:
         seconds: float,
         grace: float,
         tell: Callable[[int, str], object],
-        died: Path,
+        marker: Path,
     ) -> None:
-        self._died = died
+        self._marker = marker
         self._ranks = ranks
         self._seconds = seconds
         self._grace = grace
@@ -189,81 +184,83 @@ class _Watch:
         self._found: dict[int, Outcome] = {}
 
     def wait(self) -> str:
-        """Empty once every rank has its outcome; otherwise why one has none."""
-        deadline, died, last = time.monotonic() + self._patience(), "", 0.0
+        """Wait for all ranks. Return why a rank has no outcome; empty if all have one."""
+        deadline, died, last = time.monotonic() + self._timeout(), "", 0.0
         left = dict(enumerate(self._ranks))
         while left:
-            heard = connection.wait(
+            ready = connection.wait(
                 [rank.pipe for rank in left.values()], max(0.0, deadline - time.monotonic())
             )
-            if not heard and time.monotonic() < last:
-                self._end_done()  # as a process of a training ends, by the same error
+            if not ready and time.monotonic() < last:
+                self._kill_finished()
                 deadline = last
                 continue
-            if not heard:
-                return self._why(died or f"hang: no rank went on for {self._patience():g} s")
+            if not ready:
+                return self._report(died or f"hang: no rank went on for {self._timeout():g} s")
             for number, rank in list(left.items()):
-                if rank.pipe not in heard:
+                if rank.pipe not in ready:
                     continue
                 try:
-                    self._hear(number, *rank.pipe.recv())
+                    self._handle(number, *rank.pipe.recv())
                     alive = True
                 except (EOFError, ConnectionResetError):
                     alive = False
                 if not alive or number in self._found:
                     del left[number]
                 if not alive:
-                    self._died.touch()  # so that the others do not wait for it
+                    self._marker.touch()  # so that other ranks do not wait for this rank
                     rank.process.join(END_SECONDS)
                     died = f"a rank died: rank {number}, exit code {rank.process.exitcode}"
                     last = min(deadline, time.monotonic() + self._grace)
                     deadline = min(last, time.monotonic() + LEAVE_SECONDS)
                 elif not died:
-                    deadline = time.monotonic() + self._patience()
-        return self._why(died) if died else ""
+                    deadline = time.monotonic() + self._timeout()
+        return self._report(died) if died else ""
 
-    def _end_done(self) -> None:
-        """End those that are done; where one has died, none is of use for another call."""
+    def _kill_finished(self) -> None:
+        """Kill finished ranks. After a death, they are not used for another call."""
         for number in self._found:
             self._ranks[number].process.kill()
 
-    def _patience(self) -> float:
-        """For how long nobody may go on; longer until all of them have begun."""
-        begun = all(self._at)
-        return self._seconds if begun else max(self._seconds, START_SECONDS)
+    def _timeout(self) -> float:
+        """Return how long no rank may make progress; longer until all ranks have begun."""
+        return self._seconds if all(self._at) else max(self._seconds, START_SECONDS)
 
-    def _hear(self, rank: int, kind: str, what: Any) -> None:
+    def _handle(self, rank: int, kind: str, content: Any) -> None:
         if kind == "done":
-            self._found[rank] = what
+            self._found[rank] = content
         else:
-            self._at[rank] = what
-            if what != BEGINNING:
-                self._tell(rank, what)
+            self._at[rank] = content
+            if content != BEGINNING:
+                self._tell(rank, content)
 
-    def outcomes(self, otherwise: str) -> list[Outcome]:
-        """Return the outcomes of all ranks, with a reason for a rank without one."""
-        lost = Outcome(error=otherwise)
+    def outcomes(self, reason: str) -> list[Outcome]:
+        """Return the outcomes of all ranks; of a rank without one, the reason."""
+        lost = Outcome(error=reason)
         return [self._found.get(rank, lost) for rank in range(len(self._ranks))]
 
-    def _why(self, how: str) -> str:
-        """Return what each rank was doing, with its stacks and its last output."""
-        self._ask_where()
-        where = [
+    def _report(self, reason: str) -> str:
+        """Return a reason, with the position, the stacks and the last output of each rank."""
+        self._dump_stacks()
+        positions = [
             f"rank {rank} was {'done' if rank in self._found else f'at {at or START}'}"
             for rank, at in enumerate(self._at)
         ]
-        # One file each: stacks are written in pieces, and would be mixed up in one.
-        said = [_text(rank.said)[-4000:] for rank in self._ranks]
-        return "\n".join([how, *where, *said])
+        # Each rank has its own file, because stacks are written in several pieces.
+        logs = [
+            rank.log.read_text(errors="replace")[-4000:] if rank.log.exists() else ""
+            for rank in self._ranks
+        ]
+        return "\n".join([reason, *positions, *logs])
 
-    def _ask_where(self) -> None:
-        """Have each rank that still runs write its Python stacks."""
+    def _dump_stacks(self) -> None:
+        """Let each rank that still runs write its Python stacks to its log."""
         running = [
             rank
             for number, rank in enumerate(self._ranks)
             if number not in self._found and rank.process.is_alive()
         ]
-        before = [_size(rank.said) for rank in running]
+        before = [_size(rank.log) for rank in running]
         for rank in running:
             assert rank.process.pid is not None
             with contextlib.suppress(ProcessLookupError):
@@ -271,15 +268,11 @@ class _Watch:
         deadline = time.monotonic() + STACK_SECONDS
         while running and time.monotonic() < deadline:
             time.sleep(0.05)
-            now = [_size(rank.said) for rank in running]
-            if all(map(int.__gt__, now, before)) and now == [_size(one.said) for one in running]:
-                time.sleep(0.2)  # the rest of what is being written
+            now = [_size(rank.log) for rank in running]
+            if all(map(int.__gt__, now, before)) and now == [_size(one.log) for one in running]:
+                time.sleep(0.2)  # for the rest of the stacks
                 return
 
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _text(path: Path) -> str:
-    return path.read_text(errors="replace") if path.exists() else ""

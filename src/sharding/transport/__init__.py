@@ -1,4 +1,4 @@
-"""Transfer of gradients and parameters between ranks: a small interface, a way for each backend."""
+"""Transfer of gradients and parameters between ranks: one interface, one class per backend."""
 
 from sharding.transport.choice import make_transport
 from sharding.transport.gloo import GlooTransport

@@ -1,5 +1,6 @@
-"""The buffers that a transport takes: what is allowed, and how they are seen."""
+"""Buffers of a transport: checks, views as real numbers or bytes, division, and scratch memory."""
 
+import threading
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -13,12 +14,7 @@ COMPLEX = (torch.complex64, torch.complex128, torch.complex32)
 
 
 def check_buffer(flat: Tensor, ranges: Sequence[Range], size: int) -> None:
-    """A flat buffer, and ranges of it that a group of ``size`` ranks can own.
-
-    Raises:
-        TypeError: ``flat`` is no tensor.
-        ValueError: says which of the rules of :class:`~sharding.transport.Transport` is broken.
-    """
+    """Check a flat buffer, and its ranges for a group of ``size`` ranks."""
     if not isinstance(flat, Tensor):
         raise TypeError(f"flat must be a tensor, got {type(flat).__name__}")
     if flat.layout != torch.strided or flat.dim() != 1 or not flat.is_contiguous():
@@ -53,11 +49,7 @@ def check_buffer(flat: Tensor, ranges: Sequence[Range], size: int) -> None:
 
 
 def as_real(flat: Tensor, ranges: Sequence[Range]) -> tuple[Tensor, list[Range]]:
-    """The buffer as real numbers, and the ranges of it.
-
-    Raises:
-        TypeError: a dtype that is not summed.
-    """
+    """Return a view of the buffer as real numbers, and the ranges of that view."""
     if flat.dtype in COMPLEX:
         real = torch.view_as_real(flat.detach()).view(-1)
         return real, [(2 * start, 2 * stop) for start, stop in ranges]
@@ -70,23 +62,22 @@ def as_real(flat: Tensor, ranges: Sequence[Range]) -> tuple[Tensor, list[Range]]
 
 
 def as_bytes(flat: Tensor, ranges: Sequence[Range]) -> tuple[Tensor, list[Range]]:
-    """The buffer as bytes, and the ranges of it: a gather copies, whatever the dtype."""
+    """Return a view of the buffer as bytes, for gathers, and the ranges of the view."""
     size = flat.element_size()
     real = torch.view_as_real(flat.detach()).view(-1) if flat.is_complex() else flat.detach()
     return real.view(torch.uint8), [(size * start, size * stop) for start, stop in ranges]
 
 
 def divide(flat: Tensor, ranges: Sequence[Range]) -> None:
-    """Divide what the ranges cover by their number, as torch's ``allreduce_hook`` does.
+    """Divide the elements of all ranges by the number of ranges, as torch's ``allreduce_hook``.
 
-    Ranges beside one another are divided in one operation: usually one for the whole buffer.
+    Adjacent ranges are divided in one operation, usually one for the whole buffer.
     """
-    for start, stop in _joined(ranges):
+    for start, stop in _merge_adjacent(ranges):
         flat.detach()[start:stop].div_(len(ranges))
 
 
-def _joined(ranges: Sequence[Range]) -> list[Range]:
-    """Return the longest ranges that cover the same elements; the ranges do not overlap."""
+def _merge_adjacent(ranges: Sequence[Range]) -> list[Range]:
     found: list[Range] = []
     for start, stop in sorted(one for one in ranges if one[0] < one[1]):
         if found and found[-1][1] == start:
@@ -96,16 +87,44 @@ def _joined(ranges: Sequence[Range]) -> list[Range]:
     return found
 
 
-def divisor_of(flat: Tensor, ranges: Sequence[Range]) -> int:
-    """By what the terms of an average are to be divided.
+def prepare_average(flat: Tensor, ranges: Sequence[Range]) -> int:
+    """Return the divisor for each term of an average.
 
-    Complex numbers are divided here: their quotients are not those of their real parts.
-
-    Args:
-        flat: of which a complex one is written to.
-        ranges: one for each rank.
+    A complex buffer is divided here, and the divisor is then 1: a complex quotient differs in bits
+    from the quotients of its real and imaginary parts.
     """
     if not flat.is_complex():
         return len(ranges)
     divide(flat, ranges)
     return 1
+
+
+class ScratchPool:
+    """Pool of reusable buffers, for data that is received before it is added.
+
+    The number of buffers is the largest number in use at once. No buffer is larger than the largest
+    request.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[Tensor] = []
+        self._lock = threading.Lock()
+        self.allocated_bytes = 0
+        """The bytes of all buffers, in use and free."""
+
+    def acquire(self, nbytes: int) -> Tensor:
+        """Return the smallest free buffer of at least ``nbytes`` bytes, or allocate one."""
+        with self._lock:
+            fitting = [at for at, one in enumerate(self._free) if one.numel() >= nbytes]
+            if fitting:
+                return self._free.pop(min(fitting, key=lambda at: self._free[at].numel()))
+            if self._free:  # the new buffer replaces the largest free one
+                largest = max(range(len(self._free)), key=lambda at: self._free[at].numel())
+                self.allocated_bytes -= self._free.pop(largest).numel()
+            self.allocated_bytes += nbytes
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    def release(self, buffer: Tensor) -> None:
+        """Return a buffer to the pool."""
+        with self._lock:
+            self._free.append(buffer)

@@ -1,11 +1,11 @@
-"""Choice of a transport for a backend, by measurements."""
+"""Choice of a transport for the backend of a process group."""
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from sharding.transport.gloo import GlooTransport
-from sharding.transport.groups import backends, resolved
+from sharding.transport.groups import backends_of, resolve_group
 from sharding.transport.local import LocalTransport
 from sharding.transport.local_group import LocalGroup
 from sharding.transport.nccl import NcclTransport
@@ -19,16 +19,16 @@ def make_transport(
     *,
     in_flight: int = 4,
 ) -> Transport:
-    """The transport for tensors on a device, over a process group.
+    """Return a transport for tensors on a device, over a process group.
 
-    Every rank of the group must make its transports in the same order.
+    All ranks of the group must make their transports in the same order.
 
     Args:
-        group: any process group that this rank is a member of, or a DeviceMesh of one dimension;
-            by default the world.
-        device: where the tensors are.
-        in_flight: over gloo, how many reduce_scatters may be under way at once; each needs scratch
-            memory. Through shared memory, as many as there are.
+        group: a process group that this rank is a member of, or a DeviceMesh of one dimension; by
+            default the world.
+        device: of the tensors.
+        in_flight: over gloo, the largest number of pending reduce_scatters; each needs scratch
+            memory. Shared memory has no such limit.
 
     Returns:
         A :class:`~sharding.transport.SharedMemoryTransport` around a
@@ -37,8 +37,8 @@ def make_transport(
         :class:`~sharding.transport.local.LocalTransport`.
 
     Raises:
-        ValueError: this rank is not in the group; a mesh of more dimensions; a backend for which
-            there is no transport on this device.
+        ValueError: this rank is not in the group; a mesh of more dimensions; no transport for this
+            backend and device.
 
     Example::
 
@@ -50,17 +50,17 @@ def make_transport(
         tensor([1., 2., 3.])
         >>> dist.destroy_process_group()
     """
-    members = resolved(group)
+    members = resolve_group(group)
     kind = torch.device(device).type
     if isinstance(members, LocalGroup) and kind == "cpu":
         return LocalTransport(members)
-    backend = backends(members).get(kind)
+    backend = backends_of(members).get(kind)
     if (kind, backend) == ("cpu", "gloo"):
         return SharedMemoryTransport(GlooTransport(members, in_flight=in_flight))
     if (kind, backend) == ("cuda", "nccl"):
         return NcclTransport(members)
     raise ValueError(
         f"there is no transport for {kind} tensors over {backend or 'no backend'} (this group has "
-        f"{backends(members)}); there is one for cpu over gloo and for cuda over "
+        f"{backends_of(members)}); there is one for cpu over gloo and for cuda over "
         "nccl: init_process_group('cpu:gloo,cuda:nccl') gives a group both"
     )

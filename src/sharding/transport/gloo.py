@@ -1,10 +1,10 @@
-"""The transport over gloo: parts to their owners, added in rank order; broadcasts back.
+"""Transport over gloo: parts are sent to their owners, added in rank order, and broadcast.
 
-Measured at the loopback interface (32 MB, 2 and 4 ranks): gloo's own reduce-scatter sends what an
-all-reduce sends, and takes 2 to 4 times as long; its all-gather takes 2 to 7 times as long as
-broadcasts of the parts. Sending the parts of a gather from rank to rank instead of broadcasting
-them takes 1.02 to 1.3 times as long, most where it overlaps with computation. A reduce_scatter and
-an all_gather together send exactly an all-reduce's bytes.
+Measured at the loopback interface (32 MB, 2 and 4 ranks): gloo's own reduce-scatter sends the bytes
+of an all-reduce, and takes 2 to 4 times as long as this transport. Its all-gather takes 2 to 7
+times as long as broadcasts of the parts. Messages from rank to rank instead of broadcasts take 1.02
+to 1.3 times as long, most if they overlap with computation. A reduce_scatter and an all_gather
+together send exactly the bytes of an all-reduce.
 """
 
 import itertools
@@ -15,34 +15,40 @@ from functools import partial
 import torch.distributed as dist
 from torch import Tensor
 
-from sharding.transport.buffers import as_bytes, as_real, check_buffer, divisor_of
+from sharding.transport.buffers import (
+    ScratchPool,
+    as_bytes,
+    as_real,
+    check_buffer,
+    prepare_average,
+)
 from sharding.transport.messages import (
     Direction,
     MessageTags,
     PartMessage,
-    broadcast,
-    launched,
-    receive,
+    launch_broadcast,
+    launch_message,
+    wait_messages,
 )
 from sharding.transport.ordered_sum import add_in_rank_order
 from sharding.transport.protocol import Range, TransportError, Work
-from sharding.transport.scratch import Scratch
-from sharding.transport.works import Done, Launched
+from sharding.transport.work import PendingWork, StreamEvent
 
 
 class GlooTransport:
-    """Parts from rank to rank, on CPU tensors; see :class:`~sharding.transport.Transport`.
+    """Transport for CPU tensors over gloo; see :class:`~sharding.transport.Transport`.
 
-    Messages move by themselves, in gloo's threads. The sums are made in ``wait()``, by the thread
-    that calls it. A rank keeps, for each reduce_scatter under way, scratch for what it receives:
-    the size of its own range times the number of other ranks. It is reused.
+    Gloo's threads move the messages. The thread that calls ``wait()`` computes the sum. For each
+    pending reduce_scatter, a rank needs scratch memory of the size of its own range times the
+    number of other ranks. The memory is reused.
 
-    All ranks of a group must make their transports over it in the same order. ``bytes_sent`` counts
-    a gathered part where it comes from, though over more than two ranks others pass it on.
+    All ranks of a group must make their transports in the same order. ``bytes_sent`` counts a
+    gathered part on its owner only, although other ranks relay the part in groups of more than two.
 
     Args:
         group: the process group; its backend for CPU tensors must be gloo.
-        in_flight: how many reduce_scatters may be under way; one more waits for the oldest first.
+        in_flight: the largest number of pending reduce_scatters. One more first waits for the
+            oldest.
 
     Raises:
         ValueError: ``in_flight`` is less than 1.
@@ -68,15 +74,14 @@ class GlooTransport:
         self.rank: int = group.rank()
         self.size: int = group.size()
         self.bytes_sent = 0
-        self.scratch = Scratch()
-        """The memory for what is received before it is added."""
+        self.scratch = ScratchPool()
+        """Memory for received terms."""
         self._in_flight = in_flight
-        self._reducing: deque[Launched] = deque()
-        self._gathering: deque[Launched] = deque()
-        self._abandoned: list[list[PartMessage]] = []
-        """Of operations that failed as they were launched; gloo must not lose what it writes to."""
-        self.reduces = MessageTags(group)
-        """Of the reduce_scatters."""
+        self._reducing: deque[PendingWork] = deque()
+        self._gathering: deque[PendingWork] = deque()
+        self._failed: list[list[PartMessage]] = []
+        """Messages of failed launches, kept because gloo still writes to their memory."""
+        self.reduce_tags = MessageTags(group)
         self._gathers = itertools.count()
 
     def reduce_scatter(
@@ -86,45 +91,49 @@ class GlooTransport:
         check_buffer(flat, ranges, self.size)
         real, cuts = as_real(flat, ranges)
         if self.size == 1:
-            return Done(flat)
-        self._make_room()
-        divisor = divisor_of(flat, ranges) if average else 1
+            return StreamEvent(flat.device)
+        self._limit_in_flight()
+        divisor = prepare_average(flat, ranges) if average else 1
         own = _part(real, cuts[self.rank])
-        places = [rank for rank in range(self.size) if rank != self.rank]
+        others = [rank for rank in range(self.size) if rank != self.rank]
         nbytes = own.numel() * own.element_size()
-        buffer = self.scratch.take(len(places) * nbytes)
+        buffer = self.scratch.acquire(len(others) * nbytes)
         received = [
-            buffer[at * nbytes : (at + 1) * nbytes].view(own.dtype) for at in range(len(places))
+            buffer[at * nbytes : (at + 1) * nbytes].view(own.dtype) for at in range(len(others))
         ]
 
-        number, tag = self.reduces.next()
-        into = dict(zip(places, received, strict=True))
+        number, tag = self.reduce_tags.next()
+        targets = dict(zip(others, received, strict=True))
         moves = []
-        for step in range(1, self.size):  # every rank begins with another one
+        for step in range(1, self.size):  # so that no rank is the first target of all others
             source, target = (self.rank - step) % self.size, (self.rank + step) % self.size
-            moves.append((Direction.FROM, source, into[source]))
+            moves.append((Direction.FROM, source, targets[source]))
             moves.append((Direction.TO, target, _part(real, cuts[target])))
         per_element = 2 if flat.is_complex() else 1
-        what = f"reduce_scatter {number}"
-        messages = self._launched(what, moves, per_element, tag)
+        operation = f"reduce_scatter {number}"
+        messages = self._launch_messages(operation, moves, per_element, tag)
 
         def finish() -> None:
-            receive(what, self.group, messages)
-            # Divided here, block by block in the cache, and not in passes of their own.
+            wait_messages(operation, self.group, messages)
+            # Terms are divided in the same blocks, which saves a pass over memory for each term.
             add_in_rank_order(own, self.rank, received, divisor)
-            self.scratch.give(buffer)
+            self.scratch.release(buffer)
 
-        work = Launched(finish)
+        work = PendingWork(finish)
         self._reducing.append(work)
         return work
 
-    def _launched(
-        self, what: str, moves: Sequence[tuple[Direction, int, Tensor]], per_element: int, tag: int
+    def _launch_messages(
+        self,
+        operation: str,
+        moves: Sequence[tuple[Direction, int, Tensor]],
+        per_element: int,
+        tag: int,
     ) -> list[PartMessage]:
-        """Launch all messages, also where a rank is gone: the others wait for what is theirs.
+        """Launch all messages, also after one fails, because other ranks wait for theirs.
 
         Raises:
-            TransportError: another rank is known to be gone; the other messages are on their way.
+            TransportError: another rank is known to be dead. The other messages are launched.
         """
         messages: list[PartMessage] = []
         first: TransportError | None = None
@@ -133,39 +142,41 @@ class GlooTransport:
                 continue
             count = part.numel() // per_element
             try:
-                messages.append(launched(what, self.group, direction, rank, part, count, tag))
+                messages.append(
+                    launch_message(operation, self.group, direction, rank, part, count, tag)
+                )
             except TransportError as error:
                 first = first or error
             else:
                 self._count(part, 1 if direction is Direction.TO else 0)
         if first is not None:
-            self._abandoned.append(messages)
+            self._failed.append(messages)
             raise first
         return messages
 
     def all_gather(self, flat: Tensor, ranges: Sequence[Range]) -> Work:
-        """Hand ranges to all: see :meth:`sharding.transport.Transport.all_gather`."""
+        """Gather ranges: see :meth:`sharding.transport.Transport.all_gather`."""
         check_buffer(flat, ranges, self.size)
         if self.size == 1:
-            return Done(flat)
+            return StreamEvent(flat.device)
         raw, cuts = as_bytes(flat, ranges)
         while self._gathering and self._gathering[0].done:
             self._gathering.popleft()
-        what = f"all_gather {next(self._gathers)}"
+        operation = f"all_gather {next(self._gathers)}"
         messages = [
-            broadcast(what, self.group, rank, _part(raw, cuts[rank]), stop - start)
+            launch_broadcast(operation, self.group, rank, _part(raw, cuts[rank]), stop - start)
             for rank, (start, stop) in enumerate(ranges)
             if start < stop
         ]
         self._count(_part(raw, cuts[self.rank]), self.size - 1)
-        work = Launched(partial(receive, what, self.group, messages))
-        self._gathering.append(work)  # gloo must not lose the memory that it writes to
+        work = PendingWork(partial(wait_messages, operation, self.group, messages))
+        self._gathering.append(work)  # kept, because gloo writes to its memory
         return work
 
-    def _make_room(self) -> None:
-        """Wait for the oldest reduce_scatter, if there are as many as there may be.
+    def _limit_in_flight(self) -> None:
+        """Wait for the oldest reduce_scatter, if the limit of pending ones is reached.
 
-        This cannot hold up the others: what they need of us was launched before.
+        Other ranks are not delayed: all messages of pending operations are already launched.
         """
         while self._reducing and (self._reducing[0].done or len(self._reducing) >= self._in_flight):
             self._reducing.popleft().wait()

@@ -1,6 +1,8 @@
-"""Process groups: what a caller may give for one, and a group of their own for gathers."""
+"""Process groups: ranks and timeouts, new subgroups, and a second group for gathers."""
 
+from collections.abc import Sequence
 from datetime import timedelta
+from typing import NamedTuple, NewType
 from weakref import WeakKeyDictionary
 
 import torch
@@ -8,22 +10,66 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import GroupName
 
+from functional_optim import _torch
 from functional_optim._torch import gloo_options, group_count
 from sharding.transport.local_group import LocalGroup
-from sharding.transport.peers import SPLIT_GROUPS, SplitGroup, ranks_of, timeout_of
 
+GroupRank = NewType("GroupRank", int)
+"""Rank of a process in a process group."""
+GlobalRank = NewType("GlobalRank", int)
+"""Rank of a process in the world."""
+
+
+class SplitGroup(NamedTuple):
+    """Record of a group that was split from another group, because torch does not register it."""
+
+    ranks: list[int]
+    """The global ranks, in the order of group ranks."""
+    backends: dict[str, str]
+    """The backends by device type."""
+
+
+SPLIT_GROUPS: WeakKeyDictionary[dist.ProcessGroup, SplitGroup] = WeakKeyDictionary()
+"""All live groups that were split here."""
 _TWINS: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
 _LAST_COUNT = [0]
-"""The number in the name of the last sub-group that this process has made; it only rises."""
+"""The number in the name of the last subgroup that this process has made. It only increases."""
 
 
-def resolved(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup:
-    """The process group meant.
+def global_rank(group: dist.ProcessGroup, rank: GroupRank) -> GlobalRank:
+    """Return the global rank of a group rank."""
+    if isinstance(group, LocalGroup):
+        return GlobalRank(group.ranks[rank])
+    if group in SPLIT_GROUPS:
+        return GlobalRank(SPLIT_GROUPS[group].ranks[rank])
+    return GlobalRank(dist.get_global_rank(group, rank))
 
-    Raises:
-        TypeError: something else.
-        ValueError: a mesh of several dimensions, a group that this rank is not in, or no world.
-    """
+
+def ranks_of(group: dist.ProcessGroup) -> list[int]:
+    """Return the global ranks of a group, in the order of group ranks."""
+    if isinstance(group, LocalGroup):
+        return list(group.ranks)
+    if group in SPLIT_GROUPS:
+        return list(SPLIT_GROUPS[group].ranks)
+    return dist.get_process_group_ranks(group)
+
+
+def format_ranks(group: dist.ProcessGroup, ranks: Sequence[GroupRank]) -> str:
+    """Return ranks as errors name them: ``group rank 1 (global rank 3)``."""
+    return ", ".join(
+        f"group rank {rank} (global rank {global_rank(group, rank)})" for rank in ranks
+    )
+
+
+def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
+    """Return how long an operation waits for other ranks before it is an error."""
+    if isinstance(group, LocalGroup):
+        return timedelta(seconds=group.world.seconds)
+    return _torch.timeout_of(group, device)
+
+
+def resolve_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup:
+    """Return the process group of an argument: of a mesh, or the world for None."""
     if group is None:
         if not dist.is_initialized():
             raise ValueError("there is no process group yet: call init_process_group first")
@@ -46,8 +92,8 @@ def resolved(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup:
     return group
 
 
-def backends(group: dist.ProcessGroup) -> dict[str, str]:
-    """By device type, from torch's ``cpu:gloo,cuda:nccl``."""
+def backends_of(group: dist.ProcessGroup) -> dict[str, str]:
+    """Return the backends by device type, from torch's text such as ``cpu:gloo,cuda:nccl``."""
     if isinstance(group, LocalGroup):
         return {"cpu": "local"}
     if group in SPLIT_GROUPS:
@@ -58,32 +104,32 @@ def backends(group: dist.ProcessGroup) -> dict[str, str]:
 
 
 def device_of(group: dist.ProcessGroup) -> torch.device:
-    """Return a device whose tensors the group's collectives take: the CPU where it has a backend.
+    """Return a device whose tensors the group's collectives accept, the CPU if it has a backend.
 
-    ``nccl``, ``cuda:nccl`` and ``cpu:mpi`` say it in different words, so torch's backend for each
-    device counts, and not the name of the backend.
+    The backend of each device is looked up, because the same backend has several names, such as
+    ``nccl`` and ``cuda:nccl``.
     """
-    devices = list(backends(group))
+    devices = list(backends_of(group))
     return torch.device("cpu" if "cpu" in devices else devices[0])
 
 
 def has_messages(group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Return True if tensors on a device are sent in messages that are waited for one by one.
+    """Return True if the backend of a device waits for each message separately.
 
-    Where they do, errors name the rank that did not come.
+    Errors can then name the rank that did not come.
     """
-    return backends(group).get(device.type) in ("gloo", "local")
+    return backends_of(group).get(device.type) in ("gloo", "local")
 
 
 def gather_group(group: dist.ProcessGroup | DeviceMesh | None = None) -> dist.ProcessGroup:
-    """A second process group of the same ranks, for what must not wait for the first one's order.
+    """Return a second process group of the same ranks, whose collectives have their own order.
 
-    Collectives of one group must leave in the same order on all ranks. Gathers of parameters leave
-    when a step is done, reductions when backward comes to them: each gets a group of its own, so
-    that the two orders do not depend on one another.
+    All ranks must launch the collectives of a group in the same order. Gathers of parameters are
+    launched at the end of a step, and reductions during backward. With one group for each, the two
+    orders are independent.
 
-    Collective: all members of ``group`` call it, and nobody else. It is made once, and kept as long
-    as ``group`` lives.
+    Collective: all members of ``group`` must call this function, and no other rank. The second
+    group is made once, and lives as long as ``group``.
 
     Args:
         group: a process group, a DeviceMesh of one dimension, or None for the world.
@@ -102,7 +148,7 @@ def gather_group(group: dist.ProcessGroup | DeviceMesh | None = None) -> dist.Pr
         (True, False)
         >>> dist.destroy_process_group()
     """
-    members = resolved(group)
+    members = resolve_group(group)
     known = _TWINS.get(members)
     if known is not None:
         return known
@@ -112,78 +158,75 @@ def gather_group(group: dist.ProcessGroup | DeviceMesh | None = None) -> dist.Pr
             f"the group's ranks are {ranks}; torch makes groups in ascending order only, so the "
             "twin would number them otherwise"
         )
-    _TWINS[members] = twin = sub_group(members, ranks)
+    _TWINS[members] = twin = new_subgroup(members, ranks)
     return twin
 
 
-def sub_group(group: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessGroup:
-    """Return a new group of some ranks of another, with its backends and timeout.
+def new_subgroup(group: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessGroup:
+    """Return a new group of some ranks of another group, with the same backends and timeout.
 
-    Collective: all members of ``group`` call it, each with the ranks of the group that it is to be
-    in, and nobody else. Over gloo the caller owns the group: torch's own list of groups does not
-    have it, and ``destroy_process_group`` leaves it alone.
+    Collective: all members of ``group`` must call this function, and no other rank. Each passes the
+    ranks of its own new group. Over gloo the caller owns the group: torch does not register it, and
+    ``destroy_process_group`` does not destroy it.
 
     Args:
         group: the group that is split.
-        ranks: numbers in the world, in ascending order.
+        ranks: global ranks, in ascending order.
 
     Raises:
-        RuntimeError: over another backend than gloo, ranks know different numbers of groups.
+        RuntimeError: the backend is not gloo, and ranks have made different numbers of groups.
     """
     if isinstance(group, LocalGroup):
-        return group.part(ranks)
+        return group.split(ranks)
     device = device_of(group)
     timeout = timeout_of(group, device)
-    by_device = _one_device_of_each(backends(group))
+    by_device = _device_of_each_backend(backends_of(group))
     if set(by_device.values()) != {"gloo"}:
         return _new_group(group, ranks, timeout, device)
     members = ranks_of(group)
     part = group.split_group(
         [members.index(rank) for rank in ranks],
         timeout,
-        # It writes to its options, and without any to those of the parent, which are in use.
+        # split_group writes to its options; by default these are the parent's, which are in use.
         gloo_options(group, members, timeout),
-        GroupName(f"{group.group_name}:{_agreed_count(group, device)}:{ranks}"),
+        GroupName(f"{group.group_name}:{_next_subgroup_number(group, device)}:{ranks}"),
         f"ranks {ranks} of {group.group_name}",
         [torch.device(one) for one in by_device],
     )
     assert isinstance(part, dist.ProcessGroup), "this rank is a member"
     SPLIT_GROUPS[part] = SplitGroup(list(ranks), by_device)
-    # A rank is ready when its own connections are open, while another may still be opening one to
-    # it: dropped by its owner now, the group would close that.
-    _greatest(part, 0, device)
+    # The collective is a barrier: a rank returns from split_group while another rank may still be
+    # connecting to it. If the caller dropped the group now, that connection would be closed.
+    _all_reduce_max(part, 0, device)
     return part
 
 
 def _new_group(
     group: dist.ProcessGroup, ranks: list[int], timeout: timedelta, device: torch.device
 ) -> dist.ProcessGroup:
-    """Return a new group of torch's own: NCCL splits only a group that is bound to a device.
+    """Return a group from ``dist.new_group``, because NCCL only splits groups bound to a device.
 
-    torch names a group that only its members make after its ranks and after the number of groups
-    that the rank knows. Ranks that know different numbers would wait for one another in vain.
-
-    Raises:
-        RuntimeError: they do; names the way out.
+    If only the members make a group, torch names it by its ranks and the number of groups that the
+    rank has made. With different numbers, the ranks would wait for one another until the timeout.
     """
     part = len(ranks) < dist.get_world_size()
     count = group_count()
-    if part and _greatest(group, count, device) != -_greatest(group, -count, device):
+    if part and _all_reduce_max(group, count, device) != -_all_reduce_max(group, -count, device):
         raise RuntimeError(
             f"ranks {ranks_of(group)} know different numbers of process groups (this one {count}), "
             "and torch names a group of some ranks by that number: make as many groups on each of "
             "these ranks before, or use gloo"
         )
-    made = dist.new_group(ranks, timeout, dist.get_backend(group), use_local_synchronization=part)
-    assert isinstance(made, dist.ProcessGroup), "this rank is a member"
-    return made
+    new = dist.new_group(ranks, timeout, dist.get_backend(group), use_local_synchronization=part)
+    assert isinstance(new, dist.ProcessGroup), "this rank is a member"
+    return new
 
 
-def _one_device_of_each(found: dict[str, str]) -> dict[str, str]:
-    """Return the first device type of each backend, the CPU before all others.
+def _device_of_each_backend(found: dict[str, str]) -> dict[str, str]:
+    """Return one device type for each backend, the CPU if it has that backend.
 
-    A group of "gloo" has this backend for the CPU and for CUDA. ``split_group`` would make it
-    twice, under one name: ranks then connect some backend of one rank to the other of another.
+    A group of "gloo" has this backend for the CPU and for CUDA. For both, ``split_group`` would
+    make two backends under one name, and might connect different ones of two ranks.
     """
     chosen: dict[str, str] = {}
     for device in sorted(found, key=lambda one: one != "cpu"):
@@ -191,19 +234,19 @@ def _one_device_of_each(found: dict[str, str]) -> dict[str, str]:
     return {device: backend for backend, device in chosen.items()}
 
 
-def _agreed_count(group: dist.ProcessGroup, device: torch.device) -> int:
-    """Return a number that no member of a group has had before. Collective.
+def _next_subgroup_number(group: dist.ProcessGroup, device: torch.device) -> int:
+    """Return a number that no member of a group has used before. Collective.
 
-    Ranks meet in a store under a name, and a store keeps what was written to it.
+    Ranks connect through keys of a store that contain the group's name, and keys are never deleted.
     """
-    _LAST_COUNT[0] = _greatest(group, _LAST_COUNT[0] + 1, device)
+    _LAST_COUNT[0] = _all_reduce_max(group, _LAST_COUNT[0] + 1, device)
     return _LAST_COUNT[0]
 
 
-def _greatest(group: dist.ProcessGroup, number: int, device: torch.device) -> int:
-    """Return the greatest number of any rank. Collective."""
-    wanted = torch.tensor([number], device=device)
+def _all_reduce_max(group: dist.ProcessGroup, number: int, device: torch.device) -> int:
+    """Return the largest number of all ranks. Collective."""
+    largest = torch.tensor([number], device=device)
     options = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
-    group.allreduce([wanted], options).wait()
-    return int(wanted.item())
+    group.allreduce([largest], options).wait()
+    return int(largest.item())

@@ -1,10 +1,10 @@
-"""A world of ranks in one process, for tests: threads, sums in rank order, and no network.
+"""World of ranks in one process, for tests: threads, sums in rank order, and no network.
 
-What is written for a process group runs on a :class:`LocalWorld` as it is: sharded optimizers,
-their checkpoints, DistributedDataParallel and its communication hooks. Ranks are threads, so a
-world of 16 costs no more to start than one of 2; and whatever the threads' timing, results are the
-same, bit for bit, in every run. An operation that a rank does not come to is an error on the others
-that says which rank, and why; and a buffer that is written to while it is under way is one, too.
+Code for process groups runs unchanged on a :class:`LocalWorld`: sharded optimizers, their
+checkpoints, DistributedDataParallel and its communication hooks. Ranks are threads, so a world of
+16 starts as fast as a world of 2. Results do not depend on thread timing: their bits are equal in
+every run. If a rank does not come to an operation, the other ranks raise an error that names the
+rank and the reason. Writing to the buffer of a pending operation is an error too.
 """
 
 import sys
@@ -20,12 +20,12 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from functional_optim._torch import ACTIVE_DDP_MODULE
-from sharding.transport.buffers import as_bytes, as_real, check_buffer, divisor_of
+from sharding.transport.buffers import as_bytes, as_real, check_buffer, prepare_average
 from sharding.transport.local_group import LocalGroup
-from sharding.transport.local_meeting import Board, Meeting
+from sharding.transport.local_rendezvous import Rendezvous, WorldState
 from sharding.transport.ordered_sum import add_in_rank_order
 from sharding.transport.protocol import Range, Work
-from sharding.transport.works import Launched
+from sharding.transport.work import PendingWork
 
 T = TypeVar("T")
 
@@ -33,13 +33,13 @@ T = TypeVar("T")
 class LocalWorld:
     """Ranks of one process group, each a thread of this process: ``LocalWorld(4).run(function)``.
 
-    A rank's group is given to whatever takes a process group: there is no world of torch's here
-    (``torch.distributed.is_initialized()`` is false). torch's random numbers are those of the
-    process, which all ranks draw from: give each a generator of its own.
+    Pass a rank's group to functions that take a process group: torch has no default group here
+    (``torch.distributed.is_initialized()`` is false). All ranks share torch's random number
+    generator, so give each rank its own generator.
 
     Args:
-        size: how many ranks.
-        seconds: after which all operations that are waited for fail, if no rank has come to any.
+        size: number of ranks.
+        seconds: timeout. If no rank comes to an operation for so long, all pending operations fail.
 
     Attributes:
         groups: the group of each rank.
@@ -68,66 +68,68 @@ class LocalWorld:
             raise ValueError(f"size must be at least 1, got {size}")
         if not seconds > 0:
             raise ValueError(f"seconds must be a number above 0, got {seconds!r}")
-        self._board = Board(seconds)
+        self._state = WorldState(seconds)
         ranks = range(size)
-        self.groups = tuple(LocalGroup(self._board, "world", ranks, rank) for rank in ranks)
+        self.groups = tuple(LocalGroup(self._state, "world", ranks, rank) for rank in ranks)
         self._errors: dict[int, BaseException] = {}
 
     def run(self, function: Callable[[LocalGroup], T]) -> list[T]:
-        """Call a function with each rank's group, each in a thread of its own.
+        """Call a function with the group of each rank, each in its own thread.
 
-        It may be called again, with other functions: what ranks keep goes on.
+        It can be called again, with other functions. The groups keep their state.
 
         Returns:
-            What it returned on each rank, in their order.
+            The results, in rank order.
 
         Raises:
-            BaseException: what the first rank to fail has raised; notes on it tell of the others.
-            RuntimeError: a call before has failed, so that ranks may be out of step; or threads
-                wait for something that no rank will do.
+            BaseException: the error of the first rank that failed; its notes name other errors.
+            RuntimeError: an earlier call has failed, so ranks may be out of step; or threads hang.
         """
         if self._errors:
             raise RuntimeError("ranks of this world have failed, and may be out of step; make anew")
-        self._board.gone.clear()
-        found: dict[int, T] = {}
+        self._state.left.clear()
+        results: dict[int, T] = {}
         threads = [
             threading.Thread(
-                target=self._called, args=(function, group, found), name=f"rank {rank}", daemon=True
+                target=self._run_rank,
+                args=(function, group, results),
+                name=f"rank {rank}",
+                daemon=True,
             )
             for rank, group in enumerate(self.groups)
         ]
-        with _forward_passes_apart():
+        with _restore_active_ddp_module():
             for thread in threads:
                 thread.start()
-            self._watch(threads)
+            self._wait_for_threads(threads)
         if self._errors:
             raise self._first_error()
-        return [found[rank] for rank in range(len(self.groups))]
+        return [results[rank] for rank in range(len(self.groups))]
 
-    def _called(
-        self, function: Callable[[LocalGroup], T], group: LocalGroup, found: dict[int, T]
+    def _run_rank(
+        self, function: Callable[[LocalGroup], T], group: LocalGroup, results: dict[int, T]
     ) -> None:
         rank = group.rank()
         try:
-            found[rank] = function(group)
-        except BaseException as error:  # noqa: BLE001  raised again by who called run
+            results[rank] = function(group)
+        except BaseException as error:  # noqa: BLE001  raised again by run
             self._errors[rank] = error
-            self._board.leave(rank, f"raised {type(error).__name__}: {error}")
+            self._state.leave(rank, f"raised {type(error).__name__}: {error}")
         else:
-            self._board.leave(rank, "had returned before it came")
+            self._state.leave(rank, "had returned before it came")
 
-    def _watch(self, threads: Sequence[threading.Thread]) -> None:
-        """Return when all ranks are done; where none goes on, fail what they wait for."""
-        board, gave_up = self._board, False
-        with board.news:
-            while len(board.gone) < len(threads):
-                if board.goes_on():
+    def _wait_for_threads(self, threads: Sequence[threading.Thread]) -> None:
+        """Wait for all ranks. After a timeout without progress, fail the pending operations."""
+        state, has_failed = self._state, False
+        with state.changed:
+            while len(state.left) < len(threads):
+                if state.wait_for_progress():
                     continue
-                if gave_up:
+                if has_failed:
                     self._errors[-1] = RuntimeError(f"ranks hang:\n{_stacks(threads)}")
                     return
-                gave_up = True
-                board.give_up()
+                has_failed = True
+                state.fail_pending()
 
     def _first_error(self) -> BaseException:
         (rank, first), *others = self._errors.items()
@@ -138,11 +140,11 @@ class LocalWorld:
 
 
 @contextmanager
-def _forward_passes_apart() -> Iterator[None]:
-    """Keep DDP's notes of the module in its forward pass apart for each thread.
+def _restore_active_ddp_module() -> Iterator[None]:
+    """Restore DDP's class attribute with the module in its forward pass.
 
-    It is one note for all threads, which each puts back as it found it: that of another thread. And
-    torch.compile takes whatever it compiles for a part of that module.
+    Each thread saves and restores the attribute, and may restore the module of another thread.
+    torch.compile would then treat later code as a part of that module.
     """
     before = getattr(DistributedDataParallel, ACTIVE_DDP_MODULE, None)
     try:
@@ -161,25 +163,25 @@ def _stacks(threads: Sequence[threading.Thread]) -> str:
     )
 
 
-class _Sent:
-    """Message from a rank to another: its memory, and its content at the launch."""
+class _SentPart:
+    """Part of a buffer that is sent, and a copy of its values at the launch."""
 
-    def __init__(self, place: Tensor) -> None:
-        self.place = place
-        self.kept = place.clone()
+    def __init__(self, part: Tensor) -> None:
+        self.part = part
+        self.copy = part.clone()
 
     @property
-    def is_left_alone(self) -> bool:
-        """Return True if the same is there still, bit for bit."""
-        return torch.equal(self.place.view(torch.uint8), self.kept.view(torch.uint8))
+    def is_unchanged(self) -> bool:
+        """Return True if the bits are those of the launch."""
+        return torch.equal(self.part.view(torch.uint8), self.copy.view(torch.uint8))
 
 
 class LocalTransport:
-    """The transport between ranks of one process; see :class:`~sharding.transport.Transport`.
+    """Transport between ranks of one process; see :class:`~sharding.transport.Transport`.
 
-    What a rank sends is as it was when the operation was launched; what it receives is in its
-    buffer when it has waited, and not before: who forgets to wait finds it out in every run. What a
-    rank gives for others must be left alone until then, which is checked.
+    The values at the launch are sent. Received values are written to the buffer in ``wait()``, not
+    before, so a missing wait shows in every run. The sent parts must not be changed before
+    ``wait()``; this is checked.
 
     All ranks must make their transports over a group in the same order.
 
@@ -205,7 +207,7 @@ class LocalTransport:
         self.rank: int = group.rank()
         self.size: int = group.size()
         self.bytes_sent = 0
-        self._channel = group.channel()
+        self._sequence = group.new_sequence()
 
     def reduce_scatter(
         self, flat: Tensor, ranges: Sequence[Range], *, average: bool = False
@@ -213,57 +215,63 @@ class LocalTransport:
         """Sum in rank order: see :meth:`sharding.transport.Transport.reduce_scatter`."""
         check_buffer(flat, ranges, self.size)
         real, cuts = as_real(flat, ranges)
-        divisor = divisor_of(flat, ranges) if average else 1
-        sent = {rank: _Sent(real[start:stop]) for rank, (start, stop) in enumerate(cuts)}
-        self._count(part.place for rank, part in sent.items() if rank != self.rank)
-        meeting = self._launched(f"reduce_scatter, average={average},", flat, ranges, sent)
+        divisor = prepare_average(flat, ranges) if average else 1
+        sent = {rank: _SentPart(real[start:stop]) for rank, (start, stop) in enumerate(cuts)}
+        self._count(one.part for rank, one in sent.items() if rank != self.rank)
+        rendezvous = self._launch(f"reduce_scatter, average={average},", flat, ranges, sent)
 
-        def take(given: Mapping[int, Any]) -> None:
-            others = [given[rank][self.rank].kept for rank in range(self.size) if rank != self.rank]
-            others = [one.clone() for one in others]  # which the sum uses as scratch
-            add_in_rank_order(sent[self.rank].place, self.rank, others, divisor)
+        def add(inputs: Mapping[int, Any]) -> None:
+            others = [
+                inputs[rank][self.rank].copy for rank in range(self.size) if rank != self.rank
+            ]
+            others = [one.clone() for one in others]  # the sum overwrites its terms
+            add_in_rank_order(sent[self.rank].part, self.rank, others, divisor)
 
-        return self._work(meeting, sent.values(), take)
+        return _work(rendezvous, sent.values(), add)
 
     def all_gather(self, flat: Tensor, ranges: Sequence[Range]) -> Work:
-        """Hand ranges to all: see :meth:`sharding.transport.Transport.all_gather`."""
+        """Gather ranges: see :meth:`sharding.transport.Transport.all_gather`."""
         check_buffer(flat, ranges, self.size)
         raw, cuts = as_bytes(flat, ranges)
-        places = [raw[start:stop] for start, stop in cuts]
-        own = _Sent(places[self.rank])
-        self._count(own.place for _ in range(self.size - 1))
-        meeting = self._launched("all_gather", flat, ranges, own)
+        parts = [raw[start:stop] for start, stop in cuts]
+        own = _SentPart(parts[self.rank])
+        self._count(own.part for _ in range(self.size - 1))
+        rendezvous = self._launch("all_gather", flat, ranges, own)
 
-        def take(given: Mapping[int, Any]) -> None:
-            for rank, place in enumerate(places):
+        def copy(inputs: Mapping[int, Any]) -> None:
+            for rank, part in enumerate(parts):
                 if rank != self.rank:
-                    place.copy_(given[rank].kept)
+                    part.copy_(inputs[rank].copy)
 
-        return self._work(meeting, [own], take)
+        return _work(rendezvous, [own], copy)
 
-    def _launched(self, what: str, flat: Tensor, ranges: Sequence[Range], sent: Any) -> Meeting:
-        shown = f"{what} of {flat.numel()} x {flat.dtype}, ranges {[tuple(one) for one in ranges]}"
-        return self._local.meet(self._channel, shown, sent)
-
-    def _work(
-        self,
-        meeting: Meeting,
-        sent: Iterable[_Sent],
-        take: Callable[[Mapping[int, Any]], None],
-    ) -> Work:
-        """This rank's side of an operation; ``take`` writes what comes into the buffer."""
-
-        def finish() -> None:
-            given = meeting.wait()
-            if not all(one.is_left_alone for one in sent):
-                raise RuntimeError(
-                    f"{meeting.what}: the buffer was written to before the operation was waited "
-                    "for; until then it must be left alone"
-                )
-            with torch.no_grad():
-                take(given)
-
-        return Launched(finish)
+    def _launch(
+        self, operation: str, flat: Tensor, ranges: Sequence[Range], sent: Any
+    ) -> Rendezvous:
+        text = (
+            f"{operation} of {flat.numel()} x {flat.dtype}, ranges {[tuple(one) for one in ranges]}"
+        )
+        return self._local.join(self._sequence, text, sent)
 
     def _count(self, parts: Iterable[Tensor]) -> None:
         self.bytes_sent += sum(part.numel() * part.element_size() for part in parts)
+
+
+def _work(
+    rendezvous: Rendezvous,
+    sent: Iterable[_SentPart],
+    write: Callable[[Mapping[int, Any]], None],
+) -> Work:
+    """Return the handle of an operation; ``write`` writes received values to the buffer."""
+
+    def finish() -> None:
+        inputs = rendezvous.wait()
+        if not all(one.is_unchanged for one in sent):
+            raise RuntimeError(
+                f"{rendezvous.operation}: the buffer was written to before the operation was "
+                "waited for; until then it must be left alone"
+            )
+        with torch.no_grad():
+            write(inputs)
+
+    return PendingWork(finish)

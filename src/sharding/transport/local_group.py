@@ -1,4 +1,4 @@
-"""A process group whose ranks are threads of one process; see :mod:`sharding.transport.local`."""
+"""Process group whose ranks are threads of one process; see :mod:`sharding.transport.local`."""
 
 import itertools
 from collections import defaultdict
@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from sharding.transport.local_meeting import Act, Board, Meeting
+from sharding.transport.local_rendezvous import Action, Rendezvous, WorldState
 from sharding.transport.protocol import TransportError
 
-_SUMS: tuple[tuple[Any, Callable[[Tensor, Tensor], Tensor]], ...] = (
+_REDUCTIONS: tuple[tuple[Any, Callable[[Tensor, Tensor], Tensor]], ...] = (
     (dist.ReduceOp.SUM, torch.add),
     (dist.ReduceOp.MAX, torch.maximum),
     (dist.ReduceOp.MIN, torch.minimum),
@@ -25,177 +25,176 @@ _SUMS: tuple[tuple[Any, Callable[[Tensor, Tensor], Tensor]], ...] = (
 
 
 class LocalGroup(dist.ProcessGroup):
-    """Side of a rank in a group of threads; made by :class:`~sharding.transport.local.LocalWorld`.
+    """One rank of a group of threads; made by :class:`~sharding.transport.local.LocalWorld`.
 
-    It takes the collectives that DistributedDataParallel and sharded optimizers need, from torch's
-    functions (``torch.distributed.all_reduce(tensor, group=group)``) and from DDP itself. Sums are
-    made in the order of ranks.
+    The group has the collectives that DistributedDataParallel and sharded optimizers need, for
+    torch's functions (``torch.distributed.all_reduce(tensor, group=group)``) and for DDP itself.
+    Sums are in rank order.
 
     Args:
-        board: where the ranks of the world meet.
-        name: of the group, the same on all its ranks.
-        ranks: the numbers in the world of its ranks, in their order.
-        rank: the number in it of this one.
+        world: state of the world.
+        name: of the group, the same on all of its ranks.
+        ranks: global ranks of the group, in the order of group ranks.
+        rank: group rank of this rank.
     """
 
-    def __init__(self, board: Board, name: str, ranks: Sequence[int], rank: int) -> None:
+    def __init__(self, world: WorldState, name: str, ranks: Sequence[int], rank: int) -> None:
         super().__init__(rank, len(ranks))  # type: ignore[call-arg]  # a group in Python has no store
-        self.board = board
+        self.world = world
         self.ranks = tuple(ranks)
-        """Numbers in the world, by those in the group."""
+        """Global ranks, in the order of group ranks."""
         self._name = name
         self._parts = itertools.count()
         self._channels = itertools.count()
         self._numbers: defaultdict[Hashable, itertools.count[int]] = defaultdict(itertools.count)
 
-    def part(self, ranks: Sequence[int]) -> "LocalGroup":
-        """This rank's side of a group of some of the ranks. Each rank makes its own, in turn.
-
-        Args:
-            ranks: their numbers in the world.
-        """
+    def split(self, ranks: Sequence[int]) -> "LocalGroup":
+        """Return a new group of global ranks. All members must make their groups in one order."""
         name = f"{self._name}, part {next(self._parts)} of ranks {list(ranks)}"
-        return LocalGroup(self.board, name, ranks, ranks.index(self.ranks[self.rank()]))
+        return LocalGroup(self.world, name, ranks, ranks.index(self.ranks[self.rank()]))
 
-    def channel(self) -> str:
-        """The name of one more sequence of operations: the n-th on each rank is the same one."""
+    def new_sequence(self) -> str:
+        """Return the name of a new sequence of operations: all ranks get the same n-th name."""
         return f"channel {next(self._channels)}"
 
-    def meet(
+    def join(
         self,
         sequence: Hashable,
-        what: str,
-        given: Any,
-        act: Act = lambda given: None,
+        operation: str,
+        value: Any,
+        action: Action = lambda inputs: None,
         members: Iterable[int] | None = None,
-    ) -> Meeting:
-        """Come to the next operation of a sequence.
+    ) -> Rendezvous:
+        """Join the next operation of a sequence.
 
         Args:
-            sequence: the n-th operations of one on all ranks are the same.
-            what: the operation does, for errors; the same on all ranks.
-            given: by this rank, for the others.
-            act: done once, when the last has come.
-            members: those that take part; by default all.
+            sequence: the n-th operation of a sequence is the same operation on all ranks.
+            operation: its name, for errors; the same on all ranks.
+            value: the value of this rank.
+            action: called once, when the last rank has joined.
+            members: group ranks that take part; by default all.
         """
         number = next(self._numbers[sequence])
         members = range(self.size()) if members is None else members
-        meeting = Meeting(what, self.ranks, tuple(members))
-        key = (self._name, sequence, number)
-        return self.board.come(key, self.rank(), given, meeting, act)
+        new = Rendezvous(operation, self.ranks, tuple(members))
+        return self.world.join((self._name, sequence, number), self.rank(), value, new, action)
 
-    def _collective(self, what: str, given: Any, act: Act, result: Any) -> dist.Work:
-        return _LocalWork(self.meet("collectives", what, given, act), result)
+    def _collective(self, operation: str, value: Any, action: Action, result: Any) -> dist.Work:
+        return _LocalWork(self.join("collectives", operation, value, action), result)
 
-    # ------------------------------------------------------------- as torch's functions call them
+    # ------------------------------------------------------------ the interface of a process group
 
     def getBackendName(self) -> str:  # noqa: N802  torch's name
-        """The name of the backend."""
+        """Return the name of the backend."""
         return "local"
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:  # type: ignore[override]
-        """Sums, or what else was asked for, in the order of ranks."""
-        asked = dist.ReduceOp.SUM if opts is None else opts.reduceOp
-        name, combine = next((str(op), way) for op, way in _SUMS if asked == op)
+        """Reduce tensors over all ranks, in rank order."""
+        wanted = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+        name, combine = next((str(op), combine) for op, combine in _REDUCTIONS if wanted == op)
 
-        def act(given: Mapping[int, list[Tensor]]) -> None:
-            for terms in zip(*given.values(), strict=True):
-                _copied(reduce(combine, (term.detach() for term in terms)), terms)
+        def action(inputs: Mapping[int, list[Tensor]]) -> None:
+            for terms in zip(*inputs.values(), strict=True):
+                _copy_to(terms, reduce(combine, (term.detach() for term in terms)))
 
-        return self._collective(f"all_reduce ({name}) of {_shown(tensors)}", tensors, act, tensors)
+        operation = f"all_reduce ({name}) of {_format_tensors(tensors)}"
+        return self._collective(operation, tensors, action, tensors)
 
     def broadcast(self, tensors: list[Tensor], opts: Any) -> dist.Work:  # type: ignore[override]
-        """Send the tensors of one rank to all."""
+        """Copy the tensors of one rank to all ranks."""
         root = opts.rootRank
 
-        def act(given: Mapping[int, list[Tensor]]) -> None:
-            for places in zip(*given.values(), strict=True):
-                _copied(places[root].detach().clone(), places)
+        def action(inputs: Mapping[int, list[Tensor]]) -> None:
+            for targets in zip(*inputs.values(), strict=True):
+                _copy_to(targets, targets[root].detach().clone())
 
-        what = f"broadcast from group rank {root} of {_shown(tensors)}"
-        return self._collective(what, tensors, act, tensors)
+        operation = f"broadcast from group rank {root} of {_format_tensors(tensors)}"
+        return self._collective(operation, tensors, action, tensors)
 
     def allgather(  # type: ignore[override]
         self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor], opts: Any = None
     ) -> dist.Work:
-        """Every rank's tensors to all."""
+        """Copy the tensors of every rank to all ranks."""
 
-        def act(given: Mapping[int, Any]) -> None:
-            for number, sources in enumerate(zip(*(own for _, own in given.values()), strict=True)):
-                for outputs, _ in given.values():
-                    for place, source in zip(outputs[number], sources, strict=True):
-                        _copied(source, [place])
+        def action(inputs: Mapping[int, Any]) -> None:
+            for number, sources in enumerate(
+                zip(*(own for _, own in inputs.values()), strict=True)
+            ):
+                for outputs, _ in inputs.values():
+                    for target, source in zip(outputs[number], sources, strict=True):
+                        _copy_to([target], source)
 
-        what = f"all_gather of {_shown(input_tensors)}"
-        return self._collective(what, (output_tensors, input_tensors), act, output_tensors)
+        operation = f"all_gather of {_format_tensors(input_tensors)}"
+        return self._collective(operation, (output_tensors, input_tensors), action, output_tensors)
 
     def barrier(self, opts: Any = None) -> dist.Work:
-        """Nothing but that all have come."""
-        return self._collective("barrier", None, lambda given: None, [])
+        """Wait for all ranks."""
+        return self._collective("barrier", None, lambda inputs: None, [])
 
     def send(self, tensors: list[Tensor], dstRank: int, tag: int) -> dist.Work:  # noqa: N803
-        """To one other rank, which receives it under the same tag."""
-        return self._passed(self.rank(), dstRank, tag, tensors)
+        """Send tensors to a rank, which receives them under the same tag."""
+        return self._transfer(self.rank(), dstRank, tag, tensors)
 
     def recv(self, tensors: list[Tensor], srcRank: int, tag: int) -> dist.Work:  # noqa: N803
-        """From one other rank."""
-        return self._passed(srcRank, self.rank(), tag, tensors)
+        """Receive tensors from a rank."""
+        return self._transfer(srcRank, self.rank(), tag, tensors)
 
-    def _passed(self, source: int, target: int, tag: int, tensors: list[Tensor]) -> dist.Work:
-        def act(given: Mapping[int, list[Tensor]]) -> None:
-            for sent, place in zip(given[source], given[target], strict=True):
-                _copied(sent, [place])
+    def _transfer(self, source: int, target: int, tag: int, tensors: list[Tensor]) -> dist.Work:
+        def action(inputs: Mapping[int, list[Tensor]]) -> None:
+            for sent, received in zip(inputs[source], inputs[target], strict=True):
+                _copy_to([received], sent)
 
-        what = f"message from group rank {source} to {target} of {_shown(tensors)}"
+        operation = f"message from group rank {source} to {target} of {_format_tensors(tensors)}"
         sequence = ("messages", source, target, tag)
-        meeting = self.meet(sequence, what, tensors, act, (source, target))
-        if meeting.error is not None:
-            raise TransportError(meeting.error)  # as torch's groups do, of a rank that is gone
-        return _LocalWork(meeting, tensors)
+        rendezvous = self.join(sequence, operation, tensors, action, (source, target))
+        if rendezvous.error is not None:
+            raise TransportError(rendezvous.error)  # torch's groups also raise at the launch
+        return _LocalWork(rendezvous, tensors)
 
 
-def _copied(value: Tensor, places: Iterable[Tensor]) -> None:
+def _copy_to(targets: Iterable[Tensor], value: Tensor) -> None:
     with torch.no_grad():
-        for place in places:
-            place.detach().copy_(value.detach())
+        for target in targets:
+            target.detach().copy_(value.detach())
 
 
-def _shown(tensors: Sequence[Tensor]) -> str:
+def _format_tensors(tensors: Sequence[Tensor]) -> str:
     return ", ".join(f"{one.numel()} x {str(one.dtype).removeprefix('torch.')}" for one in tensors)
 
 
 class _LocalWork(dist.Work):
-    """Work object for torch and DDP: its result is there when the meeting has ended well."""
+    """Handle of an operation, for torch and DDP."""
 
-    def __init__(self, meeting: Meeting, result: Any) -> None:
+    def __init__(self, rendezvous: Rendezvous, result: Any) -> None:
         super().__init__()
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         self._result = result
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Return when all ranks have come; 0 seconds are for ever, as torch has it.
+        """Wait until all ranks have come; as in torch, 0 seconds mean no timeout.
 
         Raises:
-            RuntimeError: they have not, in time.
-            TransportError: one of them does not come.
+            RuntimeError: the timeout has expired.
+            TransportError: a rank does not come.
         """
-        self._meeting.wait(timeout.total_seconds() or None)
+        self._rendezvous.wait(timeout.total_seconds() or None)
         return True
 
     def get_future(self) -> Future[Any]:
-        """A future of the result."""
+        """Return a future of the result."""
         ended: Future[None] = Future()
 
         def finish(_: Future[None]) -> Any:
-            self._meeting.wait()
+            self._rendezvous.wait()
             return self._result
 
-        # A callback, and not set_exception: C++ would take an exception that was set for the value.
+        # With set_exception instead of this callback, C++ would use the exception as the value.
         done = ended.then(finish)
-        if self._meeting.ended:
+        if self._rendezvous.ended:
             ended.set_result(None)
         else:
-            # What follows may wait for other ranks: not in the thread of whoever comes last.
+            # Callbacks of the future may wait for other ranks, so they get a thread of their own:
+            # the thread of the rank that comes last must not wait.
             complete = partial(Thread, target=ended.set_result, args=(None,), daemon=True)
-            self._meeting.then(lambda: complete().start())
+            self._rendezvous.add_done_callback(lambda: complete().start())
         return done

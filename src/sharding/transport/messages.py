@@ -1,4 +1,4 @@
-"""Messages between the ranks of a group, and what is said of those that do not arrive."""
+"""Messages between the ranks of a group, and errors for messages that do not arrive."""
 
 import itertools
 import time
@@ -12,34 +12,30 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sharding.transport.peers import GroupRank, named, timeout_of
+from sharding.transport.groups import GroupRank, format_ranks, timeout_of
 from sharding.transport.protocol import TransportError
 
 CPU = torch.device("cpu")
 GLANCE = timedelta(milliseconds=1)
 NO_TIME = timedelta(0)
 PROBE = (1 << 30) - 1
-"""A tag that nothing is received under."""
+"""A tag under which no rank receives."""
 ADVICE = "Ranks may differ now: end them all, and go on from the last checkpoint"
 
 CHANNEL_BITS, NUMBER_BITS = 16, 14
-"""The bits of a tag: a sequence of messages, and an operation of that sequence.
+"""The bits of a tag for the sequence, and for the operation of the sequence.
 
-Numbers of operations start again after 16,384: what is under way then has long been received.
+Numbers of operations start again after 16,384. Earlier messages have long been received by then.
 """
 _CHANNELS: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
 """Number of message sequences made on each group."""
 
 
 class MessageTags:
-    """A sequence of operations on a group, each with the tag of its messages.
+    """Tags for the messages of a sequence of operations on a group.
 
-    Messages find their place by it: those of two sequences are never taken for one another, and
-    never for those of a user, whose tags begin at 0. All ranks of a group must make their sequences
-    in the same order.
-
-    Raises:
-        RuntimeError: the group has had as many sequences as there are tags for.
+    The tags of two sequences differ, and also differ from the tags of users, which begin at 0. All
+    ranks of a group must make their sequences in the same order.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -56,7 +52,7 @@ class MessageTags:
         self._count = itertools.count()
 
     def next(self) -> tuple[int, int]:
-        """A number, and its tag."""
+        """Return the number of the next operation, and its tag."""
         number = next(self._count)
         return number, self._tags | number % (1 << NUMBER_BITS)
 
@@ -69,18 +65,18 @@ class Direction(Enum):
 
 
 class PartMessage(NamedTuple):
-    """A part on its way to or from other ranks."""
+    """Launched message with a part of a buffer."""
 
     direction: Direction
     peer: GroupRank | None
-    """The other rank; None for all others."""
+    """The other rank; None for all other ranks."""
     elements: int
     work: dist.Work | None
-    """None for one that could not be launched."""
+    """None if the message could not be launched."""
 
 
-def launched(
-    what: str,
+def launch_message(
+    operation: str,
     group: dist.ProcessGroup,
     direction: Direction,
     rank: int,
@@ -88,45 +84,35 @@ def launched(
     elements: int,
     tag: int,
 ) -> PartMessage:
-    """Launch one message.
-
-    Raises:
-        TransportError: the other rank is known to be gone.
-    """
+    """Launch a message to or from one rank."""
     peer = GroupRank(rank)
+    message = PartMessage(direction, peer, elements, None)
     try:
         if direction is Direction.TO:
             work = dist.isend(part, group=group, group_dst=peer, tag=tag)
         else:
             work = dist.irecv(part, group=group, group_src=peer, tag=tag)
     except RuntimeError as error:
-        raise TransportError(
-            lost(what, group, PartMessage(direction, peer, elements, None))
-        ) from error
-    return PartMessage(direction, peer, elements, work)
+        raise TransportError(format_lost(operation, group, message)) from error
+    return message._replace(work=work)
 
 
-def broadcast(
-    what: str, group: dist.ProcessGroup, rank: int, part: Tensor, elements: int
+def launch_broadcast(
+    operation: str, group: dist.ProcessGroup, rank: int, part: Tensor, elements: int
 ) -> PartMessage:
-    """Launch the broadcast of one rank's part.
-
-    Raises:
-        TransportError: another rank is known to be gone.
-    """
-    mine = rank == group.rank()
-    direction, peer = (Direction.TO, None) if mine else (Direction.FROM, GroupRank(rank))
+    """Launch the broadcast of one rank's part."""
+    is_root = rank == group.rank()
+    direction, peer = (Direction.TO, None) if is_root else (Direction.FROM, GroupRank(rank))
+    message = PartMessage(direction, peer, elements, None)
     try:
         work = dist.broadcast(part, group=group, group_src=rank, async_op=True)
     except RuntimeError as error:
-        raise TransportError(
-            lost(what, group, PartMessage(direction, peer, elements, None))
-        ) from error
-    return PartMessage(direction, peer, elements, work)
+        raise TransportError(format_lost(operation, group, message)) from error
+    return message._replace(work=work)
 
 
-def receive(
-    what: str,
+def wait_messages(
+    operation: str,
     group: dist.ProcessGroup,
     messages: Sequence[PartMessage],
     *,
@@ -136,12 +122,12 @@ def receive(
     """Wait for messages.
 
     Args:
-        what: they belong to, for errors.
+        operation: the name of the operation, for errors.
         group: of the ranks.
-        messages: in the order in which they are waited for.
-        patient: wait for the others, too, once one is lost: of those that this rank sends, none is
-            given up while another rank waits for it.
-        slack: time to wait beyond the group's timeout.
+        messages: in the order of waiting.
+        patient: True to wait for the other messages after one is lost. So a message that this rank
+            sends is not dropped while another rank waits for it.
+        slack: time to wait in addition to the group's timeout.
 
     Raises:
         TransportError: names the ranks that did not come.
@@ -150,34 +136,34 @@ def receive(
     start = time.monotonic()
     first: tuple[PartMessage, RuntimeError] | None = None
     for at, message in enumerate(messages):
-        # One deadline for all: ranks that come late, one after the other, do not add up.
+        # All messages share one deadline, so that the delays of several ranks do not add up.
         left = max(timeout - timedelta(seconds=time.monotonic() - start), GLANCE)
-        asked = time.monotonic()
-        error = _error_of(message, left)
+        began = time.monotonic()
+        error = _wait_error(message, left)
         if error is None:
             continue
-        waited_for_it = timedelta(seconds=time.monotonic() - asked) >= left
-        # A broadcast has a clock of its own, which may have begun before ours.
-        if not waited_for_it and not _says_that_time_is_up(error):
+        timed_out = timedelta(seconds=time.monotonic() - began) >= left
+        # torch measures the timeout of a broadcast from its launch, which is before this wait.
+        if not timed_out and not _is_timeout(error):
             first = first or (message, error)
             if patient:
                 continue
             break
-        others = [one for one in messages[at + 1 :] if _error_of(one, GLANCE)]
+        others = [one for one in messages[at + 1 :] if _wait_error(one, GLANCE)]
         waited = time.monotonic() - start
-        raise TransportError(absent(what, group, [message, *others], waited)) from error
+        raise TransportError(format_absent(operation, group, [message, *others], waited)) from error
     if first is not None:
-        raise TransportError(lost(what, group, first[0])) from first[1]
+        raise TransportError(format_lost(operation, group, first[0])) from first[1]
 
 
-def _says_that_time_is_up(error: RuntimeError) -> bool:
-    """Return True if an error is a timeout, of this message or of another one of the rank."""
+def _is_timeout(error: RuntimeError) -> bool:
+    """Return True if an error is a timeout, of this message or of another message of the rank."""
     text = str(error).lower()
     return "timed out" in text or "application timeout" in text
 
 
-def _error_of(message: PartMessage, timeout: timedelta) -> RuntimeError | None:
-    """Wait for a message; torch's error, if it does not arrive in time."""
+def _wait_error(message: PartMessage, timeout: timedelta) -> RuntimeError | None:
+    """Wait for a message. Return torch's error if the message does not arrive in time."""
     try:
         if message.work is not None:
             message.work.wait(timeout)
@@ -187,31 +173,31 @@ def _error_of(message: PartMessage, timeout: timedelta) -> RuntimeError | None:
 
 
 def _peers(group: dist.ProcessGroup, message: PartMessage) -> list[GroupRank]:
-    """The ranks at the other end of a message."""
+    """Return the ranks that a message is sent to, or received from."""
     if message.peer is not None:
         return [message.peer]
     return [GroupRank(rank) for rank in range(group.size()) if rank != group.rank()]
 
 
-def lost(what: str, group: dist.ProcessGroup, message: PartMessage) -> str:
-    """The text of an error: a connection was closed."""
-    # What is broadcast is passed on, so the rank that is gone may be another than its owner.
+def format_lost(operation: str, group: dist.ProcessGroup, message: PartMessage) -> str:
+    """Return the error text for a closed connection."""
+    # Other ranks relay the data of a broadcast, so the dead rank may not be its root.
     gone = [rank for rank in range(group.size()) if _is_gone(group, GroupRank(rank))]
-    peers = named(group, _peers(group, message))
-    whom = named(group, [GroupRank(rank) for rank in gone]) or peers
+    peers = format_ranks(group, _peers(group, message))
+    whom = format_ranks(group, [GroupRank(rank) for rank in gone]) or peers
     doing = (
         f"taking {message.elements} elements from {peers}"
         if message.direction is Direction.FROM
         else f"sending {message.elements} elements to {peers}"
     )
     return (
-        f"{what}: {_me(group)} lost {whom} while {doing}: it died, or ended after an error of its "
-        f"own. {ADVICE}"
+        f"{operation}: {_format_self(group)} lost {whom} while {doing}: it died, or ended after an "
+        f"error of its own. {ADVICE}"
     )
 
 
 def _is_gone(group: dist.ProcessGroup, rank: GroupRank) -> bool:
-    """Return True if the connection to a rank is closed. Only for a group that has failed."""
+    """Return True if the connection to a rank is closed. Use it only after the group has failed."""
     if rank == group.rank():
         return False
     try:
@@ -221,20 +207,21 @@ def _is_gone(group: dist.ProcessGroup, rank: GroupRank) -> bool:
     return False
 
 
-def absent(
-    what: str, group: dist.ProcessGroup, missing: Sequence[PartMessage], seconds: float
+def format_absent(
+    operation: str, group: dist.ProcessGroup, missing: Sequence[PartMessage], seconds: float
 ) -> str:
-    """The text of an error: ranks that did not come in time."""
-    waits = [
-        f"{named(group, _peers(group, one))} to {one.direction.value} {one.elements} elements"
-        for one in missing
-    ]
+    """Return the error text for ranks that did not come in time."""
+    waits = []
+    for one in missing:
+        peers = format_ranks(group, _peers(group, one))
+        waits.append(f"{peers} to {one.direction.value} {one.elements} elements")
     return (
-        f"{what}: {_me(group)} waited {seconds:.1f} s for {', and for '.join(waits)}, in vain: "
-        "they (or, in a gather, ranks that pass their parts on) did not come to this operation "
-        f"within the group's timeout of {timeout_of(group, CPU)}. {ADVICE}"
+        f"{operation}: {_format_self(group)} waited {seconds:.1f} s for "
+        f"{', and for '.join(waits)}, in vain: they (or, in a gather, ranks that pass their parts "
+        "on) did not come to this operation within the group's timeout of "
+        f"{timeout_of(group, CPU)}. {ADVICE}"
     )
 
 
-def _me(group: dist.ProcessGroup) -> str:
-    return f"{named(group, [GroupRank(group.rank())])} of {group.size()} ranks"
+def _format_self(group: dist.ProcessGroup) -> str:
+    return f"{format_ranks(group, [GroupRank(group.rank())])} of {group.size()} ranks"

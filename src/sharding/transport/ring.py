@@ -1,8 +1,8 @@
-"""A ring of chunks in shared memory: one rank fills them, others take them, nobody waits here.
+"""Ring buffer in shared memory with one writer and several readers, without blocking.
 
-The memory begins with a table of 64-bit numbers: for each reader how many chunks were put there for
-it, how many it has taken, and which slots they lie in. Each number has one writer. A slot is filled
-again when all readers that it was for have taken it.
+The memory begins with a table of 64-bit integers: for each reader, the number of chunks published
+for this reader, the number of chunks that it has read, and a queue of their slots. Each integer has
+one writer. A slot is reused when all of its readers have read its chunk.
 """
 
 import mmap
@@ -11,24 +11,24 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from sharding.transport.ordered import SharedNumbers
+from sharding.transport.atomics import AtomicTable
 
 PUT, TAKEN, QUEUE = 0, 8, 16
-"""Where a reader's numbers stand in its part of the table; apart, so that no line of the cache is
-written by two."""
+"""Indices in a reader's part of the table: chunks published, chunks read, and the queue of slots.
+The first two are in different cache lines, because different processes write them."""
 LINE = 8
-"""Numbers in a line of the cache."""
+"""Integers per cache line."""
 PAGE = 4096
 
 
 class RingShape:
-    """Division of a segment.
+    """Layout of a shared segment: the table, and slots for chunks.
 
     Args:
-        readers: how many ranks may read, whether they do or not.
-        slots: chunks at once. Where a reader takes one of each other rank at a time, as sums do,
-            as many as there are readers: with less, ranks may wait for one another in a ring.
-        chunk: bytes of each.
+        readers: number of ranks that can read.
+        slots: number of chunks. A sum reads one chunk of each rank at a time, and needs at least as
+            many slots as the other ranks. With fewer slots, ranks can deadlock in a cycle.
+        chunk: bytes of a chunk.
     """
 
     def __init__(self, readers: int, slots: int, chunk: int) -> None:
@@ -39,66 +39,60 @@ class RingShape:
         self.start = -(-8 * self.numbers // PAGE) * PAGE
         self.nbytes = self.start + slots * chunk
 
-    def table(self, memory: mmap.mmap) -> SharedNumbers:
-        """The numbers."""
-        return SharedNumbers(memory, self.numbers)
+    def table(self, memory: mmap.mmap) -> AtomicTable:
+        """Return the table at the beginning of a segment."""
+        return AtomicTable(memory, self.numbers)
 
     def chunks(self, memory: mmap.mmap) -> list[Tensor]:
-        """The slots, in bytes."""
+        """Return the memory of all slots, as bytes."""
         flat = torch.frombuffer(memory, dtype=torch.uint8)[self.start : self.nbytes]
         return list(flat.split(self.chunk))
 
 
 class RingWriter:
-    """The side that fills chunks."""
+    """Writer of a ring."""
 
     def __init__(self, memory: mmap.mmap, shape: RingShape) -> None:
         self._shape = shape
         self._table = shape.table(memory)
         self.chunks = shape.chunks(memory)
-        self._given: list[list[tuple[int, int]]] = [[] for _ in range(shape.slots)]
-        """For each slot, which readers it was for, and how many chunks each has taken then."""
+        self._pending: list[list[tuple[int, int]]] = [[] for _ in range(shape.slots)]
+        """For each slot, its readers, and the count of each reader once it has read the slot."""
 
-    def free(self) -> int | None:
-        """A slot that may be filled, if there is one."""
-        for slot, given in enumerate(self._given):
-            if all(self._has_taken(reader, count) for reader, count in given):
+    def find_free_slot(self) -> int | None:
+        """Return a slot that all of its readers have read, or None."""
+        for slot, pending in enumerate(self._pending):
+            if all(self._has_read(reader, count) for reader, count in pending):
                 return slot
         return None
 
-    def slow(self) -> set[int]:
-        """The readers that have not taken all that is there for them."""
+    def slow_readers(self) -> set[int]:
+        """Return the readers that have not read all chunks published for them."""
         return {
             reader
-            for given in self._given
-            for reader, count in given
-            if not self._has_taken(reader, count)
+            for pending in self._pending
+            for reader, count in pending
+            if not self._has_read(reader, count)
         }
 
-    def _has_taken(self, reader: int, count: int) -> bool:
+    def _has_read(self, reader: int, count: int) -> bool:
         return self._table.acquire(reader * self._shape.stride + TAKEN) >= count
 
     def publish(self, slot: int, readers: Iterable[int]) -> None:
-        """Hand a filled slot to readers."""
-        given = []
+        """Publish a filled slot for readers."""
+        pending = []
         for reader in readers:
             start = reader * self._shape.stride
             count = self._table[start + PUT]
             self._table[start + QUEUE + count % self._shape.slots] = slot
-            given.append((reader, count + 1))
-        for reader, count in given:
+            pending.append((reader, count + 1))
+        for reader, count in pending:
             self._table.release(reader * self._shape.stride + PUT, count)
-        self._given[slot] = given
+        self._pending[slot] = pending
 
 
 class RingReader:
-    """The side that takes them.
-
-    Args:
-        memory: of another rank.
-        shape: as that rank divides it.
-        reader: this rank's number.
-    """
+    """Reader of another rank's ring."""
 
     def __init__(self, memory: mmap.mmap, shape: RingShape, reader: int) -> None:
         self._slots = shape.slots
@@ -106,13 +100,13 @@ class RingReader:
         self._chunks = shape.chunks(memory)
         self._start = reader * shape.stride
 
-    def next(self) -> Tensor | None:
-        """The oldest chunk that was not taken yet, if there is one."""
+    def peek(self) -> Tensor | None:
+        """Return the oldest unread chunk, or None."""
         taken = self._table[self._start + TAKEN]
         if self._table.acquire(self._start + PUT) == taken:
             return None
         return self._chunks[self._table[self._start + QUEUE + taken % self._slots]]
 
-    def take(self) -> None:
-        """Done with the oldest chunk."""
+    def advance(self) -> None:
+        """Mark the oldest unread chunk as read."""
         self._table.release(self._start + TAKEN, self._table[self._start + TAKEN] + 1)

@@ -1,7 +1,7 @@
-"""Memory that processes of one host share: it has no name, so nothing stays when they are killed.
+"""Anonymous shared memory of processes on one host. It has no name, so nothing is left behind.
 
-One process makes it; the others find it among the open files of that process. It is not of
-``/dev/shm``, which is small in containers, and which others need.
+One process creates a segment; other processes open it through the open files of that process. It
+does not use ``/dev/shm``, which is small in containers.
 """
 
 import fcntl
@@ -13,123 +13,110 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 PROCESSES = Path("/proc")
-"""Where Linux shows processes and their open files. Elsewhere there is no such memory."""
+"""Folder of processes and their open files on Linux. Other systems have no such memory."""
 
 
 class Address(NamedTuple):
-    """By which another process of the host finds a segment."""
+    """Address by which other processes of the host open a segment."""
 
     process: int
     descriptor: int
     token: int
-    """A number that no other segment has: it stands in the title of the open file."""
+    """Random number in the name of the open file, different for each segment."""
 
 
 NOWHERE = Address(0, 0, 0)
-"""Of no segment."""
+"""Address of a rank without a segment."""
 
 
 class SharedSegment:
-    """A piece of shared memory, filled with zeros at first: :meth:`make` or :meth:`find` one.
+    """Segment of shared memory, zero at first: :meth:`create` or :meth:`attach` one.
 
-    As long as its owner lives, it holds a lock on it, by which the others see that. The memory is
-    freed when the last process that has it lets go of it, or ends, however it ends.
+    The owner holds a file lock while it lives, so that others can check if it is alive. The memory
+    is freed when the last process closes it or ends.
 
     Args:
-        held: an open file, for the lock alone: what a fork inherits with the memory must not hold
-            it. From here on it belongs to the segment.
-        nbytes: how large it is.
-        address: where others find it.
-
-    Raises:
-        OSError: it is not so large, or cannot be mapped.
+        descriptor: an open file for the lock only, which the segment closes. The memory is mapped
+            through a second open file: a forked child keeps the memory, but must not keep the lock.
+        nbytes: size of the segment.
+        address: by which other processes open it.
     """
 
-    def __init__(self, held: int, nbytes: int, address: Address) -> None:
+    def __init__(self, descriptor: int, nbytes: int, address: Address) -> None:
         self.address = address
-        self._held = held
-        self._close = weakref.finalize(self, os.close, held)
-        _HELD.add(self)
+        self._descriptor = descriptor
+        self.close = weakref.finalize(self, os.close, descriptor)
+        _SEGMENTS.add(self)
         try:
-            file = os.open(_open_file(os.getpid(), held), os.O_RDWR | os.O_CLOEXEC)
+            file = os.open(_open_file(os.getpid(), descriptor), os.O_RDWR | os.O_CLOEXEC)
             try:
                 self.memory = mmap.mmap(file, nbytes)
             finally:
                 os.close(file)
         except (OSError, ValueError) as error:
-            self._close()
+            self.close()
             raise OSError(f"cannot map {nbytes} bytes of shared memory: {error}") from error
 
     @classmethod
-    def make(cls, nbytes: int) -> Self:
-        """A new one, of this process.
+    def create(cls, nbytes: int) -> Self:
+        """Create a segment of this process.
 
-        Its pages are there from the beginning: where memory is missing, it is an error here, and
-        not a signal that ends the process when it writes.
-
-        Raises:
-            OSError: there is no room for it, or no such memory on this system.
+        All pages are allocated here, so that missing memory is an error here, and not a signal that
+        ends the process at a later write.
         """
         token = secrets.randbits(62) + 1
         if not hasattr(os, "memfd_create"):
             raise OSError("this system has no anonymous files")
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-        held = os.memfd_create(_title(token), flags)
+        descriptor = os.memfd_create(_file_name(token), flags)
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.posix_fallocate(held, 0, nbytes)
-            # Nobody can make it shorter, which would end who writes to it by a signal.
-            fcntl.fcntl(held, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.posix_fallocate(descriptor, 0, nbytes)
+            # If a process shrank the file, writes of other processes would end them by a signal.
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         except OSError as error:
-            os.close(held)
+            os.close(descriptor)
             raise OSError(f"cannot make {nbytes} bytes of shared memory: {error}") from error
-        return cls(held, nbytes, Address(os.getpid(), held, token))
+        return cls(descriptor, nbytes, Address(os.getpid(), descriptor, token))
 
     @classmethod
-    def find(cls, address: Address, nbytes: int) -> Self:
-        """Find a segment that another process has made.
-
-        Raises:
-            OSError: there is none of that address and size on this host.
-        """
+    def attach(cls, address: Address, nbytes: int) -> Self:
+        """Open a segment that another process has created."""
         path = _open_file(address.process, address.descriptor)
-        # Looked at before it is opened: a number may be that of another file, on another host.
-        _check_title(path, address)
-        held = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+        # The name is checked before opening: on another host, the path may be any other file.
+        _check_file_name(path, address)
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            _check_title(_open_file(os.getpid(), held), address)
+            _check_file_name(_open_file(os.getpid(), descriptor), address)
         except OSError:
-            os.close(held)
+            os.close(descriptor)
             raise
-        return cls(held, nbytes, address)
+        return cls(descriptor, nbytes, address)
 
     @property
     def has_owner(self) -> bool:
-        """Return True if the process that made it lives."""
+        """Return True if the process that created the segment is alive."""
         try:
-            fcntl.flock(self._held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        fcntl.flock(self._held, fcntl.LOCK_UN)
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         return False
 
-    def forget(self) -> None:
-        """In a child of a fork: hold nothing."""
-        self._close()
+
+_SEGMENTS: weakref.WeakSet[SharedSegment] = weakref.WeakSet()
 
 
-_HELD: weakref.WeakSet[SharedSegment] = weakref.WeakSet()
+def _close_all() -> None:
+    """Close the locks in a forked child, which would otherwise keep them after the owner dies."""
+    for segment in list(_SEGMENTS):
+        segment.close()
 
 
-def _forget_all() -> None:
-    for segment in list(_HELD):
-        segment.forget()
+os.register_at_fork(after_in_child=_close_all)
 
 
-os.register_at_fork(after_in_child=_forget_all)
-
-
-def _title(token: int) -> str:
+def _file_name(token: int) -> str:
     return f"functional-optim-{token:016x}"
 
 
@@ -137,8 +124,8 @@ def _open_file(process: int, descriptor: int) -> Path:
     return PROCESSES / str(process) / "fd" / str(descriptor)
 
 
-def _check_title(path: Path, address: Address) -> None:
-    """Make sure that an open file is the segment of an address."""
-    found, wanted = str(path.readlink()), f"/memfd:{_title(address.token)}"
+def _check_file_name(path: Path, address: Address) -> None:
+    """Check that an open file is the segment of an address."""
+    found, wanted = str(path.readlink()), f"/memfd:{_file_name(address.token)}"
     if found.removesuffix(" (deleted)") != wanted:
         raise FileNotFoundError(f"{path} is {found}, and not {wanted}")

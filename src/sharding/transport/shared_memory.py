@@ -1,43 +1,44 @@
-"""The transport between ranks of one host: through memory that they share, and not its network.
+"""Transport between ranks of one host, through shared memory instead of the network.
 
-Over gloo a byte is copied into the kernel, by another rank out of it again, and added then. Here it
-is copied once, into a chunk small enough to stay in the processor's cache, and added from there.
-What is small goes over gloo, and so does a word for each part, to say that it is coming: who waits
-for a rank that has not come sleeps, and finds out by gloo when it died.
+Over gloo, a byte is copied to the kernel, copied again by the receiving rank, and then added. Here,
+a byte is copied once, to a chunk that fits the processor's cache, and added from there. Small
+operations use gloo. Each part of a large operation is announced by a gloo message, so that a rank
+sleeps until the other ranks come, and gets gloo's error if one of them dies.
 """
 
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sharding.transport.buffers import as_bytes, as_real, check_buffer, divisor_of
+from sharding.transport.buffers import as_bytes, as_real, check_buffer, prepare_average
 from sharding.transport.gloo import GlooTransport
-from sharding.transport.messages import Direction, MessageTags, launched, receive
+from sharding.transport.messages import Direction, MessageTags, launch_message, wait_messages
 from sharding.transport.protocol import Range, TransportError, Work
-from sharding.transport.ring_channel import RingChannel, made_together
-from sharding.transport.taking import Copies, Sum, Taking
+from sharding.transport.ring_channel import RingChannel, create_channel
+from sharding.transport.ring_reads import RingCopies, RingReads, RingSum
 
 SMALLEST = 1 << 16
-"""Bytes of an operation from which it goes through shared memory."""
+"""Bytes of the smallest operation that uses shared memory."""
 
 
-class _Operations:
-    """Operations of one kind: their order, and the thread in which they are done."""
+class _OperationQueue:
+    """Operations of one kind: their tags, their channel, and the thread that runs them in order."""
 
-    def __init__(self, numbers: MessageTags) -> None:
-        self.numbers = numbers
+    def __init__(self, tags: MessageTags) -> None:
+        self.tags = tags
         self.channel: RingChannel | None = None
-        self.asked = False
-        self.asking = threading.Lock()
+        self.has_asked = False
+        """True if the ranks have already tried to create the channel."""
+        self.lock = threading.Lock()
         self.worker = ThreadPoolExecutor(1, "transport")
 
 
 class _Notice(NamedTuple):
-    """Notice at the beginning of an operation: how much a rank sends."""
+    """Announcement of the number of elements that a rank sends in an operation."""
 
     direction: Direction
     rank: int
@@ -45,20 +46,19 @@ class _Notice(NamedTuple):
 
 
 class SharedMemoryTransport:
-    """Parts from rank to rank of one host; see :class:`~sharding.transport.Transport`.
+    """Transport through shared memory of one host; see :class:`~sharding.transport.Transport`.
 
-    The first large operation of each kind finds out, together with all other ranks, whether memory
-    can be shared: whether all are on one host, with 8 MiB of memory for each rank, and none of them
-    has the environment variable ``FUNCTIONAL_OPTIM_SHARED_MEMORY=0``. Where it cannot, everything
-    goes over gloo, to the same bits. The memory has no name in the file system: nothing of it stays
-    behind, and nothing of ``/dev/shm`` is used.
+    In the first large operation of each kind, all ranks check together if they can share memory:
+    if they are on one host, with 8 MiB of memory for each rank, and if no rank has the environment
+    variable ``FUNCTIONAL_OPTIM_SHARED_MEMORY=0``. If they cannot, all operations use gloo, and give
+    the same bits. The memory has no name in the file system, so nothing is left behind, and
+    ``/dev/shm`` is not used.
 
-    Sums and copies are made in two threads of the transport, one for each kind of operation, in the
-    order in which they were launched. ``bytes_sent`` counts what other ranks are handed, whichever
-    way.
+    Two threads of the transport compute sums and copies, one for each kind of operation, in the
+    order of launches. ``bytes_sent`` includes the bytes that are sent over gloo.
 
     Args:
-        gloo: for all that is small, and for everything where memory cannot be shared.
+        gloo: for small operations, and for all operations if memory cannot be shared.
 
     Example::
 
@@ -80,15 +80,15 @@ class SharedMemoryTransport:
         self.rank = gloo.rank
         self.size = gloo.size
         self._gloo = gloo
-        # Each rank begins with another one.
+        # Each rank begins with a different one, so that no rank gets all messages first.
         self._others = [(self.rank + step) % self.size for step in range(1, self.size)]
         self._sent = 0
-        self._reducing = _Operations(gloo.reduces)
-        self._gathering = _Operations(MessageTags(gloo.group))
+        self._reducing = _OperationQueue(gloo.reduce_tags)
+        self._gathering = _OperationQueue(MessageTags(gloo.group))
 
     @property
     def bytes_sent(self) -> int:
-        """The bytes of tensors that this rank has handed to other ranks."""
+        """The bytes of tensors that this rank has sent to other ranks."""
         return self._sent + self._gloo.bytes_sent
 
     def reduce_scatter(
@@ -100,7 +100,7 @@ class SharedMemoryTransport:
         channel = self._channel(self._reducing, real, cuts)
         if channel is None:
             return self._gloo.reduce_scatter(flat, ranges, average=average)
-        divisor = divisor_of(flat, ranges) if average else 1
+        divisor = prepare_average(flat, ranges) if average else 1
         own = real[slice(*cuts[self.rank])]
         parts = [(rank, real[slice(*cuts[rank])]) for rank in self._others]
         each = channel.chunk // real.element_size()
@@ -118,11 +118,11 @@ class SharedMemoryTransport:
         notices += [
             _Notice(Direction.FROM, rank, _length(ranges[self.rank])) for rank in self._others
         ]
-        taking = Sum(channel.readers, _chunks(own, channel.chunk), self.rank, divisor, last)
-        return self._launched("reduce_scatter", self._reducing, channel, notices, taking)
+        reads = RingSum(channel.readers, _chunks(own, channel.chunk), self.rank, divisor, last)
+        return self._launch("reduce_scatter", self._reducing, channel, notices, reads)
 
     def all_gather(self, flat: Tensor, ranges: Sequence[Range]) -> Work:
-        """Hand ranges to all: see :meth:`sharding.transport.Transport.all_gather`."""
+        """Gather ranges: see :meth:`sharding.transport.Transport.all_gather`."""
         check_buffer(flat, ranges, self.size)
         raw, cuts = as_bytes(flat, ranges)
         channel = self._channel(self._gathering, raw, cuts)
@@ -134,67 +134,67 @@ class SharedMemoryTransport:
         notices = [_Notice(Direction.TO, rank, _length(ranges[self.rank])) for rank in others]
         notices += [_Notice(Direction.FROM, rank, _length(ranges[rank])) for rank in others]
         targets = {rank: _chunks(raw[slice(*cuts[rank])], channel.chunk) for rank in others}
-        taking = Copies(channel.readers, targets, last)
-        return self._launched("all_gather", self._gathering, channel, notices, taking)
+        reads = RingCopies(channel.readers, targets, last)
+        return self._launch("all_gather", self._gathering, channel, notices, reads)
 
     def _channel(
-        self, operations: _Operations, flat: Tensor, cuts: Sequence[Range]
+        self, queue: _OperationQueue, flat: Tensor, cuts: Sequence[Range]
     ) -> RingChannel | None:
-        """Return the channel of an operation, the same on all ranks; None for gloo."""
+        """Return the channel for an operation, or None if it uses gloo; the same on all ranks."""
         if self.size == 1 or sum(map(_length, cuts)) * flat.element_size() < SMALLEST:
             return None
-        with operations.asking:
-            if not operations.asked:
-                operations.channel = made_together(self.group)
-                operations.asked = True
-            return operations.channel
+        with queue.lock:
+            if not queue.has_asked:
+                queue.channel = create_channel(self.group)
+                queue.has_asked = True
+            return queue.channel
 
-    def _launched(
+    def _launch(
         self,
         name: str,
-        operations: _Operations,
+        queue: _OperationQueue,
         channel: RingChannel,
         notices: Sequence[_Notice],
-        taking: Taking,
+        reads: RingReads,
     ) -> Work:
-        number, tag = operations.numbers.next()
-        what = f"{name} {number}"
+        number, tag = queue.tags.next()
+        operation = f"{name} {number}"
         channel.push()
         words = [
             torch.tensor([one.elements if one.direction is Direction.TO else -1], device="cpu")
             for one in notices
         ]
         messages = [
-            launched(what, self.group, one.direction, one.rank, word, one.elements, tag)
+            launch_message(operation, self.group, one.direction, one.rank, word, one.elements, tag)
             for one, word in zip(notices, words, strict=True)
             if one.elements
         ]
 
         def run() -> None:
-            receive(what, self.group, messages)
-            _check(what, notices, words)
-            channel.finish(what, taking, messages)
+            wait_messages(operation, self.group, messages)
+            _check_notices(operation, notices, words)
+            channel.finish(operation, reads, messages)
 
-        return _Job(operations.worker, run)
+        return _ThreadWork(queue.worker.submit(run))
 
 
-class _Job:
-    """An operation that a thread of the transport does, after those that were launched before."""
+class _ThreadWork:
+    """Handle of an operation that a thread of the transport runs."""
 
-    def __init__(self, worker: ThreadPoolExecutor, run: Callable[[], None]) -> None:
-        self._job = worker.submit(run)
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
 
     def wait(self) -> None:
-        """Return when it is done.
+        """Return when the operation is done.
 
         Raises:
             TransportError: names the ranks that did not come.
         """
-        self._job.result()
+        self._future.result()
 
 
 def _chunks(part: Tensor, nbytes: int) -> Sequence[Tensor]:
-    """A part, cut; one that is empty is none."""
+    """Return the chunks of a part; an empty part has none."""
     return part.split(nbytes // part.element_size()) if part.numel() else ()
 
 
@@ -202,12 +202,12 @@ def _length(cut: Range) -> int:
     return cut[1] - cut[0]
 
 
-def _check(what: str, notices: Sequence[_Notice], words: Sequence[Tensor]) -> None:
-    """Make sure that what the others say they send is what is expected."""
+def _check_notices(operation: str, notices: Sequence[_Notice], words: Sequence[Tensor]) -> None:
+    """Check that the other ranks announce the expected numbers of elements."""
     for one, word in zip(notices, words, strict=True):
         if one.elements and word.item() != one.elements:
             raise TransportError(
-                f"{what}: group rank {one.rank} sends {word.item()} elements, where "
+                f"{operation}: group rank {one.rank} sends {word.item()} elements, where "
                 f"{one.elements} are expected; all ranks must launch the same operations, in "
                 "the same order"
             )

@@ -1,1 +1,1 @@
-"""ZeroRedundancyOptimizer, in parts: what is owned, stepped, gathered, saved and loaded."""
+"""ZeroRedundancyOptimizer: shards of state and steps on each rank, gathers of parameters."""

@@ -1,8 +1,8 @@
 """Transfer of elements between ranks: long contiguous runs directly, short ones coalesced.
 
-A message costs about as much as copying some hundred kilobytes. Whichever way elements go, it is
-found out once for the tensors that it moves, and used at every step: gathers of parameters go from
-the owners, reductions of gradients to them.
+A message costs about as much as copying a few hundred kilobytes. The messages are planned once for
+the same tensors, and used in every step: to gather parameters from their owners, and to reduce
+gradients to the owners.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,58 +16,56 @@ from functional_optim._torch import foreach_copy_
 from sharding.transport import Range
 
 DIRECT = 1 << 16
-"""Elements from which a contiguous run is worth a message of its own."""
-MOST = 1 << 20
-"""Elements that are coalesced into one message, unless one run alone has more."""
+"""Number of elements from which a contiguous run is sent as a separate message."""
+MAX_COALESCED = 1 << 20
+"""Maximum number of elements in a coalesced message, unless one run alone has more."""
 
 
 class OwnedSpan(NamedTuple):
-    """Elements of a flat tensor, and who owns them."""
+    """Range of elements of a flat tensor, and the rank that owns it."""
 
     start: int
     stop: int
     rank: int
 
 
-class Owned(NamedTuple):
-    """A tensor that one rank owns all of."""
+class OwnedTensor(NamedTuple):
+    """Tensor that one rank owns as a whole."""
 
     tensor: Tensor
     rank: int
 
 
-class Direct(NamedTuple):
-    """Contiguous runs that go as they lie, one of each rank."""
+class DirectMessage(NamedTuple):
+    """Contiguous runs that are sent without a copy, at most one per rank."""
 
     flat: Tensor
     ranges: tuple[Range, ...]
 
 
-class Coalesced(NamedTuple):
-    """Short runs that go in one message, side by side in the order of their owners."""
+class CoalescedMessage(NamedTuple):
+    """Short runs that are copied into one message, ordered by owner."""
 
     views: tuple[Tensor, ...]
-    """Where they come from and go to."""
+    """The runs, as views of the tensors."""
     places: tuple[slice, ...]
-    """Which of the views each rank owns."""
+    """For each rank, the indices of the views that it owns."""
     ranges: tuple[Range, ...]
     lengths: tuple[int, ...]
-    """How many elements each view has."""
+    """The number of elements of each view."""
     shaped: tuple[int, ...]
-    """The positions of views that do not have one dimension, since they are not contiguous."""
+    """The indices of the views that are not flat, since their tensor is not contiguous."""
 
     @property
     def device(self) -> torch.device:
-        """Device of the elements."""
         return self.views[0].device
 
     @property
     def length(self) -> int:
-        """Elements of all of them."""
         return self.ranges[-1][1]
 
-    def staging(self) -> tuple[Tensor, list[Tensor]]:
-        """A buffer for all of them, and the place in it of each."""
+    def allocate_buffer(self) -> tuple[Tensor, list[Tensor]]:
+        """Return a buffer for the message, and the part of it for each view."""
         buffer = self.views[0].detach().new_empty(self.length)
         pieces = list(buffer.split(list(self.lengths)))
         for place in self.shaped:
@@ -75,45 +73,45 @@ class Coalesced(NamedTuple):
         return buffer, pieces
 
 
-class Coalescing(NamedTuple):
-    """The messages in which some tensors travel."""
+class MessagePlan(NamedTuple):
+    """Messages that transfer some tensors."""
 
-    direct: tuple[Direct, ...]
-    coalesced: tuple[Coalesced, ...]
+    direct: tuple[DirectMessage, ...]
+    coalesced: tuple[CoalescedMessage, ...]
 
 
-def planned(
-    flats: Iterable[tuple[Tensor, Sequence[OwnedSpan]]], small: Iterable[Owned], size: int
-) -> Coalescing:
-    """The messages for some tensors.
+def plan_messages(
+    flats: Iterable[tuple[Tensor, Sequence[OwnedSpan]]], small: Iterable[OwnedTensor], size: int
+) -> MessagePlan:
+    """Plan the messages for some tensors.
 
     Args:
-        flats: tensors of one dimension, and what travels of each.
-        small: tensors that are coalesced however long they are.
-        size: of the group; what one rank alone owns does not travel.
+        flats: flat tensors, and the ranges of each that are transferred.
+        small: tensors that are coalesced, whatever their size.
+        size: of the group. A single rank needs no messages.
     """
     if size == 1:
-        return Coalescing((), ())
-    direct: list[Direct] = []
-    alike: dict[tuple[torch.dtype, torch.device], list[Owned]] = {}
+        return MessagePlan((), ())
+    direct: list[DirectMessage] = []
+    alike: dict[tuple[torch.dtype, torch.device], list[OwnedTensor]] = {}
     left = list(small)
     for flat, spans in flats:
-        rounds, rest = _rounds(spans, size)
-        direct += [Direct(flat, ranges) for ranges in rounds]
-        left += [Owned(flat[start:stop], rank) for start, stop, rank in rest]
+        rounds, rest = _plan_rounds(spans, size)
+        direct += [DirectMessage(flat, ranges) for ranges in rounds]
+        left += [OwnedTensor(flat[start:stop], rank) for start, stop, rank in rest]
     for one in left:
         if one.tensor.numel():
             alike.setdefault((one.tensor.dtype, one.tensor.device), []).append(one)
-    return Coalescing(
+    return MessagePlan(
         tuple(direct),
-        tuple(_coalesced(part, size) for own in alike.values() for part in _bounded(own)),
+        tuple(_coalesce(part, size) for own in alike.values() for part in _split_by_size(own)),
     )
 
 
-def _rounds(
+def _plan_rounds(
     spans: Iterable[OwnedSpan], size: int
 ) -> tuple[list[tuple[Range, ...]], list[OwnedSpan]]:
-    """Return rounds of one run per rank while that pays, the longest first; and the rest."""
+    """Return rounds of one run per rank, longest first, and the remaining runs."""
     of_rank: dict[int, list[Range]] = {}
     for start, stop, rank in sorted(spans):
         own = of_rank.setdefault(rank, [])
@@ -138,21 +136,21 @@ def _rounds(
     return list(map(tuple, rounds)), [span for _, span in rest]
 
 
-def _bounded(alike: Sequence[Owned]) -> list[list[Owned]]:
-    """Tensors by the message that they go in."""
-    found: list[list[Owned]] = []
+def _split_by_size(alike: Sequence[OwnedTensor]) -> list[list[OwnedTensor]]:
+    """Divide tensors into lists of at most MAX_COALESCED elements."""
+    found: list[list[OwnedTensor]] = []
     room = 0
     for one in alike:
         length = one.tensor.numel()
         if not found or length > room:
             found.append([])
-            room = MOST
+            room = MAX_COALESCED
         found[-1].append(one)
         room -= length
     return found
 
 
-def _coalesced(parts: Sequence[Owned], size: int) -> Coalesced:
+def _coalesce(parts: Sequence[OwnedTensor], size: int) -> CoalescedMessage:
     ordered = sorted(parts, key=lambda one: one.rank)  # stable: of one rank, in the order given
     views = [_flat(one.tensor) for one in ordered]
     lengths = [view.numel() for view in views]
@@ -160,25 +158,24 @@ def _coalesced(parts: Sequence[Owned], size: int) -> Coalesced:
     for one, length in zip(ordered, lengths, strict=True):
         counts[one.rank] += 1
         elements[one.rank] += length
-    places = tuple(slice(start, stop) for start, stop in _side_by_side(counts))
-    ranges = _side_by_side(elements)
+    places = tuple(slice(start, stop) for start, stop in _consecutive_ranges(counts))
+    ranges = _consecutive_ranges(elements)
     shaped = tuple(place for place, view in enumerate(views) if view.dim() != 1)
-    return Coalesced(tuple(views), places, ranges, tuple(lengths), shaped)
+    return CoalescedMessage(tuple(views), places, ranges, tuple(lengths), shaped)
 
 
-def _side_by_side(counts: Sequence[int]) -> tuple[Range, ...]:
-    """Return the range of each rank, one after the other."""
+def _consecutive_ranges(counts: Sequence[int]) -> tuple[Range, ...]:
+    """Return the range of each rank, if ranges of these lengths follow each other."""
     pairs = zip(accumulate(counts), counts, strict=True)
     return tuple((stop - count, stop) for stop, count in pairs)
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """Return a tensor in one dimension, where its elements lie so; else the tensor."""
     return tensor.view(-1) if tensor.is_contiguous() else tensor
 
 
 def copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy tensors to others, all at once."""
+    """Copy each source into its target, in one call."""
     if targets:
         with torch.no_grad():
             foreach_copy_(list(targets), list(sources))

@@ -1,4 +1,4 @@
-"""Collective functions: a failure on one rank of a group is a failure on all of them."""
+"""Collective functions: a failure on one rank of a group is raised on all of its ranks."""
 
 import ctypes
 import json
@@ -9,124 +9,101 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sharding.transport.groups import has_messages
-from sharding.transport.peers import GroupRank, named
+from sharding.transport.groups import GroupRank, format_ranks, has_messages
 from sharding.transport.protocol import TransportError
-from sharding.zero.dissemination import disseminated
+from sharding.zero.dissemination import disseminate
 
-LONGEST = 10_000
-"""Characters of an error that travel to the other ranks."""
+MAX_ERROR_LENGTH = 10_000
+"""Maximum number of characters of an error that are sent to the other ranks."""
 
 
-def together(
+def run_on_all_ranks(
     group: dist.ProcessGroup, device: torch.device, what: str, action: Callable[[], Any]
 ) -> list[Any]:
-    """Do something on every rank, and learn what became of it on each. Collective.
+    """Call a function on every rank, and return the result of each rank. Collective.
 
-    A rank that fails in any way, by an interrupt too, tells the others, and then raises what it
-    would have raised alone.
+    If the call fails on a rank, also by an interrupt, the rank first sends the error to all others.
 
     Args:
-        group: whose ranks.
-        device: where the group's backend works.
-        what: is being done, for errors: "save the checkpoint".
-        action: returns what the other ranks are to know: something that JSON can hold.
-
-    Returns:
-        What it returned on each rank, in their order.
+        group: the ranks.
+        device: on which the backend of the group works.
+        what: the function does, for errors: "save the checkpoint".
+        action: returns a value that JSON can encode.
 
     Raises:
-        BaseException: what ``action`` raised, on the rank where it did.
-        RuntimeError: another rank could not; names the first, and says why.
+        BaseException: what ``action`` raised, on the rank where it failed.
+        RuntimeError: ``action`` failed on another rank; names the first such rank, and its error.
         TransportError: a rank died, or did not come; names it.
     """
     error: BaseException | None = None
     try:
         told = json.dumps({"value": action()})
-    except BaseException as found:  # noqa: BLE001  raised below, once the others know
+    except BaseException as found:  # noqa: BLE001  raised below, after the other ranks know of it
         error = found
-        told = json.dumps({"error": f"{type(found).__name__}: {found}"[:LONGEST]})
+        told = json.dumps({"error": f"{type(found).__name__}: {found}"[:MAX_ERROR_LENGTH]})
     try:
-        texts = exchanged(group, device, told.encode(), what)
+        texts = all_gather_bytes(group, device, told.encode(), what)
     except TransportError:
         if error is None:
             raise
-        raise error from None  # the ranks that are gone are not the reason here
+        raise error from None  # other ranks may be gone because of this error
     if error is not None:
         raise error
     found_by_rank = [json.loads(text) for text in texts]
     failed = [rank for rank, found in enumerate(found_by_rank) if "error" in found]
     if failed:
         others = [GroupRank(rank) for rank in failed[1:]]
-        more = f" ({named(group, others)} failed as well)" if others else ""
+        more = f" ({format_ranks(group, others)} failed as well)" if others else ""
         raise RuntimeError(
-            f"{named(group, [GroupRank(failed[0])])} could not {what}: "
+            f"{format_ranks(group, [GroupRank(failed[0])])} could not {what}: "
             f"{found_by_rank[failed[0]]['error']}{more}"
         )
     return [found["value"] for found in found_by_rank]
 
 
-def exchanged(
+def all_gather_bytes(
     group: dist.ProcessGroup,
     device: torch.device,
     data: bytes,
     what: str,
     length: int | None = None,
 ) -> list[bytes]:
-    """The bytes of every rank, in the order of group ranks. Collective; nothing is pickled.
+    """Return the bytes of every rank, in the order of group ranks. Collective, without pickle.
 
-    Args:
-        group: whose ranks.
-        device: where the group's backend works.
-        data: of this rank.
-        what: the ranks are doing, for errors.
-        length: of the data, where all ranks know it to be the same.
-
-    Raises:
-        TransportError: a rank died or did not come; names it (over gloo).
+    Arguments as for :func:`run_on_all_ranks`. ``length`` is that of the data, if all ranks have the
+    same length.
     """
     if length is None:
         own_length = torch.tensor([len(data)], device=device)
-        lengths = [int(one) for one in gathered(group, own_length, what)]
+        lengths = [int(one) for one in all_gather_tensor(group, own_length, what)]
     else:
         lengths = [length] * group.size()
     if has_messages(group, device):
-        return list(map(as_bytes, disseminated(group, as_tensor(data), lengths, what)))
+        return list(map(as_bytes, disseminate(group, as_tensor(data), lengths, what)))
     own = torch.zeros(max(lengths), dtype=torch.uint8, device="cpu")
     own[: len(data)] = as_tensor(data)
-    every = gathered(group, own.to(device), what)
+    every = all_gather_tensor(group, own.to(device), what)
     return [as_bytes(one[:size].cpu()) for one, size in zip(every, lengths, strict=True)]
 
 
-def gathered(group: dist.ProcessGroup, tensor: Tensor, what: str) -> Sequence[Tensor]:
-    """A tensor of one shape from every rank. Collective.
-
-    Args:
-        group: whose ranks.
-        tensor: of this rank, contiguous.
-        what: the ranks are doing, for errors.
-
-    Raises:
-        TransportError: a rank died or did not come; names it (over gloo).
-    """
+def all_gather_tensor(group: dist.ProcessGroup, tensor: Tensor, what: str) -> Sequence[Tensor]:
+    """Return the contiguous tensor of every rank; all have the same shape. Collective."""
     if not has_messages(group, tensor.device):
         every = [torch.empty_like(tensor) for _ in range(group.size())]
         dist.all_gather(every, tensor, group=group)
         return every
     own = tensor.view(-1).view(torch.uint8)
-    found = disseminated(group, own, [own.numel()] * group.size(), what)
+    found = disseminate(group, own, [own.numel()] * group.size(), what)
     return [one.view(tensor.dtype).view(tensor.shape) for one in found]
 
 
 def as_tensor(data: bytes) -> Tensor:
-    """Bytes as a tensor."""
-    return (
-        torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        if data
-        else torch.empty(0, dtype=torch.uint8, device="cpu")
-    )
+    """Return bytes as a uint8 tensor on the CPU."""
+    if not data:
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def as_bytes(tensor: Tensor) -> bytes:
-    """The inverse."""
+    """Return the bytes of a uint8 tensor on the CPU."""
     return ctypes.string_at(tensor.data_ptr(), tensor.numel()) if tensor.numel() else b""

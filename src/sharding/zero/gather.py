@@ -1,40 +1,39 @@
-"""Making parameters whole again: what each rank owns, to all others, in as few messages as may be.
+"""Gather of parameters: each rank sends what it owns to all other ranks, in few messages.
 
-In flat buffers a rank's share is a range of each, and goes as it lies. Otherwise a large parameter
-goes by itself, and small ones are coalesced.
+In flat buffers, each rank owns one range of each buffer, which is sent without a copy. Otherwise
+large parameters are sent alone, and small ones are coalesced.
 """
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from functional_optim.core.overrides import LeafChain
+from functional_optim.plan.leaf_by_leaf import view_leaf
+from functional_optim.plan.step_leaves import StepLeaf
 from sharding.shard_plan import ShardPlan
 from sharding.transport import Transport, Work
-from sharding.transport.works import Queued
+from sharding.transport.work import StreamEvent
 from sharding.zero import coalescing
-from sharding.zero.coalescing import Coalesced, Coalescing, Owned, OwnedSpan, copy
+from sharding.zero.coalescing import CoalescedMessage, MessagePlan, OwnedSpan, OwnedTensor, copy
+from sharding.zero.local_shard import LocalShard
+from sharding.zero.local_shards import LocalShards
 from sharding.zero.parameter_memory import ParameterMemory
+from sharding.zero.params import Groups
 
 IN_FLIGHT = 4
-"""How many coalesced messages may be under way: so much memory is used for them at most."""
+"""Maximum number of coalesced messages in flight, which limits the memory for them."""
 
 
-def messages_of(
+def plan_gather(
     memory: ParameterMemory, plan: ShardPlan, paths: Iterable[str], size: int | None = None
-) -> Coalescing:
-    """Return the messages that make these parameters whole on every rank.
-
-    Args:
-        memory: where that is.
-        plan: who owns them.
-        paths: of the parameters.
-        size: of the group; by default it is that of one replica.
-    """
+) -> MessagePlan:
+    """Return the messages that gather parameters, in a group of ``size``; by default, a replica."""
     in_buffers: dict[int, list[OwnedSpan]] = {}
     flats = []
-    small: list[Owned] = []
+    small: list[OwnedTensor] = []
     for path in paths:
         location = memory.locations[path]
         spans = [OwnedSpan(one.start, one.stop, one.ranks[0]) for one in plan.owners(path)]
@@ -44,33 +43,35 @@ def messages_of(
             ]
             in_buffers.setdefault(location.buffer, []).extend(shifted)
         elif location.flat is None:
-            small += [Owned(location.seen, span.rank) for span in spans]  # one: it is whole
+            small += [
+                OwnedTensor(location.known, span.rank) for span in spans
+            ]  # one span: it is whole
         elif location.flat.numel() >= coalescing.DIRECT:
             flats.append((location.flat, spans))
         else:
-            small += [Owned(location.flat[a:b], rank) for a, b, rank in spans]
+            small += [OwnedTensor(location.flat[a:b], rank) for a, b, rank in spans]
     flats += [(memory.buffers[number], spans) for number, spans in sorted(in_buffers.items())]
-    return coalescing.planned(flats, small, plan.shard_ranks if size is None else size)
+    return coalescing.plan_messages(flats, small, plan.shard_ranks if size is None else size)
 
 
 class GatherWork:
-    """Parameters on their way. They are whole after :meth:`wait`.
+    """Gather in progress. The parameters are whole after :meth:`wait`.
 
-    Coalesced messages leave one after the other, so each rank has to wait, and in the same order as
-    the others, unless all may be under way at once.
+    Unless all coalesced messages are in flight at once, they are sent one after another. Then every
+    rank must wait, and all ranks in the same order.
 
     Args:
-        memory: where the parameters are.
-        messages: how they travel.
-        paths: of the parameters, for autograd to be told of when they are whole.
+        memory: of the parameters.
+        messages: that gather them.
+        paths: of the parameters that are marked as changed for autograd.
         transports: over one group, by device.
-        in_flight: how many coalesced messages may be under way; None for all.
+        in_flight: maximum number of coalesced messages in flight; None for no limit.
     """
 
     def __init__(
         self,
         memory: ParameterMemory,
-        messages: Coalescing,
+        messages: MessagePlan,
         paths: Sequence[str],
         transports: Mapping[torch.device, Transport],
         in_flight: int | None = IN_FLIGHT,
@@ -83,31 +84,31 @@ class GatherWork:
         ]
         self._left = list(messages.coalesced)
         self._in_flight = len(self._left) if in_flight is None else in_flight
-        self._under_way: list[tuple[Coalesced, list[Tensor], Work]] = []
+        self._under_way: list[tuple[CoalescedMessage, list[Tensor], Work]] = []
         self._lock = threading.Lock()
-        self._done: list[Queued] | None = None
+        self._done: list[StreamEvent] | None = None
         self._launch()
 
     def _launch(self) -> None:
-        """Send as many messages as may be under way."""
+        """Send messages, up to the limit of messages in flight."""
         while self._left and len(self._under_way) < self._in_flight:
             one = self._left.pop(0)
             transport = self._transports[one.device]
-            (buffer, parts), own = one.staging(), one.places[transport.rank]
+            (buffer, parts), own = one.allocate_buffer(), one.places[transport.rank]
             copy(parts[own], one.views[own])
             self._under_way.append((one, parts, transport.all_gather(buffer, one.ranges)))
 
     def wait(self) -> None:
-        """Return when every parameter is whole. Any thread may call it, any number of times.
+        """Wait until every parameter is whole. Any thread may call this, any number of times.
 
-        On an accelerator: when that is queued before whatever the caller's stream does next.
+        On an accelerator, this only orders the gather before later work on the current stream.
 
         Raises:
             TransportError: names the ranks that did not come.
         """
         with self._lock:
             if self._done is not None:
-                for queued in self._done:  # the first waiter's copies, in the first waiter's stream
+                for queued in self._done:  # the copies may be in the stream of another thread
                     queued.wait()
                 return
             while self._under_way:
@@ -122,4 +123,41 @@ class GatherWork:
                 work.wait()
             self._works = []
             self._memory.mark_changed(self._paths)
-            self._done = list(map(Queued, self._transports))
+            self._done = list(map(StreamEvent, self._transports))
+
+
+def gather_views(
+    shards: LocalShards, groups: Groups, params: Iterable[Tensor], gather: Callable[[], object]
+) -> list[Tensor]:
+    """Return the evaluation value of each parameter, as new tensors. Collective.
+
+    Each rank writes the views of its shards into the parameters, all parameters are gathered, and
+    then swapped with their old values. So no memory is used besides the result. If a rank dies or
+    does not come, the parameters keep their old values.
+    """
+    every = list(params)
+    shards.complete(groups)
+    shards.sync_states()
+    with torch.no_grad():
+        views = [(one, _view(one, shards, groups)) for one in shards.with_state()]
+        found = [param.detach().clone() for param in every]
+        try:
+            for shard, view in views:
+                shard.tensor.detach().copy_(view)
+            gather()
+        except BaseException:
+            for param, before in zip(every, found, strict=True):
+                param.detach().copy_(before)
+            raise
+        for param, before in zip(every, found, strict=True):
+            view = param.detach().clone()
+            param.detach().copy_(before)
+            before.copy_(view)
+    return found
+
+
+def _view(shard: LocalShard, shards: LocalShards, groups: Groups) -> Tensor:
+    own = shards.chain_of(shard, groups)
+    state = shards.state_of(shard.tensor, groups)
+    chain = LeafChain((), own.stages, own.hypers)
+    return view_leaf(StepLeaf(0, shard.tensor.detach(), state, chain, shard.path))

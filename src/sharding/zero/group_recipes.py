@@ -1,56 +1,61 @@
-"""Recipes of parameter groups: one for all of them, or one for the chain of each."""
+"""Recipes of parameter groups: one for all groups, or one for the chain of each group."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from functional_optim.core.global_step import has_global_schedule
-from functional_optim.core.links import keeps_shared
+from functional_optim.core.chain import require_gradients_alone
+from functional_optim.core.format import format_value
+from functional_optim.core.links import has_shared_state
+from functional_optim.core.on_global_step import has_global_schedule
 from functional_optim.core.unmatched_selectors import UnmatchedSelectors
 from functional_optim.frontends.group_parts import GroupPart
-from functional_optim.frontends.recipe import ComposedRecipe, Recipe
+from functional_optim.frontends.recipe import ComposedRecipe, Recipe, class_of_functional, recipe_of
 from functional_optim.frontends.torch_groups import require_options
 from functional_optim.kernels import is_measured
 from functional_optim.optimizer import Optimizer
 
 
 class GroupRecipes:
-    """The recipes of a ZeroRedundancyOptimizer's parameter groups.
+    """Recipes of parameter groups. A recipe builds the optimizer of a group from its options.
 
-    Args:
-        whole: the recipe of what the caller gave.
+    ``whole`` is the recipe of the optimizer that the caller passed.
     """
 
     def __init__(self, whole: Recipe) -> None:
         self.whole = whole
-        """Of all stages, and the options that every group has."""
+        """The recipe with all stages, and with the options that every group has."""
         self._own: list[Recipe] = []
         self._sizes: list[int] = []
         self.parts: list[tuple[Optimizer, tuple[int, ...]]] = []
-        """Where groups are divided, the optimizer of each, and the places of its links."""
+        """If groups are divided, the optimizer of each group, and the indices of its links."""
         self.unmet = UnmatchedSelectors(
             whole.optimizer.links, whole.optimizer.overrides if self.divides else ()
         )
 
     @property
     def divides(self) -> bool:
-        """Return True if groups are divided by chain: totals are then summed by group first."""
+        """Return True if groups are divided by chain. Totals are then summed by group first."""
         return isinstance(self.whole, ComposedRecipe)
 
     @property
-    def keeps_numbers(self) -> bool:
-        """Return True if anything is kept that belongs to no parameter."""
-        return self.divides and keeps_numbers(self.whole.optimizer)
+    def has_shared_scalars(self) -> bool:
+        """Return True if the optimizer has shared scalars."""
+        if not self.divides:
+            return False
+        optimizer = self.whole.optimizer
+        changed = [(value,) for _, changes in optimizer.overrides for *_, value in changes]
+        return has_shared_state(optimizer.links) or has_global_schedule(changed)
 
     def of(self, number: int) -> Recipe:
-        """The recipe of a group."""
+        """Return the recipe of a group."""
         return self._own[number]
 
-    def divided(self, group: dict[str, Any]) -> list[dict[str, Any]]:
-        """A group as groups that have one chain each; their recipes are known from now on.
+    def divide(self, group: dict[str, Any]) -> list[dict[str, Any]]:
+        """Divide a group into groups with one chain each, and store their recipes.
 
         Raises:
-            TypeError: an option that the optimizer does not have; parameters that differ in the
-                stages that need a total over all gradients, if no numbers are kept for all of them.
+            TypeError: an option that the optimizer does not have; without shared scalars,
+                parameters that differ in the stages that need a total over all gradients.
             ValueError: a parameter on which no rule acts.
         """
         params = group.get("params")
@@ -60,23 +65,19 @@ class GroupRecipes:
             self._sizes.append(len(params) if isinstance(params, list) else 1)
             return [group]
         parts = self.whole.parts(group, sum(self._sizes), self.unmet)
-        for part, _ in () if self.keeps_numbers else parts:
+        for part, _ in () if self.has_shared_scalars else parts:
             self._check_totals(part)
         self.parts += [(part.optimizer, part.places) for part, _ in parts]
         self._own += [own for _, own in parts]
         self._sizes += [len(part.group["params"]) for part, _ in parts]
         return [part.group for part, _ in parts]
 
-    def keep(self, count: int) -> None:
-        """Forget all recipes but those of the first groups."""
+    def truncate(self, count: int) -> None:
+        """Remove the recipes of all groups after the first ``count``."""
         del self._own[count:], self._sizes[count:], self.parts[count:]
 
     def _check_totals(self, part: GroupPart) -> None:
-        """Every rank, whatever it owns, takes the same totals at the same places.
-
-        Raises:
-            TypeError: it would not.
-        """
+        """Raise TypeError if a group lacks a stage that needs a total over all gradients."""
         stages = self.whole.optimizer.stages
         wanted = [place for place, stage in enumerate(stages) if is_measured(stage)]
         lacking = [stages[place].name for place in wanted if place not in part.places]
@@ -90,13 +91,37 @@ class GroupRecipes:
             )
 
 
-def keeps_numbers(optimizer: Optimizer) -> bool:
-    """Return True if an optimizer keeps numbers that belong to no parameter."""
-    changed = [(value,) for _, changes in optimizer.overrides for *_, value in changes]
-    return keeps_shared(optimizer.links) or has_global_schedule(changed)
-
-
 def _name_of(group: Mapping[str, Any]) -> str:
-    """Return the name of a group's first parameter, for errors."""
+    """Return a name of a group's first parameter, for errors."""
     first = group["params"][0]
     return repr(first[0]) if isinstance(first, tuple) else f"one of shape {tuple(first.shape)}"
+
+
+def build_zero_recipe(
+    optimizer_class: Any, defaults: Mapping[str, Any], executor: str | None, *, overlap: bool
+) -> Recipe | None:
+    """Return the recipe of ``optimizer_class``; None for a class without functional equivalent.
+
+    Raises:
+        TypeError: no optimizer, or an argument that the optimizer does not have.
+        ValueError: a value out of bounds, an unknown executor; one of torch's functional classes
+            without overlap; with overlap, a class without functional equivalent.
+    """
+    functional = class_of_functional(optimizer_class)
+    if functional is not None:
+        if not overlap:
+            raise ValueError(
+                f"{optimizer_class.__name__} is a functional optimizer, which torch takes with "
+                f"overlap_with_ddp=True only; pass torch.optim.{functional.__name__}"
+            )
+        optimizer_class = functional
+    found = recipe_of(optimizer_class, defaults, executor)
+    if found is not None:
+        require_gradients_alone(found.optimizer, "a sharded optimizer")
+    if overlap and found is None:
+        raise ValueError(
+            f"{format_value(optimizer_class)} has no functional equivalent, so it cannot step "
+            "parts of the parameters while backward goes on: register one with "
+            "register_functional_optim, or leave overlap_with_ddp=False"
+        )
+    return found

@@ -1,4 +1,4 @@
-"""The process group of a ZeroRedundancyOptimizer, and small things that its ranks do together."""
+"""Process groups, transports, and sums over ranks of a ZeroRedundancyOptimizer."""
 
 import math
 from collections.abc import Mapping
@@ -11,21 +11,20 @@ from torch import Tensor
 from functional_optim.kernels.totals import sum_in_order
 from sharding.shard_plan import ShardPlan
 from sharding.transport import Transport, make_transport
-from sharding.transport.groups import sub_group
-from sharding.transport.peers import ranks_of
+from sharding.transport.groups import new_subgroup, ranks_of
 
 
 def shard_group(group: dist.ProcessGroup, plan: ShardPlan) -> dist.ProcessGroup:
-    """The ranks that share one copy of everything with this one. Collective over the group."""
+    """Return the group of the ranks that share one replica with this rank. Collective."""
     if plan.replicas == 1:
         return group
     members = ranks_of(group)
     first = group.rank() // plan.shard_ranks * plan.shard_ranks
-    return sub_group(group, members[first : first + plan.shard_ranks])
+    return new_subgroup(group, members[first : first + plan.shard_ranks])
 
 
 class Transports(dict[torch.device, Transport]):
-    """A transport for each device, over one group; made when the device is first seen."""
+    """A transport for each device, over one group, created when a device is first used."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__()
@@ -37,12 +36,12 @@ class Transports(dict[torch.device, Transport]):
 
 
 def vector_of(addends: Mapping[str, Tensor], plan: ShardPlan) -> Tensor:
-    """Return one float64 number for each parameter of a plan; see :func:`vector_at`."""
+    """Return a float64 vector with an entry for each parameter of a plan; see :func:`vector_at`."""
     return vector_at(addends, {path: plan.index_of(path) for path in addends}, len(plan.specs))
 
 
 def vectors_of(addends: Mapping[str, Tensor], plan: ShardPlan, numbers: int) -> Tensor:
-    """Return a vector for each column, from rows of as many numbers for each parameter."""
+    """Return a vector for each element of an addend; one vector if addends are scalars."""
     if not numbers:
         return vector_of(addends, plan)
     columns = [{path: row[k] for path, row in addends.items()} for k in range(numbers)]
@@ -50,17 +49,17 @@ def vectors_of(addends: Mapping[str, Tensor], plan: ShardPlan, numbers: int) -> 
 
 
 def vector_at(addends: Mapping[str, Tensor], places: Mapping[str, int], count: int) -> Tensor:
-    """So many float64 numbers: those that have a place, and zeros.
+    """Return a float64 vector of ``count`` entries, with addends at their indices, else zeros.
 
-    On the device of the addends where they have one, so that the host need not wait for them; on
-    the CPU where they have several, or there are none.
+    If all addends are on one device, so is the vector, and the host need not wait. Otherwise it is
+    on the CPU.
     """
     by_device: dict[torch.device, list[str]] = {}
     for path, addend in addends.items():
         by_device.setdefault(addend.device, []).append(path)
     device = next(iter(by_device)) if len(by_device) == 1 else torch.device("cpu")
     vector = torch.zeros(count, dtype=torch.float64, device=device)
-    for paths in by_device.values():  # one journey for each device, not for each number
+    for paths in by_device.values():  # one copy for each device, not for each addend
         values = torch.stack([addends[path].to(torch.float64) for path in paths])
         vector[_indices(tuple(places[path] for path in paths), device)] = values.to(device)
     return vector
@@ -68,23 +67,23 @@ def vector_at(addends: Mapping[str, Tensor], places: Mapping[str, int], count: i
 
 @lru_cache(maxsize=512)
 def _indices(places: tuple[int, ...], device: torch.device) -> Tensor:
-    """Places as a tensor; a device is sent them once, which the host has to wait for."""
+    """Return indices as a tensor, cached, since the host waits for a copy to a device."""
     return torch.tensor(places, device=device)
 
 
-def reduced(
+def all_reduce_vector(
     vector: Tensor, plan: ShardPlan, group: dist.ProcessGroup, device: torch.device
 ) -> Tensor:
-    """The sum of the ranks' vectors; of replicas, one counts."""
+    """Return the sum of all ranks' vectors, on the CPU; only the first replica counts."""
     counts = group.rank() < plan.shard_ranks
     moved = (vector if counts else torch.zeros_like(vector)).to(device, copy=True)
     dist.all_reduce(moved, group=group)
     return moved.cpu()
 
 
-def largest(vector: Tensor, group: dist.ProcessGroup, device: torch.device) -> Tensor:
-    """The largest of the ranks' numbers, element by element; NaN where one of them is."""
-    # A maximum over ranks may lose a NaN, so that travels beside it.
+def all_reduce_max(vector: Tensor, group: dist.ProcessGroup, device: torch.device) -> Tensor:
+    """Return the elementwise maximum of all ranks' vectors; NaN if an element is NaN on a rank."""
+    # A maximum over ranks may ignore NaN, so NaN is reduced as a second row.
     both = torch.stack([vector.nan_to_num(0.0, math.inf), vector.isnan().double()]).to(device)
     dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
     numbers, is_nan = both.cpu()
@@ -92,6 +91,6 @@ def largest(vector: Tensor, group: dist.ProcessGroup, device: torch.device) -> T
     return found
 
 
-def in_order(vector: Tensor) -> Tensor:
-    """Return the sum of a vector, as one process adds up its elements."""
+def sum_vector(vector: Tensor) -> Tensor:
+    """Return the sum of a vector, bit for bit as one process sums its elements."""
     return sum_in_order(vector.tolist())

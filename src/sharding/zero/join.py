@@ -1,9 +1,9 @@
-"""Uneven inputs: a rank that has run out of data still steps what it owns, with the others.
+"""Uneven inputs: a rank that has run out of data still steps what it owns, with the other ranks.
 
-torch's ``Join`` has such a rank shadow the collectives of the others. DDP's shadow leaves it
-without the gradients of the iteration, and its schedulers have stopped. So, under ``Join``, the
-ranks tell one another who has run out, and the first that has not hands gradients and options to
-those.
+torch's ``Join`` calls a hook on such a rank, to match the collectives of the other ranks. But DDP
+does not give the rank the gradients of the iteration, and the schedulers of the rank have stopped.
+So, under ``Join``, the ranks exchange which ranks have data, and the first rank with data sends
+gradients and options to the ranks without.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,77 +15,73 @@ from torch.distributed.algorithms.join import JoinHook
 
 from functional_optim.frontends.torch_groups import options_of
 from sharding.ownership import OwnedRange
-from sharding.zero.collective import gathered
-from sharding.zero.parts import OptimizerParts
+from sharding.zero.collective import all_gather_tensor
+from sharding.zero.optimizer_parts import OptimizerParts
 from sharding.zero.stream import Stream
 
 
 class StepWithOthers(JoinHook):
-    """Takes part in every step of the ranks that still have data.
-
-    Args:
-        step: what a rank without data does.
-    """
+    """Hook of a rank without data: it steps with the ranks that still have data."""
 
     def __init__(self, step: Callable[[], Any]) -> None:
         self._step = step
         super().__init__()
 
     def main_hook(self) -> None:
-        """Make a step."""
         self._step()
 
 
-class JoinTurn(NamedTuple):
-    """Messages of the ranks before a step."""
+class JoinStatus(NamedTuple):
+    """State of all ranks before a step."""
 
     source: int
-    """The first rank that has data."""
+    """The first rank that has data; -1 if there is none."""
     without: tuple[int, ...]
-    """The ranks that have none."""
+    """The ranks that have no data."""
     skip: bool
-    """Whether one of them found a gradient that is not finite."""
+    """True if a rank has a gradient that is not finite."""
 
 
-def told(parts: OptimizerParts, *, joined: bool, found_inf: bool) -> JoinTurn:
+def exchange_join_status(parts: OptimizerParts, *, joined: bool, found_inf: bool) -> JoinStatus:
     """Exchange which ranks have data, and if all gradients are finite. Collective."""
     own = torch.tensor([int(joined), int(found_inf)], device=parts.device)
-    flags = [one.tolist() for one in gathered(parts.process_group, own, "find out who has data")]
+    every = all_gather_tensor(parts.process_group, own, "find out who has data")
+    flags = [one.tolist() for one in every]
     without = tuple(rank for rank, (gone, _) in enumerate(flags) if gone)
     source = next((rank for rank, (gone, _) in enumerate(flags) if not gone), -1)
-    return JoinTurn(source, without, any(found for _, found in flags))
+    return JoinStatus(source, without, any(found for _, found in flags))
 
 
-def hand_over(parts: OptimizerParts, turn: JoinTurn) -> None:
-    """Gradients and options from a rank that has data to those that have none."""
-    if turn.source < 0 or not turn.without:
+def send_to_joined(parts: OptimizerParts, status: JoinStatus) -> None:
+    """Send gradients and options from a rank that has data to the ranks that have none."""
+    if status.source < 0 or not status.without:
         return
-    if parts.rank == turn.source:
-        for rank in turn.without:
+    if parts.rank == status.source:
+        for rank in status.without:
             stream = Stream(parts.process_group, rank, parts.device)
-            stream.send([_plain(group) for group in parts.groups])
+            stream.send([_sendable_options(group) for group in parts.groups])
             owned = parts.plan.owned(rank)
-            stream.send([_range(parts.params[one.path].grad, one) for one in owned])
-    elif parts.rank in turn.without:
-        stream = Stream(parts.process_group, turn.source, parts.device)
+            stream.send([_gradient_of_range(parts.params[one.path].grad, one) for one in owned])
+    elif parts.rank in status.without:
+        stream = Stream(parts.process_group, status.source, parts.device)
         for group, options in zip(parts.groups, stream.receive(), strict=True):
-            _take_options(group, options)
+            _copy_options(group, options)
         owned = parts.plan.owned(parts.rank)
-        _take_gradients(parts, owned, stream.receive())
+        _copy_gradients(parts, owned, stream.receive())
 
 
-def _plain(group: dict[str, Any]) -> dict[str, Any]:
-    """The options that can travel; a schedule counts steps, and knows by itself."""
-    return {key: value for key, value in options_of(group).items() if _travels(value)}
+def _sendable_options(group: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that can be sent. A schedule is a function, which every rank has."""
+    return {key: value for key, value in options_of(group).items() if _can_send(value)}
 
 
-def _travels(value: Any) -> bool:
+def _can_send(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
-        return all(map(_travels, value))
+        return all(map(_can_send, value))
     return value is None or isinstance(value, (bool, int, float, str, Tensor))
 
 
-def _range(grad: Tensor | None, one: OwnedRange) -> Tensor | None:
+def _gradient_of_range(grad: Tensor | None, one: OwnedRange) -> Tensor | None:
     if grad is None:
         return None
     if grad.layout != torch.strided:
@@ -96,7 +92,7 @@ def _range(grad: Tensor | None, one: OwnedRange) -> Tensor | None:
     return grad if one.whole else grad.reshape(-1)[one.start : one.stop]
 
 
-def _take_options(group: dict[str, Any], options: dict[str, Any]) -> None:
+def _copy_options(group: dict[str, Any], options: dict[str, Any]) -> None:
     for key, value in options.items():
         kept = group.get(key)
         if isinstance(value, Tensor) and isinstance(kept, Tensor):
@@ -106,7 +102,7 @@ def _take_options(group: dict[str, Any], options: dict[str, Any]) -> None:
             group[key] = value
 
 
-def _take_gradients(
+def _copy_gradients(
     parts: OptimizerParts, owned: Sequence[OwnedRange], grads: Sequence[Tensor | None]
 ) -> None:
     for param in parts.params.values():

@@ -1,4 +1,4 @@
-"""A local shard: what this rank owns of one parameter, and the state of that."""
+"""Local shard: the range of one parameter that this rank owns, and its state."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -7,152 +7,143 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from functional_optim.core.first_state import with_first_values
-from functional_optim.core.initial import init_leaf
+from functional_optim.core.checks import check_grad
 from functional_optim.core.stage import block_size_of, in_full_blocks
 from functional_optim.core.state import LeafState, map_state
-from functional_optim.core.torch_state import from_entries, kept_dtypes, to_entries
+from functional_optim.core.state_init import init_leaf
+from functional_optim.core.state_reinit import reinit_state
+from functional_optim.core.torch_state import entry_dtypes, from_entries, to_entries
 from functional_optim.frontends.recipe import GroupChain
-from functional_optim.optimizer.bound_buffer import copy_states, keeps_flat_state
-from functional_optim.plan.step_counts import is_count
+from functional_optim.optimizer.bound_buffer import copy_states, has_flat_state
+from functional_optim.plan.step_counts import is_step_count
 
-AT_ONCE = 1 << 18
-"""Elements of which state is made at once: what is encoded is made in float32 first."""
+CHUNK = 1 << 18
+"""Number of elements whose state is created at once: encoded state is created in float32 first."""
 
 FieldKind = Literal["element", "block", "leaf"]
-"""Whether a state tensor has an entry for each element, for each block, or any for the leaf."""
+"""A state tensor has an entry for each element, or for each block, or has any other shape."""
 
 
 @dataclass(slots=True, eq=False)
 class LocalShard:
-    """Elements [start, stop) of a parameter, which this rank owns: a leaf of the engine."""
+    """Elements [start, stop) of a parameter, owned by this rank: a leaf of the engine."""
 
     path: str
     start: int
     stop: int
     whole: bool
     group: int
-    """The number of its parameter group."""
+    """The number of the parameter group."""
     param: Tensor
     tensor: Tensor
-    """What stands for it in ``.optim``: the parameter itself, or a view of the range."""
+    """The tensor in ``.optim``: the parameter itself, or a flat view of the range."""
     state: dict[str, Any] | None = None
-    """Its entry in ``.optim.state``; None while it has never been trainable."""
+    """The entry in ``.optim.state``; None if the shard has never been trainable."""
     _kinds: dict[str, FieldKind] | None = field(default=None, repr=False)
-    _made_for: tuple[Any, ...] | None = field(default=None, repr=False)
-    """The hyper-parameters for which its state was made."""
+    _init_hypers: tuple[Any, ...] | None = field(default=None, repr=False)
+    """The hyper-parameters with which the state was created."""
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
         return self.stop - self.start
 
     @property
-    def trainable(self) -> bool:
-        """Return True if its parameter is, now."""
+    def is_trainable(self) -> bool:
+        """Return True if the parameter is trainable now."""
         return self.param.requires_grad
 
     @property
-    def wants_state(self) -> bool:
-        """Return True if it is, or was, to be stepped."""
-        return self.trainable or self.param.grad is not None
+    def needs_state(self) -> bool:
+        """Return True if the shard is stepped, or was: it is trainable, or has a gradient."""
+        return self.is_trainable or self.param.grad is not None
 
     @property
     def device(self) -> str:
-        """The type of device that it is on."""
         return self.tensor.device.type
 
-    def begin(self, chain: GroupChain) -> None:
-        """Make its state, as it is before the first step."""
-        self._kinds, self._made_for = None, chain.hypers
+    def init_state(self, chain: GroupChain) -> None:
+        """Create the state before the first step."""
+        self._kinds, self._init_hypers = None, chain.hypers
         with torch.no_grad():
-            if self._is_made_at_once(chain):
-                made = init_leaf(chain.stages, chain.hypers, self.tensor.detach())
-                self.state = to_entries(chain.stages, chain.hypers, self.tensor, made)
-            else:
-                self.state = self._allocated(chain)
-                self._fill(chain)
+            if self._is_one_chunk(chain):
+                self.state = self._first_entries(chain)
+                return
+            self.state = self._allocate(chain)
+            for start, stop in self._chunks(chain):
+                param, into = self.slice_state(chain, start, stop)
+                copy_states([into], [init_leaf(chain.stages, chain.hypers, param)])
 
-    def begin_anew(self, chain: GroupChain) -> None:
-        """Before the first step, what starts as the parameter starts as it is now.
+    def refresh_first_state(self, chain: GroupChain) -> None:
+        """Before the first step, reset state that starts as the parameter to its current value.
 
-        A caller may have written to the parameter, as one does who loads a model. All else is as it
-        stands, since a caller may have written to it.
+        A caller may have written to the parameter, for example by loading a model. Other state is
+        not changed, because a caller may have written to it.
         """
         entries = self.state
         assert entries is not None, "completed before"
         if entries and entries.get("step") != 0:
             return
         with torch.no_grad():
-            if not entries or self.lacking(chain):
-                made = init_leaf(chain.stages, chain.hypers, self.tensor.detach())
-                new = to_entries(chain.stages, chain.hypers, self.tensor, made)
+            if not entries or self.missing_entries(chain):
+                new = self._first_entries(chain)
                 entries.update({key: one for key, one in new.items() if entries.get(key) is None})
-            if self._is_made_at_once(chain):
-                self._renew(chain, self.tensor.detach(), self.state_for(chain))
+            if self._is_one_chunk(chain):
+                self._reinit(chain, self.tensor.detach(), self.state_for(chain))
             else:
-                for start, stop in self._stretches(chain):
-                    self._renew(chain, *self.part(chain, start, stop))
+                for start, stop in self._chunks(chain):
+                    self._reinit(chain, *self.slice_state(chain, start, stop))
 
-    def _renew(self, chain: GroupChain, param: Tensor, state: LeafState) -> None:
-        """Write what starts as the parameter into a state that has made no step."""
-        new = with_first_values(chain.stages, chain.hypers, param, state, self._made_for)
+    def _reinit(self, chain: GroupChain, param: Tensor, state: LeafState) -> None:
+        """Write the current value of the parameter into state that starts as the parameter."""
+        new = reinit_state(chain.stages, chain.hypers, param, state, self._init_hypers)
         if new is not state:
             copy_states([state], [new])
 
-    def _stretches(self, chain: GroupChain) -> Iterator[tuple[int, int]]:
-        """Yield the ranges of elements of which state is made at once."""
-        many = in_full_blocks(AT_ONCE, block_size_of(chain.stages))
+    def _chunks(self, chain: GroupChain) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of elements whose state is created at once."""
+        many = in_full_blocks(CHUNK, block_size_of(chain.stages))
         for start in range(self.start, self.stop, many):
             yield start, min(start + many, self.stop)
 
-    def _is_made_at_once(self, chain: GroupChain) -> bool:
-        return self.numel <= AT_ONCE or not self.can_be_cut(chain)
-
-    def _fill(self, chain: GroupChain) -> None:
-        """Write the state before the first step, part by part."""
-        for start, stop in self._stretches(chain):
-            param, into = self.part(chain, start, stop)
-            copy_states([into], [init_leaf(chain.stages, chain.hypers, param)])
-
-    def can_be_cut(self, chain: GroupChain) -> bool:
-        """Return True if the elements of its state lie in the order of the parameter's shape."""
+    def _is_one_chunk(self, chain: GroupChain) -> bool:
+        """Return True if all state is created at once: the shard is small, or cannot be cut."""
         tensor = self.tensor
-        if tensor.is_complex() or not tensor.is_contiguous():
-            return False
-        return keeps_flat_state(chain.stages, chain.hypers, [tensor.shape], tensor.dtype)
+        if self.numel <= CHUNK or tensor.is_complex() or not tensor.is_contiguous():
+            return True
+        return not has_flat_state(chain.stages, chain.hypers, [tensor.shape], tensor.dtype)
 
-    def _allocated(self, chain: GroupChain) -> dict[str, Any]:
-        """State without values; that of three blocks shows which tensors have one for each."""
+    def _first_entries(self, chain: GroupChain) -> dict[str, Any]:
+        made = init_leaf(chain.stages, chain.hypers, self.tensor.detach())
+        return to_entries(chain.stages, chain.hypers, self.tensor, made)
+
+    def _allocate(self, chain: GroupChain) -> dict[str, Any]:
+        """Return state without values. The state of three blocks shows its per-block tensors."""
         block, like = block_size_of(chain.stages), self.tensor.detach()
 
-        def allocated(one: Tensor) -> Tensor:
+        def allocate(one: Tensor) -> Tensor:
             shape = like.shape if one.numel() == 3 * block else (-(-self.numel // block),)
             return like.new_empty(shape, dtype=one.dtype, device=one.device)
 
         shown = init_leaf(chain.stages, chain.hypers, like.new_zeros(3 * block))
-        made = shown._replace(stages=tuple(map_state(allocated, one) for one in shown.stages))
+        made = shown._replace(stages=tuple(map_state(allocate, one) for one in shown.stages))
         return to_entries(chain.stages, chain.hypers, like, made)
 
-    def lacking(self, chain: GroupChain) -> list[str]:
-        """Return the entries that a chain of now needs, and that its state does not have."""
-        wanted = kept_dtypes(chain.stages, chain.hypers, self.tensor.shape, self.tensor.dtype)
+    def missing_entries(self, chain: GroupChain) -> list[str]:
+        """Return the names of the entries that a chain needs and the state does not have."""
+        wanted = entry_dtypes(chain.stages, chain.hypers, self.tensor.shape, self.tensor.dtype)
         return [] if self.state is None else [name for name in wanted if name not in self.state]
 
     def state_for(self, chain: GroupChain) -> LeafState:
-        """Its state as a chain of now has it: the very tensors of its entries.
+        """Return the state as a chain needs it, with the same tensors as the entries.
 
-        Entries that a chain of now does not have are left behind, as in torch; those that an option
-        has turned on are made, where nothing else is there.
-
-        Raises:
-            ValueError: an entry is missing, or does not fit.
+        Other entries are left out, as in torch. Missing entries are created if no entry but the
+        step count is there; otherwise a missing entry raises ValueError.
         """
         entries = self.state
         assert entries is not None, "completed before"
-        lacking = self.lacking(chain)
+        lacking = self.missing_entries(chain)
         if lacking and any(
-            isinstance(one, Tensor) and not is_count(one) for one in entries.values()
+            isinstance(one, Tensor) and not is_step_count(one) for one in entries.values()
         ):
             raise ValueError(
                 f"an option now needs {', '.join(lacking)}, which was not made, at {self.path!r}: "
@@ -160,42 +151,37 @@ class LocalShard:
                 "it"
             )
         count = entries.get("step")
-        if is_count(count):  # counted here, so that values before the first step need no look
+        if is_step_count(
+            count
+        ):  # without a read of the count: a step count of 1 is read in its place
             known = {**entries, "step": 1}
-            made = self.read(chain, known)
+            made = self.read_entries(chain, known)
             state = made._replace(step=count) if int(made.step) else made
         else:
-            state = self.read(chain, entries)
+            state = self.read_entries(chain, entries)
         made_entries = to_entries(chain.stages, chain.hypers, self.tensor, state)
         if any(entries.get(name) is not value for name, value in made_entries.items()):
-            entries.update(made_entries)  # changed by hand, or an option turned on
+            entries.update(made_entries)  # the caller changed them, or an option was turned on
         return state
 
     def entries(self, chain: GroupChain) -> dict[str, Tensor]:
-        """Its state as torch.optim has it, "step" first: the very tensors."""
+        """Return the state as torch.optim has it, "step" first, without copies."""
         return to_entries(chain.stages, chain.hypers, self.tensor, self.state_for(chain))
 
-    def read(self, chain: GroupChain, entries: Mapping[str, Any]) -> LeafState:
-        """The state in torch-like entries of its own shape, checked.
-
-        Raises:
-            ValueError: they do not fit.
-        """
+    def read_entries(self, chain: GroupChain, entries: Mapping[str, Any]) -> LeafState:
+        """Return checked torch-like entries, in the shape of the shard, as a state."""
         return from_entries(
-            chain.stages, chain.hypers, self.tensor, entries, self.path, begins_anew=True
+            chain.stages, chain.hypers, self.tensor, entries, self.path, reinit=True
         )
 
-    def write(self, chain: GroupChain, state: LeafState) -> None:
-        """Copy the values of a state of its shape into its own."""
+    def copy_state(self, chain: GroupChain, state: LeafState) -> None:
+        """Copy the values of another state of the shard."""
         copy_states([self.state_for(chain)], [state])
 
-    def part(self, chain: GroupChain, start: int, stop: int) -> tuple[Tensor, LeafState]:
-        """The parameter's elements [start, stop), all in this shard, and their state, laid flat.
+    def slice_state(self, chain: GroupChain, start: int, stop: int) -> tuple[Tensor, LeafState]:
+        """Return elements [start, stop) of the parameter and their state, as flat views.
 
-        Args:
-            chain: whose state can be cut.
-            start: as the shard's own, counted in the parameter; where a block begins.
-            stop: likewise; where a block ends, or the shard.
+        ``start`` is at the start of a block of state, ``stop`` at the end of a block or the shard.
         """
         begin, end, block = start - self.start, stop - self.start, block_size_of(chain.stages)
 
@@ -208,12 +194,14 @@ class LocalShard:
         stages = tuple(map_state(view, one) for one in state.stages)
         return view(self.tensor.detach()), state._replace(stages=stages)
 
-    def place_of(self, chain: GroupChain, name: str, tensor: Tensor) -> tuple[tuple[int, ...], int]:
-        """(the shape of a state tensor for all of the parameter, where this shard begins in it)."""
+    def position_of(
+        self, chain: GroupChain, name: str, tensor: Tensor
+    ) -> tuple[tuple[int, ...], int]:
+        """Return the shape of a whole parameter's state tensor, and the shard's offset."""
         if self.whole:
             return tuple(tensor.shape), 0
         if self._kinds is None:
-            self._kinds = kinds_of(chain, self.tensor)
+            self._kinds = field_kinds_of(chain, self.tensor)
         kind, block = self._kinds.get(name, "leaf"), block_size_of(chain.stages)
         if kind == "element":
             return tuple(self.param.shape), self.start
@@ -221,11 +209,44 @@ class LocalShard:
             return (-(-self.param.numel() // block),), self.start // block
         return tuple(tensor.shape), 0
 
+    def gradient_from(self, given: Any) -> Tensor:
+        """Return the gradient of the shard, in its shape, from one of the shard or its parameter.
 
-def kinds_of(chain: GroupChain, like: Tensor) -> dict[str, FieldKind]:
-    """By the names that torch.optim has for them, what the tensors of a chain's state are.
+        Raises:
+            RuntimeError: a sparse gradient, for a part of a parameter.
+            TypeError, ValueError: the gradient does not fit.
+        """
+        grad = self._slice_gradient(given) if isinstance(given, Tensor) else given
+        check_grad(self.tensor, grad, self.path)
+        return grad.detach() if grad.requires_grad else grad
 
-    Seen at the state of three blocks; nothing for a chain that needs its parameter whole.
+    def own_gradient(self) -> Tensor | None:
+        """Return the parameter's ``.grad`` in the shape of the shard, or None. torch checks it."""
+        grad = self.param.grad
+        if grad is None:
+            return None
+        own = grad if self.whole else self._slice_gradient(grad)
+        return own.detach() if own.requires_grad else own
+
+    def _slice_gradient(self, grad: Tensor) -> Tensor:
+        in_shape = grad.shape == self.param.shape
+        if self.whole:
+            flat = not in_shape and grad.dim() == 1 and grad.numel() == self.numel
+            return grad.reshape(self.param.shape) if flat else grad
+        if not in_shape:
+            return grad
+        if grad.layout != torch.strided:
+            raise RuntimeError(
+                f"the gradient of {self.path!r} is sparse, and the parameter is cut between ranks; "
+                "take a policy that leaves parameters whole, or dense gradients"
+            )
+        return grad.reshape(-1)[self.start : self.stop]
+
+
+def field_kinds_of(chain: GroupChain, like: Tensor) -> dict[str, FieldKind]:
+    """Return the kind of each state tensor of a chain, by torch's name for the tensor.
+
+    The state of three blocks shows the kinds. Empty for a chain that needs whole parameters.
     """
     if any(stage.kind != "pointwise" for stage in chain.stages):
         return {}

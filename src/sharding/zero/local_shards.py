@@ -9,36 +9,28 @@ from torch import Tensor
 from functional_optim.core.overrides import LeafChain
 from functional_optim.core.state import LeafState
 from functional_optim.frontends.group_tensors import Group, StateOf
-from functional_optim.frontends.recipe import Chains, GroupChain
+from functional_optim.frontends.recipe import ChainCache, GroupChain
 from functional_optim.plan.shared_numbers import with_common_hypers
-from functional_optim.plan.step_counts import beside
+from functional_optim.plan.step_counts import stack_counts
 from sharding.shard_plan import ShardPlan
-from sharding.zero.gradients import gradient_of
 from sharding.zero.group_recipes import GroupRecipes
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.parameter_memory import ParameterMemory
 from sharding.zero.params import Groups
 
 Gradients = Mapping[str, Sequence[tuple[int, int, Tensor]]]
-"""By path of a parameter: elements [start, stop) of it, laid flat, and their gradient."""
+"""By path of a parameter: ranges [start, stop) of its flattened elements, and their gradients."""
 
 
 class ShardStep(NamedTuple):
-    """A shard to be stepped, and its gradient, as :func:`gradient_of` gives it."""
+    """Shard that is stepped, and its gradient in the shape of the shard."""
 
     shard: LocalShard
     grad: Tensor
 
 
 class LocalShards:
-    """Shards that one rank owns.
-
-    Args:
-        recipes: what steps each group.
-        memory: where parameters are.
-        plan: who owns what.
-        rank: this rank.
-    """
+    """Shards that one rank owns, with their state."""
 
     def __init__(
         self, recipes: GroupRecipes, memory: ParameterMemory, plan: ShardPlan, rank: int
@@ -46,28 +38,28 @@ class LocalShards:
         self.recipes = recipes
         self.recipe = recipes.whole
         self.states: MutableMapping[Tensor, dict[str, Any]] = defaultdict(dict)
-        """torch's dicts of state, by what stands in the groups of ``.optim``."""
-        self._chains = Chains(recipes.of)
+        """torch's dicts of state, by the tensors in the groups of ``.optim``."""
+        self._chains = ChainCache(recipes.of)
         self._memory = memory
         self._rank = rank
         self.by_path: dict[str, list[LocalShard]] = {}
         self.by_tensor: dict[int, LocalShard] = {}
-        """By the identity of what stands for a shard."""
+        """By the ``id`` of the shard's tensor."""
         self.has_cuts = False
-        """Whether the rank owns a part of any parameter."""
+        """True if the rank owns a part of any parameter."""
         self._by_range: dict[tuple[str, int, int], LocalShard] = {}
-        self._bare: list[LocalShard] = []  # without state: not trainable so far
+        self._bare: list[LocalShard] = []  # shards without state
         self.extend(plan)
 
     def extend(self, plan: ShardPlan) -> None:
-        """Shards of the parameters that a plan has more than before."""
+        """Add shards of the parameters that are new in a plan."""
         found: dict[str, list[LocalShard]] = {}
         for one in plan.owned(self._rank):
             if one.path not in self.by_path:
                 location = self._memory.locations[one.path]
                 tensor = location.param
                 if not one.whole:
-                    assert location.flat is not None, "checked when the plan was"
+                    assert location.flat is not None, "checked with the plan"
                     tensor = location.flat[one.start : one.stop]
                 group = plan.specs[one.parameter].group
                 shard = LocalShard(
@@ -82,7 +74,6 @@ class LocalShards:
         self._bare += [one for one in new if not self.is_frozen(one)]
 
     def every(self) -> Iterable[LocalShard]:
-        """All of them."""
         return self.by_tensor.values()
 
     def chain_of(self, shard: LocalShard, groups: Groups) -> GroupChain:
@@ -90,21 +81,13 @@ class LocalShards:
         return self._chains.of(shard.group, groups[shard.group], shard.device)
 
     def check_options(self, number: int, group: Mapping[str, Any]) -> None:
-        """See whether a group's options make a chain.
-
-        Raises:
-            TypeError, ValueError: they do not.
-        """
+        """Raise TypeError or ValueError if no chain can be built with a group's options."""
         for kind in {param.device.type for param in group["params"]}:
             self.chain_for(number, group, kind)
 
     def check_common_options(self, groups: Groups) -> None:
-        """Make sure that groups have the options that shared scalars depend on.
-
-        Raises:
-            ValueError: groups differ in such an option.
-        """
-        if not self.recipes.keeps_numbers:
+        """Raise ValueError if groups differ in an option that shared scalars depend on."""
+        if not self.recipes.has_shared_scalars:
             return
         chains = []
         for number, (group, (own, places)) in enumerate(
@@ -116,83 +99,70 @@ class LocalShards:
         with_common_hypers(self.recipes.whole.optimizer.links, chains)
 
     def chain_for(self, number: int, group: Mapping[str, Any], device: str) -> GroupChain:
-        """The chain for a group's options, on a type of device."""
+        """Return the chain of a group with these options, on a type of device."""
         return self._chains.of(number, group, device)
 
-    def moved(self) -> None:
-        """Parameters have other memory: the views of what is cut follow."""
+    def update_views(self) -> None:
+        """Update the views of ranges, after parameters got other memory."""
         for one in self.every():
             if not one.whole:
                 flat = self._memory.locations[one.path].flat
                 assert flat is not None
                 one.tensor.data = flat[one.start : one.stop]
 
-    def remake(self, groups: Groups, wanted: Container[str]) -> None:
-        """New state where options of these groups ask for another, and for the paths wanted."""
-        self.link()
+    def rebuild_states(self, groups: Groups, wanted: Container[str]) -> None:
+        """Create new state for the wanted paths, and where these options need other entries."""
+        self.sync_states()
         for one in self.every():
-            if one.lacking(self.chain_of(one, groups)):
+            if one.missing_entries(self.chain_of(one, groups)):
                 one.state = None
                 del self.states[one.tensor]
                 self._bare.append(one)
         self.complete(groups, wanted)
 
     def complete(self, groups: Groups, wanted: Container[str] = ()) -> None:
-        """State for every shard that is trainable, has a gradient or is wanted, and has none."""
+        """Create missing state of shards that are trainable, have a gradient, or are wanted."""
         if not self._bare:
             return
         bare, self._bare, begun = self._bare, [], list[LocalShard]()
         for one in bare:
-            chosen = one.wants_state or one.path in wanted or self._of_all(one)
+            chosen = one.needs_state or one.path in wanted or self._has_frozen_state(one)
             (begun if chosen else self._bare).append(one)
         for one in begun:
-            one.begin(self.chain_of(one, groups))
-        for one, count in zip(begun, beside([own["step"] for own in _states(begun)]), strict=True):
-            assert one.state is not None, "it has begun"
-            one.state["step"] = count  # they lie side by side, so that one look sees them all
-            self.states[one.tensor] = one.state
+            one.init_state(self.chain_of(one, groups))
+        states = [one.state for one in begun if one.state is not None]
+        counts = stack_counts([own["step"] for own in states])
+        for one, own, count in zip(begun, states, counts, strict=True):
+            own["step"] = count  # adjacent in memory, so that one native call reads all of them
+            self.states[one.tensor] = own
 
-    def link(self) -> None:
-        """See the dicts of state that a caller has put in the place of others."""
+    def sync_states(self) -> None:
+        """Read the dicts of state again, which a caller may have replaced."""
         for one in self.every():
             one.state = self.states.get(one.tensor)
 
     def state_of(self, tensor: Tensor, groups: Groups, *, begins: bool = True) -> LeafState:
-        """The state of a shard, as its chain of now has it.
+        """Return the state of a shard, by its tensor, for its current chain.
 
-        Args:
-            tensor: what stands for the shard.
-            groups: with the options of now.
-            begins: whether this may be its first step, before which its state is made anew.
-
-        Raises:
-            ValueError: an entry is missing, or does not fit.
+        ``begins`` is True if this may be the first step, for which some state is created again.
         """
         one = self.by_tensor[id(tensor)]
         chain = self.chain_of(one, groups)
         one.state = self.states.setdefault(tensor, {})
         if begins:
-            one.begin_anew(chain)
+            one.refresh_first_state(chain)
         return one.state_for(chain)
 
     def state_by(self, groups: Groups) -> StateOf:
-        """Return what gives the state of a shard by its tensor.
-
-        Args:
-            groups: with the options of now.
-        """
+        """Return a function that returns the state of a shard, from its tensor."""
 
         def found(group: Group, param: Tensor, name: str, *, begins: bool = True) -> LeafState:
             return self.state_of(param, groups, begins=begins)
 
         return found
 
-    def added_by_path(self, addends: Mapping[int, Tensor]) -> dict[str, Tensor]:
-        """Return the sum of the addends of each parameter's shards.
-
-        Args:
-            addends: by the identity of what stands for a shard.
-        """
+    def sum_by_path(self, addends: Mapping[int, Tensor]) -> dict[str, Tensor]:
+        """Return each parameter's addend, from addends by ``id`` of the tensors of its shards."""
         found: dict[str, Tensor] = {}
         for tensor, added in addends.items():
             path = self.by_tensor[tensor].path
@@ -200,24 +170,19 @@ class LocalShards:
         return found
 
     def with_state(self) -> Iterator[LocalShard]:
-        """Shards that have state."""
         return (one for one in self.every() if one.state is not None)
 
     def is_frozen(self, shard: LocalShard) -> bool:
         """Return True if no stage acts on a shard: it is never stepped, and has no state."""
         return not self.recipes.of(shard.group).optimizer.links
 
-    def _of_all(self, shard: LocalShard) -> bool:
-        """Return True if a shard has state though it is not trained: so has it in torch's class."""
+    def _has_frozen_state(self, shard: LocalShard) -> bool:
+        """Return True if a shard has state even if it is not trained, as with torch's class."""
         known = shard.tensor.is_floating_point() or shard.tensor.is_complex()
         return self.recipe.form.frozen and known
 
-    def requests(self, gradients: Gradients) -> list[ShardStep]:
-        """Ranges that are this rank's shards, with their gradients.
-
-        Raises:
-            ValueError: one that is not, or has a gradient that does not fit.
-        """
+    def match_ranges(self, gradients: Gradients) -> list[ShardStep]:
+        """Return the shards of ranges. Raise ValueError for a range that this rank does not own."""
         found = []
         for path, ranges in gradients.items():
             for start, stop, grad in ranges:
@@ -228,9 +193,5 @@ class LocalShards:
                         f"elements [{start}, {stop}) of {path!r} are not this rank's to step: of "
                         f"that parameter it owns {', '.join(own) or 'nothing'}"
                     )
-                found.append(ShardStep(one, gradient_of(one, grad)))
+                found.append(ShardStep(one, one.gradient_from(grad)))
         return found
-
-
-def _states(shards: Iterable[LocalShard]) -> list[dict[str, Any]]:
-    return [one.state for one in shards if one.state is not None]

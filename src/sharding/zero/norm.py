@@ -1,4 +1,4 @@
-"""Clipping by the norm of all gradients, each rank measuring what it owns."""
+"""Clipping by the norm of all gradients. Each rank measures the gradients that it owns."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from functional_optim.frontends.gradient_norms import addend, addends, both, clip, scale_
-from sharding.zero.groups import largest, reduced, vector_of
-from sharding.zero.parts import OptimizerParts
+from functional_optim.frontends.gradient_norms import addend, addends, clip, combine_addends, scale_
+from sharding.zero.groups import all_reduce_max, all_reduce_vector, vector_of
+from sharding.zero.optimizer_parts import OptimizerParts
 
 
 def clip_gradients(
@@ -19,18 +19,14 @@ def clip_gradients(
     error_if_nonfinite: bool,
     alone: bool,
 ) -> Tensor:
-    """Scale all gradients so that their joint norm is at most ``max_norm``; returns what it was.
+    """Scale all gradients so that their joint norm is at most ``max_norm``; return the old norm.
 
-    Args:
-        parts: of the optimizer.
-        max_norm: the largest norm.
-        norm_type: the p of the norm; may be infinite.
-        error_if_nonfinite: raise where the norm is NaN or infinite.
-        alone: measure everything here, and ask no other rank.
+    Arguments as for :meth:`ZeroRedundancyOptimizer.clip_grad_norm_`. With ``alone``, measure all
+    gradients on this rank, without communication.
     """
     grads = [param.grad for param in parts.params.values() if param.grad is not None]
     total = clip(
-        lambda order: _measured(parts, order, alone=alone),
+        lambda order: _reduce_addends(parts, order, alone=alone),
         lambda factor: scale_(grads, factor),
         max_norm,
         norm_type,
@@ -40,23 +36,23 @@ def clip_gradients(
     return torch.tensor(total, dtype=torch.float64 if wide else torch.float32, device=parts.device)
 
 
-def _measured(parts: OptimizerParts, order: float, *, alone: bool) -> list[float]:
-    """Return each parameter's addend to the norm, the same numbers on all ranks."""
+def _reduce_addends(parts: OptimizerParts, order: float, *, alone: bool) -> list[float]:
+    """Return each parameter's addend to the norm, equal on all ranks."""
     if alone:
         return addends([param.grad for param in parts.params.values()], order).tolist()
-    _require_whole_where_sparse(parts)
+    _check_sparse_gradients(parts)
     vector = vector_of(addends_of(_owned(parts), order), parts.plan)
     if order == math.inf:
-        return largest(vector, parts.process_group, parts.device).tolist()
-    return reduced(vector, parts.plan, parts.process_group, parts.device).tolist()
+        return all_reduce_max(vector, parts.process_group, parts.device).tolist()
+    return all_reduce_vector(vector, parts.plan, parts.process_group, parts.device).tolist()
 
 
 def addends_of(gradients: Iterable[tuple[str, Tensor]], order: float) -> dict[str, Tensor]:
-    """Return each parameter's addend to a norm, from the gradients of its ranges, by path."""
+    """Return each parameter's addend to a norm, by path, from the gradients of its ranges."""
     found: dict[str, Tensor] = {}
     for path, gradient in gradients:
         added = addend(gradient, order)
-        found[path] = both(found[path], added, order) if path in found else added
+        found[path] = combine_addends(found[path], added, order) if path in found else added
     return found
 
 
@@ -67,12 +63,8 @@ def _owned(parts: OptimizerParts) -> Iterator[tuple[str, Tensor]]:
             yield one.path, grad if one.whole else grad.reshape(-1)[one.start : one.stop]
 
 
-def _require_whole_where_sparse(parts: OptimizerParts) -> None:
-    """On all ranks alike, before any of them waits for another.
-
-    Raises:
-        RuntimeError: a sparse gradient of a parameter that is cut.
-    """
+def _check_sparse_gradients(parts: OptimizerParts) -> None:
+    """Raise RuntimeError, on all ranks, for a sparse gradient of a parameter that is cut."""
     for path, param in parts.params.items():
         if param.grad is None or param.grad.layout == torch.strided:
             continue

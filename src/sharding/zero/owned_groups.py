@@ -1,4 +1,4 @@
-"""Parameter groups of one rank's shard: their options are those of the whole optimizer's groups."""
+"""Parameter groups of one rank's shard, with the options of the whole optimizer's groups."""
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
@@ -6,21 +6,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.brief import brief
+from functional_optim.core.format import format_value
 from functional_optim.frontends.torch_groups import NOT_OPTIONS, options_of
 
 
 class OwnedGroup(MutableMapping[str, Any]):
-    """A rank's part of a parameter group: parameters of its own, and the options of the group.
+    """A rank's part of a parameter group: its own parameters, and the options of the whole group.
 
-    An option has one home, the group of the whole optimizer: what is written here is written there.
-    Parameters have no names here, since torch has all groups named or none, and of an empty group
-    no parameter has a name.
+    Options are stored in the group of the whole optimizer only: writes to them are passed on.
+    There are no parameter names, because torch requires names in all groups or in none, and an
+    empty group has no names.
 
     Args:
         groups: the parameter groups of the whole optimizer.
         number: of the group among them.
-        params: what the rank owns of its parameters.
+        params: the parameters and ranges that the rank owns.
 
     Example::
 
@@ -74,17 +74,10 @@ def foreign_optimizer(
     params: Sequence[list[Tensor]],
     defaults: Mapping[str, Any],
 ) -> torch.optim.Optimizer:
-    """An instance of a class that we know nothing of, over whole parameters.
+    """Return an instance of a class without functional equivalent, over whole parameters.
 
-    Args:
-        optimizer_class: the class.
-        groups: the parameter groups of the whole optimizer, which get the options that the class
-            adds.
-        params: of each group, what the rank owns.
-        defaults: the options of all groups.
-
-    Raises:
-        TypeError: it is no optimizer.
+    ``params`` has this rank's parameters of each group. Options that the class adds are written to
+    the groups.
     """
     own = [
         {**options_of(group), "params": list(tensors)}
@@ -94,10 +87,10 @@ def foreign_optimizer(
     if not isinstance(made, torch.optim.Optimizer):
         raise TypeError(
             "optimizer_class must make a torch.optim.Optimizer of parameter groups, got "
-            f"{brief(made)} from {brief(optimizer_class)}"
+            f"{format_value(made)} from {format_value(optimizer_class)}"
         )
     for number in range(len(groups)):
-        _link(made, groups, number)
+        _share_options(made, groups, number)
     return made
 
 
@@ -109,13 +102,13 @@ def add_foreign_group(
 ) -> None:
     """Add a rank's part of a group to an optimizer of :func:`foreign_optimizer`."""
     optim.add_param_group({**options_of(groups[number]), "params": params})
-    _link(optim, groups, number)
+    _share_options(optim, groups, number)
 
 
-def _link(
+def _share_options(
     optim: torch.optim.Optimizer, groups: Sequence[MutableMapping[str, Any]], number: int
 ) -> None:
-    """Let a group of an optimizer have the options of the whole group."""
+    """Replace a group of an optimizer by one that shares the options of the whole group."""
     own: list[Any] = optim.param_groups
     groups[number].update(options_of(own[number]))
     own[number] = OwnedGroup(groups, number, own[number]["params"])

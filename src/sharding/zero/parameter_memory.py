@@ -1,4 +1,4 @@
-"""Memory of parameters: their own, or flat buffers in the order of their owners."""
+"""Memory of parameters: their own memory, or flat buffers in the order of their owners."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from functional_optim.kernels.chunks import LARGE
-from functional_optim.plan.flat.apart import is_dense
 from functional_optim.plan.flat.buffer import difference
 from functional_optim.plan.flat.layout import FlatBuffer, FlatLayout
+from functional_optim.plan.flat.move_checks import is_dense
 from functional_optim.plan.guard import MemoryGuard, mark_changed
 from sharding.shard_plan import ShardPlan
 
@@ -20,24 +20,24 @@ class Location:
 
     param: Tensor
     flat: Tensor | None
-    """All of them as they lie in memory, in one dimension; None where they do not fill it."""
-    seen: Tensor
-    """The parameter as it was when this was found out."""
+    """A flat view, in memory order; None if the parameter is not dense."""
+    known: Tensor
+    """A detached alias of the parameter, which shows if the parameter gets other memory."""
     buffer: int | None = None
-    """The flat buffer that it is in."""
+    """The index of the flat buffer of the parameter, or None."""
     offset: int = 0
-    """Its first element there."""
+    """The first element of the parameter in the flat buffer."""
 
 
 class ParameterMemory:
-    """The memory of parameters, found again where they have been moved.
+    """Memory of parameters, which is found again after it has moved.
 
     Args:
         params: by path.
-        plan: who owns them.
-        in_buffers: move them into one flat buffer per dtype and device, so that what a rank owns
-            is one range of each. A parameter that cannot be moved unnoticed (a view, one that
-            shares its memory) stays where it is.
+        plan: their owners.
+        in_buffers: True to move the parameters into one flat buffer per dtype and device, so that
+            a rank owns one range of each buffer. Parameters that share memory, or are views, are
+            not moved.
     """
 
     def __init__(self, params: Mapping[str, Tensor], plan: ShardPlan, *, in_buffers: bool) -> None:
@@ -46,23 +46,21 @@ class ParameterMemory:
         self.buffers: list[Tensor] = []
         self._flat: list[FlatBuffer] = []  # so that no other layout moves the parameters
         self._every: tuple[list[Tensor], MemoryGuard] | None = None
-        """All parameters, and a guard that they are where they were."""
+        """All parameters, and a guard that compares their addresses."""
         self.extend(params, plan)
 
     def extend(self, params: Mapping[str, Tensor], plan: ShardPlan) -> None:
-        """More parameters; those that are there stay where they are."""
+        """Add parameters. Known parameters are not moved."""
         self._every = None
-        places = self._moved(params, plan) if self._in_buffers else {}
+        places = self._move_to_buffers(params, plan) if self._in_buffers else {}
         self.locations.update(
             {path: _location(one, *places.get(path, ())) for path, one in params.items()}
         )
 
-    def _moved(self, params: Mapping[str, Tensor], plan: ShardPlan) -> dict[str, tuple[int, int]]:
-        """Move parameters into buffers, so that ranges of one rank are neighbours.
-
-        Returns:
-            By path, the number of the buffer that a parameter is in, and its first element there.
-        """
+    def _move_to_buffers(
+        self, params: Mapping[str, Tensor], plan: ShardPlan
+    ) -> dict[str, tuple[int, int]]:
+        """Move parameters into buffers, ordered by owner; return their buffers and offsets."""
         paths, tensors = list(params), list(params.values())
         order = sorted(range(len(paths)), key=lambda place: _order(plan, paths[place]))
         layout = FlatLayout(tensors, paths, keys=[one.dtype for one in tensors], order=order)
@@ -78,21 +76,21 @@ class ParameterMemory:
         return found
 
     def refresh(self, paths: Collection[str]) -> bool:
-        """Find parameters again that have other memory than before; whether there were any.
+        """Find the memory of parameters again; return True if a parameter has moved.
 
-        One loop in C sees that all parameters are where they were.
+        Usually one native call compares all addresses.
 
         Raises:
-            RuntimeError: one has another shape, dtype or device, or has left its flat buffer.
+            RuntimeError: a parameter has another shape, dtype or device, or left its flat buffer.
         """
         is_every, moved = len(paths) == len(self.locations), False
         if is_every and self._every is not None and self._every[1].hold(self._every[0]):
             return False
         for path in paths:
             location = self.locations[path]
-            if location.param.is_set_to(location.seen):
+            if location.param.is_set_to(location.known):
                 continue
-            what = difference(location.param, location.seen)
+            what = difference(location.param, location.known)
             if what is None:
                 continue
             if location.buffer is not None or "memory" not in what:
@@ -105,30 +103,30 @@ class ParameterMemory:
             moved = True
         if is_every:
             every = self.locations.values()
-            guard = MemoryGuard([one.seen for one in every])
+            guard = MemoryGuard([one.known for one in every])
             self._every = [one.param for one in every], guard
         return moved
 
     def mark_changed(self, paths: Iterable[str]) -> None:
-        """Tell autograd that parameters were written to, by ways that it does not see."""
+        """Tell autograd about writes to parameters that autograd does not see."""
         mark_changed([self.locations[path].param for path in paths])
 
 
 def _location(param: Tensor, buffer: int | None = None, offset: int = 0) -> Location:
-    seen = param.detach()
+    known = param.detach()
     flat = None
-    if seen.is_contiguous():
-        flat = seen.view(-1)
-    elif is_dense(seen):
-        flat = seen.as_strided((seen.numel(),), (1,))
-    return Location(param, flat, seen, buffer, offset)
+    if known.is_contiguous():
+        flat = known.view(-1)
+    elif is_dense(known):
+        flat = known.as_strided((known.numel(),), (1,))
+    return Location(param, flat, known, buffer, offset)
 
 
 def _order(plan: ShardPlan, path: str) -> tuple[int, int, int, bool, int]:
-    """Owners in turn; a parameter that two of them share stands between what is theirs alone.
+    """Return the sort key of a parameter: by owner, and then by group.
 
-    Of one owner, groups in turn, and in each the small ones together: some executors step them as
-    one.
+    A parameter with two owners is between the parameters of each. In a group, small parameters are
+    adjacent, since some executors step them together.
     """
     ranks = [owner.ranks[0] for owner in plan.owners(path)]
     index = plan.index_of(path)

@@ -1,4 +1,4 @@
-"""Parameters that ZeroRedundancyOptimizer is given: checked and named."""
+"""Parameters of ZeroRedundancyOptimizer: checks, names and specs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.checks import check_param, check_writable
-from functional_optim.core.local_shards import check_whole
+from functional_optim.core.local_shards import check_no_dtensor
 from functional_optim.core.stage import Kind
 from sharding.spec import ParameterSpec
 
@@ -15,12 +15,12 @@ Groups = Sequence[Mapping[str, Any]]
 """Parameter groups, as torch.optim keeps them."""
 
 
-def checked_params(params: Any) -> list[Any]:
-    """Parameters, (name, parameter) pairs or groups, in a form that can be read again.
+def parse_params(params: Any) -> list[Any]:
+    """Check parameters, (name, parameter) pairs or groups, and return them as a list.
 
     Raises:
         TypeError: a single tensor, no iterable, or a mixed list.
-        ValueError: nothing, a group without "params", a sparse parameter.
+        ValueError: no parameters, a group without "params", a sparse parameter.
     """
     what = "params must be an iterable of tensors, of (name, tensor) pairs, or of dicts"
     if isinstance(params, Tensor) or not isinstance(params, Iterable):
@@ -29,7 +29,7 @@ def checked_params(params: Any) -> list[Any]:
     if not given:
         raise ValueError("ZeroRedundancyOptimizer got an empty list of parameters; give at least 1")
     if all(isinstance(one, dict) for one in given):
-        groups = [checked_group(one) for one in given]
+        groups = [parse_group(one) for one in given]
         if not any(group["params"] for group in groups):
             raise ValueError(f"ZeroRedundancyOptimizer got {len(groups)} groups, all of them empty")
         return groups
@@ -40,11 +40,11 @@ def checked_params(params: Any) -> list[Any]:
     return given
 
 
-def checked_group(group: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a group, its parameters as a list.
+def parse_group(group: dict[str, Any]) -> dict[str, Any]:
+    """Check a group, and return a copy whose parameters are a list.
 
     Raises:
-        ValueError: it has no "params", or one of them is sparse.
+        ValueError: the group has no "params", or a parameter is sparse.
     """
     if "params" not in group:
         raise ValueError(
@@ -53,7 +53,7 @@ def checked_group(group: dict[str, Any]) -> dict[str, Any]:
         )
     given = group["params"]
     if isinstance(given, set):
-        return dict(group)  # torch says what is wrong with it
+        return dict(group)  # torch raises the error
     made = [given] if isinstance(given, Tensor) else list(given)
     _check_tensors(made)
     return {**group, "params": made}
@@ -69,23 +69,19 @@ def _check_tensors(given: Sequence[Any]) -> None:
     for place, one in enumerate(given):
         name, param = one if _is_named(one) else (str(place), one)
         if not isinstance(param, Tensor):
-            continue  # torch says what is wrong with it
-        # What is never trained may have any dtype: torch.optim takes it too.
+            continue  # torch raises the error
+        # Parameters that are never trained may have any dtype, as in torch.optim.
         if param.requires_grad or param.layout != torch.strided:
             check_param(param, str(name))
         if id(param) not in seen:
             seen.add(id(param))
             named[str(name)] = param
-    check_whole(named, "ZeroRedundancyOptimizer, which shards state by itself,")
+    check_no_dtensor(named, "ZeroRedundancyOptimizer, which shards state by itself,")
     check_writable(named)
 
 
 def named_params(groups: Groups) -> dict[str, Tensor]:
-    """Every parameter once, by its name, or else by "3.0": its group and its place in it.
-
-    Raises:
-        ValueError: two parameters of one name.
-    """
+    """Return every parameter once, by name, or by "3.0": its group, and its index in the group."""
     found: dict[str, Tensor] = {}
     seen: set[int] = set()
     for number, group in enumerate(groups):
@@ -102,32 +98,25 @@ def named_params(groups: Groups) -> dict[str, Tensor]:
 
 
 def indices_of(groups: Groups) -> dict[int, int]:
-    """The number that torch.optim's ``state_dict`` has for a parameter, by its id."""
+    """Return the number of each parameter in torch.optim's ``state_dict``, by its id."""
     found: dict[int, int] = {}
-    number = 0
-    for group in groups:
-        for param in group["params"]:
-            found.setdefault(id(param), number)
-            number += 1
+    for number, param in enumerate(param for group in groups for param in group["params"]):
+        found.setdefault(id(param), number)
     return found
 
 
 def group_numbers(groups: Groups) -> dict[int, int]:
-    """The number of a parameter's group, by its id: of the first that has it."""
-    found: dict[int, int] = {}
-    for number, group in enumerate(groups):
-        for param in group["params"]:
-            found.setdefault(id(param), number)
-    return found
+    """Return the number of each parameter's group, by its id."""
+    return {id(param): number for number, group in enumerate(groups) for param in group["params"]}
 
 
 def specs_of_groups(
     params: Mapping[str, Tensor], groups: Groups, kinds: Sequence[Kind]
 ) -> tuple[ParameterSpec, ...]:
-    """The specs of parameters, for a plan; of each group, whether its parameters may be cut.
+    """Return the specs of parameters. ``kinds`` says for each group if parameters may be cut.
 
-    A parameter whose elements do not lie in the order of its shape is never cut: which elements a
-    range of it has would depend on its strides.
+    A parameter that is not contiguous is never cut, because a range of its elements would depend
+    on its strides.
     """
     number = group_numbers(groups)
     devices = _device_names(list(params.values()))
@@ -146,7 +135,7 @@ def specs_of_groups(
 
 
 def _device_names(params: Sequence[Tensor]) -> dict[torch.device, str]:
-    """Names of devices that are the same on all ranks, whichever GPUs each has."""
+    """Return names of devices that are equal on all ranks, whichever GPUs each rank has."""
     found: dict[torch.device, str] = {}
     for param in params:
         if param.device not in found:

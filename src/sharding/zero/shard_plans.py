@@ -1,4 +1,4 @@
-"""Plans of the steps of some shards, each by the chain of its parameter group."""
+"""Planned steps of some shards, each by the chain of its parameter group."""
 
 from collections.abc import Callable, Sequence
 from operator import is_
@@ -10,7 +10,7 @@ from torch import Tensor
 from functional_optim.core.links import Links
 from functional_optim.core.overrides import LeafChain
 from functional_optim.core.stage import Link
-from functional_optim.frontends.group_steps import GroupsNow, GroupSteps
+from functional_optim.frontends.group_steps import CurrentGroups, GroupSteps
 from functional_optim.frontends.group_tensors import Gradients, Group
 from functional_optim.frontends.recipe import GroupChain
 from sharding.zero.local_shard import LocalShard
@@ -28,22 +28,17 @@ class _Part(NamedTuple):
 
 
 class _Unit(NamedTuple):
-    """Parts that have the same stages and executor: they are stepped together."""
+    """Parts with the same stages, executor and device. They are stepped together."""
 
     parts: list[int]
     chains: list[LeafChain]
-    """Of each part."""
+    """The chain of each part."""
     links: Links
     steps: GroupSteps
 
 
 class ShardPlans:
-    """Plans of the steps of some shards.
-
-    Args:
-        owned: all shards of the rank.
-        chosen: those that are stepped.
-    """
+    """Planned steps of some shards of a rank; ``owned`` are all of its shards."""
 
     def __init__(self, owned: LocalShards, chosen: Sequence[LocalShard]) -> None:
         self._owned = owned
@@ -58,30 +53,35 @@ class ShardPlans:
         self._chains: list[GroupChain] = []
         self._units: list[_Unit] = []
 
-    def prepared(
+    def prepare(
         self, groups: Groups, gradients: Gradients, measured: Sequence[Tensor]
     ) -> list[Callable[[], object]]:
-        """Return the calls that step shards with a gradient; all errors are raised now.
+        """Return the calls that step shards with a gradient, after all checks.
 
         Args:
-            groups: with the options of now.
-            gradients: gives the gradients of what stands for shards.
-            measured: totals of measured stages; none to take them of these shards.
+            groups: with their current options.
+            gradients: returns the gradients of the tensors of shards.
+            measured: totals of measured stages; empty to compute them from these shards.
         """
-        return [unit.steps.prepared(one, measured) for unit, one in self._now(groups, gradients)]
+        return [
+            unit.steps.prepare(one, measured)
+            for unit, one in self._current_units(groups, gradients)
+        ]
 
     def addends(
         self, groups: Groups, gradients: Gradients, measured: Sequence[Tensor]
     ) -> dict[str, Tensor]:
-        """Return what shards add to the next total, by path; arguments as for :meth:`prepared`."""
+        """Return the addends of shards to the next total, by path.."""
         found: dict[str, Tensor] = {}
-        for unit, one in self._now(groups, gradients):
+        for unit, one in self._current_units(groups, gradients):
             added = unit.steps.addends(one, measured)[0]
-            found.update(self._owned.added_by_path(added))
+            found.update(self._owned.sum_by_path(added))
         return found
 
-    def _now(self, groups: Groups, gradients: Gradients) -> list[tuple[_Unit, GroupsNow]]:
-        """Return the shards of each unit as they are at a step."""
+    def _current_units(
+        self, groups: Groups, gradients: Gradients
+    ) -> list[tuple[_Unit, CurrentGroups]]:
+        """Return each unit, and its shards with their current options and state."""
         self._find_units(groups)
         states, state_of = self._owned.states, self._owned.state_by(groups)
         found = []
@@ -91,12 +91,12 @@ class ShardPlans:
                 Group(chain.hypers, part.tensors, part.paths, part.group)
                 for part, chain in zip(parts, unit.chains, strict=True)
             ]
-            now = GroupsNow(own, unit.chains, unit.links, (), states, state_of, gradients)
+            now = CurrentGroups(own, unit.chains, unit.links, (), states, state_of, gradients)
             found.append((unit, now))
         return found
 
     def _find_units(self, groups: Groups) -> None:
-        """See that units are of the chains that groups have now."""
+        """Rebuild units if the chains of groups have changed."""
         chains = [
             self._owned.chain_for(part.group, groups[part.group], part.device.type)
             for part in self._parts
@@ -104,11 +104,11 @@ class ShardPlans:
         if len(chains) == len(self._chains) and all(map(is_, chains, self._chains)):
             return
         if [one[::2] for one in chains] != [one[::2] for one in self._chains]:
-            self._units = self._units_of(chains)
+            self._units = self._build_units(chains)
         self._chains = chains
         self._units = [_with_hypers(unit, chains) for unit in self._units]
 
-    def _units_of(self, chains: Sequence[GroupChain]) -> list[_Unit]:
+    def _build_units(self, chains: Sequence[GroupChain]) -> list[_Unit]:
         found: dict[tuple[object, ...], _Unit] = {}
         for place, (part, chain) in enumerate(zip(self._parts, chains, strict=True)):
             key = (chain.stages, chain.executor, part.device)
@@ -118,7 +118,7 @@ class ShardPlans:
 
 
 def _with_hypers(unit: _Unit, chains: Sequence[GroupChain]) -> _Unit:
-    """Return a unit with the hyper-parameters of now."""
+    """Return a unit with the current hyper-parameters."""
     own = [chains[place] for place in unit.parts]
     places = tuple(range(len(own[0].stages)))
     found = [LeafChain(places, one.stages, one.hypers) for one in own]

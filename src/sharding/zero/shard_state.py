@@ -6,22 +6,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from functional_optim.core.brief import brief
+from functional_optim.core.format import format_value
 
 
 class ShardState(MutableMapping[Tensor, dict[str, Any]]):
-    """View of the state of one rank's shard; every parameter of the optimizer has an entry.
+    """View of the state of one rank's shard, with an entry for every parameter.
 
-    The entry of a parameter that the rank owns is the dict that the optimizer over the shard has
-    for it. Of a part of a parameter, its tensors are those of the part, in one dimension. The entry
-    of a parameter of which the rank owns nothing, or which has no state yet, is empty.
+    The entry of an owned parameter is its dict in the optimizer over the shard. For a part of a
+    parameter, the tensors are flat and belong to the part. The entry is empty if the rank owns
+    nothing of the parameter, or if there is no state yet.
 
-    So the view is never empty. ``torch.distributed.checkpoint.state_dict`` makes a step where
-    ``optimizer.state`` is empty, to have state: here it makes none.
+    The view is never empty. ``torch.distributed.checkpoint.state_dict`` makes a step if
+    ``optimizer.state`` is empty, to create state; here it makes none.
 
     Args:
         params: of the optimizer, by path.
-        owned: by path, what stands in the groups of ``optim``: the parameter, or parts of it.
+        owned: by path, the tensors in the groups of ``optim``: the parameter, or parts of it.
         optim: the optimizer over the shard.
     """
 
@@ -38,13 +38,13 @@ class ShardState(MutableMapping[Tensor, dict[str, Any]]):
     def _owned(self, param: Any) -> Sequence[Tensor]:
         if param not in self:
             raise KeyError(
-                f"this optimizer does not have the parameter {brief(param)}; ask for one of its "
-                "param_groups"
+                f"this optimizer does not have the parameter {format_value(param)}; ask for one of "
+                "its param_groups"
             )
         return self._by_path.get(self._paths[param], ())
 
     def __getitem__(self, param: Tensor) -> dict[str, Any]:
-        """Return the entries of a parameter; those of several ranges are joined in new memory.
+        """Return the entries of a parameter; entries of several ranges are concatenated.
 
         Raises:
             KeyError: the optimizer does not have the parameter.
@@ -53,10 +53,10 @@ class ShardState(MutableMapping[Tensor, dict[str, Any]]):
         found = [known[one] for one in self._owned(param) if one in known]
         if len(found) < 2:
             return found[0] if found else {}
-        return {name: _joined([one[name] for one in found]) for name in found[0]}
+        return {name: _join([one[name] for one in found]) for name in found[0]}
 
     def __setitem__(self, param: Tensor, entries: Mapping[str, Any]) -> None:
-        """Give a parameter other entries; their values are copied at the next step.
+        """Replace the entries of a parameter. Their values are copied at the next step.
 
         Raises:
             KeyError: the optimizer does not have the parameter.
@@ -90,8 +90,8 @@ class ShardState(MutableMapping[Tensor, dict[str, Any]]):
         return f"{type(self).__name__}({dict(self)!r})"
 
 
-def _joined(parts: list[Any]) -> Any:
-    """Return the values of several ranges one after another; a step count is that of the first."""
+def _join(parts: list[Any]) -> Any:
+    """Concatenate the values of several ranges. All ranges have the same step count."""
     if isinstance(parts[0], Tensor) and parts[0].dim():
         return torch.cat([one.reshape(-1) for one in parts])
     return parts[0]

@@ -1,4 +1,4 @@
-"""Local optimizer over the shards of one rank, which stay where they are."""
+"""Local optimizer over the shards of one rank."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -13,25 +13,24 @@ from functional_optim.frontends.group_tensors import Gradients
 from functional_optim.frontends.torch_groups import options_of, params_of_groups
 from functional_optim.kernels import is_measured
 from functional_optim.plan.guard import grads_of
-from sharding.zero.account import Account
-from sharding.zero.composed import ComposedShards
-from sharding.zero.gradients import gradient_of, own_gradient_of
 from sharding.zero.groups import vector_at
 from sharding.zero.local_shard import LocalShard
 from sharding.zero.local_shards import LocalShards, ShardStep
 from sharding.zero.owned_groups import OwnedGroup
 from sharding.zero.shard_plans import ShardPlans
+from sharding.zero.shared_scalar_steps import SharedScalarSteps
+from sharding.zero.step_tracker import StepTracker
 
 PLANS = 64
-"""For how many sets of shards plans are kept."""
+"""Number of sets of shards for which plans are kept."""
 
 
 class ShardSteps:
     """A :class:`~functional_optim.frontends.local_optimizer.LocalOptimizer` over a rank's shards.
 
-    Both ways to train a ZeroRedundancyOptimizer step by it: after backward, all shards by the
-    ``.grad`` of their parameters; from a communication hook, those of a bucket. A gradient is that
-    of the whole parameter, or of the shard in one dimension.
+    A ZeroRedundancyOptimizer steps with it after backward, all shards by the ``.grad`` of their
+    parameters, and from a communication hook, the shards of a bucket. A gradient belongs to the
+    whole parameter, or is flat and belongs to the shard.
 
     Args:
         shards: of the rank.
@@ -54,19 +53,20 @@ class ShardSteps:
 
     def __init__(self, shards: LocalShards, param_groups: Sequence[OwnedGroup]) -> None:
         self.owned = shards
-        """All that the rank owns, by path."""
+        """All shards of the rank."""
         self.param_groups: list[Any] = [*param_groups]
-        self.account = Account()
-        self.composed: ComposedShards | None = None
-        """Steps of all shards at once; None if each group is stepped alone."""
+        self.tracker = StepTracker()
+        self.shared_steps: SharedScalarSteps | None = None
+        """Steps of all shards at once; None if the optimizer has no shared scalars."""
         self._lock = threading.RLock()
         self._plans: dict[tuple[LocalShard, ...], ShardPlans] = {}
         self._every: ShardPlans | None = None
+        """The plans of all shards that have state."""
         self._count = 0
-        """How many shards had state when that was made."""
-        if shards.recipes.keeps_numbers:
-            self.composed = ComposedShards(shards.recipes, shards)
-            self.composed.show_numbers(self.param_groups)
+        """Number of shards with state in these plans."""
+        if shards.recipes.has_shared_scalars:
+            self.shared_steps = SharedScalarSteps(shards.recipes, shards)
+            self.shared_steps.chains.write_shared(self.param_groups)
         self.complete()
 
     @property
@@ -76,63 +76,59 @@ class ShardSteps:
 
     @property
     def params(self) -> list[Tensor]:
-        """Return what stands for the shards in the groups, group by group."""
+        """Return the tensors of the shards, group by group."""
         return params_of_groups(self.param_groups)
 
     @property
     def measured_stages(self) -> int:
         """Number of totals over the gradients of all ranks that a step needs."""
-        if self.composed is not None:
-            return len(self.composed.totals)
+        if self.shared_steps is not None:
+            return len(self.shared_steps.totals)
         return sum(map(is_measured, self.owned.recipe.optimizer.stages))
 
     def complete(self) -> None:
-        """State for all that is trainable by now."""
+        """Create the state of shards that have become trainable."""
         self.owned.complete(self.param_groups)
 
     def extend(self, groups: Sequence[OwnedGroup]) -> None:
-        """Step the shards of more groups, too."""
+        """Add the shards of more groups."""
         self.param_groups += groups
         self._every = None
         self.complete()
 
-    def moved(self) -> None:
-        """Parameters have other memory: what is planned is forgotten."""
-        self.owned.moved()
+    def update_views(self) -> None:
+        """Update shards after parameters got other memory, and delete all plans."""
+        self.owned.update_views()
         self._every = None
         self._plans.clear()
 
     def own_gradients(self, tensors: list[Tensor]) -> list[Tensor | None]:
-        """Return the ``.grad`` of parameters, as their shards lie.
-
-        Raises:
-            RuntimeError: a sparse one, for a part.
-        """
+        """Return the ``.grad`` of parameters, in the shapes of their shards."""
         found = grads_of(tensors)
         if self.owned.has_cuts:
             shards = map(self.owned.by_tensor.__getitem__, map(id, tensors))
             for place, one in enumerate(shards):
                 if not one.whole:
-                    found[place] = own_gradient_of(one)
+                    found[place] = one.own_gradient()
         return found
 
     def step(self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()) -> None:
-        """Make a step; ``.grad`` is neither read nor written.
+        """Run a step; ``.grad`` is neither read nor written.
 
         Raises:
             TypeError, ValueError: a gradient or an option that does not fit, a total that is
-                missing; nothing is changed then.
+                missing. Nothing has changed.
         """
-        self.step_every(self._given(gradients), measured)
+        self.step_every(self._check_gradients(gradients), measured)
 
     def measure(
         self, gradients: Sequence[Tensor | None], *, measured: Sequence[Tensor] = ()
     ) -> Tensor:
         """Return each parameter's addend to the next total, in float64, at its first shard.
 
-        A row for each, where a stage needs several.
+        The result has a row for each shard, if a stage needs several totals.
         """
-        by_path, numbers = self.addends(self._given(gradients), measured)
+        by_path, numbers = self.addends(self._check_gradients(gradients), measured)
         places: dict[str, int] = {}
         for place, one in enumerate(self.shards):
             places.setdefault(one.path, place)
@@ -142,56 +138,56 @@ class ShardSteps:
         columns = [{path: row[k] for path, row in by_path.items()} for k in range(numbers)]
         return torch.stack([vector_at(one, places, count) for one in columns], dim=1).cpu()
 
-    def step_every(self, gradients: Gradients, measured: Sequence[Tensor]) -> None:
+    def step_every(
+        self,
+        gradients: Gradients,
+        measured: Sequence[Tensor],
+        shards: tuple[LocalShard, ...] | None = None,
+    ) -> None:
         """Step every shard that has a gradient.
 
         Args:
-            gradients: gives the gradients of what stands for shards.
+            gradients: returns the gradients of the tensors of shards.
             measured: all totals that stages need.
+            shards: that have gradients; None for all shards.
 
         Raises:
-            TypeError, ValueError: as for :meth:`step`; nothing is changed then.
+            TypeError, ValueError: as for :meth:`step`. Nothing has changed.
         """
         with self._lock:
-            self.complete()
-            if self.composed is not None:
-                self.composed.step(self.param_groups, gradients, measured)
-                self.composed.show_numbers(self.param_groups)
+            if self.shared_steps is not None:
+                self.complete()
+                self.shared_steps.step(self.param_groups, gradients, measured)
+                self.shared_steps.chains.write_shared(self.param_groups)
                 return
-            self._check_totals(measured)
-            for call in self._of_every().prepared(self.param_groups, gradients, measured):
+            check_measured(self.owned.recipe.optimizer.stages, measured)
+            if len(measured) < self.measured_stages:
+                raise ValueError(
+                    f"this chain needs {self.measured_stages} totals of all ranks' gradients, got "
+                    f"{len(measured)}; make them with measure() and total()"
+                )
+            self.complete()
+            plans = self._plans_of(shards)
+            for call in plans.prepare(self.param_groups, gradients, measured):
                 call()
 
     def step_some(self, asked: Sequence[ShardStep], measured: Sequence[Tensor]) -> None:
-        """Step shards by given gradients, as part of an iteration's account.
+        """Step some shards by given gradients, and track which shards an iteration has stepped.
 
-        Where numbers are kept for all parameters, this is a step of all shards: the others have no
-        gradient in it.
-
-        Raises:
-            RuntimeError: a shard that was stepped before in this iteration.
-            TypeError, ValueError: as for :meth:`step`; nothing is changed then.
+        With shared scalars, this is a step of all shards; the other shards have no gradient.
+        Raise RuntimeError for a shard that was stepped before in this iteration.
         """
         shards = tuple([one.shard for one in asked])
-        gradients = _by_tensor(asked)
         with self._lock:
-            self.account.check(shards)
-            if self.composed is not None:
-                self.step_every(gradients, measured)
-            else:
-                self._check_totals(measured)
-                self.complete()
-                plans = self._of(shards)
-                for call in plans.prepared(self.param_groups, gradients, measured):
-                    call()
-            self.account.enter(shards)
+            self.tracker.check(shards)
+            self.step_every(_by_tensor(asked), measured, shards)
+            self.tracker.mark_stepped(shards)
 
     def addends_of(
         self, asked: Sequence[ShardStep], measured: Sequence[Tensor]
     ) -> tuple[dict[str, Tensor], int]:
-        """Return what shards add to the next total, as :meth:`addends` does."""
-        shards = tuple([one.shard for one in asked])
-        return self.addends(_by_tensor(asked), measured, shards)
+        """Return the addends of some shards to the next total, as :meth:`addends` does."""
+        return self.addends(_by_tensor(asked), measured, tuple([one.shard for one in asked]))
 
     def addends(
         self,
@@ -199,31 +195,21 @@ class ShardSteps:
         measured: Sequence[Tensor],
         shards: tuple[LocalShard, ...] | None = None,
     ) -> tuple[dict[str, Tensor], int]:
-        """Return what shards add to the next total, by path of their parameter.
+        """Return the addends of shards to the next total, by path, and their size; 0 for scalars.
 
-        Args:
-            gradients: gives the gradients of what stands for shards.
-            measured: the totals before.
-            shards: that have gradients; None for all.
-
-        Returns:
-            The addends; and how many numbers a row of them has, 0 where each is one number.
-
-        Raises:
-            ValueError: no further total is needed.
+        Arguments as for :meth:`step_every`; ``measured`` are the totals before this one.
         """
         with self._lock, torch.no_grad():
             self.complete()
-            if self.composed is not None:
-                return self.composed.addends(self.param_groups, gradients, measured)
+            if self.shared_steps is not None:
+                return self.shared_steps.addends(self.param_groups, gradients, measured)
             if not self.measured_stages:
                 raise ValueError("this chain needs no total over all gradients: step without it")
             check_measured(self.owned.recipe.optimizer.stages, measured, asked=1)
-            plans = self._of_every() if shards is None else self._of(shards)
-            return plans.addends(self.param_groups, gradients, measured), 0
+            return self._plans_of(shards).addends(self.param_groups, gradients, measured), 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Options and state of the shards in torch's form."""
+        """Return options and state of the shards, in torch's form."""
         self.complete()
         numbers = {id(one): number for number, one in enumerate(self.params)}
         states = self.owned.states.items()
@@ -236,7 +222,7 @@ class ShardSteps:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over options and state of these shards; all of it, or nothing where that raises."""
+        """Load options and state of these shards. If this raises, nothing has changed."""
         saved, owned, state = state_dict["param_groups"], self.owned, state_dict["state"]
         sizes = [len(group["params"]) for group in self.param_groups]
         if [len(group["params"]) for group in saved] != sizes:
@@ -246,69 +232,56 @@ class ShardSteps:
             )
         with self._lock:
             self.complete()
-            owned.link()
+            owned.sync_states()
             groups = [
                 {**own, **copy_tensors(options_of(one))}
                 for own, one in zip(self.param_groups, saved, strict=True)
             ]
-            if self.composed is not None:
-                self.composed.check_numbers(groups)
+            if self.shared_steps is not None:
+                self.shared_steps.chains.check_shared(groups)
             read = []
             keys = [key for group in saved for key in group["params"]]
             for one, key in zip(self.shards, keys, strict=True):
                 chain, entries = owned.chain_of(one, groups), state.get(key) or {}
                 if entries or one.state is not None:
-                    read.append((one, one.read(chain, entries)))
+                    read.append((one, one.read_entries(chain, entries)))
             for own, group in zip(self.param_groups, groups, strict=True):
                 own.update(options_of(group))
-            owned.remake(self.param_groups, {one.path for one, _ in read})
+            owned.rebuild_states(self.param_groups, {one.path for one, _ in read})
             for one, found in read:
-                one.write(owned.chain_of(one, self.param_groups), found)
-            if self.composed is not None:
-                self.composed.take_numbers(self.param_groups)
+                one.copy_state(owned.chain_of(one, self.param_groups), found)
+            if self.shared_steps is not None:
+                self.shared_steps.load_scalars(self.param_groups)
 
-    def _given(self, gradients: Sequence[Tensor | None]) -> Gradients:
+    def _check_gradients(self, gradients: Sequence[Tensor | None]) -> Gradients:
         shards = self.shards
         check_count(gradients, len(shards))
         pairs = zip(shards, gradients, strict=True)
         return _by_tensor(
-            [ShardStep(one, gradient_of(one, grad)) for one, grad in pairs if grad is not None]
+            [ShardStep(one, one.gradient_from(grad)) for one, grad in pairs if grad is not None]
         )
 
-    def _check_totals(self, measured: Sequence[Tensor]) -> None:
-        """Make sure that all totals are given.
-
-        Raises:
-            ValueError: some are missing, or too many.
-        """
-        check_measured(self.owned.recipe.optimizer.stages, measured)
-        if len(measured) < self.measured_stages:
-            raise ValueError(
-                f"this chain needs {self.measured_stages} totals of all ranks' gradients, got "
-                f"{len(measured)}; make them with measure() and total()"
-            )
-
-    def _of_every(self) -> ShardPlans:
+    def _plans_of(self, shards: tuple[LocalShard, ...] | None) -> ShardPlans:
+        """Return the plans of some shards; None for all shards."""
+        if shards is not None:
+            found = self._plans.get(shards)
+            if found is None:
+                if len(self._plans) >= PLANS:
+                    self._plans.clear()
+                found = self._plans[shards] = ShardPlans(self.owned, shards)
+            return found
         states, by_tensor = self.owned.states, self.owned.by_tensor
         if self._every is None or len(states) != self._count:
-            # In the order of the states, which are then compared by one loop in C.
+            # In the order of the states, which one native call then compares.
             first = {id(one): by_tensor[id(one)] for one in states if id(one) in by_tensor}
-            shards = {**first, **{id(one.tensor): one for one in self.owned.with_state()}}
-            self._every = ShardPlans(self.owned, list(shards.values()))
+            every = {**first, **{id(one.tensor): one for one in self.owned.with_state()}}
+            self._every = ShardPlans(self.owned, list(every.values()))
             self._count = len(states)
         return self._every
 
-    def _of(self, shards: tuple[LocalShard, ...]) -> ShardPlans:
-        found = self._plans.get(shards)
-        if found is None:
-            if len(self._plans) >= PLANS:
-                self._plans.clear()
-            found = self._plans[shards] = ShardPlans(self.owned, shards)
-        return found
-
 
 def _by_tensor(asked: Sequence[ShardStep]) -> Gradients:
-    """Return what gives gradients by the identity of what they are of."""
+    """Return a function that returns the gradients of tensors."""
     given = {id(one.shard.tensor): one.grad for one in asked}
 
     def found(tensors: list[Tensor]) -> list[Tensor | None]:

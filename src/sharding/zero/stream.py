@@ -1,4 +1,4 @@
-"""State from rank to rank: a short description as JSON, tensors as bytes in chunks. No pickles."""
+"""Stream of state between two ranks: structure as JSON, tensors as chunks of bytes, no pickle."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -8,30 +8,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from functional_optim.plan.flat.apart import is_dense
-from sharding.plan_json import dtype_name, dtype_named
+from functional_optim.plan.flat.move_checks import is_dense
+from sharding.plan_json import dtype_name, find_dtype
 from sharding.transport import TransportError
-from sharding.transport.groups import has_messages
-from sharding.transport.messages import Direction, launched, receive
-from sharding.transport.peers import GroupRank, named
+from sharding.transport.groups import GroupRank, format_ranks, has_messages
+from sharding.transport.messages import Direction, launch_message, wait_messages
 from sharding.zero.collective import as_bytes, as_tensor
 
 CHUNK_BYTES = 1 << 24
-"""So much is on its way at once, and is held beside what is sent or received."""
+"""Maximum number of bytes of a message, and of the memory for it."""
 TAG = 1 << 29
-"""Messages of these streams are never taken for others, nor others for them."""
+"""Tag of these messages, different from the tags of all other messages."""
 
 Plain = None | bool | int | float | str
 
 
 class Stream:
-    """Messages between this rank and one other of a group.
-
-    Args:
-        group: the group.
-        peer: the other's rank in it.
-        device: where the group's backend works.
-    """
+    """Messages between this rank and another rank of a group, whose backend works on a device."""
 
     def __init__(self, group: dist.ProcessGroup, peer: int, device: torch.device) -> None:
         self._group = group
@@ -43,34 +36,29 @@ class Stream:
         """Send a tree of dicts, lists, tuples, plain values and tensors.
 
         Raises:
-            TypeError: anything else in it.
+            TypeError: another value.
             TransportError: the other rank died or did not come.
         """
         tensors: list[Tensor] = []
-        text = json.dumps(_described(content, tensors)).encode()
+        text = json.dumps(_describe(content, tensors)).encode()
         self._send(torch.tensor([len(text)], device="cpu"))
         self._send(as_tensor(text))
-        for parts in parcels(tensors):  # a step count may be on the CPU beside state on a device
+        for parts in iter_messages(tensors):  # a step count may be on the CPU
             there = [part.to(self._device) for part in parts]
             self._send(there[0] if len(there) == 1 else torch.cat(there))
 
     def receive(self, place: Callable[[Any], Any] = lambda found: found) -> Any:
-        """Receive what the other sends, on the CPU.
+        """Receive a tree from the other rank, on the CPU.
 
-        Args:
-            place: is called with the tree before its tensors have values, and returns the tree to
-                be filled: the same, with other tensors of the same number of elements in their
-                places.
-
-        Raises:
-            TransportError: the other rank died or did not come.
+        ``place`` gets the received tree with empty tensors, and returns the tree to fill: an equal
+        tree, whose tensors may be other tensors with the same number of elements.
         """
         length = torch.zeros(1, dtype=torch.int64, device="cpu")
         self._receive(length)
         text = torch.empty(int(length), dtype=torch.uint8, device="cpu")
         self._receive(text)
-        content = place(_made(json.loads(as_bytes(text))))
-        for parts in parcels(tensors_in(content)):
+        content = place(_build_tree(json.loads(as_bytes(text))))
+        for parts in iter_messages(list_tensors(content)):
             if len(parts) == 1:
                 self._receive(parts[0])
                 continue
@@ -83,21 +71,23 @@ class Stream:
 
     def _send(self, tensor: Tensor) -> None:
         if tensor.numel():
-            self._pass(Direction.TO, tensor.to(self._device))
+            self._transfer(Direction.TO, tensor.to(self._device))
 
     def _receive(self, into: Tensor) -> None:
         if into.numel():
             on_device = into if self._device.type == "cpu" else into.to(self._device)
-            self._pass(Direction.FROM, on_device)
+            self._transfer(Direction.FROM, on_device)
             if on_device is not into:
                 into.copy_(on_device)
 
-    def _pass(self, direction: Direction, tensor: Tensor) -> None:
+    def _transfer(self, direction: Direction, tensor: Tensor) -> None:
         """Send or receive a message, and wait for it."""
         what, group, peer = "pass state from rank to rank", self._group, self._peer
         if self._has_messages:
-            receive(
-                what, group, [launched(what, group, direction, peer, tensor, tensor.numel(), TAG)]
+            wait_messages(
+                what,
+                group,
+                [launch_message(what, group, direction, peer, tensor, tensor.numel(), TAG)],
             )
             return
         try:
@@ -107,13 +97,13 @@ class Stream:
                 dist.recv(tensor, group=group, group_src=peer)
         except RuntimeError as error:
             raise TransportError(
-                f"{what}: {named(group, [peer])} was to {direction.value} {tensor.numel()} "
+                f"{what}: {format_ranks(group, [peer])} was to {direction.value} {tensor.numel()} "
                 f"elements, and died or did not come: {error}"
             ) from error
 
 
-def parcels(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield the bytes of tensors as messages: small tensors together, large ones in chunks."""
+def iter_messages(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield the bytes of tensors by message: small tensors together, large ones in chunks."""
     together: list[Tensor] = []
     left = CHUNK_BYTES
     for tensor in tensors:
@@ -128,7 +118,7 @@ def parcels(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def flat_bytes(tensor: Tensor) -> Tensor:
-    """The memory of a dense tensor as bytes."""
+    """Return the memory of a dense tensor as bytes."""
     flat = tensor.detach()
     flat = flat.as_strided((flat.numel(),), (1,))
     if flat.is_complex():
@@ -136,21 +126,19 @@ def flat_bytes(tensor: Tensor) -> Tensor:
     return flat.view(torch.uint8)
 
 
-def _described(content: Any, tensors: list[Tensor]) -> Any:
-    """A tree as JSON has it; its tensors go into the list."""
+def _describe(content: Any, tensors: list[Tensor]) -> Any:
+    """Return a tree as JSON can encode it, and append its tensors to a list."""
     if isinstance(content, Tensor):
         dense = content.detach().resolve_conj().resolve_neg()
         dense = dense if is_dense(dense) else dense.contiguous()
         tensors.append(dense)
         return {"tensor": [dtype_name(dense.dtype), list(dense.shape), list(dense.stride())]}
     if isinstance(content, dict):
-        keys = [
-            [_described(key, tensors), _described(value, tensors)] for key, value in content.items()
-        ]
-        return {"dict": keys}
+        pairs = content.items()
+        return {"dict": [[_describe(key, tensors), _describe(one, tensors)] for key, one in pairs]}
     if isinstance(content, (list, tuple)):
         kind = "list" if isinstance(content, list) else "tuple"
-        return {kind: [_described(item, tensors) for item in content]}
+        return {kind: [_describe(item, tensors) for item in content]}
     if isinstance(content, Plain):
         return content
     raise TypeError(
@@ -159,41 +147,37 @@ def _described(content: Any, tensors: list[Tensor]) -> Any:
     )
 
 
-def _made(described: Any) -> Any:
-    """The tree, with empty tensors."""
+def _build_tree(described: Any) -> Any:
+    """Return the tree of a description, with empty tensors."""
     if not isinstance(described, dict):
         return described
     ((kind, value),) = described.items()
     if kind == "tensor":
         name, shape, stride = value
-        return torch.empty_strided(shape, stride, dtype=dtype_named(name), device="cpu")
+        return torch.empty_strided(shape, stride, dtype=find_dtype(name), device="cpu")
     if kind == "dict":
-        return {_made(key): _made(item) for key, item in value}
-    items = [_made(item) for item in value]
+        return {_build_tree(key): _build_tree(item) for key, item in value}
+    items = [_build_tree(item) for item in value]
     return items if kind == "list" else tuple(items)
 
 
-def tensors_in(content: Any) -> list[Tensor]:
-    """The tensors of a tree, in order."""
+def list_tensors(content: Any) -> list[Tensor]:
+    """Return the tensors of a tree, in order."""
     if isinstance(content, Tensor):
         return [content]
     if isinstance(content, dict):
-        # A key that is a tensor cannot come: it is not equal to itself after the journey.
-        return [tensor for value in content.values() for tensor in tensors_in(value)]
+        # A received tree has no tensors as keys: they would not be equal to the sent keys.
+        return [tensor for value in content.values() for tensor in list_tensors(value)]
     if isinstance(content, (list, tuple)):
-        return [tensor for item in content for tensor in tensors_in(item)]
+        return [tensor for item in content for tensor in list_tensors(item)]
     return []
 
 
-def check_travels(content: Any) -> None:
-    """Return True if a tree can be sent.
-
-    Raises:
-        TypeError: something in it that cannot.
-    """
-    _described(content, [])
+def check_can_send(content: Any) -> None:
+    """Raise TypeError for a tree that cannot be sent."""
+    _describe(content, [])
 
 
-def emptied(content: Any) -> Any:
-    """The tree as it would arrive, its tensors on the CPU and without values."""
-    return _made(json.loads(json.dumps(_described(content, []))))
+def empty_copy(content: Any) -> Any:
+    """Return a tree as :meth:`Stream.receive` creates it, with empty tensors on the CPU."""
+    return _build_tree(json.loads(json.dumps(_describe(content, []))))

@@ -17,7 +17,7 @@ from functional_optim import (
     schedule_free_adamw,
     sgd,
 )
-from functional_optim.core.aliasing import storage_of
+from functional_optim.core.aliasing import storage_key
 from functional_optim.plan import engine, tree_steps
 from functional_optim.testing.compare import tensors_in
 from tests.composition.trees import COMPOSED, grads_at, params_of
@@ -59,12 +59,12 @@ def test_steps_are_those_of_the_reference(name: str) -> None:
         before = values_of(params, grads, state)
         made = optimizer.update(params, grads, state)
         assert_same(values_of(params, grads, state), before)
-        there = {storage_of(one) for one in tensors_in((params, grads, state))}
+        there = {storage_key(one) for one in tensors_in((params, grads, state))}
         if step != 5:
             frozen = params["head.weight"], state.leaves["head.weight"]
             alone = tensors_in(frozen) if name == "frozen" else []  # a leaf that is left alone
             results = [one for one in tensors_in(made) if not any(one is own for own in alone)]
-            found = [storage_of(one) for one in results]
+            found = [storage_key(one) for one in results]
             assert len(set(found)) == len(found) and there.isdisjoint(found)
         params, state = made
         want, own = reference.update(want, grads, own)
@@ -76,7 +76,7 @@ def test_a_steady_step_plans_nothing_and_steps_no_leaf_alone(
 ) -> None:
     monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1)
     seen = noted_calls(
-        monkeypatch, ((tree_steps.TreeSteps, "__init__"), (engine, "prepared"), (engine, "update"))
+        monkeypatch, ((tree_steps.TreeSteps, "__init__"), (engine, "prepare"), (engine, "update"))
     )
     optimizer, params = by_auto("clipped"), params_of()
     state = optimizer.init(params)

@@ -25,7 +25,7 @@ from functional_optim import (
     warmup,
     warmup_stable_decay,
 )
-from functional_optim.core.aliasing import GivenMemory, storage_of
+from functional_optim.core.aliasing import AliasTracker, storage_key
 from functional_optim.storage import stored
 from functional_optim.testing.compare import require_same, snapshot
 
@@ -174,11 +174,11 @@ def test_a_compiler_traces_the_comparison_of_memory_whole() -> None:
     """It breaks no graph, and what is returned as it came is a copy there too."""
 
     def made(param: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-        given = GivenMemory([param, grad])
-        return given.apart(param * 2.0), given.apart(grad)
+        given = AliasTracker([param, grad])
+        return given.copy_if_aliased(param * 2.0), given.copy_if_aliased(grad)
 
     param, grad = torch.ones(2), torch.full((2,), 3.0)
     new, kept = torch.compile(made, backend="eager", fullgraph=True)(param, grad)
     assert new.tolist() == [2.0, 2.0]
     assert kept.tolist() == [3.0, 3.0]
-    assert storage_of(kept) != storage_of(grad)
+    assert storage_key(kept) != storage_key(grad)

@@ -65,13 +65,13 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record the number of leaves of each unplanned step."""
     stepped: list[int] = []
-    before = engine.prepared
+    before = engine.prepare
 
     def noted(stages: Any, executor: Any, items: Any, *rest: Any, **more: Any) -> Any:
         stepped.append(len(items))
         return before(stages, executor, items, *rest, **more)
 
-    monkeypatch.setattr(engine, "prepared", noted)
+    monkeypatch.setattr(engine, "prepare", noted)
     return stepped
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from functional_optim import Optimizer, adamw, chain, clip_by_value, lion, qhm, sgd, stored
-from functional_optim.kernels.blocked import BlockedKernel
+from functional_optim.kernels.blocked_kernel import BlockedKernel
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.chunk_executor import ChunkExecutor
 from functional_optim.kernels.exact import ExactKernel

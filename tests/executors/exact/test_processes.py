@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(kernel, "_PROGRAMS", Cache())
     monkeypatch.setattr(kernel, "_WARNED", [])
     monkeypatch.setattr(cache, "_LOADED", {})
-    monkeypatch.setattr(cache, "_LACKING", set())
+    monkeypatch.setattr(cache, "_WARNED", set())
     return made
 
 
@@ -59,7 +59,7 @@ def test_without_a_compiler_there_is_one_warning_and_the_same_bits(
         compiler=["/nonexistent", "false", "true", 'g++ "', " "], executor=["compiled", "auto"]
     ):
         monkeypatch.setenv("CXX", one["compiler"])
-        for forgotten in (kernel._PROGRAMS, kernel._WARNED, cache._LACKING):
+        for forgotten in (kernel._PROGRAMS, kernel._WARNED, cache._WARNED):
             forgotten.clear()
         found = stepped(one["executor"], COUNT)
         with case(**one):

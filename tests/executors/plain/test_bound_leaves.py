@@ -21,7 +21,7 @@ from functional_optim import (
     shampoo,
     soap,
 )
-from functional_optim.kernels import bound_leaves, stacked
+from functional_optim.kernels import leaf_binder, stacks
 from functional_optim.kernels.cache import Cache
 
 from ...choices import case
@@ -115,7 +115,7 @@ def test_a_step_that_is_broken_off_counts_what_was_stepped(
 
     for _ in range(3):
         step()
-    bound = bound_leaves.BoundLeaves._parts
+    bound = leaf_binder.LeafBinder._calls
 
     def broken(self: Any, *args: Any) -> Any:
         parts = bound(self, *args)
@@ -126,7 +126,7 @@ def test_a_step_that_is_broken_off_counts_what_was_stepped(
         return [*parts[:2], (parts[2][0], fail), *parts[3:]]
 
     before = [one.detach().clone() for one in params]
-    monkeypatch.setattr(bound_leaves.BoundLeaves, "_parts", broken)
+    monkeypatch.setattr(leaf_binder.LeafBinder, "_calls", broken)
     with pytest.raises(MemoryError, match="of a test"):
         step()
     moved = [not torch.equal(a, b) for a, b in zip(before, params, strict=True)]
@@ -139,16 +139,16 @@ def test_a_step_that_is_broken_off_counts_what_was_stepped(
 
 
 def test_stacks_are_bound_once_they_are_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacked, "_EVIDENCE", Cache())
-    monkeypatch.setattr(stacked, "EVIDENCE", 4 * 4 * 32 * 32)
+    monkeypatch.setattr(stacks, "_EVIDENCE", Cache())
+    monkeypatch.setattr(stacks, "EVIDENCE", 4 * 4 * 32 * 32)
     sizes: list[int] = []
-    step = bound_leaves._step_together
+    step = leaf_binder._step_stack
 
     def noted(known: Any, columns: Any, rest: Any) -> None:
         sizes.append(len(columns[0]))
         step(known, columns, rest)
 
-    monkeypatch.setattr(bound_leaves, "_step_together", noted)
+    monkeypatch.setattr(leaf_binder, "_step_stack", noted)
     params = [Parameter(noise(k, 32, 32)) for k in range(5)]
     optimizer = TorchOptimizer(params, muon(lr=0.1))
     found = []

@@ -12,7 +12,7 @@ from functional_optim.core.leaf import Leaf
 from functional_optim.kernels import cache_key
 from functional_optim.kernels.cache_key import reader
 from functional_optim.kernels.chunks import why_not_pointwise
-from functional_optim.kernels.signature import VARIES, Several, signature
+from functional_optim.kernels.signature import VARIES, Container, signature
 from functional_optim.testing.chain_cases import ONE_CHAIN
 
 from ...choices import case
@@ -42,8 +42,8 @@ class Many(NamedTuple):
 MANY = Many(0.5, (0.1, 0.2), Pair(0.3, 0.4), True, 3, Mode.FAST, None)
 STATIC = (
     VARIES,
-    Several(tuple, (VARIES, VARIES)),
-    Several(Pair, (VARIES, VARIES)),
+    Container(tuple, (VARIES, VARIES)),
+    Container(Pair, (VARIES, VARIES)),
     True,
     3,
     Mode.FAST,

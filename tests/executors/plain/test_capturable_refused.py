@@ -118,7 +118,7 @@ def test_state_on_another_kind_of_device_is_refused() -> None:
 
 def test_without_it_the_error_says_what_to_do() -> None:
     bound = adamw(0.1).bind(tree())
-    bound._watched = list(bound.params.values())  # type: ignore[attr-defined]
+    bound._uncaptured = list(bound.params.values())  # type: ignore[attr-defined]
     with pytest.raises(RuntimeError, match="capturable=True"), Graph().recording():
         bound.step(bound.gradients)
 

@@ -12,11 +12,11 @@ from functional_optim.core.overrides import LeafChain
 from functional_optim.core.state import LeafState
 from functional_optim.frontends.recipe import recipe_of
 from functional_optim.kernels import EXECUTORS, ChunkExecutor
-from functional_optim.kernels.blocked import BlockedKernel
+from functional_optim.kernels.blocked_kernel import BlockedKernel
 from functional_optim.kernels.cache_key import key_of
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.foreach import ForeachKernel
-from functional_optim.kernels.fused import FusedKernel
+from functional_optim.kernels.fused_kernel import FusedKernel
 from functional_optim.kernels.scratch import scratch
 from functional_optim.plan.step_leaves import StepLeaf, StepLeaves
 
@@ -63,7 +63,7 @@ def test_auto_rounds_as_the_reference_on_every_device() -> None:
     leaf, auto = _on_cuda(adamw(lr=0.1)), EXECUTORS["auto"]
     assert isinstance(auto, ChunkExecutor)
     asked = [type(one) for one in auto.kernels if one.is_for(leaf)]
-    lists = [type(one) for one in auto._listings if one.is_for(leaf)]
+    lists = [type(one) for one in auto._list_kernels if one.is_for(leaf)]
     assert (asked, lists) == ([BlockedKernel], [ForeachKernel])
 
 
@@ -86,7 +86,7 @@ def test_an_option_of_a_torch_class_chooses_the_executor(
 ) -> None:
     recipe = recipe_of(torch.optim.AdamW, options)
     assert recipe is not None
-    made = [recipe.made(recipe.defaults, device).executor for device in ("cuda", "cpu")]
+    made = [recipe.build(recipe.defaults, device).executor for device in ("cuda", "cpu")]
     assert made == [on_cuda, "auto"]
 
 
@@ -106,7 +106,7 @@ def test_prefer_fused_takes_what_fused_refuses_by_lists(
     optimizer = adam(lr=0.1, weight_decay=decay)
     leaf, executor = _on_cuda(optimizer, dtype), EXECUTORS["prefer_fused"]
     assert isinstance(executor, ChunkExecutor) and not executor.strict
-    asked = [one for one in executor._listings if one.is_for(leaf)]
+    asked = [one for one in executor._list_kernels if one.is_for(leaf)]
     assert list(map(type, asked)) == [FusedKernel, ForeachKernel]
     fused = executor.kernels[0]
     assert (fused.supports(optimizer.stages, leaf) is None) == takes

@@ -30,8 +30,8 @@ from functional_optim import (
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Link, Stage
 from functional_optim.core.state import map_state
-from functional_optim.kernels import fused
-from functional_optim.kernels.fused import ULPS, FusedKernel
+from functional_optim.kernels import fused_kernel
+from functional_optim.kernels.fused_kernel import ULPS, FusedKernel
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.testing.compare import require_same, same
 from functional_optim.transforms import maximized
@@ -172,7 +172,7 @@ def test_every_step_is_within_the_bound(
 
 def test_every_fused_rule_is_tried() -> None:
     tried = {factory().stages[-1] for factory, _, _ in KINDS.values()}
-    assert tried == set(fused.FUSED)
+    assert tried == set(fused_kernel.FUSED)
 
 
 def test_the_first_gradient_goes_into_the_buffer_to_the_bit() -> None:

@@ -209,7 +209,7 @@ def test_leaves_may_share_their_gradient(executors: Any) -> None:
     for executor in executors:
         got = RULE.using(executor=executor).update(params, grads, state)
         assert_same(got, RULE.update(params, grads, state))
-    assert chunks.aliased_places([]) == set()
+    assert chunks.aliased_indices([]) == set()
 
 
 def test_tensors_without_memory(executors: Any) -> None:

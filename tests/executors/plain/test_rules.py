@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import NoState, Optimizer, sgd, stored
-from functional_optim.kernels import blocked
+from functional_optim.kernels import blocked_kernel
 from functional_optim.plan import tree_steps
 
 from ...choices import case, pairs
@@ -124,10 +124,10 @@ def test_what_was_tried_on_few_elements_holds_for_many(near_borders: None) -> No
     """3.0 / x is two operations in torch, which on some elements agree with one division."""
     optimizer = RULES["numbers_on_the_left"].using(executor="blocked")
     for first in (torch.full((1,), 1.0), torch.full((2,), -2.0)):
-        blocked._PROGRAMS.clear()
+        blocked_kernel._PROGRAMS.clear()
         optimizer.update(first, first, optimizer.init(first))
         assert_same(pure_steps(optimizer, tree(0), gradients), expected(optimizer))
-        assert len(blocked._PROGRAMS) == 1
+        assert len(blocked_kernel._PROGRAMS) == 1
 
 
 def test_blocks_may_be_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,14 +148,14 @@ def turned_rule(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[
 def test_what_is_read_once_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """But where an operation makes new memory, where several pass over it, or where one asks."""
     sizes: list[int] = []
-    cut = blocked._cut
+    cut = blocked_kernel._cut
 
     def counted(tensors: Any, stages: Any, size: int) -> Any:
         sizes.append(size)
         return cut(tensors, stages, size)
 
-    monkeypatch.setattr(blocked, "_cut", counted)
-    monkeypatch.setattr(blocked, "cache_bytes", lambda: 1)
+    monkeypatch.setattr(blocked_kernel, "_cut", counted)
+    monkeypatch.setattr(blocked_kernel, "cache_bytes", lambda: 1)
     count = (1 << 16) + 1
     cases = {
         "one operation": (sgd(0.1), []),
@@ -179,9 +179,9 @@ def test_what_is_read_once_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_blocks_are_large_where_a_launch_takes_as_long_as_a_small_one() -> None:
-    assert blocked.block_elements(5) <= 1 << 20
-    assert blocked.block_elements(5, 256, "cuda") == blocked.ON_DEVICES
-    assert blocked.block_elements(5, 7, "cuda") % 7 == 0
+    assert blocked_kernel.block_elements(5) <= 1 << 20
+    assert blocked_kernel.block_elements(5, 256, "cuda") == blocked_kernel.ON_DEVICES
+    assert blocked_kernel.block_elements(5, 7, "cuda") % 7 == 0
 
 
 def test_a_block_size_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,9 +216,9 @@ def test_conversions_copies_and_fills_are_the_reference(near_borders: None) -> N
     for rule in (converts, fills):
         optimizer = optimizer_of(rule, state=TwoState, init=two_init)
         other = optimizer.using(executor="blocked")
-        blocked._PROGRAMS.clear()
+        blocked_kernel._PROGRAMS.clear()
         got = pure_steps(other, params, lambda _: given)
         with case(rule=rule):
             assert_same(got, pure_steps(optimizer, params, lambda _: given))
-            assert [one.allocating for one in blocked._PROGRAMS.values()] == [()]
+            assert [one.allocating for one in blocked_kernel._PROGRAMS.values()] == [()]
             assert_same(steps_in_place(other, copied(params), lambda _: given), got)

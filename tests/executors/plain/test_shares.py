@@ -8,7 +8,7 @@ from torch import Tensor
 
 from functional_optim import NoState, Optimizer, adamw, qhm, rmsprop, sgd
 from functional_optim.kernels import pieces
-from functional_optim.kernels.shares import GRAIN_SIZE, lengths
+from functional_optim.kernels.pieces import GRAIN_SIZE, piece_lengths
 
 from ...choices import case, examples, pairs
 from ..rules import Hyper, stateless
@@ -58,7 +58,7 @@ def test_pieces_are_grains_for_each_thread_and_end_where_shares_end(
 ) -> None:
     block = max(block, total // 500)  # so that there are not too many
     with torch_threads(threads):
-        plain, found = (lengths(total, block, exact=exact) for exact in (False, True))
+        plain, found = (piece_lengths(total, block, exact=exact) for exact in (False, True))
     assert sum(plain) == total and max(plain, default=0) <= block
     assert sum(found) == total
     if total <= block:

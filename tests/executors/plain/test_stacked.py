@@ -19,9 +19,9 @@ from functional_optim import (
     weight_decay,
 )
 from functional_optim.core.stage import Link
-from functional_optim.kernels import EXECUTORS, ChunkExecutor, bound_leaves, stacked
+from functional_optim.kernels import EXECUTORS, ChunkExecutor, leaf_binder, stacks
 from functional_optim.kernels.cache import Cache
-from functional_optim.kernels.stacked import StackedExecutor, why_not_stacked
+from functional_optim.kernels.stacks import StackStepper, why_not_stacked
 from functional_optim.plan import tree_steps
 from functional_optim.testing.compare import require_same
 
@@ -61,7 +61,7 @@ def steps(
 def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the stacks that are stepped."""
     found: list[int] = []
-    plain, bound = stacked.step_stack, bound_leaves._step_together
+    plain, bound = stacks.step_stack, leaf_binder._step_stack
 
     def counted(steps: Any, stages: Any, stack: Any, totals: Any) -> None:
         found.append(len(stack))
@@ -71,23 +71,23 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(len(columns[0]))
         bound(known, columns, rest)
 
-    monkeypatch.setattr(stacked, "step_stack", counted)
-    monkeypatch.setattr(bound_leaves, "_step_together", counted_bound)
+    monkeypatch.setattr(stacks, "step_stack", counted)
+    monkeypatch.setattr(leaf_binder, "_step_stack", counted_bound)
     return found
 
 
 @pytest.fixture
 def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stacks are trusted after two trials, whatever was tried before."""
-    monkeypatch.setattr(stacked, "EVIDENCE", 1)
-    monkeypatch.setattr(stacked, "_EVIDENCE", Cache())
+    monkeypatch.setattr(stacks, "EVIDENCE", 1)
+    monkeypatch.setattr(stacks, "_EVIDENCE", Cache())
 
 
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stacks are trusted without a trial."""
-    trusted = SimpleNamespace(suffices=lambda *_: True)
-    monkeypatch.setattr(StackedExecutor, "_evidence", lambda *_: trusted)
+    trusted = SimpleNamespace(is_enough=lambda *_: True)
+    monkeypatch.setattr(StackStepper, "_evidence", lambda *_: trusted)
 
 
 @pytest.mark.usefixtures("trusting")
@@ -96,7 +96,7 @@ def test_auto_is_the_reference_bit_for_bit(
 ) -> None:
     for one in pairs(name=list(CHAINS), dtype=DTYPES):
         optimizer = CHAINS[one["name"]]()
-        executor = ChunkExecutor(stacks=StackedExecutor())
+        executor = ChunkExecutor(stacks=StackStepper())
         monkeypatch.setitem(EXECUTORS, "auto", executor)
         with case(**one):
             got = steps(optimizer.using(executor="auto"), one["dtype"], shapes=LARGER)
@@ -177,18 +177,18 @@ def test_a_stack_is_trusted_after_a_million_elements(
     monkeypatch: pytest.MonkeyPatch, sizes: list[int]
 ) -> None:
     """Fault 12: each step makes one trial more, and the step after the last one is stacked."""
-    monkeypatch.setattr(stacked, "_EVIDENCE", Cache())
+    monkeypatch.setattr(stacks, "_EVIDENCE", Cache())
     draws = torch.Generator().manual_seed(0)
     params, grads = ([torch.randn(128, 128, generator=draws) for _ in range(4)] for _ in range(2))
     optimizer = muon(0.1, ns_steps=1).using(executor="auto")
     state = optimizer.init(params)
-    stacks = []
+    counts = []
     for _ in range(18):
         optimizer.update_(params, grads, state)
-        stacks.append(len(sizes))
+        counts.append(len(sizes))
     wanted = (1 << 20) // (4 * 128 * 128)
     assert wanted == 16
-    assert stacks == [*range(1, wanted), wanted + 1, wanted + 2, wanted + 3]
+    assert counts == [*range(1, wanted), wanted + 1, wanted + 2, wanted + 3]
 
 
 @pytest.mark.usefixtures("trusting")
@@ -209,11 +209,11 @@ def test_a_step_that_changes_nothing_is_no_evidence(sizes: list[int]) -> None:
 def test_temporaries_are_bounded(
     always: None, monkeypatch: pytest.MonkeyPatch, sizes: list[int]
 ) -> None:
-    monkeypatch.setattr(stacked, "STACK", 4 * 6 * 2)
+    monkeypatch.setattr(stacks, "STACK", 4 * 6 * 2)
     steps(muon(0.1).using(executor="auto"), torch.float32, 1)
     assert set(sizes) == {2}
     sizes.clear()
-    monkeypatch.setattr(stacked, "STACK", 1)
+    monkeypatch.setattr(stacks, "STACK", 1)
     monkeypatch.setattr(tree_steps, "_PLANS", [])
     steps(muon(0.1).using(executor="auto"), torch.float32, 1)
     assert sizes == []

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from functional_optim import Optimizer, adamw, sgd
-from functional_optim.kernels import blocked, chunks
+from functional_optim.kernels import blocked_kernel, chunks
 from functional_optim.kernels.cache import Cache
 from functional_optim.optimizer import bound_plans
 from functional_optim.optimizer.bound import BoundOptimizer
@@ -85,7 +85,7 @@ def test_a_steady_bound_step_makes_nothing(
 
 def test_what_is_made_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan, a program, a tensor."""
-    monkeypatch.setattr(blocked, "_PROGRAMS", Cache())
+    monkeypatch.setattr(blocked_kernel, "_PROGRAMS", Cache())
     made = adamw(0.1).using(executor="blocked").bind([noise(0, 50)])
     found = made_by(lambda: made.step(made.gradients))
     assert found.plans == 1 and found.programs == ["block_program"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from functional_optim import Optimizer, TorchOptimizer, adamw, chain, clip_by_global_norm, sgd
-from functional_optim.kernels import blocked, chunks, scratch
+from functional_optim.kernels import blocked_kernel, chunks, scratch
 
 from ...choices import case, pairs
 from ..rules import RULES, VARIANTS
@@ -109,7 +109,7 @@ def instructions(optimizer: Optimizer, way: str, many: int) -> int:
 
 
 def test_no_python_runs_per_parameter(executors: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(blocked.BLOCK_VARIABLE)
+    monkeypatch.delenv(blocked_kernel.BLOCK_VARIABLE)
     for one in pairs(executor=executors, way=["own", "attached", "separate"]):
         optimizer = VARIANTS["adamw"].using(executor=one["executor"])
         few, many = (instructions(optimizer, one["way"], count) for count in (10, 100))

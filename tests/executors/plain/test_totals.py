@@ -27,10 +27,10 @@ from functional_optim.algorithms.prodigy import SUM_BLOCK
 from functional_optim.kernels import EXECUTORS, Leaf, chunk_executor, pieces, total_of
 from functional_optim.kernels.totals import (
     HandedOn,
-    added,
     columns_of,
-    measured_each,
-    reduced_each,
+    sum_tensors,
+    try_measure_each,
+    try_reduce_each,
 )
 from functional_optim.transforms.clip_by_global_norm import (
     BLOCK,
@@ -56,15 +56,15 @@ def gradients(dtype: torch.dtype) -> list[Tensor]:
 @each_value(dtype=[torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_the_total_of_many_is_that_of_one_after_the_other(dtype: torch.dtype) -> None:
     given = gradients(dtype)
-    assert measured_each(CLIP_BY_GLOBAL_NORM, given) is not None
-    one_by_one = added(map(sum_of_squares, given))
+    assert try_measure_each(CLIP_BY_GLOBAL_NORM, given) is not None
+    one_by_one = sum_tensors(map(sum_of_squares, given))
     assert torch.equal(bits(total_of(CLIP_BY_GLOBAL_NORM, given)), bits(one_by_one))
 
 
 @each_value(bad=[float("nan"), float("inf"), -0.0])
 def test_so_it_is_of_numbers_that_are_none(bad: float) -> None:
     given = [torch.tensor([bad, 1.0]), torch.tensor([bad]), torch.tensor([2.0])]
-    one_by_one = added(map(sum_of_squares, given))
+    one_by_one = sum_tensors(map(sum_of_squares, given))
     assert torch.equal(bits(total_of(CLIP_BY_GLOBAL_NORM, given)), bits(one_by_one))
 
 
@@ -90,7 +90,7 @@ def test_what_is_not_finite_is_counted_by_norms(monkeypatch: pytest.MonkeyPatch)
 
 def counts(given: list[Tensor]) -> Any:
     coefficients = ApplyIfFiniteCoefficients()
-    return reduced_each(APPLY_IF_FINITE, given, given, (), coefficients)
+    return try_reduce_each(APPLY_IF_FINITE, given, given, (), coefficients)
 
 
 @each_value(last=[torch.float32, torch.bfloat16], decay=[0.0, 0.1])
@@ -131,10 +131,10 @@ def test_a_stage_that_begins_to_change_gradients_is_in_the_total(parts: bool) ->
 def test_a_stage_without_a_form_for_lists_is_called_for_each() -> None:
     given = [normal(4), normal(3, seed=1)]
     plain = replace(CLIP_BY_GLOBAL_NORM, measure_each=None)
-    assert measured_each(plain, given) is None
+    assert try_measure_each(plain, given) is None
     assert torch.equal(total_of(plain, given), total_of(CLIP_BY_GLOBAL_NORM, given))
     alone = replace(SAM, reduce_each=None)
-    assert reduced_each(alone, given, given, (), ()) is None
+    assert try_reduce_each(alone, given, given, (), ()) is None
 
 
 def test_a_form_for_lists_belongs_to_one_for_a_tensor() -> None:
@@ -160,12 +160,12 @@ def test_tensors_that_are_looked_at_otherwise_are_called_for_each() -> None:
     plain = normal(4)
     for other in (normal(4).to_sparse(), normal(4).requires_grad_(), normal(4).to("meta")):
         with case(other=other):
-            assert measured_each(CLIP_BY_GLOBAL_NORM, [plain, other]) is None
-            assert measured_each(CLIP_BY_GLOBAL_NORM, [other, other]) is None
+            assert try_measure_each(CLIP_BY_GLOBAL_NORM, [plain, other]) is None
+            assert try_measure_each(CLIP_BY_GLOBAL_NORM, [other, other]) is None
     seen: list[Any] = []
 
     def asked(x: Tensor) -> Tensor:
-        seen.append(measured_each(CLIP_BY_GLOBAL_NORM, [x, x]))
+        seen.append(try_measure_each(CLIP_BY_GLOBAL_NORM, [x, x]))
         return x
 
     torch.func.vmap(asked)(normal(2, 4))
@@ -247,7 +247,7 @@ def test_sums_over_states_have_the_bits_of_one_after_the_other(
     states = [one._replace(s=normal(*one.s.shape, seed=50).to(dtype)) for one in states]
     alone = zip(params, grads, states, strict=True)
     one_by_one = [[float(x) for x in stage.reduce(*one, coefficients)] for one in alone]
-    found = reduced_each(stage, params, grads, columns_of(states), coefficients)
+    found = try_reduce_each(stage, params, grads, columns_of(states), coefficients)
     assert found is not None
     wanted = list(map(list, zip(*one_by_one, strict=True)))
     assert torch.equal(bits(torch.tensor(found)), bits(torch.tensor(wanted)))
@@ -260,18 +260,18 @@ def test_sums_over_large_states_are_taken_one_by_one() -> None:
     given = [normal(3), normal(SUM_BLOCK + 1)]
     states = [link.stage.init(one, link.hyper) for one in given]
     columns = columns_of(states)
-    assert reduced_each(link.stage, given, given, columns, coefficients) is None
+    assert try_reduce_each(link.stage, given, given, columns, coefficients) is None
 
 
 def test_large_gradients_are_squared_in_blocks_beside_small_ones_that_are_asked_at_once() -> None:
     large = normal(3, BLOCK, seed=2)
     given = [*gradients(torch.float32), large, large.t()[::2], large.bfloat16(), normal(9)]
     for own in (given, [*given[:3], large]):
-        one_by_one = added(map(sum_of_squares, own))
+        one_by_one = sum_tensors(map(sum_of_squares, own))
         assert torch.equal(bits(total_of(CLIP_BY_GLOBAL_NORM, own)), bits(one_by_one))
         exact = sum(float(one.double().square().sum()) for one in own)
         assert float(one_by_one) == pytest.approx(exact, rel=1e-13)
-    assert measured_each(CLIP_BY_GLOBAL_NORM, [large, large]) is not None
+    assert try_measure_each(CLIP_BY_GLOBAL_NORM, [large, large]) is not None
     grad = torch.func.grad(sum_of_squares)(large)
     torch.testing.assert_close(grad, 2 * large)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from functional_optim import Optimizer
-from functional_optim.kernels import blocked, cache, trace
+from functional_optim.kernels import blocked_kernel, cache, trace
 from functional_optim.kernels.cache import Cache
 from functional_optim.kernels.errors import NotPointwiseError
 
@@ -78,16 +78,16 @@ def test_they_run_by_the_reference_and_say_why() -> None:
 
 def test_reasons_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []
-    traced_by = trace.traced_by
+    trace_with = trace.trace_with
 
     def counted(*given: Any) -> Any:
         calls.append(given)
-        return traced_by(*given)
+        return trace_with(*given)
 
     def branches(p: Tensor, g: Tensor, s: OneState, c: Any) -> tuple[Tensor, OneState]:
         return (p - c.lr * g if c.lr > 0.1 else p), OneState(s.kept * 2)
 
-    monkeypatch.setattr(trace, "traced_by", counted)
+    monkeypatch.setattr(trace, "trace_with", counted)
     optimizer = optimizer_of(branches).using(executor="blocked")
     steps_in_place(optimizer, tree(0), gradients, 5)
     assert len(calls) == 1
@@ -280,11 +280,11 @@ def odd_rule(p: Tensor, g: Tensor, s: OneState, c: Odd) -> tuple[Tensor, OneStat
 def test_coefficients_of_every_type() -> None:
     optimizer = optimizer_of(odd_rule, coefficients=odd_coefficients)
     assert why_not("blocked", optimizer, torch.ones(3)) == "blocked"
-    blocked._PROGRAMS.clear()
+    blocked_kernel._PROGRAMS.clear()
     require_blocked_is_reference(optimizer)
-    made = len(blocked._PROGRAMS)
+    made = len(blocked_kernel._PROGRAMS)
     pure_steps(optimizer.using(executor="blocked"), tree(0), gradients, 9)
-    assert len(blocked._PROGRAMS) == made  # the numbers are no part of a program
+    assert len(blocked_kernel._PROGRAMS) == made  # the numbers are no part of a program
 
 
 class Unkept(NamedTuple):
@@ -309,8 +309,8 @@ class Counted(NamedTuple):
 def test_a_step_count_that_looks_like_a_choice_fills_no_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cache, "ENTRIES", 20)
-    monkeypatch.setattr(blocked, "_PROGRAMS", Cache())
+    monkeypatch.setattr(cache, "MAX_ENTRIES", 20)
+    monkeypatch.setattr(blocked_kernel, "_PROGRAMS", Cache())
     optimizer = optimizer_of(
         lambda p, g, s, c: (p - c.lr * g / c.step, s),
         coefficients=lambda step, hyper: Counted(hyper.lr, int(step)),
@@ -319,5 +319,5 @@ def test_a_step_count_that_looks_like_a_choice_fills_no_memory(
     state = optimizer.init(param)
     for step in range(30):
         optimizer.update_(param, torch.ones(3), state)
-        assert step % 20 < len(blocked._PROGRAMS) <= 20 or step >= 20
-        assert len(blocked._PROGRAMS) <= 20
+        assert step % 20 < len(blocked_kernel._PROGRAMS) <= 20 or step >= 20
+        assert len(blocked_kernel._PROGRAMS) <= 20

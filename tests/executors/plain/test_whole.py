@@ -25,7 +25,7 @@ from functional_optim import (
     trace,
     weight_decay,
 )
-from functional_optim.kernels import cache, scratch, whole
+from functional_optim.kernels import cache, leaf_program, scratch
 from functional_optim.kernels.cache_key import key_of
 from functional_optim.plan import tree_steps
 from functional_optim.testing.compare import require_same
@@ -63,13 +63,13 @@ def steps(optimizer: Optimizer, dtype: torch.dtype, count: int = 4) -> tuple[Any
 def by_reference(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the leaves that go the reference's way."""
     found: list[str] = []
-    plain = whole.ReferenceExecutor.update_
+    plain = leaf_program.ReferenceExecutor.update_
 
     def noted(self: Any, stages: Any, leaves: Any, totals: Any) -> None:
         found.extend(leaf.name for leaf in leaves)
         plain(self, stages, leaves, totals)
 
-    monkeypatch.setattr(whole.ReferenceExecutor, "update_", noted)
+    monkeypatch.setattr(leaf_program.ReferenceExecutor, "update_", noted)
     return found
 
 
@@ -255,12 +255,12 @@ def test_views_do_not_keep_what_they_belong_to(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_few_programs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "ENTRIES", 3)
-    monkeypatch.setattr(whole, "_PROGRAMS", cache.Cache())
+    monkeypatch.setattr(cache, "MAX_ENTRIES", 3)
+    monkeypatch.setattr(leaf_program, "_PROGRAMS", cache.Cache())
     monkeypatch.setattr(tree_steps, "_PLANS", [])  # they have programs of earlier steps
     optimizer = muon(0.1).using(executor="auto")
     require_same("auto", steps(optimizer, torch.float32), steps(muon(0.1), torch.float32))
-    (programs,) = whole._PROGRAMS.values()
+    (programs,) = leaf_program._PROGRAMS.values()
     assert 1 <= len(programs) <= 3
 
 
@@ -290,12 +290,12 @@ def test_temporaries_may_be_made_for_each_call(name: str) -> None:
     param, grad = normal(33, 65), normal(33, 65, seed=1)
     pairs_of = [chunk_of(CHAINS[name](), param.clone(), grad) for _ in range(2)]
     for leaf, kept in zip(pairs_of, (True, False), strict=True):
-        known = whole.program_of(CHAINS[name]().stages, leaf)
+        known = leaf_program.program_of(CHAINS[name]().stages, leaf)
         assert not isinstance(known, str)
         _, numbers, tensors = key_of(CHAINS[name]().stages, leaf)
         if kept:
             known.step(*tensors, *known.arguments(numbers, ()))
         else:
-            known._step_anew(*tensors, *known.compute_scalars(numbers, ()))
+            known._step_on_device(*tensors, *known.compute_scalars(numbers, ()))
     assert_same([pairs_of[0].param], [pairs_of[1].param])
     assert not torch.equal(pairs_of[0].param, param)

@@ -319,7 +319,7 @@ def test_what_is_clipped_together_is_planned_with_every_executor(
     state = chosen.init(tree)
     optimizer = TorchOptimizer(params, chosen)
     alone: list[int] = []
-    before = engine.prepared
+    before = engine.prepare
 
     def noted(stages: Any, by: Any, items: Any, *more: Any, **other: Any) -> Any:
         alone.append(len(items))
@@ -329,7 +329,7 @@ def test_what_is_clipped_together_is_planned_with_every_executor(
         set_grads(params, seed)
         grads = {str(place): param.grad.clone() for place, param in enumerate(params)}  # type: ignore[union-attr]  # all have one
         with monkeypatch.context() as patch:
-            patch.setattr(engine, "prepared", noted)
+            patch.setattr(engine, "prepare", noted)
             optimizer.step()
         chosen.update_(tree, grads, state)
         for one, other in zip(params, tree.values(), strict=True):

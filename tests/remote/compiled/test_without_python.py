@@ -9,11 +9,11 @@ import torch
 
 from functional_optim import Optimizer, adamw, chain, clip_by_global_norm, qhm
 from functional_optim.frontends.explicit_gradients import ExplicitGradients
-from functional_optim.frontends.local_optimizer import resolved
+from functional_optim.frontends.local_optimizer import resolve_recipe
 from functional_optim.kernels.errors import UnscriptableError
-from functional_optim.remote.options import Numbered
-from functional_optim.remote.threads import make_worker
-from functional_optim.remote.worker import Share, WorkerOptimizer
+from functional_optim.remote.options import VersionedOptions
+from functional_optim.remote.thread_transport import make_worker
+from functional_optim.remote.worker import WorkerGroup, WorkerOptimizer
 from tests.choices import case
 from tests.steady import calls_of
 
@@ -23,17 +23,17 @@ EXECUTORS: tuple[Any, ...] = ("compiled", "blocked", "auto")
 
 
 def worker_of(optimizer: Any, params: dict[str, torch.Tensor]) -> WorkerOptimizer:
-    share = Share(0, tuple(range(len(params))), list(params.items()), {})
-    return make_worker(resolved(optimizer, (), {}), [share])
+    share = WorkerGroup(0, tuple(range(len(params))), list(params.items()), {})
+    return make_worker(resolve_recipe(optimizer, (), {}), [share])
 
 
 def stepped(optimizer: Optimizer) -> dict[str, torch.Tensor]:
     params = parameters()
     worker = worker_of(optimizer, params)
-    options = Numbered(1, worker.about()[1])
+    options = VersionedOptions(1, worker.describe()[1])
     for step in range(3):
         given = list(gradients(step, ("scale",) if step == 1 else ()).values())
-        totals = [worker.measure(given, options, ()).sum() for _ in range(worker.about()[0])]
+        totals = [worker.measure(given, options, ()).sum() for _ in range(worker.describe()[0])]
         worker.step(given, options, totals)
     return params
 
@@ -43,7 +43,7 @@ def calls_of_a_step(executor: Any, count: int) -> int:
     params = {str(k): noise(k, 5) for k in range(count)}
     worker = worker_of(adamw(lr=0.1).using(executor=executor), params)
     grads = [noise(100 + k, 5) for k in range(count)]
-    options = Numbered(1, worker.about()[1])
+    options = VersionedOptions(1, worker.describe()[1])
     for _ in range(4):
         worker.step(grads, options)
     made = 0

@@ -12,7 +12,7 @@ import torch
 
 from functional_optim import DistributedOptimizer, sgd
 from functional_optim.remote import RayTransport
-from functional_optim.remote.ray_message import decoded, encoded
+from functional_optim.remote.ray_actor import decode, encode
 from tests.choices import case
 
 from ..laws import LAWS, Make, values
@@ -62,10 +62,10 @@ def test_a_message_is_one_buffer_that_nobody_copies() -> None:
         "error": LookupError("nothing"),
         "function": lambda: 3,
     }
-    message = encoded(sent)
+    message = encode(sent)
     data = message.data.copy()
     data.flags.writeable = False  # as Ray hands it over
-    got = decoded(message._replace(data=data))
+    got = decode(message._replace(data=data))
     start, end = data.ctypes.data, data.ctypes.data + data.nbytes
     for name in ("many", "kinds"):
         for one, own in zip(got[name], sent[name], strict=True):

@@ -112,12 +112,12 @@ def vanish(modules: list[Any], params: Params) -> None:
 
 def die_in_the_next_step() -> None:
     """On a worker: when parameters are written to, and before anyone is told."""
-    WorkerOptimizer._stepped = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign,return-value,assignment]
+    WorkerOptimizer._count_versions = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign,return-value,assignment]
 
 
 def hastily(transport: RpcTransport, handle: Any, method: str, *args: Any) -> Any:
     """There is little time for the step of the one that waits, and enough for what is answered."""
-    waits = transport._places[handle].worker == "ps2" and method == "step"
+    waits = transport._addresses[handle].worker == "ps2" and method == "step"
     rpc._set_rpc_timeout(1.0 if waits else 60.0)
     try:
         return _CALL(transport, handle, method, *args)

@@ -67,7 +67,7 @@ def kept_there() -> int:
     from functional_optim.remote import contexts
 
     contexts.read({})
-    return len(contexts._KEPT)
+    return len(contexts._READS)
 
 
 def remote_model(*owners: str) -> tuple[list[Any], list[tuple[str, Any]]]:

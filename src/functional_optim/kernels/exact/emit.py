@@ -1,7 +1,7 @@
-"""The text of a loop: a chain's step over many leaves, in C++.
+"""C++ text of a loop: the step of a chain for many leaves.
 
-One function steps all leaves that share their numbers, each where it lies, in as many threads as it
-is told. Whatever changes from step to step is an argument, so that it is compiled once.
+One function steps all leaves with the same scalars, by pointers to their tensors. Everything that
+changes with the step, such as scalars and threads, is an argument, so it is compiled once.
 """
 
 from collections.abc import Iterator
@@ -37,20 +37,20 @@ from functional_optim.kernels.graph import Trace
 from functional_optim.kernels.validate import Validated
 
 WIDTH = 16
-"""How many maxima are kept beside each other."""
+"""Number of partial maxima of a reduction, which the compiler keeps in vectors."""
 
 
 class LoopText:
-    """The text of the loop of one graph, for tensors of certain dtypes.
+    """C++ text of the loop of one graph, for tensors of certain dtypes.
 
     Args:
         trace: of a pointwise chain.
-        validated: its values on an example.
+        validated: the values of the graph in an example.
         block_size: the granularity of the chain.
         variant: how torch rounds on this machine.
 
     Raises:
-        UntraceableError: an operation that has no formula.
+        UntraceableError: an operation has no formula.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class LoopText:
         self._late: list[tuple[fx.Node, int]] = []
         called = (*self._phases.calls, *self._phases.single_calls)
         self.calls = tuple(dict.fromkeys(LIBRARY[operation(n)] for n in called))
-        """What the loop wants of the library, by name."""
+        """The names of the library functions that the loop calls."""
         self.precision = _precision([self._values[n].dtype for n in called])
-        """The dtype that it wants them in."""
+        """The dtype of these functions."""
         self._place()
 
     def _place(self) -> None:
-        """Find out what is stored where, and when."""
+        """Choose where each value is stored: in a leaf's tensor, in scratch, or in a register."""
         phases, reads = self._phases, self._reads()
         reduced = {phases.source(node.all_input_nodes[0]) for node in phases.reductions}
         for node, place in self._trace.results:
@@ -104,14 +104,14 @@ class LoopText:
         return (*self._phases.calls, *self._phases.reductions)
 
     def _reads(self) -> dict[fx.Node, list[int]]:
-        """The loops in which each value is read; those that a step keeps, also at the end."""
+        """Return the loops that read each value. Results are also read in the last loop."""
         found: dict[fx.Node, list[int]] = {}
         for node, phase in self._phases.phase.items():
             for one in node.all_input_nodes:
                 found.setdefault(self._phases.source(one), []).append(phase)
         for node, _ in self._trace.results:
             found.setdefault(self._phases.source(node), []).append(self._phases.last)
-        for call in reversed(self._phases.calls):  # at a zero, the argument is read again
+        for call in reversed(self._phases.calls):  # the root of zero is its argument: see _read
             found[self._argument(call)] += found.get(call, [])
         return found
 
@@ -122,7 +122,7 @@ class LoopText:
     # ------------------------------------------------------------------------------ expressions
 
     def _value(self, argument: Any) -> Any:
-        """An argument of an operation, as formulas take it."""
+        """Return an argument of an operation as an argument of a formula."""
         if isinstance(argument, (bool, int, float)):
             return Value("", None, argument)
         if not isinstance(argument, fx.Node):
@@ -141,7 +141,7 @@ class LoopText:
         """Return the expression of a node, in the type of its dtype.
 
         Raises:
-            UntraceableError: there is no formula.
+            UntraceableError: the operation has no formula.
         """
         result, name = self._values[node].dtype, operation(node)
         args = [self._value(one) for one in node.args]
@@ -166,7 +166,7 @@ class LoopText:
         return rounded(text, result)
 
     def _known(self, argument: Any) -> Any:
-        """Return an argument's value in the example."""
+        """Return the value of an argument in the example."""
         return self._values[argument] if isinstance(argument, fx.Node) else argument
 
     def _bits(self, value: Value, result: torch.dtype) -> str:
@@ -183,7 +183,7 @@ class LoopText:
         return f"const {kind} {named(node)} = {self._expression(node)};"
 
     def _numbers(self) -> Iterator[str]:
-        """Numbers that the graph makes of numbers, once."""
+        """Yield the lines that compute numbers once for all elements."""
         for i, node in enumerate(self._trace.scalar_args):
             yield f"const double {named(node)} = numbers[{i}];"
         for node in self._trace.graph.nodes:
@@ -192,7 +192,7 @@ class LoopText:
                 yield self._declared(node)
 
     def _read(self, node: fx.Node) -> str:
-        """The line that reads a value from memory."""
+        """Return the line that reads a value from memory."""
         dtype = self._values[node].dtype
         home = self._homes[node]
         text = loaded(f"{home}[i]", dtype) if home.startswith("a") else f"{home}[i]"
@@ -213,7 +213,7 @@ class LoopText:
         wanted = {phases.source(one) for node in here for one in node.all_input_nodes}
         wanted |= {self._argument(call) for call in self._called_at(phase)}
         wanted |= {node for node, _ in late}
-        for call in reversed(phases.calls):  # at a zero, the argument is the root
+        for call in reversed(phases.calls):  # the root of zero is its argument: see _read
             if call in wanted:
                 wanted.add(self._argument(call))
         elements = [n for n in self._order if n in wanted and n in self._homes and n not in here]
@@ -231,7 +231,7 @@ class LoopText:
         return [call for call in self._phases.calls if self._phases.phase[call] == phase]
 
     def _zero_aside(self, call: fx.Node) -> str:
-        """Return the argument of a library's root, which is slow at zero."""
+        """Return the line that stores a call's argument; 1 for the root of zero, which is slow."""
         argument = named(self._argument(call))
         given = f"{argument} == 0 ? 1 : {argument}" if operation(call) == "sqrt" else argument
         return f"{self._homes[call]}[i] = {given};"
@@ -262,7 +262,7 @@ class LoopText:
         return text
 
     def _per_block(self, place: int, node: fx.Node) -> str:
-        """The line that reads what a tensor has for this block; none, if it is per element."""
+        """Return the line that reads the value of this block; "" for a tensor per element."""
         if self._phases.layout[node] != "block":
             return ""
         dtype = self._values[node].dtype
@@ -270,7 +270,7 @@ class LoopText:
         return f"    const {register_type(dtype)} {named(node)} = {value};\n"
 
     def _reduced(self, node: fx.Node) -> str:
-        """A maximum or minimum over the block."""
+        """Return the lines of a maximum or minimum over the block."""
         source = self._phases.source(node.all_input_nodes[0])
         dtype, home = self._values[node].dtype, self._homes[source]
         if self._block_size % WIDTH or home.startswith("a"):
@@ -292,7 +292,7 @@ class LoopText:
         )
 
     def text(self) -> str:
-        """All of it."""
+        """Return the whole text."""
         in_blocks = bool(self._ends()) or self._block_size > 1
         frame = Frame(
             self._block_size,
@@ -307,7 +307,7 @@ class LoopText:
         return frame.around(numbers, f"{self._arrays()}{self._block()}")
 
     def _is_opaque(self) -> bool:
-        """Return True if floats are made of whole numbers that were made of floats."""
+        """Return True if a float is converted to an integer and back."""
         floats = {n for n, one in self._values.items() if _is_float(one)}
         wholes = {
             node
@@ -339,12 +339,12 @@ def _precision(dtypes: list[torch.dtype]) -> torch.dtype:
 
 
 def named(node: fx.Node) -> str:
-    """Return a value's name in the text: no word of C++."""
+    """Return the name of a value in the text, which is no keyword of C++."""
     return f"v_{node.name}"
 
 
 def _common(operands: list[Any]) -> torch.dtype:
-    """The dtype in which operands are compared."""
+    """Return the dtype in which operands are compared."""
     found = torch.empty(1, dtype=torch.bool)
     for other in sorted(operands, key=lambda one: not isinstance(one, Tensor)):
         found = torch.empty(1, dtype=torch.result_type(found, other))

@@ -1,13 +1,12 @@
-"""Formulas of torch's elementwise operations in C++, with the same roundings.
+"""C++ formulas of torch's elementwise operations, with the same roundings.
 
-Each formula was found by comparison with torch's kernels, and is compared with them again wherever
-it is used (:mod:`~functional_optim.kernels.exact.self_check`). An operation whose result depends
-on where an element stands (``sigmoid``, a power that is no small whole number, a sum of a tensor
-and a multiple of a number) has no formula: there is no one result to be equal to.
+Each formula was found by comparison with torch's kernels, and each loop is compared again
+(:mod:`~functional_optim.kernels.exact.self_check`). Some operations have results that depend on the
+position of an element: ``sigmoid``, a power that is no small integer, a sum of a tensor and a
+multiple of a number. They have no formula, because no single result equals torch's.
 
-Two things are left open, since torch leaves them so: the sign of a NaN, which no processor
-promises, and which zero is the larger of 0.0 and -0.0, in ``maximum``, ``minimum`` and ``clamp``
-between tensors: torch answers otherwise at the end of a tensor than in its middle.
+Two results are undefined, as in torch: the sign of a NaN, and which of 0.0 and -0.0 is the larger
+in ``maximum``, ``minimum`` and ``clamp`` of tensors. There torch's result depends on the position.
 """
 
 import operator
@@ -31,7 +30,7 @@ _ONE = Value("1", None, 1.0)
 
 
 class At(NamedTuple):
-    """Context of an operation: the type of its operands, and of its result."""
+    """Dtype in which an operation computes, and dtype of its result."""
 
     compute: torch.dtype
     result: torch.dtype
@@ -46,11 +45,7 @@ _SHORT = (torch.bfloat16, torch.float16)
 
 
 def _require_one_rounding(at: At, name: str) -> None:
-    """Refuse operations on 16-bit floats that torch rounds once here and twice there.
-
-    Raises:
-        UntraceableError: they are.
-    """
+    """Raise UntraceableError for 16-bit floats, which torch rounds once or twice by position."""
     if at.compute in _SHORT:
         raise UntraceableError(
             f"{name} of {at.compute} is rounded by where an element stands: at the end of a "
@@ -63,7 +58,7 @@ def _is_one(value: Value) -> bool:
 
 
 def _in_dtype(at: At, value: Value) -> str:
-    """An operand; numbers rounded to 16 bits, as sums and comparisons in 16 bits take them."""
+    """Return an operand of a sum or comparison, where torch rounds numbers to a 16-bit dtype."""
     number = value.dtype is None and at.compute in _SHORT
     return rounded(at(value), at.compute) if number else at(value)
 
@@ -97,7 +92,7 @@ def _rsub(at: At, x: Value, y: Value, *, alpha: Value = _ONE) -> str:
 
 
 def _div(at: At, x: Value, y: Value) -> str:
-    if x.dtype is None and not x.is_tensor:  # torch multiplies the reciprocal
+    if x.dtype is None and not x.is_tensor:  # torch multiplies with the reciprocal
         return f"{rounded(f'{at(_ONE)} / {at(y)}', at.compute)} * {at(x)}"
     return f"{at(x)} / {at(y)}"
 
@@ -278,10 +273,10 @@ FORMULAS: dict[str, Formula] = {
     **{name: _comparison(sign) for name, sign in _COMPARISONS.items()},
     **{name: _prefix(text) for name, text in _TESTS.items()},
 }
-"""By the name of the operation."""
+"""Formulas by the name of the operation."""
 
 COMPARING = frozenset({*_COMPARISONS, *_TESTS, "signbit"})
-"""Operations that compute in the dtype of their operands, whatever they make."""
+"""Operations that compute in the dtype of their operands, not of their result."""
 
 _ALIASES = {
     **dict.fromkeys(["multiply"], "mul"),
@@ -305,11 +300,11 @@ _ALIASES = {
 }
 
 LIBRARY = {"sqrt": "Sqrt", "exp": "Exp", "log": "Ln", "tanh": "Tanh", "expm1": "Expm1"}
-"""What torch has done by Intel's library where it is built with it: ``vmsSqrt``, ``vmdSqrt`` ..."""
+"""Operations that torch computes by Intel's library, if built with it: ``vmsSqrt``, ``vmdSqrt``."""
 
 
 def operation(node: fx.Node) -> str:
-    """The name of what a node does; as it calls itself where there is no formula for it."""
+    """Return the name of a node's operation; the full name for functions that are not torch's."""
     if isinstance(node.target, str):
         name = node.target
     else:

@@ -1,4 +1,4 @@
-"""Frame of a loop: its function, its threads, and its arguments."""
+"""Frame of a loop: the C++ text of its functions, threads, and arguments."""
 
 from typing import NamedTuple
 
@@ -7,37 +7,37 @@ import torch
 from functional_optim.kernels.exact.values import PRELUDE, register_type
 
 BLOCK = 128
-"""Elements that a library is given at a time: few, so that memory is read meanwhile."""
+"""Number of elements of one library call: small, so that memory is read at the same time."""
 
 ALONE = 32_768
-"""Elements up to which one thread works alone."""
+"""Largest number of elements for which one thread runs alone."""
 
 
 class Frame(NamedTuple):
-    """A loop but for what it computes."""
+    """Text of a loop, except for its computations."""
 
     block_size: int
-    """Elements of a block that the chain works in; 1 where each is on its own."""
+    """The granularity of the chain."""
     in_blocks: bool
-    """Whether it goes from block to block."""
+    """True if the loop goes from block to block."""
     fused: bool
-    """Whether ``mad`` rounds once."""
+    """True if ``mad`` rounds once."""
     opaque: bool
-    """Whether a float made a whole number, and again a float, has to go through both: without
-    traps, compilers make one rounding of it, which keeps what no whole number is."""
+    """True if a float is converted to an integer and back. With ``-fno-trapping-math``, compilers
+    replace this by one rounding, which differs for floats outside the range of the integer."""
     calls: tuple[str, ...]
-    """What it wants of a library, by name."""
+    """The names of the library functions."""
     precision: torch.dtype
-    """The dtype that it wants them in."""
+    """The dtype of the library functions."""
     arrays: int
-    """How many tensors a leaf has."""
+    """Number of tensors of a leaf."""
 
     def around(self, numbers: str, body: str) -> str:
-        """The whole text.
+        """Return the whole text.
 
         Args:
-            numbers: lines that compute what is the same for all elements.
-            body: what is done with one block, or with all elements.
+            numbers: lines that compute values for all elements.
+            body: lines for one block, or for all elements.
         """
         block = self.block_size if self.block_size > 1 else BLOCK if self.in_blocks else 1024
         head = f"{_PLAIN_HALVES}{_OPAQUE if self.opaque else ''}"
@@ -61,7 +61,7 @@ _PLAIN_HALVES = """\
 #pragma GCC target("no-avx512fp16")
 #endif
 """
-"""Nothing is computed in half precision, and GCC 12 makes of it what its assembler refuses."""
+"""GCC 12 emits half-precision instructions that its assembler rejects. No loop needs them."""
 _OPAQUE = '#pragma GCC optimize("trapping-math")\n'
 _SEPARATE = "template <class T> inline T mad(T x, T y, T z) { return x * y + z; }\n"
 _FUSED = f"""\

@@ -1,8 +1,8 @@
-"""The exact kernel: a chain as one loop in C++ that gives the bits of torch's own operations.
+"""Kernel that runs a chain as one C++ loop with the bits of torch's own operations.
 
-It is written from the chain's graph, compiled in some tenths of a second when it is first wanted,
-held against torch's operations, and kept on disk. One loop serves leaves of any length and number,
-any step and any learning rate; leaves, gradients and state are read where they lie.
+The loop is generated from the graph of the chain. It is compiled at the first use in some tenths of
+a second, compared with torch's operations, and cached on disk. One loop serves any number and
+length of leaves, any step and any learning rate. It gets pointers to the tensors of the leaves.
 """
 
 import warnings
@@ -29,37 +29,37 @@ from functional_optim.kernels.exact.program import LoopProgram, exact_program
 from functional_optim.kernels.free_variables import free_variables
 from functional_optim.kernels.kernel import BindScalars, KernelStep
 from functional_optim.kernels.trace import trace
-from functional_optim.native.cache import SLOWER, CompileError, word_of_lacking
+from functional_optim.native.cache import SLOWER, CompileError, missing_compiler_warning
 
 WORTH_COMPILING = 1 << 12
-"""Elements from which a loop is compiled for a step, or for all steps of the same leaves so far."""
+"""Number of elements, summed over the steps of a leaf so far, from which a loop is compiled."""
 
 
 class _Found(NamedTuple):
-    """The loop for chunks that are read alike."""
+    """Compiled loop, and the function that computes its scalar arguments."""
 
     program: LoopProgram
     compute_scalars: Any
 
 
 class _Want(NamedTuple):
-    """All that a loop depends on."""
+    """Key of a loop."""
 
     stages: tuple[Stage, ...]
     key: CacheKey
     fewer: tuple[bool, ...]
-    """Which tensors have an entry per block."""
+    """For each tensor, True if it has one element per block."""
 
 
 _PROGRAMS: Cache[_Found | str] = Cache()
-"""By :class:`_Want`; of which there is no loop, why."""
+"""Loops by :class:`_Want`; the reason where there is no loop."""
 
 
 class ExactKernel:
-    """A chain as a loop that is torch's operations, bit for bit.
+    """Kernel that runs a chain as a compiled loop, bit for bit like torch's operations.
 
     Args:
-        sparing: whether a loop is compiled only where that is worth while.
+        sparing: True to compile a loop only from :data:`WORTH_COMPILING` elements on.
     """
 
     exact = True
@@ -81,7 +81,7 @@ class ExactKernel:
         program, compute_scalars, numbers, tensors = found
 
         def run(totals: Sequence[Tensor]) -> None:
-            program.run(Table.of_tensors([tensors]), compute_scalars(numbers, totals))
+            program.run(Table.from_tensors([tensors]), compute_scalars(numbers, totals))
 
         return run
 
@@ -112,7 +112,7 @@ class ExactKernel:
     def _find(
         self, stages: Sequence[Stage], chunk: Leaf, elements: int | None = None
     ) -> str | tuple[LoopProgram, Any, Any, list[Tensor]]:
-        """Return the loop for a chunk, or for so many elements like it; or why there is none."""
+        """Return the loop for a chunk or a table of ``elements``, or why there is none."""
         try:
             key, numbers, tensors = key_of(stages, chunk)
             count = chunk.param.numel() if elements is None else elements
@@ -129,13 +129,13 @@ class ExactKernel:
 
 
 def _number(step: float | Tensor) -> float:
-    """Return the number of the step, from 1, as far as it is known."""
+    """Return the step count, at least 1; 1 if it is a tensor."""
     return 1.0 if isinstance(step, Tensor) else max(1.0, step)
 
 
 def _want(stages: Sequence[Stage], key: CacheKey, tensors: Sequence[Tensor]) -> _Want:
     count = tensors[0].numel()
-    # Of a single element, what it has per block looks like what it has per element.
+    # In a leaf of one element, state per block cannot be told from state per element.
     known = block_size_of(stages) > 1
     fewer = tuple(known and tensor.numel() != count for tensor in tensors)
     return _Want(tuple(stages), key, fewer)
@@ -144,7 +144,7 @@ def _want(stages: Sequence[Stage], key: CacheKey, tensors: Sequence[Tensor]) -> 
 def _program(
     stages: Sequence[Stage], key: CacheKey, numbers: Any, tensors: Sequence[Tensor]
 ) -> _Found | str:
-    """The loop, or why there is none; found out once."""
+    """Return the loop, or the reason why there is none; cached."""
     want = _want(stages, key, tensors)
     return _PROGRAMS.get_or_make(want, lambda: _made(want, numbers, tensors))
 
@@ -153,14 +153,14 @@ def _made(want: _Want, numbers: Any, tensors: Sequence[Tensor]) -> _Found | str:
     stages, key, _ = want
     try:
         require_few_choices(want, _PROGRAMS)
-        with torch.device("cpu"):  # where others make their tensors matters not
+        with torch.device("cpu"):  # a user may have set another default device
             traced = trace(stages, key.classes, key.shape)
             totals = [torch.ones((), dtype=torch.float64)] * traced.totals
             scalar_args = traced.compute_scalars(numbers, totals)
             program = exact_program(traced, tensors, scalar_args, block_size_of(stages))
     except UntraceableError as error:
         return str(error)
-    except (CompileError, OSError) as error:  # whatever it is, the step must still run
+    except (CompileError, OSError) as error:  # the step must run without a compiler, too
         _warn(str(error))
         return f"nothing is compiled: {error}"
     return _Found(program, traced.compute_scalars)
@@ -170,8 +170,8 @@ _WARNED: list[str] = []
 
 
 def _warn(reason: str) -> None:
-    """Once: whatever is not compiled is right, but slower."""
-    word = word_of_lacking(reason)
+    """Warn once that steps are slower because nothing is compiled."""
+    word = missing_compiler_warning(reason)
     if word is None and not _WARNED:
         _WARNED.append(reason)
         word = f"no step is compiled: {reason}. {SLOWER}"

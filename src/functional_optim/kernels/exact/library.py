@@ -1,4 +1,4 @@
-"""Library of a loop: Intel's vector functions, as torch's own operations call them."""
+"""Table of the functions of Intel's vector library that a loop calls, as torch's operations do."""
 
 import ctypes
 from functools import lru_cache
@@ -9,13 +9,13 @@ import torch
 from functional_optim.kernels.exact.roots import roots_like
 
 MODE = 0x2 | 0x140000 | 0x100
-"""High accuracy, denormals kept, errors ignored: the mode in which torch calls them."""
+"""Mode in which torch calls the functions: high accuracy, denormals kept, errors ignored."""
 
 _PREFIX = {torch.float32: "vms", torch.float64: "vmd"}
 
 
 class _Table(ctypes.Structure):
-    """The beginning of what a loop is handed; the functions it asked for follow, in its order."""
+    """Start of the table that a loop gets. The addresses of its functions follow, in its order."""
 
     _fields_ = (("mode", ctypes.c_longlong), ("threads", ctypes.c_void_p))
 
@@ -30,7 +30,7 @@ def _torch_library() -> ctypes.CDLL | None:
 
 
 def _function(name: str) -> int | None:
-    """The address of a function in torch's library; None where torch is built without it."""
+    """Return the address of a function in torch's library; None if torch is built without it."""
     library = _torch_library()
     if library is None or not hasattr(library, name):
         return None
@@ -43,7 +43,7 @@ def has_library() -> bool:
 
 
 def _taken(name: str, dtype: torch.dtype) -> int | None:
-    """The address of what a loop calls: the library's function, or one with the same bits."""
+    """Return the address of the library's function, or of a faster function with the same bits."""
     found = _function(_PREFIX[dtype] + name)
     if found is not None and (name, dtype) == ("Sqrt", torch.float32):
         return roots_like(found, MODE) or found
@@ -55,13 +55,13 @@ def table(names: tuple[str, ...], dtype: torch.dtype) -> "ctypes.Array[ctypes.c_
     """Return the table of functions for a loop; None if torch lacks one of them.
 
     Args:
-        names: of the functions, such as ``Sqrt``, in the order in which the loop has them.
+        names: of the functions, such as ``Sqrt``, in the order of the loop's struct.
         dtype: float32 or float64.
     """
     found = [_taken(name, dtype) for name in names]
     if None in found:
         return None
-    # A library that starts threads of its own would do so at every call: it is held to one.
+    # The library could start its own threads at every call, so the loop sets it to one thread.
     threads = _function("MKL_Set_Num_Threads_Local") if names else None
     made = (ctypes.c_void_p * (2 + len(names)))(MODE, threads, *found)
     assert ctypes.sizeof(_Table) == 2 * ctypes.sizeof(ctypes.c_void_p)

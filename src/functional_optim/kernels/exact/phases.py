@@ -1,8 +1,7 @@
-"""Phases of a graph: the loop over a block in which each value is computed.
+"""Phases of a graph: for each value, the loop over a block that computes it.
 
-A block is worked through in one loop where every operation takes an element alone. A call of a
-library, which takes a whole block, ends a loop, and so does a maximum over a block; what crosses
-such an end lies in scratch.
+Elementwise operations of a block share one loop. A call of a library, which takes a whole block,
+ends a loop, and so does a maximum over a block. Values that a later loop reads are kept in scratch.
 """
 
 from collections.abc import Sequence
@@ -17,54 +16,54 @@ from functional_optim.kernels.graph import Trace
 from functional_optim.kernels.validate import Validated
 
 REDUCTIONS = {"amax": "larger", "amin": "smaller"}
-"""Over a block: whatever the order, the result is the same."""
+"""Reductions over a block. Their results do not depend on the order."""
 
 _SHAPING = frozenset(
     "contiguous flatten getitem pad reshape squeeze unsqueeze view view_as".split(" ")  # noqa: SIM905
 )
-"""Operations that give their first argument in another shape."""
+"""Operations that only change the shape of their first argument."""
 
 
 class Variant(NamedTuple):
-    """Choices of torch's build for this machine; found out by trying."""
+    """Choices of torch's build for this machine, which trials find."""
 
     fused: bool
-    """Whether ``a * b + c`` is rounded once, as in torch's kernels for AVX2 and AVX-512."""
+    """True if ``a * b + c`` is rounded once, as in torch's kernels for AVX2 and AVX-512."""
     library: bool
-    """Whether roots and the like are those of Intel's library."""
+    """True if torch calls Intel's library for roots, logarithms and similar functions."""
 
 
 class Phases(NamedTuple):
-    """The operations of a graph, each in its loop."""
+    """The operations of a graph, and the loop of each."""
 
     layout: dict[fx.Node, str]
-    """Of each tensor: "element", "block" (one per block), or "number"."""
+    """For each tensor, "element", "block" (one per block), or "number"."""
     alias: dict[fx.Node, fx.Node]
-    """What only has another shape, and what it is a shape of."""
+    """For each node that only changes a shape, its source."""
     phase: dict[fx.Node, int]
-    """The loop that each value is computed in; calls and reductions stand at its end."""
+    """For each value, the index of its loop. Calls and reductions run at the end of the loop."""
     calls: tuple[fx.Node, ...]
-    """What a library computes, of all elements of a block."""
+    """Library calls for all elements of a block."""
     single_calls: tuple[fx.Node, ...]
-    """What it computes of a number, or of what a block has one of."""
+    """Library calls for one number, or for one element per block."""
     reductions: tuple[fx.Node, ...]
     last: int
-    """The number of the last loop."""
+    """The index of the last loop."""
     padded: bool
-    """Whether a block that is not full is filled up with zeros."""
+    """True if a block that is not full is padded with zeros."""
 
     def source(self, node: fx.Node) -> fx.Node:
-        """Return the node that a node reshapes; itself, mostly."""
+        """Return the node whose shape a node changes, or the node itself."""
         while node in self.alias:
             node = self.alias[node]
         return node
 
 
 def find_phases(trace: Trace, validated: Validated, block_size: int, variant: Variant) -> Phases:
-    """Arrange a graph.
+    """Assign the operations of a graph to loops.
 
     Raises:
-        UntraceableError: an operation over more than a block.
+        UntraceableError: an operation reads more than one block.
     """
     values = validated.values
     count = values[trace.chunk[0]].numel()
@@ -104,10 +103,10 @@ def _layout(node: fx.Node, value: Tensor, count: int, block_size: int) -> str:
 
 
 def _shaped(node: fx.Node, layout: dict[fx.Node, str], values: dict[fx.Node, object]) -> fx.Node:
-    """The tensor that a node has in another shape.
+    """Return the tensor whose shape a node changes.
 
     Raises:
-        UntraceableError: it has more of it, or less, or in another dtype.
+        UntraceableError: the node changes the number of elements or the values.
     """
     source, *arguments = node.args
     name = operation(node)
@@ -124,7 +123,7 @@ def _shaped(node: fx.Node, layout: dict[fx.Node, str], values: dict[fx.Node, obj
 
 
 def is_bitcast(node: fx.Node) -> bool:
-    """Return True if a node reads the bits of another as those of another dtype."""
+    """Return True if a node reinterprets the bits of its argument as another dtype."""
     return operation(node) == "view" and any(isinstance(a, torch.dtype) for a in node.args)
 
 

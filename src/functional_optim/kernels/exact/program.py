@@ -1,4 +1,4 @@
-"""A chain's loop: written, compiled, held against torch's operations, and called."""
+"""Loop programs: generated, compiled, and compared with torch's operations."""
 
 import ctypes
 import os
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from functional_optim.kernels.cache import turn
+from functional_optim.kernels.cache import compile_lock
 from functional_optim.kernels.chunks import POINTER, Table
 from functional_optim.kernels.errors import UntraceableError
 from functional_optim.kernels.exact.emit import LoopText
@@ -34,39 +34,39 @@ FLAGS = (
     "-fPIC",
     "-shared",
 )
-"""No contraction but the one that is written, and no error that nobody looks at."""
+"""Flags of the compiler. It contracts only explicit ``fma`` calls, and sets no errno or traps."""
 
 
 class LoopProgram(NamedTuple):
-    """A loop that makes a chain's step."""
+    """Compiled loop that makes the step of a chain."""
 
     step: Any
-    """The function in C; it lets go of the GIL."""
+    """The C function, which releases the GIL."""
     library: Any
     variant: Variant
 
     def run(self, table: Table, scalar_args: Sequence[float | Tensor]) -> None:
-        """Step several leaves, with numbers that are the same for all."""
+        """Step the leaves of a table with the same scalars."""
         self.bound(table, scalar_args)()
 
     def bound(self, table: Table, scalar_args: Sequence[float | Tensor]) -> Callable[[], object]:
-        """Bind a step that is called later, in the threads of that time."""
+        """Bind a step; the number of threads is read when the step is called."""
         numbers = _doubles(len(scalar_args))(*map(float, scalar_args))
         if table.elements <= ALONE:
             return partial(self.step, *table[1:], numbers, 1, self.library)
-        # How many threads there are is asked at each call: a forked child has one.
+        # The number of threads is read at each call, because a forked child has only one.
         step, library = self.step, self.library
         return lambda: step(*table[1:], numbers, threads(), library)
 
 
 @lru_cache(maxsize=64)
 def _doubles(count: int) -> Any:
-    """So many numbers, as C holds them."""
+    """Return the C type of an array of doubles."""
     return ctypes.c_double * count
 
 
 _ALONE = [False]
-"""Whether this is a forked child: the threads that its parent computed in are not there."""
+"""True in a forked child, which does not have the threads of its parent."""
 
 
 def _forked() -> None:
@@ -77,13 +77,13 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def threads() -> int:
-    """In how many threads a loop works."""
+    """Return the number of threads of a loop."""
     return 1 if _ALONE[0] else torch.get_num_threads()
 
 
 @contextmanager
 def _one_thread_if_alone() -> Iterator[None]:
-    """In a forked child, torch would wait for threads that only its parent has."""
+    """Set torch to one thread in a forked child, where it would wait for the parent's threads."""
     before = torch.get_num_threads()
     if _ALONE[0]:
         torch.set_num_threads(1)
@@ -97,20 +97,20 @@ def _one_thread_if_alone() -> Iterator[None]:
 def exact_program(
     trace: Trace, chunk: Sequence[Tensor], scalar_args: Sequence[Any], block_size: int
 ) -> LoopProgram:
-    """The loop of a graph.
+    """Return the loop of a graph.
 
     Args:
         trace: of a pointwise chain.
-        chunk: tensors whose dtypes are the program's.
-        scalar_args: the numbers of some step.
+        chunk: tensors with the dtypes of the program.
+        scalar_args: the scalar arguments of some step.
         block_size: the granularity of the chain.
 
     Raises:
-        UntraceableError: there is none; the text says why.
-        NotPointwiseError: the graph looks at more than one element at a time.
+        UntraceableError: there is no loop; the text says why.
+        NotPointwiseError: the graph computes with more than one element at a time.
         CompileError: nothing can be compiled.
     """
-    with torch.no_grad(), turn(), _one_thread_if_alone():
+    with torch.no_grad(), compile_lock(), _one_thread_if_alone():
         few = examples(chunk, block_size)
         validated = validate(trace, few, scalar_args, pointwise=block_size == 1)
         for variant in _variants():
@@ -125,7 +125,7 @@ def exact_program(
 
 
 _FOUND: list[Variant] = []
-"""The variant that was right the last time: it is this machine's, most likely."""
+"""The variant that was equal last time, which is tried first."""
 
 
 def _variants() -> list[Variant]:
@@ -142,7 +142,7 @@ def _tried(
     block_size: int,
     variant: Variant,
 ) -> LoopProgram | None:
-    """The loop of one variant, if it is right."""
+    """Return the loop of one variant; None if its bits differ from torch's."""
     source = LoopText(trace, validated, block_size, variant)
     library = table(source.calls, source.precision)
     if library is None:
@@ -161,7 +161,7 @@ def _tried(
         return program
 
     def run(tensors: Sequence[Tensor], numbers: Sequence[Any]) -> None:
-        program.run(Table.of_tensors([tensors]), numbers)
+        program.run(Table.from_tensors([tensors]), numbers)
 
     right = is_exact(run, trace, few, scalar_args, block_size)
     verdict.write(right)

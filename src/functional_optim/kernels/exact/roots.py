@@ -1,19 +1,19 @@
 """Square roots with the bits of Intel's library, without calling it.
 
-On processors that are not Intel's, the library takes roots with what each of them has, by four
-numbers at a time: from the processor's estimate of ``1 / sqrt(x)``. One step of Newton's method
-doubles the digits of the estimate, and one correction makes the root:
+On other vendors' processors, the library computes roots of four numbers at a time from the
+processor's estimate of ``1 / sqrt(x)``. One step of Newton's method doubles the digits of the
+estimate, and one correction gives the root:
 
     y ~ 1 / sqrt(x),    s = x y,    h = y / 2,    r = 1/2 - s h
     s' = s + s r,       h' = h + h r,             root = s' + (x - s' s') h'
 
-each operation rounded on its own, so that any width of vector gives the same bits. In one case of
-six it is not the float that is nearest, but it is what torch's ``sqrt`` gives there. A loop that
-calls the library for a few elements at a time spends most of its time in it: the same operations
-by eight numbers at a time take a quarter of that.
+Each operation is rounded separately, so the bits do not depend on the width of vectors. In one case
+of six the result is not the nearest float, but it equals torch's ``sqrt``. A loop that calls the
+library for a few elements at a time spends most of its time there. The same operations for eight
+numbers at a time need a quarter of that time.
 
-Whether this is what the library does is found out once on a machine, over every mantissa. Where it
-does something else, it is called.
+The functions are compared once per machine, for every mantissa. If they differ, the library is
+called.
 """
 
 import ctypes
@@ -62,18 +62,18 @@ extern "C" void roots(int count, const float* from, float* to, long long) {
 """
 
 _Roots = Callable[[int, int, int, int], None]
-"""Takes how many, where they are, where the roots go, and the library's mode."""
+"""``roots(count, address of the numbers, address of the roots, mode of the library)``."""
 _CALL = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong)
 _AT_ONCE = 2**16
 
 
 @lru_cache(maxsize=4)
 def roots_like(library: int, mode: int) -> int | None:
-    """The address of a function that takes roots as the library's does; None where there is none.
+    """Return the address of a function with the bits of the library's; None if there is none.
 
     Args:
-        library: the address of its function of float32.
-        mode: in which it is called.
+        library: the address of the library's function for float32.
+        mode: of the library.
     """
     try:
         verdict = Verdict(TEXT, FLAGS)
@@ -81,9 +81,9 @@ def roots_like(library: int, mode: int) -> int | None:
         if known not in (None, RIGHT):
             return None
         loaded = cache.library(TEXT, FLAGS)
-    except (CompileError, OSError):  # whoever wanted a loop is told when that is compiled
+    except (CompileError, OSError):  # the compilation of the loop warns
         return None
-    if not hasattr(loaded, "roots"):  # no processor with vectors of eight
+    if not hasattr(loaded, "roots"):  # the processor lacks AVX2
         return None
     found = ctypes.cast(loaded.roots, ctypes.c_void_p).value
     assert found is not None
@@ -95,7 +95,7 @@ def roots_like(library: int, mode: int) -> int | None:
 
 
 def _are_equal(ours: _Roots, theirs: _Roots, mode: int) -> bool:
-    """Return True if two functions give the same bits; any NaN is like any other."""
+    """Return True if two functions give the same bits. Any NaN equals any other NaN."""
     for bits in _samples():
         numbers = bits.to(torch.int32).view(torch.float32)
         found = [torch.empty_like(numbers) for _ in range(2)]
@@ -107,15 +107,15 @@ def _are_equal(ours: _Roots, theirs: _Roots, mode: int) -> bool:
 
 
 def _samples() -> Iterator[Tensor]:
-    """Bits of floats: some of all there are, both ends of what is ordinary, and every mantissa.
+    """Yield bits of floats: a sample of all floats, the limits of normal floats, every mantissa.
 
-    Two exponents have every mantissa, since a root halves the exponent. A power of four changes
-    nothing but exponents, of every number between, so these stand for all ordinary floats.
+    Two exponents have every mantissa, because a root halves the exponent. A factor of 4 changes
+    only the exponents of all intermediate results, so these floats represent all normal floats.
     """
     yield torch.arange(-(2**31), 2**31, 2**16 - 1, dtype=torch.int64)
     for middle in (0, 0x00800000, 0x7F7FEFFF, 0x7F800000, 0x80000000 - 2**32):
         yield torch.arange(middle - _AT_ONCE // 2, middle + _AT_ONCE // 2, dtype=torch.int64)
     for start in range(0x3F800000, 0x40800000, _AT_ONCE):
         yield torch.arange(start, start + _AT_ONCE, dtype=torch.int64)
-    for count in range(1, 24):  # shorter than a vector, and ends behind one
+    for count in range(1, 24):  # less than a vector, and not a multiple of a vector
         yield torch.arange(0x3F800000, 0x40800000, 0x1000000 // count, dtype=torch.int64)[:count]

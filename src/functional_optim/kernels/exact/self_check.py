@@ -1,4 +1,4 @@
-"""A loop held against torch's own operations, bit for bit, before it makes its first step."""
+"""Bitwise comparison of a compiled loop with torch's operations, before its first step."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,33 +11,34 @@ from functional_optim.kernels.graph import Trace
 from functional_optim.kernels.validate import evaluate, same_bits
 
 LENGTHS = (3, 1_031, 20_011)
-"""Elements: shorter than a vector, more than a block, and enough to show a rounding that is rare;
-none a multiple of a vector, since some of torch's kernels round the last elements otherwise."""
+"""Numbers of elements: less than a vector, more than a block, and enough to show rare roundings.
+None is a multiple of a vector, because some of torch's kernels round the last elements differently.
+"""
 SHORT_LENGTHS = (*LENGTHS, 200_003)
-"""The same of 16-bit floats, which torch rounds otherwise at the end of each thread's share."""
+"""Numbers of elements for 16-bit floats, which torch rounds differently at the end of the share of
+each thread."""
 
 _EXPONENTS = {torch.float16: (-9, 5)}
 _ORDINARY = (-30, 8)
-"""Powers of two between which random numbers lie."""
+"""Range of the exponents of random numbers."""
 
 Loop = Callable[[Sequence[Tensor], Sequence[Any]], None]
-"""Steps tensors in place (parameter, gradient, state), by some numbers."""
+"""``run(tensors, numbers)`` steps tensors (parameter, gradient, state) in place."""
 
 
 def is_exact(
     run: Loop, trace: Trace, like: Sequence[Tensor], scalar_args: Sequence[Any], block_size: int
 ) -> bool:
-    """Return True if a loop gives what the graph gives, operation by operation.
+    """Return True if a loop has the bits of the graph.
 
-    Tried on random numbers of all magnitudes, on states that are not negative, and on zeros,
-    denormals, infinities and NaN. A NaN equals any NaN; where a chain asks for signs, as 8-bit
-    codes do, those of NaN would show, which no processor promises: all numbers are finite there.
+    The trials have random numbers of all magnitudes, nonnegative states, zeros, denormals,
+    infinities and NaN. Any NaN equals any other NaN. A chain that reads signs, such as one with
+    8-bit codes, is tried on finite numbers only, because processors do not define the sign of NaN.
 
     Args:
         run: makes a step by the loop.
-        trace: the graph.
         like: the tensors of a chunk.
-        scalar_args: the numbers of some step; others are tried as well, since the loop serves all.
+        scalar_args: the scalar arguments of some step. Other values are tried, too.
         block_size: the granularity of the chain.
     """
     drawn = torch.Generator().manual_seed(1)
@@ -69,7 +70,7 @@ def is_exact(
 
 
 def _others(scalar_args: Sequence[Any], drawn: torch.Generator, case: int) -> list[Any]:
-    """Other numbers, below one half and above: what is done with a weight depends on that."""
+    """Return other scalars, below or above 0.5, where ``lerp`` changes its formula."""
     made = torch.rand(len(scalar_args), generator=drawn, dtype=torch.float64) / 2 + (case - 1) / 2
     return [
         one if isinstance(one, Tensor) or abs(one) > LARGE else value
@@ -78,7 +79,7 @@ def _others(scalar_args: Sequence[Any], drawn: torch.Generator, case: int) -> li
 
 
 LARGE = 1_000.0
-"""A number above it is no factor, but a seed, say."""
+"""Scalars above this value are not replaced: they are no factors, but for example seeds."""
 
 
 def _sample(
@@ -89,7 +90,7 @@ def _sample(
         low = 0 if dtype in (torch.bool, torch.uint8) else -high
         return torch.randint(low, high, (count,), generator=drawn).to(dtype)
     exponents = _EXPONENTS.get(dtype, _ORDINARY)
-    wide = torch.float64 if dtype == torch.float64 else torch.float32  # which is drawn sooner
+    wide = torch.float64 if dtype == torch.float64 else torch.float32  # float32 is drawn faster
     magnitude = torch.randint(*exponents, (count,), generator=drawn).to(wide).exp2()
     found = (torch.randn(count, generator=drawn, dtype=wide) * magnitude).to(dtype)
     found = found.abs() if positive else found

@@ -1,4 +1,4 @@
-"""Values of a generated loop: their C++ types, and how one is made of another."""
+"""Values of a generated loop: their C++ types and conversions."""
 
 from typing import NamedTuple
 
@@ -23,23 +23,23 @@ INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.i
 
 
 class Value(NamedTuple):
-    """An operand: a tensor's element, or a number that is the same for all elements."""
+    """Operand: an element of a tensor, or a number for all elements."""
 
     text: str
-    """C++ for it."""
+    """The C++ expression."""
     dtype: torch.dtype | None
-    """Of the tensor; None for a number, which is a double."""
+    """The dtype of the tensor; None for a number, which is a double."""
     constant: float | None = None
-    """The number itself, where the graph knows it."""
+    """The number, if it is a constant of the graph."""
     is_tensor: bool = False
-    """Whether torch has the number as a 0-d tensor."""
+    """True if torch has the number as a 0-d tensor."""
 
 
 def register_type(dtype: torch.dtype) -> str:
-    """The C++ type in which an element is computed with: 16-bit floats as float.
+    """Return the C++ type for computations with a dtype, which is float for 16-bit floats.
 
     Raises:
-        UntraceableError: a dtype that no loop is written for.
+        UntraceableError: loops do not support the dtype.
     """
     try:
         return _REGISTER[dtype]
@@ -48,7 +48,7 @@ def register_type(dtype: torch.dtype) -> str:
 
 
 def memory_type(dtype: torch.dtype) -> str:
-    """The C++ type in which an element lies in memory."""
+    """Return the C++ type of an element in memory."""
     return _SHORT.get(dtype, register_type(dtype))
 
 
@@ -58,21 +58,21 @@ def loaded(text: str, dtype: torch.dtype) -> str:
 
 
 def to_store(text: str, dtype: torch.dtype) -> str:
-    """Return a value for memory; 16-bit floats were rounded when they were made."""
+    """Return a value as stored in memory. Values of 16-bit dtypes are rounded already."""
     return f"({_SHORT[dtype]}::narrow({text}))" if dtype in _SHORT else text
 
 
 def rounded(text: str, dtype: torch.dtype) -> str:
-    """A result in the register type, rounded to its dtype."""
+    """Return a result in the register type, rounded to its dtype."""
     if dtype in _SHORT:
         return f"widen({_SHORT[dtype]}::narrow({text}))"
     return f"({register_type(dtype)})({text})"
 
 
 def cast(value: Value, dtype: torch.dtype) -> str:
-    """An operand as torch hands it to a kernel that computes in ``dtype``.
+    """Return an operand in the type in which torch's kernel for ``dtype`` computes.
 
-    Numbers are not rounded to 16 bits: kernels take them in the type that they compute in.
+    Numbers are not rounded to 16 bits, because kernels take them in the type of the computation.
     """
     if value.constant is not None:
         return literal(value.constant, dtype)
@@ -83,13 +83,15 @@ def cast(value: Value, dtype: torch.dtype) -> str:
         return f"(({kind}){'(long long)' * (dtype in INTEGERS)}{value.text})"
     if dtype == torch.bool:
         return f"({value.text} != 0)"
-    if dtype == torch.uint8 and value.dtype not in INTEGERS:  # torch goes through wider numbers
+    if (
+        dtype == torch.uint8 and value.dtype not in INTEGERS
+    ):  # torch converts to a wider integer first
         return f"(({kind})({'long long' if value.dtype == torch.float64 else 'int'}){value.text})"
     return rounded(value.text, dtype)
 
 
 def literal(number: float, dtype: torch.dtype) -> str:
-    """A number as C++ text of the type that ``dtype`` is computed in."""
+    """Return a number as C++ text in the register type of ``dtype``."""
     kind = register_type(dtype)
     if dtype == torch.bool:
         return "true" if number else "false"
@@ -149,4 +151,4 @@ template <class T> inline T smaller(T x, T y) { return x != x ? x : (x < y ? x :
 template <class T> inline T least(T x, T low) { return x < low ? low : x; }
 template <class T> inline T most(T x, T high) { return x > high ? high : x; }
 """
-"""Helpers of every loop; ``mad`` stands before them. No header is included: it takes time."""
+"""Functions of every loop, after ``mad``. No header is included, because compiling one is slow."""

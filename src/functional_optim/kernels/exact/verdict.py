@@ -1,4 +1,4 @@
-"""Verdict on compiled code, kept beside it: if it gives torch's bits."""
+"""Cached result of the comparison of compiled code with torch's operations."""
 
 from collections.abc import Sequence
 
@@ -6,15 +6,15 @@ from functional_optim.native import cache
 from functional_optim.native.private_folder import open_folder
 
 RIGHT, WRONG = b"equal", b"unequal"
-"""What is kept of a comparison with torch's operations."""
+"""Content of the cache after a comparison."""
 
 
 class Verdict:
-    """Verdict on a text's library, for this machine, its compiler and torch.
+    """Cached comparison of compiled code, for this machine, its compiler and torch.
 
     Args:
-        text: in C++.
-        flags: that it is compiled with.
+        text: the C++ source.
+        flags: of the compiler.
 
     Raises:
         CompileError: there is no compiler.
@@ -24,9 +24,9 @@ class Verdict:
         self._key = f"{cache.BuildRecipe(text, tuple(flags), cache.default_compiler()).key}-verdict"
 
     def read(self) -> bytes | None:
-        """Return the verdict; None if there is none yet."""
+        """Return the cached result; None if there is none yet."""
         return open_folder().read(self._key)
 
     def write(self, right: bool) -> None:
-        """Keep what was found."""
+        """Store the result."""
         open_folder().keep(self._key, RIGHT if right else WRONG)

@@ -1,4 +1,4 @@
-"""A flat buffer: many parameters end to end in one 1-D tensor, and where each of them lies."""
+"""FlatBuffer: many parameters end to end in one 1-D tensor, and their positions."""
 
 import math
 from collections.abc import Hashable, Sequence
@@ -16,25 +16,25 @@ class Segment:
     """Position of one parameter's real view in a flat buffer."""
 
     index: int
-    """Its place in the list of parameters that the layout was given."""
+    """The index of the parameter in the list of all parameters."""
     name: str
     offset: int
-    """Where it begins, in elements of the buffer. A complex parameter takes two per element."""
+    """The first element in the buffer. An element of a complex parameter takes two elements."""
     numel: int
-    """How many elements of the buffer it takes."""
+    """The number of elements in the buffer."""
     shape: torch.Size
-    """The shape of its real view: ``(..., 2)`` for a complex parameter."""
+    """The shape of the real view: ``(..., 2)`` for a complex parameter."""
     stride: tuple[int, ...]
-    """The strides of its real view, as they were before."""
+    """The strides of the real view, which are those of the parameter before the move."""
 
 
 class FlatBuffer:
-    """Flat buffer: a 1-D tensor with the values of many parameters. Made by ``FlatLayout``.
+    """A 1-D tensor with the values of many parameters. ``FlatLayout`` creates it.
 
     Args:
         data: the tensor.
-        segments: what it holds, in the order of memory; gaps between segments are zero.
-        key: the key that its parameters were given.
+        segments: the positions of the parameters, in the order of memory. Gaps are zero.
+        key: the key of its parameters.
 
     Example::
 
@@ -66,10 +66,10 @@ class FlatBuffer:
 
     @property
     def data(self) -> Tensor:
-        """The values of all its parameters: what is written here, the parameters hold.
+        """The tensor. A write to it changes the parameters.
 
         Raises:
-            RuntimeError: the layout was undone, so that the parameters live elsewhere.
+            RuntimeError: the layout was undone, so the parameters are in other memory.
         """
         data = self._memory.tensor
         if data is None:
@@ -80,19 +80,18 @@ class FlatBuffer:
         return data
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Views of a tensor of this length, one per segment, in the order of ``segments``.
+        """Return views of a tensor, one per segment, in the order of ``segments``.
 
         Args:
-            flat: a 1-D tensor of ``numel`` elements, of any dtype and on any device: this
-                buffer, its gradients, a field of the state.
+            flat: a 1-D tensor of ``numel`` elements, of any dtype and on any device, such as this
+                buffer, its gradients, or a field of the state.
 
         Returns:
-            Views in the segments' shapes and strides; real ones, for complex parameters too.
+            Real views with the shapes and strides of the segments.
 
         Raises:
-            TypeError: no tensor.
-            ValueError: another number of dimensions or elements, or elements that are not side by
-                side.
+            TypeError: ``flat`` is no tensor.
+            ValueError: ``flat`` has another shape, or is not contiguous.
             RuntimeError: the layout was undone.
         """
         _ = self.data
@@ -107,45 +106,37 @@ class FlatBuffer:
         return [flat.as_strided(one.shape, one.stride, start + one.offset) for one in self.segments]
 
     def part(self, view: Tensor) -> Tensor:
-        """Return the elements of a view of ``data`` as a tensor with a storage of its own."""
+        """Return the elements of a view of ``data`` as a tensor with a separate storage."""
         return self._memory.part(view)
 
-    def retire(self) -> None:
-        """Let go of the memory; from now on, the buffer answers with an error."""
+    def release(self) -> None:
+        """Release the memory. Afterwards, all methods raise an error."""
         self._memory.release()
 
 
-@dataclass(frozen=True, slots=True)
-class ParamToPlace:
-    """A parameter that is to have a place in a buffer."""
+def assign_segments(
+    members: Sequence[tuple[int, str, Tensor]], align: int
+) -> tuple[tuple[Segment, ...], int]:
+    """Return the segments of parameters in one buffer, in this order, and the buffer's length.
 
-    index: int
-    name: str
-    param: Tensor
-
-
-def place(members: Sequence[ParamToPlace], align: int) -> tuple[tuple[Segment, ...], int]:
-    """Segments for parameters of one buffer, in this order, and the buffer's length.
-
-    It ends at a multiple of ``align`` too.
+    Args:
+        members: for each parameter, its index, name and tensor.
+        align: segments begin at multiples of it, and the length is a multiple of it.
     """
     segments = []
     end = 0
-    for member in members:
-        param = member.param
+    for index, name, param in members:
         # A complex view can only begin at an even element.
         step = math.lcm(align, 2) if param.is_complex() else align
         offset = -(-end // step) * step
         view = real_view(param.detach())
-        segments.append(
-            Segment(member.index, member.name, offset, view.numel(), view.shape, view.stride())
-        )
+        segments.append(Segment(index, name, offset, view.numel(), view.shape, view.stride()))
         end = offset + view.numel()
     return tuple(segments), -(-end // align) * align
 
 
 def difference(tensor: Tensor, view: Tensor) -> str | None:
-    """In what a tensor is not the same piece of memory as its view; None where it is."""
+    """Return how a tensor differs from its view in layout or address; None if it does not."""
     for what, got, want in (
         ("dtype", tensor.dtype, view.dtype),
         ("device", tensor.device, view.device),

@@ -1,7 +1,7 @@
-"""The gradients of a flat layout: buffers that autograd adds to, or that gradients are copied to.
+"""FlatGradients: buffers that autograd adds to, or that gradients are copied to.
 
-Everything that is done at each step is a loop in C: with many small parameters, Python per
-parameter would take longer than the step itself.
+The work of each step is done by loops in C: with many small parameters, Python code per parameter
+would take longer than the step itself.
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ from functional_optim.plan.guard import MemoryGuard, kinds_of
 
 
 class FlatGradients:
-    """Gradient buffers beside the buffers of parameters.
+    """Gradient buffers for the flat buffers of parameters.
 
     Args:
         buffers: the buffers of the layout.
         params: the parameters in them, in the order of the segments.
-        order: the place of each of them in the list that the layout was given.
-        given: how many parameters the layout was given.
+        order: for each of ``params``, its index in the list of all parameters.
+        given: the number of all parameters.
     """
 
     def __init__(
@@ -51,13 +51,14 @@ class FlatGradients:
                 like(param, view).detach() for param, view in zip(params, views, strict=True)
             ]
             self._in_order = list(order) == list(range(given))
-        self._remembered: dict[Any, Any] = {}  # of the views, under the memory of the buffers
+        self._remembered: dict[Any, Any] = {}
+        """The views as the native loops record them, by the memory of the buffers."""
         self.kinds = kinds_of(self.views)
         self.guard = MemoryGuard(self.views)
         self.starts = {view.data_ptr() for view in self.views if view.numel()}
 
     def attach(self) -> None:
-        """Make the views the gradients of their parameters; what was accumulated is kept."""
+        """Set ``.grad`` of each parameter to its view, with the values of its old gradient."""
         pairs = [
             (param, view)
             for param, view in zip(self.params, self.views, strict=True)
@@ -65,14 +66,14 @@ class FlatGradients:
         ]
         for name, param in zip(self.names, self.params, strict=True):
             if param.requires_grad and param.grad is not None:
-                _require_plain(param, param.grad, name)
+                _check_plain(param, param.grad, name)
         with torch.no_grad():
             for param, view in pairs:
                 if param.grad is None:
                     view.zero_()
                 elif difference(param.grad, view) is not None:
                     view.copy_(param.grad)
-                # Another object: what is done to the gradient must not change what it is held to.
+                # A new tensor: changes of the gradient's layout must not change our view.
                 param.grad = view.detach()
 
     def zero(self) -> None:
@@ -82,7 +83,7 @@ class FlatGradients:
                 flat.zero_()
 
     def of_members(self, grads: Sequence[Any]) -> list[Any]:
-        """The gradients of the parameters in buffers, in the order of the segments."""
+        """Return the gradients of the parameters in buffers, in the order of the segments."""
         if len(grads) != self.given:
             raise ValueError(
                 f"grads has length {len(grads)}, but the layout was given {self.given} "
@@ -96,7 +97,7 @@ class FlatGradients:
         """Return True if the gradients of all parameters in buffers are the views."""
         mine = self.of_members(grads)
         with DisableTorchFunction():
-            for grad, view in zip(mine[:1], self.views, strict=False):  # it tells, most of the time
+            for grad, view in zip(mine[:1], self.views, strict=False):  # usually decides
                 if type(grad) not in PLAIN or difference(grad, view) is not None:
                     return False
             if not PLAIN.issuperset(map(type, mine)):
@@ -116,14 +117,14 @@ class FlatGradients:
             addresses = self._addresses(mine)
             if addresses is None:
                 for param, grad, name in zip(self.params, mine, self.names, strict=True):
-                    _require_plain(param, grad, name)
+                    _check_plain(param, grad, name)
             elif not self.starts.isdisjoint(addresses):
-                mine = self._away_from_buffers(mine)
+                mine = self._clone_from_buffers(mine)
             if mine:
                 foreach_copy_(self.views, list(mine))
 
     def gather_at_once(self, grads: Sequence[Any]) -> bool:
-        """Gather by the native loops; return True if that was done."""
+        """Copy gradients by the native loops; return False, with nothing written, if impossible."""
         loops = LOOPS.get(len(self.params))
         if loops is None:
             return False
@@ -135,7 +136,7 @@ class FlatGradients:
                 known.clear()
                 known[memory] = loops.remember(self.views)
             places = known[memory]
-            # A list of our own: nobody can take a gradient away while it is copied without the GIL.
+            # A new list keeps the gradients alive while they are copied without the GIL.
             mine = list(mine)
             if places is None or not loops.copy(places, mine):
                 return False
@@ -143,7 +144,7 @@ class FlatGradients:
             return True
 
     def _addresses(self, mine: list[Any]) -> list[int] | None:
-        """Return the addresses of the gradients; None if one does not fit its place."""
+        """Return the addresses of the gradients; None if one has another kind than its view."""
         if not PLAIN.issuperset(map(type, mine)):
             return None
         try:
@@ -152,8 +153,8 @@ class FlatGradients:
         except RuntimeError:  # a sparse gradient
             return None
 
-    def _away_from_buffers(self, mine: list[Tensor]) -> list[Tensor]:
-        """The gradients, copied where they lie in the buffers that they are to be copied to."""
+    def _clone_from_buffers(self, mine: list[Tensor]) -> list[Tensor]:
+        """Return the gradients, with clones of those that are stored in the gradient buffers."""
         memory = {flat.untyped_storage().data_ptr() for flat in self.buffers}
         return [
             grad.clone() if grad.untyped_storage().data_ptr() in memory else grad for grad in mine
@@ -161,12 +162,12 @@ class FlatGradients:
 
 
 def like(param: Tensor, view: Tensor) -> Tensor:
-    """A real view of a buffer as its parameter sees it."""
+    """Return a real view of a buffer in the dtype of its parameter."""
     return torch.view_as_complex(view) if param.is_complex() else view
 
 
-def _require_plain(param: Tensor, grad: Any, name: str) -> None:
-    """A gradient that can be copied into a buffer."""
+def _check_plain(param: Tensor, grad: Any, name: str) -> None:
+    """Raise TypeError or ValueError if a gradient cannot be copied into a buffer."""
     if grad is None:
         raise ValueError(
             f"the gradient at {name!r} is missing, but a flat buffer is stepped whole: give zeros "

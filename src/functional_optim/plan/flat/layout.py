@@ -1,6 +1,6 @@
-"""Parameters as views of a few flat buffers, so that a step is a few passes over memory.
+"""FlatLayout: parameters as views of a few flat buffers, so a step is a few passes over memory.
 
-A pointwise rule may be run on any stretch of elements. If parameters lie end to end, one call
+A pointwise rule works on any range of elements. If parameters are adjacent in memory, one call
 steps them all, at the speed of memory, and no Python runs per parameter.
 """
 
@@ -12,56 +12,49 @@ from torch import Tensor
 
 from functional_optim._torch import DisableTorchFunction
 from functional_optim.core.buffer_memory import buffer_of
-from functional_optim.plan.flat.apart import reasons_apart
-from functional_optim.plan.flat.buffer import (
-    FlatBuffer,
-    ParamToPlace,
-    Segment,
-    difference,
-    place,
-)
+from functional_optim.plan.flat.buffer import FlatBuffer, Segment, assign_segments, difference
 from functional_optim.plan.flat.gradients import FlatGradients, like
+from functional_optim.plan.flat.move_checks import immovable_reasons
 from functional_optim.plan.guard import MemoryGuard, mark_changed
 
 __all__ = ["FlatBuffer", "FlatLayout", "Segment"]
 
 
 class FlatLayout:
-    """Moves parameters into flat buffers: one per real dtype, device and key.
+    """Flat buffers with the values of parameters: one buffer per real dtype, device and key.
 
-    The parameters stay the objects that they are: names, ties, hooks, ``requires_grad``, strides,
-    and what other optimizers keep by parameter hold. Only their memory is another. So modules
-    run, save, load, are copied and are wrapped by DistributedDataParallel as before. To know:
+    The parameters stay the same objects, with the same names, ties, hooks, ``requires_grad`` and
+    strides. Only their memory changes. So modules run, save, load, are copied and are wrapped by
+    DistributedDataParallel as before. There are some differences:
 
-    - A parameter that cannot be moved unnoticed stays where it is; ``reasons`` says why.
-    - Tensors that were made of a parameter before (``detach()``, ``state_dict()``) keep the
-      old memory, and no longer follow it.
-    - Autograd counts what is written to each tensor. It does not see that writing to a buffer
-      changes the parameters in it: call :meth:`mark_changed` afterwards, and a backward pass that
-      needs older values raises, as it does without buffers.
-    - Each parameter has a storage of its own, which is exactly its elements in the buffer. So
+    - A parameter that cannot be moved safely stays in its memory; ``reasons`` has the reason.
+    - Tensors that share memory with a parameter before (``detach()``, ``state_dict()``) keep the
+      old memory, and do not see later changes.
+    - Autograd does not notice that a write to a buffer changes its parameters. Call
+      :meth:`mark_changed` after a write. Then a backward pass that needs old values raises an
+      error, as it does without buffers.
+    - Each parameter has a separate storage, which is exactly its elements in the buffer. So
       ``torch.save``, ``pickle`` and ``safetensors`` write a parameter as they write any other.
-    - What gives parameters new memory (``module.half()``, ``module.to(device)``,
-      ``module.share_memory()``) takes them out of the buffers: :meth:`check` says so.
+    - Calls that give parameters new memory (``module.half()``, ``module.to(device)``,
+      ``module.share_memory()``) take them out of the buffers. :meth:`check` then raises an error.
 
     Args:
-        params: the tensors, each once. Plain tensors will do as well as nn.Parameters.
+        params: the tensors, each once. They may be plain tensors or nn.Parameters.
         names: a name for each, for errors.
-        keys: a hashable value for each; parameters of different keys are in different buffers.
-        align: each parameter begins at a multiple of so many elements, and each buffer ends at one.
-            Gaps hold zeros.
-        order: the places of all parameters in the order in which they are to stand; None for the
-            order given.
+        keys: a hashable value for each. Parameters with different keys are in different buffers.
+        align: number of elements. Each parameter begins at a multiple of it, and the length of each
+            buffer is a multiple of it. Gaps are zero.
+        order: the indices of all parameters in the order of memory; None for the given order.
 
     Attributes:
-        buffers: a tuple of :class:`FlatBuffer`; ``segment.index`` is the place in ``params``.
-        apart: places of the parameters that stay where they are.
-        reasons: for each of those, why.
+        buffers: a tuple of :class:`FlatBuffer`; ``segment.index`` is an index in ``params``.
+        apart: indices of the parameters that are in no buffer.
+        reasons: for each of these indices, the reason.
 
     Raises:
-        TypeError: something that is no tensor, or a key that cannot be hashed.
-        ValueError: a parameter twice, or made in inference mode; lists of unequal length; an
-            ``align`` below 1.
+        TypeError: a parameter is no tensor, or a key cannot be hashed.
+        ValueError: a parameter occurs twice, or was created in inference mode; the lists differ in
+            length; ``align`` is below 1.
 
     Example::
 
@@ -92,21 +85,23 @@ class FlatLayout:
         params, names = list(params), list(names)
         keys = [None] * len(params) if keys is None else list(keys)
         _check_arguments(params, names, keys, align)
-        self.reasons = reasons_apart(params, names)
+        self.reasons = immovable_reasons(params, names)
         self.apart = tuple(sorted(self.reasons))
         self._given = len(params)
         self._undone = False
         self._gradients: FlatGradients | None = None
-        groups: dict[tuple[torch.dtype, torch.device, Hashable], list[ParamToPlace]] = {}
+        groups: dict[tuple[torch.dtype, torch.device, Hashable], list[tuple[int, str, Tensor]]] = {}
         for i in range(len(params)) if order is None else order:
             if i not in self.reasons:
                 group = (params[i].dtype.to_real(), params[i].device, keys[i])
-                groups.setdefault(group, []).append(ParamToPlace(i, names[i], params[i]))
+                groups.setdefault(group, []).append((i, names[i], params[i]))
         with torch.inference_mode(mode=False), torch.no_grad():
-            self.buffers = tuple(
-                _new_buffer(dtype, device, key, members, align)
-                for (dtype, device, key), members in groups.items()
-            )
+            buffers = []
+            for (dtype, device, key), members in groups.items():
+                placed, length = assign_segments(members, align)
+                data = torch.zeros(length, dtype=dtype, device=device)
+                buffers.append(FlatBuffer(data, placed, key))
+            self.buffers = tuple(buffers)
             segments = [segment for buffer in self.buffers for segment in buffer.segments]
             self._order = [segment.index for segment in segments]
             self._names = [segment.name for segment in segments]
@@ -119,7 +114,7 @@ class FlatLayout:
             parts = [buffer.part(view) for buffer, view in zip(owners, self._views, strict=True)]
             self._guard = MemoryGuard(self._views)
             self._starts = [buffer.data.data_ptr() for buffer in self.buffers]
-            # All values first: nothing has changed if memory runs out.
+            # All values are copied first, so that nothing has changed if memory runs out.
             for param, view in zip(self._params, self._views, strict=True):
                 view.copy_(param)
             for param, part in zip(self._params, parts, strict=True):
@@ -140,13 +135,10 @@ class FlatLayout:
         return self._params
 
     def check(self) -> None:
-        """Make sure that every parameter still lives in its buffer as it did.
+        """Raise RuntimeError if a parameter has left its buffer, or the layout was undone.
 
-        It takes one pass in C over the parameters, with no Python for each.
-
-        Raises:
-            RuntimeError: one has other memory, shape, strides, dtype or device; it is named. Or
-                the layout was undone.
+        A parameter has left its buffer if its memory, shape, strides, dtype or device has changed.
+        This is one pass in C over the parameters, without Python code for each.
         """
         self._require_alive()
         for number, (buffer, start) in enumerate(zip(self.buffers, self._starts, strict=True)):
@@ -170,8 +162,8 @@ class FlatLayout:
     def mark_changed(self) -> None:
         """Tell autograd that all parameters in buffers were changed in place.
 
-        Call it after writing to ``buffer.data``: backward passes through graphs that saved the
-        values of before then raise, as after any change in place, and do not go wrong.
+        Call it after writing to ``buffer.data``. Then backward passes through graphs that saved old
+        values raise an error, as after any change in place.
 
         Raises:
             RuntimeError: the layout was undone.
@@ -180,7 +172,7 @@ class FlatLayout:
         mark_changed(self._params)
 
     def gradient_buffers(self) -> list[Tensor]:
-        """Return a flat gradient for each buffer, zeros at first; the same tensors at every call.
+        """Return a flat gradient for each buffer, with zeros at first; always the same tensors.
 
         Raises:
             RuntimeError: the layout was undone.
@@ -188,18 +180,19 @@ class FlatLayout:
         return self._of_gradients().buffers
 
     def attach_gradients(self) -> None:
-        """Make views of the gradient buffers the ``.grad`` of the parameters in buffers.
+        """Set ``.grad`` of the parameters in buffers to views of the gradient buffers.
 
-        Autograd then adds to the buffers in place. A gradient that was there is copied, a missing
-        one becomes zeros; so a parameter that the loss does not depend on has a gradient of
-        zeros, not None. Parameters that require no gradient are left as they are. To start anew,
-        call :meth:`zero_gradients`; ``zero_grad(set_to_none=True)`` takes the gradients away, as
-        do ``backward(create_graph=True)`` and DistributedDataParallel with
+        Autograd then adds to the buffers in place. Existing gradients are copied, and missing ones
+        become zeros. So a parameter that does not affect the loss has a gradient of zeros, not
+        None. Parameters that require no gradient are skipped.
+
+        Use :meth:`zero_gradients` to clear gradients. ``zero_grad(set_to_none=True)`` detaches
+        them, as do ``backward(create_graph=True)`` and DistributedDataParallel with
         ``gradient_as_bucket_view=True``: see :meth:`gradients_in_place`.
 
         Raises:
-            ValueError: a gradient that is not dense; nothing is attached then.
-            RuntimeError: a parameter that has left its buffer, or the layout was undone.
+            ValueError: a gradient is not dense; nothing is attached.
+            RuntimeError: a parameter has left its buffer, or the layout was undone.
         """
         self.check()
         self._of_gradients().attach()
@@ -216,13 +209,14 @@ class FlatLayout:
         """Return True if each gradient is its parameter's view of the gradient buffers.
 
         Args:
-            grads: one per parameter given, in that order. Those of parameters apart do not count.
+            grads: one for each of ``params``, in that order. Gradients of parameters that are in no
+                buffer are ignored.
 
         Returns:
-            True if there is nothing to gather. False if any is missing or elsewhere.
+            True if there is nothing to gather. False if any gradient is missing or in other memory.
 
         Raises:
-            ValueError: another number of gradients.
+            ValueError: the number of gradients is wrong.
             RuntimeError: the layout was undone.
         """
         return self._of_gradients().in_place(grads)
@@ -231,35 +225,34 @@ class FlatLayout:
         """Copy separate gradients into the gradient buffers.
 
         Args:
-            grads: one per parameter given, in that order, in any strides. Those of parameters
-                apart are not looked at, and may be None.
+            grads: one for each of ``params``, in that order, with any strides. Gradients of
+                parameters that are in no buffer are ignored, and may be None.
 
         Raises:
-            TypeError: a gradient that is no tensor.
-            ValueError: one that is missing, not dense, or of another shape, dtype or device than
-                its parameter; another number of gradients. Nothing is written then.
+            TypeError: a gradient is no tensor.
+            ValueError: a gradient is missing, is not dense, or has another shape, dtype or device
+                than its parameter; the number of gradients is wrong. Nothing has changed.
             RuntimeError: the layout was undone.
         """
         self._of_gradients().gather(grads)
 
     def gather_at_once(self, grads: Sequence[Any]) -> bool:
-        """:meth:`gather`, where the loops in C++ are there and can do it.
+        """Do :meth:`gather` by the native loops, if they are compiled and support all gradients.
 
         Returns:
-            Whether it was done: then no gradient is missing, and all that were copied belong to
-            their parameters. If not, nothing was written.
+            True if all gradients were checked and copied; False if nothing was written.
 
         Raises:
-            ValueError: another number of gradients.
+            ValueError: the number of gradients is wrong.
             RuntimeError: the layout was undone.
         """
         return self._of_gradients().gather_at_once(grads)
 
     def undo(self) -> None:
-        """Give every parameter memory of its own again, with its values and strides.
+        """Move every parameter back to separate memory, with its values and strides.
 
-        Gradients stay as they are, in the memory where they are. Parameters that have left their
-        buffer are left alone. The buffers, and all methods, raise RuntimeError from then on.
+        Gradients stay in their memory. Parameters that have left their buffer do not change.
+        Afterwards, the buffers and all methods raise RuntimeError.
 
         Raises:
             RuntimeError: the layout was undone before.
@@ -268,10 +261,10 @@ class FlatLayout:
         buffers = {id(buffer.data) for buffer in self.buffers}
         with torch.inference_mode(mode=False), torch.no_grad():
             here = [param for param in self._params if id(buffer_of(param)) in buffers]
-            for param, values in [(param, own_copy(param)) for param in here]:
+            for param, values in [(param, copy_with_strides(param)) for param in here]:
                 param.data = values
         for buffer in self.buffers:
-            buffer.retire()
+            buffer.release()
         self._undone = True
         self._gradients = None
         self._views = []
@@ -290,15 +283,8 @@ class FlatLayout:
             )
 
 
-def _new_buffer(
-    dtype: torch.dtype, device: torch.device, key: Hashable, members: list[ParamToPlace], align: int
-) -> FlatBuffer:
-    segments, length = place(members, align)
-    return FlatBuffer(torch.zeros(length, dtype=dtype, device=device), segments, key)
-
-
-def own_copy(tensor: Tensor) -> Tensor:
-    """Return a copy with the strides of the tensor, in memory of its own."""
+def copy_with_strides(tensor: Tensor) -> Tensor:
+    """Return a copy with the strides of the tensor, in separate memory."""
     empty = torch.empty_strided(
         tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
     )

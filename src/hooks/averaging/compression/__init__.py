@@ -1,4 +1,4 @@
-"""Compression: one flat vector as few bytes, and back, as pure functions."""
+"""Compression of one flat vector to few bytes and back, as pure functions."""
 
 from typing import NoReturn
 

@@ -1,11 +1,11 @@
-"""Half the bytes: each number rounded to bfloat16."""
+"""Compression to half the bytes of float32: each number rounded to bfloat16."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from hooks.averaging.compression.checks import check_payload, finite_float32, whole
+from hooks.averaging.compression.checks import check_int, check_payload, finite_float32
 from hooks.averaging.compression.packing import from_bytes, to_bytes
 
 _LARGEST = torch.finfo(torch.bfloat16).max
@@ -13,14 +13,14 @@ _LARGEST = torch.finfo(torch.bfloat16).max
 
 @dataclass(frozen=True)
 class BFloat16:
-    """Each number rounded to the nearest of bfloat16, ties to even: 2 bytes an element.
+    """Each number rounded to the nearest bfloat16, ties to even: 2 bytes per element.
 
     ::
 
         |x' - x| <= 2^-8 |x| + 2^-134
 
-    The second term is of numbers too small for eight significant bits. A number beyond the
-    largest of bfloat16 becomes that one, and not infinity; the bound holds for it too.
+    The second term covers numbers too small for eight significant bits. A number beyond the
+    largest bfloat16 becomes the largest bfloat16, not infinity; the bound covers this too.
 
     Example::
 
@@ -45,8 +45,8 @@ class BFloat16:
 
     def payload_bytes(self, numel: int) -> int:
         """See :meth:`Compression.payload_bytes`."""
-        return 2 * whole("numel", numel, least=0)
+        return 2 * check_int("numel", numel, least=0)
 
     def error_bound(self, flat: Tensor) -> Tensor:
-        """The bound of the class; see :meth:`Compression.error_bound`."""
+        """Return the bound of the class; see :meth:`Compression.error_bound`."""
         return finite_float32(flat).to(torch.float64).abs() * 2.0**-8 + 2.0**-134

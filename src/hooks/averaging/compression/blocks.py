@@ -1,19 +1,19 @@
-"""8 or 4 bits an element, with one scale for each block.
+"""Compression to 8 or 4 bits per element, with one scale per block.
 
 For a block x_1 ... x_n, with L = 2^(bits - 1) - 1:
 
     s   = max |x_i| / L, rounded up to a number of scale_dtype
-    q_i = round(x_i / s), a whole number from -L to L
+    q_i = round(x_i / s), an integer from -L to L
     x'_i = q_i s
 
-The steps are even. The 8-bit code in which an optimizer's state is stored has finer steps near
-zero, since a rule divides by what it keeps, and pays for it above: it is wrong by up to |x| / 16,
-this one by max |x| / 254, and on normal numbers its square error is 14 times as large. A mean over
-ranks asks for a small error, not for a small relative error of what is small.
+The steps are equal. The 8-bit code for optimizer state has finer steps near zero, because rules
+divide by state, and coarser steps for large values: its error is up to |x| / 16, here max |x| /
+254. On normal numbers the square error of that code is 14 times as large. A mean over ranks needs a
+small absolute error, not a small relative error of small values.
 
-The scale is rounded up, so that nothing is cut off, in subnormal numbers either. It may be kept in
-bfloat16, which has the range of float32; in float16 the scales of changes that a small learning
-rate makes would be subnormal.
+The scale is rounded up, so that no value is clipped, also for subnormal numbers. It may be stored
+in bfloat16, which has the range of float32. float16 has not: the changes of a small learning rate
+would have subnormal scales.
 """
 
 from dataclasses import dataclass
@@ -22,38 +22,43 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hooks.averaging.compression.checks import among, check_payload, finite_float32, whole
+from hooks.averaging.compression.checks import (
+    check_choice,
+    check_int,
+    check_payload,
+    finite_float32,
+)
 from hooks.averaging.compression.packing import (
+    block_count,
     from_bytes,
     pack,
     packed_bytes,
-    split,
     to_bytes,
+    to_rows,
     unpack,
 )
-from hooks.averaging.compression.rows import blocks_of, in_rows
 
 _LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Whole multiples of one scale for each block, symmetric about zero.
+    """Integer multiples of one scale per block, symmetric about zero.
 
     With ``s`` the scale of a block, which is its largest magnitude divided by 127 (8 bits) or by 7
     (4 bits), and rounded up::
 
         |x' - x| <= (1/2 + 2^-15) s + 2^-149
 
-    Zero arrives as zero, and no number with another sign.
+    Zero is decoded as zero, and no number changes its sign.
 
     Args:
-        bits: 8 or 4, of each element.
-        block: elements that share a scale, in the order of the vector.
+        bits: 8 or 4, per element.
+        block: number of consecutive elements that share a scale.
         scale_dtype: torch.float32, or torch.bfloat16, which makes the steps larger by up to 2^-7.
 
     Raises:
-        ValueError: bits, block or scale_dtype is none of these.
+        ValueError: bits, block or scale_dtype has another value.
 
     Example::
 
@@ -71,8 +76,10 @@ class Blocks:
     scale_dtype: torch.dtype = torch.float32
 
     def __post_init__(self) -> None:
-        among("bits", self.bits, (8, 4), "with 2 or 1 take hooks.averaging.contrib.Statistical")
-        whole("block", self.block, least=1)
+        check_choice(
+            "bits", self.bits, (8, 4), "with 2 or 1 take hooks.averaging.contrib.Statistical"
+        )
+        check_int("block", self.block, least=1)
         if self.scale_dtype not in (torch.float32, torch.bfloat16):
             raise ValueError(
                 f"scale_dtype must be torch.float32 or torch.bfloat16, got {self.scale_dtype!r}"
@@ -85,7 +92,7 @@ class Blocks:
     def encode(self, flat: Tensor) -> Tensor:
         """See :meth:`Compression.encode`."""
         wide = finite_float32(flat)
-        rows = in_rows(wide, self.block)
+        rows = to_rows(wide, self.block)
         scale = self._scale(rows)
         steps = (rows / (scale + (scale == 0))).round_().clamp_(-self._last, self._last)
         codes = (steps + (self._last + 1)).to(torch.uint8).view(-1)[: wide.numel()]
@@ -95,35 +102,35 @@ class Blocks:
     def decode(self, payload: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
         """See :meth:`Compression.decode`."""
         check_payload(payload, self.payload_bytes(numel), numel, dtype)
-        scales, packed = split(payload, self._sizes(numel))
+        scales, packed = payload.split(self._sizes(numel))
         scale = from_bytes(scales, self.scale_dtype).to(torch.float32).view(-1, 1)
-        codes = in_rows(unpack(packed, self.bits, numel), self.block)
+        codes = to_rows(unpack(packed, self.bits, numel), self.block)
         steps = codes.to(torch.float32).sub_(self._last + 1)
-        # The scale of the largest numbers of all, rounded up, would lead beyond them.
+        # The scale is rounded up, so decoded values near the largest float32 could overflow.
         rows = steps.mul_(scale).clamp_(-_LARGEST, _LARGEST)
         return rows.view(-1)[:numel].to(dtype, copy=True)
 
     def payload_bytes(self, numel: int) -> int:
         """See :meth:`Compression.payload_bytes`."""
-        return sum(self._sizes(whole("numel", numel, least=0)))
+        return sum(self._sizes(check_int("numel", numel, least=0)))
 
     def error_bound(self, flat: Tensor) -> Tensor:
-        """The bound of the class; see :meth:`Compression.error_bound`."""
+        """Return the bound of the class; see :meth:`Compression.error_bound`."""
         wide = finite_float32(flat)
-        scale = self._scale(in_rows(wide, self.block)).to(torch.float64)
+        scale = self._scale(to_rows(wide, self.block)).to(torch.float64)
         bound = scale * (0.5 + 2.0**-15) + 2.0**-149
         return bound.expand(-1, self.block).reshape(-1)[: wide.numel()]
 
-    def _sizes(self, numel: int) -> tuple[int, int]:
-        """The bytes of the scales, and of the codes."""
-        scales = blocks_of(numel, self.block) * self.scale_dtype.itemsize
-        return scales, packed_bytes(numel, self.bits)
+    def _sizes(self, numel: int) -> list[int]:
+        """Return the bytes of the scales, and of the codes."""
+        scales = block_count(numel, self.block) * self.scale_dtype.itemsize
+        return [scales, packed_bytes(numel, self.bits)]
 
     def _scale(self, rows: Tensor) -> Tensor:
-        """The scale of each row as it will be decoded, in float32: shape (rows, 1)."""
+        """Return the decoded scale of each row, in float32: shape (rows, 1)."""
         wanted = rows.abs().amax(dim=1, keepdim=True).to(torch.float64) / self._last
         near = wanted.to(torch.float32)
-        # The word of the next larger number is larger by one.
+        # Adding 1 to the bits of a positive float gives the next larger float.
         words = near.view(torch.int32) + (near.to(torch.float64) < wanted)
         if self.scale_dtype == torch.bfloat16:
             words = (words + 0xFFFF) & -0x10000

@@ -1,4 +1,4 @@
-"""Checks of a vector, a payload, or a choice, before anything is encoded."""
+"""Checks of a vector, a payload or an option, before encoding or decoding."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,19 +6,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-TAKEN = (torch.float32, torch.bfloat16, torch.float16)
-"""Dtypes of which each number is one of float32."""
+ENCODABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes whose numbers are all float32 numbers."""
 
 
 def finite_float32(flat: Any) -> Tensor:
-    """The vector to be encoded, in float32; the tensor itself where it is that already.
+    """Check a vector to encode, and return it in float32, without a copy if it is float32.
 
-    float64 is refused: it is not for an encoder to lose digits that nobody asked it to lose, and
-    that no error bound would speak of.
+    float64 is an error, because an encoder must not drop digits that no error bound accounts for.
 
     Raises:
-        TypeError: it is no tensor.
-        ValueError: it is not 1-D, of another dtype, or has an element that is not finite.
+        TypeError: the vector is not a tensor.
+        ValueError: it is not 1-D, has another dtype, or has an element that is not finite.
     """
     if not isinstance(flat, Tensor):
         raise TypeError(f"flat must be a tensor, got {type(flat).__name__}")
@@ -27,7 +26,7 @@ def finite_float32(flat: Any) -> Tensor:
             f"flat must be 1-D, got shape {tuple(flat.shape)}: join tensors with "
             "torch.cat([tensor.flatten() ...])"
         )
-    if flat.dtype not in TAKEN:
+    if flat.dtype not in ENCODABLE_DTYPES:
         raise ValueError(
             f"flat has dtype {flat.dtype}; it must be torch.float32, torch.bfloat16 or "
             "torch.float16: what is exchanged is float32, so give flat.float() if its digits will "
@@ -44,12 +43,8 @@ def finite_float32(flat: Any) -> Tensor:
     return wide
 
 
-def whole(name: str, value: Any, *, least: int, most: int | None = None) -> int:
-    """A whole number within bounds.
-
-    Raises:
-        ValueError: it is another thing, or out of bounds.
-    """
+def check_int(name: str, value: Any, *, least: int, most: int | None = None) -> int:
+    """Return an integer; raise ValueError if it is no integer, or out of bounds."""
     fits = isinstance(value, int) and not isinstance(value, bool)
     if not fits or value < least or (most is not None and value > most):
         allowed = f">= {least}" if most is None else f"from {least} to {most}"
@@ -57,24 +52,15 @@ def whole(name: str, value: Any, *, least: int, most: int | None = None) -> int:
     return int(value)
 
 
-def among(name: str, value: Any, allowed: Sequence[int], else_: str) -> None:
-    """A whole number that is one of a few.
-
-    Raises:
-        ValueError: it is not; ``else_`` is the way out.
-    """
+def check_choice(name: str, value: Any, allowed: Sequence[int], else_: str) -> None:
+    """Raise ValueError, with the advice ``else_``, if an integer is not allowed."""
     if type(value) is not int or value not in allowed:
         numbers = " or ".join(map(str, allowed))
         raise ValueError(f"{name} must be {numbers}, got {value!r}; {else_}")
 
 
 def check_payload(payload: Any, expected_bytes: int, numel: int, dtype: Any) -> None:
-    """A payload as long as it must be, and a dtype that it can be decoded to.
-
-    Raises:
-        TypeError: the payload is no tensor.
-        ValueError: it is of another dtype, shape or length, or dtype is not floating.
-    """
+    """Raise an error if a payload has another form or length, or a dtype is not floating."""
     if not isinstance(payload, Tensor):
         raise TypeError(f"payload must be a tensor, got {type(payload).__name__}")
     if payload.dtype != torch.uint8 or tuple(payload.shape) != (expected_bytes,):

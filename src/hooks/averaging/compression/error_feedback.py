@@ -1,12 +1,12 @@
-"""Error feedback: a compression's loss is sent later.
+"""Error feedback: the error of a compression is added to the next vector.
 
     p_t = x_t + e_t
     sent: C(p_t)
     e_(t+1) = p_t - decoded C(p_t),        e_1 = 0
 
-The errors telescope: what was decoded in T rounds, and e_(T+1), add up to what was given. So the
-mean of what arrives differs from the mean of what was given by e_(T+1) / T, and e stays bounded
-for each compression here: what one loses is never longer than what it was given.
+The errors telescope: the decoded vectors of T rounds plus e_(T+1) equal the sum of all inputs. So
+the mean of decoded vectors differs from the mean of inputs by e_(T+1) / T. Here e stays bounded,
+because the error of each compression is never longer than its input.
 """
 
 from typing import Any
@@ -21,31 +21,29 @@ from hooks.averaging.compression.protocol import Compression
 def with_error_feedback(
     compression: Compression, flat: Tensor, residual: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Encode a vector together with what was lost before, and keep what is lost now.
+    """Encode a vector plus the last error, and return the payload and the new error.
 
     ::
 
         payload = encode(flat + residual)
         new_residual = flat + residual - decode(payload)
 
-    The residual belongs to one rank and one vector: it is a part of that rank's state, and of its
-    checkpoint. It starts at zeros. MuLoCo and SparseLoCo let it fade: they would give
-    ``beta * residual``, and what fades is never sent.
+    The residual belongs to one rank and one vector: save it in that rank's checkpoint. It starts at
+    zeros. MuLoCo and SparseLoCo pass ``beta * residual``, and never send the rest.
 
     Args:
         compression: any.
-        flat: shape (n,), what this rank would send; float32, bfloat16 or float16.
-        residual: shape (n,), float32, on the same device: what the last round returned. It is left
-            as it is.
+        flat: shape (n,), the vector to send; float32, bfloat16 or float16.
+        residual: shape (n,), float32, on the same device: from the last round. Not changed.
 
     Returns:
         (payload, new_residual): uint8 of shape (compression.payload_bytes(n),), and float32 of
         shape (n,).
 
     Raises:
-        TypeError: flat or residual is no tensor.
-        ValueError: flat, or its sum with the residual, is refused by ``encode``; residual is of
-            another shape, dtype or device.
+        TypeError: flat or residual is not a tensor.
+        ValueError: ``encode`` refuses flat, or its sum with the residual; residual has another
+            shape, dtype or device.
 
     Example::
 

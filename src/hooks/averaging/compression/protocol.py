@@ -1,4 +1,4 @@
-"""Protocol of a compression: four pure functions, and their promises."""
+"""Protocol of a compression: four pure functions, and their guarantees."""
 
 from typing import Protocol, runtime_checkable
 
@@ -8,15 +8,15 @@ from torch import Tensor
 
 @runtime_checkable
 class Compression(Protocol):
-    """A way of sending one flat vector as bytes, with a known loss.
+    """Encoding of one flat vector as bytes, with a bounded error.
 
-    Each rank sends ``encode(flat)`` to all others, and each decodes what it gets from all. So the
-    number of bytes follows from the number of elements alone, and the bytes from the vector alone:
-    the same vector makes the same bytes on every machine whose words are little-endian. What has
-    to be added up is added in an order that is written down, in float64.
+    Each rank sends ``encode(flat)`` to all ranks, and decodes the payloads of all ranks. So the
+    number of bytes depends only on the number of elements, and the bytes only on the vector: the
+    same vector gives the same bytes on every little-endian machine. Sums have a defined order, in
+    float64.
 
-    A compression is a frozen dataclass: two with the same fields are equal, and may be used on
-    different ranks.
+    A compression is a frozen dataclass: two with the same fields are equal, and ranks may use
+    either.
 
     Example::
 
@@ -33,58 +33,57 @@ class Compression(Protocol):
     """
 
     def encode(self, flat: Tensor) -> Tensor:
-        """The payload of a vector.
+        """Return the payload of a vector.
 
         Args:
-            flat: shape (n,), float32, bfloat16 or float16, on any device; n may be 0. It is left
-                as it is.
+            flat: shape (n,), float32, bfloat16 or float16, on any device; n may be 0. Not changed.
 
         Returns:
-            shape (payload_bytes(n),), uint8, on the same device, in memory of its own.
+            shape (payload_bytes(n),), uint8, on the same device, in new memory.
 
         Raises:
-            TypeError: flat is no tensor.
-            ValueError: it is not 1-D, of another dtype (float64 too: what is exchanged is
-                float32), or an element is infinite or NaN.
+            TypeError: flat is not a tensor.
+            ValueError: it is not 1-D, has another dtype (float64 too: payloads have at most float32
+                precision), or an element is infinite or NaN.
         """
         ...
 
     def decode(self, payload: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
-        """The vector that a payload stands for.
+        """Return the vector of a payload.
 
         Args:
-            payload: as ``encode`` returned it, on any rank.
+            payload: from ``encode``, on any rank.
             numel: elements of the vector.
-            dtype: floating. What is decoded is computed in float32, and then rounded to it.
+            dtype: floating. Decoding computes in float32, and then rounds to this dtype.
 
         Returns:
-            shape (numel,), in memory of its own.
+            shape (numel,), in new memory.
 
         Raises:
-            TypeError: payload is no tensor.
-            ValueError: it is not uint8, or not as long as it must be; dtype is not floating.
+            TypeError: payload is not a tensor.
+            ValueError: it is not uint8, or has another length; dtype is not floating.
         """
         ...
 
     def payload_bytes(self, numel: int) -> int:
-        """Return how many bytes the payload of a vector has, with its scales.
+        """Return the number of bytes of a vector's payload, with scales.
 
         Args:
             numel: elements of the vector.
 
         Raises:
-            ValueError: numel is not a whole number >= 0.
+            ValueError: numel is not an integer >= 0.
         """
         ...
 
     def error_bound(self, flat: Tensor) -> Tensor:
-        """Return how far the decoded values, in float32, may be from the given ones.
+        """Return a bound on the difference of decoded (in float32) and original values.
 
         Args:
             flat: as for ``encode``, which raises the same errors.
 
         Returns:
-            shape (n,), float64: for each x a bound on |decode(encode(x)) - x|, rounding errors
-            included.
+            shape (n,), float64: for each x a bound on |decode(encode(x)) - x|, with rounding
+            errors.
         """
         ...

@@ -1,14 +1,13 @@
-"""The largest elements of each chunk, and where they stand.
+"""Compression to the largest elements of each chunk, and their indices.
 
     sent: (i, x_i) for the k = ceil(fraction n) largest |x_i| of a chunk x_1 ... x_n
 
-An element that is not sent arrives as zero, so this wants error feedback. A chunk has 4096 elements
-at most, and so an index has 12 bits. A selection over the whole vector would send indices of 32
-bits, and find them more slowly.
+Elements that are not sent are decoded as zero, so use error feedback. A chunk has at most 4096
+elements, so that an index has 12 bits. A selection over the whole vector would need 32 bits per
+index, and more time.
 
-Which of several equal magnitudes are sent is no matter of chance: those that stand first. Each
-element has a whole number of its own as its key, the word of its magnitude above what is left to
-the end of its chunk, so that no two are equal.
+Of equal magnitudes, the first are sent. For that, each element gets a unique integer key: the bits
+of its magnitude, followed by the distance to the end of its chunk.
 """
 
 import math
@@ -19,10 +18,9 @@ import torch
 from torch import Tensor
 
 from hooks.averaging.compression.bfloat16 import BFloat16
-from hooks.averaging.compression.checks import check_payload, finite_float32, whole
-from hooks.averaging.compression.packing import pack, packed_bytes, split, unpack
+from hooks.averaging.compression.checks import check_int, check_payload, finite_float32
+from hooks.averaging.compression.packing import pack, packed_bytes, to_rows, unpack
 from hooks.averaging.compression.protocol import Compression
-from hooks.averaging.compression.rows import in_rows
 
 _INDEX_BITS = 12
 
@@ -31,19 +29,19 @@ _INDEX_BITS = 12
 class TopK:
     """The ``ceil(fraction n)`` elements of largest magnitude of each chunk of n; the rest is zero.
 
-    Of equal magnitudes the first are sent. The square error is at most (1 - fraction) |x|^2 and
-    what the compression of the values adds; the error of an element that is not sent is |x|, and
-    of one that is sent the bound of ``values``.
+    Of equal magnitudes the first are sent. The square error is at most (1 - fraction) |x|^2 plus
+    that of ``values``. The error of an element is |x| if it is not sent, otherwise bounded by
+    ``values``.
 
     Args:
         fraction: of the elements of a chunk, above 0 and at most 1.
-        values: how what is chosen is sent; ``Statistical(bits=2)`` makes it 14 bits an element,
-            index included, and a few bytes of levels. The values of a chunk stand together, the
-            largest first.
-        chunk: elements, from 1 to 4096; the last chunk may have fewer.
+        values: compression of the sent values, in order of chunks, the largest of each first.
+            ``Statistical(bits=2)`` gives 14 bits per element, with index, and a few bytes of
+            levels.
+        chunk: number of elements, from 1 to 4096; the last chunk may be shorter.
 
     Raises:
-        TypeError: values is no compression.
+        TypeError: values is not a compression.
         ValueError: fraction or chunk is out of bounds.
 
     Example::
@@ -72,60 +70,60 @@ class TopK:
             raise ValueError(f"fraction must be a number above 0 and at most 1, got {given!r}")
         if not isinstance(values, Compression) or isinstance(values, type):
             raise TypeError(f"values must be a compression, such as BFloat16(), got {values!r}")
-        whole("chunk", self.chunk, least=1, most=1 << _INDEX_BITS)
+        check_int("chunk", self.chunk, least=1, most=1 << _INDEX_BITS)
 
     def encode(self, flat: Tensor) -> Tensor:
         """See :meth:`Compression.encode`."""
         wide = finite_float32(flat)
-        places = self._chosen(wide)
-        indices = pack((places % self.chunk).to(torch.int32), _INDEX_BITS)
-        return torch.cat((indices, self.values.encode(wide[places])))
+        positions = self._select(wide)
+        indices = pack((positions % self.chunk).to(torch.int32), _INDEX_BITS)
+        return torch.cat((indices, self.values.encode(wide[positions])))
 
     def decode(self, payload: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
         """See :meth:`Compression.decode`."""
         check_payload(payload, self.payload_bytes(numel), numel, dtype)
         count = self._count(numel)
-        indices, values = split(payload, self._sizes(numel))
+        indices, values = payload.split(self._sizes(numel))
         rank = torch.arange(count, device=payload.device)
-        first = rank // self._of_chunk(self.chunk) * self.chunk
-        places = first + unpack(indices, _INDEX_BITS, count)
+        first = rank // self._sent_per_chunk(self.chunk) * self.chunk
+        positions = first + unpack(indices, _INDEX_BITS, count)
         flat = torch.zeros(numel, dtype=dtype, device=payload.device)
-        flat[places] = self.values.decode(values, count, dtype)
+        flat[positions] = self.values.decode(values, count, dtype)
         return flat
 
     def payload_bytes(self, numel: int) -> int:
         """See :meth:`Compression.payload_bytes`."""
-        return sum(self._sizes(whole("numel", numel, least=0)))
+        return sum(self._sizes(check_int("numel", numel, least=0)))
 
     def error_bound(self, flat: Tensor) -> Tensor:
-        """The bound of the class; see :meth:`Compression.error_bound`."""
+        """Return the bound of the class; see :meth:`Compression.error_bound`."""
         wide = finite_float32(flat)
-        places = self._chosen(wide)
+        positions = self._select(wide)
         bound = wide.to(torch.float64).abs_()
-        bound[places] = self.values.error_bound(wide[places])
+        bound[positions] = self.values.error_bound(wide[positions])
         return bound
 
-    def _of_chunk(self, numel: int) -> int:
-        """Return how many elements of a chunk are sent."""
+    def _sent_per_chunk(self, numel: int) -> int:
+        """Return the number of sent elements of a chunk."""
         return math.ceil(self.fraction * numel)
 
     def _count(self, numel: int) -> int:
-        """Return how many elements of the vector are sent."""
+        """Return the number of sent elements of the vector."""
         full, rest = divmod(numel, self.chunk)
-        return full * self._of_chunk(self.chunk) + self._of_chunk(rest)
+        return full * self._sent_per_chunk(self.chunk) + self._sent_per_chunk(rest)
 
-    def _sizes(self, numel: int) -> tuple[int, int]:
-        """The bytes of the indices, and of the values."""
+    def _sizes(self, numel: int) -> list[int]:
+        """Return the bytes of the indices, and of the values."""
         count = self._count(numel)
-        return packed_bytes(count, _INDEX_BITS), self.values.payload_bytes(count)
+        return [packed_bytes(count, _INDEX_BITS), self.values.payload_bytes(count)]
 
-    def _chosen(self, wide: Tensor) -> Tensor:
-        """The places in the vector of what is sent, chunk by chunk, the largest first: int64."""
-        words = in_rows(wide, self.chunk).abs().view(torch.int32).to(torch.int64)
+    def _select(self, wide: Tensor) -> Tensor:
+        """Return the positions of sent elements, chunk by chunk, the largest first: int64."""
+        words = to_rows(wide, self.chunk).abs().view(torch.int32).to(torch.int64)
         left = torch.arange(self.chunk - 1, -1, -1, device=wide.device)
         keys = words * self.chunk + left
-        best = keys.topk(self._of_chunk(self.chunk), dim=1, sorted=True).values
+        best = keys.topk(self._sent_per_chunk(self.chunk), dim=1, sorted=True).values
         within = self.chunk - 1 - best % self.chunk
         first = torch.arange(0, wide.numel(), self.chunk, device=wide.device).view(-1, 1)
-        # The last chunk is filled up with zeros, which stand last, and sends fewer.
+        # The last chunk is padded with zeros, which sort last, and sends fewer elements.
         return (first + within).view(-1)[: self._count(wide.numel())]

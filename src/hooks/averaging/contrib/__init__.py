@@ -1,4 +1,4 @@
-"""Averaging that few need: gossip, PowerSGD with checkpoints, and 2 bits an element."""
+"""Averaging for special cases: gossip, PowerSGD with checkpoints, and 2 bits per element."""
 
 from hooks.averaging.contrib.gossip import GossipModelAverager
 from hooks.averaging.contrib.power_sgd import PowerSGDMemory, power_sgd_hook

@@ -1,4 +1,4 @@
-"""torch's PowerSGD hook with a memory that checkpoints can hold: by parameter, not by bucket."""
+"""torch's PowerSGD hook with its state by parameter instead of by bucket, for checkpoints."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,18 +10,18 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from functional_optim.core.brief import brief
-from functional_optim.core.compiling import uncompiled
-from hooks.averaging.by_parameter import MEMORIES
-from hooks.averaging.reduced_buckets import ReducedBuckets
-from hooks.group_lifetime import outlive
+from functional_optim.core.dynamo import disable_compile
+from functional_optim.core.format import format_value
+from hooks.averaging.bucket_history import BucketHistory
+from hooks.averaging.parameter_registry import HOOK_MEMORIES
+from hooks.group_lifetime import keep_group_alive
 
 Hook = Callable[[Any], Future[Tensor]]
-"""A communication hook, without its state."""
+"""Communication hook, without its state."""
 
 
 class Matrix(NamedTuple):
-    """A parameter of a bucket that is sent as a product of two matrices."""
+    """Parameter of a bucket that is sent as a product of two matrices."""
 
     name: str
     rows: int
@@ -30,40 +30,39 @@ class Matrix(NamedTuple):
 
 
 class PowerSGDMemory:
-    """Memory of PowerSGD between backward passes, by the names of parameters.
+    """State of PowerSGD between backward passes, by parameter name.
 
     PowerSGD (Vogels, Karimireddy and Jaggi 2019, arXiv 1905.13727, algorithm 1) sends a gradient
-    matrix ``M`` as ``P Q^T`` and keeps, of each parameter, ``M - P Q^T`` (the error, added to the
-    next gradient) and ``Q`` (where the next power iteration begins). torch's state has them by the
-    number of a DDP bucket, and DDP's first backward pass has other buckets than all that follow:
-    a run that goes on from such a state would add the errors of some parameters to others.
+    matrix ``M`` as ``P Q^T``. For each parameter it keeps ``M - P Q^T`` (the error, added to the
+    next gradient) and ``Q`` (the start of the next power iteration). torch's state has them by
+    the number of a DDP bucket, and DDP's first backward pass has other buckets than later passes.
+    So a run that resumes from torch's state would add errors to the wrong parameters.
 
-    Here they are cut by the bucket into parameters, and joined for whatever bucket comes. In its
-    first backward pass a resumed run is reduced in the buckets of the run that was stopped
-    (:class:`~hooks.averaging.reduced_buckets.ReducedBuckets`). Every sum, product and random number
-    is then that of a run that never stopped, **bit for bit**, if that run had made two passes,
-    after which DDP's buckets are final, and its parameters are of one dtype.
+    This class splits them by parameter, and joins them for each bucket. The first backward pass of
+    a resumed run reduces in the buckets of the stopped run
+    (:class:`~hooks.averaging.bucket_history.BucketHistory`). Every sum, product and random number
+    then equals that of a run without stop, **bit for bit**, if the stopped run had made two passes,
+    after which DDP's buckets are final, and if its parameters have one dtype.
 
-    With other buckets (another ``bucket_cap_mb``, say), errors and ``Q`` still go to their
-    parameters. What may then differ is the rounding of sums over more than two ranks, whose order
-    depends on the place in a buffer; random numbers, one draw for each bucket, where
-    ``warm_start`` is off or there is no ``Q`` yet; and the rounding of products that are batched
-    over the matrices of a bucket.
+    With other buckets (such as another ``bucket_cap_mb``), errors and ``Q`` still belong to the
+    right parameters. Then these may differ: the rounding of sums over more than two ranks, which
+    depends on the position in a buffer; random numbers, one draw per bucket, without
+    ``warm_start`` or before the first ``Q``; and the rounding of products that are batched over
+    the matrices of a bucket.
 
-    Where tensors are reduced on the CPU, one bucket is reduced after the other: torch's hook
-    launches its second and third collective when the one before is done, which otherwise is in
-    another order on every rank.
+    On the CPU, buckets are reduced one after another: torch's hook starts its second and third
+    collective when the previous one ends, in an order that otherwise differs between ranks.
 
     Args:
-        state: torch's. In the first ``start_powerSGD_iter`` passes, gradients are averaged as they
-            are.
-        module: the DDP module, or the module within.
-        at_first: what averages them in those passes; by default their mean is over the state's
-            group. ``partial(post_localSGD_hook, post)`` with a warm-up as long makes it the mean
-            over all ranks, where the state's group is of some: post-local SGD with PowerSGD.
+        state: torch's. In the first ``start_powerSGD_iter`` passes, gradients are averaged without
+            compression.
+        module: the DDP module, or the wrapped module.
+        at_first: the hook for those passes; by default the mean over the state's group. For
+            post-local SGD with PowerSGD, the state's group has some ranks, and
+            ``partial(post_localSGD_hook, post)`` with an equally long warm-up averages over all.
 
     Raises:
-        TypeError: no PowerSGDState, or no module.
+        TypeError: ``state`` is not a PowerSGDState, or ``module`` is not a module.
 
     Example::
 
@@ -85,25 +84,25 @@ class PowerSGDMemory:
         self, state: PowerSGDState, module: nn.Module, *, at_first: Hook | None = None
     ) -> None:
         if not isinstance(state, PowerSGDState):
-            raise TypeError(f"state must be torch's PowerSGDState, got {brief(state)}")
+            raise TypeError(f"state must be torch's PowerSGDState, got {format_value(state)}")
         if not isinstance(module, nn.Module):
-            raise TypeError(f"module must be a torch.nn.Module, got {brief(module)}")
-        # Not the DDP module: its reducer holds the hook, and the hook holds this.
+            raise TypeError(f"module must be a torch.nn.Module, got {format_value(module)}")
+        # No reference to the DDP module: its reducer refers to the hook, and the hook to this.
         inner = module.module if isinstance(module, DistributedDataParallel) else module
         self.state = state
-        """torch's, whose tensors are those of the buckets that came last."""
+        """torch's state, with the tensors of the latest buckets."""
         self._params = {name: one for name, one in inner.named_parameters() if one.requires_grad}
         self._names = {id(param): name for name, param in self._params.items()}
         self._at_first = at_first
         self._errors: dict[str, Tensor] = {}
         self._qs: dict[str, Tensor] | None = None
-        self._held: dict[int, list[str]] = {}
-        self._buckets: ReducedBuckets[str] = ReducedBuckets()
+        self._in_torch: dict[int, list[str]] = {}
+        self._history: BucketHistory[str] = BucketHistory()
         self._latest: Future[Tensor] | None = None
-        MEMORIES.add(self, self._params.values())
+        HOOK_MEMORIES.add(self, self._params.values())
 
     def reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:
-        """As :func:`power_sgd_hook`."""
+        """Reduce a bucket, as :func:`power_sgd_hook`."""
         params = bucket.parameters()
         unknown = [tuple(param.shape) for param in params if id(param) not in self._names]
         if unknown:
@@ -112,33 +111,33 @@ class PowerSGDMemory:
                 "make the memory from the module that DistributedDataParallel was given"
             )
         group: Any = self.state.process_group or dist.group.WORLD
-        outlive(self, group)
+        keep_group_alive(self, group)
         names = [self._names[id(param)] for param in params]
-        return self._buckets.reduce(bucket, names, self._hooked)
+        return self._history.reduce(bucket, names, self._run_hook)
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it; between two backward passes.
+        """Return the whole state, between two backward passes.
 
         Returns:
             ``iteration``, ``rng``, ``totals`` and ``next_report`` are those of torch's state;
-            ``buckets`` names the parameters of each; ``errors`` has a tensor of the shape of each
-            parameter, of this rank; ``qs`` one of shape (columns, rank) for each matrix, the same
-            on all ranks, or is None where none has been drawn. It loads under the defaults of
-            ``torch.load``.
+            ``buckets`` has the parameter names of each bucket; ``errors`` a tensor of the shape of
+            each parameter, of this rank; ``qs`` a tensor of shape (columns, rank) for each matrix,
+            the same on all ranks, or None before the first draw. ``torch.load`` loads it with
+            ``weights_only=True``, its default.
         """
-        for index in list(self._held):
-            self._keep(index)
-        chance: Any = self.state.rng
-        _, words, place, *_ = chance.get_state()
+        for index in list(self._in_torch):
+            self._store_bucket(index)
+        rng: Any = self.state.rng
+        _, words, position, *_ = rng.get_state()
         return {
             "iteration": self.state.iter,
-            "rng": (torch.from_numpy(words.astype("int64")), int(place)),
+            "rng": (torch.from_numpy(words.astype("int64")), int(position)),
             "totals": (
                 self.state.total_numel_before_compression,
                 self.state.total_numel_after_compression,
             ),
             "next_report": self.state.next_stats_report,
-            "buckets": [list(names) for names in self._buckets.buckets],
+            "buckets": [list(names) for names in self._history.buckets],
             "errors": {
                 n: one.view(self._params[n].shape).clone() for n, one in self._errors.items()
             },
@@ -146,27 +145,27 @@ class PowerSGDMemory:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from there.
+        """Load a state dict.
 
         Args:
             state_dict: of a memory of the same parameters and the same rank of approximation. All
-                but ``errors`` is the same on all ranks: where there are others now, make it an
-                empty dict, and errors begin at zero.
+                except ``errors`` is equal on all ranks. With other ranks, replace ``errors`` by an
+                empty dict; errors then start at zero.
 
         Raises:
-            ValueError: of others; nothing is changed.
+            ValueError: the state dict does not fit; nothing is changed.
         """
         self.check(state_dict)
-        state, (words, place) = self.state, state_dict["rng"]
-        chance: Any = state.rng
+        state, (words, position) = self.state, state_dict["rng"]
+        rng: Any = state.rng
         state.iter = int(state_dict["iteration"])
-        chance.set_state(("MT19937", words.numpy().astype("uint32"), place))
+        rng.set_state(("MT19937", words.numpy().astype("uint32"), position))
         before, after = state_dict["totals"]
         state.total_numel_before_compression, state.total_numel_after_compression = before, after
         state.next_stats_report = state_dict["next_report"]
         for tensors in (state.error_dict, state.p_memory_dict, state.q_memory_dict):
             tensors.clear()
-        self._held = {}
+        self._in_torch = {}
         self._errors = {
             name: one.reshape(-1).to(self._params[name], copy=True)
             for name, one in state_dict["errors"].items()
@@ -177,13 +176,13 @@ class PowerSGDMemory:
             if qs is None
             else {name: one.to(self._params[name], copy=True) for name, one in qs.items()}
         )
-        self._buckets.resume(state_dict["buckets"])
+        self._history.resume(state_dict["buckets"])
 
     def check(self, state_dict: Mapping[str, Any]) -> None:
-        """Check that this state may be loaded.
+        """Check that :meth:`load_state_dict` can load a state dict.
 
         Raises:
-            ValueError: it is of other parameters, or of another rank of approximation.
+            ValueError: other parameters, or another rank of approximation.
         """
         errors, qs = state_dict["errors"], state_dict["qs"]
         own = {name: tuple(one.shape) for name, one in self._params.items()}
@@ -197,8 +196,8 @@ class PowerSGDMemory:
                     "matrix_approximation_rank and min_compression_rate"
                 )
 
-    def _hooked(self, bucket: Any) -> Future[Tensor]:
-        """Torch's hook, with what belongs to the parameters of this bucket."""
+    def _run_hook(self, bucket: Any) -> Future[Tensor]:
+        """Run torch's hook, with the errors and ``Q`` of the parameters in this bucket."""
         state = self.state
         if state.iter < state.start_powerSGD_iter:
             if self._at_first is None:
@@ -208,17 +207,17 @@ class PowerSGDMemory:
         if self._latest is not None and bucket.buffer().device.type == "cpu":
             self._latest.wait()
         names = [self._names[id(param)] for param in bucket.parameters()]
-        if self._held.get(bucket.index()) != names:
-            for index, own in list(self._held.items()):
+        if self._in_torch.get(bucket.index()) != names:
+            for index, own in list(self._in_torch.items()):
                 if index == bucket.index() or set(own) & set(names):
-                    self._keep(index)
-            self._hold(bucket.index(), names)
+                    self._store_bucket(index)
+            self._load_bucket(bucket.index(), names)
         self._latest = powerSGD_hook(state, bucket)
         return self._latest
 
-    def _keep(self, index: int) -> None:
-        """Take what torch's state has of a bucket, by parameter."""
-        state, names = self.state, self._held.pop(index)
+    def _store_bucket(self, index: int) -> None:
+        """Move a bucket's errors and ``Q`` from torch's state to the parameters."""
+        state, names = self.state, self._in_torch.pop(index)
         if index in state.error_dict:
             sizes = [self._params[name].numel() for name in names]
             slices = state.error_dict.pop(index).split(sizes)
@@ -231,17 +230,17 @@ class PowerSGDMemory:
             for one, flat in zip(found, slices, strict=True):
                 self._qs[one.name] = flat.view(one.columns, one.rank)
 
-    def _hold(self, index: int, names: list[str]) -> None:
-        """Give it to torch's state, for a bucket."""
+    def _load_bucket(self, index: int, names: list[str]) -> None:
+        """Move the parameters' errors and ``Q`` to torch's state, for a bucket."""
         state, like = self.state, self._params[names[0]].detach()
-        self._held[index] = names
+        self._in_torch[index] = names
         if self._errors.keys() >= set(names):
             state.error_dict[index] = torch.cat([self._errors.pop(name) for name in names])
         if self._qs is not None:
             found = self._matrices(names)
             flats = [self._qs.pop(one.name).reshape(-1) for one in found]
             state.q_memory_dict[index] = torch.cat([like.new_empty(0), *flats])
-            # Written before it is read.
+            # The hook writes P before it reads it.
             state.p_memory_dict[index] = like.new_zeros(sum(one.rows * one.rank for one in found))
 
     def _matrices(self, names: Sequence[str]) -> list[Matrix]:
@@ -260,19 +259,19 @@ class PowerSGDMemory:
         return [one for same in by_shape.values() for one in same]
 
 
-@uncompiled
+@disable_compile
 def power_sgd_hook(memory: PowerSGDMemory, bucket: dist.GradBucket) -> Future[Tensor]:
-    """A DDP communication hook: torch's ``powerSGD_hook``, with a memory that checkpoints can hold.
+    """Reduce a bucket by torch's ``powerSGD_hook``, with state for checkpoints: a DDP hook.
 
     Args:
-        memory: made by the caller, and given to ``register_comm_hook``.
+        memory: the state of ``register_comm_hook``.
         bucket: of gradients.
 
     Returns:
         A future of the bucket's buffer.
 
     Raises:
-        ValueError: a bucket with a parameter that is none of the memory's module.
+        ValueError: a bucket with a parameter that the memory's module does not have.
 
     Example::
 

@@ -1,23 +1,23 @@
-"""2 bits an element (or 1, or 4), with levels that each block's own statistics set.
+"""Compression to 2 bits per element (or 1, or 4), with levels from each block's statistics.
 
-For a block x_1 ... x_n with mean m and standard deviation s = sqrt(sum (x_i - m)^2 / n), the line
-is cut at m + s e_j, for edges e_1 < ... < e_(2^bits - 1). All elements of a bin B arrive as their
-mean:
+For a block x_1 ... x_n with mean m and standard deviation s = sqrt(sum (x_i - m)^2 / n), the bins
+have the edges m + s e_j, with e_1 < ... < e_(2^bits - 1). All elements of a bin B are decoded as
+their mean:
 
     x'_i = sum over k in B of x_k / |B|,        i in B
 
-The means are the levels with the least square error that these bins allow, and keep the sum of the
-block. The edges are by default those of Lloyd and Max, with which the square error of numbers from
-a normal distribution is least: 0.1175 s^2 with 2 bits.
+The means have the smallest square error for these bins, and preserve the sum of the block. The
+default edges are those of Lloyd and Max, with the smallest square error for normal numbers: 0.1175
+s^2 with 2 bits.
 
-The statistical quantiser of MuLoCo (as its authors' code has it, for each tensor or each row of
-one) also sends the means of bins about the mean. Its bins have the width 6 s / 2^bits, and code c
-is the one of numbers that divided by it round to c - 2^(bits - 1): with 2 bits the edges -2.25,
--0.75 and 0.75, which are not symmetric, and leave half as much again of a normal distribution's
-square error: 0.178 s^2. ``edges`` takes them.
+The statistical quantiser of MuLoCo (in its authors' code, per tensor or per row) also sends the
+means of bins. Its bins have the width 6 s / 2^bits, and code c has the numbers that, divided by
+this width, round to c - 2^(bits - 1). With 2 bits the edges are -2.25, -0.75 and 0.75: not
+symmetric, and with a square error of 0.178 s^2 for normal numbers, half as much again. ``edges``
+accepts them.
 
-Sums are made in an order that is the same everywhere, and comparisons are exact, so the same block
-makes the same bytes on every machine.
+Sums have the same order everywhere, and comparisons are exact, so the same block gives the same
+bytes on every machine.
 """
 
 import itertools
@@ -28,59 +28,60 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hooks.averaging.compression.checks import among, check_payload, finite_float32, whole
+from hooks.averaging.compression.checks import (
+    check_choice,
+    check_int,
+    check_payload,
+    finite_float32,
+)
 from hooks.averaging.compression.packing import (
+    block_count,
     from_bytes,
     pack,
     packed_bytes,
-    split,
     to_bytes,
+    to_rows,
     unpack,
 )
-from hooks.averaging.compression.rows import blocks_of, in_rows
 
 _FILL = 255
-"""The code of what fills up the last block: no level's."""
+"""The code of padding in the last block: no level has it."""
 
 _UPPER_EDGES = {
     1: (),
     2: (0.9816,),
     4: (0.2582, 0.5224, 0.7996, 1.0993, 1.4371, 1.8435, 2.4008),
 }
-"""By bits: the edges above 0 that are best for a normal distribution (Max 1960, table I)."""
+"""By bits: the positive edges that are best for a normal distribution (Max 1960, table I)."""
 
 
 def lloyd_max_edges(bits: int) -> tuple[float, ...]:
-    """The edges that are best for a normal distribution with mean 0 and deviation 1.
-
-    Args:
-        bits: 1, 2 or 4.
-    """
+    """Return the edges that are best for a standard normal distribution, with 1, 2 or 4 bits."""
     upper = _UPPER_EDGES[bits]
     return (*(-edge for edge in reversed(upper)), 0.0, *upper)
 
 
 @dataclass(frozen=True)
 class Statistical:
-    """For each block, as many levels as its bits can number: the means of bins about its mean.
+    """``2^bits`` levels per block: the means of bins about the block's mean.
 
-    An element ends in the bin whose lower edge it is above and whose upper edge it is not; the
-    outermost bins end at the least and the largest element of the block. With ``l`` and ``u`` the
-    ends of the bin of x::
+    An element is in the bin with ``lower edge < x <= upper edge``; the outermost bins end at the
+    smallest and the largest element of the block. With ``l`` and ``u`` the ends of the bin of x::
 
         |x' - x| <= max(x - l, u - x)
 
-    The sum of a block's elements arrives as it was, but for rounding.
+    The sum of a block is preserved, up to rounding.
 
     Args:
-        bits: 2, 1 or 4, of each element.
-        block: elements that share levels, in the order of the vector. Each block has 2^bits levels
-            in float32: 16 bytes with 2 bits.
-        edges: 2^bits - 1 ascending numbers, in standard deviations from the mean; None is the ones
-            of Lloyd and Max. Those of MuLoCo with 2 bits are (-2.25, -0.75, 0.75).
+        bits: 2, 1 or 4, per element.
+        block: number of consecutive elements that share levels. Each block has 2^bits levels in
+            float32: 16 bytes with 2 bits.
+        edges: 2^bits - 1 ascending numbers, in standard deviations from the mean; None for those of
+            Lloyd and Max. Those of MuLoCo with 2 bits are (-2.25, -0.75, 0.75).
 
     Raises:
-        ValueError: bits or block is none of these, or edges are not as many, finite and ascending.
+        ValueError: bits or block has another value; edges have another number, or are not finite
+            and ascending.
 
     Example::
 
@@ -103,8 +104,8 @@ class Statistical:
     edges: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        among("bits", self.bits, (2, 1, 4), "with 8 take Blocks")
-        whole("block", self.block, least=1)
+        check_choice("bits", self.bits, (2, 1, 4), "with 8 take Blocks")
+        check_int("block", self.block, least=1)
         edges: Any = self._edges
         if (
             not isinstance(edges, tuple)
@@ -129,33 +130,35 @@ class Statistical:
         """See :meth:`Compression.encode`."""
         wide = finite_float32(flat)
         numel = wide.numel()
-        rows = in_rows(wide, self.block)
+        rows = to_rows(wide, self.block)
         codes = torch.zeros_like(rows, dtype=torch.uint8)
         for cut in self._cuts(rows, numel):
             codes += rows > cut
         codes.view(-1)[numel:] = _FILL
-        levels = torch.cat([_mean_of(rows, codes == code) for code in range(self._levels)], dim=1)
+        levels = torch.cat(
+            [_masked_mean(rows, codes == code) for code in range(self._levels)], dim=1
+        )
         packed = pack(codes.view(-1)[:numel], self.bits)
         return torch.cat((to_bytes(levels), packed))
 
     def decode(self, payload: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
         """See :meth:`Compression.decode`."""
         check_payload(payload, self.payload_bytes(numel), numel, dtype)
-        head, packed = split(payload, self._sizes(numel))
+        head, packed = payload.split(self._sizes(numel))
         levels = from_bytes(head, torch.float32).view(-1, self._levels)
-        codes = in_rows(unpack(packed, self.bits, numel), self.block)
+        codes = to_rows(unpack(packed, self.bits, numel), self.block)
         return levels.gather(1, codes.to(torch.int64)).view(-1)[:numel].to(dtype, copy=True)
 
     def payload_bytes(self, numel: int) -> int:
         """See :meth:`Compression.payload_bytes`."""
-        return sum(self._sizes(whole("numel", numel, least=0)))
+        return sum(self._sizes(check_int("numel", numel, least=0)))
 
     def error_bound(self, flat: Tensor) -> Tensor:
-        """The bound of the class; see :meth:`Compression.error_bound`."""
+        """Return the bound of the class; see :meth:`Compression.error_bound`."""
         wide = finite_float32(flat)
-        rows = in_rows(wide, self.block).clone()
+        rows = to_rows(wide, self.block).clone()
         cuts = self._cuts(rows, wide.numel())
-        rows.view(-1)[wide.numel() :] = wide[-1:]  # so that no fill is the least or the largest
+        rows.view(-1)[wide.numel() :] = wide[-1:]  # padding is neither minimum nor maximum
         lower = rows.amin(dim=1, keepdim=True).to(torch.float64).expand_as(rows)
         upper = rows.amax(dim=1, keepdim=True).to(torch.float64).expand_as(rows)
         for cut in cuts:
@@ -165,46 +168,40 @@ class Statistical:
         bound = torch.maximum(rows - lower, upper - rows)
         return bound.view(-1)[: wide.numel()]
 
-    def _sizes(self, numel: int) -> tuple[int, int]:
-        """The bytes of the levels, and of the codes."""
-        levels = blocks_of(numel, self.block) * self._levels * torch.float32.itemsize
-        return levels, packed_bytes(numel, self.bits)
+    def _sizes(self, numel: int) -> list[int]:
+        """Return the bytes of the levels, and of the codes."""
+        levels = block_count(numel, self.block) * self._levels * torch.float32.itemsize
+        return [levels, packed_bytes(numel, self.bits)]
 
     def _cuts(self, rows: Tensor, numel: int) -> list[Tensor]:
-        """Return the ends of each row's bins: for each edge, float32 of shape (rows, 1)."""
-        count = members(numel, self.block, rows.device)
-        mean = sum_of_rows(rows) / count
+        """Return the edges of each row's bins: float32 of shape (rows, 1) for each edge."""
+        count = torch.full(
+            (len(rows), 1), float(self.block), dtype=torch.float64, device=rows.device
+        )
+        count[-1:] -= -numel % self.block  # without padding
+        mean = sum_rows(rows) / count
         squares = (rows.to(torch.float64) - mean).square_()
         squares.view(-1)[numel:] = 0
-        deviation = (sum_of_rows(squares) / count).sqrt_()
+        deviation = (sum_rows(squares) / count).sqrt_()
         return [(mean + deviation * edge).to(torch.float32) for edge in self._edges]
 
 
-def _mean_of(rows: Tensor, chosen: Tensor) -> Tensor:
-    """The mean of the chosen elements of each row, 0 of none: float32 of shape (rows, 1)."""
-    total = sum_of_rows(torch.where(chosen, rows, 0.0))
+def _masked_mean(rows: Tensor, chosen: Tensor) -> Tensor:
+    """Return the mean of the chosen elements of each row, 0 without any: float32, (rows, 1)."""
+    total = sum_rows(torch.where(chosen, rows, 0.0))
     return (total / chosen.sum(dim=1, keepdim=True).clamp_(min=1)).to(torch.float32)
 
 
-def members(numel: int, width: int, device: torch.device) -> Tensor:
-    """The elements of each block, fill not counted: shape (blocks, 1), float64."""
-    counts = torch.full(
-        (blocks_of(numel, width), 1), float(width), dtype=torch.float64, device=device
-    )
-    counts[-1:] -= -numel % width
-    return counts
+def sum_rows(rows: Tensor) -> Tensor:
+    """Return the sum of each row, in float64: shape (rows, 1).
 
-
-def sum_of_rows(rows: Tensor) -> Tensor:
-    """The sum of each row, in float64: shape (rows, 1).
-
-    The second half is added to the first until one column is left. ``torch.sum`` adds in an order
-    that is another one with other vector units and other numbers of threads, so that its last bit
-    is not the same on all machines. Rounding is monotone: n numbers of float32 between a and b sum
-    up to no less than n a and no more than n b, as long as n is no more than 2^29.
+    Adds the second half of the columns to the first, until one column is left. ``torch.sum`` adds
+    in an order that depends on vector units and threads, so its last bit differs between machines.
+    Rounding is monotone: n float32 numbers between a and b have a sum between n a and n b, if n is
+    at most 2^29.
 
     Args:
-        rows: shape (rows, width), floating, width >= 1; it is left as it is.
+        rows: shape (rows, width), floating, width >= 1; not changed.
     """
     width = rows.shape[1]
     total = rows

@@ -1,0 +1,50 @@
+"""Lock for methods that several threads may call."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+from torch.compiler import is_compiling
+
+from functional_optim.core.interrupts import defer_untraced
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+_Result = TypeVar("_Result")
+
+
+class StepLock:
+    """Reentrant lock of an optimizer's step. A copied or unpickled owner gets a new lock."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __reduce__(self) -> tuple[type["StepLock"], tuple[()]]:
+        return StepLock, ()
+
+    @contextmanager
+    def acquire(self) -> Iterator[None]:
+        """Acquire the lock for a ``with`` block. An interrupt may end the block."""
+        with self._lock:
+            yield
+
+    def run(self, call: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
+        """Call a function with the lock acquired and interrupts deferred.
+
+        torch.compile must not trace this method: its callers have :func:`~.dynamo.disable_compile`.
+        """
+        with self._lock:
+            return defer_untraced(call, *args, **kwargs)
+
+
+def with_lock(method: _Method) -> _Method:
+    """Decorate a method to run with the object's ``_lock`` acquired. Such methods may be nested."""
+
+    @wraps(method)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return method(self, *args, **kwargs)
+        return self._lock.run(method, self, *args, **kwargs)
+
+    return cast("_Method", wrapper)

@@ -1,0 +1,128 @@
+"""Calls of a stage's functions, and checks of their results."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, fx
+
+from functional_optim.core.format import format_value
+from functional_optim.core.stage import Rule, Stage, Transform
+
+TENSORS = (Tensor, fx.Proxy)
+"""Types of tensors: the Proxy stands for a tensor while a stage is traced."""
+
+
+def call_stage(
+    stage: Stage,
+    param: Any,
+    grad: Any,
+    state: Any,
+    coefficients: Any,
+    totals: Sequence[Any] = (),
+    raw: Any = None,
+) -> tuple[Any, Any, Any]:
+    """Call a rule or a transform, and check its result.
+
+    Args:
+        stage: the rule or transform.
+        param: the parameter.
+        grad: the gradient after the earlier stages.
+        state: the stage's State.
+        coefficients: the stage's Coefficients.
+        totals: the total of a measured stage; otherwise empty.
+        raw: the raw gradient (see :class:`Transform`).
+
+    Returns:
+        ``(param, grad, state)`` after the stage.
+    """
+    if isinstance(stage, Rule):
+        result = stage.rule(param, grad, state, coefficients)
+        param, state = _check_result(stage, "param", result, state)
+        return param, grad, state
+    assert isinstance(stage, Transform)
+    more = (raw,) if stage.raw else ()
+    result = stage.transform(grad, param, state, coefficients, *totals, *more)
+    new, state = _check_result(stage, "grad", result, state)
+    if isinstance(new, Tensor) and isinstance(grad, Tensor) and new.shape != grad.shape:
+        raise RuntimeError(
+            f"{stage.name} made of a gradient of shape {tuple(grad.shape)} one of shape "
+            f"{tuple(new.shape)}; it must keep the shape"
+        )
+    return param, new, state
+
+
+def is_raw_source(stage: Stage) -> bool:
+    """Return True if the gradient after the stage is the raw gradient of later stages.
+
+    This holds for gates, and for leading transforms, such as the negation for ``maximize=True``.
+    """
+    return stage.gate is not None or (isinstance(stage, Transform) and stage.leads)
+
+
+def init_state(stage: Stage, param: Tensor, hyper: Any) -> Any:
+    """Call a stage's ``init``, and raise TypeError if the result is not its State."""
+    state = stage.init(param, hyper)
+    _check_state(stage, "init must return", state)
+    for one in stage.inputs:
+        if getattr(state, one.name) != []:
+            raise TypeError(
+                f"{stage.name}: init must leave the input {one.name!r} of its state [], which a "
+                f"step fills; it returned {format_value(getattr(state, one.name))}"
+            )
+    return state
+
+
+def _check_result(stage: Stage, first: str, result: Any, before: Any) -> tuple[Any, Any]:
+    """Return the result of a stage, after checks against its state before the step."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        count = f" of {len(result)}" if isinstance(result, tuple) else ""
+        raise TypeError(
+            f"{stage.name}: must return the pair ({first}, state), the state {_state_name(stage)}; "
+            f"it returned a {type(result).__name__}{count}: write `return {first}, state`"
+        )
+    value, after = result
+    if not isinstance(value, TENSORS):
+        raise TypeError(
+            f"{stage.name}: must return the pair ({first}, state); in the place of {first} it "
+            f"returned {format_value(value)}, which is no tensor"
+        )
+    _check_state(stage, "must return", after)
+    for field, old, new in zip(getattr(before, "_fields", ()), before, after, strict=True):
+        if not _has_form(old, new):
+            many = f"a list of {len(old)} tensors" if isinstance(old, list) else "a tensor"
+            raise TypeError(
+                f"{stage.name}: must return {many} as the field {field} of its state; it "
+                f"returned {format_value(new)}"
+            )
+    for one in stage.inputs:
+        pairs = zip(getattr(before, one.name), getattr(after, one.name), strict=True)
+        if not all(new is old for old, new in pairs):
+            raise TypeError(
+                f"{stage.name}: must hand back the input {one.name!r} of its state as it was given "
+                "it, for inputs are only read; keep what is made of it in another field"
+            )
+    return value, after
+
+
+def _check_state(stage: Stage, must: str, state: Any) -> None:
+    kind = stage.state if stage.stateful else tuple
+    if not isinstance(state, kind) or (state and not stage.stateful):
+        raise TypeError(
+            f"{stage.name}: {must} {_state_name(stage)} as its state; it returned "
+            f"{format_value(state)}"
+        )
+
+
+def _state_name(stage: Stage) -> str:
+    return f"its {stage.state.__name__}" if stage.stateful else "(), which it was given"
+
+
+def _has_form(old: Any, new: Any) -> bool:
+    """Return True if a new field is a tensor, or a list of as many tensors, as the old field."""
+    if isinstance(old, list):
+        return (
+            isinstance(new, list)
+            and len(new) == len(old)
+            and all(isinstance(one, TENSORS) for one in new)
+        )
+    return isinstance(new, TENSORS)

@@ -1,0 +1,285 @@
+"""State of a parameter before its first step, and the fields of that state."""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from functional_optim._torch import may_be_view
+from functional_optim.core.aliasing import AliasTracker, clone_strided
+from functional_optim.core.dtensors import is_dtensor, reduce_partial, to_local
+from functional_optim.core.dynamo import eager_lru_cache
+from functional_optim.core.hyper import are_unchanged, is_plain, map_values
+from functional_optim.core.meta_init import MetaLikeMode
+from functional_optim.core.stage import Stage
+from functional_optim.core.stage_contract import init_state
+from functional_optim.core.state import GateCounts, LeafState, field_tensors, map_state
+from functional_optim.core.views import real_view
+
+
+def init_leaf(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> LeafState:
+    """Return the state of a parameter before its first step. Its tensors share no memory."""
+    check_dtype(stages, param.dtype)
+    view = real_view(param)
+    states = tuple(
+        init_state(stage, view, hyper) for stage, hyper in zip(stages, hypers, strict=True)
+    )
+    if param.is_complex():
+        states = tuple(
+            map_state(lambda t: _complex_like(param, t) if t.shape == view.shape else t, state)
+            for state in states
+        )
+    if is_dtensor(param) and param.dim():  # pointwise stages step the shard, others the DTensor
+        pairs = zip(stages, states, strict=True)
+        states = tuple(
+            map_state(_plain_scalar, state) if stage.kind == "pointwise" else state
+            for stage, state in pairs
+        )
+    aliases = AliasTracker([param])
+    states = tuple(
+        map_state(lambda one: _copy_view(aliases.copy_if_aliased(one)), state) for state in states
+    )
+    gates = tuple(
+        GateCounts(zero_count(), zero_count()) for stage in stages if stage.gate is not None
+    )
+    return LeafState(zero_count(), states, gates)
+
+
+def _plain_scalar(tensor: Tensor) -> Tensor:
+    """Convert a 0-d DTensor to a plain tensor, which is equal on all ranks."""
+    return to_local(reduce_partial(tensor)) if tensor.dim() == 0 else tensor
+
+
+def _copy_view(tensor: Tensor) -> Tensor:
+    """Return the tensor, or a copy if autograd tracks it as a view.
+
+    A step in place detaches the state that it writes, and views cannot be detached in place.
+    """
+    return clone_strided(tensor) if tensor.requires_grad and may_be_view(tensor) else tensor
+
+
+def zero_count() -> Tensor:
+    """Return a step count of 0: a 0-d int64 tensor on the CPU."""
+    return torch.zeros((), dtype=torch.int64, device="cpu")
+
+
+def _complex_like(param: Tensor, view: Tensor) -> Tensor:
+    made = torch.view_as_complex(view)
+    if is_dtensor(made) and is_dtensor(param):  # torch replicates the result of uneven shards
+        return made.redistribute(param.device_mesh, param.placements)
+    return made
+
+
+def check_dtype(stages: Sequence[Stage], dtype: torch.dtype, where: str = "") -> None:
+    """Raise ValueError if a stage does not take parameters of this dtype."""
+    for stage in stages:
+        if stage.dtypes and dtype not in stage.dtypes:
+            raise ValueError(
+                f"{stage.name} takes parameters of {' or '.join(map(str, stage.dtypes))}, got "
+                f"{dtype}{where}: convert parameters and gradients, or build another optimizer"
+            )
+
+
+class Field(NamedTuple):
+    """Form of a field of a stage's state, for given hyper-parameters, shape and dtype."""
+
+    name: str
+    tensors: int | None
+    """The length of a list of tensors; None for a field that is one tensor."""
+    dtype: torch.dtype | None
+    """The dtype; None for an empty list."""
+
+
+Fields = tuple[tuple[Field, ...], ...]
+"""The fields of every stage's state."""
+
+FieldsOf = Callable[[Sequence[Stage], Sequence[Any], Sequence[int], torch.dtype], Fields]
+"""Type of :func:`fields_of`."""
+
+_T = TypeVar("_T")
+
+
+def cache_plain(
+    of_any: Callable[[tuple[Stage, ...], tuple[Any, ...], tuple[int, ...], torch.dtype], _T],
+) -> Callable[[Sequence[Stage], Sequence[Any], Sequence[int], torch.dtype], _T]:
+    """Cache a function of stages, hyper-parameters, shape and dtype.
+
+    Only calls with plain hyper-parameters and sizes are cached. A cache must not keep alive a
+    schedule or a tensor with its graph, and symbolic sizes have no hash. The key includes torch's
+    default dtype, since a state may be a tensor of a Python number.
+    """
+
+    @eager_lru_cache(1024)
+    def kept(
+        stages: tuple[Stage, ...],
+        hypers: tuple[Any, ...],
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        default: torch.dtype,
+    ) -> _T:
+        return of_any(stages, hypers, shape, dtype)
+
+    def found(
+        stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
+    ) -> _T:
+        stages, hypers, sizes = tuple(stages), tuple(hypers), tuple(shape)
+        if all(map(is_plain, hypers)) and all(type(size) is int for size in sizes):
+            return kept(stages, hypers, sizes, dtype, torch.get_default_dtype())
+        return of_any(stages, hypers, sizes, dtype)
+
+    return found
+
+
+def compute_fields(
+    stages: tuple[Stage, ...],
+    hypers: tuple[Any, ...],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+) -> Fields:
+    """Return the fields of every stage's state for parameters of a shape and a dtype."""
+    probe = init_like(stages, hypers, shape, dtype)
+    return tuple(tuple(map(_field, getattr(one, "_fields", ()), one)) for one in probe.stages)
+
+
+fields_of = cache_plain(compute_fields)
+"""Cached :func:`compute_fields`."""
+
+
+class TreeFields:
+    """Cache of :func:`fields_of` for the leaves of one tree, for one trace of torch.compile.
+
+    Global caches are off while a compiler traces. Without this cache, computing the fields of each
+    leaf would take a fifth of the time of a trace.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, list[tuple[Sequence[int], torch.dtype, Fields]]] = {}
+
+    def of(self, chain: object) -> FieldsOf:
+        """Return :func:`fields_of` for leaves with this chain, which must outlive the cache."""
+        if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
+            return (
+                fields_of  # comparing symbolic sizes would add constraints to an exported program
+            )
+        known = self._known.setdefault(id(chain), [])
+
+        def found(
+            stages: Sequence[Stage],
+            hypers: Sequence[Any],
+            shape: Sequence[int],
+            dtype: torch.dtype,
+        ) -> Fields:
+            for other, kind, fields in known:
+                if kind == dtype and other == shape:
+                    return fields
+            known.append((shape, dtype, fields_of(stages, hypers, shape, dtype)))
+            return known[-1][2]
+
+        return found
+
+
+class StateFields:
+    """Fields of the state of parameters, to compare after changes of hyper-parameters.
+
+    Args:
+        stages: of the chain.
+        hypers: of each stage.
+        kinds: shapes and dtypes of the parameters.
+
+    Example::
+
+        >>> import torch
+        >>> from functional_optim import sgd
+        >>> optimizer = sgd(lr=0.1, momentum=0.9)
+        >>> hypers = [link.hyper for link in optimizer.links]
+        >>> fields = StateFields(optimizer.stages, hypers, [((3,), torch.float32)])
+        >>> other = [one._replace(lr=0.2) if "lr" in one._fields else one for one in hypers]
+        >>> fields.is_valid_for(other)
+        True
+        >>> fields.is_valid_for([link.hyper for link in sgd(lr=0.1).links])
+        False
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        hypers: Sequence[Any],
+        kinds: Iterable[tuple[Sequence[int], torch.dtype]],
+    ) -> None:
+        self._stages, self._kinds = tuple(stages), list(kinds)
+        self._names = [(k, name) for k, one in enumerate(stages) for name in field_hypers(one)]
+        self._fields, self._values = self._of(hypers), self._read(hypers)
+
+    def is_valid_for(self, hypers: Sequence[Any]) -> bool:
+        """Return True if the state has the same fields with these hyper-parameters."""
+        now = self._read(hypers)
+        if are_unchanged(self._values, now):
+            return True
+        try:
+            found = self._of(hypers)
+        except (TypeError, ValueError):  # the next step raises this error
+            return False
+        if found != self._fields:
+            return False
+        self._values = now
+        return True
+
+    def _read(self, hypers: Sequence[Any]) -> list[Any]:
+        return [getattr(hypers[index], name) for index, name in self._names]
+
+    def _of(self, hypers: Sequence[Any]) -> list[Fields]:
+        own = tuple(hypers)
+        return [compute_fields(self._stages, own, tuple(shape), d) for shape, d in self._kinds]
+
+
+def field_hypers(stage: Stage) -> Sequence[str]:
+    """Return the names of the hyper-parameters that the fields of a stage's state depend on."""
+    if stage.state_depends_on is None and stage.stateful:
+        hyper: Any = stage.hyper
+        return tuple(hyper._fields)
+    return stage.state_depends_on or ()
+
+
+def init_like(
+    stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
+) -> LeafState:
+    """Return a state with the names, shapes and dtypes for such a parameter. Values are undefined.
+
+    The state is on the meta device, or on the CPU if ``init`` reads values.
+    """
+    fast = nullcontext() if torch.compiler.is_compiling() else MetaLikeMode()
+
+    with torch.no_grad():
+        try:
+            with fast:
+                return init_stand_in(stages, hypers, torch.empty(shape, dtype=dtype, device="meta"))
+        except (NotImplementedError, RuntimeError):  # init reads values
+            return init_stand_in(stages, hypers, torch.zeros(shape, dtype=dtype, device="cpu"))
+
+
+def init_stand_in(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> LeafState:
+    """Return the initial state of a meta or CPU stand-in for a parameter on another device."""
+
+    def move(one: Tensor) -> Tensor:
+        return one if one.is_cpu else one.to(param.device)
+
+    own = [one if is_plain(one) else map_values(Tensor, move, one) for one in hypers]
+    return init_leaf(stages, own, param)
+
+
+def has_same_fields(
+    stages: Sequence[Stage],
+    hypers: Sequence[Any],
+    shapes: Iterable[Sequence[int]],
+    dtype: torch.dtype,
+) -> bool:
+    """Return True if parameters of all these shapes have the same fields of state."""
+    return len({fields_of(stages, hypers, shape, dtype) for shape in map(tuple, shapes)}) <= 1
+
+
+def _field(name: str, value: Any) -> Field:
+    tensors = field_tensors(value)
+    count = len(value) if isinstance(value, list) else None
+    return Field(name, count, tensors[0].dtype if tensors else None)

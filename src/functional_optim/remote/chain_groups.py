@@ -1,0 +1,137 @@
+"""Parameter groups in which all parameters have one chain, and checks of their options."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from functional_optim.core.chain import require_gradients_alone
+from functional_optim.core.stage import Stage
+from functional_optim.core.unmatched_selectors import UnmatchedSelectors
+from functional_optim.frontends.group_chains import GroupChains
+from functional_optim.frontends.group_parts import GroupPart
+from functional_optim.frontends.local_optimizer import OpaqueRecipe
+from functional_optim.frontends.recipe import ChainCache, ComposedRecipe, GroupChain, Recipe
+from functional_optim.frontends.torch_groups import missing_flags, options_of, require_options
+from functional_optim.frontends.torch_schedule import guard_schedules
+from functional_optim.plan.shared_numbers import common_hyper
+from functional_optim.remote.errors import worker_error
+from functional_optim.remote.placement import PlacedGroup
+
+
+class ChainGroups:
+    """Parameter groups with one chain each.
+
+    The caller's groups are divided where their parameters have different chains.
+
+    Args:
+        groups: of the caller.
+        recipe: builds the optimizer of each worker.
+
+    Raises:
+        TypeError: a stage needs inputs other than gradients, or has shared scalars and acts on some
+            parameters only; or the optimizer lacks an option.
+        ValueError: hyper-parameters of shared scalars differ between groups, or an override selects
+            no parameter.
+        WorkerError: the options of a group give no valid chain.
+    """
+
+    def __init__(self, groups: Sequence[PlacedGroup], recipe: Recipe | OpaqueRecipe) -> None:
+        self.params = [one for group in groups for one in group.params]
+        """The parameters in the order of the caller."""
+        self.groups = list(groups)
+        self.recipe = recipe
+        """Builds the optimizer of each worker. Can be sent to workers."""
+        self._state_keys: tuple[str, ...] = ("step",)
+        self._shared: list[int] = []
+        self._parts: list[GroupPart] = []
+        self._recipes: list[Recipe] = []
+        self._chains = ChainCache(lambda number: self._recipes[number])
+        self._first_stages: dict[int, tuple[Stage, ...]] = {}
+        if isinstance(recipe, ComposedRecipe):
+            self._divide_groups(recipe)
+        elif not isinstance(recipe, OpaqueRecipe):
+            self._recipes = [recipe] * len(groups)
+            for group in groups:
+                require_options(group.options, recipe.defaults)
+        pairs = zip(self._recipes, self.groups, strict=False)  # no recipes for an opaque class
+        options = [{**own.defaults, **group.options} for own, group in pairs]
+        self.check_options(options, "the constructor")
+
+    def loaded_options(self, saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a saved group, and the flags of the own group that it lacks."""
+        found = {key: value for key, value in saved.items() if key not in self._state_keys}
+        return {**missing_flags(saved, own), **found}
+
+    def check_options(self, groups: Sequence[Mapping[str, Any]], what: str = "step") -> None:
+        """Check that every worker can step with these options, before any worker steps.
+
+        Each worker computes the shared scalars with the hyper-parameters of its groups, so these
+        must be equal in all groups.
+
+        Args:
+            groups: with their current options.
+            what: the operation, for errors.
+
+        Raises:
+            WorkerError: options that give no valid chain, for the workers with these groups.
+            ValueError: hyper-parameters of shared scalars differ between groups.
+        """
+        errors: dict[str, BaseException] = {}
+        chains = []
+        for number in range(len(self._recipes)):
+            try:
+                chains.append(self._build_chain(number, groups[number]))
+            except (TypeError, ValueError) as error:
+                own = {one.worker: error for one in self.groups[number].params}
+                errors = {**own, **errors}
+        if errors:
+            raise worker_error(what, errors, len({one.worker for one in self.params}))
+        for place in self._shared:
+            hypers = [
+                chain.hypers[part.places.index(place)]
+                for part, chain in zip(self._parts, chains, strict=True)
+                if part.places
+            ]
+            if hypers:
+                common_hyper(self._stages[place], hypers)
+
+    def _build_chain(self, number: int, options: Mapping[str, Any]) -> GroupChain:
+        """Return the chain of a group. Raise TypeError or ValueError if it has other stages."""
+        chain = self._chains.of(number, options, "cpu")
+        if chain.stages != self._first_stages.setdefault(number, chain.stages):
+            raise ValueError(
+                f"the options of parameter group {number} need another chain than it was made "
+                "with; make another optimizer for them"
+            )
+        return chain
+
+    def _divide_groups(self, recipe: ComposedRecipe) -> None:
+        self.recipe = recipe.list_paths({one.name: one.like for one in self.params})
+        optimizer, self._stages = recipe.optimizer, recipe.optimizer.stages
+        require_gradients_alone(optimizer, "DistributedOptimizer")
+        self._state_keys = ("step", *GroupChains(optimizer).shared_entries())
+        unmet = UnmatchedSelectors(optimizer.links, optimizer.overrides)
+        unmet.are_numbered = not all(group.named for group in self.groups)
+        groups, first = self.groups, 0
+        self.groups = []
+        for group in groups:
+            placed = {one.name: one for one in group.params}
+            pairs = [(one.name, one.like) for one in group.params]
+            for one, own in recipe.parts({**group.options, "params": pairs}, first, unmet):
+                part = one._replace(group=guard_schedules(one.group, own.defaults))
+                params = [placed[name] for name, _ in part.group["params"]]
+                self.groups.append(PlacedGroup(params, options_of(part.group), group.named))
+                self._parts.append(part)
+                self._recipes.append(own)
+            first += len(pairs)
+        unmet.check()
+        self._shared = [
+            place for place, stage in enumerate(self._stages) if stage.combine is not None
+        ]
+        for part in self._parts:
+            lacking = [place for place in self._shared if place not in part.places]
+            if part.places and lacking:
+                raise TypeError(
+                    f"{self._stages[lacking[0]].name} keeps numbers for all parameters, and does "
+                    f"not act on {part.group['params'][0][0]!r}: over workers, it must act on "
+                    "every parameter that is not frozen; put it around the partition"
+                )

@@ -1,0 +1,219 @@
+"""Conversion of state between storages: decode to plain values, then encode.
+
+A plain value is in float32, under the name that torch.optim has for the field. A decoded value
+encodes to the same bits, so a conversion from a storage to itself changes nothing.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.stage import Stage
+from functional_optim.core.state import LeafState
+from functional_optim.core.torch_state import entry_dtypes, from_entries
+from functional_optim.storage.layout import field_name
+from functional_optim.storage.param_storage import EXTRAS, extras_for
+from functional_optim.storage.state_storage import BLOCK, STATE_STORAGES
+from functional_optim.storage.stored import Stored
+
+STEP = "step"
+_SCALE = STATE_STORAGES["int8"].suffixes[1]
+
+
+class PlainForm(NamedTuple):
+    """A chain before it was stored, and the fields of its state."""
+
+    stages: tuple[Stage, ...]
+    hypers: tuple[Any, ...]
+    dtypes: Mapping[str, torch.dtype]
+    """The dtype of each field of the state, by its name."""
+    stored: bool
+    """True if the chain is stored."""
+    extras: tuple[str, ...]
+    """Names of the extra tensors of the parameter's storage, such as a master."""
+
+
+class FieldTensors(NamedTuple):
+    """Names of the tensors of an encoded field."""
+
+    values: str
+    scale: str | None
+    """The scales of the blocks, if the values have 8 bits."""
+
+
+def plain_form(
+    stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
+) -> PlainForm:
+    """Return the plain form of a chain, stored or not, for parameters of a shape and a dtype."""
+    plain = plain_stages(stages)
+    values: list[Any] = []
+    extras: tuple[str, ...] = ()
+    stored = False
+    for stage, hyper in zip(stages, hypers, strict=True):
+        if isinstance(stage, Stored):
+            values += stage.layout.hypers(hyper)
+            extras += stage.layout.extras
+            stored = True
+        else:
+            values.append(hyper)
+    dtypes = entry_dtypes(plain, values, shape, torch.float32 if stored else dtype)
+    return PlainForm(plain, tuple(values), dtypes, stored, extras)
+
+
+def plain_stages(stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """Return the stages of a chain before it was stored."""
+    found: list[Stage] = []
+    for stage in stages:
+        found += stage.parts() if isinstance(stage, Stored) else [stage]
+    return tuple(found)
+
+
+def find_field_tensors(fields: Collection[str], names: Collection[str]) -> dict[str, FieldTensors]:
+    """Return the names of the tensors of each field. Missing fields are left out.
+
+    Args:
+        fields: names of plain fields.
+        names: names of tensors, in any storage.
+    """
+    found = {}
+    for field in fields:
+        for base in (field, field_name(field)):
+            if base in names:
+                scale = base + _SCALE
+                is_scale = scale in names and scale not in fields
+                found[field] = FieldTensors(base, scale if is_scale else None)
+                break
+    return found
+
+
+def find_extras(names: Collection[str], fields: Collection[str]) -> list[str]:
+    """Return the names that belong to the storage of the parameter."""
+    return [name for name in EXTRAS if name in names and name not in fields]
+
+
+def decode_entries(entries: Mapping[str, Any], fields: Collection[str]) -> dict[str, Any]:
+    """Decode the entries of a state in any storage.
+
+    Args:
+        entries: by name, of a parameter, or of a part of it that starts at a block.
+        fields: names of the plain fields.
+
+    Returns:
+        The fields under their plain names, and all other entries unchanged, such as ``step`` and
+        the extra tensors of the parameter.
+
+    Raises:
+        ValueError: values and scales that do not fit together.
+    """
+    parts = find_field_tensors(fields, entries)
+    used = {name for one in parts.values() for name in one}
+    found: dict[str, Any] = {key: value for key, value in entries.items() if key not in used}
+    for field, (values, scale) in parts.items():
+        found[field] = _decode_field(entries[values], entries[scale] if scale else None, field)
+    return found
+
+
+def _decode_field(values: Any, scale: Any, field: str) -> Any:
+    if not isinstance(values, Tensor):
+        return values
+    if scale is None:
+        is_short = values.dtype in (torch.bfloat16, torch.float16)
+        return STATE_STORAGES["bfloat16"].decode((values,)) if is_short else values
+    blocks = -(-values.numel() // BLOCK)
+    if values.dtype != torch.uint8 or scale.numel() != blocks:
+        raise ValueError(
+            f"{field} has {values.numel()} elements of {values.dtype} and {scale.numel()} scales: "
+            f"8-bit state is torch.uint8, with a scale for each {BLOCK} elements ({blocks})"
+        )
+    return STATE_STORAGES["int8"].decode((values, scale.to(values.device, torch.float32)))
+
+
+def encode_entries(
+    stages: Sequence[Stage],
+    hypers: Sequence[Any],
+    param: Tensor,
+    entries: Mapping[str, Any],
+    name: str,
+    *,
+    group_step: Any = None,
+) -> LeafState:
+    """Return the state of a chain from plain entries, encoded with rounding to nearest.
+
+    Extra tensors with the names that the chain has are used unchanged. Otherwise they are computed
+    from the parameter, and from the extra tensors of another storage. From the parameter alone, a
+    master equals the parameter, and a compensation is zero.
+
+    Args:
+        stages: of the chain, stored or not.
+        hypers: hyper-parameters of the chain.
+        param: the parameter, or the part of it that the entries belong to. It is not changed.
+        entries: as :func:`decode_entries` returns them.
+        name: of the parameter, for errors.
+        group_step: the step count of the group, for entries without a step count.
+
+    Raises:
+        ValueError: entries that are missing, unknown, or of another shape.
+    """
+    form = plain_form(stages, hypers, param.shape, param.dtype)
+    kept = {key: entries[key] for key in find_extras(entries, form.dtypes)}
+    given = {
+        key: _cast(value, param, form.dtypes.get(key))
+        for key, value in entries.items()
+        if key not in kept
+    }
+    read = partial(from_entries, form.stages, form.hypers, group_step=group_step, reinit=True)
+    if not form.stored:
+        return read(param, given, name)
+    with torch.no_grad():
+        wide = param.detach().to(torch.float32)
+        state = read(wide, given, name)
+        left = list(state.stages)
+        encoded = []
+        for stage in stages:
+            assert isinstance(stage, Stored), "all stages of a stored chain are stored"
+            layout = stage.layout
+            count = len(layout.plan.stages)
+            storage = layout.plan.param
+            extras = extras_for(storage, param.detach(), kept) if layout.extras else ()
+            encoded.append(layout.encode_states(extras, left[:count], wide))
+            left = left[count:]
+    return state._replace(stages=tuple(encoded))
+
+
+def _cast(value: Any, param: Tensor, dtype: torch.dtype | None) -> Any:
+    """Return a field on the device of the parameter, in the dtype of the plain field."""
+    if not isinstance(value, Tensor) or dtype is None:
+        return value
+    same = value.is_floating_point() == dtype.is_floating_point
+    same = same and value.is_complex() == dtype.is_complex
+    return value.detach().to(param.device, dtype if same else value.dtype)
+
+
+def from_any_storage(
+    stages: Sequence[Stage],
+    hypers: Sequence[Any],
+    param: Tensor,
+    entries: Mapping[str, Any],
+    name: str,
+    *,
+    group_step: Any = None,
+) -> LeafState:
+    """Return the state of a stored chain from entries in any storage, or without storage.
+
+    Raises:
+        ValueError: the entries do not fit, or they hold digits that belong into the parameter.
+    """
+    fields = plain_form(stages, hypers, param.shape, param.dtype).dtypes
+    digits = find_extras(entries, fields)
+    if digits and param.dtype != torch.bfloat16:
+        raise ValueError(
+            f"the state of {name!r} has {', '.join(digits)}: digits of a bfloat16 parameter, which "
+            f"one of {param.dtype} would have to take itself, and loading state changes no "
+            "parameter; load it with sharding.ZeroRedundancyOptimizer, which does that, or take "
+            "them out of the state dict"
+        )
+    plain = decode_entries(entries, fields)
+    return encode_entries(stages, hypers, param, plain, name, group_step=group_step)

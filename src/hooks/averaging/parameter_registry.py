@@ -1,0 +1,72 @@
+"""Registry of hook states by parameter.
+
+torch's post-local SGD hook and averager keep two separate step counts, and checkpoints lose one of
+them. Here, a hook registers its state for each parameter in its buckets. The optimizer that steps
+these parameters finds the state, compares its count, saves it and loads it.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Generic, Protocol, TypeVar
+from weakref import ref
+
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+T = TypeVar("T")
+
+
+class ParameterRegistry(Generic[T]):
+    """Objects registered for parameters, with weak references to both.
+
+    Example::
+
+        >>> import torch
+        >>> class Hook: ...
+        >>> hooks, hook, params = ParameterRegistry(), Hook(), [torch.ones(1), torch.ones(2)]
+        >>> hooks.add(hook, params)
+        >>> hooks.find(params) == [hook]
+        True
+    """
+
+    def __init__(self) -> None:
+        self._objects: Any = WeakIdKeyDictionary()
+
+    def add(self, one: T, params: Iterable[Tensor]) -> None:
+        for param in params:
+            self._objects[param] = ref(one)
+
+    def find(self, params: Iterable[Tensor]) -> list[T]:
+        """Return the objects registered for some of these parameters, each once."""
+        found: dict[int, T] = {}
+        for param in params:
+            one = self._objects[param]() if param in self._objects else None
+            if one is not None:
+                found[id(one)] = one
+        return list(found.values())
+
+
+class HookMemory(Protocol):
+    """State that a communication hook keeps between backward passes.
+
+    Example::
+
+        >>> from hooks.averaging.contrib import PowerSGDMemory
+        >>> all(hasattr(PowerSGDMemory, name) for name in ("state_dict", "check"))
+        True
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the whole state, between two backward passes."""
+        ...
+
+    def check(self, state_dict: Mapping[str, Any]) -> None:
+        """Raise ValueError if :meth:`load_state_dict` cannot load a state dict."""
+        ...
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a state dict."""
+        ...
+
+
+HOOK_MEMORIES: ParameterRegistry[HookMemory] = ParameterRegistry()
+"""The memories of all parameters, saved and loaded by the optimizer that steps these parameters."""

@@ -1,0 +1,190 @@
+"""Bytes of optimizer state and FLOPs of a step, for each parameter."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim import Optimizer
+from functional_optim.core.closure_optimizer import refuse_closure
+from functional_optim.core.format import format_value
+from functional_optim.core.stage import Stage, block_size_of
+from functional_optim.core.state import state_tensors
+from functional_optim.core.state_init import init_leaf
+from functional_optim.optimizer.flops import step_flops
+from sharding.spec import BlockSpec, ParameterSpec, kind_of
+from sharding.weights import Weight
+
+OptimizerOrFactory = Optimizer | Callable[[ParameterSpec], Optimizer]
+"""The optimizer of all parameters, or a function that returns the optimizer of each parameter."""
+
+COUNTED = 64
+"""Number of elements with which the operations of a pointwise rule are counted."""
+
+
+def optimizers_of(specs: Sequence[ParameterSpec], optimizer: OptimizerOrFactory) -> list[Optimizer]:
+    """Return the optimizer of each parameter; for a block, the optimizer of its parameter."""
+    refuse_closure(optimizer, "a shard plan")
+    if isinstance(optimizer, Optimizer):
+        if not optimizer.is_composed:
+            return [optimizer] * len(specs)
+        chains = _by_parameter(specs, optimizer.chains_for)
+        by_chain = {id(chain): optimizer.of_chain(chain) for chain in chains}
+        return [by_chain[id(chain)] for chain in chains]
+    if not callable(optimizer):
+        raise TypeError(
+            "optimizer must be a functional_optim.Optimizer or a function from a ParameterSpec to "
+            f"one, got {format_value(optimizer)}"
+        )
+    found = _by_parameter(specs, lambda params: list(map(optimizer, params)), whole=True)
+    for spec, one in zip(specs, found, strict=True):
+        refuse_closure(one, "a shard plan")
+        if not isinstance(one, Optimizer):
+            raise TypeError(
+                f"the optimizer of {spec.path!r} must be an Optimizer, got {format_value(one)}"
+            )
+    return found
+
+
+def by_optimizer(
+    specs: Sequence[ParameterSpec], optimizer: OptimizerOrFactory
+) -> list[tuple[Optimizer, list[int]]]:
+    """Return the optimizers of parameters, each with the indices of its specs."""
+    found: dict[int, tuple[Optimizer, list[int]]] = {}
+    for index, one in enumerate(optimizers_of(specs, optimizer)):
+        found.setdefault(id(one), (one, []))[1].append(index)
+    return list(found.values())
+
+
+def hypers_of(specs: Sequence[ParameterSpec], optimizer: Optimizer) -> list[tuple[Any, ...]]:
+    """Return the hyper-parameters of each parameter, with overrides; equal ones are one object."""
+    return _by_parameter(specs, optimizer.hypers_for)
+
+
+def _by_parameter(
+    specs: Sequence[ParameterSpec], function: Callable[[Any], list[Any]], *, whole: bool = False
+) -> list[Any]:
+    """Call a function once for all parameters, and return its result for each spec."""
+    wholes = [spec.parameter if isinstance(spec, BlockSpec) else spec for spec in specs]
+    params = {spec.path: spec for spec in wholes}
+    distinct = list(params.values())
+    tree = OrderedDict(
+        (spec.path, torch.empty(spec.shape, dtype=spec.dtype, device="meta"))
+        for spec in (() if whole else distinct)
+    )
+    results = function(distinct if whole else tree)
+    if len(distinct) == len(specs):
+        return results
+    by_path = dict(zip(params, results, strict=True))
+    return [by_path[spec.path] for spec in wholes]
+
+
+class SteppedSpec(NamedTuple):
+    """A parameter or block, with the chain that steps it."""
+
+    spec: ParameterSpec
+    stages: Sequence[Stage]
+    hypers: Sequence[Any]
+    is_whole: bool
+    """True if the chain needs the whole tensor."""
+
+
+def state_weights(specs: Sequence[ParameterSpec], optimizer: OptimizerOrFactory) -> list[Weight]:
+    """Return the bytes of state of each parameter, as a function of the elements in a piece.
+
+    Raises:
+        ValueError: the state of a pointwise rule is not linear in the number of elements.
+    """
+    return _weights(specs, optimizer, _state_weight)
+
+
+def flop_weights(specs: Sequence[ParameterSpec], optimizer: OptimizerOrFactory) -> list[Weight]:
+    """Return the operations of a step of each parameter, as a function of its elements.
+
+    Raises:
+        ValueError: a rule multiplies matrices and declares no FLOPs.
+    """
+    return _weights(specs, optimizer, _flop_weight)
+
+
+def _weights(
+    specs: Sequence[ParameterSpec],
+    optimizer: OptimizerOrFactory,
+    weigh: Callable[[SteppedSpec], Weight],
+) -> list[Weight]:
+    weights: list[Weight] = [Weight(0)] * len(specs)
+    for one, indices in by_optimizer(specs, optimizer):
+        kind = kind_of(one)
+        part = specs if len(indices) == len(specs) else [specs[index] for index in indices]
+        known: dict[tuple[Any, ...], Weight] = {}
+        for index, spec, hypers in zip(indices, part, hypers_of(part, one), strict=True):
+            whole = kind == "per_matrix" or spec.kind == "per_matrix"
+            # The state of a rule that needs the whole tensor can have any shape.
+            source = spec.parameter if isinstance(spec, BlockSpec) else None
+            parts = None if source is None else (source.blocks, source.shape)
+            key = (id(hypers), spec.dtype, spec.shape if whole else None, parts)
+            if key not in known:
+                own = unsplit_hypers(spec, one.stages, hypers)
+                known[key] = weigh(SteppedSpec(spec, one.stages, own, whole))
+            weights[index] = known[key]
+    return weights
+
+
+def unsplit_hypers(
+    spec: ParameterSpec, stages: Sequence[Stage], hypers: Sequence[Any]
+) -> Sequence[Any]:
+    """Return the hyper-parameters for stepping a block alone; for a parameter, its own."""
+    if not isinstance(spec, BlockSpec):
+        return hypers
+    whole, found = spec.parameter, []
+    for stage, hyper in zip(stages, hypers, strict=True):
+        if stage.blocks is None:
+            found.append(hyper)
+            continue
+        theirs, ours = stage.blocks.of(hyper), whole.blocks
+        assert ours is not None, "it has a block"
+        if theirs.has_parts and theirs.bounds(whole.shape) != ours.bounds(whole.shape):
+            raise ValueError(
+                f"{whole.path!r} is declared with {ours}, and its rule {stage.name} divides it by "
+                f"{theirs}; declare the same blocks, or leave out the options of the rule"
+            )
+        found.append(stage.blocks.unsplit(hyper))
+    return found
+
+
+def _flop_weight(one: SteppedSpec) -> Weight:
+    if one.is_whole:
+        return Weight(0, per_piece=step_flops(one.stages, one.hypers, one.spec.shape))
+    count = step_flops(one.stages, one.hypers, (COUNTED,))
+    return Weight(-(-count // COUNTED))
+
+
+def _state_weight(one: SteppedSpec) -> Weight:
+    spec, stages = one.spec, one.stages
+
+    def nbytes(*shape: int) -> int:
+        return state_bytes(stages, one.hypers, torch.empty(shape, dtype=spec.dtype, device="meta"))
+
+    if one.is_whole:
+        return Weight(0, per_piece=nbytes(*spec.shape))
+    block = block_size_of(stages)
+    per_element = nbytes(2) - nbytes(1)
+    per_block = 0 if block == 1 else nbytes(block + 1) - nbytes(block) - per_element
+    weight = Weight(per_element, per_block, nbytes(1) - per_element - per_block, block)
+    for elements in (3, 5 * block + 2):
+        if nbytes(elements) != weight.of(elements):
+            raise ValueError(
+                f"the state of {spec.path!r} does not grow evenly with its elements "
+                f"({nbytes(elements)} bytes for {elements}, {weight.of(elements)} expected), so "
+                "its bytes cannot be planned for; a rule with such a state is per_matrix"
+            )
+    return weight
+
+
+def state_bytes(stages: Sequence[Stage], hypers: Sequence[Any], param: Tensor) -> int:
+    """Return the bytes of the initial state of a parameter, with its step count."""
+    with torch.no_grad():
+        leaf = init_leaf(stages, hypers, param)
+    return sum(tensor.nbytes for tensor in (leaf.step, *state_tensors(leaf.stages)))

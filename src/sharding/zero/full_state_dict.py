@@ -1,0 +1,153 @@
+"""State of all ranks as one torch.optim state dict, gathered on one rank."""
+
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.storage.conversion import decode_entries
+from sharding.transport import TransportError
+from sharding.zero.collective import run_on_all_ranks
+from sharding.zero.optimizer_parts import OptimizerParts, local_state_ranges
+from sharding.zero.params import indices_of
+from sharding.zero.state_layout import StateLayouts, to_class_entries
+from sharding.zero.stream import Stream, check_can_send, empty_copy, list_tensors
+
+States = dict[int, dict[Any, Any]]
+"""The entries of torch.optim, by the number of the parameter."""
+
+
+class ConsolidatedState(NamedTuple):
+    """State of all ranks, gathered on one rank after the last step."""
+
+    to: int
+    """The rank that has the state."""
+    states: States | None
+    """The state, on that rank."""
+
+
+def gather_full_state(parts: OptimizerParts, to: int) -> States | None:
+    """Gather the state of every rank on the CPU of one rank; None on other ranks. Collective.
+
+    Other ranks hold only their own part, and a chunk.
+
+    Args:
+        parts: of the optimizer.
+        to: the target rank, in the process group.
+
+    Raises:
+        RuntimeError: another rank failed; names the rank, and its error.
+        TransportError: a rank died, or did not come; names it.
+        TypeError: an entry that is neither a tensor nor a plain value.
+        ValueError: ``to`` is not a rank, or differs between ranks.
+    """
+    own: list[Any] = []
+
+    def prepare() -> int:
+        size = parts.process_group.size()
+        if to not in range(size):
+            raise ValueError(f"to must be a rank of the process group, 0 to {size - 1}, got {to!r}")
+        if parts.rank < parts.plan.shard_ranks:  # only the first replica sends
+            own.append(local_content(parts))
+            check_can_send(own)
+        return to
+
+    # Errors must be raised before the first message, since another rank may wait for the second.
+    told = run_on_all_ranks(
+        parts.process_group, parts.device, "prepare its state to be collected", prepare
+    )
+    if len(set(told)) > 1:
+        raise ValueError(f"to must be the same on all ranks, got {told}, in the order of ranks")
+    if parts.rank == to:
+        return _receive_states(parts, own[0] if own else None)
+    if parts.rank < parts.plan.shard_ranks:
+        stream = Stream(parts.process_group, to, parts.device)
+        error = stream.receive()
+        if error is not None:
+            raise TransportError(error)
+        stream.send(own[0])
+    return None
+
+
+def _receive_states(parts: OptimizerParts, own: Any) -> States:
+    """Receive the state of one rank after another. If a rank is lost, tell the remaining ranks."""
+    found: dict[Any, Any] = {}
+    streams = {
+        rank: Stream(parts.process_group, rank, parts.device)
+        for rank in range(parts.plan.shard_ranks)
+        if rank != parts.rank
+    }
+    whole = parts.shards is None
+    if parts.rank < parts.plan.shard_ranks:
+        slots = _target_tensors(empty_copy(own), found, whole=whole)
+        for into, value in zip(list_tensors(slots), list_tensors(own), strict=True):
+            into.copy_(value)
+    while streams:
+        stream = streams.pop(min(streams))
+        try:
+            stream.send(None)
+            stream.receive(lambda coming: _target_tensors(coming, found, whole=whole))
+        except BaseException as error:
+            for other in streams.values():
+                with suppress(TransportError):
+                    other.send(f"{type(error).__name__}: {error}")
+            raise
+    return dict(sorted((found if whole else _to_torch_states(parts, found)).items()))
+
+
+def local_content(parts: OptimizerParts) -> Any:
+    """Return the state of this rank in the form in which it is sent.
+
+    For a class without functional equivalent, the entries by number of their parameter. Otherwise,
+    by key of a state tensor, its shape and this rank's ranges of it, by their first element.
+    """
+    if parts.shards is None:
+        numbers = indices_of(parts.groups)
+        return {
+            numbers[id(param)]: dict(parts.optim.state[param])
+            for one in parts.plan.owned(parts.rank)
+            if (param := parts.params[one.path]) in parts.optim.state
+        }
+    return {key: list(one) for key, one in local_state_ranges(parts).items()}
+
+
+def _target_tensors(content: Any, found: dict[Any, Any], *, whole: bool) -> Any:
+    """Return the tensors into which the content of a rank is written; add them to ``found``."""
+    if whole:
+        found.update(content)
+        return content
+    slots = []
+    for key, (shape, ranges) in content.items():
+        for start, one in ranges.items():
+            if key not in found:
+                found[key] = torch.empty(shape, dtype=one.dtype, device="cpu")
+            slots.append(found[key].view(-1)[start : start + one.numel()])
+    return slots
+
+
+def _to_torch_states(parts: OptimizerParts, tensors: dict[str, Tensor]) -> States:
+    """Return entries as the imitated class writes them, by the number of their parameter."""
+    numbers, found = indices_of(parts.groups), States()
+    names: dict[str, list[str]] = {}
+    for key in tensors:
+        path, _, name = key.rpartition("/")
+        names.setdefault(path, []).append(name)
+    layouts = StateLayouts(parts.known_shards, parts.groups)
+    for path, param, layout in layouts.named(parts.params, names):
+        entries = {name: tensors.pop(f"{path}/{name}") for name in names[path]}
+        if layout.plain.stored:
+            entries = decode_entries(entries, layout.plain.dtypes)
+        fields, late = layout.plain.dtypes, layout.starts_late(param)
+        written = to_class_entries(entries, parts.schema, fields, starts_late=late)
+        if written:
+            number = numbers[id(param)]
+            found[number] = {key: _like_param(one, param) for key, one in written.items()}
+    return found
+
+
+def _like_param(tensor: Tensor, param: Tensor) -> Tensor:
+    """Return a tensor with the strides of its parameter, if it has its shape."""
+    if tensor.shape != param.shape or param.is_contiguous():
+        return tensor
+    return torch.empty_like(param, dtype=tensor.dtype, device="cpu").copy_(tensor)

@@ -1,0 +1,300 @@
+"""Steps and gathers of ranges, which communication hooks use with ZeroRedundancyOptimizer."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from functional_optim.frontends.averaged_params import AveragedParams, Views
+from sharding.ownership import OwnedRange
+from sharding.shard_plan import ShardPlan
+from sharding.transport import Transport
+from sharding.zero.coalescing import MessagePlan
+from sharding.zero.full_state_dict import ConsolidatedState
+from sharding.zero.gather import GatherWork, gather_views, plan_gather
+from sharding.zero.groups import Transports, all_reduce_vector, sum_vector, vectors_of
+from sharding.zero.local_shards import Gradients, LocalShards
+from sharding.zero.parameter_memory import ParameterMemory
+from sharding.zero.shard_steps import ShardSteps
+from sharding.zero.shared_scalar_steps import SharedScalarSteps
+
+_REQUIRES_GRAD = attrgetter("requires_grad")  # without a Python call for each parameter
+
+MOST_GATHERS = 16
+"""Number of sets of parameters whose gather messages are kept."""
+
+
+class RangeStepMixin(AveragedParams):
+    """Part of :class:`~sharding.ZeroRedundancyOptimizer` that steps and gathers ranges."""
+
+    plan: ShardPlan
+    params: dict[str, Tensor]
+    optim: torch.optim.Optimizer
+    process_group: dist.ProcessGroup
+    rank: int
+    _memory: ParameterMemory
+    _local: ShardSteps | None
+    _messages: dict[tuple[tuple[str, ...], int], MessagePlan]
+    _transports: Transports
+    _opt_called: bool
+    _collected: ConsolidatedState | None
+
+    hook_unscales: bool = False
+    """True if the communication hook divides gradients by the scale of a GradScaler."""
+
+    @property
+    def owned(self) -> tuple[OwnedRange, ...]:
+        """The ranges that this rank owns; whole parameters, if no parameter is cut."""
+        return self.plan.owned(self.rank)
+
+    @property
+    def join_device(self) -> torch.device:
+        """The device on which ranks communicate."""
+        return next(iter(self.params.values())).device
+
+    @property
+    def measured_stages(self) -> int:
+        """Number of totals over all gradients that :meth:`step_owned` needs."""
+        return self._steps.measured_stages
+
+    @property
+    def steps_at_once(self) -> bool:
+        """True if one call of :meth:`step_owned` is a step of all parameters.
+
+        This holds for optimizers with shared scalars. Parameters that are not in the call have no
+        gradient in that step.
+        """
+        return self._shared_steps is not None
+
+    def begin_iteration(self) -> None:
+        """Begin an iteration, in which every owned range is stepped exactly once.
+
+        Raises:
+            RuntimeError: the last iteration did not end; names the ranges that were not stepped.
+        """
+        self._steps.tracker.begin(self._own.every())
+
+    def end_iteration(self) -> None:
+        """End an iteration.
+
+        Raises:
+            RuntimeError: names owned trainable parameters that were neither stepped nor declared
+                unused.
+        """
+        self._steps.tracker.end(self._own.every())
+        self._opt_called = True  # else torch's schedulers warn that there was no step
+
+    def skip(self, paths: Iterable[str]) -> None:
+        """Declare that these parameters have no gradient in this iteration.
+
+        Raises:
+            ValueError: an unknown path.
+        """
+        declared = list(paths)
+        for path in declared:
+            self.plan.index_of(path)
+        self._steps.tracker.skip(declared)
+
+    def step_owned(self, gradients: Gradients, *, measured: Sequence[Tensor] = ()) -> None:
+        """Step some ranges in place, with the current options of ``param_groups``.
+
+        Other ranks do not get the new values: see :meth:`gather_ranges`. If :attr:`steps_at_once`,
+        every rank must call this for each step, even if it owns nothing.
+
+        Args:
+            gradients: by path, ranges [start, stop) of the flattened parameter, as in
+                :attr:`owned`, and their flat gradients (or the gradient of the whole parameter, in
+                its shape).
+            measured: the totals that the chain needs: see :meth:`measure`.
+
+        Raises:
+            RuntimeError: a range that was stepped in this iteration already, or declared unused.
+            ValueError: a range that this rank does not own; a gradient or an option that does not
+                fit. Nothing has changed.
+
+        Example::
+
+            >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            >>> from sharding import ZeroRedundancyOptimizer
+            >>> w = torch.nn.Parameter(torch.ones(4))
+            >>> zero = ZeroRedundancyOptimizer([("w", w)], torch.optim.SGD, lr=0.5)
+            >>> zero.step_owned({"w": [(0, 4, torch.ones(4))]})
+            >>> w.tolist()
+            [0.5, 0.5, 0.5, 0.5]
+            >>> dist.destroy_process_group()
+        """
+        asked = self._own.match_ranges(gradients)
+        self._collected = None
+        self._find_memory(self.params if self.steps_at_once else gradients)
+        self._steps.step_some(asked, measured)
+        self._memory.mark_changed(gradients)
+
+    def measure(self, gradients: Gradients, *, measured: Sequence[Tensor] = ()) -> Tensor:
+        """Return the addends of these ranges to the next total, such as squared norms.
+
+        Args:
+            gradients: as for :meth:`step_owned`.
+            measured: the totals before this one.
+
+        Returns:
+            A float64 tensor on the CPU, with an entry for each parameter of the plan; with a row
+            for each total, if the stage needs several. Add the results of several calls, and pass
+            the sum to :meth:`total`.
+
+        Raises:
+            ValueError: the chain needs no further total; else as for :meth:`step_owned`.
+        """
+        asked = self._own.match_ranges(gradients)
+        self._find_memory(self.params if self.steps_at_once else gradients)
+        addends, numbers = self._steps.addends_of(asked, measured)
+        return vectors_of(addends, self.plan, numbers)
+
+    def total(self, addends: Tensor) -> Tensor:
+        """Return the sum over all parameters and ranks, for the argument ``measured``. Collective.
+
+        If the plan cuts no parameter, the result equals that of one process bit for bit.
+
+        Args:
+            addends: the result of :meth:`measure`.
+        """
+        return self.summed(
+            all_reduce_vector(addends, self.plan, self.process_group, self.join_device)
+        )
+
+    def summed(self, vector: Tensor) -> Tensor:
+        """Return the sum over all parameters, in the order in which one process sums them.
+
+        Args:
+            vector: an entry for each parameter, in float64, on the CPU; or several such rows.
+        """
+        if vector.dim() > 1:
+            return torch.stack(list(map(self.summed, vector.unbind())))
+        return sum_vector(vector)
+
+    def gather_ranges(self, paths: Iterable[str] | None = None) -> GatherWork:
+        """Start to gather parameters, by default all trained parameters. Collective.
+
+        Args:
+            paths: of the parameters, the same on all ranks.
+
+        Returns:
+            The work, with ``wait()``. Nothing may use the parameters before it is done.
+        """
+        chosen = tuple(self._changing_paths() if paths is None else paths)
+        size = self.plan.shard_ranks  # the transports connect the ranks of one replica
+        if (chosen, size) not in self._messages and len(self._messages) >= MOST_GATHERS:
+            self._messages.clear()  # each step trains other parameters
+        messages = self._messages_of(chosen, size)
+        return GatherWork(self._memory, messages, chosen, self._transports)
+
+    def gather_over(self, transport: Transport, paths: tuple[str, ...]) -> GatherWork:
+        """Gather parameters over a transport of the caller; the same paths at every step.
+
+        Autograd is not told about the writes: the caller knows when nothing reads the parameters.
+
+        Args:
+            transport: over the process group, or another group of the same ranks.
+            paths: of parameters on one device.
+        """
+        messages = self._messages_of(paths, transport.size)
+        transports = {self.params[paths[0]].device: transport}
+        return GatherWork(self._memory, messages, (), transports, in_flight=None)
+
+    def _messages_of(self, paths: tuple[str, ...], size: int) -> MessagePlan:
+        """Return the messages that gather parameters, for their current memory."""
+        self._find_memory(paths)
+        found = self._messages.get((paths, size))
+        if found is None:
+            found = plan_gather(self._memory, self.plan, paths, size)
+            self._messages[paths, size] = found
+        return found
+
+    def view(self) -> Views:
+        """Return the parameters to evaluate with: see :meth:`Optimizer.view`. Collective.
+
+        The parameters do not change, but nothing may read them during the call. :meth:`averaged`
+        writes the result into a model; it is collective, too, at the start of the ``with`` block.
+
+        Returns:
+            A new tensor for each whole parameter, the same on all ranks: a dict by name if the
+            optimizer has names, else a list in the order of ``param_groups``.
+
+        Raises:
+            RuntimeError: a class without functional equivalent; or :meth:`averaged` is active.
+            TransportError: a rank died, or did not come. Nothing has changed.
+
+        Example::
+
+            >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            >>> from functional_optim import chain, ema, sgd
+            >>> from sharding import ZeroRedundancyOptimizer
+            >>> weight = torch.nn.Parameter(torch.ones(1))
+            >>> zero = ZeroRedundancyOptimizer([("weight", weight)], chain(sgd(lr=1.0), ema(0.5)))
+            >>> weight.grad = torch.ones(1)
+            >>> zero.step()
+            >>> weight.tolist(), zero.view()["weight"].tolist()
+            ([0.0], [0.5])
+            >>> dist.destroy_process_group()
+        """
+        return super().view()
+
+    def _viewed(self) -> list[Tensor]:
+        params = [param for group in self.param_groups for param in group["params"]]
+        self._find_memory(self.params)
+        return gather_views(
+            self._own, self.param_groups, params, lambda: self.gather_ranges(self.params).wait()
+        )
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """The shared scalars of the optimizer: see :meth:`Optimizer.shared`."""
+        steps = self._shared_steps
+        return {} if steps is None else steps.shared
+
+    @property
+    def _shared_steps(self) -> SharedScalarSteps | None:
+        return None if self._local is None else self._local.shared_steps
+
+    def gather(self) -> None:
+        """Gather all trained parameters on every rank. Collective.
+
+        Raises:
+            TransportError: a rank died, or did not come within the group's timeout; names it.
+        """
+        self.gather_ranges().wait()
+
+    def _total(self, addends: Mapping[str, Tensor], numbers: int) -> Tensor:
+        """Return the total of addends by path, with ``numbers`` elements each; 0 for scalars."""
+        return self.total(vectors_of(addends, self.plan, numbers))
+
+    @property
+    def _steps(self) -> ShardSteps:
+        if self._local is None:
+            raise RuntimeError(
+                f"{type(self.optim).__name__} has no functional equivalent, so it cannot be "
+                "stepped by ranges"
+            )
+        return self._local
+
+    @property
+    def _own(self) -> LocalShards:
+        return self._steps.owned
+
+    def _changing_paths(self) -> Iterable[str]:
+        """Return the parameters that may change in a step."""
+        own: Collection[str] = self.params
+        if not all(map(_REQUIRES_GRAD, self.params.values())):
+            every = self.params.items()
+            own = {path for path, one in every if one.requires_grad or one.grad is not None}
+        if self._shared_steps is not None:
+            own = self._shared_steps.find_changing(own)
+        return own if own is self.params else (path for path in self.params if path in own)
+
+    def _find_memory(self, paths: Collection[str]) -> None:
+        if self._memory.refresh(paths):
+            self._messages.clear()
+            if self._local is not None:
+                self._local.update_views()

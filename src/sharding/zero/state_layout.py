@@ -1,0 +1,188 @@
+"""Layout of the state of a parameter, and conversion of saved state to it, range by range."""
+
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.stage import block_size_of
+from functional_optim.core.state import LeafState
+from functional_optim.core.torch_state import starts_in_first_step
+from functional_optim.frontends.recipe import GroupChain, StateDictForm
+from functional_optim.frontends.torch_checkpoint import torch_step
+from functional_optim.storage.conversion import (
+    FieldTensors,
+    PlainForm,
+    decode_entries,
+    encode_entries,
+    find_extras,
+    find_field_tensors,
+    plain_form,
+)
+from functional_optim.storage.param_storage import value_of
+from functional_optim.storage.state_storage import BLOCK
+from sharding.zero.local_shard import FieldKind, LocalShard, field_kinds_of
+from sharding.zero.local_shards import LocalShards
+from sharding.zero.params import Groups
+
+Span = tuple[int, int]
+"""Elements [start, stop) of a flattened tensor."""
+
+
+class StateLayout(NamedTuple):
+    """Layout of the state of a parameter, in torch-like entries and in a storage."""
+
+    chain: GroupChain
+    plain: PlainForm
+    kinds: Mapping[str, FieldKind]
+    """The kind of each plain field; empty if the chain needs whole parameters."""
+    block_size: int
+    """Number of elements for which a field of the kind "block" has one entry."""
+
+    def starts_late(self, param: Tensor) -> bool:
+        """Return True if torch creates all state of this parameter in its first step."""
+        plain = self.plain
+        like = param.detach().new_empty(0, dtype=torch.float32) if plain.stored else param
+        return starts_in_first_step(plain.stages, plain.hypers, like)
+
+
+class StateLayouts:
+    """State layouts of the shards of a rank, one for each group, shape, dtype and device."""
+
+    def __init__(self, shards: LocalShards, groups: Groups) -> None:
+        self._shards = shards
+        self._groups = groups
+        self._known: dict[Any, StateLayout] = {}
+
+    def of(self, shard: LocalShard) -> StateLayout:
+        """Return the layout of the state of a shard."""
+        return self.at(shard.group, shard.tensor)
+
+    def at(self, number: int, param: Tensor) -> StateLayout:
+        """Return the layout of the state of a parameter of a group, whichever rank owns it."""
+        kind = (number, param.shape, param.dtype, param.device)
+        if kind not in self._known:
+            chain = self._shards.chain_for(number, self._groups[number], param.device.type)
+            self._known[kind] = _layout(chain, param)
+        return self._known[kind]
+
+    def named(
+        self, params: Mapping[str, Tensor], wanted: Container[str]
+    ) -> Iterator[tuple[str, Tensor, StateLayout]]:
+        """Yield (path, parameter, layout) for the wanted paths, whichever rank owns them."""
+        paths = {id(param): path for path, param in params.items()}
+        for number, group in enumerate(self._groups):
+            for param in group["params"]:
+                if paths[id(param)] in wanted:
+                    yield paths[id(param)], param, self.at(number, param)
+
+
+def _layout(chain: GroupChain, key: Tensor) -> StateLayout:
+    form = plain_form(chain.stages, chain.hypers, key.shape, key.dtype)
+    like = key.detach().new_empty(0, dtype=torch.float32) if form.stored else key
+    kinds = field_kinds_of(chain._replace(stages=form.stages, hypers=form.hypers), like)
+    return StateLayout(chain, form, kinds, block_size_of(form.stages))
+
+
+def spans_of(
+    layout: StateLayout, names: Sequence[str], numel: int, start: int, stop: int
+) -> dict[str, Span]:
+    """Return the spans of saved tensors that elements [start, stop) of a parameter need.
+
+    Tensors that were stored in blocks are needed in whole blocks. A tensor without a span belongs
+    to the whole parameter, which has ``numel`` elements.
+    """
+    fields = layout.plain.dtypes
+    found = dict.fromkeys(find_extras(names, fields), (start, stop))
+    for field, parts in find_field_tensors(fields, names).items():
+        kind = layout.kinds.get(field, "leaf")
+        if kind == "block":
+            found[parts.values] = (start // layout.block_size, -(-stop // layout.block_size))
+        elif kind == "element":
+            found |= _element_spans(parts, numel, start, stop)
+    return found
+
+
+def _element_spans(parts: FieldTensors, numel: int, start: int, stop: int) -> dict[str, Span]:
+    if parts.scale is None:
+        return {parts.values: (start, stop)}
+    first, last = start // BLOCK, -(-stop // BLOCK)
+    return {parts.values: (first * BLOCK, min(last * BLOCK, numel)), parts.scale: (first, last)}
+
+
+def decode_range(
+    layout: StateLayout,
+    entries: Mapping[str, Any],
+    spans: Mapping[str, Span],
+    start: int,
+    stop: int,
+) -> dict[str, Any]:
+    """Return the plain entries of elements [start, stop), from the spans that they need."""
+    fields = layout.plain.dtypes
+    found = decode_entries(entries, fields)
+    for field, (values, scale) in find_field_tensors(fields, entries).items():
+        if scale is not None and values in spans and found[field].numel() != stop - start:
+            begin = spans[values][0]
+            found[field] = found[field].reshape(-1)[start - begin : stop - begin]
+    return found
+
+
+def encode_state(
+    layout: StateLayout,
+    param: Tensor,
+    entries: Mapping[str, Any],
+    path: str,
+    group_step: Any = None,
+) -> LeafState:
+    """Return the state that a chain keeps, encoded from plain entries."""
+    chain = layout.chain
+    return encode_entries(chain.stages, chain.hypers, param, entries, path, group_step=group_step)
+
+
+def needs_extra_digits(names: Sequence[str], layout: StateLayout, param: Tensor) -> bool:
+    """Return True if saved state has extra digits of a parameter, and the parameter can hold them.
+
+    A storage keeps extra digits of a bfloat16 parameter. A float32 parameter holds them itself.
+    """
+    wide = param.is_floating_point() and param.dtype.itemsize >= torch.float32.itemsize
+    return wide and not layout.plain.extras and bool(find_extras(names, layout.plain.dtypes))
+
+
+def write_extra_digits(param: Tensor, layout: StateLayout, entries: Mapping[str, Any]) -> None:
+    """Write a parameter with the extra digits of saved state, in place."""
+    names = find_extras(list(entries), layout.plain.dtypes)
+    with torch.no_grad():
+        param.copy_(value_of(param, {name: entries[name] for name in names}))
+
+
+def to_class_entries(
+    entries: Mapping[str, Tensor],
+    schema: StateDictForm,
+    fields: Collection[str],
+    *,
+    starts_late: bool,
+) -> dict[str, Tensor]:
+    """Return the entries of a parameter as the imitated class writes them; empty if it has none.
+
+    Args:
+        entries: plain entries, with "step".
+        schema: of the class.
+        fields: names of the entries that are state, not extra digits of the parameter.
+        starts_late: as :meth:`StateLayout.starts_late` returns.
+    """
+    begins = int(entries["step"]) == 0
+    if begins and not schema.eager:
+        return {}
+    # torch would treat a buffer of zeros as the buffer of a later step.
+    left_out = {"step", *(fields if begins and starts_late else ())}
+    return with_class_step(
+        {key: value for key, value in entries.items() if key not in left_out}, entries, schema
+    )
+
+
+def with_class_step(
+    rest: Mapping[str, Tensor], entries: Mapping[str, Tensor], schema: StateDictForm
+) -> dict[str, Tensor]:
+    """Add the step count of ``entries`` to ``rest``, if the class writes one for each parameter."""
+    return {"step": torch_step(entries["step"]), **rest} if schema.counts_steps else dict(rest)
