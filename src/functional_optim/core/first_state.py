@@ -180,8 +180,10 @@ def _also_changed(
     param: Tensor,
 ) -> Starts:
     """Return also the tensors that start otherwise, since hyper-parameters are others now."""
-    pairs = zip(stages, hypers, before, strict=True)
-    if all(one is other or not stage.stateful for stage, one, other in pairs):
+    for stage, one, other in zip(stages, hypers, before, strict=True):
+        if one is not other and stage.stateful:
+            break
+    else:
         return wanted
     small = (1,) * param.dim()  # seen at a parameter of one element
     numbers = [_first_numbers(stages, own, small, param.dtype) for own in (hypers, before)]

@@ -60,7 +60,14 @@ def field_tensors(value: Any) -> list[Tensor]:
 
 def state_tensors(states: Iterable[Any]) -> list[Tensor]:
     """The tensors of stages' States, in order."""
-    return [tensor for state in states for value in state for tensor in field_tensors(value)]
+    found: list[Tensor] = []
+    for state in states:
+        for value in state:
+            if isinstance(value, list):
+                found += value
+            else:
+                found.append(value)
+    return found
 
 
 # A saved State is read by torch.load's safe defaults: it is tuples of tensors. The first versions

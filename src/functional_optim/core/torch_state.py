@@ -9,13 +9,17 @@ from torch import Tensor
 
 from functional_optim.core.brief import brief
 from functional_optim.core.checks import check_leaf_state
-from functional_optim.core.compiling import remembered
 from functional_optim.core.first_state import starts_as_param
 from functional_optim.core.hyper import is_plain
-from functional_optim.core.initial import Fields, fields_depend_on, fields_of, init_leaf
+from functional_optim.core.initial import (
+    fields_depend_on,
+    fields_of_any,
+    init_leaf,
+    kept_for_plain,
+)
 from functional_optim.core.links import gate_names, state_names
 from functional_optim.core.stage import Stage
-from functional_optim.core.state import GateCounts, LeafState, field_tensors
+from functional_optim.core.state import GateCounts, LeafState, state_tensors
 
 
 class _Keyed(NamedTuple):
@@ -34,8 +38,11 @@ class _Keyed(NamedTuple):
         return not self.keys and key.partition("[")[0] == self.name
 
 
-class _Layout(NamedTuple):
+class StateLayout(NamedTuple):
     """The keys under which torch-like dicts hold the state of a parameter."""
+
+    kinds: tuple[Any, ...]
+    """For each stage, the class of its state; None for a stage without state."""
 
     fields: tuple[tuple[_Keyed, ...], ...]
     """For each stage, its fields."""
@@ -47,18 +54,23 @@ class _Layout(NamedTuple):
     """For each gate, the keys of its counts."""
     counts: frozenset[str]
     """The keys of all gates."""
+    every_key: tuple[str, ...]
+    """All keys, in the order of a dict: the step count, the counts at gates, the fields."""
+    dtypes: Mapping[str, torch.dtype]
+    """The dtypes of all fields, by key."""
+
+    def entries(self, state: LeafState) -> dict[str, Tensor]:
+        """Return the tensors of a state by key, the step count first."""
+        counts = chain.from_iterable(state.gates)
+        tensors = [state.step, *counts, *state_tensors(state.stages)]
+        return dict(zip(self.every_key, tensors, strict=True))
 
 
-def _keyed(
-    stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
-) -> _Layout:
+def _layout_of_any(
+    stages: tuple[Stage, ...], hypers: tuple[Any, ...], shape: tuple[int, ...], dtype: torch.dtype
+) -> StateLayout:
     """Return the keys of the state of parameters of a shape and a dtype."""
-    return _kept_layout(tuple(stages), fields_of(stages, hypers, shape, dtype))
-
-
-@remembered(1024)
-def _kept_layout(stages: tuple[Stage, ...], layout: Fields) -> _Layout:
-    """Return the keys for the fields of every stage."""
+    layout = fields_of_any(stages, hypers, shape, dtype)
     found = tuple(
         tuple(
             _Keyed(name, _keys(name, field.tensors), field.tensors is not None, field.dtype)
@@ -67,8 +79,15 @@ def _kept_layout(stages: tuple[Stage, ...], layout: Fields) -> _Layout:
         for names, fields in zip(state_names(stages), layout, strict=True)
     )
     every, gates = tuple(chain.from_iterable(found)), tuple(gate_names(stages))
-    wanted = frozenset(key for field in every for key in field.keys)
-    return _Layout(found, every, wanted, gates, frozenset(chain.from_iterable(gates)))
+    dtypes = {key: one.dtype for one in every if one.dtype is not None for key in one.keys}
+    counts, keys = tuple(chain.from_iterable(gates)), [key for one in every for key in one.keys]
+    wanted, every_key = frozenset(keys), ("step", *counts, *keys)
+    kinds = tuple(stage.state if stage.stateful else None for stage in stages)
+    return StateLayout(kinds, found, every, wanted, gates, frozenset(counts), every_key, dtypes)
+
+
+state_layout = kept_for_plain(_layout_of_any)
+"""The same, from a cache where it may be kept."""
 
 
 def _keys(name: str, tensors: int | None) -> tuple[str, ...]:
@@ -79,14 +98,9 @@ def _keys(name: str, tensors: int | None) -> tuple[str, ...]:
 
 def kept_dtypes(
     stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
-) -> dict[str, torch.dtype]:
+) -> Mapping[str, torch.dtype]:
     """By key, the dtype of every tensor that the state of a parameter of this shape has."""
-    return {
-        key: field.dtype
-        for field in _keyed(stages, hypers, shape, dtype).every
-        if field.dtype is not None
-        for key in field.keys
-    }
+    return state_layout(stages, hypers, shape, dtype).dtypes
 
 
 def to_entries(
@@ -96,14 +110,7 @@ def to_entries(
 
     The tensors are those of ``state``, not copies; a field that an option leaves out has no entry.
     """
-    entries = {"step": state.step}
-    layout = _keyed(stages, hypers, param.shape, param.dtype)
-    for names, counts in zip(layout.gates, state.gates, strict=True):
-        entries.update(zip(names, counts, strict=True))
-    for fields, one in zip(layout.fields, state.stages, strict=True):
-        for field, value in zip(fields, one, strict=True):
-            entries.update(zip(field.keys, field_tensors(value), strict=bool(field.keys)))
-    return entries
+    return state_layout(stages, hypers, param.shape, param.dtype).entries(state)
 
 
 def from_entries(
@@ -116,6 +123,7 @@ def from_entries(
     group_step: Any = None,
     begins_anew: bool = False,
     counted: bool = False,
+    layout: StateLayout | None = None,
 ) -> LeafState:
     """The inverse of :func:`to_entries`: a leaf state that holds the tensors of ``entries``.
 
@@ -134,16 +142,18 @@ def from_entries(
         begins_anew: whether state whose count is 0 is made anew in the first step, so that what
             starts as the parameter was, or as a hyper-parameter, may differ from it by now.
         counted: whether the count in ``entries`` is known to be right, whatever the values are.
+        layout: the result of :func:`state_layout` for the parameter, if the caller has it.
 
     Raises:
         TypeError: an entry that is no tensor.
         ValueError: some entries are missing, unknown, or of another shape; or they are those of a
             parameter that was stepped, and nothing says how often.
     """
-    layout = _keyed(stages, hypers, param.shape, param.dtype)
+    if layout is None:
+        layout = state_layout(stages, hypers, param.shape, param.dtype)
     counts, wanted = layout.counts, layout.wanted
     # What an option that is off has left behind is not used, as in torch.
-    odd = [key for key in entries if key not in wanted]
+    odd = entries.keys() - layout.every_key
     unused = {key for key in odd if any(field.left_behind(key) for field in layout.every)}
     given = {
         key: value.to_dense() if isinstance(value, Tensor) and value.is_sparse else value
@@ -151,10 +161,9 @@ def from_entries(
         if key != "step" and key not in unused and key not in counts and value is not None
     }
     if given and given.keys() != wanted:
-        odd = sorted(given.keys() ^ wanted)
         raise ValueError(
             f"the state of {name!r} does not fit this optimizer: it has {sorted(given)}, wanted is "
-            f"{sorted(wanted)} (differing: {', '.join(odd)})"
+            f"{sorted(wanted)} (differing: {', '.join(sorted(given.keys() ^ wanted))})"
         )
     for key, value in given.items():
         if not isinstance(value, Tensor):
@@ -172,16 +181,16 @@ def from_entries(
     if given and not is_counted and (step is None or int(step) == 0) and not has_begun(entries):
         made = _steps_of_uncounted(stages, hypers, param, given, name, step, begins_anew)
         step = made if step is None or int(step) != made else step  # plans know a count by itself
-    states = tuple(
-        stage.state(*(_value(field, given, param.dtype) for field in fields))
-        if stage.stateful
-        else ()
-        for stage, fields in zip(stages, layout.fields, strict=True)
-    )
+    states: list[Any] = []
+    for kind, fields in zip(layout.kinds, layout.fields, strict=True):
+        values: list[Any] = []
+        for field in fields:  # a comprehension is a call
+            values.append(_value(field, given, param.dtype))  # noqa: PERF401
+        states.append(() if kind is None else kind(*values))
     gates = tuple(
-        GateCounts(*(_as_step(entries.get(key, 0)) for key in names)) for names in layout.gates
+        [GateCounts(*(_as_step(entries.get(key, 0)) for key in names)) for names in layout.gates]
     )
-    state = LeafState(_as_step(0 if step is None else step), states, gates)
+    state = LeafState(_as_step(0 if step is None else step), tuple(states), gates)
     check_leaf_state(stages, hypers, param, state, name)
     return state
 
@@ -218,7 +227,7 @@ def _steps_of_uncounted(
         starts = chain.from_iterable(starts_as_param(stages, hypers, param.shape, param.dtype))
         keys = (
             key
-            for field in _keyed(stages, hypers, param.shape, param.dtype).every
+            for field in state_layout(stages, hypers, param.shape, param.dtype).every
             for key in field.keys
         )
         of_values = {key for key, is_one in zip(keys, starts, strict=True) if is_one}
@@ -272,6 +281,8 @@ def _depends_on_step(stages: Sequence[Stage], hypers: Sequence[Any]) -> bool:
 def _value(
     field: _Keyed, given: Mapping[str, Tensor], param_dtype: torch.dtype
 ) -> Tensor | list[Tensor]:
+    if field.dtype == param_dtype and not field.optional:
+        return given[field.name]
     found = [given[key] for key in field.keys]
     if field.dtype != param_dtype:
         # Where torch loads a number that has a dtype of its own, it gives it the parameter's.
@@ -291,7 +302,7 @@ def starts_in_first_step(stages: Sequence[Stage], hypers: Sequence[Any], param: 
 
     torch makes such state in the first step and takes what it finds for a later one's.
     """
-    fields = _keyed(stages, hypers, param.shape, param.dtype).every
+    fields = state_layout(stages, hypers, param.shape, param.dtype).every
     if not all(field.optional for field in fields):
         return False
     # Fields that no hyper-parameter decides are there in any case, for parameters of some shapes.

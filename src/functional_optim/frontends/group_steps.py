@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.capturing import check_not_captured
+from functional_optim.core.checks import check_grad, check_param
 from functional_optim.core.initial import none_made
 from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.links import Links
@@ -231,7 +232,9 @@ class GroupSteps:
                 state = now.state_of(group, param, name, begins=grad is not None)
             leaf = StepLeaf(len(leaves), param, state, chain, name)
             if is_asked:
-                leaf_by_leaf.checked_leaf(leaf, grad)
+                check_param(param, name)
+                if grad is not None:
+                    check_grad(param, grad, name)
             leaves.append(leaf)
         return StepLeaves.of(now.links, leaves, grads, everywhere, shares=shares)
 

@@ -5,6 +5,8 @@ A leaf that fills its memory is a chunk as it stands.
 
 import ctypes
 from collections.abc import Sequence
+from itertools import islice
+from operator import le
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -109,10 +111,6 @@ def part(tensors: Sequence[Tensor], block_size: int, start: int, stop: int) -> l
 NOTED: dict[tuple[Stage, ...], str] = {}
 """Pointwise chains whose leaves are stepped as they are, and why (see ``rounding``)."""
 
-KEEPING_NUMBERS: set[tuple[Stage, ...]] = set()
-"""Pointwise chains that keep a number for a whole parameter. If the parameter has no dimensions,
-the number looks like a state of its element (see ``rounding``)."""
-
 
 def why_not_pointwise(stages: Sequence[Stage]) -> str | None:
     """Return why a chain cannot be stepped in chunks; None if it can."""
@@ -122,14 +120,13 @@ def why_not_pointwise(stages: Sequence[Stage]) -> str | None:
     return NOTED.get(tuple(stages)) if NOTED else None
 
 
-def why_not_flat(stages: Sequence[Stage], leaf: Leaf) -> str | None:
+def why_not_flat(stages: Sequence[Stage], leaf: Leaf, block_size: int | None = None) -> str | None:
     """Return why a leaf cannot be a chunk or part of one; None if it can."""
-    block_size = block_size_of(stages)
-    allowed = {leaf.param.numel(), -(-leaf.param.numel() // block_size)}
-    if KEEPING_NUMBERS and leaf.param.dim() == 0 and tuple(stages) in KEEPING_NUMBERS:
-        return f"{leaf.name!r} keeps a number for the whole parameter"
+    param, blocks = leaf.param, block_size_of(stages) if block_size is None else block_size
+    count, has_no_dims = param.numel(), not param.dim()
+    allowed = count, -(-count // blocks)
     for tensor in tensors_of(leaf):
-        if tensor.numel() not in allowed or (tensor.dim() == 0) != (leaf.param.dim() == 0):
+        if tensor.numel() not in allowed or (not tensor.dim()) != has_no_dims:
             return f"{leaf.name!r} keeps a state of another shape than the parameter"
     return None
 
@@ -176,23 +173,39 @@ def aliased_places(leaves: Sequence[Leaf]) -> set[int]:
 
     A tensor with gaps counts with its gaps.
     """
-    spans = []
+    starts: list[int] = []
+    ends: list[int] = []
+    owners: list[int] = []
+    written: list[bool] = []
     for index, leaf in enumerate(leaves):
         for k, tensor in enumerate(tensors_of(leaf)):
             start = tensor.data_ptr()
             if start:
-                spans.append((start, start + extent_of(tensor), index, k != 1))
-    spans.sort()
+                size = tensor.nbytes if tensor.is_contiguous() else extent_of(tensor)
+                starts.append(start)
+                ends.append(start + size)
+                owners.append(index)
+                written.append(k != 1)
+    if _are_apart(starts, ends):  # as a rule
+        return set()
+    spans = sorted(zip(starts, ends, owners, written, strict=True))
     found: set[int] = set()
     last = last_written = (0, 0)  # (end, whose) of all spans so far, and of those that are written
-    for start, end, index, written in spans:
-        reaching = last if written else last_written
+    for start, end, index, is_written in spans:
+        reaching = last if is_written else last_written
         if start < reaching[0] and index != reaching[1]:
             found |= {index, reaching[1]}
         last = max(last, (end, index))
-        if written:
+        if is_written:
             last_written = max(last_written, (end, index))
     return found
+
+
+def _are_apart(starts: list[int], ends: list[int]) -> bool:
+    """Return True if no two of these ranges of addresses overlap. No Python runs per range."""
+    order = sorted(range(len(starts)), key=starts.__getitem__)
+    following = islice(map(starts.__getitem__, order), 1, None)
+    return all(map(le, map(ends.__getitem__, order), following))
 
 
 def extent_of(tensor: Tensor) -> int:
@@ -208,8 +221,10 @@ def extent_of(tensor: Tensor) -> int:
 def is_chunk(leaf: Leaf) -> bool:
     """Return True if the tensors of a leaf lie in one order, and share no memory."""
     tensors = tensors_of(leaf)
-    plain = all(one.is_contiguous() and not (one.is_conj() or one.is_neg()) for one in tensors)
-    return are_disjoint(tensors) if plain else as_chunk(leaf) is not None
+    for one in tensors:
+        if not one.is_contiguous() or one.is_conj() or one.is_neg():
+            return as_chunk(leaf) is not None
+    return are_disjoint(tensors)
 
 
 def as_chunk(leaf: Leaf) -> Leaf | None:
@@ -240,12 +255,12 @@ def joined(stages: Sequence[Stage], leaves: Sequence[Leaf], left: list[Leaf]) ->
         Groups of leaves that share coefficients, device and dtypes.
     """
     found: dict[Any, list[Leaf]] = {}
-    aliased = aliased_places(leaves)
+    aliased, block_size = aliased_places(leaves), block_size_of(stages)
     for index, leaf in enumerate(leaves):
         if leaf.param.numel() == 0:
             left += [leaf] * counts_without_elements(leaf)
             continue
-        flat = index not in aliased and why_not_flat(stages, leaf) is None
+        flat = index not in aliased and why_not_flat(stages, leaf, block_size) is None
         if flat and is_chunk(leaf):
             found.setdefault(pack_key(leaf), []).append(leaf)
         else:
@@ -260,5 +275,5 @@ def counts_without_elements(leaf: Leaf) -> bool:
 
 def pack_key(leaf: Leaf) -> Any:
     """Return the key that leaves which are stepped together have in common."""
-    dtypes = tuple(tensor.dtype for tensor in tensors_of(leaf))
+    dtypes = tuple([tensor.dtype for tensor in tensors_of(leaf)])
     return id(leaf.coefficients), leaf.param.device, dtypes

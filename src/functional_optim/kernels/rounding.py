@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.kernels.cache import ENTRIES
-from functional_optim.kernels.chunks import KEEPING_NUMBERS, NOTED, why_not_pointwise
+from functional_optim.kernels.chunks import NOTED, why_not_pointwise
 from functional_optim.kernels.errors import NotPointwiseError, UntraceableError
 from functional_optim.kernels.graph import Trace
 from functional_optim.kernels.signature import signature
@@ -40,8 +40,7 @@ _SAFE_POWERS = frozenset([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0])
 def note_rounding(stages: Sequence[Stage], leaf: Leaf) -> None:
     """Find out if a chain rounds by place, or keeps a number for a whole parameter.
 
-    Its leaves are stepped as they are from now on; where it keeps numbers, those without dimensions
-    are.
+    If so, its leaves are stepped as whole tensors from now on.
 
     Args:
         stages: of the chain.
@@ -54,19 +53,16 @@ def note_rounding(stages: Sequence[Stage], leaf: Leaf) -> None:
         shape, numbers, _ = signature(chain, leaf)
         traced = trace(chain, tuple(map(type, leaf.coefficients)), shape)
         found = _rounded_by_place(traced, numbers)
+        reason = found and f"torch rounds {found} by where an element is in its tensor"
     except UntraceableError as error:
-        if KEEPS_NUMBER in str(error) and chain not in KEEPING_NUMBERS:
-            if len(KEEPING_NUMBERS) >= ENTRIES:
-                KEEPING_NUMBERS.clear()
-            KEEPING_NUMBERS.add(chain)
-        return
+        reason = KEEPS_NUMBER if KEEPS_NUMBER in str(error) else None
     except (ArithmeticError, NotPointwiseError, ValueError):
         return
-    if found is None:
+    if reason is None:
         return
     if len(NOTED) >= ENTRIES:
         NOTED.clear()
-    NOTED[chain] = f"torch rounds {found} by where an element is in its tensor"
+    NOTED[chain] = reason
 
 
 def _rounded_by_place(traced: Trace, numbers: Any) -> str | None:

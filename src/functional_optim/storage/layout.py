@@ -1,7 +1,8 @@
 """Stages over encoded tensors: decode, run them in float32, encode, on one tensor, pure."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -11,9 +12,10 @@ from functional_optim.bounds import Interval
 from functional_optim.core.calling import called
 from functional_optim.core.hyper import build, field_types
 from functional_optim.core.initial import fields_depend_on
-from functional_optim.core.stage import Link, Stage, Transform
+from functional_optim.core.stage import Link, Stage, Transform, block_size_of
 from functional_optim.storage.noise import Noise, salt
 from functional_optim.storage.param_storage import ParamStorage
+from functional_optim.storage.pieces import can_init_in_pieces, init_in_pieces
 from functional_optim.storage.records import record_class, state_class
 from functional_optim.storage.state_storage import StateStorage
 
@@ -147,6 +149,23 @@ class Layout:
             build(stage.name, stage.hyper, stage.bounds, stage.check, one._asdict())
 
     @cached_property
+    def block_size(self) -> int:
+        """The number of elements of a block. A parameter may be cut only between blocks.
+
+        Raises:
+            ValueError: blocks of 8-bit state and blocks of a stage that do not fit together.
+        """
+        own = block_size_of(self.plan.stages)
+        blocks = math.lcm(*(one.storage.granularity for one in self._all_kept()))
+        if blocks > 1 and blocks % own != 0:
+            raise ValueError(
+                f"{self.plan.stages[-1].name}: its stages work in blocks of {own} elements, which "
+                f"are no divisor of the {blocks} elements of a block of 8-bit state; keep this "
+                "state in float32 or bfloat16"
+            )
+        return math.lcm(blocks, own)
+
+    @cached_property
     def stochastic(self) -> bool:
         """Return True if anything is rounded by random bits."""
         fields = any(one.storage.stochastic for one in self._all_kept())
@@ -163,18 +182,25 @@ class Layout:
         return cls(*values, *([salt(step, self.plan.seed)] if self.stochastic else []))
 
     def init(self, param: Tensor, hyper: Any) -> Any:
-        """The encoded state before the first step."""
+        """Return the encoded state before the first step."""
+        first = partial(self._first, hypers=self.hypers(hyper))
+        is_cut = all(one.kind == "pointwise" for one in self.plan.stages)
         with torch.no_grad():
-            wide = param.to(torch.float32)
-            extras = self.plan.param.encode(wide, None)[1] if self.extras else ()
-            states = [
-                stage.init(wide, one)
-                for stage, one in zip(self.plan.stages, self.hypers(hyper), strict=True)
-            ]
-            self._require_shapes(states, wide)
-            made = self._encoded(extras, states, None)
+            if is_cut and can_init_in_pieces(param):
+                made = init_in_pieces(first, param, self.block_size)
+            else:
+                made = first(param)
             # Of a state without memory, nothing can be moved.
             return made if param.device.type == "meta" else self._at_home(made)
+
+    def _first(self, param: Tensor, hypers: Sequence[Any]) -> Any:
+        """Return the encoded state of a parameter, or of some of its elements."""
+        wide = param.to(torch.float32)
+        extras = self.plan.param.encode(wide, None)[1] if self.extras else ()
+        pairs = zip(self.plan.stages, hypers, strict=True)
+        states = [stage.init(wide, one) for stage, one in pairs]
+        self._require_shapes(states, wide)
+        return self._encoded(extras, states, None)
 
     def kept(self, extras: Sequence[Tensor], states: Sequence[Any], param: Tensor) -> Any:
         """States of the stages as they are kept, rounded to nearest.
