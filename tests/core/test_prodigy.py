@@ -325,7 +325,9 @@ def test_it_is_pointwise_though_it_sums(monkeypatch: pytest.MonkeyPatch) -> None
 
     The third decay is the root of the second, also of a tensor or a schedule.
     """
-    monkeypatch.setattr(pointwise_check, "_GRADS", pointwise_check._GRADS[:1] * 4)  # one way: d grows
+    monkeypatch.setattr(
+        pointwise_check, "_GRADS", pointwise_check._GRADS[:1] * 4
+    )  # one way: d grows
     require_pointwise(prodigy())
     require_pointwise(prodigy(betas=(0.0, 0.9), d0=0.1))
     require_pointwise(sgd())

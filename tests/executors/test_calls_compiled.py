@@ -4,9 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from torch.nn import Parameter
 
 from functional_optim import (
     Optimizer,
+    TorchOptimizer,
     accumulate,
     adamw,
     chain,
@@ -19,7 +21,9 @@ from functional_optim import (
     sgd,
 )
 
+from ..steady import every_call_of
 from .plain.test_bound_leaves import calls_of
+from .support import noise
 
 CHAINS: dict[str, tuple[Callable[[], Optimizer], int]] = {
     "sgd": (lambda: sgd(lr=0.1, momentum=0.9), 66),
@@ -54,3 +58,20 @@ def test_a_warm_step_makes_few_calls(name: str, with_loops: None, monkeypatch: A
     few, many = calls_of(make, 10), calls_of(make, 60)
     assert few <= most
     assert many - few <= A_LEAF.get(name, 0)
+
+
+def test_construction_and_first_step_make_few_calls_for_a_parameter(with_loops: None) -> None:
+    """A first step has to look at each parameter; once, and not by a dozen of calls a question."""
+
+    def calls(count: int) -> tuple[int, int]:
+        params = [Parameter(noise(k, 10, 10)) for k in range(count)]
+        for k, param in enumerate(params):
+            param.grad = noise(1000 + k, 10, 10)
+        made: list[TorchOptimizer] = []
+        built = every_call_of(lambda: made.append(TorchOptimizer(params, adamw(lr=0.1))))
+        return built, every_call_of(made[0].step)
+
+    calls(20)
+    few, many = calls(20), calls(60)
+    assert many[0] - few[0] <= 40 * 66
+    assert many[1] - few[1] <= 40 * 80

@@ -24,7 +24,7 @@ from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.scalars import default_scalar_dtype
 from functional_optim.core.stage import Rule
-from functional_optim.numeric import above, add, fill_like, mul, number
+from functional_optim.numeric import above, add, fill_like, is_recorded, mul, number, recorded
 from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.maximize import maximized
 from functional_optim.transforms.weight_decay import weight_decay as coupled_weight_decay
@@ -60,13 +60,25 @@ def asgd_coefficients(step: float, hyper: ASGDHyper) -> ASGDCoefficients:
     return ASGDCoefficients(lambd, eta, 1 / above(step - hyper.t0, 1.0, step - hyper.t0, 1.0))
 
 
+def average(ax: Tensor, param: Tensor, weight: float) -> Tensor:
+    """Return ``ax + weight * (param - ax)``; ``param`` itself if the weight is 1."""
+    if isinstance(weight, Tensor):
+        return torch.where(weight == 1.0, param, ax + mul(param - ax, weight))
+    if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript skips this condition alone
+        if is_recorded(weight):
+            result: Tensor = recorded(average, ax, param, weight)
+            return result
+    if weight == 1.0:
+        return param
+    return ax + mul(param - ax, weight)
+
+
 def asgd_rule(
     param: Tensor, grad: Tensor, state: ASGDState, c: ASGDCoefficients
 ) -> tuple[Tensor, ASGDState]:
     eta = number(state.eta)
     param = add(match_strides(mul(param, 1 - c.lambd * eta), param), grad, -eta)
-    average = state.ax + mul(param - state.ax, number(state.mu))
-    ax = torch.where(state.mu == 1.0, param, average)
+    ax = average(state.ax, param, number(state.mu))
     one = torch.ones_like(state.eta)
     return param, ASGDState(mul(one, c.eta), mul(one, c.mu), ax)
 

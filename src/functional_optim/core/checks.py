@@ -64,7 +64,8 @@ def check_count(gradients: Sequence[Any], params: int) -> None:
 def check_grad(param: Tensor, grad: Any, name: str) -> None:
     """Check that a gradient has the shape, dtype and device of its parameter."""
     check_fit(param, grad, name)
-    _check_same("device", grad.device, param.device, name)
+    if grad.device != param.device:
+        raise _misfit("device", grad.device, param.device, name)
 
 
 def check_fit(param: Tensor, grad: Any, name: str) -> None:
@@ -73,15 +74,16 @@ def check_fit(param: Tensor, grad: Any, name: str) -> None:
         raise TypeError(
             f"the gradient at {name!r} must be a tensor or None, got {type(grad).__name__}"
         )
-    _check_same("shape", tuple(grad.shape), tuple(param.shape), name)
-    _check_same("dtype", grad.dtype, param.dtype, name)
+    if grad.shape != param.shape:
+        raise _misfit("shape", tuple(grad.shape), tuple(param.shape), name)
+    if grad.dtype != param.dtype:
+        raise _misfit("dtype", grad.dtype, param.dtype, name)
 
 
-def _check_same(what: str, got: Any, want: Any, name: str) -> None:
-    if got != want:
-        raise ValueError(
-            f"the gradient at {name!r} has {what} {got}, but its parameter has {what} {want}"
-        )
+def _misfit(what: str, got: Any, want: Any, name: str) -> ValueError:
+    return ValueError(
+        f"the gradient at {name!r} has {what} {got}, but its parameter has {what} {want}"
+    )
 
 
 def sparse_form(stages: Sequence[Stage], hypers: Sequence[Any], grad: Tensor, name: str) -> Sparse:
@@ -140,8 +142,8 @@ def check_leaf_state(
             f"the state at {name!r} is {type(state).__name__}, not a LeafState: it must come from "
             "this optimizer's init(params) or update"
         )
-    kinds = tuple(type(one) for one in state.stages)
-    wanted = tuple(stage.state if stage.stateful else tuple for stage in stages)
+    kinds = tuple(map(type, state.stages))
+    wanted = tuple([stage.state_class for stage in stages])
     if kinds != wanted:
         raise ValueError(
             f"the state at {name!r} is of another optimizer: it holds "
@@ -156,7 +158,7 @@ def check_leaf_state(
     check_dtype(stages, param.dtype, f" at {name!r}")
     expected = fields(stages, hypers, param.shape, param.dtype)
     for stage, own, one in zip(stages, expected, state.stages, strict=True):
-        if stage.stateful:
+        if own:
             _check_stage_state(stage, own, param, one, name)
 
 

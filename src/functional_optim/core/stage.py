@@ -8,7 +8,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -153,6 +153,8 @@ class Stage:
     sparse: Callable[[Any], Sparse] = refuse_sparse
     dense: Callable[[Any], bool] = takes_dense
     shared: Any = NoState
+    state_class: ClassVar[Any]
+    """The class of a state between steps: ``state``, or tuple for :data:`NoState`."""
     shared_by: tuple[str, ...] | None = None
     init_shared: Callable[[Any], Any] = no_shared
     reduce: Callable[..., tuple[Tensor, ...]] | None = None
@@ -175,6 +177,8 @@ class Stage:
         require_free(self.name, "a hyper-parameter", self.hyper, RESERVED_HYPER)
         require_fields(self.name, self.state, self.inputs)
         object.__setattr__(self, "_stateful", self.state != NoState)
+        kind = self.state if self.state != NoState else tuple
+        object.__setattr__(self, "state_class", kind)
         object.__setattr__(self, "_sharing", self.shared != NoState)
         if self.stateful:
             torch.serialization.add_safe_globals([self.state])

@@ -60,7 +60,14 @@ def field_tensors(value: Any) -> list[Tensor]:
 
 def state_tensors(states: Iterable[Any]) -> list[Tensor]:
     """Return the tensors of stages' States, in order."""
-    return [tensor for state in states for value in state for tensor in field_tensors(value)]
+    found: list[Tensor] = []
+    for state in states:
+        for value in state:
+            if isinstance(value, list):
+                found += value
+            else:
+                found.append(value)
+    return found
 
 
 # torch.load reads a saved State with its safe defaults, since a State is tuples of tensors. Early

@@ -8,13 +8,17 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.checks import check_leaf_state
-from functional_optim.core.dynamo import eager_lru_cache
 from functional_optim.core.format import format_value
 from functional_optim.core.hyper import is_plain
 from functional_optim.core.links import gate_names, state_names
 from functional_optim.core.stage import Stage
-from functional_optim.core.state import GateCounts, LeafState, field_tensors
-from functional_optim.core.state_init import Fields, field_hypers, fields_of, init_leaf
+from functional_optim.core.state import GateCounts, LeafState, state_tensors
+from functional_optim.core.state_init import (
+    cache_plain,
+    compute_fields,
+    field_hypers,
+    init_leaf,
+)
 from functional_optim.core.state_reinit import starts_as_param
 
 
@@ -34,9 +38,11 @@ class _FieldKeys(NamedTuple):
         return not self.keys and key.partition("[")[0] == self.name
 
 
-class _StateKeys(NamedTuple):
+class StateLayout(NamedTuple):
     """Keys of a parameter's state in a state dict."""
 
+    classes: tuple[Any, ...]
+    """The class of the state of each stage; None for a stage without state."""
     fields: tuple[tuple[_FieldKeys, ...], ...]
     """The fields of each stage."""
     every: tuple[_FieldKeys, ...]
@@ -47,17 +53,23 @@ class _StateKeys(NamedTuple):
     """The keys of the counts of each gate."""
     counts: frozenset[str]
     """The keys of the counts of all gates."""
+    every_key: tuple[str, ...]
+    """All keys in order: the step count, the counts of gates, the fields."""
+    dtypes: Mapping[str, torch.dtype]
+    """The dtypes of all fields, by key."""
+
+    def entries(self, state: LeafState) -> dict[str, Tensor]:
+        """Return the tensors of a state by key, the step count first."""
+        counts = chain.from_iterable(state.gates)
+        tensors = [state.step, *counts, *state_tensors(state.stages)]
+        return dict(zip(self.every_key, tensors, strict=True))
 
 
-def _state_keys(
-    stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
-) -> _StateKeys:
+def _compute_layout(
+    stages: tuple[Stage, ...], hypers: tuple[Any, ...], shape: tuple[int, ...], dtype: torch.dtype
+) -> StateLayout:
     """Return the keys of the state of parameters of a shape and a dtype."""
-    return _keys_of_fields(tuple(stages), fields_of(stages, hypers, shape, dtype))
-
-
-@eager_lru_cache(1024)
-def _keys_of_fields(stages: tuple[Stage, ...], fields_of_stages: Fields) -> _StateKeys:
+    fields_of_stages = compute_fields(stages, hypers, shape, dtype)
     found = tuple(
         tuple(
             _FieldKeys(name, _keys(name, field.tensors), field.tensors is not None, field.dtype)
@@ -66,8 +78,15 @@ def _keys_of_fields(stages: tuple[Stage, ...], fields_of_stages: Fields) -> _Sta
         for names, fields in zip(state_names(stages), fields_of_stages, strict=True)
     )
     every, gates = tuple(chain.from_iterable(found)), tuple(gate_names(stages))
-    wanted = frozenset(key for field in every for key in field.keys)
-    return _StateKeys(found, every, wanted, gates, frozenset(chain.from_iterable(gates)))
+    classes = tuple(stage.state if stage.stateful else None for stage in stages)
+    dtypes = {key: one.dtype for one in every if one.dtype is not None for key in one.keys}
+    counts, keys = tuple(chain.from_iterable(gates)), [key for one in every for key in one.keys]
+    wanted, every_key = frozenset(keys), ("step", *counts, *keys)
+    return StateLayout(classes, found, every, wanted, gates, frozenset(counts), every_key, dtypes)
+
+
+state_layout = cache_plain(_compute_layout)
+"""Cached :func:`_compute_layout`."""
 
 
 def _keys(name: str, tensors: int | None) -> tuple[str, ...]:
@@ -78,14 +97,9 @@ def _keys(name: str, tensors: int | None) -> tuple[str, ...]:
 
 def entry_dtypes(
     stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
-) -> dict[str, torch.dtype]:
+) -> Mapping[str, torch.dtype]:
     """Return the dtypes of the state tensors of a parameter by key."""
-    return {
-        key: field.dtype
-        for field in _state_keys(stages, hypers, shape, dtype).every
-        if field.dtype is not None
-        for key in field.keys
-    }
+    return state_layout(stages, hypers, shape, dtype).dtypes
 
 
 def to_entries(
@@ -95,14 +109,7 @@ def to_entries(
 
     Tensors are not copied. An empty list has no entry.
     """
-    entries = {"step": state.step}
-    layout = _state_keys(stages, hypers, param.shape, param.dtype)
-    for names, counts in zip(layout.gates, state.gates, strict=True):
-        entries.update(zip(names, counts, strict=True))
-    for fields, one in zip(layout.fields, state.stages, strict=True):
-        for field, value in zip(fields, one, strict=True):
-            entries.update(zip(field.keys, field_tensors(value), strict=bool(field.keys)))
-    return entries
+    return state_layout(stages, hypers, param.shape, param.dtype).entries(state)
 
 
 def from_entries(
@@ -115,6 +122,7 @@ def from_entries(
     group_step: Any = None,
     reinit: bool = False,
     counted: bool = False,
+    layout: StateLayout | None = None,
 ) -> LeafState:
     """Return a leaf state with the tensors of ``entries``: the inverse of :func:`to_entries`.
 
@@ -132,16 +140,18 @@ def from_entries(
         reinit: True if state with the count 0 is initialized again in the first step. Then values
             that start as the parameter or a hyper-parameter may differ from it.
         counted: True if the count in ``entries`` is known to be right, for any values.
+        layout: the result of :func:`state_layout` for the parameter, if the caller has it.
 
     Raises:
         TypeError: an entry is not a tensor.
         ValueError: entries are missing, unknown, or of another shape; or the parameter was stepped,
             and there is no count.
     """
-    layout = _state_keys(stages, hypers, param.shape, param.dtype)
+    if layout is None:
+        layout = state_layout(stages, hypers, param.shape, param.dtype)
     counts, wanted = layout.counts, layout.wanted
     # As in torch, entries of an option that is off now are ignored.
-    odd = [key for key in entries if key not in wanted]
+    odd = entries.keys() - layout.every_key
     unused = {key for key in odd if any(field.is_unused(key) for field in layout.every)}
     given = {
         key: value.to_dense() if isinstance(value, Tensor) and value.is_sparse else value
@@ -149,10 +159,9 @@ def from_entries(
         if key != "step" and key not in unused and key not in counts and value is not None
     }
     if given and given.keys() != wanted:
-        odd = sorted(given.keys() ^ wanted)
         raise ValueError(
             f"the state of {name!r} does not fit this optimizer: it has {sorted(given)}, wanted is "
-            f"{sorted(wanted)} (differing: {', '.join(odd)})"
+            f"{sorted(wanted)} (differing: {', '.join(sorted(given.keys() ^ wanted))})"
         )
     for key, value in given.items():
         if not isinstance(value, Tensor):
@@ -171,16 +180,16 @@ def from_entries(
     if given and not is_counted and (step is None or int(step) == 0) and not has_begun(entries):
         made = _steps_of_uncounted(stages, hypers, param, given, name, step, reinit)
         step = made if step is None or int(step) != made else step  # plans need the same tensor
-    states = tuple(
-        stage.state(*(_value(field, given, param.dtype) for field in fields))
-        if stage.stateful
-        else ()
-        for stage, fields in zip(stages, layout.fields, strict=True)
-    )
+    states: list[Any] = []
+    for kind, fields in zip(layout.classes, layout.fields, strict=True):
+        values: list[Any] = []
+        for field in fields:  # a comprehension is a call
+            values.append(_value(field, given, param.dtype))  # noqa: PERF401
+        states.append(() if kind is None else kind(*values))
     gates = tuple(
-        GateCounts(*(_as_step(entries.get(key, 0)) for key in names)) for names in layout.gates
+        [GateCounts(*(_as_step(entries.get(key, 0)) for key in names)) for names in layout.gates]
     )
-    state = LeafState(_as_step(0 if step is None else step), states, gates)
+    state = LeafState(_as_step(0 if step is None else step), tuple(states), gates)
     check_leaf_state(stages, hypers, param, state, name)
     return state
 
@@ -217,7 +226,7 @@ def _steps_of_uncounted(
         starts = chain.from_iterable(starts_as_param(stages, hypers, param.shape, param.dtype))
         keys = (
             key
-            for field in _state_keys(stages, hypers, param.shape, param.dtype).every
+            for field in state_layout(stages, hypers, param.shape, param.dtype).every
             for key in field.keys
         )
         of_values = {key for key, is_one in zip(keys, starts, strict=True) if is_one}
@@ -265,6 +274,8 @@ def _depends_on_step(stages: Sequence[Stage], hypers: Sequence[Any]) -> bool:
 def _value(
     field: _FieldKeys, given: Mapping[str, Tensor], param_dtype: torch.dtype
 ) -> Tensor | list[Tensor]:
+    if field.dtype == param_dtype and not field.optional:
+        return given[field.name]
     found = [given[key] for key in field.keys]
     if field.dtype != param_dtype:
         # torch.optim casts a 0-d state to the dtype of the parameter when it loads the state.
@@ -284,7 +295,7 @@ def starts_in_first_step(stages: Sequence[Stage], hypers: Sequence[Any], param: 
 
     In torch, existing state then means that a step was made. This holds if all fields are optional.
     """
-    fields = _state_keys(stages, hypers, param.shape, param.dtype).every
+    fields = state_layout(stages, hypers, param.shape, param.dtype).every
     if not all(field.optional for field in fields):
         return False
     # Optional fields that depend on no hyper-parameter depend on the shape of the parameter.

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from functional_optim.core.checks import check_grad, check_param
 from functional_optim.core.graph_capture import check_not_captured
 from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.links import Links
@@ -223,7 +224,9 @@ class GroupSteps:
                 state = now.state_of(group, param, name, begins=grad is not None)
             leaf = StepLeaf(len(leaves), param, state, chain, name)
             if is_checked:
-                leaf_by_leaf.check_leaf(leaf, grad)
+                check_param(param, name)
+                if grad is not None:
+                    check_grad(param, grad, name)
             leaves.append(leaf)
         return StepLeaves.of(now.links, leaves, grads, everywhere, shares=shares)
 

@@ -44,7 +44,7 @@ class Group(NamedTuple):
 
 
 class StateOf(Protocol):
-    """Function that returns the state of a parameter of a group: see :func:`leaf_state`."""
+    """Function that returns the checked state of a parameter of a group: see :func:`leaf_state`."""
 
     def __call__(
         self, group: Group, param: Tensor, name: str, *, begins: bool = True

@@ -1,6 +1,7 @@
 """Conversion between torch's dicts of state and the states of leaves."""
 
 from collections.abc import Mapping, MutableMapping, Sequence
+from operator import is_
 from typing import Any
 
 import torch
@@ -11,7 +12,14 @@ from functional_optim.core.stage import Stage
 from functional_optim.core.state import GateCounts, LeafState
 from functional_optim.core.state_init import init_leaf
 from functional_optim.core.state_reinit import reinit_state
-from functional_optim.core.torch_state import entry_dtypes, from_entries, has_begun, to_entries
+from functional_optim.core.torch_state import (
+    StateLayout,
+    entry_dtypes,
+    from_entries,
+    has_begun,
+    state_layout,
+    to_entries,
+)
 from functional_optim.frontends.torch_checkpoint import (
     DECOUPLED,
     checkpoint_entries,
@@ -52,12 +60,13 @@ def leaf_state(
             ``hypers``.
     """
     entries = states[param]
+    layout = state_layout(stages, hypers, param.shape, param.dtype)
     if begins and entries and entries.get("step") == 0:
-        state = _first_state(stages, hypers, param, entries, name, init_hypers)
+        state = _first_state(stages, hypers, param, entries, name, init_hypers, layout)
     else:
-        state = from_entries(stages, hypers, param, entries, name, reinit=True)
-    made = to_entries(stages, hypers, param, state)
-    if any(entries.get(key) is not value for key, value in made.items()):
+        state = from_entries(stages, hypers, param, entries, name, reinit=True, layout=layout)
+    made = layout.entries(state)
+    if not all(map(is_, map(entries.get, made), made.values())):
         states[param] = {**entries, **made}  # the caller changed entries, or switched an option on
     return state
 
@@ -69,22 +78,35 @@ def _first_state(
     entries: Mapping[str, Any],
     name: str,
     init_hypers: tuple[Any, ...] | None,
+    layout: StateLayout,
 ) -> LeafState:
     """Return the state before the first step. Arguments are those of :func:`leaf_state`.
 
     After the entries were created, an option may have been switched on, and the parameter may have
     got another dtype, device or shape. Entries that no longer fit are replaced.
     """
-    wanted = entry_dtypes(stages, hypers, param.shape, param.dtype)
-    usual = param.shape, param.device
-    if not all(_is_like(entries.get(key), *usual, dtype) for key, dtype in wanted.items()):
+    wanted = layout.dtypes
+    if not _are_like(param, entries, wanted):
         with torch.no_grad():
-            made = to_entries(stages, hypers, param, init_leaf(stages, hypers, param))
+            made = layout.entries(init_leaf(stages, hypers, param))
         kinds = {key: (made[key].shape, made[key].device, made[key].dtype) for key in wanted}
         odd = [key for key, kind in kinds.items() if not _is_like(entries.get(key), *kind)]
         entries = {**entries, **{key: made[key] for key in odd}}
-    state = from_entries(stages, hypers, param, entries, name, reinit=True, counted=True)
+    own = stages, hypers, param, entries, name
+    state = from_entries(*own, reinit=True, counted=True, layout=layout)
     return reinit_state(stages, hypers, param, state, init_hypers)
+
+
+def _are_like(param: Tensor, entries: Mapping[str, Any], dtypes: Mapping[str, torch.dtype]) -> bool:
+    """Return True if entries are tensors with the shape and the device of a parameter."""
+    shape, device = param.shape, param.device
+    for key, dtype in dtypes.items():
+        one = entries.get(key)
+        if not isinstance(one, Tensor) or one.dtype != dtype:
+            return False
+        if one.shape != shape or one.device != device:
+            return False
+    return True
 
 
 def _is_like(entry: Any, shape: Any, device: torch.device, dtype: torch.dtype) -> bool:
@@ -111,24 +133,29 @@ def complete_state(
             if not states.get(param, True):
                 del states[param]
         return
-    made = {
-        param: from_entries(
+    params = group["params"]
+    before = [states.get(param, {}) for param in params]
+    layouts = [state_layout(stages, hypers, param.shape, param.dtype) for param in params]
+    made = [
+        from_entries(
             stages,
             hypers,
             param,
-            states.get(param, {}),
+            entries,
             f"params[{k}]",
             group_step=group.get("step"),
             reinit=True,
+            layout=layout,
         )
-        for k, param in enumerate(group["params"])
-    }
+        for k, (param, entries, layout) in enumerate(zip(params, before, layouts, strict=True))
+    ]
     # The counts of a group are adjacent in memory, so that one call reads them all.
-    steps = stack_counts([state.step for state in made.values()])
-    at_gates = [_beside(one) for one in zip(*(k.gates for k in made.values()), strict=True)]
-    for (param, state), step, *gates in zip(made.items(), steps, *at_gates, strict=True):
-        kept, entries = states.get(param, {}), state._replace(step=step, gates=tuple(gates))
-        states[param] = {**kept, **to_entries(stages, hypers, param, entries)}
+    steps = stack_counts([state.step for state in made])
+    at_gates = [_beside(one) for one in zip(*[state.gates for state in made], strict=True)]
+    every = zip(params, before, layouts, made, steps, *at_gates, strict=True)
+    for param, entries, layout, state, step, *gates in every:
+        now = LeafState(step, state.stages, tuple(gates))
+        states[param] = {**entries, **layout.entries(now)}
 
 
 def _beside(counts: Sequence[GateCounts]) -> list[GateCounts]:
@@ -199,9 +226,10 @@ def format_checkpoint(
             entries = written.get(key)
             if entries:
                 if not has_begun(entries):
-                    own = init_hypers.get(number)
-                    first = _first_state(stages, hypers, param, entries, f"state[{key}]", own)
-                    entries = {**entries, **to_entries(stages, hypers, param, first)}
+                    layout = state_layout(stages, hypers, param.shape, param.dtype)
+                    own = f"state[{key}]", init_hypers.get(number), layout
+                    first = _first_state(stages, hypers, param, entries, *own)
+                    entries = {**entries, **layout.entries(first)}
                 made = checkpoint_entries(stages, hypers, param, entries, damped=damped)
                 written[key] = made
     state_dict["state"] = written

@@ -98,7 +98,7 @@ class ChunkExecutor(Executor):
         return None if why_not_pointwise(stages) else self
 
     def in_whole_leaves(self, stages: Sequence[Stage]) -> WholeLeafSteps | None:
-        return self if self._stacks is not None and why_not_pointwise(stages) else None
+        return None if self._stacks is None else self
 
     def bind_leaves(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], places: Sequence[Sequence[int]]
@@ -168,7 +168,7 @@ class ChunkExecutor(Executor):
             for call in calls:
                 call()
             if others:
-                self._reference.update_(stages, others, totals)
+                (self._stacks or self._reference).update_(stages, others, totals)
 
     def _step_whole(
         self, stages: Sequence[Stage], leaves: Sequence[Leaf], measured: Sequence[Tensor]

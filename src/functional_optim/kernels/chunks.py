@@ -2,6 +2,8 @@
 
 import ctypes
 from collections.abc import Sequence
+from itertools import islice
+from operator import le
 from typing import Any, NamedTuple
 
 import torch
@@ -101,10 +103,6 @@ def slice_chunk(tensors: Sequence[Tensor], block_size: int, start: int, stop: in
 UNCHUNKABLE: dict[tuple[Stage, ...], str] = {}
 """Pointwise chains whose leaves are not stepped as chunks, and the reason (see ``rounding``)."""
 
-SCALAR_STATE_CHAINS: set[tuple[Stage, ...]] = set()
-"""Pointwise chains with a 0-d state for a whole parameter. For a 0-d parameter, such a state cannot
-be told from a state per element (see ``rounding``)."""
-
 
 def why_not_pointwise(stages: Sequence[Stage]) -> str | None:
     """Return the reason why a chain cannot be stepped in chunks; None if it can."""
@@ -114,14 +112,13 @@ def why_not_pointwise(stages: Sequence[Stage]) -> str | None:
     return UNCHUNKABLE.get(tuple(stages)) if UNCHUNKABLE else None
 
 
-def why_not_flat(stages: Sequence[Stage], leaf: Leaf) -> str | None:
+def why_not_flat(stages: Sequence[Stage], leaf: Leaf, block_size: int | None = None) -> str | None:
     """Return the reason why a leaf cannot be a chunk or part of one; None if it can."""
-    block_size = block_size_of(stages)
-    allowed = {leaf.param.numel(), -(-leaf.param.numel() // block_size)}
-    if SCALAR_STATE_CHAINS and leaf.param.dim() == 0 and tuple(stages) in SCALAR_STATE_CHAINS:
-        return f"{leaf.name!r} keeps a number for the whole parameter"
+    param, size = leaf.param, block_size_of(stages) if block_size is None else block_size
+    count, has_no_dims = param.numel(), not param.dim()
+    allowed = count, -(-count // size)
     for tensor in tensors_of(leaf):
-        if tensor.numel() not in allowed or (tensor.dim() == 0) != (leaf.param.dim() == 0):
+        if tensor.numel() not in allowed or (not tensor.dim()) != has_no_dims:
             return f"{leaf.name!r} keeps a state of another shape than the parameter"
     return None
 
@@ -168,23 +165,39 @@ def aliased_indices(leaves: Sequence[Leaf]) -> set[int]:
 
     Such leaves are stepped one after the other. A tensor with gaps includes its gaps.
     """
-    spans = []
+    starts: list[int] = []
+    ends: list[int] = []
+    owners: list[int] = []
+    written: list[bool] = []
     for index, leaf in enumerate(leaves):
         for k, tensor in enumerate(tensors_of(leaf)):
             start = tensor.data_ptr()
             if start:
-                spans.append((start, start + extent_of(tensor), index, k != 1))
-    spans.sort()
+                size = tensor.nbytes if tensor.is_contiguous() else extent_of(tensor)
+                starts.append(start)
+                ends.append(start + size)
+                owners.append(index)
+                written.append(k != 1)
+    if _are_apart(starts, ends):  # as a rule
+        return set()
+    spans = sorted(zip(starts, ends, owners, written, strict=True))
     found: set[int] = set()
     last = last_written = (0, 0)  # (end, leaf) of all spans so far, and of the written spans
-    for start, end, index, written in spans:
-        reaching = last if written else last_written
+    for start, end, index, is_written in spans:
+        reaching = last if is_written else last_written
         if start < reaching[0] and index != reaching[1]:
             found |= {index, reaching[1]}
         last = max(last, (end, index))
-        if written:
+        if is_written:
             last_written = max(last_written, (end, index))
     return found
+
+
+def _are_apart(starts: list[int], ends: list[int]) -> bool:
+    """Return True if no two of these ranges of addresses overlap. No Python runs per range."""
+    order = sorted(range(len(starts)), key=starts.__getitem__)
+    following = islice(map(starts.__getitem__, order), 1, None)
+    return all(map(le, map(ends.__getitem__, order), following))
 
 
 def extent_of(tensor: Tensor) -> int:
@@ -200,8 +213,10 @@ def extent_of(tensor: Tensor) -> int:
 def is_chunk(leaf: Leaf) -> bool:
     """Return True if the tensors of a leaf are dense in the same order, and share no memory."""
     tensors = tensors_of(leaf)
-    plain = all(one.is_contiguous() and not (one.is_conj() or one.is_neg()) for one in tensors)
-    return are_disjoint(tensors) if plain else as_chunk(leaf) is not None
+    for one in tensors:
+        if not one.is_contiguous() or one.is_conj() or one.is_neg():
+            return as_chunk(leaf) is not None
+    return are_disjoint(tensors)
 
 
 def as_chunk(leaf: Leaf) -> Leaf | None:
@@ -230,12 +245,12 @@ def group_chunks(
         left: all other leaves are appended to it, except for leaves without any elements.
     """
     found: dict[Any, list[Leaf]] = {}
-    aliased = aliased_indices(leaves)
+    aliased, block_size = aliased_indices(leaves), block_size_of(stages)
     for index, leaf in enumerate(leaves):
         if leaf.param.numel() == 0:
             left += [leaf] * has_state_elements(leaf)
             continue
-        flat = index not in aliased and why_not_flat(stages, leaf) is None
+        flat = index not in aliased and why_not_flat(stages, leaf, block_size) is None
         if flat and is_chunk(leaf):
             found.setdefault(chunk_key(leaf), []).append(leaf)
         else:
@@ -250,7 +265,7 @@ def has_state_elements(leaf: Leaf) -> bool:
 
 def chunk_key(leaf: Leaf) -> Any:
     """Return the key that is equal for leaves that are stepped together."""
-    dtypes = tuple(tensor.dtype for tensor in tensors_of(leaf))
+    dtypes = tuple([tensor.dtype for tensor in tensors_of(leaf)])
     return id(leaf.coefficients), leaf.param.device, dtypes
 
 

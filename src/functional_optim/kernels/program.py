@@ -148,10 +148,13 @@ class _Writer:
         """The name of the memory of each value that is read later: a leaf's tensor, or scratch."""
         self.lines: list[str] = []
         self.allocating: list[str] = []
+        self.allocated: dict[fx.Node, list[str]] = {}
+        """The names of each value that has memory of its own, and of its views."""
 
     def write(self) -> Program:
         for node in self.nodes:
             self._emit(node)
+            self._free(node)
             for source in [n for n in self.memory if self.last[n] <= self.order[node]]:
                 del self.memory[source]
         self._copy_results()
@@ -160,6 +163,14 @@ class _Writer:
         body = "".join(f"    {line}\n" for line in self.lines) or "    pass\n"
         step = self.namespace.function(f"def step({', '.join(heads)}):\n{body}", "step")
         return Program(step, tuple(self.scratch), tuple(self.allocating))
+
+    def _free(self, node: fx.Node) -> None:
+        """Delete the names of the allocated values that no later node reads."""
+        now = self.order[node]
+        read = {self.root[one] for one in (node, *node.all_input_nodes)} & self.allocated.keys()
+        for owner in sorted(read, key=lambda one: self.order[one]):
+            if self.last[owner] <= now:
+                self.lines.append(f"del {', '.join(self.allocated.pop(owner))}")
 
     def _unaliased(self, node: fx.Node) -> fx.Node:
         """Return the node that owns the same tensor, such as the source of a cast to its dtype."""
@@ -177,6 +188,10 @@ class _Writer:
             text = self._reciprocal(node) or self._with_out(node) or self._in_place(node)
             if text is None:
                 self.allocating.append(str(getattr(node.target, "__name__", node.target)))
+        if own and text is None:
+            self.allocated[node] = [node.name]
+        elif self.root[node] in self.allocated:
+            self.allocated[self.root[node]].append(node.name)
         self.lines.append(f"{node.name} = {text or statement(node, self.namespace)}")
 
     def _reciprocal(self, node: fx.Node) -> str | None:

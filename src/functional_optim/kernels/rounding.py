@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.kernels.cache import MAX_ENTRIES
-from functional_optim.kernels.chunks import SCALAR_STATE_CHAINS, UNCHUNKABLE, why_not_pointwise
+from functional_optim.kernels.chunks import UNCHUNKABLE, why_not_pointwise
 from functional_optim.kernels.errors import NotPointwiseError, UntraceableError
 from functional_optim.kernels.graph import Trace
 from functional_optim.kernels.signature import signature
@@ -50,19 +50,16 @@ def record_rounding(stages: Sequence[Stage], leaf: Leaf) -> None:
         shape, numbers, _ = signature(chain, leaf)
         traced = trace(chain, tuple(map(type, leaf.coefficients)), shape)
         found = _find_rounding(traced, numbers)
+        reason = found and f"torch rounds {found} by where an element is in its tensor"
     except UntraceableError as error:
-        if KEEPS_NUMBER in str(error) and chain not in SCALAR_STATE_CHAINS:
-            if len(SCALAR_STATE_CHAINS) >= MAX_ENTRIES:
-                SCALAR_STATE_CHAINS.clear()
-            SCALAR_STATE_CHAINS.add(chain)
-        return
+        reason = KEEPS_NUMBER if KEEPS_NUMBER in str(error) else None
     except (ArithmeticError, NotPointwiseError, ValueError):
         return
-    if found is None:
+    if reason is None:
         return
     if len(UNCHUNKABLE) >= MAX_ENTRIES:
         UNCHUNKABLE.clear()
-    UNCHUNKABLE[chain] = f"torch rounds {found} by where an element is in its tensor"
+    UNCHUNKABLE[chain] = reason
 
 
 def _find_rounding(traced: Trace, numbers: Any) -> str | None:

@@ -7,7 +7,7 @@ change with the step stay unknown.
 """
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from functional_optim.kernels.graph import Trace
 from functional_optim.kernels.signature import Numbers, Signature
 from functional_optim.kernels.trace import Tracer, trace_with
 from functional_optim.kernels.validate import Validated, call_node, validate
+from functional_optim.numeric import number
 
 _METADATA = frozenset(
     [
@@ -88,6 +89,8 @@ class ShapedTracer(Tracer):
         """The value of each node, as a meta tensor or an example."""
         self.shaped: set[fx.Node] = set()
         """Nodes that depend on the chunk."""
+        self.numbers: set[fx.Node] = set()
+        """Those among them that are numbers: a program reads them from tensors at each step."""
 
     def placeholder(self, name: str) -> fx.Proxy:
         node = self.graph.placeholder(name)
@@ -121,10 +124,22 @@ class ShapedTracer(Tracer):
             items = [self._item(made, place) for place in range(len(value))]
             return type(value)(items)
         asked = target if isinstance(target, str) else getattr(target, "__name__", "")
+        if isinstance(value, float | bool) and (target is number or self._takes_numbers(node)):
+            self.numbers.add(node)
+            self.shaped.add(node)
+            return fx.Proxy(node, self)
         if asked not in _METADATA:
             raise UntraceableError(f"a rule asks a tensor for its {asked}")
         self.graph.erase_node(node)
         return value
+
+    def record(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Record a call of a function of :mod:`functional_optim.numeric`."""
+        return self.create_proxy("call_function", function, args, {})
+
+    def _takes_numbers(self, node: fx.Node) -> bool:
+        """Return True if a node depends on the leaf through numbers only."""
+        return all(one in self.numbers or one not in self.shaped for one in node.all_input_nodes)
 
     def _item(self, several: fx.Proxy, place: int) -> Any:
         return self.create_proxy("call_function", operator.getitem, (several, place), {})

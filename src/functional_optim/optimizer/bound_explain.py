@@ -10,7 +10,7 @@ from torch import Tensor
 from functional_optim.core.chain import Chain
 from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.kernels import Chunks, Executor, Scalars
-from functional_optim.kernels.chunks import SCALAR_STATE_CHAINS, why_not_pointwise
+from functional_optim.kernels.chunks import why_not_pointwise
 from functional_optim.kernels.rounding import record_rounding
 from functional_optim.optimizer.bound_buffer import BoundBuffer
 from functional_optim.plan.flat.layout import FlatLayout
@@ -49,8 +49,7 @@ class Explainer:
         if self._by_chunks is not None and self._scalars is Scalars.HOST:
             for chunk in self._chunks:
                 record_rounding(self._stages, chunk)
-            keeps_numbers = tuple(self._stages) in SCALAR_STATE_CHAINS
-            self._by_chunks = None if keeps_numbers else self._executor.in_chunks(self._stages)
+            self._by_chunks = self._executor.in_chunks(self._stages)
         return self._by_chunks
 
     def compile(self) -> None:

@@ -33,11 +33,6 @@ from functional_optim.plan.leaf_positions import LeafPositions
 _DEVICE = attrgetter("device")
 
 
-def state_of(item: Item) -> list[Tensor]:
-    """Return the tensors that a step of a leaf writes to, without its step count."""
-    return [item.param, *state_tensors(item.state.stages)]
-
-
 class Chunk:
     """Leaves with the same hyper-parameters, step count, dtypes and device.
 
@@ -128,22 +123,10 @@ class PointwiseChunk(Chunk):
         by_table = executor.joins and leaves[0].param.is_cpu
         self._table = Table.of(lengths, ()) if by_table else None
         """The lengths of the leaves, if a kernel may take a table of pointers; else None."""
-        listed = [executor.may_list(stages, tensors_of(one)) for one in leaves]
-        if sum(listed) == 1:
-            listed = [False] * len(leaves)
         longest = lengths.index(max(lengths))
         self._longest = _ChunkGetter(self._rows[longest], leaves[longest])
-        own = [row.all for row in compress(self._rows, listed)]
-        self._columns = [itemgetter(*one, one[0]) for one in zip(*own, strict=True)]
-        """Return all parameters, all gradients, and so on, of the leaves that are stepped as lists;
-        the first one twice, because ``itemgetter`` with one index returns no list."""
-        self._listed = list(compress(members, listed))
-        self._alone = [
-            (k, _ChunkGetter(row, leaf))
-            for k, row, leaf, one in zip(members, self._rows, leaves, listed, strict=True)
-            if not one
-        ]
-        """All other leaves, which are stepped one by one."""
+        self._listing: _Listing | None = None
+        """How the leaves are stepped without a table, once that has happened."""
         self._bound: tuple[BindScalars | None, BindScalars | None] = None, None
         """The kernel that takes pointers, bound to the latest static coefficients, and to those
         before, which may come again: an accumulation starts, and continues."""
@@ -179,19 +162,56 @@ class PointwiseChunk(Chunk):
         with torch.no_grad():
             if made.hypers is not self._required:
                 self._require([self._like_at(made)])
+            if (listing := self._listing) is None:
+                leaves = [row.leaf(tensors, made) for row in self._rows]
+                listing = _Listing(self._stages, self.executor, self.members, self._rows, leaves)
+                self._listing = listing
             parts: list[Part] = []
-            for k, getter in self._alone:
+            for k, getter in listing.alone:
                 one = getter.chunk(tensors, made, getter.entries)
                 parts.append(((k,), self.executor.bind_chunk(self._stages, one, totals)))
-            if self._columns:
-                columns = [list(column(tensors)[:-1]) for column in self._columns]
+            if listing.columns:
+                columns = [list(column(tensors)[:-1]) for column in listing.columns]
                 like = self._like_at(made)
                 call = self.executor.bind_lists(self._stages, like, columns, totals)
-                parts.append((self._listed, call))
+                parts.append((listing.listed, call))
             if len(parts) > 1:  # the caller turns autograd off
                 return parts
             members, call = parts[0]
             return [(members, partial(without_grad, call))]
+
+
+class _Listing:
+    """Division of leaves into those that are stepped as lists, and those that are stepped alone.
+
+    Args:
+        stages, executor, members: as for :class:`Chunk`.
+        rows: of these leaves.
+        leaves: with the layouts of the leaves. Their tensors are not kept.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        executor: Chunks,
+        members: Sequence[int],
+        rows: Sequence[LeafPositions],
+        leaves: Sequence[Leaf],
+    ) -> None:
+        listed = [executor.may_list(stages, tensors_of(one)) for one in leaves]
+        if sum(listed) == 1:
+            listed = [False] * len(leaves)
+        own = [row.all for row in compress(rows, listed)]
+        self.columns = [itemgetter(*one, one[0]) for one in zip(*own, strict=True)]
+        """Return all parameters, all gradients, and so on, of the leaves that are stepped as lists;
+        the first one twice, because ``itemgetter`` with one index returns no list."""
+        self.listed = list(compress(members, listed))
+        self.alone = [
+            (k, _ChunkGetter(row, leaf))
+            for k, row, leaf, one in zip(members, rows, leaves, listed, strict=True)
+            if not one
+        ]
+        """All other leaves, which are stepped one by one."""
 
 
 class _ChunkGetter:
@@ -308,7 +328,7 @@ def chunks_of(
     places: dict[int, int] = {}
     others: list[int] = []
     for k, (item, group) in enumerate(zip(items, groups, strict=True)):
-        if all(map(fits_in_table, [*state_of(item), item.grad])):
+        if fit_in_table(item.param, item.grad, *state_tensors(item.state.stages)):
             mark = marks.setdefault((group, _step_of(item)), (group,))
             leaf = Leaf(item.param, item.grad, item.state.stages, mark, item.name)
             places[id(leaf)] = k
@@ -318,21 +338,26 @@ def chunks_of(
     if by_chunks is None and wholes is None:
         return [], list(range(len(items)))
     chunks: list[Chunk] = []
-    kinds = _whole_leaves(leaves) if by_chunks is None else group_chunks(stages, leaves, [])
+    left = leaves
     end, size = 0, torch.iinfo(torch.int64).bits // 8
-    for own in kinds:
+
+    def span(own: Sequence[Leaf]) -> Any:
+        nonlocal end
         members = [places[id(leaf)] for leaf in own]
-        start, end = end, end + size * sum(len(rows[k].all) for k in members)
-        which = members, rows, own[0].coefficients[0], own, slice(start, end)
-        if by_chunks is not None:
-            chunks.append(PointwiseChunk(stages, by_chunks, *which))
-        elif wholes is not None:
-            chunks.append(WholeChunk(stages, wholes, *which))
-    known = {k for chunk in chunks for k in chunk.members} | set(others)
-    left = [k for k in places.values() if k not in known]
+        start, end = end, end + size * sum([len(rows[k].all) for k in members])
+        return members, rows, own[0].coefficients[0], own, slice(start, end)
+
     if by_chunks is not None:
-        left = [k for k in left if not _is_only_counted(items[k])]
-    return chunks, sorted(others + left)
+        left = []
+        every = group_chunks(stages, leaves, left)
+        chunks += [PointwiseChunk(stages, by_chunks, *span(own)) for own in every]
+    if wholes is not None:
+        chunks += [WholeChunk(stages, wholes, *span(own)) for own in _whole_leaves(left)]
+    known = {k for chunk in chunks for k in chunk.members} | set(others)
+    alone = [k for k in places.values() if k not in known]
+    if by_chunks is not None:
+        alone = [k for k in alone if not _is_only_counted(items[k])]
+    return chunks, sorted(others + alone)
 
 
 def _is_only_counted(item: Item) -> bool:
@@ -362,8 +387,11 @@ def _is_whole(tensor: Tensor) -> bool:
     return plain and not tensor.is_neg() and not is_functorch_wrapped_tensor(tensor)
 
 
-def fits_in_table(tensor: Tensor) -> bool:
-    """Return True if a kernel may get a pointer to this tensor."""
-    plain = type(tensor) in PLAIN and tensor.layout == torch.strided
-    plain = plain and (tensor.is_cpu or tensor.is_cuda)
-    return plain and not tensor.is_complex() and not tensor.is_inference()
+def fit_in_table(*tensors: Tensor) -> bool:
+    """Return True if a kernel may get pointers to these tensors."""
+    for one in tensors:
+        if type(one) not in PLAIN or one.layout != torch.strided or not (one.is_cpu or one.is_cuda):
+            return False
+        if one.is_complex() or one.is_inference():
+            return False
+    return True

@@ -48,7 +48,7 @@ class LeafPositions(NamedTuple):
 
     def state(self, tensors: Sequence[Tensor]) -> LeafState:
         """Return the state of a leaf."""
-        states = tuple([map_state(tensors.__getitem__, one) for one in self.states])
+        states = tuple([map_state(tensors.__getitem__, one) if one else one for one in self.states])
         gates = tuple([GateCounts(tensors[one.runs], tensors[one.held]) for one in self.gates])
         return LeafState(tensors[self.step], states, gates)
 
@@ -80,9 +80,8 @@ def rows_of(
     """
     grads = list(grads)
     of_grads = set(grads)  # a gradient may be the parameter itself
-    every = [(one, k) for k, one in enumerate(tensors) if k not in of_grads]
-    held = [(id(one), k) for one, k in every if isinstance(one, Tensor)]
-    places = dict(held)
+    held = [k for k, one in enumerate(tensors) if k not in of_grads and isinstance(one, Tensor)]
+    places = {id(tensors[k]): k for k in held}
     if len(places) < len(held):
         return None
 
@@ -93,9 +92,9 @@ def rows_of(
     try:
         for item, grad in zip(items, grads, strict=True):
             own = item.state
-            states = tuple([map_state(place, one) for one in own.stages])
+            states = tuple([map_state(place, one) if one else one for one in own.stages])
             gates = tuple([GateCounts(place(one.runs), place(one.held)) for one in own.gates])
-            param, step = place(item.param), place(own.step)
+            param, step = places[id(item.param)], places[id(own.step)]
             rows.append(LeafPositions(param, grad, states, step, item.name, gates))
     except KeyError:
         return None

@@ -176,7 +176,10 @@ class PlainSteps:
         members = run.part.members
         groups = [self._groups[k] for k in members]
         hypers = [leaves.chains[leaves.groups[k]].hypers for k in members]
-        items = [row.item(every, own) for row, own in zip(rows, hypers, strict=True)]
+        items = []
+        for row, own, k in zip(rows, hypers, members, strict=True):
+            leaf = leaves.leaves[k]
+            items.append(Item(leaf.param, every[row.grad], leaf.state, own, leaf.name))
         kinds = {_kind(item): k for k, item in enumerate(items)}
         return StepPlan(
             run.part.stages,

@@ -122,24 +122,26 @@ class StepPlan:
         self._kinds_to_ask = [k for k in kinds if k not in others]
         members = [chunk.members for chunk in self._chunks]
         self._totals = Totals(stages, members, [item.param for item in items])
-        together = [row for k, row in enumerate(rows) if k not in others]
-        self._counted = [row.step for row in together] if counted else []
-        self._stepped = sorted(row.grad for row in rows)
-        changed = {k for own in members for index in own for k in rows[index].written}
-        self._changed = sorted(k for k in changed if k >= kept)
-        counts = {row.step for row in together}
-        written = changed | counts | {k for row in rows for k in row.written}
+        every_of = [row.all for row in rows]
+        written_of = [[param, *states] for param, _, *states in every_of]
+        together = [k for k in range(len(rows)) if k not in others]
+        counts = [self._steps_of[k] for k in together]
+        self._counted = counts if counted else []
+        self._stepped = sorted([row.grad for row in rows])
+        changed = {k for own in members for index in own for k in written_of[index]}
+        self._changed = sorted([k for k in changed if k >= kept])
+        written = changed.union(counts, *written_of)
         every = written.union(self._steps_of)
         self.written = [k in every for k in range(len(tensors))]
         """For each tensor, True if the step writes to it."""
-        alone = [k for index in self.others for k in rows[index].written]
+        alone = [k for index in self.others for k in written_of[index]]
         self._loose = [k for k in alone if not fills_memory(tensors[k])]
         """Written tensors, of leaves that are stepped alone, that are not dense in memory."""
-        used = {k for row in together for k in row.all} | written
+        used = written.union(*[every_of[k] for k in together])
         self._alone = alone
         self._steps_alone = [rows[index].step for index in self.others]
         self._kinds = kinds_of([tensors[k] for k in alone])
-        places = [k for own in members for index in own for k in rows[index].all]
+        places = [k for own in members for index in own for k in every_of[index]]
         self._layout = ListLayout(
             tensors, used - set(self._loose), written, places, leaves=len(rows), kept=kept
         )

@@ -1,7 +1,8 @@
 """Pure functions of a stored stage: decode one tensor and its state, run stages, encode."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -9,10 +10,11 @@ from torch import Tensor
 
 from functional_optim.bounds import Interval
 from functional_optim.core.hyper import build, field_types
-from functional_optim.core.stage import Link, Stage, Transform
+from functional_optim.core.stage import Link, Stage, Transform, block_size_of
 from functional_optim.core.stage_contract import call_stage
 from functional_optim.core.state_init import field_hypers
 from functional_optim.storage.param_storage import ParamStorage
+from functional_optim.storage.pieces import can_init_in_pieces, init_in_pieces
 from functional_optim.storage.records import record_class, state_class
 from functional_optim.storage.rounding import Noise, salt
 from functional_optim.storage.state_storage import StateStorage
@@ -147,6 +149,19 @@ class Layout:
             build(stage.name, stage.hyper, stage.bounds, stage.check, one._asdict())
 
     @cached_property
+    def block_size(self) -> int:
+        """The number of elements of a block. Raise ValueError if blocks do not fit together."""
+        own = block_size_of(self.plan.stages)
+        blocks = math.lcm(*(one.storage.granularity for one in self._fields()))
+        if blocks > 1 and blocks % own != 0:
+            raise ValueError(
+                f"{self.plan.stages[-1].name}: its stages work in blocks of {own} elements, which "
+                f"are no divisor of the {blocks} elements of a block of 8-bit state; keep this "
+                "state in float32 or bfloat16"
+            )
+        return math.lcm(blocks, own)
+
+    @cached_property
     def stochastic(self) -> bool:
         """Return True if the parameter or a field is rounded stochastically."""
         fields = any(one.storage.stochastic for one in self._fields())
@@ -164,17 +179,24 @@ class Layout:
 
     def init(self, param: Tensor, hyper: Any) -> Any:
         """Return the encoded state before the first step."""
+        first = partial(self._first, hypers=self.hypers(hyper))
+        is_cut = all(one.kind == "pointwise" for one in self.plan.stages)
         with torch.no_grad():
-            wide = param.to(torch.float32)
-            extras = self.plan.param.encode(wide, None)[1] if self.extras else ()
-            states = [
-                stage.init(wide, one)
-                for stage, one in zip(self.plan.stages, self.hypers(hyper), strict=True)
-            ]
-            self._check_shapes(states, wide)
-            encoded = self._encode(extras, states, None)
+            if is_cut and can_init_in_pieces(param):
+                encoded = init_in_pieces(first, param, self.block_size)
+            else:
+                encoded = first(param)
             # Meta tensors cannot be copied to another device.
             return encoded if param.device.type == "meta" else self._to_state_device(encoded)
+
+    def _first(self, param: Tensor, hypers: Sequence[Any]) -> Any:
+        """Return the encoded state of a parameter, or of some of its elements."""
+        wide = param.to(torch.float32)
+        extras = self.plan.param.encode(wide, None)[1] if self.extras else ()
+        pairs = zip(self.plan.stages, hypers, strict=True)
+        states = [stage.init(wide, one) for stage, one in pairs]
+        self._check_shapes(states, wide)
+        return self._encode(extras, states, None)
 
     def encode_states(self, extras: Sequence[Tensor], states: Sequence[Any], param: Tensor) -> Any:
         """Encode the states of the stages, rounded to nearest.

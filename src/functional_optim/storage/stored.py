@@ -1,6 +1,5 @@
 """``stored``: an optimizer whose parameters and state are encoded between steps."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -14,7 +13,7 @@ from functional_optim.core.format import format_value
 from functional_optim.core.hyper import field_types
 from functional_optim.core.leaf import is_measured
 from functional_optim.core.links import Change, Links, hyper_positions, stage_labels, state_names
-from functional_optim.core.stage import Kind, Link, Rule, Stage, Transform, block_size_of
+from functional_optim.core.stage import Kind, Link, Rule, Stage, Transform
 from functional_optim.core.state import field_tensors
 from functional_optim.optimizer import Optimizer
 from functional_optim.storage.layout import (
@@ -347,7 +346,7 @@ def _stored_stage(layout: Layout) -> Stage:
         "check": layout.check,
         "kind": "per_matrix" if "per_matrix" in kinds else "pointwise",
         "takes_dtensors": all(one.takes_dtensors for one in plan.stages if one.kind != "pointwise"),
-        "granularity": _block_size(layout),
+        "granularity": layout.block_size,
         "dtypes": (plan.param.dtype,),
         "differentiable": False,
         "state_device": plan.device,
@@ -361,24 +360,6 @@ def _stored_stage(layout: Layout) -> Stage:
     return StoredTransform(
         transform=layout.transform, measure=measure, leads=last.leads, raw=last.raw, **common
     )
-
-
-def _block_size(layout: Layout) -> int:
-    """Return the block size of a stored stage: tensors may be split at multiples of it.
-
-    Raises:
-        ValueError: the block size of the stages does not divide that of the state.
-    """
-    plan = layout.plan
-    own = block_size_of(plan.stages)
-    blocks = math.lcm(*(one.storage.granularity for fields in plan.kept for one in fields))
-    if blocks > 1 and blocks % own != 0:
-        raise ValueError(
-            f"{plan.stages[-1].name}: its stages work in blocks of {own} elements, which are no "
-            f"divisor of the {blocks} elements of a block of 8-bit state; keep this state in "
-            "float32 or bfloat16"
-        )
-    return math.lcm(blocks, own)
 
 
 def _link(layout: Layout, links: Sequence[Link]) -> Link:

@@ -30,7 +30,7 @@ from functional_optim.core.dtensors import (
 )
 from functional_optim.core.hyper import Scalar
 from functional_optim.core.stage import Link, Transform
-from functional_optim.numeric import add, shift
+from functional_optim.numeric import add, is_recorded, recorded, shift
 
 
 class AddNoiseState(NamedTuple):
@@ -58,6 +58,10 @@ def hash_words(words: Tensor) -> Tensor:
 
 def indices_of(tensor: Tensor) -> Tensor:
     """Return the row-major index of each element; for a DTensor, of each element of its shard."""
+    if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript skips this condition alone
+        if is_recorded(tensor):
+            found: Tensor = recorded(indices_of, tensor)
+            return found
     every = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape)
     return shard_like(every, tensor)
 

@@ -40,7 +40,7 @@ def gradients(step: int) -> dict[str, Any]:
 
 
 def test_every_rule_and_every_algorithm_has_a_loop() -> None:
-    """With roots, sums and all; but for two rules, and for what needs its whole tensor."""
+    """With roots, sums and all; but for what needs its whole tensor, or keeps a number for it."""
     table = {name: one.factory() for name, one in ONE_CHAIN.items()}
     whole = [
         name
@@ -48,13 +48,12 @@ def test_every_rule_and_every_algorithm_has_a_loop() -> None:
         if why_not_pointwise(one.stages) and passes_of(one.stages) is None
     ]
     assert not {"lamb", "lars"} & {*whole}
-    keeping_numbers = ("asgd", "nadam")
+    whole += ["asgd", "nadam"]  # a number for a whole parameter
     for name, optimizer in {**RULES, **VARIANTS, **table}.items():
         for dtype in (torch.float32, torch.float64)[: 2 if name in table else 1]:
             said = explained(optimizer, torch.ones(300, dtype=dtype))
             with case(name=name, dtype=dtype):
                 kernel = "one by one" if name in whole else "exact"
-                kernel = "reference" if name in keeping_numbers else kernel
                 assert said.startswith("blocked" if name in NO_FORMULA else kernel), said
 
 

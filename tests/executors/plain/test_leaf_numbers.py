@@ -1,0 +1,82 @@
+"""Rules that read a number of their leaf in each step: programs step them, not the reference."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from functional_optim import Optimizer, TorchOptimizer, adafactor, asgd, nadam
+from functional_optim.core.leaf import Leaf
+from functional_optim.kernels.chunks import why_not_pointwise
+from functional_optim.kernels.leaf_program import program_of
+from functional_optim.kernels.passes import passes_of
+from functional_optim.numeric import above, number
+from functional_optim.testing.chain_cases import ONE_CHAIN
+
+from ...choices import case
+from ..support import noise
+
+RULES: dict[str, tuple[Callable[[], Optimizer], Callable[[list[Parameter]], torch.optim.Optimizer]]]
+RULES = {
+    "nadam": (nadam, torch.optim.NAdam),
+    "asgd": (lambda: asgd(t0=2), lambda params: torch.optim.ASGD(params, t0=2)),
+    "adafactor": (adafactor, torch.optim.Adafactor),
+}
+SHAPES: list[tuple[int, ...]] = [(), (1,), (5,), (3, 4), (2, 3, 4), (40, 30)]
+
+
+def leaf_of(optimizer: Optimizer, param: Tensor) -> Leaf:
+    hypers = tuple(link.hyper for link in optimizer.links)
+    coefficients = tuple(
+        stage.coefficients(2.0, hyper)
+        for stage, hyper in zip(optimizer.stages, hypers, strict=True)
+    )
+    states = optimizer.init(param).leaves.stages
+    return Leaf(param, torch.ones_like(param), states, coefficients, "w", hypers, 2.0)
+
+
+def test_every_algorithm_that_needs_whole_leaves_has_a_program() -> None:
+    """What has none is silently left to the reference: right, but several times as slow."""
+    for name, one in ONE_CHAIN.items():
+        optimizer = one.factory()
+        pointwise = why_not_pointwise(optimizer.stages) is None and name not in RULES
+        if not pointwise and passes_of(optimizer.stages) is None:
+            with case(name=name):
+                found = program_of(optimizer.stages, leaf_of(optimizer, noise(1, 6, 4)))
+                assert not isinstance(found, str), found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("name", RULES)
+def test_its_program_has_torchs_bits(name: str, dtype: torch.dtype) -> None:
+    """Over steps in which numbers change, with leaves of every shape and late gradients."""
+    make, make_theirs = RULES[name]
+    params = [Parameter(noise(k, *shape, dtype=dtype)) for k, shape in enumerate(SHAPES)]
+    twins = [Parameter(param.detach().clone()) for param in params]
+    ours, theirs = TorchOptimizer(params, make()), make_theirs(twins)
+    for step in range(6):
+        for k, (param, twin) in enumerate(zip(params, twins, strict=True)):
+            late = step == 3 and k % 2 == 0
+            param.grad = None if late else noise(10 * step + k, *param.shape, dtype=dtype)
+            twin.grad = None if param.grad is None else param.grad.clone()
+        ours.step()
+        theirs.step()
+        for k, (param, twin) in enumerate(zip(params, twins, strict=True)):
+            with case(step=step, shape=SHAPES[k]):
+                assert torch.equal(param, twin)
+                for key, value in theirs.state[twin].items():
+                    assert torch.equal(ours.state[param][key].to(value.dtype), value), key
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_it_is_explained_as_it_is_stepped(name: str) -> None:
+    params = [Parameter(noise(k, 30, 20)) for k in range(3)]
+    assert ": one by one; " in TorchOptimizer(params, RULES[name][0]()).explain()
+
+
+def test_a_number_is_read_in_a_graph_for_known_shapes_alone() -> None:
+    assert number(torch.tensor(0.25)) == 0.25
+    assert above(0.5, 0.25, 1.0, 2.0) == 1.0
+    assert above(0.25, 0.5, 1.0, 2.0) == 2.0
