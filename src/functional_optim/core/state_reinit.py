@@ -148,16 +148,15 @@ def reinit_state(
     pairs = list(zip(stages, ran, strict=True))
     if any(has and isinstance(stage, Rule) for stage, has in pairs):
         return state
-    if not any(any(own) for own, has in zip(wanted, ran, strict=True) if not has):
+    again = [k for k, one in enumerate(wanted) if any(one) and not ran[k]]
+    if not again:
         return state
-    with torch.no_grad():
-        made = init_leaf(stages, hypers, param)
-    return state._replace(
-        stages=tuple(
-            own if has else _select_tensors(one, own, new)
-            for one, own, new, has in zip(wanted, state.stages, made.stages, ran, strict=True)
-        )
-    )
+    with torch.no_grad():  # only these stages: others may have a state of the parameter's size
+        made = init_leaf([stages[k] for k in again], [hypers[k] for k in again], param)
+    states = list(state.stages)
+    for k, new in zip(again, made.stages, strict=True):
+        states[k] = _select_tensors(wanted[k], states[k], new)
+    return state._replace(stages=tuple(states))
 
 
 def _select_tensors(is_new: Sequence[bool], old: Any, new: Any) -> Any:

@@ -111,7 +111,8 @@ class RayTransport:
         require_ray()
         self._options = dict(options or {})
         self._actors: dict[str, Any] = {}
-        self._starts: dict[str, WorkerFuture] = {}
+        self._starts: dict[str, WorkerFuture | None] = {}
+        """The first call of each actor; None after its answer, whose result is not kept."""
         self._forgotten: dict[str, deque[int]] = {}
         self._numbers = itertools.count()
         self._lock = threading.RLock()
@@ -142,7 +143,8 @@ class RayTransport:
         with self._lock:
             self._closed = True
             for worker, actor in self._actors.items():
-                if self._starts[worker].has_timed_out:
+                start = self._starts[worker]
+                if start is not None and start.has_timed_out:
                     require_ray().kill(actor)
                 else:
                     actor.__ray_terminate__.remote()
@@ -168,14 +170,16 @@ class RayTransport:
             try:
                 actor = self._get_actor(worker)
                 self._starts.setdefault(worker, answer)
-                queue = self._forgotten[worker]
+                message, queue = encode(content), self._forgotten[worker]
                 forgotten = [queue.popleft() for _ in range(len(queue))]
-                sent = getattr(actor, method).remote(number, forgotten, encode(content))
+                sent = getattr(actor, method).remote(number, forgotten, message)
             except Exception as error:  # noqa: BLE001  arguments that cannot be sent, or no Ray
                 answer.fail(error)
                 return answer
 
         def on_answer(found: "Future[Any]") -> None:
+            if self._starts[worker] is answer:
+                self._starts[worker] = None
             try:
                 value = decode(found.result())
             except Exception as error:  # noqa: BLE001  the future raises it

@@ -1,8 +1,10 @@
 """DistributedOptimizer over Ray: what holds over every transport, and what is of actors alone."""
 
 import functools
+import gc
 import itertools
 import threading
+import weakref
 from math import inf
 from typing import Any
 
@@ -117,6 +119,29 @@ def test_optimizers_share_actors_and_what_is_closed_is_forgotten(shared: RayTran
     assert shared.call(watch, "alive").result(LIMIT) == before - 1
     assert_same(values(second), locally(sgd(lr=0.2), [gradients(0)]))
     second.close()
+
+
+@pytest.mark.usefixtures("shared")
+def test_the_first_object_of_an_actor_is_dropped_as_any_other() -> None:
+    transport = RayTransport()
+    first = transport.place("first", Shelf, torch.ones(1)).result(LIMIT)
+    dropped = threading.Event()
+    weakref.finalize(first, dropped.set)
+    del first
+    gc.collect()
+    assert dropped.wait(LIMIT)  # the thread that got the answer may still hold it
+    transport.close()
+
+
+def test_arguments_that_cannot_be_sent_keep_no_object_alive(shared: RayTransport) -> None:
+    """The next message tells the actor which objects were dropped, also after one that failed."""
+    optimizer = over_ray(sgd, parameters(), placement(2), lr=0.1, transport=shared)
+    watch = shared.place("ps0", _Watch).result(LIMIT)
+    before = shared.call(watch, "alive").result(LIMIT)
+    optimizer.close()
+    with pytest.raises(TypeError, match="pickle"):
+        shared.call(watch, "alive", threading.Lock()).result(LIMIT)
+    assert shared.call(watch, "alive").result(LIMIT) == before - 1
 
 
 class _Watch:
