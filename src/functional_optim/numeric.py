@@ -13,8 +13,9 @@ import math
 from typing import Any, cast
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
+from functional_optim.core.recording import is_recorded, record_call
 from functional_optim.core.scalars import carries_derivative, concrete
 
 
@@ -133,7 +134,7 @@ def above(x: float, bound: float, yes: float, no: float) -> float:
     """Return ``yes`` if ``x > bound``, else ``no``. Each may be a 0-d or batched tensor."""
     if not torch.jit.is_scripting():
         if is_recorded(x):
-            return cast("float", recorded(above, x, bound, yes, no))
+            return cast("float", record_call(above, x, bound, yes, no))
     is_above = x > bound
     if isinstance(is_above, Tensor):
         wide = is_above.new_empty((), dtype=torch.float64)
@@ -148,18 +149,6 @@ def root(x: float) -> float:
     if isinstance(x, Tensor):
         return x.sqrt()
     return math.sqrt(x)
-
-
-def is_recorded(x: Any) -> bool:
-    """Return True if ``x`` stands for a value in a graph for tensors of known shapes."""
-    return isinstance(x, fx.Proxy) and bool(getattr(x.tracer, "has_shapes", False))
-
-
-def recorded(function: Any, x: Any, *args: Any) -> Any:
-    """Return the call of a function as a value of a graph, so that the call may branch."""
-    every = (x, *args)
-    tracer: Any = next(one.tracer for one in every if isinstance(one, fx.Proxy))
-    return tracer.record(function, *every)
 
 
 KEEPS_NUMBER = "it keeps a number for a whole parameter, and reads it in each step"
@@ -179,7 +168,7 @@ def number(x: Tensor) -> float:
         return float(x.item())
     if not isinstance(x, Tensor):
         if is_recorded(x):
-            return cast("float", recorded(number, x))
+            return cast("float", record_call(number, x))
         raise TypeError(KEEPS_NUMBER)
     if x.is_meta:
         return 0.5  # of a graph that is tried without data

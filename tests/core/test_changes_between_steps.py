@@ -201,7 +201,7 @@ def test_a_bound_step_by_a_gradient_that_is_a_bound_parameter(name: str, warm: i
 
 
 @pytest.mark.parametrize("constructor", [asgd, nadam])
-@pytest.mark.parametrize("executor", ["auto", "blocked", "eager"])
+@pytest.mark.parametrize("executor", ["auto", "blocked"])
 def test_numbers_for_whole_parameters_without_dimensions(
     constructor: Callable[..., Optimizer], executor: str
 ) -> None:

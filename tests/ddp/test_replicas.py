@@ -11,11 +11,11 @@ EXACT = [
     *(
         n
         for n, one in EXECUTORS.items()
-        if one.exact and one.in_chunks(()) and n not in ("eager", "fused", "prefer_fused")
+        if one.exact and one.in_chunks(()) and n not in ("fused", "prefer_fused")
     ),
 ]
 """Executors whose steps are bit for bit the reference's.
-Eager and prefer_fused are blocked, on the CPU."""
+On the CPU, prefer_fused is blocked."""
 COMPILING = ("auto", "compiled")
 COMPILERS = (["there", "none"], ["anew", "there"])
 

@@ -20,7 +20,7 @@ from ..choices import case
 from .rules import stateless
 from .support import chunk_executor, why_not
 
-ASKED = ("auto", "blocked", "compiled", "eager")
+ASKED = ("auto", "blocked", "compiled")
 BOX = {"k": 1.0}
 LIST = [1.0]
 TENSOR = torch.tensor(1.0)

@@ -22,9 +22,10 @@ from functional_optim.composition import chain
 from functional_optim.core.aliasing import match_strides
 from functional_optim.core.constructor import constructor
 from functional_optim.core.hyper import Scalar
+from functional_optim.core.recording import is_recorded, record_call
 from functional_optim.core.scalars import default_scalar_dtype
 from functional_optim.core.stage import Rule
-from functional_optim.numeric import above, add, fill_like, is_recorded, mul, number, recorded
+from functional_optim.numeric import above, add, fill_like, mul, number
 from functional_optim.optimizer import Optimizer
 from functional_optim.transforms.maximize import maximized
 from functional_optim.transforms.weight_decay import weight_decay as coupled_weight_decay
@@ -66,7 +67,7 @@ def average(ax: Tensor, param: Tensor, weight: float) -> Tensor:
         return torch.where(weight == 1.0, param, ax + mul(param - ax, weight))
     if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript skips this condition alone
         if is_recorded(weight):
-            result: Tensor = recorded(average, ax, param, weight)
+            result: Tensor = record_call(average, ax, param, weight)
             return result
     if weight == 1.0:
         return param

@@ -38,7 +38,7 @@ class _FieldKeys(NamedTuple):
         return not self.keys and key.partition("[")[0] == self.name
 
 
-class StateLayout(NamedTuple):
+class EntryLayout(NamedTuple):
     """Keys of a parameter's state in a state dict."""
 
     classes: tuple[Any, ...]
@@ -67,7 +67,7 @@ class StateLayout(NamedTuple):
 
 def _compute_layout(
     stages: tuple[Stage, ...], hypers: tuple[Any, ...], shape: tuple[int, ...], dtype: torch.dtype
-) -> StateLayout:
+) -> EntryLayout:
     """Return the keys of the state of parameters of a shape and a dtype."""
     fields_of_stages = compute_fields(stages, hypers, shape, dtype)
     found = tuple(
@@ -82,10 +82,10 @@ def _compute_layout(
     dtypes = {key: one.dtype for one in every if one.dtype is not None for key in one.keys}
     counts, keys = tuple(chain.from_iterable(gates)), [key for one in every for key in one.keys]
     wanted, every_key = frozenset(keys), ("step", *counts, *keys)
-    return StateLayout(classes, found, every, wanted, gates, frozenset(counts), every_key, dtypes)
+    return EntryLayout(classes, found, every, wanted, gates, frozenset(counts), every_key, dtypes)
 
 
-state_layout = cache_plain(_compute_layout)
+entry_layout = cache_plain(_compute_layout)
 """Cached :func:`_compute_layout`."""
 
 
@@ -99,7 +99,7 @@ def entry_dtypes(
     stages: Sequence[Stage], hypers: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
 ) -> Mapping[str, torch.dtype]:
     """Return the dtypes of the state tensors of a parameter by key."""
-    return state_layout(stages, hypers, shape, dtype).dtypes
+    return entry_layout(stages, hypers, shape, dtype).dtypes
 
 
 def to_entries(
@@ -109,7 +109,7 @@ def to_entries(
 
     Tensors are not copied. An empty list has no entry.
     """
-    return state_layout(stages, hypers, param.shape, param.dtype).entries(state)
+    return entry_layout(stages, hypers, param.shape, param.dtype).entries(state)
 
 
 def from_entries(
@@ -122,7 +122,7 @@ def from_entries(
     group_step: Any = None,
     reinit: bool = False,
     counted: bool = False,
-    layout: StateLayout | None = None,
+    layout: EntryLayout | None = None,
 ) -> LeafState:
     """Return a leaf state with the tensors of ``entries``: the inverse of :func:`to_entries`.
 
@@ -140,7 +140,7 @@ def from_entries(
         reinit: True if state with the count 0 is initialized again in the first step. Then values
             that start as the parameter or a hyper-parameter may differ from it.
         counted: True if the count in ``entries`` is known to be right, for any values.
-        layout: the result of :func:`state_layout` for the parameter, if the caller has it.
+        layout: the result of :func:`entry_layout` for the parameter, if the caller has it.
 
     Raises:
         TypeError: an entry is not a tensor.
@@ -148,7 +148,7 @@ def from_entries(
             and there is no count.
     """
     if layout is None:
-        layout = state_layout(stages, hypers, param.shape, param.dtype)
+        layout = entry_layout(stages, hypers, param.shape, param.dtype)
     counts, wanted = layout.counts, layout.wanted
     # As in torch, entries of an option that is off now are ignored.
     odd = entries.keys() - layout.every_key
@@ -226,7 +226,7 @@ def _steps_of_uncounted(
         starts = chain.from_iterable(starts_as_param(stages, hypers, param.shape, param.dtype))
         keys = (
             key
-            for field in state_layout(stages, hypers, param.shape, param.dtype).every
+            for field in entry_layout(stages, hypers, param.shape, param.dtype).every
             for key in field.keys
         )
         of_values = {key for key, is_one in zip(keys, starts, strict=True) if is_one}
@@ -295,7 +295,7 @@ def starts_in_first_step(stages: Sequence[Stage], hypers: Sequence[Any], param: 
 
     In torch, existing state then means that a step was made. This holds if all fields are optional.
     """
-    fields = state_layout(stages, hypers, param.shape, param.dtype).every
+    fields = entry_layout(stages, hypers, param.shape, param.dtype).every
     if not all(field.optional for field in fields):
         return False
     # Optional fields that depend on no hyper-parameter depend on the shape of the parameter.

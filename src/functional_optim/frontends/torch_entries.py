@@ -13,11 +13,11 @@ from functional_optim.core.state import GateCounts, LeafState
 from functional_optim.core.state_init import init_leaf
 from functional_optim.core.state_reinit import reinit_state
 from functional_optim.core.torch_state import (
-    StateLayout,
+    EntryLayout,
     entry_dtypes,
+    entry_layout,
     from_entries,
     has_begun,
-    state_layout,
     to_entries,
 )
 from functional_optim.frontends.torch_checkpoint import (
@@ -60,7 +60,7 @@ def leaf_state(
             ``hypers``.
     """
     entries = states[param]
-    layout = state_layout(stages, hypers, param.shape, param.dtype)
+    layout = entry_layout(stages, hypers, param.shape, param.dtype)
     if begins and entries and entries.get("step") == 0:
         state = _first_state(stages, hypers, param, entries, name, init_hypers, layout)
     else:
@@ -78,7 +78,7 @@ def _first_state(
     entries: Mapping[str, Any],
     name: str,
     init_hypers: tuple[Any, ...] | None,
-    layout: StateLayout,
+    layout: EntryLayout,
 ) -> LeafState:
     """Return the state before the first step. Arguments are those of :func:`leaf_state`.
 
@@ -135,7 +135,7 @@ def complete_state(
         return
     params = group["params"]
     before = [states.get(param, {}) for param in params]
-    layouts = [state_layout(stages, hypers, param.shape, param.dtype) for param in params]
+    layouts = [entry_layout(stages, hypers, param.shape, param.dtype) for param in params]
     made = [
         from_entries(
             stages,
@@ -226,7 +226,7 @@ def format_checkpoint(
             entries = written.get(key)
             if entries:
                 if not has_begun(entries):
-                    layout = state_layout(stages, hypers, param.shape, param.dtype)
+                    layout = entry_layout(stages, hypers, param.shape, param.dtype)
                     own = f"state[{key}]", init_hypers.get(number), layout
                     first = _first_state(stages, hypers, param, entries, *own)
                     entries = {**entries, **layout.entries(first)}

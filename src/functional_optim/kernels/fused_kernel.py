@@ -29,7 +29,7 @@ ULPS: dict[torch.dtype, float] = {torch.float32: 5.0, torch.float64: 5.0, torch.
 The unit is the last place of the largest magnitude in the tensor (the parameter, or one of its
 states), before or after the step. On CUDA, Adam for torch.float32 computes 1 - beta in float32,
 with an error of up to a quarter of 1 / (1 - beta) units: 1.3e-5 of the second moment at 0.999.
-executor="eager" has no such error. No bound holds for an element whose gradient is nearly cancelled
+executor="auto" has no such error. No bound holds for an element whose gradient is nearly cancelled
 by a coupled weight decay, because Adam and Adagrad divide by the remainder.
 """
 

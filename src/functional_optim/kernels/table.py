@@ -21,7 +21,7 @@ from functional_optim.kernels.inductor import InductorKernel
 from functional_optim.kernels.reference import ReferenceExecutor
 from functional_optim.kernels.stacks import StackStepper
 
-ExecutorName = Literal["auto", "reference", "blocked", "fused", "prefer_fused", "eager"]
+ExecutorName = Literal["auto", "reference", "blocked", "fused", "prefer_fused"]
 
 
 _EXACT, _FUSED, _BLOCKED = ExactKernel(sparing=True), FusedKernel(), BlockedKernel()
@@ -36,19 +36,19 @@ EXECUTORS: dict[str, Executor] = {
         listings=[_LISTS],
         stacks=_STACKS,
         on_device=True,
-        stand_ins={"cpu": "auto", "cuda": "eager"},
+        stand_ins={"cpu": "auto", "cuda": "auto"},
     ),
     "reference": ReferenceExecutor(ChunkExecutor(on_device=True)),
     "blocked": ChunkExecutor(_BLOCKED, stacks=_STACKS),
     "fused": ChunkExecutor(_FUSED, listings=[_FUSED], strict=True),
     "prefer_fused": ChunkExecutor(_FUSED, _BLOCKED, listings=[_FUSED, _LISTS], stacks=_STACKS),
-    "eager": ChunkExecutor(_BLOCKED, listings=[_LISTS], stacks=_STACKS),
 }
 """All executors by name, also those that users register (:func:`register_executor`).
 
 On the CPU each has the bits of the reference. So no result depends on the kernel, on which rank has
 a compiler, or on when a compilation ends. ``fused`` steps on CUDA only. ``prefer_fused`` uses
-torch's fused optimizers on CUDA where they support a leaf, and is ``eager`` elsewhere.
+torch's fused optimizers on CUDA where they support a leaf, and steps as ``auto`` on CUDA and as
+``blocked`` on the CPU elsewhere.
 """
 
 _REMOVED = {
@@ -56,6 +56,8 @@ _REMOVED = {
     "and optimizer.bind(params).ready() compiles it at once",
     "stacked": "the executor 'stacked' was removed: executor='auto' steps matrices of one shape in "
     "stacks where that has the bits of single steps",
+    "eager": "the executor 'eager' was removed: executor='auto' steps lists of parameters on CUDA, "
+    "and executor='blocked' steps without a compiler on the CPU",
     "script": "the executor 'script' was removed: optimizer.script(params) makes a TorchScript "
     "program of a chain, and executor='auto' steps without the GIL too",
 }
@@ -143,13 +145,9 @@ def executor_taking(name: str, scalars: Scalars) -> Executor:
 def in_place(name: str, params: Iterable[Tensor], stages: Sequence[Stage]) -> str:
     """Return the name of the executor that steps these parameters, in ``update`` and ``update_``.
 
-    ``auto``, the default of an optimizer, is another executor with the same bits on some devices:
-
-    - ``eager`` on CUDA, with few launches for all parameters.
-    - ``reference`` on devices without a kernel, and for DTensors if a stage needs whole tensors:
-      only the reference computes with DTensors.
-
-    All other names are returned unchanged.
+    ``auto``, the default of an optimizer, is ``reference`` on devices without a kernel, and for
+    DTensors if a stage needs whole tensors: only the reference computes with DTensors. All other
+    names are returned unchanged.
 
     Args:
         name: of the optimizer's executor.

@@ -98,7 +98,7 @@ def possible_executors(optimizer: Optimizer, storage: str) -> list[ExecutorName]
 
         >>> from functional_optim import lion
         >>> possible_executors(lion(), "bfloat16+kahan")
-        ['auto', 'reference', 'blocked', 'prefer_fused', 'eager']
+        ['auto', 'reference', 'blocked', 'prefer_fused']
     """
     names: tuple[ExecutorName, ...] = get_args(ExecutorName)
     return [name for name in names if why_not(optimizer, storage, name) is None]

@@ -29,8 +29,9 @@ from functional_optim.core.dtensors import (
     unshard_like,
 )
 from functional_optim.core.hyper import Scalar
+from functional_optim.core.recording import is_recorded, record_call
 from functional_optim.core.stage import Link, Transform
-from functional_optim.numeric import add, is_recorded, recorded, shift
+from functional_optim.numeric import add, shift
 
 
 class AddNoiseState(NamedTuple):
@@ -60,7 +61,7 @@ def indices_of(tensor: Tensor) -> Tensor:
     """Return the row-major index of each element; for a DTensor, of each element of its shard."""
     if not torch.jit.is_scripting():  # noqa: SIM102  TorchScript skips this condition alone
         if is_recorded(tensor):
-            found: Tensor = recorded(indices_of, tensor)
+            found: Tensor = record_call(indices_of, tensor)
             return found
     every = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape)
     return shard_like(every, tensor)

@@ -60,7 +60,7 @@ EXPORTED: dict[str, Optimizer] = {
 OPTIMIZERS: dict[str, Optimizer] = {
     **EXPORTED,
     "clipped": chain(clip_by_global_norm(0.5), sgd(0.1)).using(executor="blocked"),
-    "nesterov": sgd(0.1, momentum=0.9, nesterov=True).using(executor="eager"),
+    "nesterov": sgd(0.1, momentum=0.9, nesterov=True).using(executor="blocked"),
     "stored": stored(sgd(0.1, momentum=0.9)).using(executor="compiled"),
 }
 """With what may be set, by every executor; each algorithm is traced by the laws."""

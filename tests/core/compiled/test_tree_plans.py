@@ -413,7 +413,7 @@ def test_lists_are_planned_where_a_kernel_takes_no_pointers(
 ) -> None:
     """As on CUDA; here by the same functions of torch."""
     monkeypatch.setattr(ForeachKernel, "is_for", lambda self, like: True)
-    optimizer = CHAINS[name].using(executor="eager")
+    optimizer = CHAINS[name].using(executor="blocked")
     reference = optimizer.using(executor="reference")
     tree_steps._PLANS.clear()
     arrays: list[Any] = []

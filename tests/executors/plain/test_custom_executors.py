@@ -210,7 +210,7 @@ def test_executors_say_who_they_are() -> None:
         name: (one.exact, one.in_chunks(adamw().stages) is not None, one.takes_dtensors)
         for name, one in EXECUTORS.items()
     }
-    by_chunks = ("auto", "blocked", "compiled", "eager", "fused", "prefer_fused")
+    by_chunks = ("auto", "blocked", "compiled", "fused", "prefer_fused")
     chunks = dict.fromkeys(by_chunks, (True, True, False))
     assert said == {**chunks, "reference": (True, False, True)}
     assert not any(one.in_chunks(muon().stages) for one in EXECUTORS.values())

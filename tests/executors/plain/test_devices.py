@@ -74,12 +74,12 @@ def test_the_executor_is_that_of_the_devices_when_no_gradient_has_come_yet() -> 
     items = [StepLeaf(0, param, state, LeafChain((0,), optimizer.stages, ()), "x")]
     for grad in (None, param):
         leaves = StepLeaves.of(optimizer.links, items, [grad], shares=False)
-        assert leaves.executor(optimizer) is EXECUTORS["eager"]
+        assert leaves.executor(optimizer) is EXECUTORS["auto"]
 
 
 @pytest.mark.parametrize(
     ("options", "on_cuda"),
-    [({}, "eager"), ({"fused": True}, "prefer_fused"), ({"foreach": True}, "auto")],
+    [({}, "auto"), ({"fused": True}, "prefer_fused"), ({"foreach": True}, "auto")],
 )
 def test_an_option_of_a_torch_class_chooses_the_executor(
     options: dict[str, Any], on_cuda: str

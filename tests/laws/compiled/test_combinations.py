@@ -47,9 +47,9 @@ def tried(name: str, executor: ExecutorName) -> list[str]:
     """The storages in which an executor is tried with a chain: each pair of two is in some three,
     if three executors run the chain.
 
-    What compiles is tried in one. On the CPU, eager and prefer_fused are blocked.
+    What compiles is tried in one. On the CPU, prefer_fused is blocked.
     """
-    storages = [] if executor in ("eager", "prefer_fused") else possible_storages(name, executor)
+    storages = [] if executor == "prefer_fused" else possible_storages(name, executor)
     if EVERYTHING:
         return storages
     row = list(TABLE).index(name)
