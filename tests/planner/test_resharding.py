@@ -94,13 +94,13 @@ def test_a_rank_has_its_own_copies_and_no_others(data: st.DataObject) -> None:
 def test_the_copies_of_a_rank_do_not_grow_with_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted as they are made: all of them, and those of one rank."""
     made = []
-    real = resharding._copy
+    real = resharding._range_copy
 
     def counting(*args: Any) -> RangeCopy:
         made.append(args)
         return real(*args)
 
-    monkeypatch.setattr(resharding, "_copy", counting)
+    monkeypatch.setattr(resharding, "_range_copy", counting)
     parameters = of_sizes(*[1000] * 40)
     own, every = [], []
     for ranks in (8, 64, 512):

@@ -140,7 +140,7 @@ class Optimizer(Chain):
         if made is not None:
             return made
         if is_traced and has_gates(self.links):
-            return self._update_untraced(optimizer, *given, measured, extra)
+            return self._gates_are_not_traced(optimizer, *given, measured, extra)
         return self._update(optimizer, *given, measured, extra)
 
     def _update(self, optimizer: Chain, *given: Any) -> tuple[Any, State]:
@@ -152,7 +152,7 @@ class Optimizer(Chain):
         return made
 
     @disable_compile
-    def _update_untraced(self, optimizer: Chain, *given: Any) -> tuple[Any, State]:
+    def _gates_are_not_traced(self, optimizer: Chain, *given: Any) -> tuple[Any, State]:
         """Run a step of an optimizer with gates outside of torch.compile's graph."""
         return self._update(optimizer, *given)
 

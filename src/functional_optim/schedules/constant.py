@@ -21,7 +21,7 @@ class Constant(ScheduleValue):
 
 
 def constant(value: float) -> Constant:
-    """Return a schedule with one value for all steps, as a part of :func:`joined`.
+    """Return a schedule with one value for all steps, as a part of ``joined``.
 
     ``s(n) = value``
 
