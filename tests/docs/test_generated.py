@@ -1,7 +1,10 @@
 """Pages that are generated from the code are current: ``python -m docs.generate`` writes them."""
 
+from pathlib import Path
+
 import pytest
 
+from docs import generate
 from docs._pages import composes
 from docs.generate import FOLDER, PAGES, main, text_of
 
@@ -20,6 +23,13 @@ def test_an_error_has_one_short_reason() -> None:
         composes.reason("ValueError: something else")
 
 
-def test_a_page_that_is_not_current_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_that_is_not_current_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert main(["--check", "storage.md"]) == 0
     assert capsys.readouterr().out.startswith("current")
+    monkeypatch.setattr(generate, "FOLDER", tmp_path)
+    (tmp_path / "storage.md").write_text("old")
+    assert main(["--check", "storage.md"]) == 1
+    assert capsys.readouterr().out.startswith("changed")
+    assert (tmp_path / "storage.md").read_text() == "old"

@@ -68,6 +68,7 @@ def worlds() -> dict[int, Outcomes]:
 
 
 def assert_well(worlds: dict[int, Outcomes], *names: str) -> None:
+    assert {*names} <= {name for outcomes in worlds.values() for name in outcomes}
     for ranks, outcomes in worlds.items():
         for name in names:
             for outcome in outcomes.get(name, ()):
