@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,9 @@ def with_loops(compiled_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loops in C++ look at tensors."""
     monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(compiled_folder))
     monkeypatch.delenv(SWITCH, raising=False)
+    monkeypatch.setattr(
+        LOOPS, "_load", partial(type(LOOPS)._load, LOOPS)
+    )  # also after without_loops
     if LOOPS.get(0) is None:
         LOOPS.reset()
     assert LOOPS.wait(900)
@@ -209,11 +213,16 @@ def with_loops(compiled_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def without_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python looks at tensors, however many. A build that ends during the test is not loaded."""
-    monkeypatch.setattr(LOOPS, "loaded", None)
-    monkeypatch.setattr(LOOPS, "_done", True)
-    monkeypatch.setattr(LOOPS, "_load", lambda content: None)
+def without_loops() -> Iterator[None]:
+    """Python checks tensors, however many. A build that ends during the test is loaded after it."""
+    late: list[bytes] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LOOPS, "loaded", None)
+        patch.setattr(LOOPS, "_done", True)
+        patch.setattr(LOOPS, "_load", late.append)
+        yield
+    for content in late:
+        LOOPS._load(content)
 
 
 @pytest.fixture(autouse=True)
