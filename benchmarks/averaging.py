@@ -1,4 +1,4 @@
-"""Averaging: the ways to come to one model that are measured, and what each is to send."""
+"""Averaging: the ways to average that are measured, and the bytes that each of them should send."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -20,15 +20,15 @@ from hooks.averaging.contrib import Statistical
 from sharding import ParameterSpec, plan
 
 TITLE = "averaging: "
-"""How the names of its parts begin."""
+"""Prefix of the names of these parts."""
 BYTES = f"{TITLE}bytes"
 RACE = f"{TITLE}a slow link"
 RULE = "SGD"
-"""By which ranks step on their own, where bytes are counted."""
+"""Optimizer of the ranks while bytes are counted."""
 RANKS = 4
 FLOAT32_BYTES = 4
 LEAST_STEPS = 4
-"""That are counted."""
+"""Minimum number of counted steps."""
 
 
 class Way(Protocol):
@@ -36,14 +36,14 @@ class Way(Protocol):
 
     @property
     def period(self) -> int:
-        """After so many steps it sends the same again."""
+        """Return the number of steps after which the same bytes are sent again."""
 
     def averager(self, module: nn.Module, warmup_steps: int) -> ModelAverager | None:
         """Return the averager of each step; None if gradients are averaged. Collective.
 
         Args:
-            module: whose parameters.
-            warmup_steps: in which gradients are averaged nevertheless.
+            module: the module whose parameters are averaged.
+            warmup_steps: the number of first steps, in which gradients are averaged instead.
         """
 
     def sent_bytes(self, module: nn.Module, ranks: int) -> float:
@@ -58,19 +58,20 @@ def steps_of(way: Way) -> int:
 def mean_bytes(numel: int, ranks: int) -> float:
     """Return the bytes that a rank sends for one mean in float32.
 
-    It sends all but its share once, and its share to all others.
+    A rank sends all but its share to the owners of the other shares, and then its share to all
+    other ranks.
     """
     return 2 * (ranks - 1) / ranks * FLOAT32_BYTES * numel
 
 
 def numel_of(module: nn.Module) -> int:
-    """Elements of all parameters together."""
+    """Return the number of elements of all parameters together."""
     return sum(param.numel() for param in module.parameters())
 
 
 @dataclass(frozen=True)
 class Reduced:
-    """DDP: gradients are averaged in every step."""
+    """Way in which DDP averages the gradients in every step."""
 
     period: int = 1
 
@@ -84,7 +85,7 @@ class Reduced:
 
 @dataclass(frozen=True)
 class Averaged:
-    """Parameters are averaged by a schedule."""
+    """Way in which a schedule averages the parameters."""
 
     schedule: AveragingSchedule
 
@@ -107,7 +108,7 @@ class Averaged:
 
 @dataclass(frozen=True)
 class Outer:
-    """Changes of parameters are averaged, and given to an outer rule."""
+    """Way in which an outer rule gets the mean change of the parameters."""
 
     period: int
     fragments: int = 1
@@ -161,7 +162,7 @@ WAYS: Mapping[str, Way] = {
         16, fragments=4, compression=Statistical(bits=2)
     ),
 }
-"""Of which bytes are counted, by name."""
+"""Ways of averaging whose bytes are counted, by name."""
 
 MULOCO = OUTER_SETTINGS["MuLoCo, AdamW"]
 RACERS: Mapping[str, Way] = {
@@ -176,4 +177,5 @@ RACERS: Mapping[str, Way] = {
         delayed={"delay": 5, "mixing": 0.5},
     ),
 }
-"""Who trains over a slow link, by name. The outer settings were published: none was tuned here."""
+"""Ways that train over a slow link, by name. Their outer settings are published values, not tuned
+here."""

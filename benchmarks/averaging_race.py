@@ -1,4 +1,4 @@
-"""Ranks that train over a slow link: how far each way of averaging comes in the same time."""
+"""Training over a slow link: the progress of each way of averaging in the same time."""
 
 import tempfile
 import time
@@ -26,16 +26,16 @@ from sharding.transport.ring_channel import SWITCH
 Tell = Callable[[str], object]
 
 SECONDS: dict[Size, float] = {"full": 40.0, "quick": 8.0, "tiny": 0.2}
-"""For how long each trains."""
+"""Training time of each way."""
 TURNS = 4
-"""In which they do."""
+"""Number of turns into which the training time is divided."""
 LIMIT_SECONDS = 200.0
 RATE, RATE_STEPS = 1e-3, 10
-"""The learning rate, for all, and in how many steps it rises to that."""
+"""The learning rate of all ways, and the number of steps in which it rises to this value."""
 WARMUP = 4
-"""Steps in which gradients are averaged over all ranks, before anybody trains on their own."""
+"""Number of first steps in which gradients are averaged over all ranks."""
 POINTS = 20
-"""Of a curve, at most, after the first."""
+"""Maximum number of points of a curve, after the first one."""
 VALIDATION_SIZE = 128
 PROBES, PROBE_NUMEL = 20, 500_000
 
@@ -44,9 +44,9 @@ class _Racer:
     """A model in training, and its curve.
 
     Args:
-        way: of averaging.
+        way: the way of averaging.
         task: the model and its data.
-        limit: for how many seconds it trains; what comes later is not looked at.
+        limit: the training time in seconds; later steps do not count.
     """
 
     def __init__(self, way: Way, task: Task, limit: float) -> None:
@@ -65,13 +65,13 @@ class _Racer:
         self._chance = torch.Generator().manual_seed(1 + dist.get_rank())
         self.steps, self.seconds = 0, 0.0
         self.samples = 0
-        """Of all ranks."""
+        """Samples of all ranks."""
         self.steps_in_time, self.samples_in_time = 0, 0
         self._sent, self._last = 0, 0.0
         self._points = [(0.0, self._copies())]
 
     def step(self) -> None:
-        """One step."""
+        """Make one step."""
         for group in self._optimizer.param_groups:
             group["lr"] = RATE * min(1.0, (self.steps + 1) / RATE_STEPS)
         batch = self._task.draw(self._chance)
@@ -82,7 +82,7 @@ class _Racer:
         self.samples += len(batch[0]) * dist.get_world_size()
 
     def note(self, seconds: float) -> None:
-        """After a step: count it, and copy the parameters if they are a mean, now and then."""
+        """Count a step. Sometimes copy the parameters, if all ranks have the mean."""
         self.seconds = seconds
         sent = 0 if self.averager is None else self.averager.bytes_sent
         has_mean, self._sent = self.averager is None or sent > self._sent, sent
@@ -94,13 +94,13 @@ class _Racer:
             self._last = seconds
 
     def rest(self) -> None:
-        """Wait for what is on its way, so that nobody else's time is taken for it."""
+        """Wait for means in the background, so that they do not slow down the next way."""
         if self.averager is not None:
             self.averager.state_dict()
 
     @torch.no_grad()
     def losses(self) -> list[list[float]]:
-        """The validation loss at each point."""
+        """Return the validation loss at each point."""
         module: Any = self.module.module
         batch = text.even_batch(text.corpus().validation, VALIDATION_SIZE, module.context)
         found = []
@@ -115,10 +115,10 @@ class _Racer:
 
 
 def _turn(racer: _Racer, until: float, file: Path) -> None:
-    """Train until rank 0 says that it is enough: by its clock, and in a file, not in a message.
+    """Train until rank 0 stops the turn by its clock. Rank 0 writes the last step to a file.
 
-    A rank that is ahead waits for rank 0 in a mean that is due within a period. So it sees the file
-    before it has made a step more than is written there.
+    A rank that is ahead of rank 0 waits for rank 0 at the next mean, at most one period later. So
+    it reads the file before it has made more steps than the file says.
     """
     dist.barrier()
     begin, stop = time.perf_counter() - racer.seconds, None
@@ -139,15 +139,15 @@ def _turn(racer: _Racer, until: float, file: Path) -> None:
 def race(
     task: Task, ranks: int, tell: Tell, *, names: Sequence[str], seconds: float, folder: str
 ) -> dict[str, Any]:
-    """Train each for some time, in turns; what they have come to on rank 0.
+    """Train each way for some time, in turns. Return the results of rank 0.
 
     Args:
-        task: with the demo's model and text.
-        ranks: how many train.
-        tell: called with whose turn it is.
+        task: the task with the demo's model and text.
+        ranks: the number of ranks.
+        tell: called with the way whose turn it is.
         names: keys of RACERS.
-        seconds: for how long each trains.
-        folder: an empty one that all ranks can see.
+        seconds: the training time of each way.
+        folder: an empty folder that all ranks can read.
     """
     tell("the link")
     found: dict[str, Any] = {"link": probed() if ranks > 1 else {}}
@@ -164,7 +164,7 @@ def race(
 
 
 def probed() -> dict[str, float]:
-    """The link between ranks 0 and 1, as they find it; the others wait."""
+    """Return the round trip and the bandwidth between ranks 0 and 1. The other ranks wait."""
     rank = dist.get_rank()
     small, large, trips = torch.zeros(1), torch.zeros(PROBE_NUMEL), []
     for sent in [small] * PROBES + [large]:
@@ -183,15 +183,15 @@ def probed() -> dict[str, float]:
 
 
 def run_races(*, size: Size, names: Sequence[str], tell: Tell) -> dict[str, Any]:
-    """Let them train over a slow link, in turns.
+    """Train over a slow link, in turns.
 
     Args:
-        size: of the model.
+        size: the size of the model.
         names: keys of RACERS.
-        tell: called with whose turn it is.
+        tell: called with the way whose turn it is.
 
     Returns:
-        What :class:`AveragingRace` is made of, or why there can be no slow link here.
+        The results, or the reason why this machine can have no slow link.
 
     Raises:
         RankError: a rank failed, or all were silent.

@@ -21,12 +21,12 @@ Tell = Callable[[str], object]
 Iterate = Callable[[], None]
 
 DDP_STEPS = 3
-"""After so many, DDP has the buckets that it keeps."""
+"""Number of steps after which DDP keeps its buckets."""
 LIMIT_SECONDS = 150.0
 
 
 def sent(task: Task, ranks: int, tell: Tell, *, names: Sequence[str]) -> list[int]:
-    """Bytes that this rank sends in the counted steps of each way."""
+    """Return the bytes that this rank sends in the counted steps of each way."""
     del ranks
     found = []
     for name in names:
@@ -39,14 +39,14 @@ def sent(task: Task, ranks: int, tell: Tell, *, names: Sequence[str]) -> list[in
         before = sockets.sent()
         for _ in range(steps_of(way)):
             iterate()
-        # Whoever is here has received everything: it has left the sockets of those who sent it.
+        # A rank that is here has received all messages, so their senders have sent them.
         dist.barrier()
         found.append(sockets.since(before))
     return found
 
 
 def _iterating(way: Way, task: Task, batch: Batch) -> Iterate:
-    """A model of its own, and a step of it."""
+    """Build a model, and return a function that makes one step with it."""
     module: nn.Module = task.model()
     optimizer: torch.optim.Optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     averager = way.averager(module, 0)
@@ -64,15 +64,15 @@ def _iterating(way: Way, task: Task, batch: Batch) -> Iterate:
 
 
 def run_sent(*, size: Size, names: Sequence[str], tell: Tell) -> dict[str, Any]:
-    """Count what each way sends.
+    """Count the bytes that each way sends.
 
     Args:
-        size: of the model.
+        size: the size of the model.
         names: keys of WAYS.
         tell: called with the way that is counted.
 
     Returns:
-        What :class:`AveragingSent` is made of, way by way, or why nothing can be counted here.
+        The results of each way, or the reason why this machine cannot count bytes.
 
     Raises:
         RankError: a rank failed, or all were silent.

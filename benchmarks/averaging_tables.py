@@ -11,7 +11,7 @@ from benchmarks.records import AveragingSent, Report
 
 
 def averaging_sections(report: Report) -> Iterator[str]:
-    """A section for each thing that was measured."""
+    """Yield a section for each measurement."""
     yield from _sent(report)
     yield from _races(report)
 

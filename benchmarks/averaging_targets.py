@@ -1,4 +1,4 @@
-"""Promises of averaging, and checks of whether a run keeps them."""
+"""Promises of averaging, and their checks."""
 
 from collections.abc import Iterator
 
@@ -7,11 +7,11 @@ from benchmarks.checks import Check, Target, target
 from benchmarks.records import AveragingSent, Report
 
 SENT_LIMIT = 0.02
-"""Of the arithmetic: how far from it what is counted may be."""
+"""Allowed distance of the counted bytes from the calculated bytes, as a share."""
 
 
 def averaging_targets(report: Report) -> list[Target]:
-    """Every promise with its figures."""
+    """Return every promise with its figures."""
     return [
         target(
             f"Averaging over {who.RANKS} ranks sends what its arithmetic says, within "
@@ -22,7 +22,7 @@ def averaging_targets(report: Report) -> list[Target]:
 
 
 def farthest_ratio(one: AveragingSent) -> float:
-    """Counted over expected, of the rank that is farthest from what is expected."""
+    """Return counted over expected bytes, for the rank that is farthest from its expected bytes."""
     ratios = (sent / one.expected_bytes for sent in one.sent_bytes)
     return max(ratios, key=lambda ratio: abs(ratio - 1))
 

@@ -1,4 +1,4 @@
-"""The optimizers that are compared: ours, each peer's, and the floor's, all with equal numbers."""
+"""Optimizers that are compared: ours, each peer's, and the floor's, with equal hyper-parameters."""
 
 import importlib
 import math
@@ -24,24 +24,26 @@ NU = 0.7
 
 
 class FloorLoop(NamedTuple):
-    """The loop in C."""
+    """Loop in C."""
 
     kernel: str
     states: int
     coefficients: Callable[[int], Sequence[float]]
     varying: bool = False
-    """Whether the coefficients change with the step."""
+    """True if the coefficients change with the step."""
 
 
 class OptimizerCase(NamedTuple):
-    """One optimizer, wherever it exists."""
+    """One optimizer, in all its implementations."""
 
     name: str
     bytes_per_parameter: int
-    """The least memory traffic of a step in float32: every value read once and written once."""
+    """The least memory traffic of a step in float32, if every value is read once and written
+    once."""
     ours: Callable[[], Optimizer]
     torch_class: Callable[..., Any]
-    """``torch_class(params, foreach=...)``, also with ``fused=True`` where ``fused`` says so."""
+    """Called as ``torch_class(params, foreach=...)``, and with ``fused=True`` if ``fused`` is
+    set."""
     floor: FloorLoop
     fused: bool = False
     functional: Callable[[list[Tensor]], Any] | None = None
@@ -49,10 +51,10 @@ class OptimizerCase(NamedTuple):
 
 
 def _functional(module: str, name: str, **options: Any) -> Callable[[list[Tensor]], Any]:
-    """One of torch's scripted functional classes."""
+    """Return a builder of one of torch's scripted functional classes."""
 
     def build(params: list[Tensor]) -> Any:
-        # torch says at each use that TorchScript ends, and sees to it that no filter hides that.
+        # torch warns at each use that TorchScript ends, and a plain filter does not hide this.
         with warnings.catch_warnings(record=True):
             warnings.simplefilter("ignore")
             found = importlib.import_module(f"torch.distributed.optim.functional_{module}")
@@ -62,12 +64,13 @@ def _functional(module: str, name: str, **options: Any) -> Callable[[list[Tensor
 
 
 def _torchopt(name: str, **options: Any) -> Callable[[list[Tensor], list[Tensor]], Step]:
-    """A step by one of TorchOpt's functions.
+    """Return a builder of a step by one of TorchOpt's functions.
 
-    Its classes overwrite the gradients: stepped twice with the same ones, they soon step by zero.
+    TorchOpt's classes overwrite the gradients. Further steps with the same gradients would soon be
+    steps by zero.
 
     Raises:
-        Absent: when called without TorchOpt.
+        Absent: TorchOpt is missing when the builder is called.
     """
 
     def build(params: list[Tensor], grads: list[Tensor]) -> Step:

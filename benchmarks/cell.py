@@ -1,4 +1,4 @@
-"""One cell: one workload and one optimizer, all contestants in heats that fit in memory."""
+"""One cell: one workload and one optimizer, with all contestants in heats that fit in memory."""
 
 import gc
 import math
@@ -18,7 +18,7 @@ from benchmarks.timing import take_turns
 from benchmarks.workloads import WORKLOADS, Size, Workload
 
 ANCHORS = (who.FLOOR, who.AUTO)
-"""In every heat: whatever else is compared, these two are timed beside it."""
+"""Contestants of every heat, with which the others are compared."""
 
 WARM_STEPS = 3
 
@@ -26,10 +26,10 @@ Tell = Callable[[str], object]
 
 
 def heats_of(workload: Workload, device: str, *, fused: bool) -> dict[str, tuple[str, ...]]:
-    """The heats of a cell, by name; the anchors come on top.
+    """Return the heats of a cell by name, without the anchors.
 
-    A heat holds those that are compared with one another. The one with torch.compile is the last:
-    what a compiled step has captured is not given back.
+    A heat holds contestants that are compared with one another. The heat with torch.compile is the
+    last one, because a compiled step does not free what it has captured.
     """
     torch_optim = ("blocked", who.LOOP, who.FOREACH, who.FUSED, who.COMPILED)
     ours = ("compiled", who.GATHERED, who.DOT_GRAD)
@@ -41,7 +41,7 @@ def heats_of(workload: Workload, device: str, *, fused: bool) -> dict[str, tuple
         "scripted": (who.SCRIPTED,),
         "TorchOpt": (who.TORCHOPT,),
     }
-    if workload.large:  # beside all of torch.optim's, one more would not fit in memory
+    if workload.large:  # one more contestant would not fit in memory
         heats["front end"] = (who.FRONT_END, who.LOOP, who.FUSED)
         heats.update({name: (name, who.FUSED) for name in (who.IN_PLACE, who.BUCKET)})
     if workload.many and fused:
@@ -68,12 +68,12 @@ def run_cell(
         workload: a key of WORKLOADS.
         optimizer: a key of CASES.
         device: "cpu" or "cuda".
-        size: which size of the workload.
+        size: the size of the workload.
         rounds: turns of each contestant.
         turn_seconds: length of a turn.
-        threads: threads of the floor; torch's are set by the environment.
-        only: contestants to take; empty for all.
-        tell: called with what is going on.
+        threads: threads of the floor. The environment sets those of torch.
+        only: names of the contestants; empty for all.
+        tell: called with lines of progress.
     """
     case = CASES[optimizer]
     group = Contestants(
@@ -118,7 +118,7 @@ def _gather(
     heat: str,
     tell: Tell,
 ) -> dict[str, Step]:
-    """The contestants of a heat that exist, after their first steps."""
+    """Return the contestants of a heat that exist, after their first steps."""
     steps: dict[str, Step] = {}
     for name in names:
         tell(f"{heat}: {name}")
@@ -129,7 +129,7 @@ def _gather(
 
 
 def _built(group: Contestants, name: str, cell: Cell) -> Step | None:
-    """A contestant after its first steps; None, with the reason noted, where there is none."""
+    """Return a contestant after its first steps. If there is none, record why and return None."""
     if name in cell.absent or name in cell.failed:
         return None
     try:
@@ -146,7 +146,7 @@ def _built(group: Contestants, name: str, cell: Cell) -> Step | None:
 
 
 def _idle(group: Contestants, names: Iterable[str]) -> list[str]:
-    """Contestants that were fast because they did nothing, or computed with NaN."""
+    """Return the contestants that were fast because they did nothing, or computed with NaN."""
     return [name for name in names if not all(map(_moved, group.stepped[name]))]
 
 

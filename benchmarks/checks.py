@@ -1,4 +1,4 @@
-"""Checks that a promise is judged by: figures, and their limits."""
+"""Checks of a promise: figures and their limits."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -19,28 +19,29 @@ class Check(NamedTuple):
 
 
 class Target(NamedTuple):
-    """A promise, and every figure that it is judged by."""
+    """Promise, and every figure that decides about it."""
 
     promise: str
     checks: tuple[Check, ...]
     missing: tuple[str, ...]
-    """What should have been measured and was not: the promise is then not kept."""
+    """Names of figures that should have been measured and were not. Then the promise is not
+    kept."""
 
     @property
     def verdict(self) -> str:
-        """met, MISSED or not measured."""
+        """Return "met", "MISSED" or "not measured"."""
         if not self.checks and not self.missing:
             return "not measured"
         return "met" if not self.missing and all(one.met for one in self.checks) else "**MISSED**"
 
     @property
     def worst(self) -> Check | None:
-        """The figure that comes closest to its limit, or is furthest beyond it."""
+        """Return the figure that is nearest to its limit, or farthest beyond it."""
         return max(self.checks, key=lambda one: one.value / one.limit, default=None)
 
 
 def target(promise: str, found: Iterable[Check | str]) -> Target:
-    """A promise with its figures, and the names of those that are missing."""
+    """Return a promise with its figures, and with the names of those that are missing."""
     every = list(found)
     checks = tuple(one for one in every if isinstance(one, Check))
     return Target(promise, checks, tuple(one for one in every if isinstance(one, str)))

@@ -1,6 +1,7 @@
 """Process of one part of the benchmark, named in JSON on standard input.
 
-It answers by lines of JSON: ``{"progress": ...}`` as it goes along, ``{"result": ...}`` at the end.
+The process answers with lines of JSON: ``{"progress": ...}`` while it runs, and ``{"result": ...}``
+at the end.
 """
 
 import importlib
@@ -29,7 +30,7 @@ def _tell(what: str) -> None:
 
 
 def cpu_name() -> str:
-    """The processor as it calls itself."""
+    """Return the name of the processor."""
     if CPU_INFO.exists():
         for line in CPU_INFO.read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -126,6 +127,6 @@ PARTS: dict[str, Callable[..., Any]] = {
 
 
 if __name__ == "__main__":
-    os.dup2(2, 1)  # what compilers and libraries print is no answer
+    os.dup2(2, 1)  # libraries must not print between the answers
     order = json.load(sys.stdin)
     _say(result=PARTS[order["part"]](**order["given"]))

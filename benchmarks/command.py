@@ -31,7 +31,7 @@ class Shown:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        # It is drawn when something happens, and never by a thread: that would take part.
+        # The bar is drawn on events, never by a thread: a thread would disturb the timing.
         self._bar = Progress(
             BarColumn(20),
             MofNCompleteColumn(),
@@ -52,7 +52,7 @@ class Shown:
         self._bar.stop()
 
     def __call__(self, done: int, count: int, what: str) -> None:
-        """Show that ``done`` of ``count`` parts are over, and what goes on."""
+        """Show that ``done`` of ``count`` parts are finished, and name the part that runs."""
         self._bar.update(self._task, completed=done, total=count, description=what, refresh=True)
         if not self._console.is_terminal and done != self._done:
             self._console.print(
@@ -140,15 +140,15 @@ def bench(
 ) -> None:
     """Time every executor against its peers, as ratios of times taken in turns.
 
-    And train a model in every storage, to compare what it learns with what float32 does.
+    Train a model in every storage, and compare its loss with that of float32.
 
-    And train models on several ranks, their optimizers sharded, beside torch's ways to do it.
+    Train models on several ranks with sharded optimizers, ours and torch's.
 
-    And count what averaging over ranks sends, and train over a slow link, where there can be one.
+    Count the bytes that averaging over ranks sends, and train over a slow link if possible.
 
-    And step models that live on a server, by several trainers, beside torch's DistributedOptimizer.
+    Step models on a server by several trainers, with ours and torch's DistributedOptimizer.
 
-    Options that choose (--section, --workload, --optimizer, --contestant, --place) may be repeated.
+    Options that choose (--section, --workload, --optimizer, --contestant, --place) can be repeated.
     """
     if quick and size is not None:
         raise click.UsageError("--quick is --size quick: give one of them")
@@ -184,7 +184,7 @@ def bench(
 
 
 def _refuse_a_part(settings: Settings, *, write: bool) -> None:
-    """Find out before measuring whether the results may be written."""
+    """Refuse to write partial results, before anything is measured."""
     if write and not settings.complete:
         raise click.UsageError(
             "--write needs a whole run in full size: leave out --quick, --size, --section, "
@@ -203,7 +203,7 @@ def _refuse_small(report: Report) -> None:
 
 
 def _measured(settings: Settings, console: Console, earlier: Report | None, output: Path) -> Report:
-    """Measure. After each part the results so far are in the output folder."""
+    """Measure. After each part, write the results so far to the output folder."""
     names = {part.name for part in parts(settings, "")}
 
     def whole(report: Report) -> Report:

@@ -1,8 +1,8 @@
-"""Composed optimizers against who writes them by hand: ``python -m benchmarks.composed``.
+"""Composed optimizers and handwritten ones, compared: ``python -m benchmarks.composed``.
 
-In turns, as all of the benchmark: see :mod:`benchmarks.timing`. A ratio is the time of a step of
-``TorchOptimizer`` by the peer's, taken within a round. A peer is the authors' package where there
-is one, and else what torch's users write around its fastest class; never above 1 is aimed at.
+Contestants take turns: see :mod:`benchmarks.timing`. A ratio is the time of a step of
+``TorchOptimizer`` divided by the peer's, within a round. The goal is a ratio of at most 1. The peer
+is the authors' package if one exists, and otherwise what users write around torch's fastest class.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +50,7 @@ SHAPES: Mapping[str, Shapes] = {
     "100 x (10, 10)": ((10, 10),) * 100,
     "GPT, 6 layers of 384": (*BLOCK * 6, (8192, WIDTH), (256, WIDTH), (WIDTH,), (WIDTH,)),
 }
-"""Tensors that are stepped together."""
+"""Tensors that one optimizer steps, by name."""
 
 TINY: Mapping[str, Shapes] = {"2 x (2, 3)": ((2, 3),) * 2}
 
@@ -58,12 +58,12 @@ LR = 1e-4
 
 
 def fused(params: Params) -> torch.optim.Optimizer:
-    """The fastest of torch."""
+    """Return torch's fastest AdamW."""
     return torch.optim.AdamW(params, lr=LR, fused=True)
 
 
 def with_ema(params: Params) -> Step:
-    """As ``torch.optim.swa_utils`` does it, for all parameters at once."""
+    """Average the weights with ``torch.optim.swa_utils``, for all parameters at once."""
     optimizer, averages = fused(params), [one.detach().clone() for one in params]
     average = get_ema_multi_avg_fn(0.99)
 
@@ -85,7 +85,7 @@ def clipped(params: Params) -> Step:
 
 
 def if_finite(params: Params) -> Step:
-    """A step is made where the norm of all gradients is a number."""
+    """Step only if the norm of all gradients is finite."""
     optimizer = fused(params)
 
     def step() -> None:
@@ -96,7 +96,7 @@ def if_finite(params: Params) -> Step:
 
 
 def every_fourth(params: Params) -> Step:
-    """A step for four batches, whose gradients are added up in ``.grad`` and divided."""
+    """Make one step for four batches. Their gradients are added up in ``.grad`` and divided."""
     optimizer, calls = fused(params), 0
     given = [one.grad for one in params if one.grad is not None]
     own = [torch.zeros_like(one) for one in given]
@@ -116,7 +116,7 @@ def every_fourth(params: Params) -> Step:
 
 
 def in_parts(params: Params) -> Step:
-    """Two optimizers."""
+    """Step matrices and other parameters with two optimizers."""
     matrices = [one for one in params if one.dim() == 2]
     rest = [one for one in params if one.dim() != 2]
     parts = [fused(matrices)] if matrices else []
@@ -132,7 +132,7 @@ def schedule_free(params: Params) -> Step:
 
 
 def lamb_in_a_loop(params: Params) -> Step:
-    """As it is written around torch: a loop over parameters, in place where that can be."""
+    """Return LAMB as users write it: a loop over parameters, in place if possible."""
     first, second = ([torch.zeros_like(one) for one in params] for _ in range(2))
     calls = 0
 
@@ -155,7 +155,7 @@ def lamb_in_a_loop(params: Params) -> Step:
 
 
 class Pair(NamedTuple):
-    """One of ours, and its peer."""
+    """Optimizer of this package, and its peer."""
 
     ours: Callable[[], Optimizer]
     theirs: Callable[[Params], Step]
@@ -187,7 +187,7 @@ PAIRS: Mapping[str, Pair] = {
     "schedule-free AdamW": Pair(
         lambda: schedule_free_adamw(LR), schedule_free, "schedulefree, foreach"
     ),
-    # Where gradients are the same at each step, only a limit keeps d within bounds.
+    # The gradients are the same at each step, so d grows unless growth_rate limits it.
     "Prodigy": Pair(lambda: prodigy(growth_rate=1.0001), _by_package, "prodigyopt"),
     "LAMB": Pair(lambda: lamb(LR), lamb_in_a_loop, "by hand, in a loop"),
 }
@@ -202,17 +202,17 @@ def _params(shapes: Shapes) -> list[Parameter]:
 
 
 def contestants(pair: Pair, shapes: Shapes) -> tuple[dict[str, Step], list[list[Parameter]]]:
-    """Ours and the peer, which begin alike, and their parameters."""
+    """Return the steps of ours and of the peer, and their parameters, which start equal."""
     ours, theirs = _params(shapes), _params(shapes)
     steps = {"ours": TorchOptimizer(ours, pair.ours()).step, "theirs": pair.theirs(theirs)}
     return steps, [ours, theirs]
 
 
 def measured(pair: Pair, shapes: Shapes, rounds: int, turn_seconds: float) -> Spread:
-    """The time of our step by the peer's."""
+    """Return the time of our step divided by the peer's."""
     steps, _ = contestants(pair, shapes)
     for step in [*steps.values()] * 20:
-        step()  # what is compiled, or planned, at first steps is no part of the next
+        step()  # the first steps compile and plan; they are not timed
     seconds = take_turns(
         steps, rounds=rounds, turn_seconds=turn_seconds, wait=lambda: None, tell=lambda _: None
     )

@@ -1,8 +1,8 @@
 """The contestants of one cell (one workload, one optimizer), built when their turn comes.
 
-They share the separate gradients; each side has its own parameters and state, except that all
-classes of torch.optim step the same ones, one after the other: the time does not depend on it, and
-a model of 124 M parameters would otherwise not fit many times over.
+All contestants share the separate gradients, and each has its own parameters and state. Only the
+classes of torch.optim share parameters and state, and step them one after the other. The time does
+not depend on sharing, and many copies of a model of 124 M parameters would not fit in memory.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from hooks.named_groups import NamedGroups
 Built = tuple[Step, list[Tensor]]
 
 START = 0.5
-"""What every parameter holds before the first step."""
+"""Value of every parameter before the first step."""
 
 FLOOR = "floor"
 LOOP, FOREACH, FUSED = "torch for-loop", "torch foreach", "torch fused"
@@ -38,11 +38,11 @@ AUTO, GATHERED, DOT_GRAD = "auto", "auto, separate grads", "auto, .grad"
 PLAIN, PLAIN_GATHERED = "auto, plain", "auto, plain, separate grads"
 FRONT_END, IN_PLACE, BUCKET = "TorchOptimizer", "update_", "step_hook, one bucket"
 DOORS = (FRONT_END, IN_PLACE, BUCKET)
-"""As people construct them; gradients are read where they lie."""
+"""Front-ends, constructed as users do it. They read gradients in place."""
 
 COMPILE_LIMITS: dict[Size, int] = {"full": 500, "quick": 0, "tiny": 20}
-"""More tensors than this are not given to torch.compile: its time grows with their number (15 s
-for 10, 23 s for 40 on 2 cores), and 10,000 would take the better part of an hour."""
+"""Largest number of tensors for torch.compile. Its time grows with their number (15 s for 10, 23 s
+for 40 on 2 cores), and 10,000 would take most of an hour."""
 
 _VARIANTS: dict[str, dict[str, bool]] = {
     LOOP: {"foreach": False},
@@ -58,7 +58,7 @@ class Way(NamedTuple):
     executor: str
     grads: str = "flat"
     """"flat": already in the flat buffers; "separate": a list; "dot_grad": read from ``.grad``;
-    "door": by one of :data:`DOORS`."""
+    "door": read by one of :data:`DOORS`."""
     requires_grad: bool = True
 
 
@@ -77,14 +77,14 @@ NAMES = (FLOOR, *OURS, *PEERS)
 
 
 class Contestants:
-    """Builds contestants, and keeps what they share.
+    """Builder of contestants. It keeps the tensors that they share.
 
     Args:
         shapes: the shapes of the parameters.
-        size: the size they belong to; it decides how many tensors torch.compile is given.
+        size: the size of the workload; it limits the number of tensors for torch.compile.
         case: the optimizer.
         device: "cpu" or "cuda".
-        threads: how many threads the floor uses.
+        threads: the number of threads of the floor.
     """
 
     def __init__(
@@ -110,10 +110,10 @@ class Contestants:
         self._torch_state: dict[Any, Any] | None = None
 
     def build(self, name: str) -> Step:
-        """A contestant, ready to be stepped any number of times.
+        """Return the step of a contestant, which can be called any number of times.
 
         Raises:
-            Absent: there is none of this name here; the text says why.
+            Absent: the contestant does not exist here; the message says why.
         """
         if name in OURS:
             step, params = self._door(name) if name in DOORS else self._ours(OURS[name])
@@ -127,7 +127,7 @@ class Contestants:
         return step
 
     def release(self, kept: Sequence[str]) -> None:
-        """Let go of all parameters and state but those of the contestants ``kept``."""
+        """Release all parameters and state except those of the contestants ``kept``."""
         self.stepped = {name: self.stepped[name] for name in kept if name in self.stepped}
         ways = [OURS[name] for name in kept if name in OURS]
         needed = {(way.executor, way.requires_grad) for way in ways}
@@ -135,7 +135,7 @@ class Contestants:
         self._torch_params, self._torch_state = [], None
 
     def _normal(self) -> list[Tensor]:
-        """Tensors of standard normal numbers: the gradients."""
+        """Return tensors of standard normal numbers, for the gradients."""
         options: Any = {"generator": self._generator, "device": self._device}
         return [torch.randn(shape, **options) for shape in self._shapes]
 
@@ -168,7 +168,7 @@ class Contestants:
     def _door(self, name: str) -> Built:
         params: list[Tensor] = [Parameter(param) for param in self._params()]
         optimizer = self._case.ours()
-        # What is built in the background, or only after many steps, is there from the first one.
+        # Build now what would be built in the background or only after many steps.
         optimizer.using(executor="compiled").bind([Parameter(torch.zeros(1))]).ready()
         LOOPS.get(len(params))
         LOOPS.wait()
@@ -199,13 +199,13 @@ class Contestants:
         for param, grad in zip(self._torch_params, self.grads, strict=True):
             param.grad = grad
         optimizer = case.torch_class(self._torch_params, **_VARIANTS[name])
-        optimizer.step()  # makes the state
+        optimizer.step()  # creates the state
         self._share_state(optimizer)
         step: Step = torch.compile(optimizer.step) if name == COMPILED else optimizer.step
         return step, list(self._torch_params)
 
     def _share_state(self, optimizer: Any) -> None:
-        """Let an optimizer work on the first one's state tensors; step counts stay its own."""
+        """Let an optimizer use the state tensors of the first one. Step counts stay separate."""
         if self._torch_state is None:
             self._torch_state = {param: dict(optimizer.state[param]) for param in optimizer.state}
             return
@@ -238,7 +238,7 @@ class Contestants:
         return step, [param]
 
     def _copy(self) -> Built:
-        """On an accelerator: a copy that moves as many bytes, so that its time is the floor."""
+        """Return a copy that moves as many bytes as a step: the floor on an accelerator."""
         count = sum(map(prod, self._shapes)) * self._case.bytes_per_parameter // 2
         source = torch.zeros(count, dtype=torch.uint8, device=self._device)
         target = torch.empty_like(source)

@@ -1,7 +1,7 @@
-"""Training in every storage: the demo's transformer on the demo's text, by AdamW, a process each.
+"""Training in every storage: the demo's transformer, text and AdamW, with one process each.
 
-All begin with the same weights and see the same batches; what differs is what becomes of the
-parameters and the state between steps.
+All runs start with the same weights and use the same batches. They differ only in the storage of
+the parameters and the state between steps.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,12 +25,12 @@ Tell = Callable[[str], object]
 RULE = "AdamW"
 WAY: Literal["auto"] = "auto"
 TITLE = "training in "
-"""What the parts of a plan are named by, before the name of the run."""
+"""Prefix of the names of these parts, before the name of the run."""
 FLOAT32 = "float32"
 AGAIN = "float32, other seed"
-"""Other first weights and other batches: how far chance alone leads."""
+"""Run with other first weights and batches: it shows the effect of chance alone."""
 NEAREST = "bfloat16, to nearest"
-"""No choice to be made: without compensation, small updates are lost."""
+"""Run that is not meant for use: it loses small updates, because nothing compensates rounding."""
 
 
 class Run(NamedTuple):
@@ -48,7 +48,7 @@ RUNS: dict[str, Run] = {
     NEAREST: Run({"param": "bfloat16"}),
 }
 JUDGED = tuple(name for name, storage in CHOICES.items() if storage)
-"""Those that are to learn as float32 does."""
+"""Runs that should learn as well as float32."""
 QUICK_RUNS = (
     FLOAT32,
     AGAIN,
@@ -56,7 +56,8 @@ QUICK_RUNS = (
     "bfloat16+stochastic, state int8+stochastic",
     NEAREST,
 )
-"""Each takes a process, which takes longer to start than to train a small model."""
+"""Runs in size quick. There are few, because a process starts more slowly than a small model
+trains."""
 
 
 class Scale(NamedTuple):
@@ -64,11 +65,11 @@ class Scale(NamedTuple):
 
     steps: int
     validation: int
-    """Stretches of text that the loss is taken on."""
+    """Stretches of text for the validation loss."""
     rate: float
     """Learning rate, in multiples of the demo's."""
     model: Mapping[str, int]
-    """What differs from the demo's transformer."""
+    """Options that differ from the demo's transformer."""
 
 
 SCALES: dict[Size, Scale] = {
@@ -76,10 +77,10 @@ SCALES: dict[Size, Scale] = {
     "quick": Scale(100, 64, 1.0, {"width": 32, "heads": 2, "blocks": 1}),
     "tiny": Scale(40, 16, 1.0, {"context": 8, "width": 8, "heads": 2, "blocks": 1}),
 }
-"""In full size a tenth of the demo's rate: so small that rounding to nearest loses steps, so that
-one can see whether a storage keeps them. In 100 steps a small model would learn little by it.
+"""Sizes of the runs. The full size has a tenth of the demo's rate: rounding to nearest then loses
+steps, so the result shows if a storage keeps them. A small model would learn little at this rate.
 
-A model of less than 32,768 parameters is stepped by what is there at once, not compiled."""
+A model with less than 32,768 parameters uses the executor that needs no compilation."""
 
 
 class Widened(nn.Module):
@@ -90,7 +91,7 @@ class Widened(nn.Module):
         self.model = model
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """The logits of these tokens."""
+        """Return the logits of these tokens."""
         logits: Tensor = self.model(tokens)
         return logits.float()
 
@@ -105,7 +106,7 @@ def run_convergence(
         size: a key of SCALES.
         rounds: turns of each of the two steps.
         turn_seconds: length of a turn.
-        tell: called with what is going on.
+        tell: called with lines of progress.
     """
     run, scale = RUNS[name], SCALES[size]
     corpus = text.corpus()
@@ -147,13 +148,13 @@ def _nothing(*_: object) -> None:
 
 
 def _adamw(settings: Settings, rate: float) -> Optimizer:
-    """AdamW as the demo has it, but for the height of its schedule."""
+    """Return the demo's AdamW, with another peak of the schedule."""
     hyper = HyperParameters(lambda step: rate * settings.learning_rate(step))
     return adamw(lr=hyper.learning_rate, betas=hyper.betas, weight_decay=hyper.weight_decay)
 
 
 def _decoder(tokens: int, scale: Scale, run: Run) -> Decoder:
-    """The model before its first step, in the dtype that the storage wants."""
+    """Return the model before its first step, in the dtype of the storage."""
     torch.manual_seed(run.seed)
     options: Any = scale.model
     model = Decoder(tokens, **options)
@@ -163,7 +164,7 @@ def _decoder(tokens: int, scale: Scale, run: Run) -> Decoder:
 
 def _bound(optimizer: Optimizer, params: list[nn.Parameter]) -> BoundOptimizer:
     bound = optimizer.using(executor=WAY).bind(params)
-    bound.ready()  # else the first steps would be run by another executor than the later ones
+    bound.ready()  # otherwise another executor would run the first steps
     return bound
 
 
@@ -187,7 +188,7 @@ def _loss(model: nn.Module, batch: text.Batch) -> float:
 
 
 def _step(bound: BoundOptimizer) -> Callable[[], object]:
-    """A step with gradients that lie in the flat buffers, and are neither zero nor large."""
+    """Return a step with gradients in the flat buffers that are neither zero nor large."""
     generator = torch.Generator().manual_seed(0)
     for grad in bound.gradients:
         grad.normal_(std=1e-3, generator=generator)

@@ -1,4 +1,4 @@
-"""Distances of the losses of other storages from float32's, and their limits."""
+"""Distances of losses from float32's loss, and their limits."""
 
 import math
 
@@ -6,9 +6,9 @@ from benchmarks import convergence
 from benchmarks.records import Convergence, Report
 
 TOLERANCE = 0.02
-"""In nats for each token."""
+"""Tolerance in nats for each token."""
 SPREADS = 2.0
-"""How many times what chance alone does to float32's loss comes on top."""
+"""Factor of the distance that chance alone causes; the product is added to the tolerance."""
 
 
 def runs(report: Report) -> dict[str, Convergence]:
@@ -33,7 +33,7 @@ def allowed(report: Report) -> float | None:
 
 
 def distance(report: Report, name: str) -> float | None:
-    """A loss minus float32's, infinite where it is NaN; None if one of the two is not there."""
+    """Return a loss minus float32's, infinite if it is NaN; None if one of the two is missing."""
     found = runs(report)
     if convergence.FLOAT32 not in found or name not in found:
         return None

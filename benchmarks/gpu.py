@@ -1,7 +1,8 @@
-"""``make gpu``: the tests that need a CUDA device, and times; what they showed, as a page.
+"""``make gpu``: run the tests that need a CUDA device, time steps, and write a page.
 
-Eight minutes on one device. Several ranks share it: each says that it is another host, as NCCL
-refuses two of one host on one device. Without a device it says so, and that is no failure.
+The run takes eight minutes on one device. Several ranks share the device. Each rank pretends to be
+another host, because NCCL refuses two ranks on one device of a host. Without a device the command
+says so and does not fail.
 """
 
 import os
@@ -38,9 +39,10 @@ SUITES = {
     ],
     "several ranks over NCCL": ["tests/cuda/ranks"],
 }
-"""What pytest is given, by what it needs."""
+"""Arguments of pytest for each suite."""
 OFF = ("no:cacheprovider", "no:benchmark")
-"""Plugins that are left out: pytest-benchmark warns under pytest-xdist, and warnings are errors."""
+"""Plugins that are turned off. pytest-benchmark warns under pytest-xdist, and warnings are
+errors."""
 
 TEST_IN_LINE = re.compile(r"(\S+\.py::.*?)(?: (?:PASSED|FAILED|SKIPPED|ERROR).*)?$")
 """Name of a test in a line of ``pytest -v``."""
@@ -54,11 +56,11 @@ class Case(NamedTuple):
     outcome: str
     """``passed``, ``failed`` or ``skipped``."""
     text: str
-    """Of a failure, its last line."""
+    """The last line of a failure."""
 
 
 def cases_in(path: Path) -> list[Case]:
-    """The tests of a run, from pytest's XML."""
+    """Return the tests of a run from the XML of pytest."""
     found = []
     for one in ET.parse(path).iter("testcase"):  # noqa: S314  pytest has just written it
         outcome, text = "passed", ""
@@ -71,7 +73,7 @@ def cases_in(path: Path) -> list[Case]:
 
 
 def tested(processes: int, seconds: float) -> dict[str, tuple[list[Case], float]]:
-    """Run both suites side by side; the tests of each, and how long they took."""
+    """Run both suites side by side. Return the tests of each suite, and the time that it took."""
     found: dict[str, tuple[list[Case], float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         begun = time.monotonic()
@@ -98,9 +100,9 @@ def tested(processes: int, seconds: float) -> dict[str, tuple[list[Case], float]
 
 
 def ended(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Wait for a process; if it takes longer, end it and all that it has started.
+    """Wait for a process. After the time limit, kill it and all processes that it has started.
 
-    Ranks that wait for one another on the device would slow down what is timed after them.
+    Otherwise ranks that wait for each other would slow down the steps that are timed later.
     """
     try:
         process.wait(seconds)
@@ -110,7 +112,7 @@ def ended(process: subprocess.Popen[bytes], seconds: float) -> None:
 
 
 def cases_until(suite: str, log: str) -> list[Case]:
-    """The tests of a run that was cut short, from what it printed; the last one was under way."""
+    """Return the tests of an interrupted run from its output. The last test counts as failed."""
     found, last = [], suite
     for line in log.splitlines():
         test = TEST_IN_LINE.search(line)
@@ -141,7 +143,7 @@ def results_text(
     bandwidth: float,
     times: list[Result],
 ) -> str:
-    """The part of the page that a run writes."""
+    """Return the part of the page that a run writes."""
     rows, failed = [], []
     for name, (cases, took) in suites.items():
         count = Counter(case.outcome for case in cases)
@@ -180,7 +182,7 @@ TIME_HEAD = ("step", "time", "ratio to the first (least to greatest)", "multiple
 
 
 def write(text: str, page: Path = PAGE) -> None:
-    """Put the text of a run between the marks of the page.
+    """Replace the text between the marks of the page.
 
     Raises:
         ValueError: the page lacks the marks.

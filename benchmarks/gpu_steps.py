@@ -1,4 +1,4 @@
-"""Steps on a CUDA device beside torch's own, and beside what its memory allows."""
+"""Steps on a CUDA device, compared with torch's steps and with the memory bandwidth."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -26,7 +26,7 @@ Params = list[Parameter]
 
 
 class Steps(Protocol):
-    """What has a step."""
+    """Object with a step."""
 
     def step(self) -> object:
         """Step its parameters."""
@@ -37,7 +37,7 @@ Make = Callable[[Params], Steps]
 
 
 class Clipped(NamedTuple):
-    """An optimizer of torch, and torch's clipping before each step."""
+    """Optimizer of torch that clips the gradients with torch before each step."""
 
     optimizer: torch.optim.Optimizer
 
@@ -49,13 +49,13 @@ class Clipped(NamedTuple):
 
 
 class Race(NamedTuple):
-    """Optimizers that step the same shapes; the first is the one that others are divided by."""
+    """Optimizers that step the same shapes. Ratios are taken to the first one."""
 
     name: str
     shapes: list[tuple[int, ...]]
     by: Mapping[str, Make]
     passes: int
-    """How often a step has to read or write a number of each element."""
+    """Number of times that a step has to read or write each element."""
 
 
 class Result(NamedTuple):
@@ -66,7 +66,7 @@ class Result(NamedTuple):
     milliseconds: float
     ratio: Spread
     of_copy: float
-    """Multiple of the time in which memory could be read and written so often."""
+    """Multiple of the time that the memory needs to read and write as often."""
 
 
 def _gpt2() -> list[tuple[int, ...]]:
@@ -153,7 +153,7 @@ RACES = (
 
 
 def params_of(shapes: list[tuple[int, ...]]) -> Params:
-    """Parameters with gradients, the same in every call."""
+    """Return parameters with gradients, the same in every call."""
     draws = torch.Generator("cuda").manual_seed(0)
 
     def normal(shape: tuple[int, ...]) -> Tensor:
@@ -166,7 +166,7 @@ def params_of(shapes: list[tuple[int, ...]]) -> Params:
 
 
 def copy_bandwidth() -> float:
-    """Bytes per second, those read and those written, of a large copy on the device."""
+    """Return the bytes per second, read and written, of a large copy on the device."""
     source = torch.randn(1 << 28, device="cuda")
     target = torch.empty_like(source)
     found = take_turns(
@@ -180,7 +180,7 @@ def copy_bandwidth() -> float:
 
 
 def run(races: tuple[Race, ...] = RACES, rounds: int = 7) -> tuple[float, list[Result]]:
-    """Every race, and the bandwidth of a copy."""
+    """Run every race. Return the bandwidth of a copy, and the results."""
     bandwidth, results = copy_bandwidth(), []
     for race in races:
         steps: dict[str, Step] = {}
@@ -212,4 +212,4 @@ def run(races: tuple[Race, ...] = RACES, rounds: int = 7) -> tuple[float, list[R
 
 
 def _nothing(_: int) -> None:
-    """Tell nobody."""
+    """Ignore the progress."""

@@ -1,8 +1,8 @@
 """torch.optim.Muon against ours on many matrices: ``python -m benchmarks.matrices``.
 
-In turns, as all of the benchmark: see :mod:`benchmarks.timing`. A ratio is the time of one of our
-steps by torch's, taken within a round; below 0.5 is what is aimed at on heads and small matrices,
-and never above 1.
+Contestants take turns: see :mod:`benchmarks.timing`. A ratio is the time of one of our steps
+divided by torch's, within a round. The goal is below 0.5 on heads and small matrices, and never
+above 1.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ SHAPES: Mapping[str, list[tuple[int, int]]] = {
     "100 shapes": [(8 + k, 64) for k in range(100)],
     "one (256, 256)": [(256, 256)],
 }
-"""Matrices that are stepped together."""
+"""Matrices that one optimizer steps, by name."""
 
 TINY: Mapping[str, list[tuple[int, int]]] = {"8 x (4, 4)": [(4, 4)] * 8, "one": [(2, 3)]}
 
@@ -41,14 +41,14 @@ def _tensors(shapes: list[tuple[int, int]], dtype: torch.dtype, seed: int) -> li
 
 
 class Contestant(NamedTuple):
-    """Contestant that steps matrices of its own by Muon."""
+    """Contestant that steps its own matrices by Muon."""
 
     step: Step
     params: Sequence[Tensor]
 
 
 def contestants(shapes: list[tuple[int, int]], dtype: torch.dtype) -> dict[str, Contestant]:
-    """Torch's class, our drop-in class, and each executor: all begin alike."""
+    """Return torch's class, our drop-in class, and each executor. All start with equal matrices."""
     grads = _tensors(shapes, dtype, 1)
 
     def parameters() -> list[Parameter]:
@@ -72,10 +72,10 @@ def contestants(shapes: list[tuple[int, int]], dtype: torch.dtype) -> dict[str, 
 def measured(
     shapes: list[tuple[int, int]], dtype: torch.dtype, rounds: int, turn_seconds: float
 ) -> dict[str, Spread]:
-    """The ratio of each of ours to torch's."""
+    """Return the ratio of each of our times to torch's."""
     steps = {name: one.step for name, one in contestants(shapes, dtype).items()}
     for step in steps.values():
-        step()  # what is tried out at a first step is no part of the next
+        step()  # the first steps try out and plan; they are not timed
     seconds = take_turns(
         steps, rounds=rounds, turn_seconds=turn_seconds, wait=lambda: None, tell=lambda _: None
     )

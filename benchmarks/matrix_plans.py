@@ -1,7 +1,7 @@
 """Evenness of ``two_resource`` plans of real models: ``python -m benchmarks.matrix_plans``.
 
-Computed from shapes: no process group, no tensor. Hidden matrices are stepped by Muon, and
-embeddings, biases and norms by AdamW.
+The plans depend on shapes only: there is no process group and no tensor. Muon steps the hidden
+matrices, and AdamW steps embeddings, biases and norms.
 """
 
 import time
@@ -26,7 +26,7 @@ def rule(spec: ParameterSpec) -> Optimizer:
 
 
 def gpt2(layers: int, width: int, blocks: MatrixBlocks | None) -> Specs:
-    """GPT-2 with its embeddings; ``blocks`` divide the fused projection of Q, K and V."""
+    """Return the parameters of GPT-2. ``blocks`` divide the fused projection of Q, K and V."""
     specs = [ParameterSpec("wte", (50_257, width)), ParameterSpec("wpe", (1_024, width))]
     for layer in range(layers):
         fused = ParameterSpec(f"{layer}.qkv", (3 * width, width), kind="per_matrix", blocks=blocks)
@@ -39,7 +39,7 @@ def gpt2(layers: int, width: int, blocks: MatrixBlocks | None) -> Specs:
 
 
 def llama_8b() -> Specs:
-    """Llama 3, 8 B: embeddings, 32 layers with grouped queries, the output."""
+    """Return the parameters of Llama 3, 8 B, which has 32 layers with grouped queries."""
     width, hidden, keys = 4_096, 14_336, 1_024
     specs = [ParameterSpec(name, (128_256, width)) for name in ("embedding", "output")]
     for layer in range(32):
@@ -91,7 +91,7 @@ def table() -> str:
 
 
 def many_parameters() -> Specs:
-    """Matrices of a few shapes and vectors of many sizes, in turn."""
+    """Return matrices of a few shapes and vectors of many sizes, in alternation."""
     sides = (64, 256, 768, 1_024)
     return [
         _matrix(f"p{k}", (sides[k // 2 % 4], sides[k // 8 % 4]))
@@ -104,7 +104,7 @@ def many_parameters() -> Specs:
 def seconds(rounds: int) -> float:
     """Return the least time of several plans of many parameters over many ranks."""
     specs, found = many_parameters(), []
-    for _ in range(rounds + 1):  # the first one builds what others find
+    for _ in range(rounds + 1):  # the first plan builds tables that later plans reuse
         start = time.perf_counter()
         plan(specs, MANY_RANKS, "two_resource", rule)
         found.append(time.perf_counter() - start)

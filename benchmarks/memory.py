@@ -1,4 +1,4 @@
-"""The peak of one step above what params, gradients and state take, by the kernel's own count."""
+"""Peak memory of one step above parameters, gradients and state, measured by the kernel."""
 
 import ctypes
 import gc
@@ -37,14 +37,14 @@ def missing() -> str:
 
 
 def peak_above(step: Callable[[], object]) -> int:
-    """Bytes of resident memory that a step needs beyond what it finds, after two such steps."""
+    """Return the bytes of resident memory that a step adds, after two warm-up steps."""
     for _ in range(2):
         step()
     gc.collect()
-    # What was freed goes back to the system first, so that a step cannot hide in it.
+    # Freed memory goes back to the system first, so that a step cannot reuse it unseen.
     getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)(0)
     before = _status("VmRSS")
-    CLEAR.write_text("5", encoding="ascii")  # the peak is now what is resident
+    CLEAR.write_text("5", encoding="ascii")  # resets the peak to the resident memory
     step()
     return max(0, _status("VmHWM") - before)
 
@@ -64,7 +64,7 @@ def run_memory(
     ways: Sequence[str],
     tell: Callable[..., Any],
 ) -> list[Memory]:
-    """Measure every way to step one workload; the process is to have done nothing else."""
+    """Measure every way to step one workload. The process must have done nothing else."""
     shapes = WORKLOADS[workload].shapes[size]()
     grads = [torch.full(shape, 0.01) for shape in shapes]
     total = sum(grad.numel() * grad.element_size() for grad in grads)

@@ -1,4 +1,7 @@
-"""An earlier run with some of its parts measured anew: each figure still comes from one run."""
+"""Merge of an earlier run and a later one that measured some parts again.
+
+Each figure still comes from one run.
+"""
 
 from collections.abc import Collection, Iterable
 from dataclasses import fields, replace
@@ -20,7 +23,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "averaging_races": ("way", "ranks"),
     "remote": ("model", "optimizer", "trainers"),
 }
-"""By field of a report that is a list: what tells its entries apart."""
+"""Fields that identify an entry of a list, for each list of a report."""
 SECTIONS: dict[str, tuple[str, ...]] = {
     "steps": ("cells",),
     "memory": ("memory",),
@@ -31,22 +34,22 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "averaging": ("averaging_sent", "averaging_races"),
     "remote": ("remote",),
 }
-"""By section: the lists that it fills."""
+"""Lists that a section fills, by section."""
 SAME = ("size", "rounds", "threads")
-"""What two runs must have in common."""
+"""Fields that must be equal in both runs."""
 SAME_MACHINE = ("cpu", "torch", "python")
 
 
 def merged(earlier: Report, later: Report, names: Collection[str]) -> Report:
-    """The earlier run, with all that the later one has in its place.
+    """Return the earlier run, with all parts of the later run in place of the earlier ones.
 
     Args:
         earlier: a run.
-        later: another one, of some of its parts.
-        names: the parts of the later run; of them, earlier errors and reasons no longer count.
+        later: a run of some of its parts.
+        names: the parts of the later run. Earlier errors and reasons of these parts are removed.
 
     Raises:
-        ValueError: they were not taken on the same machine, in the same size.
+        ValueError: the runs differ in machine or size.
     """
     _check(earlier, later)
     found: dict[str, Any] = {}
@@ -62,7 +65,7 @@ def merged(earlier: Report, later: Report, names: Collection[str]) -> Report:
 
 
 def _dates(earlier: Report, later: Report, found: dict[str, list[Any]]) -> dict[str, list[str]]:
-    """Of a section of which all figures are later ones, the later day; of others, both."""
+    """Return the days of each section. A section with earlier figures has the days of both."""
     dates = dict(earlier.dates)
     for section, days in later.dates.items():
         lists = SECTIONS.get(section, ())
@@ -86,7 +89,7 @@ def _check(earlier: Report, later: Report) -> None:
 
 
 def _joined(earlier: Iterable[Any], later: Iterable[Any], key: tuple[str, ...]) -> list[Any]:
-    """Entries by key, in the order of the earlier run; later ones take their places."""
+    """Return all entries in the order of the earlier run. Later entries replace earlier ones."""
     by_key = {tuple(getattr(one, name) for name in key): one for one in earlier}
     by_key.update({tuple(getattr(one, name) for name in key): one for one in later})
     return list(by_key.values())

@@ -1,4 +1,4 @@
-"""Settings of outer optimizers, as they were published, each with its source."""
+"""Published settings of outer optimizers, each with its source."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -22,10 +22,10 @@ class OuterSettings(NamedTuple):
     nesterov: bool
     source: str
     inner: str = "AdamW"
-    """What the ranks step by, in the source."""
+    """Inner optimizer of the source."""
 
     def optimizer(self) -> Optimizer:
-        """The outer rule."""
+        """Return the outer rule."""
         return sgd(lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
 
 
@@ -36,10 +36,10 @@ OUTER_SETTINGS: Mapping[str, OuterSettings] = {
         500, 0.7, 0.9, nesterov=True, source="Jaghouar et al. 2024, arXiv 2407.07852"
     ),
     "MuLoCo, AdamW": OuterSettings(30, 0.8, 0.9, nesterov=True, source=_MULOCO),
-    # Its inner optimizer is made by benchmarks.claims.muloco.
+    # benchmarks.claims.muloco builds the inner optimizer.
     "MuLoCo, Muon": OuterSettings(30, 0.9, 0.8, nesterov=True, source=_MULOCO, inner="Muon"),
     "MaxText": OuterSettings(
         36, 0.3, 0.9, nesterov=True, source="the defaults of MaxText's DiLoCo trainer"
     ),
 }
-"""By name."""
+"""Settings by name."""

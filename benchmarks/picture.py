@@ -1,4 +1,4 @@
-"""The report as one picture: five contestants of every cell, in multiples of the floor."""
+"""The report as one picture: five contestants of every cell, as multiples of the floor."""
 
 from pathlib import Path
 
@@ -18,10 +18,10 @@ MARKS = {
     who.LOOP: ("#9d4edd", "^", who.LOOP),
     who.COMPILED: ("#1b998b", "v", who.COMPILED),
 }
-"""Five series, each with a colour and a mark of its own; the tables have all contestants."""
+"""Five series, each with its own colour and marker. The tables show all contestants."""
 
 SPREAD = 0.3
-"""Vertical distance of the marks of one optimizer from its line, so that none hides another."""
+"""Vertical distance between the marks of one optimizer, so that no mark hides another."""
 
 
 def draw(report: Report, path: Path) -> None:

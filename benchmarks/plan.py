@@ -24,7 +24,7 @@ Section = Literal[
 SECTIONS: tuple[Section, ...] = get_args(Section)
 GPU_OPTIMIZERS = ("AdamW", "Lion", "QHM")
 QUICK_SECTIONS: tuple[Section, ...] = tuple(one for one in SECTIONS if one != "ready")
-"""Not how long a compiler takes that finds empty caches."""
+"""Sections of a quick run. The compile times with empty caches are left out."""
 QUICK_OPTIMIZERS = ("AdamW", "Lion", "clip + decay + QHM")
 
 
@@ -39,28 +39,28 @@ class Settings:
     workloads: Sequence[str] = tuple(WORKLOADS)
     optimizers: Sequence[str] = tuple(CASES)
     contestants: Sequence[str] = ()
-    """Those to take; empty for all."""
+    """Names of the contestants to measure; empty for all."""
     places: Sequence[str] = tuple(sharded.PLACES)
-    """Of sharded training."""
+    """Places of sharded training."""
 
     @property
     def turn_seconds(self) -> float:
-        """The least length of a turn, in seconds."""
+        """Return the least length of a turn, in seconds."""
         return {"full": 0.05, "quick": 0.01, "tiny": 0.001}[self.size]
 
     @property
     def complete(self) -> bool:
-        """Return True if the run measures all that is promised, in full size."""
+        """Return True if the run measures all figures of the promises, in full size."""
         return self == Settings("full", self.rounds, self.threads)
 
 
 class Part(NamedTuple):
-    """One process."""
+    """Process of a run."""
 
     section: Section
     name: str
     kind: str
-    """What it runs: a key of ``benchmarks.child.PARTS``."""
+    """Job of the process: a key of ``benchmarks.child.PARTS``."""
     given: dict[str, Any]
     threads: int
     environment: dict[str, str]
@@ -68,11 +68,11 @@ class Part(NamedTuple):
 
 
 def parts(settings: Settings, scratch: str) -> Iterator[Part]:
-    """Every process of a run.
+    """Yield every process of a run.
 
     Args:
-        settings: what to do.
-        scratch: an empty folder, for the caches that the measure of compilation begins without.
+        settings: the settings of the run.
+        scratch: an empty folder for the compile caches, so that the first compilation finds none.
     """
     for section in SECTIONS:
         if section in settings.sections:
@@ -135,7 +135,7 @@ def _threads(settings: Settings, scratch: str) -> Iterator[Part]:
 
 
 def _ready(settings: Settings, scratch: str) -> Iterator[Part]:
-    """The first process of each way fills the caches that the later ones find."""
+    """Yield the processes of each way. The first one fills the caches for the later ones."""
     warm = 3 if settings.size == "full" else 1
     for way in ready.WAYS:
         if settings.contestants and way not in settings.contestants:
@@ -165,10 +165,10 @@ def _convergence(settings: Settings, scratch: str) -> Iterator[Part]:
 
 
 SHARDED_SECONDS = 3600.0
-"""Four heats on more ranks than there may be cores, and each contestant that hangs waits anew."""
+"""Limit for four heats on more ranks than cores. Each contestant that hangs restarts a heat."""
 
 MEMORY_TURNS = 5
-"""Where an allocator finds room depends on which thread comes first, and with it the peak."""
+"""Number of turns. The peak depends on the order in which threads allocate memory."""
 
 
 def _sharded(settings: Settings, scratch: str) -> Iterator[Part]:
@@ -202,7 +202,7 @@ def _sharded(settings: Settings, scratch: str) -> Iterator[Part]:
 
 
 def _averaging(settings: Settings, scratch: str) -> Iterator[Part]:
-    """Whole, or not at all: nothing of it can be chosen."""
+    """Yield all parts of averaging, or none: no single part can be chosen."""
     if settings.contestants or averaging.RULE not in settings.optimizers:
         return
     given = {"size": settings.size, "names": list(averaging.WAYS)}

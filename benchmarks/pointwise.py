@@ -1,8 +1,8 @@
 """Pointwise algorithms against the floor of memory traffic: ``python -m benchmarks.pointwise``.
 
-In turns, as all of the benchmark: see :mod:`benchmarks.timing`. A ratio is the time per byte that a
-step of ``TorchOptimizer`` moves by the time per byte of AdamW as a loop in C. Bytes are the least
-that a step can move: each value that changes is read and written once, and each other read once.
+Contestants take turns: see :mod:`benchmarks.timing`. A ratio is the time per byte of a step of
+``TorchOptimizer`` divided by the time per byte of AdamW as a loop in C. The bytes are the least
+that a step can move: it reads each value once, and writes each value that changes once.
 """
 
 import math
@@ -66,7 +66,7 @@ def measured(one: Pointwise, shapes: Shapes, threads: int, rounds: int, seconds:
     """Return the time per byte of our step by that of the floor."""
     steps = contestants(one.make, shapes, threads)
     for step in [*steps.values()] * 5:
-        step()  # loops are compiled at the first steps
+        step()  # the first steps compile loops
     taken = take_turns(
         steps, rounds=rounds, turn_seconds=seconds, wait=lambda: None, tell=lambda _: None
     )

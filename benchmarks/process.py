@@ -1,4 +1,4 @@
-"""Each part in a process of its own: what it allocates, compiles or breaks ends with it."""
+"""Processes of parts: memory, compiled code and failures of a part end with its process."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ LIMIT_SECONDS = 1200.0
 
 
 class PartError(RuntimeError):
-    """A process ended without a result; the text is the end of what it wrote."""
+    """Error for a process that ends without a result. The text is the end of its output."""
 
 
 def run_part(
@@ -36,10 +36,10 @@ def run_part(
         threads: threads inside a step.
         tell: called with each line of progress.
         environment: more environment variables.
-        limit_seconds: when to give up.
+        limit_seconds: the time limit.
 
     Raises:
-        PartError: it ended without a result, or took too long.
+        PartError: the process ended without a result, or took too long.
     """
     variables = {
         **os.environ,
@@ -81,10 +81,10 @@ def run_part(
 def _converse(
     process: subprocess.Popen[str], order: Mapping[str, Any], tell: Callable[[str], object]
 ) -> list[Any]:
-    """Hand over the order; collect the result, which is one or none."""
+    """Send the order, and collect the result: a list of one result, or an empty list."""
     assert process.stdin is not None
     assert process.stdout is not None
-    with contextlib.suppress(BrokenPipeError), process.stdin:  # it may be dead already
+    with contextlib.suppress(BrokenPipeError), process.stdin:  # the process may have ended already
         json.dump(order, process.stdin)
     results = []
     for line in process.stdout:

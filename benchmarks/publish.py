@@ -1,4 +1,4 @@
-"""Where results go: files of a run, and the page of the documentation."""
+"""Outputs of a run: files in a folder, and the page of the documentation."""
 
 from pathlib import Path
 
@@ -12,12 +12,12 @@ from benchmarks.tables import details
 LATEST = ROOT / "benchmarks" / "results" / "latest.json"
 DETAILS = ROOT / "docs" / "benchmarks.md"
 RESULTS = "bench.json"
-"""The name of a run's results in its folder."""
+"""Name of the file with the results of a run."""
 PICTURE = ROOT / "docs" / "benchmarks.png"
 SHARDED = "-sharded.png"
-"""What the name of the second picture has in place of the first one's ending."""
+"""Suffix of the second picture's name, in place of the first one's ending."""
 AVERAGING = "-averaging.png"
-"""The same of the third."""
+"""Suffix of the third picture's name."""
 
 
 def latest() -> Report | None:
@@ -26,7 +26,7 @@ def latest() -> Report | None:
 
 
 def page(report: Report) -> str:
-    """Return the text of ``docs/benchmarks.md``: pictures stand after the summary."""
+    """Return the text of ``docs/benchmarks.md``, with the pictures after the summary."""
     pictures = [f"![Time of a step in multiples of the floor]({PICTURE.name})"]
     if _trained(report):
         name = _beside(PICTURE, SHARDED).name
@@ -47,12 +47,12 @@ def _trained(report: Report) -> bool:
 
 
 def _beside(picture: Path, ending: str) -> Path:
-    """Where another picture lies, beside the first one."""
+    """Return the path of another picture, in the folder of the first one."""
     return picture.with_name(picture.stem + ending)
 
 
 def _draw_others(report: Report, picture: Path) -> list[Path]:
-    """The pictures beside the first one, of what was measured."""
+    """Draw the other pictures of the results, and return their paths."""
     files = []
     if _trained(report):
         files.append(_beside(picture, SHARDED))
@@ -64,10 +64,10 @@ def _draw_others(report: Report, picture: Path) -> list[Path]:
 
 
 def write_files(report: Report, folder: Path) -> list[Path]:
-    """The results in a folder of their own: nothing that is committed changes."""
+    """Write the results to a separate folder, so that no committed file changes."""
     files = [folder / RESULTS, folder / "bench.md"]
     report.save(files[0])
-    # As it will be read again: times have four digits then.
+    # Use the saved times, which have four digits.
     kept = Report.load(files[0])
     files[1].write_text(details(kept), encoding="utf-8")
     if any(cell.device == "cpu" for cell in kept.cells):
@@ -77,7 +77,7 @@ def write_files(report: Report, folder: Path) -> list[Path]:
 
 
 def publish(report: Report) -> list[Path]:
-    """Make a report the one that the documentation shows."""
+    """Make a report the published one in the documentation."""
     report.save(LATEST)
     kept = Report.load(LATEST)
     DETAILS.parent.mkdir(parents=True, exist_ok=True)

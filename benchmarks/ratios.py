@@ -20,7 +20,7 @@ class Spread(NamedTuple):
 
 
 def short(value: float) -> str:
-    """A ratio with two decimals, or fewer where they say nothing."""
+    """Return a ratio with two decimals, or fewer if the decimals carry no information."""
     if value >= 100:
         return f"{value:,.0f}"
     if value >= 10:
@@ -29,16 +29,16 @@ def short(value: float) -> str:
 
 
 def spread(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
-    """The ratio of two contestants that took turns: round by round.
+    """Return the ratio of two contestants that took turns, round by round.
 
     Raises:
-        ValueError: no rounds, or not as many of one as of the other.
+        ValueError: there are no rounds, or the numbers of rounds differ.
     """
     return spread_of([a / b for a, b in zip(ours, theirs, strict=True)])
 
 
 def spread_of(ratios: Iterable[float]) -> Spread:
-    """Median, least and greatest.
+    """Return the median, the least and the greatest value.
 
     Raises:
         ValueError: there is none.
@@ -61,13 +61,13 @@ def ratio(cell: Cell, ours: str, theirs: str) -> Spread | None:
 
 
 class Against(NamedTuple):
-    """A ratio, and to whom."""
+    """Ratio, and the contestant that it is taken against."""
 
     peer: str
     ratio: Spread
 
 
 def against_best(cell: Cell, ours: str, peers: Sequence[str] = who.PEERS) -> Against | None:
-    """The ratio to the peer that is hardest to beat."""
+    """Return the ratio to the fastest peer."""
     found = [Against(peer, one) for peer in peers if (one := ratio(cell, ours, peer))]
     return max(found, key=lambda one: one.ratio.median, default=None)

@@ -1,4 +1,4 @@
-"""Time until the first compiled step is done, in a process of its own."""
+"""Time to the end of the first compiled step, in a separate process."""
 
 import time
 from typing import Any
@@ -16,9 +16,10 @@ WORKLOAD = "10 x 100"
 
 
 def run_ready(*, way: str, size: Size) -> float:
-    """Seconds from plain parameters to the end of the first compiled step.
+    """Return the seconds from plain parameters to the end of the first compiled step.
 
-    Imports of torch and of this package are over by then; what a compiler imports is not.
+    The time includes imports of the compiler. It does not include imports of torch and of this
+    package.
     """
     case = CASES[RULE]
     params = [Parameter(torch.full(shape, 0.5)) for shape in WORKLOADS[WORKLOAD].shapes[size]()]

@@ -1,4 +1,4 @@
-"""Records of a run, which JSON keeps: times as they were taken, nothing derived."""
+"""Records of a run for JSON: measured times without derived figures."""
 
 import json
 from collections.abc import Mapping
@@ -9,30 +9,30 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Heat:
-    """Contestants that took turns."""
+    """Heat: contestants that took turns."""
 
     name: str
     seconds: dict[str, list[float]]
-    """By contestant: seconds per step, one figure per round."""
+    """Seconds per step of each contestant, one figure per round."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One workload and one optimizer."""
+    """Cell: one workload and one optimizer."""
 
     workload: str
     optimizer: str
     device: str
     heats: list[Heat]
     absent: dict[str, str] = field(default_factory=dict)
-    """Contestants that do not exist, and why."""
+    """Contestants that do not exist, and the reasons."""
     failed: dict[str, str] = field(default_factory=dict)
     """Contestants that exist and did not run, and their errors."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """The peak of a step above what was held before it."""
+    """Peak memory of a step above the memory that was in use before the step."""
 
     workload: str
     optimizer: str
@@ -40,40 +40,40 @@ class Memory:
     parameter_bytes: int
     extra_bytes: int
     failed: str = ""
-    """Why there is no figure; empty where there is."""
+    """Reason for a missing figure; empty if there is a figure."""
 
 
 @dataclass(frozen=True)
 class Threads:
-    """Two models stepped by two threads, in turns with one after the other."""
+    """Times of two threads that step two models, in turns with one thread after the other."""
 
     way: str
     one_after_other: list[float]
     together: list[float]
     alone: list[float] = field(default_factory=list)
-    """Seconds of a loop in Python that has nothing to do with the steps."""
+    """Seconds of a Python loop that has nothing to do with the steps."""
     beside: list[float] = field(default_factory=list)
-    """The same while another thread steps a model."""
+    """Seconds of the same loop while another thread steps a model."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """Seconds from nothing to the end of the first compiled step."""
+    """Seconds from plain parameters to the end of the first compiled step."""
 
     way: str
     cold: float
-    """In a process that finds empty caches."""
+    """Seconds in a process with empty caches."""
     warm: list[float]
-    """In later processes."""
+    """Seconds in later processes."""
 
 
 @dataclass(frozen=True)
 class Convergence:
-    """A model that was trained in one storage."""
+    """Model that was trained in one storage."""
 
     name: str
     parameters: int
-    """Elements of all parameters together."""
+    """Number of elements of all parameters together."""
     steps: int
     rate: float
     """The greatest learning rate of the schedule."""
@@ -82,44 +82,44 @@ class Convergence:
     loss: float
     """Validation loss after the last step."""
     bytes_per_parameter: float
-    """Of parameters, gradients and state together."""
+    """Bytes of parameters, gradients and state together."""
     seconds: dict[str, list[float]]
-    """Seconds per step of the optimizer alone, one figure per round: its own, under its name, and
+    """Seconds per optimizer step, one figure per round: under the run's name, and under
     "float32"."""
     ran: str
-    """What ran the steps, and why."""
+    """The executor that ran the steps, and the reason."""
 
 
 @dataclass(frozen=True)
 class Sharded:
-    """A model trained on several ranks, by all contestants in turns."""
+    """Model that all contestants train on several ranks, in turns."""
 
     model: str
     ranks: int
     parameters: int
-    """Elements of all parameters together."""
+    """Number of elements of all parameters together."""
     iterations: int
-    """In a turn."""
+    """Number of iterations in a turn."""
     cell: Cell
-    """Seconds per iteration of the slowest rank; the heats, and who is not in them."""
+    """Seconds per iteration of the slowest rank, with the heats and the failed contestants."""
     off: dict[str, float] = field(default_factory=dict)
-    """By contestant: how far its parameters were from those of one unsharded AdamW after the first
-    steps, by the 2-norm, in units of how far those had moved."""
+    """Distance of each contestant's parameters from those of one unsharded AdamW after the first
+    steps. It is a 2-norm, divided by the distance that the unsharded parameters moved."""
     sums_off: dict[str, float] = field(default_factory=dict)
-    """The same of the sum of all parameters, in units of the 1-norm of how far those had moved."""
+    """Distance of the sum of all parameters, divided by the 1-norm of the unsharded movement."""
 
 
 @dataclass(frozen=True)
 class ShardedPeak:
-    """The peak of resident memory of a rank, from its beginning, in processes of their own."""
+    """Peak resident memory of a rank since its start, measured in separate processes."""
 
     model: str
     ranks: int
     way: str
     peaks: list[int]
-    """In bytes, of the rank that has the most, turn by turn; none if it failed."""
+    """Bytes of the rank that has the most, turn by turn; empty if the measurement failed."""
     failed: str = ""
-    """Why there is no figure; empty where there is."""
+    """Reason for a missing figure; empty if there is one."""
 
 
 @dataclass(frozen=True)
@@ -130,90 +130,91 @@ class ShardedSaving:
     ranks: int
     parameters: int
     seconds: dict[str, list[float]]
-    """By contestant: of the slowest rank, one figure per round."""
+    """Seconds of the slowest rank for each contestant, one figure per round."""
     written_bytes: dict[str, int]
-    """By contestant: the size of what it wrote."""
+    """Size of the written files for each contestant."""
     failed: str = ""
-    """Why there are no figures; empty where there are."""
+    """Reason for missing figures; empty if there are figures."""
 
 
 @dataclass(frozen=True)
 class Balance:
-    """Spread of a model over ranks, in bytes by policy."""
+    """Spread of a model over ranks, in bytes for each policy."""
 
     model: str
     ranks: int
     largest_bytes: dict[str, int]
-    """By policy: what the largest rank has of parameters, gradients and state."""
+    """Bytes of parameters, gradients and state on the largest rank, for each policy."""
     total_bytes: dict[str, int]
-    """By policy: what all ranks have together."""
+    """Bytes on all ranks together, for each policy."""
 
     def over_mean(self, policy: str) -> float:
-        """The largest rank over the mean of all."""
+        """Return the bytes of the largest rank divided by the mean of all ranks."""
         return self.largest_bytes[policy] * self.ranks / self.total_bytes[policy]
 
 
 @dataclass(frozen=True)
 class AveragingSent:
-    """Bytes that ranks send to come to one model in one way, as the kernel counts them."""
+    """Bytes that ranks send for one way of averaging, counted by the kernel."""
 
     way: str
     ranks: int
     parameters: int
-    """Elements of all parameters together."""
+    """Number of elements of all parameters together."""
     steps: int
-    """That were counted: whole periods of the way."""
+    """Number of counted steps: whole periods of the way."""
     sent_bytes: list[int]
-    """By rank, in these steps."""
+    """Sent bytes of each rank in these steps."""
     expected_bytes: float
-    """By the arithmetic of the way, of each rank in these steps."""
+    """Calculated bytes of each rank in these steps."""
 
 
 @dataclass(frozen=True)
 class AveragingRace:
-    """A model that ranks train over a slow link, for some time."""
+    """Model that ranks train over a slow link for a fixed time."""
 
     way: str
     ranks: int
     parameters: int
-    """Elements of all parameters together."""
+    """Number of elements of all parameters together."""
     seconds: float
-    """Of training."""
+    """Training time in seconds."""
     megabits: float
-    """In a second, of each rank's link in each direction, as it was set."""
+    """Rate of each rank's link in each direction, as it was set, in Mbit/s."""
     delay_milliseconds: float
-    """Of what a rank sends, as it was set."""
+    """Delay of messages from a rank, as it was set."""
     no_delay: str
-    """Why it was not set; empty where it was."""
+    """Reason for a missing delay; empty if there is a delay."""
     found_megabits: float
-    """As a message between two ranks found it."""
+    """Measured rate of a message between two ranks."""
     round_trip_milliseconds: float
-    """As small messages between two ranks found it."""
+    """Measured round trip of small messages between two ranks."""
     steps: int
-    """That rank 0 has made in this time."""
+    """Number of steps of rank 0 in this time."""
     samples: int
-    """That all ranks together have trained on."""
+    """Number of samples of all ranks together."""
     curve: list[list[float]]
-    """Pairs of seconds and the validation loss of rank 0's parameters then, in nats a character."""
+    """Points of seconds and the validation loss of rank 0's parameters, in nats a character."""
 
 
 @dataclass(frozen=True)
 class Remote:
-    """A model on one server, stepped by the threads of another process, by all in turns."""
+    """Model on one server that threads of another process step, with all contestants in turns."""
 
     model: str
     optimizer: str
     trainers: int
-    """Threads that step at once."""
+    """Number of threads that step at the same time."""
     parameters: int
-    """Elements of all parameters together."""
+    """Number of elements of all parameters together."""
     tensors: int
     seconds: dict[str, list[float]]
-    """By contestant: time over the steps of all trainers together, one figure per round."""
+    """Time divided by the number of all trainers' steps, for each contestant and round."""
     alone: dict[str, list[float]]
-    """By contestant: seconds of a loop in Python in the server's process, while nobody steps."""
+    """Seconds of a Python loop in the server's process while no trainer steps, for each
+    contestant."""
     beside: dict[str, list[float]]
-    """The same while all trainers step."""
+    """Seconds of the same loop while all trainers step."""
     failed: dict[str, str] = field(default_factory=dict)
     """Contestants that did not run, and their errors."""
 
@@ -239,25 +240,25 @@ class Report:
     averaging_races: list[AveragingRace] = field(default_factory=list)
     remote: list[Remote] = field(default_factory=list)
     dates: dict[str, list[str]] = field(default_factory=dict)
-    """By section: the days on which its figures were taken."""
+    """Days on which the figures of each section were measured."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """Sections and parts that cannot run here, and why."""
+    """Sections and parts that cannot run here, and the reasons."""
     failed: dict[str, str] = field(default_factory=dict)
     """Parts that should have run, and their errors."""
 
     def save(self, path: Path) -> None:
-        """Write it as JSON, times to four digits."""
+        """Write the report as JSON, with times of four digits."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(_short(asdict(self)), indent=1) + "\n", encoding="utf-8")
 
     @staticmethod
     def load(path: Path) -> "Report":
-        """Read what :meth:`save` wrote."""
+        """Read a report that :meth:`save` wrote."""
         return report_from(json.loads(path.read_text(encoding="utf-8")))
 
 
 def cell_from(found: Mapping[str, Any]) -> Cell:
-    """A cell from its JSON."""
+    """Return a cell from its JSON."""
     return Cell(**{**found, "heats": [Heat(**heat) for heat in found["heats"]]})
 
 
@@ -267,7 +268,7 @@ def sharded_from(found: Mapping[str, Any]) -> Sharded:
 
 
 def report_from(found: Mapping[str, Any]) -> Report:
-    """A report from its JSON; earlier ones have no sharded training, averaging or servers."""
+    """Return a report from its JSON. Older files lack sharded training, averaging and servers."""
     return Report(
         **{
             **found,

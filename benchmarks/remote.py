@@ -1,4 +1,4 @@
-"""DistributedOptimizer: which models on one server, by which rules, and who steps them."""
+"""DistributedOptimizer: models on one server, rules, and the contestants that step them."""
 
 from collections.abc import Mapping
 from math import prod
@@ -13,35 +13,35 @@ from benchmarks.workloads import Shape, Size
 from functional_optim import qhm
 
 TITLE = "remote, "
-"""How the names of its parts begin."""
+"""Prefix of the names of these parts."""
 TRAINERS = (1, 2, 4)
-"""How many threads step at once, all in one process beside the server."""
+"""Numbers of threads that step at the same time, in one process beside the server."""
 
 RPC, THREADS = "ours, RPC", "ours, threads"
 SCRIPTED, PYTHON = "torch scripted", "torch Python"
 NAMES = (RPC, THREADS, SCRIPTED, PYTHON)
 
 TURN_SECONDS: dict[Size, float] = {"full": 0.1, "quick": 0.02, "tiny": 0.001}
-"""How long a turn lasts at least."""
+"""Minimum length of a turn."""
 WARM_SECONDS: dict[Size, float] = {"full": 0.5, "quick": 0.1, "tiny": 0.0}
-"""For how long one trainer steps before anything is timed."""
+"""Time that one trainer steps before anything is timed."""
 
 
 class Model(NamedTuple):
-    """Equal parameters: how many tensors, and their shape, in each size."""
+    """Model of equal parameters: the number of tensors and their shape, in each size."""
 
     name: str
     shapes: dict[Size, tuple[int, Shape]]
     large: bool = False
-    """Whether the arithmetic of a step takes longer than sending it."""
+    """True if the arithmetic of a step takes longer than the messages."""
 
     def parameters(self, size: Size) -> list[Shape]:
-        """The shape of each parameter."""
+        """Return the shape of each parameter."""
         count, shape = self.shapes[size]
         return [shape] * count
 
     def numel(self, size: Size) -> int:
-        """Elements of all parameters together."""
+        """Return the number of elements of all parameters together."""
         count, shape = self.shapes[size]
         return count * prod(shape)
 
@@ -65,14 +65,14 @@ MODELS: Mapping[str, Model] = {
 
 
 class Rule(NamedTuple):
-    """One rule, as each side is asked for it."""
+    """Rule, with the arguments of each side."""
 
     ours: Any
-    """What our DistributedOptimizer takes first."""
+    """First argument of our DistributedOptimizer."""
     scripted: type[torch.optim.Optimizer] | None
-    """A class for which torch's has a functional form, and so steps it in TorchScript."""
+    """Class that torch's DistributedOptimizer steps in TorchScript, by its functional form."""
     python: type[torch.optim.Optimizer]
-    """A class for which it has none, and so steps it in Python."""
+    """Class without a functional form, which torch's DistributedOptimizer steps in Python."""
     options: dict[str, Any]
 
 
@@ -81,7 +81,7 @@ RULES: Mapping[str, Rule] = {
     "AdamW": Rule(torch.optim.AdamW, torch.optim.AdamW, AdamW, {"lr": LR, "weight_decay": DECAY}),
     "QHM": Rule(qhm, None, peer.QHM, QHM_OPTIONS),
 }
-"""By the names that they have in ``benchmarks.cases.CASES``."""
+"""Rules by their names in ``benchmarks.cases.CASES``."""
 
 
 def names_of(rule: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""One model on one server: the turns of all who step it, by every rule and number of trainers."""
+"""One model on one server: the turns of all contestants, for each rule and number of trainers."""
 
 import math
 import multiprocessing
@@ -21,7 +21,7 @@ from benchmarks.workloads import Size
 Tell = Callable[[str], object]
 
 LOOP = 10_000
-"""Numbers that the thread of Python adds up, or a multiple of that."""
+"""Base count of the numbers that the Python thread adds up."""
 
 
 def run_remote(
@@ -32,13 +32,13 @@ def run_remote(
     Args:
         model: a key of MODELS.
         rules: keys of RULES.
-        size: of the model.
-        rounds: how often each has its turn.
-        tell: called with what is measured.
+        size: the size of the model.
+        rounds: the number of turns of each contestant.
+        tell: called with the name of each measurement.
     """
     with tempfile.TemporaryDirectory(prefix="remote-") as folder:
         meeting = str(Path(folder) / "meeting")
-        # It ends with this process, whatever becomes of it.
+        # A daemon ends with this process, also after an error.
         process = multiprocessing.get_context("spawn").Process(
             target=serve, args=(meeting,), daemon=True
         )
@@ -51,14 +51,14 @@ def run_remote(
 
 @contextmanager
 def joined(meeting: str) -> Iterator[None]:
-    """This process as the trainers', which meets the server; after an error the server is left."""
+    """Join the server as the trainers' process. After an error, do not wait for the server."""
     join(TRAINER, meeting)
     yield
     rpc.shutdown()
 
 
 def measured(model: str, rules: Sequence[str], size: Size, rounds: int, tell: Tell) -> list[Remote]:
-    """By each rule, with each number of trainers."""
+    """Measure each rule with each number of trainers."""
     found = []
     for rule in rules:
         with ExitStack() as stack:
@@ -72,7 +72,7 @@ def measured(model: str, rules: Sequence[str], size: Size, rounds: int, tell: Te
 def _built(
     model: str, rule: str, size: Size, stack: ExitStack
 ) -> tuple[dict[str, Way], dict[str, str]]:
-    """Build and warm up the contestants of a rule; return them, and why others failed."""
+    """Build and warm up the contestants of a rule. Return them, and the errors of failed ones."""
     ways: dict[str, Way] = {}
     failed: dict[str, str] = {}
     for name in who.names_of(rule):
@@ -91,7 +91,7 @@ def _warmed(way: Way, seconds: float) -> None:
     """Step for some time.
 
     Raises:
-        RuntimeError: a parameter is where it was before.
+        RuntimeError: a parameter has not changed.
     """
     end = time.perf_counter() + seconds
     with way.gradients() as gradients:
@@ -112,7 +112,7 @@ def _heat(
     rounds: int,
     failed: Mapping[str, str],
 ) -> Remote:
-    """All in turns, each round beginning with another one."""
+    """Time all contestants in turns. Each round begins with another one."""
     shapes, turn_seconds = who.MODELS[model].parameters(size), who.TURN_SECONDS[size]
     numel = who.MODELS[model].numel(size)
     result = Remote(model, rule, trainers, numel, len(shapes), {}, {}, {}, dict(failed))
@@ -131,7 +131,7 @@ def _heat(
                 shift = number % len(names)
                 for name in names[shift:] + names[:shift]:
                     team = teams[name]
-                    team.seconds_per_step(1)  # brings its own data into the caches
+                    team.seconds_per_step(1)  # brings the contestant's data into the caches
                     result.seconds[name].append(team.seconds_per_step(counts[name]))
                     result.alone[name].append(ways[name].python_seconds(numbers))
                     result.beside[name].append(team.python_seconds(numbers))

@@ -19,18 +19,18 @@ from functional_optim.native import LOOPS
 
 SERVER, TRAINER = "server", "trainer"
 ANSWER_SECONDS = 120.0
-"""After how long without an answer a call is an error."""
+"""Seconds without an answer after which a call fails."""
 
 HELD: dict[str, list[Tensor]] = {}
-"""By contestant: parameters that are stepped here."""
+"""Parameters of each contestant on this server."""
 
 
 def join(name: str, meeting: str) -> None:
-    """Begin to answer calls.
+    """Join the RPC group, and answer calls.
 
     Args:
         name: SERVER or TRAINER.
-        meeting: a path where both find each other; no file is there before.
+        meeting: the path of a file for the rendezvous, which must not exist yet.
     """
     torch.set_num_threads(1)  # OMP_NUM_THREADS does not reach all pools
     options = rpc.TensorPipeRpcBackendOptions(
@@ -41,7 +41,7 @@ def join(name: str, meeting: str) -> None:
 
 
 def serve(meeting: str) -> None:
-    """Answer calls until the trainers are done, or their process is gone."""
+    """Answer calls until the trainers have finished, or their process has ended."""
     parent = parent_process()
     if parent is not None:
         threading.Thread(target=_end_after, args=(parent.join,), daemon=True).start()
@@ -59,7 +59,7 @@ def prepare(rule: str, count: int) -> None:
 
     Args:
         rule: a key of CASES.
-        count: of parameters that are stepped.
+        count: the number of parameters.
     """
     CASES[rule].ours().using(executor="compiled").bind([Parameter(torch.zeros(1))]).ready()
     LOOPS.get(count)
@@ -67,23 +67,23 @@ def prepare(rule: str, count: int) -> None:
 
 
 def parameters(shapes: Sequence[Shape]) -> list[Tensor]:
-    """New parameters."""
+    """Return new parameters."""
     return [Parameter(torch.full(tuple(shape), START)) for shape in shapes]
 
 
 def hold(name: str, shapes: Sequence[Shape]) -> list[rpc.RRef[Tensor]]:
-    """Make parameters for a contestant, and refer to them."""
+    """Make the parameters of a contestant, and return references to them."""
     HELD[name] = parameters(shapes)
     return [rpc.RRef(param) for param in HELD[name]]
 
 
 def drop(name: str) -> None:
-    """Let go of a contestant's parameters."""
+    """Release a contestant's parameters."""
     HELD.pop(name, None)
 
 
 def loss(name: str) -> Tensor:
-    """A loss whose gradients are standard normal numbers."""
+    """Return a loss whose gradients are standard normal numbers."""
     return torch.stack([(one * torch.randn_like(one)).sum() for one in HELD[name]]).sum()
 
 

@@ -11,7 +11,7 @@ from benchmarks.remote_targets import kept, place, times_faster
 
 
 def remote_sections(report: Report) -> Iterator[str]:
-    """A section where something was measured."""
+    """Yield a section if there are results."""
     if not report.remote:
         return
     yield "## DistributedOptimizer: trainers that step one server\n"

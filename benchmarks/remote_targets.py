@@ -1,4 +1,4 @@
-"""Promises of DistributedOptimizer's speed, and checks of whether a run keeps them."""
+"""Promises of DistributedOptimizer's speed, and their checks."""
 
 from collections.abc import Iterable, Iterator
 
@@ -24,7 +24,7 @@ def counted(trainers: int) -> str:
 
 
 def times_faster(one: Remote, ours: str, theirs: str) -> Spread | None:
-    """The ratio of steps per second, round by round; None where one of them has none."""
+    """Return the ratio of steps per second, round by round; None if one contestant has no times."""
     if not (one.seconds.get(ours) and one.seconds.get(theirs)):
         return None
     return spread(one.seconds[theirs], one.seconds[ours])
@@ -36,7 +36,7 @@ def kept(one: Remote, name: str) -> Spread | None:
 
 
 def remote_targets(report: Report) -> list[Target]:
-    """Every promise with its figures."""
+    """Return every promise with its figures."""
     every = report.remote
     scripted = [one for one in every if who.RULES[one.optimizer].scripted is not None]
     adamw = [one for one in every if one.optimizer == "AdamW" and who.MODELS[one.model].large]
@@ -67,7 +67,7 @@ def remote_targets(report: Report) -> list[Target]:
 
 
 def _faster(cells: Iterable[Remote], theirs: str, times: float) -> Iterator[Check | str]:
-    """Judged by the time that we take in theirs."""
+    """Yield checks of our time, as a multiple of the peer's time."""
     for one in cells:
         found = times_faster(one, who.RPC, theirs)
         if found is None:

@@ -22,26 +22,26 @@ from functional_optim import DistributedOptimizer
 
 
 class Way(Protocol):
-    """An optimizer of parameters that live on a server."""
+    """Optimizer of parameters that live on a server."""
 
     def gradients(self) -> AbstractContextManager[Any]:
-        """Gradients of one trainer's own, in its thread, for as long as it steps."""
+        """Return a context with the gradients of one trainer, for all steps of its thread."""
 
     def step(self, gradients: Any) -> None:
-        """One step."""
+        """Make one step."""
 
     def python_seconds(self, count: int) -> float:
-        """Of a loop in Python, in a thread of the server's process."""
+        """Return the seconds of a Python loop in a thread of the server's process."""
 
     def moved(self) -> list[float]:
         """Return the distance of each parameter from its start."""
 
     def close(self) -> None:
-        """Let go of the parameters."""
+        """Release the parameters."""
 
 
 class OverRPC:
-    """The server is another process; gradients are there, in distributed autograd contexts."""
+    """Way with a server in another process, which keeps gradients in autograd contexts."""
 
     def __init__(self, name: str, rule: str, shapes: Sequence[Shape]) -> None:
         self._name = name
@@ -58,14 +58,14 @@ class OverRPC:
 
     @contextmanager
     def gradients(self) -> Iterator[int]:
-        """A context, after its backward pass. A step leaves the gradients in it."""
+        """Run a backward pass, and yield its context. A step keeps the gradients."""
         with dist_autograd.context() as context:
             loss = rpc.rpc_sync(SERVER, server.loss, args=(self._name,))
             dist_autograd.backward(context, [loss])
             yield context
 
     def python_seconds(self, count: int) -> float:
-        """In a thread of the server."""
+        """See :meth:`Way.python_seconds`. The loop runs in a thread of the server."""
         found: float = rpc.rpc_sync(SERVER, server.python_seconds, args=(count,))
         return found
 
@@ -75,14 +75,14 @@ class OverRPC:
         return found
 
     def close(self) -> None:
-        """Let go of the parameters."""
+        """Release the parameters."""
         if self._name == who.RPC:
             self._optimizer.close()
         rpc.rpc_sync(SERVER, server.drop, args=(self._name,))
 
 
 class OverThreads:
-    """The server is a thread of this process, and is given gradients."""
+    """Way with a server that is a thread of this process, and gets gradients."""
 
     def __init__(self, rule: str, shapes: Sequence[Shape]) -> None:
         kind = who.RULES[rule]
@@ -96,11 +96,11 @@ class OverThreads:
 
     @contextmanager
     def gradients(self) -> Iterator[list[torch.Tensor]]:
-        """One for each parameter."""
+        """Yield a gradient for each parameter."""
         yield [torch.randn_like(one, requires_grad=False) for one in self._params]
 
     def python_seconds(self, count: int) -> float:
-        """In this thread."""
+        """See :meth:`Way.python_seconds`. The loop runs in this thread."""
         return server.python_seconds(count)
 
     def moved(self) -> list[float]:
@@ -113,7 +113,7 @@ class OverThreads:
 
 
 def _torchs(optimizer_class: Any, params: Any, options: Mapping[str, Any]) -> Any:
-    """Torch's DistributedOptimizer. torch says at its import and uses that TorchScript ends."""
+    """Return torch's DistributedOptimizer. Hide the warnings of torch that TorchScript ends."""
     with warnings.catch_warnings(record=True):  # as in benchmarks.cases
         warnings.simplefilter("ignore")
         found = importlib.import_module("torch.distributed.optim")
@@ -121,23 +121,23 @@ def _torchs(optimizer_class: Any, params: Any, options: Mapping[str, Any]) -> An
 
 
 def way(name: str, rule: str, shapes: Sequence[Shape]) -> Way:
-    """A contestant, with parameters of its own."""
+    """Build a contestant with its own parameters."""
     return OverThreads(rule, shapes) if name == who.THREADS else OverRPC(name, rule, shapes)
 
 
 class Trainers:
-    """Threads that step one optimizer, each by gradients of its own. Closed by ``with``.
+    """Threads that step one optimizer, each by its own gradients. ``with`` closes them.
 
     Args:
         way: the optimizer.
-        count: of threads.
+        count: the number of threads.
     """
 
     def __init__(self, way: Way, count: int) -> None:
         self.count = count
         self._way = way
         self._own = threading.local()
-        self._gate = threading.Barrier(count + 1)  # each thread of the pool takes one task so
+        self._gate = threading.Barrier(count + 1)  # so that each thread of the pool takes one task
         self._pool = ThreadPoolExecutor(count)
 
     def __enter__(self) -> Self:
@@ -151,8 +151,8 @@ class Trainers:
         self._pool.shutdown()
 
     def seconds_per_step(self, count: int) -> float:
-        """Time until each has made so many steps, divided by the steps of all."""
-        # By the clock of each: whoever waits here may be told of the beginning when all is over.
+        """Return the time for ``count`` steps of each thread, divided by the steps of all."""
+        # Each thread notes its times: this thread may wake up too late to see the start.
         begun, ended = zip(*(one.result() for one in self._sent(self._steps, count)), strict=True)
         return float(max(ended) - min(begun)) / (self.count * count)
 
@@ -168,7 +168,7 @@ class Trainers:
                 one.result()
 
     def _sent(self, function: Any, *args: Any) -> "list[Future[Any]]":
-        """Call a function in each thread; all begin at once, when this returns."""
+        """Call a function in each thread. All threads begin when this method returns."""
         futures = [self._pool.submit(self._called, function, args) for _ in range(self.count)]
         self._gate.wait()
         return futures
@@ -185,7 +185,7 @@ class Trainers:
         self._own.stack.close()
 
     def _steps(self, count: int) -> tuple[float, float]:
-        """Make so many; when they began and ended."""
+        """Make ``count`` steps. Return the times of their beginning and end."""
         step, gradients = self._way.step, self._own.gradients
         begin = time.perf_counter()
         for _ in repeat(None, count):

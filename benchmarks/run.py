@@ -1,4 +1,4 @@
-"""A whole run: the parts of the plan one after the other, and the report they add up to."""
+"""A whole run: the parts of the plan one after the other, and the report of their results."""
 
 import tempfile
 from collections.abc import Callable
@@ -31,15 +31,15 @@ Keep = Callable[[Report], object]
 
 
 def run(settings: Settings, show: Show, keep: Keep = lambda _: None) -> Report:
-    """Measure.
+    """Run all parts, and return the report.
 
     Args:
-        settings: what.
-        show: called with how many parts are done, how many there are, and what goes on.
+        settings: the settings of the run.
+        show: called with the number of finished parts, the number of parts, and the progress.
         keep: called with the results so far, after each part.
 
     Raises:
-        PartError: not even the machine could be described.
+        PartError: the description of the machine failed.
     """
     show(0, 1, "looking at the machine")
     machine = run_part("machine", {}, threads=settings.threads)
@@ -65,7 +65,7 @@ def _teller(show: Show, number: int, count: int, name: str) -> Tell:
 
 
 def _one(report: Report, part: Part, tell: Tell) -> None:
-    """Run one part, and put what it found, or its error, into the report."""
+    """Run one part, and put its result or its error into the report."""
     try:
         found = run_part(
             part.kind,
@@ -99,7 +99,7 @@ def _add_threads(report: Report, part: Part, found: Any) -> None:
 
 
 def _add_ready(report: Report, part: Part, found: float) -> None:
-    """The first process of a way is the cold one."""
+    """Add the time of a way. The first process of a way is the cold one."""
     way = part.given["way"]
     known = [one for one in report.ready if one.way == way]
     if known:
@@ -117,7 +117,7 @@ def _add_sharded(report: Report, part: Part, found: Any) -> None:
 
 
 def _add_peak(report: Report, part: Part, found: Any) -> None:
-    """A turn of a contestant; one that has failed once has no figure."""
+    """Add a turn of a contestant. A contestant that has failed once has no figure."""
     peak = ShardedPeak(**found)
     for at, one in enumerate(report.sharded_peaks):
         if (one.model, one.ranks, one.way) == (peak.model, peak.ranks, peak.way):

@@ -1,4 +1,4 @@
-"""Sharded training: what is trained, on how many ranks, by whom, and who is timed beside whom."""
+"""Sharded training: models, numbers of ranks, contestants, and heats."""
 
 from typing import Any, NamedTuple
 
@@ -7,13 +7,13 @@ from benchmarks.workloads import Size
 DDP_FOREACH = "DDP, foreach"
 DDP_FUSED = "DDP, fused, views"
 TORCH_ZERO = "torch ZeRO"
-"""As it is constructed, without an option."""
+"""Torch's class, constructed without options."""
 TORCH_BEST = "torch ZeRO, fused, views"
 FSDP = "FSDP2"
 PEERS = (DDP_FOREACH, DDP_FUSED, TORCH_BEST, TORCH_ZERO, FSDP)
 
 STEP_DEFAULT = "step, as constructed"
-"""With torch's arguments only, and DDP without an option."""
+"""Ours with only torch's arguments, and DDP without options."""
 STEP_GREEDY = "step, greedy"
 STEP_GREEDY_FUSED = "step, greedy, fused"
 STEP_ELEMENTS = "step, elements"
@@ -38,31 +38,32 @@ OURS = (
     WITH_HOOK,
 )
 SAVE = "save"
-"""Ours, where state is saved."""
+"""Name of ours in the measurement of saving."""
 DCP = "FSDP2, dcp.save"
-"""The other one there: sharded too, and with its files synced, as is its default."""
+"""Name of the peer in the measurement of saving: it shards the state too, and syncs files by
+default."""
 NAMES = (*PEERS, *OURS)
 JUDGED = HOOK_ELEMENTS
-"""The one of ours that the promises of speed and memory are about: always the same one."""
+"""Contestant of ours that the promises of speed and memory are about."""
 
 START = "the start"
-"""Where a rank is before it comes to anybody."""
+"""Name for the time before a rank comes to the first contestant."""
 UNIT = DDP_FOREACH
 ANCHORS = (UNIT, DDP_FUSED, TORCH_BEST)
-"""In every heat: whatever else is compared, these are timed beside it."""
+"""Contestants of every heat, with which the others are compared."""
 HEATS: dict[str, tuple[str, ...]] = {
     "others": (TORCH_ZERO, FSDP, STEP_DEFAULT),
     "steps": (STEP_GREEDY, STEP_GREEDY_FUSED, STEP_ELEMENTS, STEP_ELEMENTS_FUSED),
     "hooks": (HOOK_SLICED, HOOK_SLICED_FORWARD, WITH_HOOK),
     "hooks, other plans": (HOOK_ELEMENTS, HOOK_ELEMENTS_FORWARD, HOOK_GREEDY),
 }
-"""Who else is in a heat, by its name; each has its own model, so that not all fit at once."""
+"""Other contestants of each heat, by its name. Each has its own model, so not all fit at once."""
 
 LAYERS_10, LAYERS_20, GPT = "10 layers", "20 layers", "GPT"
 
 
 class Place(NamedTuple):
-    """A model, and how many ranks train it."""
+    """Model, and the number of ranks that train it."""
 
     model: str
     ranks: int
@@ -87,18 +88,21 @@ SAVING_PLACE = Place(LAYERS_20, 2)
 
 RULE = "AdamW"
 OPTIONS: dict[str, Any] = {"lr": 1e-4, "weight_decay": 0.01}
-"""Of AdamW, for all."""
+"""Options of AdamW for all contestants."""
 
 CHECKED_STEPS = 3
-"""After so many steps the parameters are compared with those of one unsharded AdamW."""
+"""Number of steps after which the parameters are compared with those of one unsharded AdamW."""
 TOLERANCE = 0.01
-"""How far they may be, by the 2-norm, in units of how far the unsharded ones have moved."""
+"""Allowed distance of the parameters: a 2-norm, divided by the distance that the unsharded ones
+moved."""
 SUM_TOLERANCE = 1e-4
-"""How far their sum may be, in units of the 1-norm of how far the unsharded ones have moved."""
+"""Allowed distance of the sum of the parameters, divided by the 1-norm of the unsharded
+movement."""
 
 ITERATIONS: dict[Size, int] = {"full": 2, "quick": 2, "tiny": 1}
-"""In a turn. What goes on into the next forward pass has something to gain from the second."""
+"""Number of iterations in a turn. A contestant that overlaps with the next forward pass gains from
+the second one."""
 LIMIT_SECONDS: dict[Size, float] = {"full": 150.0, "quick": 100.0, "tiny": 600.0}
-"""For how long all ranks may be silent before they are given up."""
+"""Time without progress of any rank after which a heat is given up."""
 SAVING_TIMES = 4
-"""So many times as long where they save: a contestant says nothing until it has."""
+"""Factor of this time for saving, because a contestant reports only after it has saved."""

@@ -1,4 +1,4 @@
-"""Evenness of plans that spread a model over ranks: computed, without a process group."""
+"""Balance of plans that spread a model over ranks. It is calculated without a process group."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from sharding import ParameterSpec, plan
 
 GREEDY, LARGEST_FIRST, ELEMENTS = "greedy", "largest_first", "elements"
 POLICIES = (GREEDY, LARGEST_FIRST, ELEMENTS)
-"""The first one makes the partition that torch's class makes."""
+"""Policies. The first one makes the partition of torch's class."""
 RANKS = (2, 8, 64, 512, 4096)
 
 EMBEDDING = "embedding + 100 small"
@@ -24,18 +24,18 @@ MODELS: dict[str, Callable[[], list[Shape]]] = {
     RESNET50: WORKLOADS[RESNET50].shapes["full"],
     EMBEDDING: _embedding,
 }
-"""In full size whatever the size of the run: it takes a second."""
+"""Models, in full size for all sizes of a run, because the calculation takes only a second."""
 
 
 def run_balance(*, model: str) -> list[Balance]:
-    """Bytes of parameters, gradients and AdamW's state, by each policy."""
+    """Return the bytes of parameters, gradients and AdamW's state for each policy."""
     specs = [ParameterSpec(str(number), shape) for number, shape in enumerate(MODELS[model]())]
     rule = adamw()
     found = []
     for ranks in RANKS:
         largest, total = {}, {}
         for policy in POLICIES:
-            # torch's counts elements only; ours are told what is kept.
+            # Torch's policy counts only elements. Ours get the rule, and count its state too.
             stepper = None if policy == GREEDY else rule
             column = plan(specs, ranks, policy, stepper).report(rule).total_bytes
             largest[policy], total[policy] = max(column), sum(column)

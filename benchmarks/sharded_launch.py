@@ -1,4 +1,4 @@
-"""Ranks: started together, watched, and ended together, whatever becomes of them."""
+"""Launcher of ranks: it starts, watches and ends them together, also after an error."""
 
 import contextlib
 import json
@@ -20,28 +20,28 @@ Rank = subprocess.Popen[str]
 Lines = queue.Queue[tuple[int, dict[str, Any] | None]]
 
 START_SECONDS = 600.0
-"""Until every rank has imported torch and said where it is, on a busy machine."""
+"""Limit until every rank has imported torch and reported its position, on a busy machine."""
 COMMAND = ("-W", "ignore", "-m", "benchmarks.sharded_rank")
 
 
 class LaunchSettings(NamedTuple):
-    """Where ranks run, if not simply here."""
+    """Environment variables and command prefixes of ranks."""
 
     environment: Mapping[str, str] = {}
     """More environment variables."""
     within: Sequence[Sequence[str]] = ()
-    """By rank: the beginning of a command that runs the rest of it somewhere else."""
+    """Prefix of each rank's command, which runs the rest of the command somewhere else."""
 
 
 HERE = LaunchSettings()
 
 
 class RankError(RuntimeError):
-    """A rank failed, died, or all are silent.
+    """Error for a rank that failed or ended, or for ranks that are all silent.
 
     Attributes:
-        where: whom the ranks were at.
-        why: what happened.
+        where: the contestant at the time of the error.
+        why: the description of the error.
     """
 
     def __init__(self, where: str, why: str) -> None:
@@ -61,20 +61,20 @@ def run_ranks(
     tell: Tell = lambda _: None,
     places: LaunchSettings = HERE,
 ) -> list[Any]:
-    """Run a job on ranks, each a process; return the answer of each rank.
+    """Run a job on ranks, each in a process. Return the answer of each rank.
 
     Args:
         job: a key of ``benchmarks.sharded_rank.JOBS``.
         model: a key of ``benchmarks.sharded_models.TASKS``.
-        size: of the model.
-        ranks: how many processes.
+        size: the size of the model.
+        ranks: the number of processes.
         given: arguments of the job.
-        limit_seconds: for how long all may be silent, once each has begun.
-        tell: called with whom the first rank comes to.
-        places: where they run.
+        limit_seconds: the longest time without any line, after each rank has begun.
+        tell: called with each contestant that the first rank comes to.
+        places: environment variables and command prefixes of the ranks.
 
     Raises:
-        RankError: not all of them answered.
+        RankError: not all ranks answered.
     """
     with tempfile.TemporaryDirectory(prefix="ranks-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
@@ -85,7 +85,7 @@ def run_ranks(
             "ranks": ranks,
             "given": dict(given),
             "store": str(folder / "store"),
-            # Whoever waits for a rank that hangs, does so until the launcher has found out.
+            # Ranks wait longer for a rank that hangs than the launcher, which reports the hang.
             "group_seconds": 4 * limit_seconds,
         }
         lines: Lines = queue.Queue()
@@ -101,7 +101,7 @@ def _started(
     stack: contextlib.ExitStack,
     places: LaunchSettings,
 ) -> Rank:
-    """A rank with its order, and a thread that hears it."""
+    """Start a rank with its order, and a thread that reads its lines."""
     variables = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -124,7 +124,7 @@ def _started(
     hearing.start()
     stack.callback(_ended, process, hearing)
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it may be dead already
+    with contextlib.suppress(BrokenPipeError):  # the process may have ended already
         process.stdin.write(json.dumps({**order, "rank": rank}) + "\n")
         process.stdin.flush()
     return process
@@ -137,7 +137,7 @@ def _said(folder: Path, rank: int) -> Path:
 def _hear(process: Rank, rank: int, lines: Lines) -> None:
     assert process.stdout is not None
     for line in process.stdout:
-        with contextlib.suppress(json.JSONDecodeError):  # half a line of one that was killed
+        with contextlib.suppress(json.JSONDecodeError):  # half a line of a killed process
             lines.put((rank, json.loads(line)))
     lines.put((rank, None))
 
@@ -153,7 +153,7 @@ def _ended(process: Rank, hearing: threading.Thread) -> None:
 
 
 class _Watch:
-    """Watcher of the ranks' lines: it collects results, and ends on a failure or silence."""
+    """Watcher of the ranks' lines. It collects results, and stops on a failure or silence."""
 
     def __init__(
         self,
@@ -171,10 +171,10 @@ class _Watch:
         self._at: list[list[str]] = [[START] for _ in processes]
 
     def results(self) -> list[Any]:
-        """Wait for all of them.
+        """Wait for the results of all ranks.
 
         Raises:
-            RankError: one failed or died, or all were silent for too long.
+            RankError: one rank failed or ended, or all were silent for too long.
         """
         found: dict[int, Any] = {}
         while len(found) < len(self._processes):
@@ -186,7 +186,7 @@ class _Watch:
             except queue.Empty:
                 raise self._silence(limit) from None
             if rank in found:
-                continue  # it has done its part, and may end
+                continue  # it has finished, and its end is no error
             if said is None:
                 raise self._death(rank)
             if "failed" in said:
@@ -200,7 +200,7 @@ class _Watch:
         return [found[rank] for rank in range(len(self._processes))]
 
     def _silence(self, limit: float) -> RankError:
-        """The rank that came less far than the others is where it hangs."""
+        """Return an error for a hang, with the contestant of the rank with least progress."""
         last = min(self._at, key=len)[-1]
         where = ", ".join(f"rank {rank} at {at[-1]}" for rank, at in enumerate(self._at))
         return RankError(last, f"hang: no rank went on for {limit:g} s ({where})")

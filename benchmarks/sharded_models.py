@@ -1,4 +1,4 @@
-"""The models of sharded training, and the data of each rank."""
+"""Models of sharded training, and the data of each rank."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -13,25 +13,25 @@ from benchmarks.workloads import Size
 
 Batch = tuple[Tensor, Tensor]
 TOKENS = 65
-"""As many characters as a book has."""
+"""Number of different characters, as in a book."""
 BROAD = "4 layers"
-"""Of which what ranks send is counted: so large that messages about it weigh little."""
+"""Model for counting sent bytes. It is so large that message headers matter little."""
 DEMO = "the demo's"
-"""Trained to learn something: on text."""
+"""Model that learns something, from text."""
 
 
 class Task(NamedTuple):
-    """A model to be trained."""
+    """Model, its loss, and its data."""
 
     make: Callable[[], nn.Module]
     loss: Callable[[nn.Module, Batch], Tensor]
-    """The mean over the batch, so that the mean over ranks is that of all their batches."""
+    """The mean over the batch, so that the mean over ranks is the mean over all batches."""
     draw: Callable[[torch.Generator], Batch]
     units: Callable[[Any], list[nn.Module]]
-    """The parts of the model that FSDP shards on their own, besides what is left."""
+    """The parts of the model that FSDP shards separately. The rest is one more part."""
 
     def model(self) -> nn.Module:
-        """The model before its first step: the same at every call, on every rank."""
+        """Return the model before its first step, the same in every call and on every rank."""
         torch.manual_seed(0)
         return self.make()
 
@@ -41,7 +41,7 @@ class Task(NamedTuple):
 
 
 def _layers(count: int, width: int, samples: int) -> Task:
-    """Linear layers, as in the recipe that torch has for its ZeroRedundancyOptimizer."""
+    """Return the task of linear layers, as in torch's recipe for ZeroRedundancyOptimizer."""
 
     def draw(generator: torch.Generator) -> Batch:
         inputs, targets = (torch.randn(samples, width, generator=generator) for _ in range(2))
@@ -56,10 +56,10 @@ def _layers(count: int, width: int, samples: int) -> Task:
 
 
 def _decoder(samples: int, context: int, width: int, heads: int, blocks: int) -> Task:
-    """The demo's transformer, on tokens drawn at random."""
+    """Return the task of the demo's transformer on random tokens."""
 
     def make() -> nn.Module:
-        # Not for the other model: who trains that by torch alone, has not loaded these packages.
+        # A late import: who trains the other model by torch alone does not load this package.
         decoder = import_module("hooks.demo.model").Decoder
         found: nn.Module = decoder(TOKENS, context=context, width=width, heads=heads, blocks=blocks)
         return found
@@ -77,13 +77,13 @@ def _decoder(samples: int, context: int, width: int, heads: int, blocks: int) ->
 
 
 def _demo(samples: int, **options: int) -> Task:
-    """The demo's transformer, on the demo's text."""
+    """Return the task of the demo's transformer on the demo's text."""
 
     def text() -> Any:
         return import_module("hooks.demo.text")
 
     def corpus() -> Any:
-        with torch.device("cpu"):  # it is kept: whoever only counts parameters must not spoil it
+        with torch.device("cpu"):  # the text is cached, so its device must not be meta
             return text().corpus()
 
     def make() -> nn.Module:

@@ -1,4 +1,4 @@
-"""Sharded training by ours: the step after backward, and the hooks that step while it goes on."""
+"""Sharded training by this package: a step after backward, and hooks that step during backward."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from sharding import ZeroRedundancyOptimizer
 
 
 def zero(params: Any, policy: str, **options: Any) -> ZeroRedundancyOptimizer:
-    """Our optimizer, over these parameters."""
+    """Return our optimizer over these parameters."""
     return ZeroRedundancyOptimizer(
         params, AdamW, parameters_as_bucket_view=True, policy=policy, **who.OPTIONS, **options
     )
@@ -26,14 +26,14 @@ def _step(task: Task, policy: str, **options: Any) -> Contestant:
 
 
 def _as_constructed(task: Task) -> Contestant:
-    """Change the import, and nothing else."""
+    """Build the contestant that users get if they change only the import."""
     module = wrapped(task, views=False)
     optimizer = ZeroRedundancyOptimizer(module.parameters(), AdamW, **who.OPTIONS)
     return trained(module, task, optimizer, optimizer.step)
 
 
 def _nothing() -> None:
-    """The hook has stepped already."""
+    """Do nothing, because the hook has stepped already."""
 
 
 def _zero_step_hook(task: Task, policy: str, *, into_forward: bool) -> Contestant:

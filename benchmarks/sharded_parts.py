@@ -1,4 +1,4 @@
-"""The parts of the section on sharded training: time, peak memory, saving."""
+"""Parts of the section on sharded training: time, peak memory and saving."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ Tell = Callable[[str], object]
 
 MEMORY = Path("/proc/meminfo")
 PROCESS_BYTES = 350 * 2**20
-"""Of a rank before it has a model."""
+"""Bytes of a rank without a model."""
 
 
 def run_sharded(
@@ -22,16 +22,16 @@ def run_sharded(
 ) -> Sharded:
     """Time the contestants at one place, heat by heat.
 
-    A contestant that fails or hangs takes the ranks with it: it is noted, and the heat begins anew
-    without it.
+    A contestant that fails or hangs ends the ranks. Its error is recorded, and the heat starts
+    again without it.
 
     Args:
         model: a key of TASKS.
-        ranks: how many train it.
-        size: of the model.
+        ranks: the number of ranks.
+        size: the size of the model.
         rounds: turns of each contestant.
-        only: contestants to take; empty for all.
-        tell: called with what is going on.
+        only: names of the contestants; empty for all.
+        tell: called with lines of progress.
     """
     place = who.Place(model, ranks)
     cell = Cell(str(place), who.RULE, "cpu", [])
@@ -70,7 +70,7 @@ def _heat(
             )[0]
         except RankError as error:
             if error.where not in left:
-                raise  # not a contestant's fault
+                raise  # not an error of a contestant
             cell.failed[error.where] = error.why
         else:
             cell.heats.append(Heat(heat, answer["seconds"]))
@@ -80,8 +80,8 @@ def _heat(
 
 
 def needed_bytes(names: Sequence[str], parameters: int, ranks: int) -> int:
-    """About how much memory a heat takes, on all ranks together: each has a model of its own."""
-    # Parameters, gradients, two moments; without views the buckets; what foreach computes with.
+    """Return about how many bytes a heat takes on all ranks. Each contestant has its own model."""
+    # Copies: parameters, gradients, two moments, buckets without views, and buffers of foreach.
     copies = {
         who.DDP_FOREACH: 7.0,
         who.DDP_FUSED: 4.0,
@@ -95,7 +95,7 @@ def needed_bytes(names: Sequence[str], parameters: int, ranks: int) -> int:
 
 
 def free_bytes() -> int | None:
-    """Memory that may be taken; None where the kernel does not say."""
+    """Return the bytes of available memory; None if the kernel does not report them."""
     if MEMORY.exists():
         for line in MEMORY.read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
@@ -104,7 +104,7 @@ def free_bytes() -> int | None:
 
 
 def run_peak(*, model: str, ranks: int, size: Size, name: str, tell: Tell) -> ShardedPeak:
-    """The peak of resident memory of one contestant in one turn, on the rank that has the most."""
+    """Return the peak resident memory of one contestant in one turn, on the rank with the most."""
     given = {"name": name, "iterations": who.CHECKED_STEPS}
     limit = who.LIMIT_SECONDS[size]
     try:

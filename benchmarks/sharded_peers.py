@@ -22,14 +22,14 @@ def _nothing() -> None:
 
 
 class Contestant(NamedTuple):
-    """A model of its own, and how it is trained."""
+    """Contestant: a model, and how it is trained."""
 
     iterate: Callable[[], None]
     """One iteration: forward, backward, step."""
     params: Callable[[], Iterator[Tensor]]
-    """The parameters, whole, in the order of the model; collective."""
+    """Yields the whole parameters in the order of the model. The call is collective."""
     wait: Wait = _nothing
-    """Returns when an iteration is over, with all that it left to be done."""
+    """Waits until an iteration and its work in the background have finished."""
 
 
 Builder = Callable[[Task], Contestant]
@@ -38,14 +38,14 @@ Builder = Callable[[Task], Contestant]
 def trained(
     module: nn.Module, task: Task, optimizer: Any, step: Wait, wait: Wait = _nothing
 ) -> Contestant:
-    """A contestant whose parameters are whole on every rank.
+    """Return a contestant whose parameters are whole on every rank.
 
     Args:
-        module: what is called; it reduces gradients in its backward pass.
+        module: the module, which reduces gradients in its backward pass.
         task: the model and its data.
-        optimizer: clears gradients.
+        optimizer: the optimizer, which clears the gradients.
         step: called after backward.
-        wait: returns when all is done.
+        wait: returns when all work has finished.
     """
     batch = task.batch(dist.get_rank())
 
@@ -62,7 +62,7 @@ def trained(
 
 
 def wrapped(task: Task, *, views: bool) -> DistributedDataParallel:
-    """The model in DDP."""
+    """Return the model in DDP."""
     return DistributedDataParallel(task.model(), gradient_as_bucket_view=views)
 
 
@@ -79,14 +79,14 @@ def _zero(task: Task, *, views: bool, **options: Any) -> Contestant:
 
 
 def zero(params: Any, *, views: bool, **options: Any) -> Any:
-    """The optimizer of torch, over these parameters."""
-    # Not before it is wanted: torch's package warns of TorchScript when it is imported.
+    """Return torch's optimizer over these parameters."""
+    # A late import, because torch's package warns about TorchScript when it is imported.
     cls = import_module("torch.distributed.optim").ZeroRedundancyOptimizer
     return cls(params, AdamW, parameters_as_bucket_view=views, **who.OPTIONS, **options)
 
 
 def fully_sharded(task: Task) -> tuple[nn.Module, AdamW]:
-    """The model in FSDP2, and an optimizer over its shards."""
+    """Return the model in FSDP2, and an optimizer over its shards."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model = task.model()
     for unit in task.units(model):

@@ -1,4 +1,4 @@
-"""Sharded training as one picture: every contestant, in multiples of torch ZeRO's best."""
+"""Sharded training as one picture: every contestant, as a multiple of torch ZeRO's best time."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from benchmarks.ratios import ratio
 from benchmarks.records import Report, Sharded
 
 OURS, PEER = ("#0b3d91", "o"), ("#c1121f", "s")
-"""Ours are discs, peers are squares."""
+"""Colours and markers: discs for ours, squares for peers."""
 
 
 def draw_sharded(report: Report, path: Path) -> None:

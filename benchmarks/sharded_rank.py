@@ -1,7 +1,7 @@
-"""One rank of sharded training: does what an order on standard input says, and tells of it.
+"""One rank of sharded training: it runs the order on standard input, and reports the results.
 
-It answers by lines of JSON: ``{"at": ...}`` whenever it comes to a contestant, then ``{"result":
-...}`` or ``{"failed": ..., "at": ...}``. It ends when its standard input does.
+The rank answers with lines of JSON: ``{"at": ...}`` for each contestant, then ``{"result": ...}``
+or ``{"failed": ..., "at": ...}``. It ends when its standard input ends.
 """
 
 import json
@@ -35,13 +35,13 @@ UNSHARDED = "the unsharded model"
 
 
 class Here:
-    """Where this rank is: what the launcher hears last is what failed, or hangs."""
+    """Current contestant of this rank. If the rank fails or hangs, the launcher names it."""
 
     def __init__(self) -> None:
         self.name = who.START
 
     def go(self, name: str) -> None:
-        """Come to a contestant."""
+        """Report that a contestant begins."""
         self.name = name
         say(at=name)
 
@@ -50,20 +50,20 @@ HERE = Here()
 
 
 def say(**line: Any) -> None:
-    """Tell the launcher."""
+    """Send a line to the launcher."""
     ANSWERS.write(json.dumps(line) + "\n")
     ANSWERS.flush()
 
 
 def build(name: str, task: Task) -> Contestant:
-    """A contestant by its name. What is only another's is not loaded: it would count as memory."""
+    """Build a contestant by its name. Load no other contestant's modules: they would use memory."""
     module = "sharded_peers" if name in who.PEERS else "sharded_ours"
     found: Contestant = import_module(f"benchmarks.{module}").BUILDERS[name](task)
     return found
 
 
 def slowest(value: float) -> float:
-    """The largest of all ranks' values; infinite if one is NaN."""
+    """Return the largest of all ranks' values; infinite if one is NaN."""
     found = torch.tensor([math.inf if math.isnan(value) else value], dtype=torch.float64)
     dist.all_reduce(found, dist.ReduceOp.MAX)
     return found.item()
@@ -79,13 +79,13 @@ class Unsharded(NamedTuple):
     total: float
     """The sum of all parameters."""
     way: float
-    """The 2-norm of how far they have moved."""
+    """The 2-norm of the distance that the parameters have moved."""
     way_1: float
-    """The 1-norm of that."""
+    """The 1-norm of this distance."""
 
 
 class Off(NamedTuple):
-    """Distance of a contestant from the unsharded result, in units of how far that moved."""
+    """Distance of a contestant from the unsharded result, divided by the unsharded movement."""
 
     distance: float
     total: float
@@ -93,7 +93,7 @@ class Off(NamedTuple):
 
 @torch.no_grad()
 def _norm(one: Sequence[Tensor], other: Sequence[Tensor], p: int) -> float:
-    """Of the difference, in double precision."""
+    """Return the norm of the difference, in double precision."""
     sums = [(a.double() - b.double()).abs_().pow_(p).sum() for a, b in zip(one, other, strict=True)]
     total = float(sum(sums))
     return math.sqrt(total) if p == 2 else total
@@ -105,7 +105,7 @@ def _total(params: Sequence[Tensor]) -> float:
 
 
 def unsharded(task: Task, ranks: int, steps: int) -> Unsharded:
-    """Train without shards and without DDP."""
+    """Train one AdamW on the batches of all ranks, without DDP."""
     batches = [task.batch(rank) for rank in range(ranks)]
     batch = (torch.cat([one[0] for one in batches]), torch.cat([one[1] for one in batches]))
     model = task.model()
@@ -120,10 +120,10 @@ def unsharded(task: Task, ranks: int, steps: int) -> Unsharded:
 
 
 def checked(contestant: Contestant, right: Unsharded) -> Off:
-    """Return the distance of a contestant, on the rank where it is greatest.
+    """Return the distance of a contestant, from the rank where it is greatest.
 
     Raises:
-        RuntimeError: farther than the tolerance.
+        RuntimeError: the distance exceeds the tolerance.
     """
     params = [param.detach() for param in contestant.params()]
     distance = slowest(_norm(params, right.params, 2) / right.way)
@@ -143,7 +143,7 @@ def checked(contestant: Contestant, right: Unsharded) -> Off:
 def timed(
     task: Task, ranks: int, *, names: Sequence[str], rounds: int, iterations: int
 ) -> dict[str, Any]:
-    """Contestants in turns, after each was found right."""
+    """Check the result of each contestant, then time all contestants in turns."""
     HERE.go(UNSHARDED)
     right: Unsharded | None = unsharded(task, ranks, who.CHECKED_STEPS)
     assert right is not None
@@ -155,7 +155,7 @@ def timed(
         for _ in range(who.CHECKED_STEPS):
             made.iterate()
         off[name] = checked(made, right)
-    right = None  # its memory is wanted
+    right = None  # frees its memory
     with quiet():
         seconds = in_turns(contestants, rounds, iterations)
     return {"seconds": seconds, "off": off}
@@ -164,9 +164,10 @@ def timed(
 def in_turns(
     contestants: Mapping[str, Contestant], rounds: int, iterations: int
 ) -> dict[str, list[float]]:
-    """Seconds per iteration of each, on the rank that is slowest; each round begins with another.
+    """Return the seconds per iteration of each contestant on its slowest rank.
 
-    All ranks see the same figures, so that they also do the same.
+    Each round begins with another contestant. All ranks get the same figures, so that all make the
+    same decisions.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     names = list(contestants)
@@ -176,7 +177,7 @@ def in_turns(
             HERE.go(name)
             one, taken = contestants[name], seconds[name]
             if not taken or taken[-1] < LONG_SECONDS:
-                one.iterate()  # brings its own data into the caches
+                one.iterate()  # brings the contestant's data into the caches
                 one.wait()
             dist.barrier()
             begin = time.perf_counter()
@@ -191,7 +192,7 @@ def in_turns(
 
 
 def peak(task: Task, ranks: int, *, name: str, iterations: int) -> int:
-    """Bytes that were resident at most, in a process that did nothing else."""
+    """Return the peak of resident bytes, in a process that did nothing else."""
     del ranks
     HERE.go(name)
     contestant = build(name, task)
@@ -208,7 +209,7 @@ def peak(task: Task, ranks: int, *, name: str, iterations: int) -> int:
 
 Save = Callable[[Path], None]
 SAVED_BYTES = 8
-"""Of each parameter: two moments in float32."""
+"""Bytes for each parameter: two moments in float32."""
 
 
 def _gradients(params: Sequence[Tensor]) -> None:
@@ -254,7 +255,7 @@ SAVERS = {who.DCP: _dcp_save, who.SAVE: _our_save}
 
 
 def saved(task: Task, ranks: int, *, folder: str, rounds: int) -> dict[str, Any]:
-    """State written by each in turns: seconds, of the slowest rank, and bytes on the disk."""
+    """Save the state by each way in turns. Return the slowest rank's seconds, and the bytes."""
     del ranks
     savers: dict[str, Save] = {}
     for name, make in SAVERS.items():
@@ -281,7 +282,7 @@ def _one_save(save: Save, place: Path) -> tuple[float, int]:
     first = dist.get_rank() == 0
     if first:
         place.mkdir(parents=True)
-        os.sync()  # what others left to be written is not this one's time
+        os.sync()  # flushes the writes of earlier savers
     dist.barrier()
     begin = time.perf_counter()
     save(place)
@@ -296,7 +297,7 @@ def _one_save(save: Save, place: Path) -> tuple[float, int]:
 
 
 def _sync(folder: Path) -> None:
-    """Have on the disk whatever a saver left in the system's memory: nothing, if it syncs."""
+    """Sync all files of a folder to the disk. A saver that syncs itself leaves nothing to do."""
     for one in (folder, *folder.rglob("*")):
         place = os.open(one, os.O_RDONLY)
         try:
@@ -309,7 +310,7 @@ def _sync(folder: Path) -> None:
 
 
 def sent(task: Task, ranks: int, *, names: Sequence[str]) -> list[int]:
-    """Bytes that this rank sends, by each way of averaging."""
+    """Return the bytes that this rank sends, for each way of averaging."""
     found: list[int] = import_module("benchmarks.averaging_sent").sent(
         task, ranks, HERE.go, names=names
     )
@@ -337,7 +338,7 @@ def _end_with_the_launcher() -> None:
 
 
 def main() -> None:
-    """Do what the order says."""
+    """Run the order."""
     order = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_the_launcher, daemon=True).start()
     torch.set_num_threads(1)  # OMP_NUM_THREADS does not reach all pools
@@ -356,10 +357,10 @@ def main() -> None:
         say(failed=f"{type(error).__name__}: {error}"[:1000], at=HERE.name)
     else:
         say(result=found)
-    # Connections stay open while others may still need them: the launcher ends all at once.
+    # Connections stay open, because other ranks may still need them. The launcher ends all ranks.
     threading.Event().wait()
 
 
 if __name__ == "__main__":
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # libraries must not print between the answers
     main()

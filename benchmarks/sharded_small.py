@@ -1,9 +1,9 @@
 """Steps of many small parameters by ZeRO, as constructed: ``python -m benchmarks.sharded_small``.
 
 All contestants take turns in the same processes: ours, TorchOptimizer, torch's fused AdamW, and
-torch's ZeRO with its best options. A ratio is the time of one step by that of another, taken within
-a round. At one rank a step of ours is to take at most 1.5 times that of TorchOptimizer, and less
-than that of torch's fused AdamW.
+torch's ZeRO with its best options. A ratio is the time of one step divided by another, within a
+round. The goal on one rank: a step of ours takes at most 1.5 times as long as TorchOptimizer, and
+less time than torch's fused AdamW.
 """
 
 import tempfile
@@ -38,8 +38,8 @@ def _params(count: int, elements: int) -> list[Parameter]:
 
 
 def contestants(count: int, elements: int) -> dict[str, Callable[[], Any]]:
-    """Return the steps, each over parameters of its own."""
-    with warnings.catch_warnings():  # torch's package warns of TorchScript when it is imported
+    """Return the steps. Each contestant has its own parameters."""
+    with warnings.catch_warnings():  # torch's package warns about TorchScript when it is imported
         warnings.simplefilter("ignore", DeprecationWarning)
         theirs = import_module("torch.distributed.optim").ZeroRedundancyOptimizer
     best = {"fused": True, "parameters_as_bucket_view": True}
@@ -56,10 +56,10 @@ def contestants(count: int, elements: int) -> dict[str, Callable[[], Any]]:
 
 
 def measured(count: int, elements: int, rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of each step, round by round; all ranks begin each together."""
+    """Return the seconds of each step, round by round. All ranks begin each turn together."""
     steps = contestants(count, elements)
     for step in steps.values():
-        for _ in range(4):  # what is planned in the first steps is no part of the next
+        for _ in range(4):  # the first steps plan; they are not timed
             step()
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds):
@@ -72,7 +72,7 @@ def measured(count: int, elements: int, rounds: int) -> dict[str, list[float]]:
 
 
 def lines(world: int, seconds: Mapping[str, Sequence[float]]) -> list[str]:
-    """Return the rows of a number of ranks."""
+    """Return the table rows for a number of ranks."""
     found = []
     for name in (OURS, ELEMENTS):
         against = " | ".join(str(spread(seconds[name], seconds[k])) for k in (FRONT, FUSED, THEIRS))

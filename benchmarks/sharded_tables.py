@@ -11,7 +11,7 @@ from benchmarks.sharded_balance import POLICIES
 
 
 def sharded_failures(report: Report) -> dict[str, str]:
-    """Return why contestants and parts were not measured, by name."""
+    """Return the reasons why contestants and parts were not measured, by name."""
     failed: dict[str, str] = {}
     for one in report.sharded:
         for name, why in one.cell.failed.items():
@@ -27,7 +27,7 @@ def sharded_failures(report: Report) -> dict[str, str]:
 
 
 def sharded_sections(report: Report) -> Iterator[str]:
-    """A section for each thing that was measured."""
+    """Yield a section for each measurement."""
     yield from _times(report)
     yield from _peaks(report)
     yield from _saving(report)
@@ -80,11 +80,11 @@ AS_CONSTRUCTED = (
     (who.TORCH_ZERO, who.TORCH_BEST),
     (who.JUDGED, who.TORCH_BEST),
 )
-"""Who is shown beside whom: options that nobody has to pass, and options that are the fastest."""
+"""Pairs of contestants to compare: without options, and with the fastest options."""
 
 
 def as_constructed(report: Report) -> Iterator[str]:
-    """ZeRO without options, ours and torch's, beside the fastest that each has."""
+    """Yield a comparison of ours and torch's ZeRO without options, and with the fastest options."""
     if not report.sharded:
         return
     rows = [
@@ -156,7 +156,7 @@ def _saving(report: Report) -> Iterator[str]:
 
 
 def _decimals(value: float) -> str:
-    """Near one, what is beyond it counts."""
+    """Return a value with more decimals if it is near 1."""
     return f"{value:.5f}" if value < 1.01 else short(value)
 
 

@@ -1,4 +1,4 @@
-"""Promises of sharded training, and checks of whether a run keeps them."""
+"""Promises of sharded training, and their checks."""
 
 from collections.abc import Iterator
 from statistics import median
@@ -21,7 +21,7 @@ LARGEST_FIRST_LIMIT = 1.0
 
 
 def sharded_targets(report: Report) -> list[Target]:
-    """Every promise with its figures."""
+    """Return every promise with its figures."""
     layers = (str(who.Place(name, 2)) for name in LAYERS)
     return [
         target(
@@ -94,7 +94,7 @@ def _saving(report: Report) -> Iterator[Check | str]:
             yield place
             continue
         if who.DCP not in one.seconds:
-            continue  # an earlier run, beside another
+            continue  # an earlier run with another peer
         ours, theirs = one.seconds[who.SAVE], one.seconds[who.DCP]
         shown = f"{spread(theirs, ours)} times as fast"
         yield Check(place, spread(ours, theirs).median, SAVING_LIMIT, shown)

@@ -1,8 +1,8 @@
-"""A slow network of the kernel's own: ranks in network namespaces, joined by a bridge.
+"""Slow network inside the kernel: ranks in network namespaces, connected by a bridge.
 
-Each namespace is that of a process that waits for the end of its standard input, so whatever
-becomes of the benchmark, the kernel takes down namespaces, links and bridge as soon as it has
-ended. Nothing has a name outside, and no setting of the machine changes.
+A process that waits for the end of its standard input holds each namespace. So the kernel removes
+the namespaces, the links and the bridge when the benchmark ends, also after a crash. Nothing has a
+name outside of the namespaces, and no setting of the machine changes.
 """
 
 import os
@@ -29,32 +29,32 @@ class Link(NamedTuple):
     """Link between a rank and the bridge: its rate and its delay."""
 
     megabits: int = 100
-    """In a second, in each direction."""
+    """Rate in each direction, in Mbit/s."""
     delay_milliseconds: int = 10
-    """Of what a rank sends."""
+    """Delay of the messages that a rank sends."""
 
 
 class Network(NamedTuple):
-    """A network that is there."""
+    """Network that exists."""
 
     within: list[list[str]]
-    """By rank: the beginning of a command that runs the rest in the rank's namespace."""
+    """Prefix of each rank's commands, which runs a command in the rank's namespace."""
     link: Link
-    """As it is: without delay, where the kernel has none to offer."""
+    """The link as it is, without a delay if the kernel cannot delay."""
     no_delay: str
-    """Why there is no delay; empty where there is."""
+    """Reason for a missing delay; empty if there is a delay."""
 
 
 @contextmanager
 def slow_network(ranks: int, link: Link) -> Iterator[Network]:
-    """Make the network, and take it down afterwards.
+    """Create the network, and remove it afterwards.
 
     Args:
-        ranks: how many.
-        link: that each of them has.
+        ranks: the number of ranks.
+        link: the link of each rank.
 
     Raises:
-        NoLinkError: it cannot be made here.
+        NoLinkError: the network cannot be made on this machine.
     """
     why = _why_not()
     if why:
@@ -81,7 +81,7 @@ def slow_network(ranks: int, link: Link) -> Iterator[Network]:
 
 
 def _why_not() -> str:
-    """Return why namespaces cannot be made, without a trial; empty if no reason is found."""
+    """Return the reason why namespaces cannot be made, without a trial; empty if none is found."""
     if sys.platform != "linux":
         return f"network namespaces are Linux's, and this is {sys.platform}"
     absent = [tool for tool in TOOLS if shutil.which(tool) is None]
@@ -91,13 +91,13 @@ def _why_not() -> str:
 
 
 def _shaped(interface: str, parent: str, link: Link) -> list[str]:
-    """The command that limits the rate of what leaves an interface."""
+    """Return the command that limits the rate of the data that leaves an interface."""
     rate = ("rate", f"{link.megabits}mbit", "burst", "64kb", "latency", "100ms")
     return ["tc", "qdisc", "add", "dev", interface, *parent.split(), "tbf", *rate]
 
 
 def _delayed(one: "_Namespace", link: Link) -> str:
-    """Delay what leaves a rank's interface; why not, if the kernel cannot."""
+    """Delay the data that leaves a rank's interface. Return the reason if the kernel cannot."""
     late = ("delay", f"{link.delay_milliseconds}ms", "limit", "10000")
     try:
         one.run("tc", "qdisc", "add", "dev", INTERFACE, "root", "handle", "1:", "netem", *late)
@@ -107,7 +107,7 @@ def _delayed(one: "_Namespace", link: Link) -> str:
 
 
 class _Namespace:
-    """A network namespace, for as long as a process that does nothing."""
+    """Network namespace, held by a process that does nothing."""
 
     def __init__(self, stack: ExitStack) -> None:
         holder = subprocess.Popen(
@@ -122,10 +122,10 @@ class _Namespace:
         self.enter: Sequence[str] = ("nsenter", f"--net=/proc/{holder.pid}/ns/net")
 
     def run(self, *command: str) -> None:
-        """A command in it.
+        """Run a command in the namespace.
 
         Raises:
-            NoLinkError: what it said, where it failed.
+            NoLinkError: the command failed; the message has its output.
         """
         done = subprocess.run(
             [*self.enter, *command],
@@ -140,4 +140,4 @@ class _Namespace:
 
 
 def _let_go(holder: subprocess.Popen[str]) -> None:
-    holder.communicate()  # which closes its standard input
+    holder.communicate()  # also closes its standard input

@@ -8,19 +8,19 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-# Offsets in struct tcp_info of <linux/tcp.h>, each a __u64.
+# Offsets in struct tcp_info of <linux/tcp.h>. Each field is a __u64.
 BYTES_ACKED = 120
 BYTES_SENT = 200  # since Linux 4.19
 BYTES_RETRANS = 208
 
 
 def sent() -> dict[int, int]:
-    """By each open connection's inode; what was sent again for being lost is not counted."""
+    """Return the sent bytes of each open connection, by inode, without retransmitted bytes."""
     return dict(_connections(_sent))
 
 
 def since(before: dict[int, int]) -> int:
-    """Sent by the connections that are open now; one that was closed meanwhile takes none away."""
+    """Return the bytes sent since ``before`` by the open connections; closed ones do not count."""
     return sum(count - before.get(inode, 0) for inode, count in sent().items())
 
 
@@ -36,7 +36,7 @@ def uncounted() -> str | None:
         before = _sent(one)
         one.sendall(bytes(1000))
         other.recv(1000, socket.MSG_WAITALL)
-        # An acknowledgement comes with the answer, where that is what is counted.
+        # Older kernels count acknowledged bytes. The answer brings the acknowledgement.
         other.sendall(b"!")
         one.recv(1)
         counted = _sent(one) - before
@@ -56,12 +56,12 @@ def _number(info: bytes, offset: int) -> int:
 
 
 def _connections(of: Callable[[socket.socket], int]) -> Iterator[tuple[int, int]]:
-    """Inode and ``of`` of this process's TCP sockets, each once."""
+    """Yield the inode and the value of ``of`` for each TCP socket of this process, once."""
     seen: set[int] = set()
     for entry in Path("/proc/self/fd").iterdir():
         try:
             descriptor = os.dup(int(entry.name))
-        except OSError:  # closed meanwhile: the listing's own, for one
+        except OSError:  # closed meanwhile, such as the descriptor of the listing
             continue
         status = os.fstat(descriptor)
         if not stat.S_ISSOCK(status.st_mode) or status.st_ino in seen:

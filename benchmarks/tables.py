@@ -72,7 +72,7 @@ def _conditions(report: Report) -> str:
 
 
 def _days(report: Report) -> str:
-    """When the sections were measured, those of one day together, the latest first."""
+    """Return the days of the measurements, the latest first, with the sections of each day."""
     sections: dict[str, list[str]] = {}
     for section, days in report.dates.items():
         sections.setdefault(" and ".join(days), []).append(section)
@@ -93,7 +93,7 @@ def _peer_cell(name: str) -> Callable[[Cell], str]:
 
 
 def _matrix(report: Report, show: Callable[[Cell], str]) -> str:
-    """Optimizers by workloads."""
+    """Return a table of optimizers by workloads."""
     cells = {(one.optimizer, one.workload): one for one in report.cells if one.device == "cpu"}
     workloads = [name for name in WORKLOADS if any(name == key[1] for key in cells)]
     rows = [

@@ -1,4 +1,4 @@
-"""Promises of speed, and checks of whether a run keeps them."""
+"""Promises of speed, and their checks."""
 
 from collections.abc import Iterable, Iterator
 from statistics import median
@@ -39,7 +39,7 @@ def _place(cell: Cell) -> str:
 def _pairs(
     cells: Iterable[Cell], pairs: Iterable[tuple[str, str]], limit: float
 ) -> Iterator[Check | str]:
-    """One check per cell and pair; a pair of which one does not exist is none."""
+    """Yield a check for each cell and pair, unless one contestant of the pair does not exist."""
     for cell in cells:
         for ours, theirs in pairs:
             if ours in cell.absent or theirs in cell.absent:
@@ -78,7 +78,7 @@ def _memory(report: Report) -> Iterator[Check | str]:
 
 
 def shown_extra(one: Memory) -> str:
-    """Extra memory, absolute and as a share of the parameters."""
+    """Return the extra memory, in bytes and as a share of the parameters."""
     if one.failed:
         return "failed"
     share = 100 * one.extra_bytes / one.parameter_bytes
@@ -86,7 +86,7 @@ def shown_extra(one: Memory) -> str:
 
 
 def _unrelated(report: Report) -> Iterator[Check | str]:
-    """By what a thread of Python is slowed down beside one that steps."""
+    """Yield checks of how much a step slows down a Python thread that runs beside it."""
     yield from _failed(report, f"two threads: {UNRELATED_WAY}")
     for one in report.two_threads:
         if one.way == UNRELATED_WAY and one.beside:
@@ -105,7 +105,7 @@ def _ready(report: Report) -> Iterator[Check | str]:
 
 
 def _small(cells: Iterable[Cell]) -> Iterator[Check | str]:
-    """Steps of one small parameter, in microseconds."""
+    """Yield checks of the time for a step of one small parameter, in microseconds."""
     for cell in cells:
         if who.AUTO in cell.failed:
             yield _place(cell)
@@ -134,7 +134,7 @@ def learning(report: Report) -> Iterator[Check | str]:
 
 
 def targets(report: Report) -> list[Target]:
-    """Every promise with its figures."""
+    """Return every promise with its figures."""
     cells = _cells(report)
     large = [cell for cell in cells if WORKLOADS[cell.workload].large]
     many = [cell for cell in cells if WORKLOADS[cell.workload].many]

@@ -1,4 +1,4 @@
-"""Two models stepped by two threads at once, and a thread of Python beside one that steps."""
+"""Two models that two threads step at once, and a Python thread beside a thread that steps."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +18,8 @@ MODELS: dict[Size, list[Shape]] = {
     "quick": [(5000,)] * 50,
     "tiny": [(50,)] * 4,
 }
-"""One of the two models: small enough for the caches, so that memory is not what they share."""
+"""Shapes of each of the two models. They fit into the caches, so that memory is not the
+bottleneck."""
 
 WAYS = (
     "blocked",
@@ -32,7 +33,7 @@ RULE = "AdamW"
 
 
 def run_threads(*, way: str, size: Size, rounds: int, turn_seconds: float) -> Threads:
-    """Measure one way, with one thread inside each step: the two threads are the parallelism."""
+    """Measure one way with one thread inside each step. Only the two threads run in parallel."""
     assert torch.get_num_threads() == 1
     groups = [Contestants(MODELS[size], size, CASES[RULE]) for _ in range(2)]
     first, second = (group.build(way) for group in groups)
@@ -71,7 +72,7 @@ def _compare(
     def together() -> None:
         list(pool.map(_loop, (first, second), (count, count)))
 
-    together()  # both threads of the pool are there and warm
+    together()  # starts and warms up both threads of the pool
     numbers = steps_in_a_turn(lambda: _python(10_000), _nothing, turn_seconds) * 10_000
 
     def unrelated() -> None:
@@ -88,7 +89,7 @@ def _compare(
 
 
 def _beside(pool: ThreadPoolExecutor, step: Step, unrelated: Callable[[], None]) -> float:
-    """Seconds of something while another thread steps."""
+    """Return the seconds of a function while another thread steps."""
     begun, ended = Event(), Event()
 
     def steps() -> None:

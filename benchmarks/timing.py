@@ -1,6 +1,6 @@
 """Turns: contestants are timed one after the other, round by round.
 
-What disturbs the machine then disturbs all of them, and ratios are taken within a round.
+Disturbances of the machine then affect all contestants, and ratios are taken within a round.
 """
 
 import gc
@@ -14,12 +14,12 @@ Step = Callable[[], object]
 Wait = Callable[[], object]
 
 LONG_SECONDS = 0.2
-"""A step that takes longer leaves nothing of the contestant before it in any cache."""
+"""Length of a step after which no data of the previous contestant is in any cache."""
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No garbage collection while something is timed."""
+    """Turn off garbage collection while something is timed."""
     gc.collect()
     gc.disable()
     try:
@@ -29,7 +29,7 @@ def quiet() -> Iterator[None]:
 
 
 def seconds_per_step(step: Step, wait: Wait, count: int) -> float:
-    """The time of ``count`` steps, divided by ``count``."""
+    """Return the time of ``count`` steps, divided by ``count``."""
     wait()
     begin = time.perf_counter()
     for _ in repeat(None, count):
@@ -41,7 +41,7 @@ def seconds_per_step(step: Step, wait: Wait, count: int) -> float:
 def steps_in_a_turn(step: Step, wait: Wait, turn_seconds: float) -> int:
     """Return the number of steps that fill a turn; at least one."""
     once = seconds_per_step(step, wait, 1)
-    if once < turn_seconds / 10:  # too short to be known from one
+    if once < turn_seconds / 10:  # one step is too short for a good estimate
         once = seconds_per_step(step, wait, max(1, math.ceil(turn_seconds / 10 / max(once, 1e-7))))
     return max(1, math.ceil(turn_seconds / max(once, 1e-7)))
 
@@ -54,14 +54,14 @@ def take_turns(
     wait: Wait,
     tell: Callable[[int], object],
 ) -> dict[str, list[float]]:
-    """Seconds per step of every contestant, one figure per round.
+    """Return the seconds per step of every contestant, one figure per round.
 
     Args:
         steps: the contestants by name.
-        rounds: how often each has its turn; each round begins with another one.
-        turn_seconds: how long a turn lasts at least.
-        wait: returns when all work handed to the device is done.
-        tell: called with the number of each round that is done.
+        rounds: the number of turns of each contestant. Each round begins with another contestant.
+        turn_seconds: the minimum length of a turn.
+        wait: returns when the device has finished all work.
+        tell: called with the number of each finished round.
     """
     counts = {name: steps_in_a_turn(step, wait, turn_seconds) for name, step in steps.items()}
     seconds: dict[str, list[float]] = {name: [] for name in steps}
@@ -71,7 +71,7 @@ def take_turns(
             shift = number % len(names)
             for name in names[shift:] + names[:shift]:
                 if not seconds[name] or seconds[name][-1] < LONG_SECONDS:
-                    steps[name]()  # brings its own data into the caches
+                    steps[name]()  # brings the contestant's data into the caches
                 seconds[name].append(seconds_per_step(steps[name], wait, counts[name]))
             tell(number + 1)
     return seconds

@@ -1,4 +1,4 @@
-"""Workloads: lists of shapes, in full size, in a quick size, and in a size for tests."""
+"""Workloads: lists of shapes in full size, in quick size, and in a size for tests."""
 
 from collections.abc import Callable
 from math import prod
@@ -10,7 +10,7 @@ SIZES: tuple[Size, ...] = get_args(Size)
 
 
 def gpt2(layers: int, width: int, vocabulary: int, context: int) -> list[Shape]:
-    """GPT-2 with tied output: two embeddings, twelve tensors a layer, one norm at the end."""
+    """Return GPT-2 with tied output: two embeddings, twelve tensors a layer, a last norm."""
     layer = [
         *[(width,), (width,)],  # norm before attention
         *[(width, 3 * width), (3 * width,), (width, width), (width,)],  # attention
@@ -21,7 +21,7 @@ def gpt2(layers: int, width: int, vocabulary: int, context: int) -> list[Shape]:
 
 
 def resnet50(width: int, classes: int) -> list[Shape]:
-    """ResNet-50: bottleneck blocks of 3, 4, 6 and 3, each convolution with its norm."""
+    """Return ResNet-50: bottleneck blocks of 3, 4, 6 and 3, each convolution with its norm."""
     shapes: list[Shape] = []
 
     def convolution(channels_in: int, channels_out: int, kernel: int) -> None:
@@ -43,14 +43,14 @@ def resnet50(width: int, classes: int) -> list[Shape]:
 
 
 class Workload(NamedTuple):
-    """One list of shapes in each size, and what is asked of it."""
+    """Workload: a list of shapes in each size, and its properties."""
 
     name: str
     shapes: dict[Size, Callable[[], list[Shape]]]
     large: bool = False
-    """Whether memory traffic decides, so that the floor is the measure."""
+    """True if memory traffic dominates the time, so that the floor is the measure."""
     many: bool = False
-    """Whether the number of tensors decides."""
+    """True if the number of tensors dominates the time."""
 
     def numel(self, size: Size) -> int:
         """Return the number of elements of all parameters."""

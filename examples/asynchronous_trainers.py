@@ -1,13 +1,13 @@
-"""Asynchronous trainers on one server, beside the synchronous run on the same samples.
+"""Asynchronous trainers on one server, compared with a synchronous run on the same samples.
 
     python examples/asynchronous_trainers.py
 
-Trainers are threads. Each takes the next batch, reads a snapshot of the parameters, computes its
-gradients, and steps by them at once, whatever the others have done meanwhile: no step changes what
-another trainer has read. How old gradients may be is bounded: the fast wait for the slow. The
-synchronous run takes the same batches, as many at a time as there are trainers, and steps by the
-mean of their gradients: by fewer steps, each longer by the root of that number (Malladi et al., "On
-the SDEs and scaling rules for adaptive gradient algorithms", 2022).
+Trainers are threads. Each trainer takes the next batch, reads a snapshot of the parameters,
+computes its gradients, and steps by them at once. No step changes the snapshot of another trainer.
+The age of gradients is bounded: fast trainers wait for slow ones. The synchronous run steps by the
+mean gradient of as many batches as there are trainers. So it makes fewer steps, and its learning
+rate is larger by the root of that number (Malladi et al., "On the SDEs and scaling rules for
+adaptive gradient algorithms", 2022).
 """
 
 import copy
@@ -38,7 +38,7 @@ POINTS = 12
 
 
 class Settings(NamedTuple):
-    """The choices of one run."""
+    """Options of one run."""
 
     batches: int
     batch_size: int
@@ -51,13 +51,13 @@ class Curve(NamedTuple):
     """Result of a run: its losses, seconds and counters."""
 
     points: list[tuple[int, float]]
-    """(samples, validation loss)"""
+    """Pairs of samples and validation loss."""
     seconds: float
     counters: Counters | None
 
 
 class Task:
-    """A small transformer, numbered batches of text, and the loss on text that is kept apart."""
+    """Small transformer, numbered batches of text, and the loss on validation text."""
 
     def __init__(self, settings: Settings) -> None:
         torch.manual_seed(0)
@@ -67,18 +67,18 @@ class Task:
         self._validation = text.even_batch(self._corpus.validation, 64, self.model.context)
 
     def batch(self, number: int) -> text.Batch:
-        """The same for whoever asks."""
+        """Return the batch with a number. All trainers get the same one."""
         chance = torch.Generator().manual_seed(number)
         return text.random_batch(self._corpus.train, self._size, self.model.context, chance)
 
     @torch.no_grad()
     def validate(self, model: Callable[[Tensor], Tensor]) -> float:
-        """The validation loss."""
+        """Return the validation loss."""
         return mean_loss(model, *self._validation).item()
 
 
 def synchronous(task: Task, settings: Settings, progress: Progress) -> Curve:
-    """One step for as many batches as there are trainers."""
+    """Train with one step for as many batches as there are trainers."""
     model, points = copy.deepcopy(task.model), []
     params = list(model.parameters())
     optimizer = torch.optim.AdamW(params, lr=settings.lr * math.sqrt(settings.trainers))
@@ -98,7 +98,7 @@ def synchronous(task: Task, settings: Settings, progress: Progress) -> Curve:
 
 
 def asynchronous(task: Task, settings: Settings, progress: Progress) -> Curve:
-    """A step for each batch, by whichever trainer has its gradients."""
+    """Train with one step for each batch. Each trainer steps as soon as it has its gradients."""
     model, points = copy.deepcopy(task.model), []
     where = {name: SERVER for name, _ in model.named_parameters()}
     optimizer = DistributedOptimizer.over_threads(torch.optim.AdamW, model, where, lr=settings.lr)
@@ -132,7 +132,7 @@ def asynchronous(task: Task, settings: Settings, progress: Progress) -> Curve:
 
 
 def _every(settings: Settings) -> int:
-    """The number of batches from one validation loss to the next."""
+    """Return the number of batches from one validation loss to the next."""
     return max(settings.trainers, settings.batches // POINTS)
 
 

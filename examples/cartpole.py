@@ -3,10 +3,10 @@
     pip install "functional-optim[examples]"
     python examples/cartpole.py
 
-Observers have the environments: each plays by the parameters that the agent sends, and computes
-gradients of what it saw. The agent has the parameters, and DistributedOptimizer steps them by the
-mean of the observers' gradients, until the last 100 episodes have brought 475 on average, which is
-where CartPole-v1 counts as solved. It is PPO (Schulman et al., "Proximal policy optimization
+Each observer plays in its environments by the parameters that the agent sends, and computes
+gradients from its observations. The agent has the parameters. DistributedOptimizer steps them by
+the mean of the observers' gradients, until the mean return of the last 100 episodes is 475. Then
+CartPole-v1 counts as solved. The algorithm is PPO (Schulman et al., "Proximal policy optimization
 algorithms", 2017, eq. 7, with the advantages of eq. 11).
 """
 
@@ -33,17 +33,17 @@ Parameters = Mapping[str, Tensor]
 
 
 class Settings(NamedTuple):
-    """The choices of one run."""
+    """Options of one run."""
 
     observers: int
     environments: int
-    """Of each observer."""
+    """The environments of each observer."""
     steps: int
-    """Of each environment, from one set of gradients to the next."""
+    """Steps of each environment for one set of gradients."""
     passes: int
-    """Steps of the optimizer, by the same observations."""
+    """Steps of the optimizer with the same observations."""
     rounds: int
-    """The most rounds of observing and learning."""
+    """The maximum number of rounds of observing and learning."""
     lr: float
     seed: int
 
@@ -56,7 +56,7 @@ class ActorCritic(nn.Module):
         self.actor, self.critic = self._layers(2), self._layers(1)
 
     def forward(self, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """(n, 4) to the log-probabilities of both actions (n, 2), and values (n,)."""
+        """Map (n, 4) to the log-probabilities of both actions (n, 2), and to values (n,)."""
         return self.actor(seen).log_softmax(dim=-1), self.critic(seen).squeeze(-1)
 
     @staticmethod
@@ -67,7 +67,7 @@ class ActorCritic(nn.Module):
 
 
 class Observations(NamedTuple):
-    """Of some steps in some environments."""
+    """Observations of some steps in some environments."""
 
     seen: Tensor  # (steps, environments, 4)
     actions: Tensor  # (steps, environments), int64
@@ -77,13 +77,13 @@ class Observations(NamedTuple):
 
 
 class Observer:
-    """Plays in several environments; it lives in a process of its own."""
+    """Player of several environments, in a separate process."""
 
     def __init__(self, settings: Settings, seed: int) -> None:
         import gymnasium  # noqa: PLC0415  an extra, and main says so
 
         torch.manual_seed(seed)
-        self._model = ActorCritic().to("meta")  # for its shapes: parameters come from the agent
+        self._model = ActorCritic().to("meta")  # shapes only: the agent sends parameters
         self._settings = settings
         self._envs = [
             gymnasium.make("CartPole-v1", disable_env_checker=True)
@@ -95,10 +95,10 @@ class Observer:
 
     @torch.no_grad()
     def observe(self, parameters: Parameters) -> list[float]:
-        """Play on, and keep what was seen for :meth:`gradients`.
+        """Play on, and keep the observations for :meth:`gradients`.
 
         Returns:
-            What the episodes that ended have brought.
+            The returns of the episodes that have ended.
         """
         rows, rewards, episodes = [], [], []
         for _ in range(self._settings.steps):
@@ -115,11 +115,11 @@ class Observer:
         return episodes
 
     def gradients(self, parameters: Parameters, clip: float) -> list[Tensor]:
-        """Of PPO's loss on what was observed last.
+        """Return the gradients of PPO's loss on the last observations.
 
         Args:
-            parameters: of the agent, as they are now.
-            clip: how far an action's probability may move, as a share.
+            parameters: the current parameters of the agent.
+            clip: the largest relative change of an action's probability.
         """
         leaves = {name: one.detach().requires_grad_() for name, one in parameters.items()}
         assert self._observed is not None
@@ -142,12 +142,12 @@ class Observer:
     def _play(
         self, parameters: Parameters, actions: list[int], episodes: list[float]
     ) -> tuple[list[float], list[float]]:
-        """One step in each environment: what it brings, and whether the episode goes on."""
+        """Make one step in each environment. Return rewards, and True if the episode goes on."""
         gained, goes_on = [], []
         for k, (env, action) in enumerate(zip(self._envs, actions, strict=True)):
             self._seen[k], reward, fallen, out_of_time, _ = env.step(action)
             self._so_far[k] += float(reward)
-            if out_of_time and not fallen:  # it would have gone on, as the critic expects
+            if out_of_time and not fallen:  # the episode would go on, as the critic expects
                 expected = self._run(parameters, torch.from_numpy(self._seen[k])[None])[1]
                 reward += GAMMA * expected.item()
             if fallen or out_of_time:
@@ -169,7 +169,7 @@ class Observer:
 
 
 class Agent:
-    """Has the parameters, and learns from what the observers saw."""
+    """Owner of the parameters, which learns from the observations of the observers."""
 
     def __init__(self, settings: Settings, observers: list[str]) -> None:
         torch.manual_seed(settings.seed)
@@ -187,10 +187,10 @@ class Agent:
         """Let the observers play, then learn.
 
         Args:
-            share: how much of the run is left; the rate and PPO's bound fall with it.
+            share: the remaining share of the run. The rate and PPO's bound fall with it.
 
         Returns:
-            What the episodes that ended have brought.
+            The returns of the episodes that have ended.
         """
         self.optimizer.param_groups[0]["lr"] = self._settings.lr * share
         episodes = self._all("observe")
@@ -202,7 +202,7 @@ class Agent:
         return [one for ones in episodes for one in ones]
 
     def _all(self, method: str, *args: Any) -> list[Any]:
-        """Call a method of all observers at once, with the parameters as they are now."""
+        """Call a method of all observers at once, with the current parameters."""
         with self.optimizer.snapshot() as snapshot:
             now = {name: one.detach() for name, one in snapshot.parameters.items()}
             calls = [getattr(one.rpc_async(), method)(now, *args) for one in self._observers]
@@ -234,7 +234,7 @@ def train(settings: Settings, observers: list[str], output: Path) -> None:
 
 
 def mean(values: Sequence[float]) -> float:
-    """Of returns; 0 before the first episode has ended."""
+    """Return the mean of the values; 0 before the first episode has ended."""
     return sum(values) / max(1, len(values))
 
 

@@ -1,11 +1,11 @@
-"""An optimizer class of one's own: registered, scripted, and stepped on workers over torch RPC.
+"""A custom optimizer class: registered, scripted, and stepped on workers over torch RPC.
 
     python examples/custom_class.py
 
-QHM (Ma & Yarats 2019) is written here as anyone writes a class of torch.optim. DistributedOptimizer
-takes it as it is: each worker then runs its Python code, with one warning. Once it is registered
-with its functional equivalent, which here is the package's ``qhm``, workers step without Python on
-the way, and TorchScript has it too. All three train a small transformer to the same bits.
+QHM (Ma & Yarats 2019) is written here like any class of torch.optim. DistributedOptimizer accepts
+the class: each worker then runs its Python code, with one warning. The class can be registered with
+its functional equivalent, here the package's ``qhm``. Then workers step without Python code, and
+TorchScript can compile the step. All three ways train a small transformer to the same bits.
 """
 
 import copy
@@ -40,7 +40,7 @@ POINTS = 6
 
 
 class QHM(torch.optim.Optimizer):
-    """Momentum, and a share of the plain gradient.
+    """Quasi-hyperbolic momentum: steps by momentum and a share of the plain gradient.
 
     b = momentum * b + (1 - momentum) * g;  p = p - lr * ((1 - nu) * g + nu * b)
     """
@@ -56,7 +56,7 @@ class QHM(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
-        """One step by ``.grad``, parameter by parameter."""
+        """Make one step by ``.grad``, parameter by parameter."""
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is None:
@@ -69,18 +69,18 @@ class QHM(torch.optim.Optimizer):
 
 
 class Run(NamedTuple):
-    """A way of stepping the model, and what came of it so far."""
+    """Way of stepping the model, and its results so far."""
 
     title: str
     step: Callable[[text.Batch], tuple[float, float]]
-    """One step: the loss before it, and the seconds that the optimizer took."""
+    """Makes one step. Returns the loss before it, and the seconds of the optimizer."""
     parameters: Callable[[], Sequence[Tensor]]
     losses: list[float]
     seconds: list[float]
 
 
 def on_workers(title: str, model: nn.Module) -> Run:
-    """The class on two workers, which have the parameters in turns."""
+    """Return a run of the class on two workers, which own the parameters in turns."""
     pairs = zip(cycle(WORKERS), model.named_parameters(), strict=False)
     params = [
         (name, rpc.remote(worker, nn.Parameter, args=(param.detach().clone(),)))
@@ -100,7 +100,7 @@ def on_workers(title: str, model: nn.Module) -> Run:
 
 
 def scripted(title: str, model: nn.Module) -> Run:
-    """The functional equivalent as one TorchScript program over parameters of this process."""
+    """Return a run of the functional equivalent, as one TorchScript program in this process."""
     params = list(model.parameters())
     program = as_functional_optim(QHM, **OPTIONS).script(params)
 
@@ -115,7 +115,7 @@ def scripted(title: str, model: nn.Module) -> Run:
 
 
 def runs_of(model: nn.Module) -> list[Run]:
-    """All three; the class is registered when the first one has been made."""
+    """Return all three runs. Register the class after the first one is built."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         first = on_workers("the class itself, on 2 workers", model)
@@ -151,10 +151,10 @@ def train(steps: int, batch_size: int, output: Path) -> None:
 
 
 def check_same(runs: Sequence[Run]) -> None:
-    """All runs have the same losses and parameters.
+    """Check that all runs have the same losses and parameters.
 
     Raises:
-        RuntimeError: two differ.
+        RuntimeError: two runs differ.
     """
     first = runs[0]
     for run in runs[1:]:
@@ -165,7 +165,7 @@ def check_same(runs: Sequence[Run]) -> None:
 
 
 def typical(run: Run) -> float:
-    """The median time of the optimizer's step, in ms."""
+    """Return the median time of the optimizer's step, in ms."""
     return sorted(run.seconds)[len(run.seconds) // 2] * 1000
 
 
@@ -173,7 +173,7 @@ def draw(runs: Sequence[Run], output: Path) -> None:
     """Write the curves, and the times of steps, as a picture."""
     figure = Figure(figsize=(10, 5), layout="constrained")
     curves, times = figure.subplots(1, 2)
-    for width, run in zip((7, 4, 1), runs, strict=True):  # all are seen where they agree
+    for width, run in zip((7, 4, 1), runs, strict=True):  # all curves are visible where they agree
         curves.plot(run.losses, linewidth=width, label=run.title)
         times.barh(run.title, typical(run))
     curves.set(xlabel="steps", ylabel="loss per character (nats)", title="QHM, run in three ways")

@@ -1,11 +1,11 @@
-"""A language model cut over a parameter server, trained by distributed autograd over torch RPC.
+"""A language model split over a parameter server, trained by distributed autograd on torch RPC.
 
     python examples/parameter_server.py
 
-The server has the embedding and the decoder, the trainer has the LSTM between them. Each step's
-passes go through both processes, its gradients stay where their parameters are, and
-DistributedOptimizer steps each parameter on its own process. The text is the Python language
-reference, character by character.
+The server has the embedding and the decoder, and the trainer has the LSTM between them. Forward and
+backward passes go through both processes. Gradients stay on the process of their parameters, and
+DistributedOptimizer steps each parameter there. The text is the Python language reference,
+character by character.
 """
 
 from pathlib import Path
@@ -30,16 +30,16 @@ POINTS = 12
 
 
 class LanguageModel:
-    """Predicts the next character: embedding (server), LSTM (here), decoder (server).
+    """Predictor of the next character: embedding (server), LSTM (here), decoder (server).
 
     Args:
-        tokens: how many different characters there are.
-        width: length of the hidden vectors.
+        tokens: the number of different characters.
+        width: the length of the hidden vectors.
     """
 
     def __init__(self, tokens: int, width: int) -> None:
-        # In a SnapshotModule, a backward pass sees what its forward pass saw, also if another
-        # trainer steps in between.
+        # In a SnapshotModule, a backward pass uses the parameters of its forward pass, even if
+        # another trainer steps in between.
         self.there = {
             "embedding": rpc.remote(SERVER, SnapshotModule, args=(nn.Embedding(tokens, width),)),
             "decoder": rpc.remote(SERVER, SnapshotModule, args=(nn.Linear(width, tokens),)),
@@ -47,7 +47,7 @@ class LanguageModel:
         self.lstm = nn.LSTM(width, width, num_layers=2, batch_first=True)
 
     def parameters(self) -> list[tuple[str, rpc.RRef]]:
-        """(name, RRef) of all parameters, wherever they are."""
+        """Return the name and the RRef of each parameter, on both processes."""
         found = [(f"lstm.{name}", rpc.RRef(param)) for name, param in self.lstm.named_parameters()]
         for part, module in self.there.items():
             rrefs = module.rpc_sync().parameter_rrefs()
@@ -55,7 +55,7 @@ class LanguageModel:
         return found
 
     def loss(self, batch: text.Batch) -> Tensor:
-        """Cross-entropy per character, in nats."""
+        """Return the cross-entropy per character, in nats."""
         embedded = self.there["embedding"].rpc_sync().forward(batch.inputs)
         hidden, _ = self.lstm(embedded)
         logits = self.there["decoder"].rpc_sync().forward(hidden)

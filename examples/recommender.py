@@ -4,20 +4,20 @@
     python examples/recommender.py            # under a minute on 2 cores
     python examples/recommender.py --steps 20
 
-Users click on items. Who a user is, only the items that they clicked before tell: the mean of
-these items' rows in one table is multiplied with a candidate's row in another one. Both tables are
-stepped by row-wise Adagrad where they live, and their gradients hold only the rows of a batch.
+Users click on items. Only the items of earlier clicks describe a user: the mean of these items'
+rows in one table is multiplied with a candidate's row in another one. Row-wise Adagrad steps both
+tables on their actors, and their gradients hold only the rows of a batch.
 
-The data are made up, so that there is something to learn, and so that one knows how much: users
-and items have hidden factors, and a click is drawn by their product,
+The data are synthetic, so that the best possible result is known: users and items have hidden
+factors, and a click is drawn by their product,
 
     P(click) = sigmoid(3 <user, item> / sqrt(k) + popularity of the item),      k = 2.
 
-Each batch is of new users, and so is the test. The best that any model could do on them is to know
-the hidden factors; the picture shows how near the trained tables come.
+Each batch has new users, and so does the test. A model that knows the hidden factors gives the best
+possible result on them. The picture compares it with the result of the trained tables.
 
-A real recommender would look up rows where the tables are; this one, to be short, reads whole
-tables, half a megabyte a step, as one snapshot.
+A real recommender would look up rows on the actors. For brevity, this example reads whole tables
+as one snapshot, half a megabyte a step.
 """
 
 import os
@@ -47,11 +47,11 @@ class Users(NamedTuple):
     candidates: Tensor
     clicked: Tensor
     chances: Tensor
-    """Of these clicks, as the hidden factors have them."""
+    """Probabilities of these clicks, from the hidden factors."""
 
 
 class Recommender(nn.Module):
-    """Three tables, and no other parameters."""
+    """Model of three tables, without other parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,14 +63,14 @@ class Recommender(nn.Module):
         nn.init.zeros_(self.popularity.weight)
 
     def forward(self, history: Tensor, candidates: Tensor) -> Tensor:
-        """The log odds of clicks, of shape (users, candidates)."""
+        """Return the log odds of clicks, of shape (users, candidates)."""
         products = (self.history(history)[:, None] * self.items(candidates)).sum(2)
         found: Tensor = products + self.popularity(candidates).squeeze(2)
         return found
 
 
 def made_up(users: int, draws: torch.Generator, items: Tensor, popularity: Tensor) -> Users:
-    """Users with hidden factors, who have clicked as these tell."""
+    """Draw users with hidden factors, and their clicks by these factors."""
     hidden = torch.randn(users, 1, FACTORS, generator=draws)
     shown = torch.randint(ITEMS, (users, SHOWN + CANDIDATES), generator=draws)
     products = (hidden * items[shown]).sum(2) / FACTORS**0.5
@@ -93,16 +93,16 @@ def ranked_right(scores: Tensor, clicked: Tensor) -> float:
 
 
 class Result(NamedTuple):
-    """Of a training run."""
+    """Result of a training run."""
 
     losses: list[float]
     areas: list[tuple[int, float]]
-    """On users of the test, by step."""
+    """Areas under the ROC curve for test users, by step."""
     best: float
-    """By the hidden factors themselves."""
+    """The area of the hidden factors themselves."""
     counters: dict[str, Any]
     dense_bytes: int
-    """Of gradients that would hold all rows."""
+    """Bytes of gradients with all rows."""
 
 
 def train(steps: int, make: Callable[..., DistributedOptimizer], console: Console) -> Result:
@@ -151,7 +151,7 @@ def train(steps: int, make: Callable[..., DistributedOptimizer], console: Consol
 
 
 def draw(result: Result, path: Path) -> None:
-    """The loss, and how many pairs of the test are ranked right."""
+    """Draw the loss, and the share of test pairs that are ranked right."""
     mpl.use("agg")
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
     left.plot(result.losses, linewidth=0.8)
@@ -166,7 +166,7 @@ def draw(result: Result, path: Path) -> None:
 
 
 def ray_is_up() -> None:
-    """A small cluster on this machine, unless this process has one."""
+    """Start a small cluster on this machine, unless this process has one."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray  # noqa: PLC0415  after these settings

@@ -19,15 +19,15 @@ from sharding.transport.local_group import LocalGroup
 from sharding.zero.collective import run_on_all_ranks
 
 _PARTS: dict[str, dict[int, Any]] = {}
-"""By folder and rank, what threads save."""
+"""State that threads save, by folder and rank."""
 
 _LOADING = Lock()
-"""torch reads a checkpoint that has more keys than are asked for in a mode of the whole process."""
+"""Lock for loads, since torch sets a mode of the whole process during a partial load."""
 
 
 def save(zero: Any, folder: Path | str) -> None:
     """Save the state of a ZeroRedundancyOptimizer. Collective."""
-    zero._collected = None  # as a step does: each rank has its part again
+    zero._collected = None  # a step does the same: each rank has its part again
     group = zero.process_group
     if not isinstance(group, LocalGroup):
         dcp.save({"optim": zero}, storage_writer=ChecksumWriter(folder), process_group=group)
@@ -47,7 +47,7 @@ def save(zero: Any, folder: Path | str) -> None:
 
 
 def load(zero: Any, folder: Path | str, *, partial: bool = False) -> None:
-    """Load what :func:`save` has saved. Collective over processes; on threads, each loads alone."""
+    """Load a saved state. Collective over processes; on threads, each rank loads alone."""
     zero._collected = None
     state = {"optim": zero.state_dict()}
     group = zero.process_group
@@ -64,7 +64,7 @@ def load(zero: Any, folder: Path | str, *, partial: bool = False) -> None:
 def write_parts(
     parts: Sequence[dict[str, Any]], folder: Path | str, writers: Sequence[Any] = ()
 ) -> None:
-    """Write the state dicts of all ranks, as ``dcp.save`` does on as many processes."""
+    """Write the state dicts of all ranks, as ``dcp.save`` does on the same number of processes."""
     writers = writers or [ChecksumWriter(folder) for _ in parts]
     planners = [DefaultSavePlanner() for _ in parts]
     plans = []

@@ -1,8 +1,8 @@
-"""Selection of test cases, options in pairs or all of them, and the names of failing cases.
+"""Selection of test cases, by pairs of options or all combinations, and names of failing cases.
 
-`make test` tries enough of them to find a fault in any option: options in pairs, and few drawn
-examples, the same in every run. `make test-all` tries every combination, and many examples, others
-in each run.
+`make test` tries enough cases to find a fault in any option: pairs of options, and a few drawn
+examples that are equal in every run. `make test-all` tries every combination, and many examples
+that differ between runs.
 """
 
 import functools
@@ -18,16 +18,16 @@ from allpairspy import AllPairs
 from hypothesis import HealthCheck, settings
 
 EVERYTHING = os.environ.get("FUNCTIONAL_OPTIM_TESTS") == "all"
-"""Whether this is a run of `make test-all`."""
+"""True in a run of `make test-all`."""
 
 MORE = 20
-"""How many times as many examples are drawn where everything is tried."""
+"""Factor by which `make test-all` draws more examples."""
 
 
 def pairs(**options: Collection[Any]) -> list[dict[str, Any]]:
-    """Combinations of options in which each value of each meets each value of every other.
+    """Return combinations of options in which any two values of two options occur together.
 
-    With everything tried: all combinations.
+    `make test-all` uses all combinations.
     """
     if EVERYTHING or len(options) < 2:
         chosen = itertools.product(*options.values())
@@ -37,18 +37,18 @@ def pairs(**options: Collection[Any]) -> list[dict[str, Any]]:
 
 
 def each(*items: str, **options: Collection[Any]) -> Callable[[Callable[..., None]], Any]:
-    """Run a test with options in pairs, all in one item; a failure says with which.
+    """Run a test with pairs of options in one item; a failure names the options.
 
     Args:
-        items: names of options of which every value is an item of its own.
-        options: arguments of the test, and their values. Its other arguments are fixtures, which
+        items: names of options of which every value gets a separate item.
+        options: arguments of the test, and their values. Other arguments are fixtures, which
             all cases of an item share.
     """
     return functools.partial(_each, items, options, {})
 
 
 def each_value(**options: Collection[Any]) -> Callable[[Callable[..., None]], Any]:
-    """The same, where a test is given the values of a mapping, which its keys name."""
+    """Run a test like :func:`each`, but pass it the values of mappings that the keys name."""
     tables = {name: one for name, one in options.items() if isinstance(one, Mapping)}
     return functools.partial(_each, (), options, tables)
 
@@ -80,16 +80,16 @@ def _each(
 
 
 def examples(number: int, **more: Any) -> settings:
-    """Settings of Hypothesis for a test that draws so many examples in `make test`."""
+    """Return Hypothesis settings for a test that draws this number of examples in `make test`."""
     chosen: dict[str, Any] = {"suppress_health_check": list(HealthCheck), **more}
     return settings(max_examples=number * MORE if EVERYTHING else number, **chosen)
 
 
 @contextmanager
 def case(**named: Any) -> Iterator[None]:
-    """One of several cases of a test: an error inside says which."""
+    """Name one of several cases of a test in an error that is raised in the block."""
     try:
         yield
-    except BaseException as error:  # of pytest's failures, some are no Exception
+    except BaseException as error:  # some failures of pytest are not Exceptions
         error.add_note("case: " + ", ".join(f"{name}={value!r}" for name, value in named.items()))
         raise

@@ -1,7 +1,7 @@
 """Fixtures and hooks of all tests: tiers, the folder of compiled code, Hypothesis settings.
 
-No example of Hypothesis has a deadline, here or in any folder: how long one takes says how busy the
-machine is, and the first one also pays for what is compiled.
+No example of Hypothesis has a deadline, in any folder: its duration depends on how busy the
+machine is, and the first example also includes compilation.
 """
 
 import gc
@@ -86,10 +86,11 @@ TIERS = {
     "zero_hooks": "ranks",
     "zero_local": "unit",
 }
-"""By folder of tests: what its tests need, and so when they are run (see CONTRIBUTING)."""
+"""Tier of each folder of tests: the things that its tests need, and when they run (see
+CONTRIBUTING)."""
 
 TOGETHER = ("checkpoint_files/test_growth.py", "docs/test_site.py", "notebooks")
-"""Files and folders whose tests share what takes seconds to start: a site, a kernel."""
+"""Files and folders whose tests share a site or a kernel, which takes seconds to start."""
 
 settings.register_profile(
     "the same in every run", deadline=None, derandomize=True, database=None, print_blob=True
@@ -99,12 +100,12 @@ settings.load_profile("others in each run" if EVERYTHING else "the same in every
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Each test has the tier of the innermost folder that has one; examples in docstrings, docs."""
+    """Mark each test with the tier of its innermost folder, and docstring examples with docs."""
     limit = max(1800.0, config.getoption("timeout", None) or 0.0)
     for item in items:
         tier = tier_of(item.path)
         item.add_marker(getattr(pytest.mark, tier))
-        if tier != "unit":  # it starts processes, or a compiler, and waits for them
+        if tier != "unit":  # the test starts processes or a compiler, and waits for them
             item.add_marker(pytest.mark.timeout(limit))
 
 
@@ -117,16 +118,15 @@ def pytest_collection_finish() -> None:
 
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 10, 20)  # a tenth of the time was spent on looking for rings
+    gc.set_threshold(10_000, 10, 20)  # the collector took a tenth of the time
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """One process of pytest, of all that xdist starts, has the tests on ranks: it has the ranks.
+    """Send all tests on ranks to one process of pytest-xdist, which has the pool of ranks.
 
-    Tests of one file or folder in TOGETHER are in one process, too.
-
-    xdist's own ``--dist loadgroup`` has no effect with pytest 9.2.
+    Tests of one file or folder in TOGETHER run in one process, too. xdist's own ``--dist
+    loadgroup`` has no effect with pytest 9.2.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -141,9 +141,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With ``-m`` and the name of one tier, folders of other tiers are not imported at all.
+    """Do not import folders of other tiers if ``-m`` has the name of one tier.
 
-    The tests in a browser are run with ``-m browser`` only.
+    Tests in a browser run with ``-m browser`` only.
     """
     wanted = config.getoption("markexpr")
     if collection_path == TESTS / "browser" and wanted != "browser":
@@ -160,10 +160,10 @@ def _is_in(path: Path, folder: Path) -> bool:
 
 
 def tier_of(path: Path) -> str:
-    """The tier of what lies at a path.
+    """Return the tier of the file at a path.
 
     Raises:
-        KeyError: no folder on the way to it has a tier.
+        KeyError: none of its folders has a tier.
     """
     if TESTS not in path.parents:
         return "docs"
@@ -193,19 +193,18 @@ def fused_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def interrupts_are_raised() -> None:
-    """Also in a run that was put into the background, where the shell has them ignored."""
+    """Raise KeyboardInterrupt in background runs too, where the shell ignores SIGINT."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
 def with_loops(compiled_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loops in C++ look at tensors."""
+    """Use the C++ loops to inspect tensors."""
     monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(compiled_folder))
     monkeypatch.delenv(SWITCH, raising=False)
-    monkeypatch.setattr(
-        LOOPS, "_load", partial(type(LOOPS)._load, LOOPS)
-    )  # also after without_loops
+    load = partial(type(LOOPS)._load, LOOPS)
+    monkeypatch.setattr(LOOPS, "_load", load)  # without_loops may have replaced it
     if LOOPS.get(0) is None:
         LOOPS.reset()
     assert LOOPS.wait(900)
@@ -227,7 +226,7 @@ def without_loops() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_loops_in_unit_tests(request: pytest.FixtureRequest) -> None:
-    """Whatever was compiled before, and without asking for a compiler."""
+    """Keep unit tests independent of a compiler and of code that was compiled before."""
     if request.node.get_closest_marker("unit"):
         request.getfixturevalue("without_loops")
 
@@ -238,33 +237,33 @@ def fresh_compiler() -> Iterator[None]:
     torch.compiler.reset()
     yield
     torch.compiler.reset()
-    gc.collect()  # graphs are in rings, and other tests count the tensors that live
+    gc.collect()  # graphs are in cycles, and other tests count live tensors
 
 
 @pytest.fixture(params=["with_loops", "without_loops"])
 def both_ways(request: pytest.FixtureRequest) -> Any:
-    """Once with the loops and once without."""
+    """Run the test with the C++ loops, and without them."""
     request.getfixturevalue(request.param)
     return request.param
 
 
 @pytest.fixture
 def world_of_one() -> Iterator[None]:
-    """A process group in which this process is the only rank."""
+    """Make a process group in which this process is the only rank."""
     with worlds.world_of_one():
         yield
 
 
 @pytest.fixture(autouse=True)
 def grad_mode_is_restored() -> Iterator[None]:
-    """No test, and nothing that it calls, leaves autograd switched off for those that follow."""
+    """Check that a test leaves autograd on, since later tests need it."""
     yield
     assert torch.is_grad_enabled()
 
 
 @pytest.fixture(autouse=True)
 def no_module_is_left_in_its_forward_pass() -> Iterator[None]:
-    """Of DDP: torch.compile would take all that it compiles next for a part of that module."""
+    """Check that a test leaves no active DDP module, which torch.compile would include later."""
     yield
     left, DistributedDataParallel._active_ddp_module = (
         DistributedDataParallel._active_ddp_module,

@@ -36,12 +36,12 @@ FAULTS = "tests/planted_faults.toml"
 SOURCE = "src"
 LIMIT_SECONDS = 1200.0
 SEEN, PASSED = 1, 0
-"""What pytest exits with where a test fails, and where all pass."""
+"""Exit codes of pytest if a test fails, and if all pass."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One text of one file, replaced."""
+    """Replacement of one text in one file."""
 
     name: str
     file: str
@@ -52,10 +52,10 @@ class Fault:
 
 
 def read(path: Path) -> list[Fault]:
-    """The faults of a file.
+    """Return the faults of a file.
 
     Raises:
-        ValueError: one that has too few or too many fields, or no tests; a name that stands twice.
+        ValueError: a fault has missing or unknown fields, or no tests, or its name occurs twice.
     """
     found: list[Fault] = []
     for place, fields in enumerate(tomllib.loads(path.read_text(encoding="utf-8"))["fault"]):
@@ -73,10 +73,10 @@ def read(path: Path) -> list[Fault]:
 
 
 def chosen(faults: Sequence[Fault], names: Sequence[str], *, check: bool) -> list[Fault]:
-    """Return the faults with these names, or all; with ``check``, those of unit tests only.
+    """Return the faults with these names, or all; with ``check``, only those of unit tests.
 
     Raises:
-        ValueError: a name that none has.
+        ValueError: no fault has one of the names.
     """
     unknown = set(names) - {fault.name for fault in faults}
     if unknown:
@@ -89,7 +89,7 @@ def plant(fault: Fault, copy: Path) -> None:
     """Put a fault into a copy of src.
 
     Raises:
-        ValueError: its file is none of src, or has the text not exactly once.
+        ValueError: the file is not in src, or does not have the text exactly once.
     """
     place = Path(fault.file)
     if place.parts[0] != SOURCE or not (copy / place.relative_to(SOURCE)).is_file():
@@ -105,7 +105,7 @@ def plant(fault: Fault, copy: Path) -> None:
 
 @contextmanager
 def copied(root: Path) -> Iterator[Path]:
-    """A copy of src, what Python compiled of it included, until the block ends."""
+    """Copy src, including compiled Python files, until the block ends."""
     with tempfile.TemporaryDirectory(prefix="planted-") as name:
         yield shutil.copytree(root / SOURCE, Path(name) / SOURCE)
 
@@ -119,20 +119,19 @@ class Outcome:
 
     @property
     def failed(self) -> list[str]:
-        """The tests that failed, in the order in which they were run."""
+        """The failed tests, in the order of the run."""
         return re.findall(r"^FAILED (.+?)(?: - .*)?$", self.said, flags=re.MULTILINE)
 
     @property
     def end(self) -> str:
-        """The end of what pytest said."""
         return "\n".join(self.said.strip().splitlines()[-15:])
 
 
 def outcome(
     tests: Sequence[str], copy: Path, root: Path, *, check: bool, to_the_end: bool = False
 ) -> Outcome:
-    """Run tests with the packages of a copy of src, as a rule to the first one that fails."""
-    own = ("PYTEST_", "FUNCTIONAL_OPTIM_")  # of the process that this one may be a part of
+    """Run tests with the packages of a copy of src, by default until the first failure."""
+    own = ("PYTEST_", "FUNCTIONAL_OPTIM_")  # variables of the process that may run this one
     variables = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"]
     done = subprocess.run(
@@ -156,7 +155,7 @@ class Verdict:
     by: str
     """The test that failed."""
     wrong: str
-    """Why that is no proof; empty if it is."""
+    """The reason why there is no proof; empty if there is one."""
     seconds: float
 
 
@@ -168,14 +167,14 @@ def judged(
     jobs: int = 1,
     report: Callable[[Verdict], None] = lambda verdict: None,
 ) -> list[Verdict]:
-    """Plant them, each in a copy of its own, and then run what failed once more without any.
+    """Plant each fault in a separate copy, then run the failed tests once without faults.
 
     Args:
-        faults: to be planted.
-        root: of the project.
-        check: whether unit tests alone are run.
-        jobs: how many are planted at a time.
-        report: is given each verdict as it is found, before the tests that failed are run again.
+        faults: faults to plant.
+        root: root of the project.
+        check: True to run unit tests only.
+        jobs: number of faults that run at the same time.
+        report: called with each verdict at once, before the failed tests are run again.
     """
     found = []
     with ThreadPoolExecutor(jobs) as pool:

@@ -1,4 +1,4 @@
-"""Jobs on several real processes: one pool of ranks for all tests of a run."""
+"""Jobs on several processes, with one pool of ranks for all tests of a run."""
 
 import atexit
 import json
@@ -12,17 +12,17 @@ atexit.register(POOL.close)
 
 
 class Job(NamedTuple):
-    """A function that is called on every rank."""
+    """Function to be called on every rank."""
 
     function: Callable[..., Any]
-    """Defined at the top level of a module; returns what JSON can hold."""
+    """The function, defined at the top level of a module; its result must be valid JSON."""
     arguments: Mapping[str, Any] = {}
     group_seconds: float = 30.0
-    """After how long without the others a collective is an error."""
+    """The timeout of collectives in seconds."""
 
 
 Outcomes = dict[str, list[Outcome]]
-"""By the name of the job, one per rank."""
+"""Outcomes of each rank, by the name of the job."""
 
 
 def run_ranks(
@@ -32,15 +32,15 @@ def run_ranks(
     seconds: float,
     fresh: bool = False,
 ) -> Outcomes:
-    """Run the jobs, one after the other, on as many processes as there are ranks.
+    """Run the jobs one after another, each on all ranks.
 
     Args:
-        jobs: by name.
-        ranks: how many processes.
-        seconds: for how long no rank may go on within a job, before all are killed; such a job has
-            outcomes that say which rank was where.
-        fresh: on processes that nobody used before, and nobody uses afterwards, forked off one
-            that has imported torch: for jobs that kill ranks, or change what others would see.
+        jobs: the jobs, by name.
+        ranks: the number of processes.
+        seconds: the time without progress after which all ranks are killed; the outcomes then
+            say where each rank was.
+        fresh: True for new processes that no other job uses, forked from one that has imported
+            torch: for jobs that kill ranks, or change global state.
     """
     if fresh:
         with RankPool(start="forkserver") as pool:

@@ -1,4 +1,4 @@
-"""Counts of the plans, programs and memory that a step makes, and could have made once."""
+"""Counts of the plans, programs and memory that a step makes, and should reuse."""
 
 import gc
 import sys
@@ -18,7 +18,7 @@ from functional_optim.native import cache
 from functional_optim.plan import StepPlan
 
 NUMBER = 8
-"""Bytes of a 0-d tensor, such as torch makes of a number that is added."""
+"""Bytes of a 0-d tensor, which torch makes for an added number."""
 
 MAKERS: tuple[tuple[Any, str], ...] = (
     (kernel, "_made"),
@@ -27,24 +27,24 @@ MAKERS: tuple[tuple[Any, str], ...] = (
     (torch, "compile"),
     (torch.jit, "script"),
 )
-"""What makes programs."""
+"""Functions that make programs."""
 
 
 class Made(NamedTuple):
-    """By some steps."""
+    """Plans, programs and memory that some steps make."""
 
     plans: int
     programs: list[str]
-    """The names of what made each."""
+    """The name of the maker of each program."""
     largest: int
-    """Bytes of the largest piece of memory that torch allocated on the CPU."""
+    """Bytes of the largest allocation of torch on the CPU."""
 
 
 NOTHING = Made(0, [], NUMBER)
 
 
 def made_by(*steps: Callable[[], object]) -> Made:
-    """Return the plans, programs and memory that steps make, run one after the other."""
+    """Return the plans, programs and memory that steps make, run one after another."""
     plans: list[None] = []
     programs: list[str] = []
     with ExitStack() as stack:
@@ -60,7 +60,7 @@ def made_by(*steps: Callable[[], object]) -> Made:
 
 
 def every_call_of(step: Callable[[], object]) -> int:
-    """Count the calls of Python functions, those of torch too."""
+    """Count the calls of Python functions, including those of torch."""
     found = 0
 
     def note(frame: Any, event: str, _: Any) -> None:
@@ -80,8 +80,8 @@ def calls_of(step: Callable[[], object], package: str = "functional_optim") -> i
     """Count the calls of our functions, and the items of our generators.
 
     Args:
-        step: what is called.
-        package: the functions of this package are counted.
+        step: function to call.
+        package: package whose functions are counted.
     """
     found = []
 
@@ -89,7 +89,7 @@ def calls_of(step: Callable[[], object], package: str = "functional_optim") -> i
         if event == "call" and f"/{package}/" in frame.f_code.co_filename:
             found.append(frame.f_code.co_name)
 
-    gc.disable()  # what ends with the garbage of earlier tests is no call of the step
+    gc.disable()  # finalizers of garbage of earlier tests are not calls of the step
     sys.setprofile(note)
     try:
         step()
@@ -100,7 +100,7 @@ def calls_of(step: Callable[[], object], package: str = "functional_optim") -> i
 
 
 def noted_calls(monkeypatch: pytest.MonkeyPatch, places: Sequence[tuple[Any, str]]) -> list[str]:
-    """The names of these functions as they are called; each as (who has it, its name)."""
+    """Record the names of functions when they are called; each is given as (owner, name)."""
     found: list[str] = []
 
     def noting(name: str, before: Callable[..., Any]) -> Callable[..., Any]:

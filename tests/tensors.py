@@ -1,4 +1,4 @@
-"""Tensors that are the same each time, and when two of them are the same bit for bit."""
+"""Reproducible tensors, and comparisons of tensors bit for bit."""
 
 import weakref
 from typing import Any
@@ -11,7 +11,7 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """The bit patterns: minus zero is not zero, and NaN equals itself."""
+    """Return the bit patterns: minus zero differs from zero, and NaN equals itself."""
     tensor = tensor.detach().resolve_conj()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
@@ -19,7 +19,7 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 def assert_same(a: Any, b: Any) -> None:
-    """Two trees of tensors, the same bit for bit."""
+    """Check that two trees of tensors are equal bit for bit."""
     left, spec = optree.tree_flatten(a)
     right, other = optree.tree_flatten(b)
     assert spec == other
@@ -28,13 +28,13 @@ def assert_same(a: Any, b: Any) -> None:
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Normal numbers, in memory of their own."""
+    """Return normally distributed values in new memory."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator).to(dtype)
 
 
 def watched(tree: Any, arrays: list[Any]) -> Any:
-    """The same tree in memory of numpy, which says when it is let go of."""
+    """Copy a tree to memory of numpy, and append weak references to it, to see when it is freed."""
 
     def copied(tensor: Tensor | None) -> Tensor | None:
         if tensor is None:

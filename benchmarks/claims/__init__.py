@@ -1,1 +1,1 @@
-"""Papers' claims on training with few means, tried in small: ``python -m benchmarks.claims``."""
+"""Claims of papers about training with few means, tested on a small model."""

@@ -1,4 +1,4 @@
-"""Claims of papers, and the measurements that would reproduce each: stated beforehand."""
+"""Claims of papers, and for each of them the measurements that would reproduce it."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -29,29 +29,29 @@ Losses = Mapping[str, Sequence[float]]
 
 
 class Difference(NamedTuple):
-    """In every seed, the loss of one run exceeds that of another by at most so much."""
+    """Upper bound of the loss of one run minus the loss of another run, in every seed."""
 
     run: str
     other: str
     at_most: float
-    """In nats; below 0, it has to be less by so much."""
+    """Upper bound in nats. Below 0, the loss has to be less by this amount."""
     beyond: tuple[str, str] | None = None
     """Two further runs: the loss of the first less that of the second is subtracted too."""
 
     @property
     def runs(self) -> tuple[str, ...]:
-        """All that it is about."""
+        """Return the names of all runs of the difference."""
         return (self.run, self.other, *(self.beyond or ()))
 
     @property
     def words(self) -> str:
-        """The difference in words: ``a, less b``."""
+        """Return the difference in words: ``a, less b``."""
         pairs = [(self.run, self.other), *([self.beyond] if self.beyond else [])]
         said = [f"{one}, less {other}" for one, other in pairs]
         return said[0] if len(said) == 1 else ", less ".join(f"({one})" for one in said)
 
     def measured(self, losses: Losses) -> list[float]:
-        """Loss of the run minus loss of the other, and what is subtracted, for each seed."""
+        """Return the loss of the run minus the loss of the other for each seed, less ``beyond``."""
         found = _less(losses, self.run, self.other)
         if self.beyond is None:
             return found
@@ -68,7 +68,7 @@ def _less(losses: Losses, run: str, other: str) -> list[float]:
 
 
 class Claim(NamedTuple):
-    """A paper's claim, and the differences that all have to hold."""
+    """Claim of a paper, and the differences that all have to hold."""
 
     words: str
     source: str

@@ -17,9 +17,10 @@ PAGE = ROOT / "docs" / "claims.md"
 )
 @click.option("--write", is_flag=True, help="Put the page into docs/.")
 def claims(*, tiny: bool, write: bool) -> None:
-    """Try what papers say of training with few means, in small, and say what was reproduced.
+    """Test claims of papers about training with few means, on a small model.
 
-    It takes a few minutes, on one thread, and gives the same numbers each time on one machine.
+    The command takes a few minutes on one thread. On one machine, the results are the same each
+    time.
     """
     if tiny and write:
         raise click.UsageError("--write takes whole runs: leave out --tiny")
@@ -34,7 +35,7 @@ def claims(*, tiny: bool, write: bool) -> None:
 
 
 def measured(scale: Scale) -> Measured:
-    """The loss of every run in every seed, on one thread: sums are then in one order."""
+    """Return the loss of every run in every seed. One thread keeps the order of sums."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -12,7 +12,7 @@ def muloco_inner(
     not_hidden: Where,
     adjust_lr_fn: str | None = None,
 ) -> Optimizer:
-    """The inner optimizer of MuLoCo, which is DiLoCo with Muon inside.
+    """Return the inner optimizer of MuLoCo, which is DiLoCo with Muon inside.
 
     With ``H`` and the outer rule of ``OUTER_SETTINGS["MuLoCo, Muon"]`` (30 inner steps, SGD with
     lr 0.9 and Nesterov's momentum 0.8), on every rank:
@@ -20,19 +20,21 @@ def muloco_inner(
         x <- muon(x, g; momentum 0.9, not Nesterov's)    for matrices of hidden layers
         x <- adamw(x, g; betas 0.9 and 0.99)             for all other parameters
 
-    These are the settings of the code that the authors published, but for ``lr`` and
-    ``weight_decay``, which they tune for each model: for the smaller ones, lr is about 0.04.
+    These are the settings of the authors' published code, except ``lr`` and ``weight_decay``. The
+    authors tune both for each model; for the smaller models, lr is about 0.04.
 
     Args:
         lr: the learning rate of both, a number >= 0, a 0-d tensor or a schedule.
-        weight_decay: of both, decoupled, >= 0. The authors divide it by the number of ranks.
-        not_hidden: matrices that are in no hidden layer, which AdamW steps: token embeddings, and
-            the layer that makes logits. As for :meth:`~functional_optim.Optimizer.override`;
-            ``matching("*embedding*", "head.*")``, say, by the names of parameters.
-        adjust_lr_fn: by the shape of a matrix, as for :func:`~functional_optim.muon`:
-            "match_rms_adamw" makes steps of the size of AdamW's, for an ``lr`` that was tuned for
-            AdamW. The authors' factor is ``sqrt(rows / columns)``, that of None but for matrices
-            with more columns than rows, for which None has 1.
+        weight_decay: the decoupled decay of both, >= 0. The authors divide it by the number of
+            ranks.
+        not_hidden: selects the matrices outside of hidden layers, which AdamW steps: token
+            embeddings, and the layer that makes logits. The same selectors work as for
+            :meth:`~functional_optim.Optimizer.override`, such as
+            ``matching("*embedding*", "head.*")``, which matches names of parameters.
+        adjust_lr_fn: the factor for the shape of a matrix, as for :func:`~functional_optim.muon`.
+            "match_rms_adamw" makes steps of AdamW's size, for an ``lr`` that was tuned for AdamW.
+            The authors' factor is ``sqrt(rows / columns)``. None gives this factor too, but at
+            least 1.
 
     Returns:
         A :func:`~functional_optim.partition` with the labels "matrices" and "rest":
@@ -40,7 +42,7 @@ def muloco_inner(
 
     Raises:
         TypeError: ``not_hidden`` is neither a tuple of keys, a function nor a selector.
-        ValueError: a value outside the bounds above.
+        ValueError: a value is outside the bounds above.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""The page of what was measured, as the command writes it."""
+"""Page with the results of the claims."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,11 +12,11 @@ class Measured(NamedTuple):
     """Measured losses and learning rates, by the names of runs."""
 
     same: dict[str, list[float]]
-    """The loss of each seed, at one learning rate for all runs."""
+    """The loss of each seed, with the same learning rate for all runs."""
     best: dict[str, list[float]]
-    """At each run's best one."""
+    """The loss of each seed, with the best learning rate of each run."""
     rates: dict[str, float]
-    """Which that was, in multiples of the demo's."""
+    """The best learning rate of each run, as a multiple of the demo's."""
 
 
 _HOW = """A difference of two runs is taken for each seed, between the same first weights and the \
@@ -35,11 +35,11 @@ came later, and was tried in this setting only, with one outer rule for all.
 
 
 def page(found: Measured, scale: Scale) -> str:
-    """Markdown: what was trained, the losses, the verdicts.
+    """Return the page in Markdown: the training, the losses and the verdicts.
 
     Args:
-        found: of every run.
-        scale: how much was trained.
+        found: the results of every run.
+        scale: the size of the training runs.
     """
     losses = ("run", "replicas", "loss at one rate", "best rate", "loss at it")
     head = ("claim", "loss less the other's, limit", "at one rate", "", "at the best rates", "")
@@ -55,7 +55,7 @@ def page(found: Measured, scale: Scale) -> str:
 
 
 def told(found: Measured) -> str:
-    """The verdicts, a line each."""
+    """Return one line for each verdict."""
     return "\n".join(
         f"{claim.words}: at one rate {claim.verdict(found.same)}, at the best rates "
         f"{claim.verdict(found.best)}"
@@ -110,7 +110,7 @@ def _rows(found: Measured) -> list[list[str]]:
 
 
 def _spread(values: Sequence[float], sign: str) -> str:
-    """Mean, least and greatest."""
+    """Return the mean, the least and the greatest value."""
     mean, least, most = (
         format(value, f"{sign}.3f")
         for value in (sum(values) / len(values), min(values), max(values))

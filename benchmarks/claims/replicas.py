@@ -26,14 +26,15 @@ Loss = Callable[..., Tensor]
 
 Function = Callable[..., Any]
 OverReplicas = Callable[[Function], Function]
-"""Makes of a function of one replica's trees of tensors one of all replicas', stacked."""
+"""Turns a function of one replica's trees of tensors into a function of all replicas' stacked
+trees."""
 
 
 def at_once(function: Function) -> Function:
-    """By ``torch.func.vmap``: one operation for all replicas, each with random numbers of its own.
+    """Vectorize a function over replicas, by ``torch.func.vmap``: each operation runs once for all.
 
-    A product of matrices is a product of stacks of them, which may round otherwise than each alone;
-    what is computed for each element is the same, bit for bit.
+    Elementwise operations give the same bits as for each replica alone. Matrix products are
+    batched, and may round differently.
 
     Args:
         function: takes and returns trees of tensors.
@@ -48,7 +49,7 @@ def at_once(function: Function) -> Function:
 
 
 def one_by_one(function: Function) -> Function:
-    """In a loop: each replica as it would be alone, bit for bit.
+    """Apply a function to one replica after the other, with the bits that each gives alone.
 
     Args:
         function: takes and returns trees of tensors.
@@ -68,37 +69,36 @@ def one_by_one(function: Function) -> Function:
 
 
 def slice_of(trees: Any, number: int) -> Any:
-    """Trees of one replica, cut from those of all."""
+    """Return the trees of one replica, cut from the stacked trees."""
     return _tree.tree_map(lambda tensor: tensor[number], trees)
 
 
 def stacked(*trees: Any) -> Any:
-    """Trees of replicas as one: the inverse."""
+    """Stack the trees of all replicas: the inverse of ``slice_of``."""
     return _tree.tree_map(lambda *slices: torch.stack(slices), *trees)
 
 
 class ReplicatedModel:
-    """Replicas of a module, one for each rank to imitate, equal at first, with data of their own.
+    """Replicas of a module that start equal. Each imitates a rank, and has its own data.
 
     For replica ``k`` with parameters ``x_k`` and batch ``b_k``, :meth:`gradients` is
 
         g_k = d loss(x_k, b_k) / d x_k
 
     A :class:`ReplicatedOptimizer` makes the inner steps, and :class:`ReplicatedAverager` takes the
-    means. Given the same gradients, the whole is what ranks do, bit for bit; with
-    ``over=one_by_one`` gradients are those of ranks too.
+    means. With the same gradients, both give the bits of ranks. With ``over=one_by_one``, the
+    gradients have the bits of ranks too.
 
     Args:
-        module: that all replicas begin as. It is called with their parameters in place of its own,
-            which are left alone.
-        count: how many replicas.
-        over: :func:`at_once`, or :func:`one_by_one`, which
-            computes what ranks would, bit for bit, in more time.
+        module: the first state of all replicas. It is called with the parameters of a replica; its
+            own parameters do not change.
+        count: the number of replicas.
+        over: :func:`at_once`, or :func:`one_by_one`, which is slower and gives the bits of ranks.
 
     Attributes:
-        params: by name, leaf tensors of shape (count, ...), the same objects for ever.
-        buffers: by name, of shape (count, ...).
-        count: how many replicas.
+        params: leaf tensors of shape (count, ...) by name. The objects never change.
+        buffers: tensors of shape (count, ...) by name.
+        count: the number of replicas.
 
     Raises:
         ValueError: ``count`` below 1.
@@ -134,14 +134,14 @@ class ReplicatedModel:
         }
 
     def gradients(self, loss: Loss, *batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of each replica on its own batch, and its gradients; buffers are updated.
+        """Return the loss and the gradients of each replica on its batch. Update the buffers.
 
         Args:
             loss: ``loss(model, *batch)``, 0-d.
             batch: tensors, or trees of them, of shape (count, ...): a batch for each replica.
 
         Returns:
-            (losses, gradients): of shape (count,), and by name, as ``params``.
+            (losses, gradients): losses of shape (count,), and gradients like ``params``.
 
         Raises:
             ValueError: a tensor of ``batch`` without a slice for each replica.
@@ -156,7 +156,7 @@ class ReplicatedModel:
         def of_one(
             params: dict[str, Tensor], buffers: dict[str, Tensor], *given: Any
         ) -> tuple[Tensor, dict[str, Tensor]]:
-            # Forward passes write to buffers, which torch.func does not let them do from outside.
+            # Forward passes write to buffers, and torch.func forbids writes to outer tensors.
             held = {**params, **{name: one.clone() for name, one in buffers.items()}}
 
             def model(*args: Any, **named: Any) -> Any:
@@ -173,10 +173,10 @@ class ReplicatedModel:
 
     @torch.no_grad()
     def replica(self, number: int) -> nn.Module:
-        """A module of its own, with what a replica has now.
+        """Return a new module with the current parameters and buffers of a replica.
 
         Args:
-            number: of the replica, from 0.
+            number: the number of the replica, from 0.
         """
         made = copy.deepcopy(self._module)
         for name, param in made.named_parameters():
@@ -187,10 +187,10 @@ class ReplicatedModel:
 
 
 def _require_nothing_shared(optimizer: Optimizer) -> None:
-    """Make sure that the stages keep nothing that belongs to no leaf.
+    """Refuse stages that keep state that belongs to no leaf.
 
     Raises:
-        TypeError: names the stage that stands against it.
+        TypeError: a stage keeps such state; the message names the stage.
     """
     for link in optimizer.links:
         if link.stage.combine is not None or has_global_schedule([link.hyper]):
@@ -202,29 +202,29 @@ def _require_nothing_shared(optimizer: Optimizer) -> None:
 
 
 class ReplicatedOptimizer:
-    """Steps stacked parameters by the pure ``update`` of an optimizer, for each replica alone.
+    """Optimizer of stacked parameters: the pure ``update`` steps each replica alone.
 
         x_k, s_k <- update(x_k, g_k, s_k)        for each replica k
 
-    A rule sees one replica's tensors: norms, and rules for matrices, are those of that replica.
-    All replicas make the same number of steps, so a leaf has one count of them, and coefficients
-    are computed once. Rules that work element by element give the bits of ranks; those with
-    sums over elements or products of matrices do with ``over=one_by_one``.
+    A rule gets the tensors of one replica, so norms and rules for matrices work as on a rank.
+    All replicas make the same number of steps, so a leaf has one step count, and coefficients
+    are computed once. Elementwise rules give the bits of ranks. Rules with sums over elements or
+    products of matrices give the bits of ranks with ``over=one_by_one``.
 
     Args:
-        params: by name, each of shape (count, ...): :attr:`ReplicatedModel.params`. They are
+        params: tensors of shape (count, ...) by name: :attr:`ReplicatedModel.params`. They are
             stepped in place.
-        optimizer: any, by any rule.
+        optimizer: an optimizer with any rules.
         over: :func:`at_once` or :func:`one_by_one`.
 
     Attributes:
-        state: as ``optimizer.init`` makes it, with counts of steps that are shared, and all other
-            tensors of shape (count, ...). It may be saved, and set to what was saved.
+        state: the state from ``optimizer.init``, with one step count for all replicas, and all
+            other tensors of shape (count, ...). It can be saved and set.
 
     Raises:
-        TypeError: ``optimizer`` is none, or its stages keep numbers that belong to no leaf, or take
-            inputs beside the gradients.
-        ValueError: no parameters, or what ``optimizer.init`` refuses.
+        TypeError: ``optimizer`` is not an optimizer, or its stages keep scalars that belong to no
+            leaf, or take inputs besides the gradients.
+        ValueError: there are no parameters, or ``optimizer.init`` refuses them.
 
     Example::
 
@@ -262,13 +262,13 @@ class ReplicatedOptimizer:
         """Step all replicas.
 
         Args:
-            grads: by name, each of the shape of its parameter; None, or left out, where there is
-                none in any replica.
+            grads: gradients by name, each of the shape of its parameter. A gradient that no replica
+                has is None or missing.
             hyper: hyper-parameters for this step only, such as ``lr``.
 
         Raises:
-            TypeError, ValueError: what ``optimizer.update`` refuses, or a name that is no
-                parameter's; nothing is changed.
+            TypeError, ValueError: ``optimizer.update`` refuses the gradients, or no parameter has
+                the name. Nothing is changed.
         """
         unknown = sorted(grads.keys() - self._params.keys())
         if unknown:
@@ -306,7 +306,7 @@ class ReplicatedOptimizer:
 
 
 class ReplicatedAverager:
-    """Averagers of all replicas, each on a thread of its own, over slices of stacked parameters.
+    """Averagers of all replicas, each on its own thread, over slices of stacked parameters.
 
     Args:
         model: the replicas.
@@ -327,7 +327,7 @@ class ReplicatedAverager:
 
     def __init__(self, model: ReplicatedModel, make: Callable[[Any, Any], ModelAverager]) -> None:
         self._world = LocalWorld(model.count)
-        # Averagers write to the memory of parameters, which is that of the stacked ones.
+        # Averagers write to slices, which share memory with the stacked parameters.
         self._params = [
             [nn.Parameter(one.detach()[k]) for one in model.params.values()]
             for k in range(model.count)
@@ -335,7 +335,7 @@ class ReplicatedAverager:
         self._averagers = self._world.run(lambda group: make(self._params[group.rank()], group))
 
     def average_parameters(self) -> None:
-        """Account for a step of all replicas, and average if it is due."""
+        """Count a step of all replicas, and average if a mean is due."""
         self._world.run(
             lambda group: self._averagers[group.rank()].average_parameters(
                 self._params[group.rank()]
@@ -344,7 +344,7 @@ class ReplicatedAverager:
 
 
 def mean_of_slices(stacked: Tensor) -> Tensor:
-    """Return the mean over the first dimension, added up as ranks do, in memory of its own."""
+    """Return the mean over the first dimension in new memory, added up in the order of ranks."""
     first, *others = (row.reshape(-1) for row in stacked.detach().clone())
     add_in_rank_order(first, 0, others, 1)
     mean: Tensor = first.div_(len(stacked)).view(stacked.shape[1:])

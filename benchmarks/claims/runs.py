@@ -1,7 +1,7 @@
 """Training runs of the claims: a small transformer, with replicas stacked in this process.
 
-All runs of one seed begin with the same weights and see the same batches; what differs is how the
-replicas come to one model.
+All runs of one seed start with the same weights and use the same batches. Only the averaging of the
+replicas differs.
 """
 
 import math
@@ -31,9 +31,9 @@ from hooks.demo.settings import Settings
 
 REPLICAS = 4
 PERIOD = 16
-"""Steps from one mean to the next, where there is one period only."""
+"""Number of steps between two means, in runs with only one period."""
 OUTER = OUTER_SETTINGS["MaxText"]
-"""The outer rule: SGD with Nesterov's momentum, at a rate that goes well with few outer steps."""
+"""The outer rule: SGD with Nesterov's momentum, with a rate for few outer steps."""
 
 
 class Scale(NamedTuple):
@@ -48,27 +48,28 @@ class Scale(NamedTuple):
     heads: int = 2
     blocks: int = 1
     validation: int = 256
-    """Stretches of text that the loss is taken on."""
+    """Stretches of text for the validation loss."""
 
 
 SMALL = Scale()
 TINY = Scale(steps=32, batch_size=4, context=8, width=8, validation=16)
 
 RATES = (1.0, 2.0, 4.0)
-"""Learning rates within, in multiples of the demo's: the first for all runs, or each run's best."""
+"""Inner learning rates, as multiples of the demo's. The page compares runs at the first rate, and
+at each run's best rate."""
 
 Averager = Callable[[Sequence[Tensor], Any], ModelAverager]
-"""``averager(params, group)``, of one replica."""
+"""Builder of the averager of one replica: ``averager(params, group)``."""
 Inner = Callable[[HyperParameters], Optimizer]
 
 
 def adamw_within(hyper: HyperParameters) -> Optimizer:
-    """Return the optimizer of all parameters, unless a run says otherwise."""
+    """Return the default inner optimizer, which steps all parameters."""
     return adamw(lr=hyper.learning_rate, betas=hyper.betas, weight_decay=hyper.weight_decay)
 
 
 def muon_within(hyper: HyperParameters) -> Optimizer:
-    """MuLoCo's: Muon for the matrices of blocks, in steps of AdamW's size; the same AdamW else."""
+    """Return MuLoCo's inner optimizer: Muon for the matrices of blocks, AdamW for all else."""
     return muloco_inner(
         hyper.learning_rate,
         hyper.weight_decay,
@@ -82,11 +83,11 @@ class Run(NamedTuple):
 
     replicas: int
     averager: Averager | None
-    """What makes the replicas one; None takes the mean of their gradients at each step."""
+    """Builder of the averagers. None averages the gradients of the replicas at each step."""
     inner: Inner = adamw_within
     batch_parts: int = 1
-    """Of how many parts of the batch a replica has one: with more replicas, of more parts, as many
-    stretches are seen by all together."""
+    """Number of parts of a batch, of which each replica gets one. More replicas with more parts see
+    as many stretches together."""
 
 
 def _mean_every(period: int) -> Averager:
@@ -131,17 +132,17 @@ RUNS: Mapping[str, Run] = {
     MUON_2: Run(2, _nesterov(), muon_within),
     MUON_8: Run(8, _nesterov(), muon_within, batch_parts=4),
 }
-"""By name. DiLoCo is outside the rule of MaxText every 16 steps, and within AdamW, or Muon."""
+"""Runs by name. The outer rule of DiLoCo is that of MaxText every 16 steps."""
 
 
 def train(run: Run, seed: int, scale: Scale, rate: float = 1.0) -> float:
-    """The validation loss, in nats for each character, of the mean of the replicas at the end.
+    """Train, and return the validation loss of the mean of the replicas, in nats per character.
 
     Args:
-        run: how.
-        seed: of the first weights, and of the batches.
-        scale: how much.
-        rate: learning rate within, in multiples of the demo's.
+        run: the way of training.
+        seed: the seed of the first weights and of the batches.
+        scale: the size of the run.
+        rate: the inner learning rate, as a multiple of the demo's.
     """
     corpus = text.corpus()
     torch.manual_seed(seed)
@@ -172,10 +173,10 @@ def train(run: Run, seed: int, scale: Scale, rate: float = 1.0) -> float:
 
 
 def best_rate(losses: Mapping[float, Sequence[float]]) -> float:
-    """The learning rate with the least mean loss over seeds; one that ended in NaN is not it.
+    """Return the learning rate with the least mean loss over seeds. NaN is never the best.
 
     Args:
-        losses: by rate, of each seed.
+        losses: the losses of all seeds, by rate.
     """
     means = {rate: sum(found) / len(found) for rate, found in losses.items()}
     return min(means, key=lambda rate: (math.isnan(means[rate]), means[rate]))
@@ -187,13 +188,13 @@ def _batches(tokens: Tensor, chances: list[torch.Generator], scale: Scale) -> tu
 
 
 def _shared(grad: Tensor) -> Tensor:
-    """The mean over replicas, for each of them."""
+    """Return the mean over replicas, repeated for each of them."""
     return mean_of_slices(grad).expand_as(grad)
 
 
 @torch.no_grad()
 def _loss(model: ReplicatedModel, batch: text.Batch) -> float:
-    """Of the mean of all replicas, as each is somewhere on its own way."""
+    """Return the loss of the mean of all replicas."""
     for param in model.params.values():
         param.copy_(mean_of_slices(param))
     return mean_loss(model.replica(0), *batch).item()

@@ -1,1 +1,1 @@
-"""Peers to compare with where torch.optim has none: usual classes, and a loop in C."""
+"""Peers for optimizers that torch.optim lacks: classes in the usual style, and a loop in C."""

@@ -1,4 +1,4 @@
-"""The floor: a loop in C, compiled on the spot, with the least memory traffic possible."""
+"""The floor: a loop in C with the least possible memory traffic, compiled at run time."""
 
 import ctypes
 import os
@@ -15,19 +15,19 @@ from torch import Tensor
 from benchmarks.errors import Absent
 
 SOURCE = Path(__file__).with_name("floor.c")
-# sqrtf may then be a vector instruction, and a comparison need not trap on NaN.
+# The flags allow vector instructions for sqrtf, and comparisons that do not trap on NaN.
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
 
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
-    """The compiled loops.
+    """Return the compiled loops.
 
     Raises:
         Absent: there is no C compiler with OpenMP.
     """
-    # torch's OpenMP is loaded already, and the same name resolves to it: one pool of threads for
-    # all contestants. Two would wait for work on each other's cores.
+    # The name resolves to torch's OpenMP, which is already loaded, so all contestants share one
+    # pool of threads. The threads of two pools would compete for the same cores.
     torch.get_num_threads()
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
@@ -42,14 +42,14 @@ def library() -> ctypes.CDLL:
 
 
 class Floor:
-    """A step over flat buffers.
+    """Step over flat buffers.
 
     Args:
         kernel: the name of a loop in ``floor.c``.
-        coefficients: step (from 1) -> what the loop takes in ``c``.
-        varying: whether the coefficients change with the step.
+        coefficients: function from the step (from 1) to the argument ``c`` of the loop.
+        varying: True if the coefficients change with the step.
         buffers: p, g, and as many state buffers as the loop has; float32, of one length.
-        threads: how many threads share the loop.
+        threads: the number of threads that share the loop.
 
     Raises:
         Absent: there is no C compiler with OpenMP.
@@ -68,7 +68,7 @@ class Floor:
         self._function.restype = None
         self._coefficients = coefficients
         self._varying = varying
-        self._buffers = tuple(buffers)  # kept alive: C holds their addresses only
+        self._buffers = tuple(buffers)  # kept alive: C holds only their addresses
         first = coefficients(1)
         self._c = (ctypes.c_float * len(first))(*first)
         addresses = [ctypes.c_void_p(buffer.data_ptr()) for buffer in buffers]
@@ -78,7 +78,7 @@ class Floor:
         self._made = 0
 
     def __call__(self) -> None:
-        """One step."""
+        """Make one step."""
         self._made += 1
         if self._varying:
             self._c[:] = list(self._coefficients(self._made))

@@ -8,15 +8,15 @@ from torch import Tensor
 
 
 class Lion(torch.optim.Optimizer):
-    """Lion for those who have torch only.
+    """Lion for users of torch alone.
 
     Args:
         params: the parameters.
         lr: learning rate.
         betas: weights of the momentum in the direction and in its own decay.
         weight_decay: coefficient of the decoupled decay.
-        foreach: the ``torch._foreach_*`` functions instead of a loop over tensors; None leaves
-            the choice to this class: a loop on the CPU, as torch.optim does.
+        foreach: True for the ``torch._foreach_*`` functions instead of a loop over tensors. None
+            uses a loop on the CPU, as torch.optim does.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Lion(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """One step."""
+        """Make one step."""
         for group in self.param_groups:
             params: list[Tensor] = []
             grads: list[Tensor] = []

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class QHM(torch.optim.Optimizer):
-    """Quasi-hyperbolic momentum for those who have torch only.
+    """Quasi-hyperbolic momentum for users of torch alone.
 
     Args:
         params: the parameters.
@@ -16,8 +16,8 @@ class QHM(torch.optim.Optimizer):
         momentum: decay of the buffer.
         nu: weight of the buffer in the step.
         weight_decay: coefficient of the parameter added to the gradient.
-        foreach: the ``torch._foreach_*`` functions instead of a loop over tensors; None leaves
-            the choice to this class: a loop on the CPU, as torch.optim does.
+        foreach: True for the ``torch._foreach_*`` functions instead of a loop over tensors. None
+            uses a loop on the CPU, as torch.optim does.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class QHM(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """One step."""
+        """Make one step."""
         for group in self.param_groups:
             params: list[Tensor] = []
             grads: list[Tensor] = []
@@ -115,7 +115,7 @@ class ClippedQHM(QHM):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Clip the gradients in place, then one step."""
+        """Clip the gradients in place, then make one step."""
         for group in self.param_groups:
             torch.nn.utils.clip_grad_value_(
                 group["params"], self._clip_value, foreach=group["foreach"]

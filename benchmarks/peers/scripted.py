@@ -1,7 +1,7 @@
-"""torch's functional classes as torch's DistributedOptimizer steps them: in TorchScript.
+"""Functional classes of torch in TorchScript, as torch's DistributedOptimizer steps them.
 
-They are marked for TorchScript, but an instance that Python calls runs in Python; it is scripted
-as part of a module only.
+The classes are marked for TorchScript, but an instance that Python calls runs in Python.
+TorchScript compiles an instance only as part of a module.
 """
 
 import warnings
@@ -21,7 +21,7 @@ class _Holder(nn.Module):
 
 
 def scripted(optimizer: Any) -> Any:
-    """A module that steps a functional optimizer by these gradients, compiled by TorchScript."""
+    """Return a module, compiled by TorchScript, that steps a functional optimizer by gradients."""
     with warnings.catch_warnings(record=True):  # as in benchmarks.cases
         warnings.simplefilter("ignore")
         return torch.jit.script(_Holder(optimizer))

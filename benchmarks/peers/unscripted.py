@@ -1,4 +1,4 @@
-"""Classes of torch.optim under names for which torch's DistributedOptimizer has no TorchScript."""
+"""Subclasses of torch.optim that torch's DistributedOptimizer does not step in TorchScript."""
 
 import torch
 

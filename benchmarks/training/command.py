@@ -19,7 +19,7 @@ DATA = ROOT / "docs" / "_data" / "convergence.json"
 PICTURES = ROOT / "docs" / "pictures" / "convergence"
 
 Stored = dict[str, dict[str, Any]]
-"""For each problem and algorithm: its learning rate, and the curve of each seed."""
+"""Learning rate, and the curve of each seed, for each problem and algorithm."""
 
 
 @click.command(context_settings={"show_default": True})
@@ -40,7 +40,7 @@ def convergence(*, workers: int, only: Sequence[str], search: bool, draw_only: b
             click.echo(f"{name}: {_shown(found)}")
             for task, result in found.items():
                 stored.setdefault(task, {})[name] = _entry(result)
-            _write(stored)  # what is interrupted keeps what it has
+            _write(stored)  # an interrupted run keeps its results
         pairs = [] if draw_only else _failing(stored, only)
         for (name, task), result in zip(pairs, pool.map(_searched, pairs), strict=True):
             click.echo(f"{name}: {_shown({task: result})}")

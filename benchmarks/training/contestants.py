@@ -1,4 +1,4 @@
-"""Every algorithm as a contestant: which options, and which problems it can take."""
+"""Every algorithm as a contestant: its options, and the problems that it can solve."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -17,12 +17,12 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "sgd": {"momentum": 0.9},
     "qhm": {"momentum": 0.9},
 }
-"""Options that differ from the defaults: those without which the algorithm is another one, or
-solves another problem. The default of Scion bounds the norm of each matrix."""
+"""Options that differ from the defaults. With the defaults, the algorithm would be another one, or
+would solve another problem. The default of Scion bounds the norm of each matrix."""
 
 
 SPARSE = ("sparse_adam",)
-"""Algorithms that take sparse gradients only; here, gradients with all rows."""
+"""Algorithms that need sparse gradients. Here, the sparse gradients have all rows."""
 
 
 def names() -> list[str]:
@@ -46,10 +46,10 @@ def build(name: str, rate: float | None, params: Mapping[str, Any]) -> Optimizer
     """Return an optimizer for these parameters.
 
     Args:
-        name: of the algorithm.
+        name: the name of the algorithm.
         rate: its learning rate, or None for the default.
-        params: by name. Vectors and embeddings are stepped by AdamW where the algorithm steps
-            matrices only.
+        params: the parameters by name. AdamW steps vectors and embeddings if the algorithm steps
+            only matrices.
     """
     options = dict(OPTIONS.get(name, {}))
     if rate is not None:

@@ -1,4 +1,4 @@
-"""Pictures of training: small multiples, one below the other, for the width of a phone."""
+"""Pictures of training: small panels, one below the other, for the width of a phone."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,9 +13,9 @@ from benchmarks.training.stack import stacks
 from benchmarks.training.tasks import TASKS, Task
 
 WIDTH = 4.2
-"""Inches. A phone shows them as 360 pixels, and a font of 9 points as about 11 pixels."""
+"""Width in inches. A phone shows it as 360 pixels, and a font of 9 points as about 11 pixels."""
 SERIES = 5
-"""Most curves in one picture."""
+"""Maximum number of curves in one picture."""
 STYLE: Any = {
     "font.size": 9,
     "font.family": "sans-serif",
@@ -25,7 +25,7 @@ STYLE: Any = {
     "axes.spines.right": False,
 }
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#555555")
-"""Okabe and Ito's, which the colour-blind can tell apart."""
+"""Colours of Okabe and Ito, which colour-blind readers can tell apart."""
 
 Curve = Sequence[Sequence[float]]
 Stored = Mapping[str, Mapping[str, Mapping[str, Any]]]

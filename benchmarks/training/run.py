@@ -17,36 +17,36 @@ from functional_optim.plan.leaf_inputs import input_names
 SEEDS = (0, 1, 2)
 """Seeds of the runs that are judged."""
 FIRST_RATE = 1e-2
-"""Learning rate that a search tries first; then those that are nearer to it."""
+"""Learning rate that a search tries first. The nearest other rates follow."""
 CHOICE = 100
-"""Seed of the runs by which a learning rate is chosen."""
+"""Seed of the runs that choose a learning rate."""
 POINTS = 40
-"""Scores that are taken during a run."""
+"""Number of scores that are taken during a run."""
 
 Build = Callable[[float | None, Params], Optimizer]
 
 
 class Run(NamedTuple):
-    """Steps of a run, and the scores after them."""
+    """Number of steps of a run, and the scores after them."""
 
     steps: list[int]
     scores: list[float]
 
     @property
     def last(self) -> float:
-        """The last score; infinity if it is no number."""
+        """Return the last score; infinity if it is NaN."""
         return self.scores[-1]
 
 
 class Result(NamedTuple):
-    """One algorithm on one problem."""
+    """Result of one algorithm on one problem."""
 
     rate: float | None
     runs: list[Run]
 
 
 def train(optimizer: Optimizer, given: Instance, steps: int) -> Run:
-    """Train by the pure function; stop where a score is no number."""
+    """Train by the pure function. Stop if a score is NaN."""
     params, state = given.params, optimizer.init(given.params)
     every = max(1, steps // POINTS)
     run = Run([0], [_score(given, params)])
@@ -69,12 +69,12 @@ def _loss_of(given: Instance, step: int) -> Callable[[Params], torch.Tensor]:
 def evaluated(
     optimizer: Any, loss: Callable[[Params], torch.Tensor], params: Params
 ) -> tuple[Params | None, dict[str, Any]]:
-    """Return the gradients, and what else a step of the optimizer takes."""
+    """Return the gradients, and the other arguments of the optimizer's step."""
     if "value_and_grad" in inspect.signature(optimizer.update).parameters:
         return None, {"value_and_grad": functools.partial(value_and_grad, loss)}
     inputs = input_names(optimizer.links)
     if "hessian" in inputs:
-        with sdpa_kernel(SDPBackend.MATH):  # the others cannot be differentiated twice
+        with sdpa_kernel(SDPBackend.MATH):  # other kernels have no second derivative
             grads, hessian = hutchinson(loss, params)
         return grads, {"extra": {"hessian": hessian}}
     grads = value_and_grad(loss, params)[1]
@@ -100,7 +100,7 @@ def _score(given: Instance, params: Params) -> float:
 
 
 def best_rate(build: Build, task: Task) -> float:
-    """Return the rate with the least score after half the steps, by a seed that is not judged."""
+    """Return the rate with the least score after half the steps. Use a seed that is not judged."""
 
     def last(rate: float) -> float:
         torch.manual_seed(CHOICE)

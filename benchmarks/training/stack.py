@@ -1,8 +1,8 @@
 """The stack of the NanoGPT speedrun's optimizer track as one chain, beside tuned AdamW and Muon.
 
-Matrices of the blocks are stepped by the direction of SOAP or NorMuon, with cautious decay and a
-control of the norms of rows; all other parameters by AdamW. The parameters that are judged are
-their average over the tail of the run.
+The direction of SOAP or NorMuon steps the matrices of the blocks, with cautious decay and a control
+of the norms of rows. AdamW steps all other parameters. The scores are those of the average of the
+parameters over the tail of the run.
 """
 
 import functools
@@ -32,7 +32,7 @@ TASK = Task(
     logarithmic=False,
 )
 REST_RATE = 3e-3
-"""Peak of AdamW's rate for vectors and embeddings: the best for AdamW alone."""
+"""Peak of AdamW's rate for vectors and embeddings. It is the best rate for AdamW alone."""
 DECAY = 0.1
 TAIL = 0.95
 """Decay of the average, which begins after two thirds of the run."""
@@ -45,7 +45,7 @@ def falling(rate: float) -> Schedule:
 
 
 def rest() -> Optimizer:
-    """Return what steps all but the matrices of the blocks."""
+    """Return the optimizer of all parameters except the matrices of the blocks."""
     return fo.adamw(lr=falling(REST_RATE), betas=(0.9, 0.99))
 
 

@@ -13,35 +13,35 @@ Params = dict[str, Tensor]
 
 
 class Instance(NamedTuple):
-    """A problem with its numbers drawn."""
+    """Problem with drawn numbers."""
 
     params: Params
-    """Where it starts."""
+    """The parameters at the start."""
     loss: Callable[[Params, int], Tensor]
-    """``loss(params, step)``: what a step descends; a step may have data of its own."""
+    """Called as ``loss(params, step)``. Each step may have its own data."""
     score: Callable[[Params], float]
-    """What is judged: the loss itself, or the loss on held-out data."""
+    """The score: the loss itself, or the loss on held-out data."""
 
 
 class Task(NamedTuple):
-    """A problem, and what counts as solved."""
+    """Problem, and the score that passes."""
 
     title: str
     words: str
     build: Callable[[int], Instance]
-    """Draw the numbers by a seed."""
+    """Draws the numbers of the problem from a seed."""
     steps: int
     threshold: float
     """Largest score that passes."""
     rates: tuple[float, ...]
     """Learning rates to choose from."""
     axis: str
-    """What the score is, for the axis of a picture."""
+    """Label of the score on the axis of a picture."""
     logarithmic: bool = True
 
 
 def quadratic(seed: int) -> Instance:
-    """A quadratic of 20 parameters whose curvatures span a factor of 1000, in rotated axes."""
+    """Return a rotated quadratic of 20 parameters. Its curvatures span a factor of 1000."""
     chance = torch.Generator().manual_seed(seed)
     axes = torch.linalg.qr(torch.randn(20, 20, generator=chance))[0]
     hessian = axes * torch.logspace(0, -3, 20) @ axes.mT
@@ -56,7 +56,7 @@ def quadratic(seed: int) -> Instance:
 
 
 def rosenbrock(seed: int) -> Instance:
-    """Rosenbrock's valley, from about (-1.2, 1)."""
+    """Return Rosenbrock's valley, with a start near (-1.2, 1)."""
     chance = torch.Generator().manual_seed(seed)
     start = torch.tensor([-1.2, 1.0]) + 0.1 * torch.randn(2, generator=chance)
 
@@ -69,7 +69,7 @@ def rosenbrock(seed: int) -> Instance:
 
 
 def matrix(seed: int) -> Instance:
-    """``|A W B - C|^2`` for a matrix W of 16 rows and 12 columns, with ill-conditioned A and B."""
+    """Return ``|A W B - C|^2`` for W of 16 rows and 12 columns, with ill-conditioned A and B."""
     chance = torch.Generator().manual_seed(seed)
 
     def conditioned(size: int) -> Tensor:
@@ -91,13 +91,13 @@ def matrix(seed: int) -> Instance:
 
 
 LETTERS = 4
-"""Letters from which the next one is guessed."""
+"""Number of letters from which the next one is guessed."""
 KINDS = ("aeiou", "bcdfghjklmnpqrstvwxyz", " \n", "ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 """Kinds of characters: vowels, consonants, space, capitals; the rest is a fifth."""
 
 
 def logistic(seed: int) -> Instance:
-    """Logistic regression: the kind of the next character, from the 4 characters before it."""
+    """Return logistic regression of the kind of the next character, from 4 characters before it."""
     corpus = text.corpus()
     kinds = torch.tensor(
         [next((i for i, one in enumerate(KINDS) if c in one), len(KINDS)) for c in corpus.alphabet]
@@ -110,7 +110,7 @@ def logistic(seed: int) -> Instance:
         ]
 
     def mean(weight: Tensor, features: Tensor, labels: Tensor) -> Tensor:
-        logits = weight[features].sum(1)  # a product with a matrix of zeros and ones
+        logits = weight[features].sum(1)  # equals a product with a matrix of zeros and ones
         return torch.nn.functional.cross_entropy(logits, labels)
 
     def loss(params: Params, step: int) -> Tensor:
@@ -128,12 +128,12 @@ BATCH = 16
 
 
 def transformer(seed: int) -> Instance:
-    """The demo's transformer, with one block of width 32, on the demo's text."""
+    """Return the demo's transformer, with one block of width 32, on the demo's text."""
     return transformer_of(seed, MODEL, BATCH)
 
 
 def transformer_of(seed: int, options: Mapping[str, int], batch_size: int) -> Instance:
-    """A transformer of any size on the demo's text."""
+    """Return a transformer of any size on the demo's text."""
     corpus = text.corpus()
     torch.manual_seed(seed)
     model = Decoder(len(corpus.alphabet), **options)
@@ -153,12 +153,12 @@ def transformer_of(seed: int, options: Mapping[str, int], batch_size: int) -> In
 
 
 def _chance(seed: int, step: int) -> torch.Generator:
-    """Return the source of the data of one step: each evaluation in a step sees the same data."""
+    """Return the generator for the data of a step. All evaluations in a step see the same data."""
     return torch.Generator().manual_seed(1_000_000 * seed + step)
 
 
 def entropy_of_letters() -> float:
-    """Return the loss of a model that knows how frequent each character is, and nothing else."""
+    """Return the loss of a model that knows only the frequency of each character."""
     corpus = text.corpus()
     counts = torch.bincount(corpus.train, minlength=len(corpus.alphabet)).double()
     shares = counts[counts > 0] / counts.sum()
@@ -221,4 +221,4 @@ TASKS: dict[str, Task] = {
         logarithmic=False,
     ),
 }
-"""By the name under which results are stored."""
+"""Problems, by the names under which results are stored."""

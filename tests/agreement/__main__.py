@@ -1,6 +1,6 @@
-"""``make agreement``: measure the differences from other implementations, and write them down.
+"""``make agreement``: measure the differences from other implementations, and store them.
 
-``make agreement ARGS="optax dog"`` measures these packages only, and keeps the other results.
+``make agreement ARGS="optax dog"`` measures only these packages, and keeps the other results.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Problems for optimizers that evaluate the loss; runs of torch.optim.LBFGS and ours on them."""
+"""Problems for optimizers that evaluate the loss, and runs of torch.optim.LBFGS and ours."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ Loss = Callable[[Mapping[str, Tensor]], Tensor]
 
 @dataclass(frozen=True)
 class Problem:
-    """Loss of named parameters; their names are not in the order of the alphabet."""
+    """Loss of named parameters. The names are not in alphabetical order."""
 
     params: Params
     loss: Loss
@@ -34,7 +34,7 @@ class Problem:
 
 
 def quadratic(seed: int, dtype: torch.dtype) -> tuple[Params, Loss]:
-    """A convex quadratic over a vector, a matrix and a number; its condition number is 1e3."""
+    """Return a convex quadratic of a vector, a matrix and a scalar, with condition number 1e3."""
     generator = torch.Generator().manual_seed(seed)
     turn, _ = torch.linalg.qr(torch.randn(8, 8, generator=generator, dtype=torch.float64))
     curvature = torch.logspace(-1, 2, 8, dtype=torch.float64)
@@ -50,7 +50,7 @@ def quadratic(seed: int, dtype: torch.dtype) -> tuple[Params, Loss]:
 
 
 def rosenbrock(seed: int, dtype: torch.dtype) -> tuple[Params, Loss]:
-    """Rosenbrock's function of four variables, in two parameters."""
+    """Return Rosenbrock's function of four variables, in two parameters."""
     start = torch.randn(4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
     def loss(given: Mapping[str, Tensor]) -> Tensor:
@@ -61,7 +61,7 @@ def rosenbrock(seed: int, dtype: torch.dtype) -> tuple[Params, Loss]:
 
 
 def least_squares(seed: int, dtype: torch.dtype) -> tuple[Params, Loss]:
-    """Nonlinear least squares: a network with one hidden layer, and a parameter without a part."""
+    """Return nonlinear least squares: a network with one hidden layer, and an unused parameter."""
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(*shape: int) -> Tensor:
@@ -78,7 +78,7 @@ def least_squares(seed: int, dtype: torch.dtype) -> tuple[Params, Loss]:
 
 
 def complex_quadratic(seed: int, dtype: torch.dtype) -> tuple[Params, Loss]:
-    """Squared distances of a complex and a real parameter."""
+    """Return a loss that grows with the distances of a complex and a real parameter."""
     generator = torch.Generator().manual_seed(seed)
     pair = torch.complex64 if dtype == torch.float32 else torch.complex128
     goal = torch.randn(3, generator=generator, dtype=torch.complex128).to(pair)
@@ -91,7 +91,7 @@ def complex_quadratic(seed: int, dtype: torch.dtype) -> tuple[Params, Loss]:
 
 
 def waves(seed: int, dtype: torch.dtype) -> tuple[Params, Loss]:
-    """A sum of waves with many local minima, where searches extrapolate and come back."""
+    """Return a sum of waves with many local minima, so that searches extrapolate and come back."""
     generator = torch.Generator().manual_seed(seed)
     rates, phases, start = torch.rand(3, 4, generator=generator, dtype=torch.float64).to(dtype)
 
@@ -103,7 +103,7 @@ def waves(seed: int, dtype: torch.dtype) -> tuple[Params, Loss]:
 
 
 def stairs(seed: int, dtype: torch.dtype) -> tuple[Params, Loss]:
-    """Waves whose values are rounded and whose gradients are not: many values are equal."""
+    """Return waves with rounded values and exact gradients, so that many values are equal."""
     params, smooth = waves(seed, dtype)
 
     def loss(given: Mapping[str, Tensor]) -> Tensor:
@@ -114,7 +114,7 @@ def stairs(seed: int, dtype: torch.dtype) -> tuple[Params, Loss]:
 
 
 def kinks(seed: int, dtype: torch.dtype) -> tuple[Params, Loss]:
-    """Distances that are steep on one side, where searches come near the ends of brackets."""
+    """Return distances with one steep side, where line searches come near the ends of brackets."""
     generator = torch.Generator().manual_seed(seed)
     goal, start = torch.rand(2, 3, generator=generator, dtype=torch.float64).to(dtype)
 
@@ -126,7 +126,7 @@ def kinks(seed: int, dtype: torch.dtype) -> tuple[Params, Loss]:
 
 
 def cliffs(seed: int, dtype: torch.dtype) -> tuple[Params, Loss]:
-    """Exponentials that rise much faster than they fall."""
+    """Return exponentials that rise much faster than they fall."""
     generator = torch.Generator().manual_seed(seed)
     rates, start = torch.rand(2, 3, generator=generator, dtype=torch.float64).to(dtype)
 
@@ -138,7 +138,7 @@ def cliffs(seed: int, dtype: torch.dtype) -> tuple[Params, Loss]:
 
 
 SEARCHED = (waves, stairs, kinks, cliffs)
-"""Problems on which the line search takes each of its branches."""
+"""Problems that exercise each branch of the line search."""
 
 KINDS: dict[str, Callable[[int, torch.dtype], tuple[Params, Loss]]] = {
     one.__name__: one
@@ -147,7 +147,7 @@ KINDS: dict[str, Callable[[int, torch.dtype], tuple[Params, Loss]]] = {
 
 
 def value_and_grad(loss: Loss, frozen: tuple[str, ...] = ()) -> Callable[[Any], tuple[Any, Any]]:
-    """Return loss and gradients, with None for each parameter without a part in the loss."""
+    """Return a function for loss and gradients, with None for unused parameters."""
 
     def function(params: Params) -> tuple[Tensor, dict[str, Tensor | None]]:
         leaves = {name: one.requires_grad_(name not in frozen) for name, one in params.items()}
@@ -160,7 +160,7 @@ def value_and_grad(loss: Loss, frozen: tuple[str, ...] = ()) -> Callable[[Any], 
 
 
 def closure_of(optimizer: torch.optim.Optimizer, leaves: Params, loss: Loss) -> Callable[[], Any]:
-    """Return the closure of a training script."""
+    """Return a closure as in a training script."""
 
     def closure() -> Tensor:
         optimizer.zero_grad()
@@ -172,11 +172,11 @@ def closure_of(optimizer: torch.optim.Optimizer, leaves: Params, loss: Loss) -> 
 
 
 Result = tuple[list[float], Params, dict[str, Any]]
-"""Losses that the steps returned, parameters and state."""
+"""Losses that the steps returned, parameters, and state."""
 
 
 def run_of(make: Callable[..., torch.optim.Optimizer], problem: Problem) -> Result:
-    """Step a torch.optim.Optimizer."""
+    """Run a torch.optim.Optimizer on a problem."""
     leaves = problem.leaves()
     optimizer = make(list(leaves.values()))
     closure = closure_of(optimizer, leaves, problem.loss)
@@ -186,21 +186,21 @@ def run_of(make: Callable[..., torch.optim.Optimizer], problem: Problem) -> Resu
 
 
 def run_torch(problem: Problem) -> Result:
-    """Step torch's class."""
+    """Run torch.optim.LBFGS on a problem."""
     losses, params, state = run_of(
         lambda params: torch.optim.LBFGS(params, **problem.options), problem
     )
-    state.pop("al", None)  # written in each iteration before it is read
+    state.pop("al", None)  # torch writes it in each iteration before it reads it
     return losses, params, state
 
 
 def run_front_end(problem: Problem) -> Result:
-    """Step TorchOptimizer."""
+    """Run TorchOptimizer on a problem."""
     return run_of(lambda params: TorchOptimizer(params, lbfgs(**problem.options)), problem)
 
 
 def run_pure(problem: Problem, optimizer: ClosureOptimizer | None = None) -> tuple[Params, Any]:
-    """Step the pure function."""
+    """Run the pure update on a problem."""
     optimizer = optimizer or lbfgs(**problem.options)
     params = {name: one.clone() for name, one in problem.params.items()}
     function, state = value_and_grad(problem.loss, problem.frozen), optimizer.init(params)
@@ -210,7 +210,7 @@ def run_pure(problem: Problem, optimizer: ClosureOptimizer | None = None) -> tup
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return True if two values are equal in every bit; NaN equals NaN."""
+    """Return True if two values have the same bits. NaN equals NaN."""
     if isinstance(one, Tensor):
         return isinstance(other, Tensor) and (
             one.dtype == other.dtype and torch.equal(one.nan_to_num(7.5), other.nan_to_num(7.5))
@@ -224,7 +224,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def assert_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
-    """Make sure that two mappings have the same keys, and the same values in every bit."""
+    """Make sure that two mappings have the same keys, and values with the same bits."""
     assert one.keys() == other.keys()
     for name in one:
         assert same(one[name], other[name]), f"{name}: {one[name]} is not {other[name]}"

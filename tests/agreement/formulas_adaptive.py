@@ -18,7 +18,7 @@ Formula = Callable[[float, Values, Hyper], tuple[float, float]]
 
 
 def ademamix_formula(p: float, grads: Values, c: Hyper) -> tuple[float, float]:
-    """Pagliardini et al. 2024, algorithm 1, with the schedules of equations 4 and 5."""
+    """Follow algorithm 1 of Pagliardini et al. 2024, with the schedules of equations 4 and 5."""
     b1, b2, b3 = c["betas"]
     fast = slow = v = 0.0
     for t, g in enumerate(grads, 1):
@@ -40,7 +40,7 @@ def ademamix_formula(p: float, grads: Values, c: Hyper) -> tuple[float, float]:
 
 
 def adopt_formula(p: float, grads: Values, c: Hyper) -> tuple[float, float]:
-    """Taniguchi et al. 2024, algorithm 2: the first gradient is g_0."""
+    """Follow algorithm 2 of Taniguchi et al. 2024, where the first gradient is g_0."""
     b1, b2 = c["betas"]
     m = v = 0.0
     for t, given in enumerate(grads):
@@ -60,7 +60,10 @@ def adopt_formula(p: float, grads: Values, c: Hyper) -> tuple[float, float]:
 
 
 def adan_formula(p: float, grads: Values, c: Hyper) -> tuple[float, float]:
-    """Xie et al. 2022, algorithm 1, by the paper's betas (1 less ours), with bias correction."""
+    """Follow algorithm 1 of Xie et al. 2022, with bias correction.
+
+    The betas of the paper are 1 minus ours.
+    """
     b1, b2, b3 = (1 - one for one in c["betas"])
     m = v = n = 0.0
     before = grads[0]
@@ -80,7 +83,7 @@ def adan_formula(p: float, grads: Values, c: Hyper) -> tuple[float, float]:
 
 
 def adabelief_formula(p: float, grads: Values, c: Hyper) -> tuple[float, float]:
-    """Zhuang et al. 2020, algorithm 2."""
+    """Follow algorithm 2 of Zhuang et al. 2020."""
     b1, b2 = c["betas"]
     m = s = largest = 0.0
     for t, given in enumerate(grads, 1):
@@ -98,7 +101,7 @@ def adabelief_formula(p: float, grads: Values, c: Hyper) -> tuple[float, float]:
 
 
 def yogi_formula(p: float, grads: Values, c: Hyper) -> tuple[float, float]:
-    """Zaheer et al. 2018, algorithm 2, with Adam's bias correction or without."""
+    """Follow algorithm 2 of Zaheer et al. 2018, with Adam's bias correction or without."""
     b1, b2 = c["betas"]
     m, v = 0.0, c["initial_accumulator_value"]
     for t, given in enumerate(grads, 1):
@@ -116,7 +119,7 @@ def yogi_formula(p: float, grads: Values, c: Hyper) -> tuple[float, float]:
 
 
 def laprop_formula(p: float, grads: Values, c: Hyper) -> tuple[float, float]:
-    """Ziyin et al. 2020, algorithm 1, with decoupled decay."""
+    """Follow algorithm 1 of Ziyin et al. 2020, with decoupled decay."""
     b1, b2 = c["betas"]
     m = v = 0.0
     for t, g in enumerate(grads, 1):
@@ -128,7 +131,7 @@ def laprop_formula(p: float, grads: Values, c: Hyper) -> tuple[float, float]:
 
 
 def qhadam_formula(p: float, grads: Values, c: Hyper) -> tuple[float, float]:
-    """Ma & Yarats 2019, section 4.3."""
+    """Follow section 4.3 of Ma & Yarats 2019."""
     (b1, b2), (nu1, nu2) = c["betas"], c["nus"]
     m = v = 0.0
     for t, given in enumerate(grads, 1):
@@ -146,7 +149,10 @@ def qhadam_formula(p: float, grads: Values, c: Hyper) -> tuple[float, float]:
 
 
 def adabound_formula(p: float, grads: Values, c: Hyper) -> tuple[float, float]:
-    """Luo et al. 2019, algorithms 2 and 3, with the bias correction and eps of all programs."""
+    """Follow algorithms 2 and 3 of Luo et al. 2019.
+
+    All programs add bias correction and eps, so the formula has both.
+    """
     b1, b2 = c["betas"]
     m = v = largest = 0.0
     for t, given in enumerate(grads, 1):
@@ -162,7 +168,7 @@ def adabound_formula(p: float, grads: Values, c: Hyper) -> tuple[float, float]:
 
 
 def stable_adamw_formula(p: Values, grads: list[Values], c: Hyper) -> tuple[Values, Values]:
-    """Wortsman et al. 2023, algorithm 2, with its betas that depend on the step."""
+    """Follow algorithm 2 of Wortsman et al. 2023, with its betas that depend on the step."""
     b1, b2 = c["betas"]
     m, v = [0.0] * len(p), [0.0] * len(p)
     for t, g in enumerate(grads, 1):
@@ -235,11 +241,11 @@ OPTIONS: dict[str, Hyper] = {
         "amsbound": False,
     },
 }
-"""Hyper-parameters for the table of agreement; lr is 0.1 and the decay 0.01."""
+"""Hyper-parameters for the table of agreement. In addition, lr is 0.1 and the decay is 0.01."""
 
 
 def run_formula(name: str, p: Values, grads: list[Values], c: Hyper) -> tuple[Values, Values]:
-    """Run the formula of an algorithm on a parameter of several elements."""
+    """Run the formula of an algorithm on a parameter with several elements."""
     if name == "stable_adamw":
         return stable_adamw_formula(p, grads, c)
     ends = [FORMULAS[name](one, list(own), c) for one, *own in zip(p, *grads, strict=True)]

@@ -1,7 +1,7 @@
-"""Formulas of the papers in Python's numbers, independent of the package.
+"""Formulas from papers in plain Python numbers, independent of the package.
 
-Each takes the first parameter, a flat list, and the gradients, one flat list for each step. It
-returns the last parameter and one field of state.
+Each function takes the first parameter, a flat list, and one flat list of gradients per step. It
+returns the last parameter and one field of the state.
 """
 
 import math
@@ -24,7 +24,10 @@ def norm(values: Values) -> float:
 
 
 def sign_sgd_formula(p: Values, grads: list[Values], *, lr: float, weight_decay: float) -> Result:
-    """Bernstein et al. 2018, algorithm 1; there is no state, and the parameter stands for it."""
+    """Follow algorithm 1 of Bernstein et al. 2018.
+
+    There is no state, so the parameter is returned in its place.
+    """
     for g in grads:
         p = [x - lr * (sign(a) + weight_decay * x) for x, a in zip(p, g, strict=True)]
     return p, p
@@ -33,7 +36,7 @@ def sign_sgd_formula(p: Values, grads: list[Values], *, lr: float, weight_decay:
 def signum_formula(
     p: Values, grads: list[Values], *, lr: float, momentum: float, weight_decay: float
 ) -> Result:
-    """Bernstein et al. 2018, algorithm 2."""
+    """Follow algorithm 2 of Bernstein et al. 2018."""
     m = [0.0] * len(p)
     for g in grads:
         m = [momentum * b + (1 - momentum) * a for a, b in zip(g, m, strict=True)]
@@ -42,7 +45,7 @@ def signum_formula(
 
 
 def novograd_formula(p: Values, grads: list[Values], **hyper: Any) -> Result:
-    """Ginsburg et al. 2019, algorithm 1, whose first step is written apart."""
+    """Follow algorithm 1 of Ginsburg et al. 2019, with its special first step."""
     lr, (b1, b2), eps = hyper["lr"], hyper["betas"], hyper["eps"]
     decay, gain = hyper["weight_decay"], 1.0
     if hyper.get("grad_averaging"):
@@ -61,7 +64,7 @@ def novograd_formula(p: Values, grads: list[Values], **hyper: Any) -> Result:
 def came_formula(
     p: Values, grads: list[Values], *, columns: int, **hyper: Any
 ) -> tuple[Values, Values]:
-    """Luo et al. 2023, algorithm 2, of a matrix with so many columns, with sums as in the paper."""
+    """Follow algorithm 2 of Luo et al. 2023 for a matrix, with sums as in the paper."""
     lr, (b1, b2, b3), (e1, e2) = hyper["lr"], hyper["betas"], hyper["eps"]
     n, k, size = len(p) // columns, columns, len(p)
     r, c, big_r, big_c = [0.0] * n, [0.0] * k, [0.0] * n, [0.0] * k
@@ -94,7 +97,7 @@ def _product(r: Values, c: Values) -> Values:
 
 
 def adam_mini_formula(p: Values, grads: list[Values], *, blocks: int, **hyper: Any) -> Result:
-    """Zhang et al. 2024, algorithm 1, with equal blocks of neighbouring elements."""
+    """Follow algorithm 1 of Zhang et al. 2024, with equal blocks of consecutive elements."""
     lr, (b1, b2), size = hyper["lr"], hyper["betas"], len(p) // blocks
     m, v = [0.0] * len(p), [0.0] * blocks
     for t, g in enumerate(grads, start=1):
@@ -109,7 +112,7 @@ def adam_mini_formula(p: Values, grads: list[Values], *, blocks: int, **hyper: A
 
 
 def dog_formula(p: Values, grads: list[Values], **hyper: Any) -> Result:
-    """Ivgi et al. 2023, the formula (DoG); for one tensor, L-DoG is the same."""
+    """Follow the DoG formula of Ivgi et al. 2023. L-DoG is the same for one tensor."""
     start, total = list(p), 0.0
     distance = hyper["reps_rel"] * (1 + norm(p))
     for grad in grads:
@@ -122,7 +125,7 @@ def dog_formula(p: Values, grads: list[Values], **hyper: Any) -> Result:
 
 
 def dadapt_sgd_formula(p: Values, grads: list[Values], **hyper: Any) -> Result:
-    """Defazio & Mishchenko 2023, algorithm 4, with z kept as in the paper."""
+    """Follow algorithm 4 of Defazio & Mishchenko 2023, with z stored as in the paper."""
     d, r, first, momentum = hyper["d0"], 0.0, 0.0, hyper["momentum"]
     s, z = [0.0] * len(p), list(p)
     for grad in grads:
@@ -138,7 +141,7 @@ def dadapt_sgd_formula(p: Values, grads: list[Values], **hyper: Any) -> Result:
 
 
 def dadapt_adam_formula(p: Values, grads: list[Values], **hyper: Any) -> Result:
-    """Defazio & Mishchenko 2023, algorithm 5, with v of the step before in r."""
+    """Follow algorithm 5 of Defazio & Mishchenko 2023. The update of r uses the previous v."""
     (b1, b2), d, r = hyper["betas"], hyper["d0"], 0.0
     b, decay = math.sqrt(b2), hyper["weight_decay"]
     s, m, v = ([0.0] * len(p) for _ in range(3))
@@ -191,7 +194,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 """Hyper-parameters for the table of agreement."""
 
 MATRICES = {"came": {"columns": 100}, "adam_mini": {"blocks": 5}}
-"""Algorithms compared on a matrix of 5 rows and 100 columns, and its shape for their formulas."""
+"""Algorithms that are compared on a 5 x 100 matrix, with that shape as their formulas take it."""
 
 _FORMULAS: dict[str, Callable[..., Result]] = {
     "sign_sgd": sign_sgd_formula,

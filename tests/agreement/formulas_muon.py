@@ -1,4 +1,4 @@
-"""The formulas of the papers for matrices, by lists of floats: no tensor, none of our code.
+"""Formulas of the papers for matrices, on lists of floats, without tensors and without our code.
 
 A matrix is a list of rows. Each formula takes a matrix and its gradients, and returns the matrix
 and the momentum after the last step.
@@ -39,7 +39,7 @@ def norm(x: Matrix) -> float:
 
 
 def polar(x: Matrix, polynomials: Polynomials = KELLER, eps: float = 1e-7) -> Matrix:
-    """Jordan et al. 2024: ``x / (|x| + eps)``, then ``a x + b (x x^T) x + c (x x^T)^2 x``."""
+    """Follow Jordan et al. 2024: x / (|x| + eps), then a x + b (x x^T) x + c (x x^T)^2 x."""
     if len(x) > len(x[0]):
         return transposed(polar(transposed(x), polynomials, eps))
     x = scaled(1 / (norm(x) + eps), x)
@@ -68,7 +68,7 @@ def muon_formula(
     nesterov: bool = True,
     polynomials: Polynomials = KELLER,
 ) -> tuple[Matrix, Matrix]:
-    """Jordan et al. 2024 with mu 0.95, and a factor by the shape."""
+    """Follow Jordan et al. 2024 with mu 0.95, and a factor that depends on the shape."""
     m = zeros_like(p)
     for g in grads:
         m, u = momentum_of(m, g, 0.95, nesterov=nesterov)
@@ -80,7 +80,10 @@ def muon_formula(
 def normuon_formula(
     p: Matrix, grads: Sequence[Matrix], *, paper: bool, lr: float = 0.1, decay: float = 0.01
 ) -> tuple[Matrix, Matrix]:
-    """Li et al. 2025, algorithm 1 (``paper``), or the authors' program: mu 0.95, b2 0.95."""
+    """Follow algorithm 1 of Li et al. 2025 (``paper``), or the authors' program.
+
+    mu and b2 are 0.95.
+    """
     m, v = zeros_like(p), [0.0] * len(p)
     rows, columns = len(p), len(p[0])
     for g in grads:
@@ -97,7 +100,7 @@ def normuon_formula(
 
 
 def lmo(d: Matrix, kind: str) -> Matrix:
-    """Pethick et al. 2025: the direction of a norm, without its sign and radius.
+    """Return the direction of a norm by Pethick et al. 2025, without its sign and radius.
 
     Lengths are larger by 1e-8, as in the authors' program.
     """
@@ -124,7 +127,7 @@ def scion_formula(
     lr: float = 0.1,
     radius: float = 3.0,
 ) -> tuple[Matrix, Matrix]:
-    """Pethick et al. 2025, algorithms 1 and 2, with mu 0.9."""
+    """Follow algorithms 1 and 2 of Pethick et al. 2025, with mu 0.9."""
     m = zeros_like(p)
     for g in grads:
         m = combined(0.9, m, 0.1, g)
@@ -133,7 +136,10 @@ def scion_formula(
 
 
 def orthonormal_columns(x: Matrix) -> Matrix:
-    """Gram and Schmidt, twice: the columns but for their signs, which no step depends on."""
+    """Return orthonormal columns by two rounds of Gram-Schmidt.
+
+    The signs of the columns do not matter, since no step depends on them.
+    """
     found: Matrix = []
     for one in transposed(x):
         column = one
@@ -155,7 +161,7 @@ def dion_formula(
     decay: float = 0.01,
     mu: float = 0.95,
 ) -> tuple[Matrix, Matrix]:
-    """Ahn et al. 2025, algorithm 1, with eps 1e-8, from a basis of cosines."""
+    """Follow algorithm 1 of Ahn et al. 2025 with eps 1e-8. The first basis is made of cosines."""
     rows, columns = len(p), len(p[0])
     q = [
         [
@@ -180,7 +186,7 @@ def dion_formula(
 def run_formula(
     formula: Callable[..., tuple[Matrix, Matrix]], p: list[float], grads: list[list[float]]
 ) -> tuple[list[float], list[float]]:
-    """Run a formula on the elements of matrices of 5 rows."""
+    """Run a formula on flat lists, as matrices of 5 rows and 100 columns."""
     p_matrix, *rest = ([one[k : k + 100] for k in range(0, 500, 100)] for one in (p, *grads))
     end, momentum = formula(p_matrix, rest)
     return [*chain(*end)], [*chain(*momentum)]

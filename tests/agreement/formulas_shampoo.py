@@ -1,4 +1,4 @@
-"""Rules that precondition matrices on both sides, written out in float64 from their papers."""
+"""Rules that precondition matrices on both sides: their papers' formulas in float64."""
 
 import math
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def inverse_power(factor: Tensor, exponent: float, eps: float) -> Tensor:
 def graft_formula(
     g: Tensor, u: Tensor, v: Tensor, number: int, c: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """Return the direction of the graft, and its average of squares."""
+    """Return the direction of the graft, and the new average of squares."""
     beta, eps = c["graft_beta"], c["graft_eps"]
     if c["graft"] == "adagrad":
         v = v + g**2
@@ -34,7 +34,7 @@ def graft_formula(
 
 
 def shampoo_formula(start: Tensor, grads: list[Tensor], c: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Parameter and m by algorithm 2 of Shi et al. 2023; each block is a matrix of its own."""
+    """Return parameter and m by algorithm 2 of Shi et al. 2023. Blocks are separate matrices."""
     size, (b1, b2) = c["block_size"], c["betas"]
     end, average = start.clone(), torch.zeros_like(start)
     for top in range(0, start.shape[0], size):
@@ -69,7 +69,7 @@ def shampoo_formula(start: Tensor, grads: list[Tensor], c: dict[str, Any]) -> tu
 
 
 def as_lists(formula: Formula, hyper: dict[str, Any]) -> Callable[[Values, list[Values]], Any]:
-    """Return a formula on lists of numbers: the elements of matrices of five rows."""
+    """Return a formula on flat lists, which hold the elements of matrices of five rows."""
 
     def of_lists(p: Values, grads: list[Values]) -> tuple[Values, Values]:
         matrices = [torch.tensor(one, dtype=torch.float64).reshape(5, -1) for one in (p, *grads)]
@@ -97,7 +97,7 @@ SHAMPOO = {
 def kl_soap_formula(  # noqa: C901  one formula, and sides that may be without it
     start: Tensor, grads: list[Tensor], c: dict[str, Any]
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Parameter, m and eigenvalues by Lin et al. 2025, with the inverses of whole factors."""
+    """Return parameter, m and eigenvalues by Lin et al. 2025, with inverses of whole factors."""
     (b1, b2), bs, sizes = c["betas"], c["shampoo_beta"], start.shape
     p, m, v = start.clone(), torch.zeros_like(start), torch.zeros_like(start)
     is_turned = [size <= c["max_precond_dim"] for size in sizes]
@@ -158,7 +158,7 @@ def word_hash(word: int) -> int:
 
 
 def normal_numbers(shape: tuple[int, int], seed: int, made: int) -> Tensor:
-    """Return the normal numbers of a step, element by element."""
+    """Return the normal numbers of a step, computed element by element."""
     key = word_hash(made) + word_hash(word_hash(seed))
     words = [word_hash((place + key) % 2**32) for place in range(1, 1 + shape[0] * shape[1])]
     draws = [NormalDist().inv_cdf((2 * word + 1) / 2**33) for word in words]
@@ -166,14 +166,14 @@ def normal_numbers(shape: tuple[int, int], seed: int, made: int) -> Tensor:
 
 
 def spectral_bound(x: Tensor) -> float:
-    """Return the lower bound of the spectral norm of a symmetric matrix."""
+    """Return a lower bound of the spectral norm of a symmetric matrix."""
     column = max(x.unbind(1), key=lambda one: float(one.norm()))
     image = x @ column
     return float((x @ (image / image.norm())).norm())
 
 
 def kron_factor(q: Tensor, a: Tensor, b: Tensor, c: dict[str, Any], *, diagonal: bool) -> Tensor:
-    """Return one factor, a matrix in any case, after one update."""
+    """Return one factor after one update. A diagonal factor is returned as a matrix, too."""
     one, other = a @ a.T, b @ b.T
     if diagonal:
         one, other = one.diagonal().diag(), other.diagonal().diag()
@@ -182,7 +182,7 @@ def kron_factor(q: Tensor, a: Tensor, b: Tensor, c: dict[str, Any], *, diagonal:
 
 
 def kron_formula(start: Tensor, grads: list[Tensor], c: dict[str, Any]) -> tuple[Tensor, ...]:
-    """Parameter, m and both factors of PSGD-Kron, with inverses of whole matrices."""
+    """Return parameter, m and both factors of PSGD-Kron, with inverses of whole matrices."""
     p, m, golden = start.clone(), torch.zeros_like(start), (math.sqrt(5) - 1) / 2
     scale = math.sqrt(c["precond_init_scale"])
     left, right = (scale * torch.eye(size).double() for size in start.shape)
@@ -227,7 +227,10 @@ KRON_FORMULA = {**KRON, "diagonal": (False, True)}
 
 
 def galore_formula(start: Tensor, grads: list[Tensor], c: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Parameter and m by algorithm 2 of Zhao et al. 2024; a wide matrix is projected from left."""
+    """Return parameter and m by algorithm 2 of Zhao et al. 2024.
+
+    A wide matrix is projected from the left.
+    """
     (b1, b2), rank, wide = c["betas"], min(c["rank"], *start.shape), start.shape[0] < start.shape[1]
     p, m, v = start.clone(), *[torch.zeros(()).double()] * 2
     basis = torch.eye(min(start.shape), rank).double()

@@ -15,7 +15,7 @@ def zeros(like: Matrix) -> Matrix:
 
 
 def combined(x: Matrix, y: Matrix, a: float) -> Matrix:
-    """x + a * y."""
+    """Return x + a * y."""
     return [[u + a * v for u, v in zip(r, s, strict=True)] for r, s in zip(x, y, strict=True)]
 
 
@@ -28,7 +28,7 @@ def norm(x: Matrix) -> float:
 
 
 class Adam:
-    """Kingma & Ba 2015, algorithm 1: the direction."""
+    """Direction of Adam, by algorithm 1 of Kingma & Ba 2015."""
 
     def __init__(self, like: Matrix, beta_1: float, beta_2: float) -> None:
         self.m, self.v, self.t = zeros(like), zeros(like), 0
@@ -47,7 +47,7 @@ class Adam:
 
 
 def clipped_by_rms(p: Matrix, grads: list[Matrix]) -> Matrix:
-    """Shazeer & Stern 2018, algorithm 4: d = 0.7, on Adam's direction, lr 0.1."""
+    """Follow algorithm 4 of Shazeer & Stern 2018, on Adam's direction: d 0.7, lr 0.1."""
     adam = Adam(p, 0.9, 0.999)
     for g in grads:
         u = adam.direction(g)
@@ -57,7 +57,7 @@ def clipped_by_rms(p: Matrix, grads: list[Matrix]) -> Matrix:
 
 
 def centralized(p: Matrix, grads: list[Matrix]) -> Matrix:
-    """Yong et al. 2020, equation 1, with lr 0.1."""
+    """Follow equation 1 of Yong et al. 2020: lr 0.1."""
     for g in grads:
         means = [math.fsum(row) / len(row) for row in g]
         rows = [[u - mean for u in row] for row, mean in zip(g, means, strict=True)]
@@ -66,7 +66,7 @@ def centralized(p: Matrix, grads: list[Matrix]) -> Matrix:
 
 
 def clipped_by_unit(p: Matrix, grads: list[Matrix]) -> Matrix:
-    """Brock et al. 2021, equation 3: clipping 0.2, eps 1e-3, lr 0.1."""
+    """Follow equation 3 of Brock et al. 2021: clipping 0.2, eps 1e-3, lr 0.1."""
     for g in grads:
         rows = []
         for weights, row in zip(p, g, strict=True):
@@ -77,7 +77,7 @@ def clipped_by_unit(p: Matrix, grads: list[Matrix]) -> Matrix:
 
 
 def cautiously_decayed(p: Matrix, grads: list[Matrix]) -> Matrix:
-    """Chen et al. 2025, algorithm 1, with Adam's direction: lr 0.1, lambda 0.3."""
+    """Follow algorithm 1 of Chen et al. 2025, with Adam's direction: lr 0.1, lambda 0.3."""
     adam = Adam(p, 0.9, 0.999)
     for g in grads:
         u = adam.direction(g)
@@ -89,7 +89,10 @@ def cautiously_decayed(p: Matrix, grads: list[Matrix]) -> Matrix:
 
 
 def mars_adamw(p: Matrix, grads: list[Matrix], *, from_zero: bool = False) -> Matrix:
-    """Yuan et al. 2024, algorithm 2 with last gradients: betas 0.95, 0.99, lr 0.1, lambda 0.01."""
+    """Follow algorithm 2 of Yuan et al. 2024 with the gradients of the last step.
+
+    The betas are 0.95 and 0.99, lr is 0.1, lambda is 0.01.
+    """
     adam = Adam(p, 0.95, 0.99)
     last = zeros(p) if from_zero else grads[0]
     for g in grads:
@@ -101,7 +104,7 @@ def mars_adamw(p: Matrix, grads: list[Matrix], *, from_zero: bool = False) -> Ma
 
 
 def mars_from_zero(p: Matrix, grads: list[Matrix]) -> Matrix:
-    """Begin as the authors' code does."""
+    """Follow the authors' code, which corrects the first gradient, too."""
     return mars_adamw(p, grads, from_zero=True)
 
 
@@ -113,7 +116,7 @@ def hashed(word: int) -> int:
 
 
 def key_of(p: Matrix) -> int:
-    """Hash the bits of float32 values."""
+    """Return a hash of the bits of float32 values."""
     flat = [struct.unpack("<i", struct.pack("<f", u))[0] for row in p for u in row]
     return hashed(sum(hashed(bits + hashed(i)) for i, bits in enumerate(flat)) + len(flat))
 
@@ -126,7 +129,7 @@ def normal(key: int, step: int, seed: int, index: int) -> float:
 
 
 def noisy(p: Matrix, grads: list[Matrix]) -> Matrix:
-    """Neelakantan et al. 2015, equation 1: eta 0.3, gamma 0.55, seed 7, lr 0.1."""
+    """Follow equation 1 of Neelakantan et al. 2015: eta 0.3, gamma 0.55, seed 7, lr 0.1."""
     key, width = key_of(p), len(p[0])
     for step, g in enumerate(grads, start=1):
         deviation = math.sqrt(0.3 / step**0.55)
@@ -136,7 +139,7 @@ def noisy(p: Matrix, grads: list[Matrix]) -> Matrix:
 
 
 def kept_row_norms(p: Matrix, grads: list[Matrix]) -> Matrix:
-    """Gradient descent with lr 0.1 whose rows keep their first norms."""
+    """Run gradient descent with lr 0.1, and restore the first norm of each row after each step."""
     wanted = [norm([row]) for row in p]
     for g in grads:
         p = combined(p, g, -0.1)
@@ -145,7 +148,7 @@ def kept_row_norms(p: Matrix, grads: list[Matrix]) -> Matrix:
 
 
 def hyperball(p: Matrix, grads: list[Matrix]) -> Matrix:
-    """Wen et al. 2026: W = R * Normalize(W - lr * R * Normalize(u)), with Adam's u and lr 0.1."""
+    """Follow Wen et al. 2026: W = R * Normalize(W - lr * R * Normalize(u)), Adam's u, lr 0.1."""
     radius, adam = norm(p), Adam(p, 0.9, 0.999)
     for g in grads:
         u = adam.direction(g)
@@ -155,7 +158,7 @@ def hyperball(p: Matrix, grads: list[Matrix]) -> Matrix:
 
 
 def of_radius(p: Matrix, grads: list[Matrix]) -> Matrix:
-    """Gradient descent with lr 0.1 on the ball of radius 2.5."""
+    """Run gradient descent with lr 0.1, and scale the parameter to norm 2.5 after each step."""
     for g in grads:
         p = combined(p, g, -0.1)
         p = times(p, 2.5 / norm(p))
@@ -163,7 +166,10 @@ def of_radius(p: Matrix, grads: list[Matrix]) -> Matrix:
 
 
 def averaged(p: Matrix, grads: list[Matrix]) -> Matrix:
-    """Izmailov et al. 2018, algorithm 1: the mean after steps 5, 8, 11, ... of descent by 0.1."""
+    """Follow algorithm 1 of Izmailov et al. 2018: the mean after steps 5, 8, 11, ... of descent.
+
+    The learning rate of the descent is 0.1.
+    """
     members = []
     for step, g in enumerate(grads, start=1):
         p = combined(p, g, -0.1)
@@ -176,7 +182,7 @@ def averaged(p: Matrix, grads: list[Matrix]) -> Matrix:
 
 
 def tail_averaged(p: Matrix, grads: list[Matrix]) -> Matrix:
-    """The sum of weights times parameters, from step 5 on: decay 0.8, descent by 0.1."""
+    """Return the exponential average of parameters from step 5 on: decay 0.8, descent by 0.1."""
     tail = []
     for step, g in enumerate(grads, start=1):
         p = combined(p, g, -0.1)
@@ -191,7 +197,7 @@ def tail_averaged(p: Matrix, grads: list[Matrix]) -> Matrix:
 
 
 def stepped_outside(p: Matrix, grads: list[Matrix]) -> Matrix:
-    """Douillard et al. 2023, algorithm 1, with one worker: H 4, outer lr 0.7, momentum 0.9."""
+    """Follow algorithm 1 of Douillard et al. 2023: one worker, H 4, outer lr 0.7, momentum 0.9."""
     slow, buffer = p, zeros(p)
     for step, g in enumerate(grads, start=1):
         p = combined(p, g, -0.1)
@@ -204,12 +210,12 @@ def stepped_outside(p: Matrix, grads: list[Matrix]) -> Matrix:
 
 
 def logits_at(step: int, rows: int) -> list[float]:
-    """Return the largest logit of each row's head, at a step; two rows are a head."""
+    """Return the largest logit of each row's head at a step. A head has two rows."""
     return [30.0 * abs(math.sin(1.0 + step + row // 2)) for row in range(rows)]
 
 
 def qk_clipped(p: Matrix, grads: list[Matrix]) -> Matrix:
-    """Kimi Team 2025, algorithm 1, for a projection: tau 20, descent by 0.1."""
+    """Follow algorithm 1 of Kimi Team 2025 for one projection: tau 20, descent by 0.1."""
     for step, g in enumerate(grads, start=1):
         p = combined(p, g, -0.1)
         gammas = [min(1.0, 20.0 / logit) for logit in logits_at(step, len(p))]

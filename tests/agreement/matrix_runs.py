@@ -1,4 +1,4 @@
-"""Matrices by a seed, and runs of an optimizer over them."""
+"""Random matrices by a seed, and runs of an optimizer on them."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def drawn(seed: int, *shape: int) -> Tensor:
 
 
 def run(optimizer: Optimizer, param: Tensor, grads: list[Tensor]) -> tuple[Tensor, Any]:
-    """Return the parameter after a step for each gradient, and the state of the rule."""
+    """Return the parameter and the state of the rule after one step for each gradient."""
     state = optimizer.init(param)
     for grad in grads:
         param, state = optimizer.update(param, grad, state)

@@ -1,4 +1,4 @@
-"""Measure all rows: our side in this process, each other package in a process of its own."""
+"""Measurement of all rows: our side in this process, each other package in a separate process."""
 
 import contextlib
 import importlib.metadata
@@ -28,21 +28,21 @@ DISTRIBUTIONS = {
     "pytorch_optimizer": "pytorch-optimizer",
     "torch.optim": "torch",
 }
-"""Names of distributions, where they differ from those of the modules."""
+"""Names of distributions that differ from the names of their modules."""
 
 Distances = dict[str, list[float] | str]
-"""Differences after each number of steps by dtype, or the error of the other implementation."""
+"""Differences after each number of steps, by dtype, or the error of the other implementation."""
 
 
 def measure(
     tell: Callable[[str], object], before: dict[str, Any], only: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return all results, as they are stored.
+    """Return all results in the form in which they are stored.
 
     Args:
-        tell: called with what is measured now.
+        tell: called with the name of each measurement before it starts.
         before: earlier results, which stay for packages that are not measured.
-        only: packages to measure; all if it is empty.
+        only: packages to measure, or all packages if this is empty.
     """
     wanted = {key: row for key, row in rows().items() if is_known(row.algorithm)}
     packages = {row.package for row in wanted.values()}
@@ -66,15 +66,15 @@ def measure(
 
 
 def version(package: str) -> str:
-    """Return the version of a package, without what its builder added."""
+    """Return the version of a package, without a local build tag."""
     name = DISTRIBUTIONS.get(package, package.partition(".")[0])
     return importlib.metadata.version(name).partition("+")[0]
 
 
 def _results(package: str) -> dict[str, Any]:
-    """Run a package in a process of its own."""
+    """Return the results of a package, which runs in a separate process."""
     command = [sys.executable, "-m", "tests.agreement.peer", package]
-    # Packages that compile their steps would compile them for each shape of the problem.
+    # Otherwise, packages would compile their steps for each shape of the problem.
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TORCHDYNAMO_DISABLE": "1"}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True
@@ -116,7 +116,7 @@ def _compared(tell: Callable[[str], object]) -> dict[str, float | str]:
     found: dict[str, float | str] = {}
     for name, one in sorted(comparisons().items()):
         tell(f"compare_{name}")
-        with contextlib.redirect_stdout(sys.stderr):  # some packages print when they are built
+        with contextlib.redirect_stdout(sys.stderr):  # some packages print in their constructors
             try:
                 found[name] = float(one())
             except Exception as error:  # noqa: BLE001  whatever another package raises is its result

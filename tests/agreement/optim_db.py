@@ -1,7 +1,7 @@
-"""PyTorch's own list of optimizer configurations, which its tests go through.
+"""PyTorch's own list of optimizer configurations, which the tests of PyTorch use.
 
-It stands in a private module of torch, beside decorators that need packages which only torch's
-developers have. Stand-ins for these decorators are enough to read the list.
+The list is in a private module of torch. The decorators in that module need packages that only
+developers of torch have, so stand-ins replace these decorators.
 """
 
 import importlib
@@ -32,11 +32,11 @@ _STAND_INS: dict[str, dict[str, Any]] = {
 }
 
 EXECUTION = ("foreach", "fused", "capturable", "differentiable")
-"""Options that choose how torch runs."""
+"""Options that select an implementation in torch."""
 
 
 class Configuration(NamedTuple):
-    """A class of torch with its options."""
+    """A class of torch and its options."""
 
     cls: Any
     options: dict[str, Any]
@@ -44,7 +44,7 @@ class Configuration(NamedTuple):
     takes_sparse_only: bool
 
     def build(self, params: Any) -> torch.optim.Optimizer:
-        """Build the class of torch, in its for-loop implementation."""
+        """Return an optimizer of the class that uses the for-loop implementation."""
         has_foreach = "foreach" in inspect.signature(self.cls).parameters
         one: torch.optim.Optimizer = self.cls(
             params, **self.options, **({"foreach": False} if has_foreach else {})
@@ -53,9 +53,9 @@ class Configuration(NamedTuple):
 
 
 def configurations() -> dict[str, Configuration]:
-    """Return every configuration of a class that has an equivalent, by class and description.
+    """Return all configurations of classes with an equivalent here, by class and description.
 
-    A class whose step needs a closure is left out.
+    Classes whose step needs a closure are left out.
     """
     found: dict[str, Configuration] = {}
     for info in _optim_db():
@@ -79,7 +79,7 @@ def _optim_db() -> list[Any]:
 
 @contextmanager
 def _stand_ins() -> Iterator[None]:
-    """Put stand-ins in the place of modules, or of the names that they have already."""
+    """Replace modules, or names in existing modules, by stand-ins."""
     before = {name: sys.modules.get(name) for name in [f"{_INTERNAL}.{one}" for one in _STAND_INS]}
     for name, names in _STAND_INS.items():
         module = ModuleType(f"{_INTERNAL}.{name}")

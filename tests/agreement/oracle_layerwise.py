@@ -1,7 +1,7 @@
-"""Comparisons with packages of the papers' authors and of others, each over the same problem.
+"""Comparisons with packages of the papers' authors and of others, all on the same problem.
 
-Each function returns the largest difference of a parameter, relative to how far the other
-implementation moved it, after 20 steps in float64. A package is imported when it is compared.
+Each function returns the largest difference after 20 steps in float64, relative to the largest
+change of the parameter by the other implementation. It imports the package when it runs.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ Values = list[Tensor]
 
 
 def problem(shapes: tuple[tuple[int, ...], ...] = SHAPES) -> tuple[Values, list[Values]]:
-    """Return parameters, and the gradients of each step: a slope that turns, and noise."""
+    """Return parameters, and gradients for each step: a slope that changes slowly, plus noise."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn() -> Values:
@@ -67,7 +67,7 @@ def with_torch(
     shapes: tuple[tuple[int, ...], ...] = SHAPES,
     **options: Any,
 ) -> float:
-    """Compare with a torch.optim.Optimizer; gradients are cloned, since some overwrite them."""
+    """Compare with a torch.optim.Optimizer. Gradients are cloned, since some write to them."""
     start, grads = problem(shapes)
     build = getattr(importlib.import_module(package), name)
     params = [torch.nn.Parameter(one.clone()) for one in start]
@@ -125,7 +125,7 @@ def compare_came_with_its_authors() -> float:
 
 
 def compare_adam_mini_with_its_authors() -> float:
-    """Compare rows of matrices, which the package finds by the names of the parameters."""
+    """Compare rows of matrices. The package finds the rows by the names of the parameters."""
     return with_torch(
         adam_mini(0.01, weight_decay=0.1),
         "adam_mini",
@@ -139,7 +139,7 @@ def compare_adam_mini_with_its_authors() -> float:
 
 
 def compare_dog_with_its_authors() -> float:
-    """Compare from a first distance that is large enough to see its rounding."""
+    """Compare from a first distance so large that rounding does not hide it."""
     return with_torch(
         dog(reps_rel=0.1, weight_decay=0.01), "dog", "DoG", reps_rel=0.1, weight_decay=0.01
     )
@@ -156,7 +156,7 @@ def compare_ldog_with_its_authors() -> float:
 
 
 def compare_dadapt_sgd_with_its_authors() -> float:
-    """Compare without decay, which the package leaves out of the first norm of gradients."""
+    """Compare without decay, since the package omits the decay from the first gradient norm."""
     return with_torch(
         dadapt_sgd(momentum=0.9, d0=1e-3), "dadaptation", "DAdaptSGD", momentum=0.9, d0=1e-3
     )

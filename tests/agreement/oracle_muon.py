@@ -1,8 +1,8 @@
-"""The algorithms of orthogonal matrices against programs of other authors.
+"""Comparisons of orthogonal-matrix algorithms with programs of other authors.
 
-Each function returns the largest difference after 20 steps, relative to how far parameters moved.
-The packages are those of the extra ``oracles``. ``python -m tests.agreement.oracle_muon`` prints
-all of them.
+Each function returns the largest difference after 20 steps, relative to the change of the
+parameters. The packages are those of the extra ``oracles``. ``python -m
+tests.agreement.oracle_muon`` prints all differences.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ STEPS = 20
 def largest_difference(
     optimizer: Optimizer, oracle: Callable[[list[nn.Parameter]], Any], dtype: torch.dtype
 ) -> float:
-    """Step matrices by both, with the same gradients."""
+    """Return the largest difference after steps of both optimizers with the same gradients."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn() -> list[Tensor]:
@@ -35,7 +35,7 @@ def largest_difference(
         grads = drawn()
         params, state = optimizer.update(params, grads, state)
         for param, grad in zip(theirs, grads, strict=True):
-            param.grad = grad.clone()  # some programs overwrite gradients
+            param.grad = grad.clone()  # some optimizers overwrite gradients
         other.step()
     worst = 0.0
     for one, param, before in zip(params, theirs, start, strict=True):
@@ -45,7 +45,7 @@ def largest_difference(
 
 
 def compare_muon(dtype: torch.dtype = torch.float64, **options: Any) -> float:
-    """pytorch-optimizer's Muon: torch.optim's conventions."""
+    """Compare with pytorch-optimizer's Muon, which has the conventions of torch.optim."""
     from pytorch_optimizer import Muon
 
     given = {"lr": 0.1, "weight_decay": 0.1, "use_muon": True, **options}
@@ -62,7 +62,10 @@ def compare_muon(dtype: torch.dtype = torch.float64, **options: Any) -> float:
 
 
 def compare_muon_by_heavyball(dtype: torch.dtype = torch.float64) -> float:
-    """heavyball's Muon without Nesterov momentum: five polynomials, in float64 for float64."""
+    """Compare with heavyball's Muon without Nesterov momentum.
+
+    It uses five polynomials, in the dtype of the parameters.
+    """
     from heavyball import Muon
 
     ours = muon(
@@ -85,7 +88,7 @@ def compare_muon_by_heavyball(dtype: torch.dtype = torch.float64) -> float:
 
 
 def compare_normuon(dtype: torch.dtype = torch.float64, *, paper: bool = False) -> float:
-    """pytorch-optimizer's NorMuon: the authors' program, or the paper."""
+    """Compare with pytorch-optimizer's NorMuon, as in the authors' program or in the paper."""
     from pytorch_optimizer import NorMuon
 
     theirs: dict[str, Any] = {"nesterov": not paper}
@@ -103,7 +106,7 @@ def compare_normuon(dtype: torch.dtype = torch.float64, *, paper: bool = False) 
 def compare_scion(
     norm: str = "spectral", dtype: torch.dtype = torch.float64, *, unconstrained: bool = False
 ) -> float:
-    """pytorch-optimizer's SCION."""
+    """Compare with pytorch-optimizer's SCION."""
     from pytorch_optimizer import SCION
     from pytorch_optimizer.optimizer.scion import LMONorm
 
@@ -149,7 +152,7 @@ COMPARISONS: dict[str, Callable[[torch.dtype], float]] = {
         "spectral", dtype, unconstrained=True
     ),
 }
-"""Comparisons by name; each takes the dtype of the parameters."""
+"""Comparisons by name, as functions of the parameters' dtype."""
 
 
 if __name__ == "__main__":

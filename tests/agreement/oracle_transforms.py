@@ -1,4 +1,4 @@
-"""Comparisons of transforms with other packages: each returns the largest relative difference.
+"""Comparisons of transforms with other packages. Each returns the largest relative difference.
 
 The packages are those of the extra ``oracles``.
 """
@@ -24,14 +24,17 @@ def _problem(shape: tuple[int, ...] = (4, 6)) -> tuple[Tensor, list[Tensor]]:
 
 
 def _descended(param: Tensor, grads: list[Tensor], change: Any) -> Tensor:
-    """Gradient descent by gradients that ``change(param, grad)`` returns."""
+    """Run gradient descent with the gradients that ``change(param, grad)`` returns."""
     for grad in grads:
         param = param - LR * change(param, grad.clone())
     return param
 
 
 def _optax_change(transform: Any) -> Any:
-    """Return an optax transform without state as ``change``, with the first dimension as last."""
+    """Return a stateless optax transform as ``change``.
+
+    The first dimension becomes the last, as optax expects.
+    """
     import jax
 
     jax.config.update("jax_enable_x64", True)
@@ -53,7 +56,7 @@ def compare_clip_by_block_rms_with_optax() -> float:
 
 
 def compare_adaptive_grad_clip_with_optax() -> float:
-    """For a linear layer, a convolution and a vector."""
+    """Compare on a linear layer, a convolution and a vector."""
     import optax
 
     differences = []
@@ -74,7 +77,7 @@ def compare_adaptive_grad_clip_with_pytorch_optimizer() -> float:
 
 
 def compare_centralize_with_pytorch_optimizer() -> float:
-    """For a linear layer and a convolution."""
+    """Compare on a linear layer and a convolution."""
     from pytorch_optimizer.optimizer.gradient_centralization import centralize_gradient
 
     def change(param: Tensor, grad: Tensor) -> Tensor:
@@ -90,7 +93,7 @@ def compare_centralize_with_pytorch_optimizer() -> float:
 
 
 def compare_mars_with_pytorch_optimizer() -> float:
-    """MARS-AdamW on a matrix; pytorch_optimizer corrects the first gradient, too."""
+    """Compare MARS-AdamW on a matrix. pytorch_optimizer corrects the first gradient, too."""
     from pytorch_optimizer import MARS
 
     param, grads = _problem()

@@ -1,4 +1,4 @@
-"""Our side of a row, and the formulas in float64 as one more implementation."""
+"""Our side of a row, and the formulas in float64 as another implementation."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from tests.agreement.problem import STEPS, Problem, Values
 
 
 def steps(optimizer: Optimizer, given: Problem) -> dict[int, Values]:
-    """Return the parameters after each number of steps."""
+    """Return the parameters after each number of steps in ``STEPS``."""
     params = [one.clone() for one in given.params]
     optimizer = fed(optimizer)
     state = optimizer.init(params)
@@ -24,7 +24,7 @@ def steps(optimizer: Optimizer, given: Problem) -> dict[int, Values]:
 
 
 def built(name: str, options: dict[str, Any]) -> Optimizer:
-    """Return an optimizer by its name in the package."""
+    """Return an optimizer by the name of its constructor in the package."""
     made: Optimizer = getattr(functional_optim, name)(**options)
     return made
 
@@ -35,5 +35,5 @@ def is_known(name: str) -> bool:
 
 
 def tensors(values: list[Any]) -> Values:
-    """Return lists of numbers as tensors of float64."""
+    """Return lists of numbers as float64 tensors."""
     return [torch.tensor(one, dtype=torch.float64) for one in values]

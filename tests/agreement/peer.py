@@ -1,8 +1,8 @@
-"""Run the rows of one package in a process of its own: ``python -m tests.agreement.peer PACKAGE``.
+"""Runner for the rows of one package: ``python -m tests.agreement.peer PACKAGE``.
 
-The process writes one JSON object: for each row, experiment and dtype, the parameters after each
-number of steps, or the error that the package raised. No package can then change the settings of
-torch for another one, and JAX is loaded in no process that has anything else to do.
+The process writes one JSON object. For each row, experiment and dtype, the object has the
+parameters after each number of steps, or the error that the package raised. Each package has its
+own process, so that no package can change the settings of torch for another.
 """
 
 import contextlib
@@ -25,11 +25,11 @@ HESSIAN = -0.75
 """Ratio of the estimate of the Hessian's diagonal to the gradient, as in the laws."""
 
 Found = dict[int, list[Tensor]]
-"""Parameters by the number of steps."""
+"""Parameters, by the number of steps."""
 
 
 def of_torch(row: Row, given: Problem) -> Found:
-    """Run a torch.optim.Optimizer."""
+    """Run a torch.optim.Optimizer on a problem."""
     params = [torch.nn.Parameter(one.clone()) for one in given.params]
     options = {**row.theirs}
     group = {"params": params, **options.pop("group", {})}
@@ -39,7 +39,7 @@ def of_torch(row: Row, given: Problem) -> Found:
     found = {}
     for step, grads in enumerate(given.grads, start=1):
         for param, grad in zip(params, grads, strict=True):
-            param.grad = grad.clone()  # some implementations overwrite it
+            param.grad = grad.clone()  # some implementations overwrite the gradient
         optimizer.step(**_inputs(row, grads))
         if step in STEPS:
             found[step] = [one.detach().clone() for one in params]
@@ -47,7 +47,7 @@ def of_torch(row: Row, given: Problem) -> Found:
 
 
 def of_optax(row: Row, given: Problem) -> Found:
-    """Run a gradient transformation of optax."""
+    """Run a gradient transformation of optax on a problem."""
     import jax
     import optax
     from jax import numpy as jnp
@@ -73,7 +73,7 @@ def of_optax(row: Row, given: Problem) -> Found:
 
 
 def _hessian_of_optax(optax: Any) -> Any:
-    """Return a transformation that gives the estimate of the Hessian."""
+    """Return a transformation whose output is the estimate of the Hessian's diagonal."""
     return optax.GradientTransformationExtraArgs(
         lambda params: optax.EmptyState(),
         lambda grads, state, params=None, **_: ([HESSIAN * one for one in grads], state),
@@ -95,7 +95,7 @@ def _inputs(row: Row, grads: list[Tensor]) -> dict[str, Any]:
 
 
 def results(package: str) -> dict[str, dict[str, Any]]:
-    """Run all rows of a package, and their experiments."""
+    """Return the results of all rows of a package, and of their experiments."""
     found: dict[str, dict[str, Any]] = {}
     for key, row in rows().items():
         if row.package == package:
@@ -118,6 +118,6 @@ def _tried(row: Row, dtype: torch.dtype) -> Any:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    with contextlib.redirect_stdout(sys.stderr):  # some packages print when they are built
+    with contextlib.redirect_stdout(sys.stderr):  # some packages print in their constructors
         answer = results(sys.argv[1])
     json.dump(answer, sys.stdout)

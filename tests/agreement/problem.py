@@ -1,4 +1,4 @@
-"""The fixed problem on which implementations are compared: parameters and gradients by a seed."""
+"""The fixed problem for comparisons: random parameters and gradients with a fixed seed."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,24 +13,24 @@ SHAPES = {"all": ((9,), (6, 5), (4, 10), (8, 8)), "matrices": ((6, 5), (4, 10), 
 """Shapes of the parameters: a vector, and matrices that are tall, wide and square."""
 SHAPES["square"] = ((8, 8),)
 DECAY = 0.98
-"""Factor from one gradient to the next, as gradients shrink while a model trains."""
+"""Factor from one gradient to the next, since gradients shrink while a model trains."""
 
 Values = list[Tensor]
 
 
 class Problem(NamedTuple):
-    """Parameters at the start, and the gradients of all steps."""
+    """First parameters, and the gradients of all steps."""
 
     params: Values
     grads: list[Values]
 
 
 def problem(dtype: torch.dtype, shapes: str = "all") -> Problem:
-    """Return the problem in one dtype: the numbers are drawn in float64, then rounded.
+    """Return the problem in one dtype, with random numbers drawn in float64 and then rounded.
 
     Args:
-        dtype: of parameters and gradients.
-        shapes: a key of SHAPES; numbers of a shape are the same under each key.
+        dtype: the dtype of parameters and gradients.
+        shapes: a key of SHAPES. A shape has the same numbers under each key.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -45,10 +45,10 @@ def problem(dtype: torch.dtype, shapes: str = "all") -> Problem:
 
 
 def difference(ours: Sequence[Tensor], theirs: Sequence[Tensor], start: Sequence[Tensor]) -> float:
-    """Return the largest difference, relative to how far the other implementation moved.
+    """Return the largest difference, relative to the change by the other implementation.
 
-    For each tensor, the largest absolute difference is divided by the largest absolute change
-    since the start. A change of 0 on both sides counts as no difference.
+    For each tensor, the largest absolute difference is divided by the largest absolute change since
+    the start. A change of 0 on both sides counts as no difference.
     """
     worst = 0.0
     for one, other, before in zip(ours, theirs, start, strict=True):

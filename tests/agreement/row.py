@@ -8,17 +8,17 @@ Options = dict[str, Any]
 
 @dataclass(frozen=True)
 class Cause:
-    """The reason why two implementations differ, and the experiment that shows it.
+    """Reason why two implementations differ, and the experiment that shows it.
 
-    The experiment is the same comparison with the options below changed. The table has its result
-    beside the difference: a cause counts as found if the rest is rounding.
+    The experiment is the same comparison with the options below changed. The table shows both
+    differences. A cause is confirmed if the experiment differs only by rounding.
 
     Args:
         text: one sentence.
-        ours: options of ours that the experiment changes.
+        ours: our options that the experiment changes.
         theirs: options of the other implementation that the experiment changes.
-        algorithm: another algorithm of ours, which then has no options but those above.
-        variant: a function of a module ``variants_FAMILY`` in place of theirs.
+        algorithm: another algorithm of ours, which then has only the options above.
+        variant: a function of a module ``variants_FAMILY`` in place of the other implementation.
         shapes: other shapes of the parameters: a key of ``SHAPES``.
     """
 
@@ -32,19 +32,19 @@ class Cause:
 
 @dataclass(frozen=True)
 class Row:
-    """A comparison of one algorithm with one other implementation.
+    """Comparison of one algorithm with one other implementation.
 
     Args:
         algorithm: the name in ``functional_optim``.
         package: the module of the other implementation.
         name: its class or function, with dots for a module inside the package.
-        ours: options of ours.
-        theirs: options of the other implementation; those under ``"group"`` belong to its group of
-            parameters.
-        cause: the reason of a difference that is larger than rounding.
+        ours: our options.
+        theirs: options of the other implementation. Options under ``"group"`` go to its
+            parameter group.
+        cause: the reason for a difference that is larger than rounding.
         shapes: shapes of the parameters: a key of ``SHAPES``.
-        inputs: whether both take an estimate of the Hessian's diagonal.
-        coarsest: the coarsest dtype that either side computes in, whatever the parameters have.
+        inputs: True if both take an estimate of the Hessian's diagonal.
+        coarsest: the coarsest dtype in which either side computes, for any dtype of parameters.
     """
 
     algorithm: str
@@ -59,7 +59,7 @@ class Row:
 
     @property
     def other(self) -> str:
-        """The full name of the other implementation."""
+        """Return the full name of the other implementation."""
         return f"{self.package}.{self.name}"
 
     def experiment(self) -> "Row":

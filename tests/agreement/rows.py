@@ -1,4 +1,4 @@
-"""All rows: the tables of this folder, and the ``ROWS`` of every module ``oracle_FAMILY``."""
+"""All rows: the ``ROWS`` of every module ``rows_FAMILY`` and ``oracle_FAMILY``."""
 
 import functools
 import importlib
@@ -13,14 +13,14 @@ FOLDER = Path(__file__).parent
 
 
 def modules() -> Iterator[ModuleType]:
-    """Yield every module of this folder that compares: ``rows_FAMILY`` and ``oracle_FAMILY``."""
+    """Yield every module ``rows_FAMILY`` and ``oracle_FAMILY`` of this folder."""
     for file in sorted([*FOLDER.glob("rows_*.py"), *FOLDER.glob("oracle_*.py")]):
         yield importlib.import_module(f"tests.agreement.{file.stem}")
 
 
 @functools.cache
 def rows() -> dict[str, Row]:
-    """Return every row by a name; a second row of the same pair has a number behind its name."""
+    """Return every row by a name. A second row of the same pair has a number after its name."""
     found: dict[str, Row] = {}
     for module in modules():
         for row in getattr(module, "ROWS", ()):
@@ -31,10 +31,10 @@ def rows() -> dict[str, Row]:
 
 
 def variant(name: str) -> Callable[..., Any]:
-    """Return a function of the modules ``variants_FAMILY``.
+    """Return a function of the modules ``variants_FAMILY`` by its name.
 
     Raises:
-        LookupError: no module has it.
+        LookupError: no module has the function.
     """
     for file in sorted(FOLDER.glob("variants*.py")):
         module = importlib.import_module(f"tests.agreement.{file.stem}")
@@ -45,7 +45,7 @@ def variant(name: str) -> Callable[..., Any]:
 
 
 def comparisons() -> dict[str, Callable[[], float]]:
-    """Return every function ``compare_NAME`` of the modules ``oracle_FAMILY``, by its NAME."""
+    """Return every function ``compare_NAME`` of the modules ``oracle_FAMILY``, by NAME."""
     found: dict[str, Callable[[], float]] = {}
     for module in modules():
         for name, one in vars(module).items():

@@ -1,4 +1,4 @@
-"""Rows of the algorithms that torch.optim does not have."""
+"""Rows of algorithms that torch.optim does not have."""
 
 from tests.agreement.row import Cause, Row
 

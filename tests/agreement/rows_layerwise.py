@@ -1,4 +1,4 @@
-"""Rows of algorithms with one number for a tensor, a row or a block, and of signs and distances."""
+"""Rows of algorithms with one step size per tensor or block, or based on signs or distances."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Rows of Muon's family beside those of torch.optim and pytorch-optimizer."""
+"""Rows of Muon's family, apart from those of torch.optim and pytorch-optimizer."""
 
 from tests.agreement.row import Cause, Row
 
@@ -10,7 +10,7 @@ POLYNOMIALS = (
     (2.8769, -3.1427, 1.2046),
     (2.8366, -3.0525, 1.2012),
 )
-"""Of heavyball's iteration of Newton and Schulz."""
+"""Coefficients of heavyball's Newton-Schulz iteration."""
 
 ROWS = [
     Row(

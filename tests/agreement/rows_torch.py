@@ -1,4 +1,4 @@
-"""Rows of the algorithms that torch.optim has, too."""
+"""Rows of algorithms that torch.optim has, too."""
 
 from tests.agreement.row import Cause, Row
 

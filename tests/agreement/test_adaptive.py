@@ -1,4 +1,4 @@
-"""Adaptive algorithms against their formulas in float64, and against other algorithms."""
+"""Adaptive algorithms compared with their formulas in float64, and with other algorithms."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ STEPS = 20
 START = noise(0, 6)
 GRADS = [noise(k + 1, 6) for k in range(STEPS)]
 SHRINKING = [0.8**k * noise(k + 1, 6) for k in range(STEPS)]
-"""Gradients that become smaller, so that old averages are larger than new squares."""
+"""Gradients that shrink, so that old averages are larger than new squares."""
 
 CHOICES: dict[str, dict[str, list[Any]]] = {
     "ademamix": {
@@ -87,7 +87,7 @@ CHOICES: dict[str, dict[str, list[Any]]] = {
 
 
 def require_close(found: Tensor, wanted: Tensor, start: Tensor = START) -> None:
-    """Compare the ways that two optimizers have moved a parameter."""
+    """Compare how two optimizers have changed a parameter."""
     torch.testing.assert_close(found - start, wanted - start, rtol=1e-11, atol=1e-13)
 
 
@@ -102,7 +102,10 @@ def require_equal_steps(
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_an_algorithm_is_its_formula(name: str) -> None:
-    """Parameters and the first tensor of the state, with every pair of options."""
+    """Each algorithm matches its formula for every pair of options.
+
+    The test compares parameters and the first tensor of the state.
+    """
     assert set(CHOICES[name]) == set(OPTIONS[name])
     for one in pairs(**CHOICES[name], weight_decay=[0.0, 0.3], grads=["alike", "shrinking"]):
         hyper = {"lr": 0.1, **{key: value for key, value in one.items() if key != "grads"}}
@@ -133,9 +136,10 @@ def test_ademamix_without_the_slow_average_is_adamw() -> None:
 
 
 def test_ademamix_warms_up_in_half_lives() -> None:
-    """Halfway, the half-life of the slow average is the mean of those of b1 and b3.
+    """Halfway through the warm-up, the half-life of the slow average is a mean of two half-lives.
 
-    With decays 1/2 and 1/16, the half-lives are 1 and 1/4, and a decay of 2^(-8/5) has 5/8.
+    These are the half-lives of b1 and b3. With decays 1/2 and 1/16, they are 1 and 1/4. Their mean
+    is 5/8, the half-life of the decay 2^(-8/5).
     """
     ours = ademamix(betas=(0.0625, 0.999, 0.5), beta3_warmup=2)
     _, state = ours.update(torch.zeros(1).double(), torch.ones(1).double(), ours.init(START[:1]))
@@ -155,7 +159,7 @@ def test_the_first_step_of_adopt_only_sets_the_average_square(decouple: bool) ->
 
 
 def test_adopt_of_constant_gradients_is_momentum_of_signs() -> None:
-    """Each quotient is a sign, so that step t moves by lr * (1 - b1^t)."""
+    """For constant gradients, each quotient is a sign, so step t moves by lr * (1 - b1^t)."""
     found, _ = steps(adopt(0.1, (0.9, 0.99)), START, lambda k: GRADS[0], STEPS)
     way = sum(0.1 * (1 - 0.9**t) for t in range(1, STEPS))
     require_close(found, START - way * GRADS[0].sign())
@@ -173,7 +177,7 @@ def test_adan_of_constant_gradients_is_adam() -> None:
 
 
 def test_adabelief_without_momentum_is_sgd() -> None:
-    """The average predicts each gradient, so that s is a sum of eps alone."""
+    """Without momentum, the average predicts each gradient, so that s is a sum of eps alone."""
     lr, b2, eps = 0.1, 0.99, 1e-3
     ours = adabelief(lr, (0.0, b2), eps, weight_decay=0.1, decoupled_weight_decay=False)
     rate = lr / ((eps / (1 - b2)) ** 0.5 + eps)
@@ -181,7 +185,7 @@ def test_adabelief_without_momentum_is_sgd() -> None:
 
 
 def test_yogi_is_adagrad_while_squares_exceed_their_average() -> None:
-    """Then v is the first value and (1 - b2) times the sum of squares."""
+    """While squares exceed v, v is its first value plus (1 - b2) times the sum of squares."""
     b2, grads = 0.999, [one.sign() + one / 10 for one in GRADS]
     scale = (1 - b2) ** 0.5
     ours = yogi(
@@ -196,7 +200,7 @@ def test_yogi_is_adagrad_while_squares_exceed_their_average() -> None:
 
 
 def test_laprop_without_momentum_is_rmsprop() -> None:
-    """Up to the bias correction of the average square, which schedules of lr and eps undo."""
+    """Without momentum, LaProp is Adam, and RMSprop with schedules for the bias correction."""
     b2 = 0.99
 
     def root(made: float) -> float:
@@ -209,7 +213,7 @@ def test_laprop_without_momentum_is_rmsprop() -> None:
 
 
 def test_stable_adamw_is_adamw_while_gradients_shrink() -> None:
-    """No square exceeds the average of squares, so that nothing is clipped."""
+    """While gradients shrink, no square exceeds the average of squares, so nothing is clipped."""
     grads = [(-0.9) ** k * GRADS[0] for k in range(STEPS)]
     ours = stable_adamw(0.1, (0.9, 0.99), weight_decay=0.1)
     require_equal_steps(ours, adamw(0.1, (0.9, 0.99), eps=1e-6, weight_decay=0.1), grads)
@@ -221,7 +225,7 @@ def test_stable_adamw_takes_a_part_of_the_step_where_a_gradient_jumps() -> None:
     ours, _ = steps(stable_adamw(**hyper), START, lambda k: grads[k], 2)
     whole, _ = steps(adamw(**hyper), START, lambda k: grads[k], 2)
     before, _ = steps(adamw(**hyper), START, lambda k: grads[k], 1)
-    second = (betas[1] + 100**2) / (1 + betas[1])  # v of step 2, in squares of the first gradient
+    second = (betas[1] + 100**2) / (1 + betas[1])  # v of step 2 over the first gradient squared
     require_close(ours, before + (whole - before) * second**0.5 / 100, before)
 
 
@@ -237,7 +241,10 @@ def test_qhadam_without_averages_is_a_step_of_signs() -> None:
 
 
 def test_adabound_with_far_bounds_is_adam() -> None:
-    """Without eps, since the two algorithms add it at different places."""
+    """With distant bounds, AdaBound is Adam.
+
+    eps is 0, since the two algorithms add eps at different places.
+    """
     for amsbound in (False, True):
         ours = adabound(0.1, (0.9, 0.99), gamma=1e-200, eps=0.0, amsbound=amsbound)
         with case(amsbound=amsbound):
@@ -245,7 +252,7 @@ def test_adabound_with_far_bounds_is_adam() -> None:
 
 
 def test_adabound_at_its_upper_bound_is_sgd_with_momentum() -> None:
-    """The bound is the learning rate of an average of gradients: QHM with ``nu = 1``."""
+    """At its upper bound, AdaBound is QHM with ``nu = 1``: the bound is the learning rate."""
     ours = adabound(1e9, (0.9, 0.99), final_lr=0.1, gamma=0.5)
     other = qhm(lambda made: 0.1 * (1 + 2 / (made + 1)), momentum=0.9, nu=1.0)
     require_equal_steps(ours, other)

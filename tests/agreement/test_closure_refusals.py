@@ -1,4 +1,4 @@
-"""Optimizers that evaluate the loss: who cannot run them says what to use, and nothing changes."""
+"""Front-ends that cannot evaluate the loss refuse such optimizers, and say what to use."""
 
 import copy
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def parameters() -> list[Tensor]:
 
 
 class Mine(TorchOptimizer):
-    """A subclass of the user."""
+    """A user's subclass of TorchOptimizer."""
 
 
 WAYS: dict[str, Callable[[], object]] = {

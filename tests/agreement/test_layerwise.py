@@ -1,4 +1,4 @@
-"""Algorithms with one step size for a tensor, a block or all tensors: formulas and identities."""
+"""Algorithms with one step size per tensor, per block or for all: formulas and identities."""
 
 from collections.abc import Callable
 from typing import Any
@@ -124,7 +124,7 @@ def noise(seed: int, *shape: int) -> Tensor:
 
 
 def gradients(start: Tensor, count: int = STEPS) -> list[Tensor]:
-    """Of a slope that turns slowly, and noise: distances that are estimated then grow."""
+    """Return gradients of a slowly changing slope, plus noise, so that estimated distances grow."""
     return [start * (1 - step / 8) + 0.3 * noise(step, *start.shape) for step in range(count)]
 
 
@@ -137,7 +137,7 @@ def stepped(optimizer: Optimizer, param: Any, grads: list[Any]) -> tuple[Any, An
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_it_is_the_formula_of_its_paper(name: str) -> None:
-    """With all options, in float64, over twenty steps."""
+    """Each algorithm matches its paper's formula over 20 steps in float64, with all options."""
     build, formula, options, more = OPTIONS[name]
     start = noise(99, *SHAPE)
     grads = gradients(start)
@@ -155,7 +155,7 @@ def test_it_is_the_formula_of_its_paper(name: str) -> None:
 
 
 def test_signum_without_momentum_is_sign_sgd() -> None:
-    """To the bit, coupled decay included, and without state."""
+    """Without momentum, Signum equals sign SGD in every bit, and has no state."""
     start = noise(0, *SHAPE)
     for hyper in pairs(
         weight_decay=[0.0, 0.3], decoupled_weight_decay=[True, False], maximize=[False, True]
@@ -167,9 +167,9 @@ def test_signum_without_momentum_is_sign_sgd() -> None:
 
 
 def test_novograd_of_one_element_is_normalised_by_its_own_square() -> None:
-    """It is then Adam without bias corrections, whose v starts at the first square.
+    """For one element, NovoGrad is Adam without bias corrections, with v from the first square.
 
-    The direction goes through the momentum behind the division.
+    The momentum averages the normalized gradients.
     """
     b1, b2, m, v, x = 0.9, 0.7, 0.0, 0.0, 2.0
     grads = [float(one) for one in noise(1, STEPS)]
@@ -203,7 +203,10 @@ def test_adam_mini_with_blocks_of_one_element_is_adamw() -> None:
 
 
 def test_blocks_of_adam_mini_are_chosen_by_override_and_checked() -> None:
-    """Blocks step like tensors of their own."""
+    """Blocks of Adam-mini step like separate tensors.
+
+    ``override`` sets the number of blocks of a parameter, and a wrong number is refused.
+    """
     start, heads = noise(4, 6, 2), {"q": noise(4, 6, 2), "v": noise(5, 6, 2)}
     optimizer = adam_mini(0.1).override(("q",), blocks=2)
     state = optimizer.init(heads)
@@ -218,9 +221,9 @@ def test_blocks_of_adam_mini_are_chosen_by_override_and_checked() -> None:
 
 
 def test_came_on_gradients_of_rank_one_has_their_exact_second_moment() -> None:
-    """Each element then moves by sign times a number that all elements share.
+    """For gradients of rank one, each element moves by its sign times a common factor.
 
-    Without momentum u - m is 0, and S is its floor e2 alone.
+    Without momentum, u - m is 0, and S is its floor e2 alone.
     """
     left, right, sizes = noise(6, 3, 1), noise(7, 1, 4), noise(8, STEPS).tolist()
     lr, b2, b3, e2 = 0.01, 0.9, 0.8, 0.25
@@ -236,7 +239,10 @@ def test_came_on_gradients_of_rank_one_has_their_exact_second_moment() -> None:
 
 
 def test_came_of_a_batch_of_matrices_averages_each_by_itself() -> None:
-    """But for the clipping, which a high threshold leaves out."""
+    """CAME averages each matrix of a batch separately, except for the clipping.
+
+    A high threshold turns the clipping off.
+    """
     start = noise(10, 2, 3, 4)
     optimizer, grads = came(0.01, clip_threshold=1e9), gradients(start)
     whole, _ = stepped(optimizer, start, grads)
@@ -247,7 +253,7 @@ def test_came_of_a_batch_of_matrices_averages_each_by_itself() -> None:
 
 @pytest.mark.parametrize("build", [dog, ldog])
 def test_dog_does_not_see_the_scale_of_gradients(build: Callable[..., Optimizer]) -> None:
-    """By a power of two, to the bit."""
+    """Scaling the gradients by a power of two does not change DoG in any bit."""
     start = noise(11, *SHAPE)
     grads = gradients(start)
     one, _ = stepped(build(eps=0.0), start, grads)
@@ -269,7 +275,7 @@ GLOBAL: dict[str, tuple[Callable[..., Optimizer], Tree]] = {
 
 @pytest.mark.parametrize("name", GLOBAL)
 def test_a_tree_is_its_concatenation(name: str) -> None:
-    """Sums are taken over all tensors."""
+    """A tree steps like one concatenated tensor, since sums are over all tensors."""
     build, hyper = GLOBAL[name]
     starts, optimizer = tree(20), build(**hyper)
     joined = torch.cat([one.reshape(-1) for one in starts.values()])
@@ -308,7 +314,7 @@ def test_ldog_is_dog_of_each_tensor() -> None:
 
 
 def test_dadapt_sgd_with_a_fixed_distance_is_sgd() -> None:
-    """Of the learning rate ``d0 * lr / ||g_1||``."""
+    """With a fixed distance, D-Adapt SGD is SGD with learning rate ``d0 * lr / ||g_1||``."""
     start = noise(12, *SHAPE)
     grads = gradients(start)
     found, state = stepped(dadapt_sgd(0.5, d0=0.1, growth_rate=1.0), start, grads)
@@ -318,7 +324,10 @@ def test_dadapt_sgd_with_a_fixed_distance_is_sgd() -> None:
 
 
 def test_dadapt_adam_with_a_fixed_distance_is_adam() -> None:
-    """With bias correction, of the learning rate ``d0 * lr``, and with a vanishing eps."""
+    """With a fixed distance, D-Adapt Adam is Adam with learning rate ``d0 * lr``.
+
+    Both have bias correction and a tiny eps.
+    """
     start = noise(13, *SHAPE)
     grads = gradients(start)
     optimizer = dadapt_adam(
@@ -331,7 +340,7 @@ def test_dadapt_adam_with_a_fixed_distance_is_adam() -> None:
 
 @pytest.mark.parametrize("name", ["dadapt_sgd", "dadapt_adam"])
 def test_gradients_of_zeros_change_nothing(name: str) -> None:
-    """Before the first other gradient, the step counts for nothing."""
+    """Steps before the first nonzero gradient change nothing."""
     build, hyper = GLOBAL[name]
     params = tree(40)
     zeros = {k: torch.zeros_like(one) for k, one in params.items()}
@@ -365,7 +374,7 @@ def test_signs_of_sparse_gradients_reach_the_stored_rows(build: Callable[..., Op
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sums_are_of_every_block_and_in_double_precision(dtype: torch.dtype) -> None:
-    """DoG's sum of squares of more elements than a block has."""
+    """DoG adds squares of all blocks in double precision."""
     grad = noise(70, 3 * SUM_BLOCK + 5).to(dtype)
     optimizer, start = dog(), torch.zeros_like(grad)
     _, state = stepped(optimizer, start, [grad])

@@ -1,4 +1,4 @@
-"""L-BFGS: the bits of torch.optim.LBFGS, through a closure and as a pure function."""
+"""L-BFGS: equal to torch.optim.LBFGS in every bit, with a closure and as a pure function."""
 
 import copy
 import itertools
@@ -63,7 +63,7 @@ def test_bits_are_those_of_torch(
 ) -> None:
     problem = Problem(*KINDS[kind](seed, dtype), options=options, steps=steps)
     losses, params, state = run_torch(problem)
-    if options.get("max_iter") == 0:  # torch writes its keys with None
+    if options.get("max_iter") == 0:  # torch writes the keys of the state with None
         state = {name: state[name] for name in ("func_evals", "n_iter")}
     ours = run_front_end(problem)
     assert same(losses, ours[0])
@@ -75,7 +75,7 @@ def test_bits_are_those_of_torch(
 
 
 def test_each_branch_of_the_line_search_has_the_bits_of_torch() -> None:
-    """Each problem is searched from first steps that are too short and too long."""
+    """Searches start with steps that are too short and too long, to reach each branch."""
     for kind in SEARCHED:
         for seed, lr in itertools.product(range(6), (1e-3, 0.02, 0.2, 1.0)):
             options = {"line_search_fn": "strong_wolfe", "lr": lr, "max_iter": 4}
@@ -115,7 +115,7 @@ def test_mixed_dtypes_have_a_flat_vector_of_the_widest(search: Any) -> None:
 
 @each(sparse=(False, True))
 def test_sparse_gradients_are_made_dense(sparse: bool) -> None:
-    """As torch makes them, whose dense ones give the same bits."""
+    """Sparse gradients become dense, as in torch, and give the same bits as dense gradients."""
     weight = torch.arange(12, dtype=torch.float64).reshape(4, 3)
     index = torch.tensor([2, 0, 2])
 
@@ -132,7 +132,10 @@ def test_sparse_gradients_are_made_dense(sparse: bool) -> None:
 
 @each(search=SEARCHES)
 def test_parameters_in_any_layout(search: Any) -> None:
-    """A transposed matrix and every second element of a vector; torch takes no such gradients."""
+    """Parameters may have any layout: a transposed matrix, and every second element of a vector.
+
+    torch fails on such gradients, so it runs on contiguous parameters.
+    """
     rows, many = (
         torch.linspace(-2, 1, 12).double().reshape(4, 3),
         torch.linspace(-1, 1, 10).double(),
@@ -153,7 +156,7 @@ def test_parameters_in_any_layout(search: Any) -> None:
 
 @each(search=SEARCHES, by_data=[False, True])
 def test_a_closure_may_project_parameters_in_place(search: Any, by_data: bool) -> None:
-    """As in style transfer, where each evaluation clamps the picture."""
+    """A closure may change parameters in place, as in style transfer, which clamps the picture."""
     params, loss = quadratic(4, torch.float64)
 
     def run(make: Any) -> dict[str, Tensor]:
@@ -229,7 +232,7 @@ def test_known_loss_and_gradient_save_an_evaluation() -> None:
 
 
 def test_it_ends_at_an_optimum_without_a_step() -> None:
-    """A gradient of exactly the tolerance is small enough."""
+    """The optimizer stops without a step if the gradient equals the tolerance."""
     x = torch.tensor([1.0, -2.0])
     optimizer = lbfgs(tolerance_grad=0.5)
     function: Any = lambda given: (given.sum() / 2, torch.full((2,), 0.5))  # noqa: E731
@@ -244,7 +247,10 @@ def test_it_ends_at_an_optimum_without_a_step() -> None:
 
 
 def test_quadratics_end_within_as_many_exact_searches_as_dimensions() -> None:
-    """Quadratic termination: with exact searches, directions of BFGS are conjugate."""
+    """With exact line searches, a quadratic is solved in as many steps as it has dimensions.
+
+    This is quadratic termination: the directions of BFGS are conjugate.
+    """
     params, loss = quadratic(5, torch.float64)
     optimizer, state = lbfgs(), None
     flat = torch.cat([one.reshape(-1) for one in params.values()])
@@ -257,7 +263,7 @@ def test_quadratics_end_within_as_many_exact_searches_as_dimensions() -> None:
     def _cut(x: Tensor) -> dict[str, Tensor]:
         return {"z": x[:3], "m": x[3:7], "a": x[7:]}
 
-    # Exact steps: lr is the minimizer along the direction, which the state has after lr = 0.
+    # A step with a tiny lr gives the direction. The next lr is the minimizer along it.
     state = optimizer.init(flat)
     start = float(at(flat)[1].abs().max())
     for _ in range(8):
@@ -305,7 +311,7 @@ def test_torch_state_dicts_load_both_ways() -> None:
     assert mine.param_groups[0]["history_size"] == 2
     kept = copy.deepcopy(mine.state_dict())
     live.step(closure_of(live, theirs, loss))
-    assert_same(kept["state"][0], mine.state_dict()["state"][0])  # no memory is shared
+    assert_same(kept["state"][0], mine.state_dict()["state"][0])  # the state dicts share no memory
     mine.step(closure_of(mine, ours, loss))
     assert_same(theirs, ours)
     live.load_state_dict(copy.deepcopy(mine.state_dict()))

@@ -1,4 +1,4 @@
-"""The algorithms of orthogonal matrices: formulas in float64, and identities of the theory."""
+"""Algorithms with orthogonal matrices: formulas in float64, and identities from theory."""
 
 import math
 from collections.abc import Callable
@@ -32,7 +32,7 @@ SHAPES = ((4, 4), (3, 7), (7, 3))
 def assert_formula(
     optimizer: Optimizer, formula: Callable[..., Any], shapes: Any = SHAPES, **named: Any
 ) -> None:
-    """Parameters and momentum over 20 steps, up to rounding."""
+    """Make sure that parameters and momentum match a formula over 20 steps, up to rounding."""
     for shape in shapes:
         start, grads = drawn(0, *shape), [drawn(k + 1, *shape) for k in range(20)]
         param, state = run(optimizer, start, grads)
@@ -83,7 +83,7 @@ def test_muon_is_its_formula_with_each_scale_and_polar_factor() -> None:
 
 
 def test_normuon_is_its_formula() -> None:
-    """NorMuon is the formula of the paper, or by default that of the authors' program."""
+    """NorMuon matches the formula of the paper, and by default that of the authors' program."""
     options: dict[bool, dict[str, Any]] = {
         True: {"nesterov": False, "adjust_lr_fn": "match_rms_adamw"},
         False: {},
@@ -141,7 +141,10 @@ def _orthonormal(matrix: Tensor) -> Tensor:
 
 
 def test_the_polar_factor_is_approached_within_the_bound_of_the_polynomials() -> None:
-    """Bounds of singular values from 0.01 to 1; the singular vectors stay."""
+    """Polynomials bring singular values from 0.01 to 1 within their bounds, which are tight.
+
+    Singular vectors do not change.
+    """
     bounds = {
         "quintic": (0.68, 1.14),
         "tuned_quintic": (0.97, 1.04),
@@ -155,7 +158,7 @@ def test_the_polar_factor_is_approached_within_the_bound_of_the_polynomials() ->
         values = [polar(0.01 + 0.99 * k / 5000) for k in range(5001)]
         with case(name=name):
             assert low <= min(values) <= max(values) <= high
-            assert min(values) < low + 0.02  # no bound is loose
+            assert min(values) < low + 0.02  # the bound is tight
             assert max(values) > high - 0.02
         given = 0.01 ** (torch.arange(4, dtype=torch.float64) / 3)
         left, right = (torch.linalg.qr(drawn(seed, 4, 4))[0] for seed in (0, 1))
@@ -181,7 +184,7 @@ def test_more_iterations_come_closer_to_the_polar_factor() -> None:
 
 
 def test_cans_has_the_published_numbers() -> None:
-    """Grishina et al. 2025: the smallest singular value of 0.00085 gives their nine polynomials."""
+    """CANS gives the nine polynomials that Grishina et al. 2025 publish for the bound 0.00085."""
     published = [
         (5.182503604966906, -5.178098480082684),
         (2.586120737395915, -0.6479542005271643),
@@ -198,7 +201,10 @@ def test_cans_has_the_published_numbers() -> None:
 
 
 def test_normuon_without_averages_is_muon_with_rows_of_one_norm() -> None:
-    """With beta2 0; and where rows have one norm anyway, it is Muon."""
+    """With beta2 0, NorMuon is Muon with rows of equal norm.
+
+    If the rows of Muon's step have equal norms, NorMuon is Muon for any beta2.
+    """
     for shape in SHAPES:
         grads = [drawn(k, *shape) for k in range(3)]
         start = torch.zeros(shape, dtype=torch.float64)
@@ -210,7 +216,7 @@ def test_normuon_without_averages_is_muon_with_rows_of_one_norm() -> None:
             rows = made.norm(dim=1, keepdim=True)
             want = made / rows * (made.norm() / math.sqrt(shape[0]))
             torch.testing.assert_close(step, want, rtol=1e-10, atol=1e-12)
-    even = torch.linalg.qr(drawn(5, 4, 4))[0]  # its polar factor has rows of norm 1
+    even = torch.linalg.qr(drawn(5, 4, 4))[0]  # the rows of its polar factor have norm 1
     start = torch.zeros(4, 4, dtype=torch.float64)
     both = [
         run(one, start, [even, even])[0]
@@ -227,13 +233,13 @@ def test_scion_in_the_sign_norm_is_signsgd_with_decay() -> None:
     ours, _ = run(scion(0.1, 0.9, "sign", scale=2.0), drawn(0, 3, 4), grads)
     signs = chain(
         decoupled_weight_decay(2.0), trace(0.9), scale_by_sign(), descend(0.05)
-    )  # 0.1 * 2.0 / 4 columns
+    )  # lr 0.1 times radius 2.0, divided by 4 columns
     by_sign, _ = run(signs, drawn(0, 3, 4), grads)
     torch.testing.assert_close(ours, by_sign, rtol=1e-12, atol=1e-12)
 
 
 def test_constrained_scion_stays_in_the_ball() -> None:
-    """Unconstrained, it leaves it."""
+    """Constrained Scion stays in the ball of its radius, and unconstrained Scion leaves it."""
     norms: dict[str, Callable[[Tensor], Tensor]] = {
         "spectral": lambda p: torch.linalg.matrix_norm(p, 2) * math.sqrt(4 / 3),
         "sign": lambda p: p.abs().max() * 4,
@@ -265,7 +271,10 @@ def test_scion_steps_vectors_by_their_root_mean_square() -> None:
 
 
 def test_dion_of_full_rank_steps_along_the_polar_factor_of_the_momentum() -> None:
-    """With one gradient, the power method goes to its singular vectors."""
+    """With full rank, Dion steps along the polar factor of the momentum.
+
+    For a constant gradient, the power iteration converges to its singular vectors.
+    """
     for shape in ((4, 4), (3, 6), (6, 3)):
         left, right = (_orthonormal(drawn(k, one, 3)) for k, one in enumerate(shape))
         values = torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64).diag()
@@ -279,14 +288,14 @@ def test_dion_of_full_rank_steps_along_the_polar_factor_of_the_momentum() -> Non
         step = (before - after) / math.sqrt(shape[0] / shape[1])
         with case(shape=shape):
             torch.testing.assert_close(step, _orthonormal(grad), rtol=1e-6, atol=1e-6)
-            # All of the gradient is in the approximation: nothing is fed back but mu times it.
+            # The approximation is exact, so the momentum keeps mu times its value.
             torch.testing.assert_close(
                 state.momentum_buffer, grad * sum(0.95**k for k in range(1, 62)), rtol=1e-9, atol=0
             )
 
 
 def test_dion_feeds_back_what_a_step_leaves_out() -> None:
-    """Of rank 1 too, all of a constant gradient comes into the parameters, one after the other."""
+    """With rank 1, all directions of a constant gradient are applied in turn, by error feedback."""
     grad = torch.diag(torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64))
     start = torch.zeros(3, 3, dtype=torch.float64)
     param, _ = run(dion(0.1, 0.0, rank=1), start, [grad] * 200)

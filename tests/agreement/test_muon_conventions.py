@@ -1,4 +1,4 @@
-"""The conventions in which implementations of Muon differ, as options of ours."""
+"""Conventions in which implementations of Muon differ, as our options."""
 
 import math
 from typing import Any
@@ -13,7 +13,7 @@ from tests.choices import case, pairs
 
 
 def keller_polar(update: Tensor) -> Tensor:
-    """Jordan et al. 2024 as Keller Jordan's program computes it."""
+    """Return the polar factor by Jordan et al. 2024, as Keller Jordan's program computes it."""
     x = update.bfloat16()
     is_tall = x.size(0) > x.size(1)
     x = x.mT if is_tall else x
@@ -25,7 +25,7 @@ def keller_polar(update: Tensor) -> Tensor:
 
 
 def keller(param: Tensor, grads: list[Tensor], lr: float = 0.02) -> Tensor:
-    """Keller Jordan's program, with momentum 0.95."""
+    """Return the parameter after steps of Keller Jordan's program, with momentum 0.95."""
     buffer = torch.zeros_like(param)
     for grad in grads:
         buffer = buffer.lerp(grad, 1 - 0.95)
@@ -35,7 +35,10 @@ def keller(param: Tensor, grads: list[Tensor], lr: float = 0.02) -> Tensor:
 
 
 def test_muon_with_kellers_conventions_is_kellers_bit_for_bit() -> None:
-    """The rounding of products is all that parts it from torch's, and for tall ones the factor."""
+    """Muon with Keller Jordan's conventions equals his program in every bit.
+
+    torch's Muon differs from his by the rounding of products, and in the factor for tall matrices.
+    """
     kellers: dict[str, Any] = {"adjust_lr_fn": "keller", "normalization": "add"}
     for shape in ((24, 24), (16, 40), (40, 16)):
         for dtype in (torch.float32, torch.float64):
@@ -56,7 +59,10 @@ def test_muon_with_kellers_conventions_is_kellers_bit_for_bit() -> None:
 
 
 def test_normuon_is_its_authors_program_up_to_the_rounding_of_float32() -> None:
-    """With the same rounding of the iteration in bfloat16."""
+    """NorMuon matches its authors' program up to float32 rounding.
+
+    Both iterate in bfloat16.
+    """
     for shape in ((24, 24), (16, 40), (40, 16)):
         param, grads = drawn(0, *shape).float(), [drawn(k + 1, *shape).float() for k in range(5)]
         ours, _ = run(normuon(0.02), param, grads)
@@ -74,7 +80,10 @@ def test_normuon_is_its_authors_program_up_to_the_rounding_of_float32() -> None:
 
 
 def test_blocks_of_rows_are_stepped_as_parameters_of_their_own() -> None:
-    """Heads of one size, the sizes of Q, K and V, experts in a stack, and kernels."""
+    """Blocks of rows step like separate parameters.
+
+    The blocks are heads of one size, Q, K and V of different sizes, stacked experts, and kernels.
+    """
 
     def plain(**given: Any) -> Optimizer:
         return muon(0.1, **given).using(executor="reference")

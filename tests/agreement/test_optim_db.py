@@ -1,4 +1,4 @@
-"""Every configuration of PyTorch's own list of optimizers, bit for bit."""
+"""Every configuration in PyTorch's own list of optimizers: equal in every bit."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,22 +18,23 @@ from .optim_db import Configuration, configurations
 CONFIGURATIONS = configurations()
 LISTED = sorted({one.cls.__name__ for one in CONFIGURATIONS.values()})
 STEPS = 8
-"""The first five of RAdam are those of momentum."""
+"""Number of steps, of which RAdam's first five are steps of momentum."""
 
 KINDS = ("some are missing", "none is missing", "other strides", "zeros now and then")
-"""Of gradients."""
+"""Kinds of gradients."""
 
 Params = Sequence[Tensor]
 Grads = Sequence[list[Tensor | None]]
 
 
 def adds_complex_numbers(one: Configuration) -> bool:
-    """Return True if torch multiplies complex numbers, where it takes their real view elsewhere.
+    """Return True if torch multiplies complex numbers in this configuration.
 
-    It then rounds otherwise than itself on the real view: all of SGD, the momentum of RMSprop, and
-    each decay that is added to the gradient, except in NAdam, RAdam and ASGD, which take the view
-    before, and the step of Adadelta. Where Rprop maximises, torch negates a complex 0 to 0, and a
-    real one to -0. There, ours is torch's class on the real view.
+    Elsewhere, torch uses the real view of complex numbers. The complex product rounds differently
+    from the real view. It occurs in SGD, in RMSprop with momentum, in the step of Adadelta, and in
+    each decay that is added to the gradient. NAdam, RAdam and ASGD use the real view before that
+    decay. Rprop with maximize negates a complex 0 to 0, and a real 0 to -0. In all these cases, we
+    match torch's class on the real view.
     """
     if one.cls in (torch.optim.NAdam, torch.optim.RAdam, torch.optim.ASGD):
         return False
@@ -48,7 +49,7 @@ def adds_complex_numbers(one: Configuration) -> bool:
 
 
 MISSING = ((0, 1), (4, 0))
-"""Steps and parameters."""
+"""Pairs of a step and a parameter without a gradient."""
 
 
 def shapes(one: Configuration) -> list[tuple[int, ...]]:
@@ -60,7 +61,7 @@ def shapes(one: Configuration) -> list[tuple[int, ...]]:
 def values(
     one: Configuration, dtype: torch.dtype, kind: str = KINDS[0]
 ) -> tuple[list[Tensor], list[list[Tensor | None]]]:
-    """Return parameters, and their gradients at each step."""
+    """Return parameters, and the gradients of each step."""
     generator = torch.Generator().manual_seed(0)
     wide = torch.complex128 if dtype.is_complex else torch.float64
 
@@ -75,7 +76,7 @@ def values(
             return (
                 torch.zeros_like(made) if kind == "zeros now and then" and step % 3 == 1 else made
             )
-        rows = torch.randint(0, shape[0], (1, 4), generator=generator)  # some of them twice
+        rows = torch.randint(0, shape[0], (1, 4), generator=generator)  # some rows twice
         stored = drawn((4, *shape[1:]))
         return torch.sparse_coo_tensor(rows, stored, shape, check_invariants=True)
 
@@ -93,7 +94,7 @@ def values(
 def stepped(
     build: Callable[[list[nn.Parameter]], torch.optim.Optimizer], params: Params, grads: Grads
 ) -> list[tuple[Tensor, dict[str, Tensor]]]:
-    """Return each parameter and its state, after the steps of an optimizer."""
+    """Return each parameter and its state after several steps."""
     leaves = [nn.Parameter(param.clone()) for param in params]
     optimizer = build(leaves)
     for row in grads:
@@ -116,7 +117,10 @@ def on_real_view(tensors: Sequence[Any]) -> list[Any]:
 
 
 def assert_same(ours: Any, theirs: Any, *, on_view: bool) -> None:
-    """Parameters and state are equal, ours seen as real numbers if torch's were."""
+    """Make sure that parameters and state are equal.
+
+    If torch ran on the real view, our complex tensors are compared by their real view.
+    """
     for (param, state), (wanted, entries) in zip(ours, theirs, strict=True):
         assert same_bits(torch.view_as_real(param) if on_view else param, wanted)
         assert int(state.get("step", 0)) == int(entries.get("step", state.get("step", 0)))
@@ -129,9 +133,10 @@ def assert_same(ours: Any, theirs: Any, *, on_view: bool) -> None:
 
 
 def runs(one: Configuration) -> list[tuple[torch.dtype, str]]:
-    """Return the dtypes and kinds of gradients that a configuration is run with.
+    """Return the dtypes and kinds of gradients to run a configuration with.
 
-    Of 16 bits, torch's kernels round by the strides of a gradient, so these are the parameter's.
+    For 16-bit dtypes, torch's kernels round differently for other strides, so that kind is left
+    out.
     """
     dtypes = [torch.float32, torch.float64, torch.bfloat16]
     dtypes += [torch.complex64] if one.takes_complex else []
@@ -140,20 +145,23 @@ def runs(one: Configuration) -> list[tuple[torch.dtype, str]]:
 
 
 def test_there_are_as_many_runs_as_torch_has() -> None:
-    """PyTorch's suite makes 1,036 of them, over four dtypes and four kinds of gradients."""
+    """There are at least 1,036 runs, as in PyTorch's suite, over four dtypes and four kinds."""
     assert sum(len(runs(one)) for one in CONFIGURATIONS.values()) >= 1036
 
 
 def test_the_list_has_every_class_that_has_an_equivalent() -> None:
-    """A failure says that torch has changed its list, or the registry has other classes."""
+    """The list has all classes with an equivalent here.
+
+    A failure means that torch has changed its list, or that the registry has other classes.
+    """
     classes = [key for key in functional_optim_map if isinstance(key, type)]
     known = {one.__name__ for one in classes if one.__module__.startswith("torch.optim")}
-    assert set(LISTED) == known - {"LBFGS"}  # whose step needs a closure
+    assert set(LISTED) == known - {"LBFGS"}  # a step of LBFGS needs a closure
 
 
 @pytest.mark.parametrize("cls", LISTED)
 def test_every_configuration_is_torchs(cls: str) -> None:
-    """In place in every run; by pure updates in every fourth run, in each dtype and kind."""
+    """Every configuration equals torch's class in place, and every fourth run by pure updates."""
     for turn, (name, one) in enumerate(CONFIGURATIONS.items()):
         if one.cls.__name__ != cls:
             continue
@@ -174,7 +182,10 @@ def test_every_configuration_is_torchs(cls: str) -> None:
 
 
 def test_torch_contradicts_itself_where_it_adds_complex_numbers() -> None:
-    """At least once for each class, in one of the kinds of gradients."""
+    """Each class that multiplies complex numbers differs from itself on the real view.
+
+    The difference shows for at least one configuration and one kind of gradients.
+    """
     adding = [one for one in CONFIGURATIONS.values() if one.takes_complex]
     adding = list(filter(adds_complex_numbers, adding))
     differing = set()

@@ -1,4 +1,4 @@
-"""Rules that precondition matrices on both sides: their formulas in float64, their identities."""
+"""Rules that precondition matrices on both sides: their formulas in float64, and identities."""
 
 from itertools import pairwise
 from typing import Any
@@ -24,7 +24,10 @@ STEPS = 20
 
 
 def test_shampoo_is_its_formula() -> None:
-    """Blocks do not divide all sides, and steps with and without new roots are among these."""
+    """Shampoo matches its formula.
+
+    Some blocks do not divide the sides, and some steps compute no new roots.
+    """
     for one in pairs(
         shape=[(3, 3), (3, 5), (5, 2)],
         betas=[(0.9, 1.0), (0.0, 0.9), (0.5, 0.99)],
@@ -49,7 +52,7 @@ def test_shampoo_is_its_formula() -> None:
 
 
 def test_shampoo_without_roots_is_its_graft() -> None:
-    """As long as no inverse root is computed: the optimizer whose step length it would take."""
+    """Before Shampoo computes its first root, it is the optimizer that it grafts from."""
     start, grads = noise(0, 3, 5), [noise(k + 1, 3, 5) for k in range(STEPS)]
     hyper: dict[str, Any] = {"lr": 0.1, "start_preconditioning_step": STEPS + 1, "block_size": 2}
     grafts = {
@@ -67,12 +70,15 @@ def test_shampoo_without_roots_is_its_graft() -> None:
 
 
 def test_shampoo_of_a_diagonal_problem_is_a_diagonal_method() -> None:
-    """Factors are diagonal: with exponents 1/4 it is AdaGrad, with 1/2 its step is 1 / v."""
+    """For diagonal gradients, Shampoo is a diagonal method.
+
+    With exponents 1/4 it is AdaGrad, and with 1/2 it divides by v.
+    """
     start = torch.zeros(3, 3).double()
     grads = [torch.diag(noise(k, 3)) for k in range(STEPS)]
     for exponent in (0.25, 0.5):
         optimizer = shampoo(0.1, (0.0, 1.0), eps=0.0, exponent=exponent)
-        # The first gradient has no zero on its diagonal, and what is off it stays zero.
+        # The diagonal of the first gradient has no zero, and other elements stay zero.
         found, _ = steps(optimizer, start, lambda k: grads[k], STEPS)
         total, want = torch.zeros(3).double(), torch.zeros(3).double()
         for grad in grads:
@@ -99,10 +105,10 @@ def test_grafting_gives_each_block_the_length_of_the_other_step() -> None:
 
 
 def test_kl_soap_is_its_formula() -> None:
-    """At refreshes and between them, with gradients so small that eigenvalues reach their limit.
+    """KL-SOAP matches its formula, at refreshes and between them.
 
-    The longer side of an oblong matrix is not turned, since a single gradient does not decide on
-    all of its eigenvectors.
+    Gradients are so small that eigenvalues reach their limit. The longer side of an oblong matrix
+    is not preconditioned, since one gradient does not determine all its eigenvectors.
     """
     for one in pairs(
         shape=[(12, 12), (3, 5), (5, 2)],
@@ -130,9 +136,10 @@ def test_kl_soap_is_its_formula() -> None:
 
 
 def test_kl_soap_whose_other_factor_is_the_identity_is_soap() -> None:
-    """One side is turned, and factors that differ by a number have the same eigenvectors.
+    """KL-SOAP with a single preconditioned side is SOAP.
 
-    Gradients are such that the eigenvectors of SOAP never change places.
+    Factors that differ by a scale have the same eigenvectors. The gradients are chosen so that the
+    eigenvectors of SOAP keep their order.
     """
     hyper: dict[str, Any] = {"betas": (0.9, 0.8), "precondition_frequency": 2, "max_precond_dim": 3}
     start, scale = noise(0, 3, 5), torch.tensor([[100.0], [10.0], [1.0]]).double()
@@ -144,7 +151,10 @@ def test_kl_soap_whose_other_factor_is_the_identity_is_soap() -> None:
 
 
 def test_eigenvalues_of_kl_soap_are_those_of_the_covariance() -> None:
-    """Of gradients with independent elements of variances ``a_i b_j``: their products are these."""
+    """Products of KL-SOAP's eigenvalues estimate the variances of independent elements.
+
+    The variances are ``a_i b_j``.
+    """
     rows, columns = torch.tensor([4.0, 1.0, 0.25]).double(), torch.tensor([9.0, 1.0]).double()
     scale = (rows[:, None] * columns).sqrt()
     optimizer = kl_soap(0.0, shampoo_beta=0.99, precondition_frequency=1)
@@ -152,7 +162,7 @@ def test_eigenvalues_of_kl_soap_are_those_of_the_covariance() -> None:
     _, state = steps(optimizer, torch.zeros(3, 2).double(), lambda k: grads[k], len(grads))
     made = state.leaves.stages[-1]
     found = made.left_values[0][:, None] * made.right_values[0]
-    # From the largest to the smallest, since the bases are sorted.
+    # The bases are sorted from the largest eigenvalue to the smallest.
     assert float((found / (rows[:, None] * columns) - 1).abs().max()) < 0.3
 
 
@@ -166,7 +176,7 @@ DIAGONAL = {
     ("smart_one_diag", 3, 3): (False, False),
     ("all_diag", 3, 5): (True, True),
 }
-"""By mode and shape, which factors are diagonal: also those of one row, and of more than 8."""
+"""Diagonal factors, by mode and shape. Sides of one row, or of more than 8, are included."""
 
 
 def test_kron_is_its_formula() -> None:
@@ -206,7 +216,7 @@ def test_normal_numbers_are_normal_and_a_function_of_the_counter() -> None:
     counter = counter_of(5, torch.ones(1)) + 9
     draws = normal_like(torch.zeros(300, 200).double(), counter)
     torch.testing.assert_close(draws[:2], normal_numbers((2, 200), 5, 9), rtol=1e-13, atol=1e-15)
-    # Moments of 60,000 numbers, within five standard deviations.
+    # Tolerances are five standard deviations of the moments of 60,000 numbers.
     assert abs(float(draws.mean())) < 5 / 60_000**0.5
     assert abs(float(draws.square().mean()) - 1) < 5 * (2 / 60_000) ** 0.5
     assert abs(float(draws.pow(4).mean()) - 3) < 5 * (96 / 60_000) ** 0.5
@@ -218,7 +228,10 @@ def test_normal_numbers_are_normal_and_a_function_of_the_counter() -> None:
 
 
 def test_krons_preconditioner_is_the_inverse_root_of_the_covariance() -> None:
-    """Of gradients with independent elements of variances ``a_i b_j``: their product is that."""
+    """Kron's preconditioner is the inverse root of the covariance of independent elements.
+
+    The variances are ``a_i b_j``.
+    """
     rows, columns = torch.tensor([4.0, 1.0, 0.25]).double(), torch.tensor([9.0, 1.0]).double()
     scale = (rows[:, None] * columns).sqrt()
     for mode in (None, "all_diag"):
@@ -272,7 +285,10 @@ def test_galore_is_its_formula() -> None:
 
 
 def test_galore_of_full_rank_is_adamw_in_a_turned_basis() -> None:
-    """And of any rank, it is AdamW on some of the turned columns, which moves no other."""
+    """GaLore is AdamW in a rotated basis.
+
+    With a lower rank, it is AdamW on some of the rotated columns, and leaves the others.
+    """
     hyper: dict[str, Any] = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.0}
     start, grads = noise(0, 5, 3), [noise(k + 1, 5, 3) for k in range(STEPS)]
     basis = torch.linalg.svd(grads[0])[2].T
@@ -287,7 +303,7 @@ def test_galore_of_full_rank_is_adamw_in_a_turned_basis() -> None:
 
 
 def test_galores_steps_do_not_depend_on_the_signs_of_singular_vectors() -> None:
-    """A parameter whose columns are negated has the same steps, negated, also at new bases."""
+    """Negated columns give negated steps of GaLore, also when it computes a new basis."""
     start, grads = noise(0, 5, 3), [noise(k + 1, 5, 3) for k in range(STEPS)]
     signs = torch.tensor([1.0, -1.0, -1.0]).double()
     for side in (start, start.T):
@@ -300,7 +316,11 @@ def test_galores_steps_do_not_depend_on_the_signs_of_singular_vectors() -> None:
 
 
 def test_stacks_of_matrices_are_stepped_as_each_matrix_is() -> None:
-    """In float64, and with what rounding cannot choose: longer sides keep their own basis."""
+    """Rules step a stack of matrices like each matrix alone.
+
+    The test uses float64, and longer sides keep their basis, so that rounding cannot choose
+    another.
+    """
     optimizers = {
         "shampoo": shampoo(0.1, (0.9, 0.9), eps=1e-2, block_size=3, graft="adam"),
         "shampoo in one block": shampoo(0.1, eps=1e-2),

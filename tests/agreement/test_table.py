@@ -1,4 +1,4 @@
-"""The table of differences from other implementations is the one that was measured."""
+"""The table of differences in the documentation is the measured one."""
 
 from docs._pages import differences as page
 from functional_optim import algorithms

@@ -1,6 +1,6 @@
-"""NAdam, RAdam, ASGD, Adafactor and SparseAdam: identities of the theory, and what torch's do.
+"""NAdam, RAdam, ASGD, Adafactor and SparseAdam: identities from theory, and behavior of torch.
 
-That each has the bits of torch's class, with all options, is a law; see also test_optim_db.py.
+A law checks that each has the bits of torch's class with all options. See test_optim_db.py, too.
 """
 
 import copy
@@ -35,13 +35,16 @@ def run(optimizer: Optimizer, *shape: int, count: int = 20) -> tuple[Tensor, Any
 
 
 def test_nadam_without_momentum_is_adam_without_it() -> None:
-    """With b1 = 0 there is no average, and nothing to look ahead to."""
+    """With b1 = 0 there is no momentum, so NAdam equals Adam."""
     ours, _ = run(nadam(0.1, (0.0, 0.99)), 7)
     torch.testing.assert_close(ours, run(adam(0.1, (0.0, 0.99)), 7)[0], rtol=1e-12, atol=1e-12)
 
 
 def test_nadam_of_one_gradient_is_that_of_its_paper() -> None:
-    """In plain numbers: lr 0.1, betas 0.9 and 0.99, and the schedule of momentum."""
+    """NAdam matches the paper's formula for one element, with its schedule of momentum.
+
+    lr is 0.1, and the betas are 0.9 and 0.99.
+    """
     p, m, v, product = 1.0, 0.0, 0.0, 1.0
     grads = [float(noise(k + 1)) for k in range(20)]
     for t, g in enumerate(grads, start=1):
@@ -52,12 +55,15 @@ def test_nadam_of_one_gradient_is_that_of_its_paper() -> None:
         p -= 0.1 * ahead / ((v / (1 - 0.99**t)) ** 0.5 + 1e-8)
     optimizer = nadam(0.1, (0.9, 0.99))
     param, _ = steps(optimizer, torch.ones((), dtype=torch.float64), lambda k: noise(k + 1), 20)
-    # The product is rounded to float32 at each step.
+    # NAdam rounds the product to float32 at each step.
     torch.testing.assert_close(param.item(), p, rtol=1e-6, atol=0)
 
 
 def test_radam_begins_as_descent_and_becomes_adam() -> None:
-    """Without b1: five plain steps; and much later the rectification is nearly 1."""
+    """Without b1, RAdam's first five steps are SGD, and its late steps are Adam's.
+
+    After many steps, the rectification is nearly 1.
+    """
     ours, _ = run(radam(0.1, (0.0, 0.999)), 7, count=5)
     torch.testing.assert_close(ours, run(sgd(0.1), 7, count=5)[0], rtol=1e-12, atol=1e-12)
     made = []
@@ -76,7 +82,7 @@ def test_asgd_of_one_step_size_is_descent_and_keeps_the_mean_of_its_points() -> 
 
 
 def test_adafactor_of_squares_of_rank_one_is_that_without_factors() -> None:
-    """A product of a row and a column then has all that the squares have."""
+    """For squares of rank one, factored Adafactor equals Adafactor without factors."""
     rows, columns = noise(1, 5, 1), noise(2, 1, 3)
     grads = [(1.0 + k) * rows * columns for k in range(20)]
     matrix, _ = steps(adafactor(0.1), noise(0, 5, 3), grads.__getitem__, 20)
@@ -85,13 +91,16 @@ def test_adafactor_of_squares_of_rank_one_is_that_without_factors() -> None:
 
 
 def test_sparse_adam_of_all_rows_is_adam() -> None:
-    """Whose eps is scaled by the root of its bias correction, so it is to be small."""
+    """SparseAdam equals Adam if all rows have gradients and eps is tiny.
+
+    SparseAdam scales eps by the root of the bias correction.
+    """
     ours, _ = run(sparse_adam(0.1, eps=1e-30, takes_dense=True), 4, 3)
     torch.testing.assert_close(ours, run(adam(0.1, eps=1e-30), 4, 3)[0], rtol=1e-12, atol=1e-12)
 
 
 def of_pairs(seed: int, dtype: torch.dtype) -> Tensor:
-    """Return a gradient that stores single elements, some of them twice."""
+    """Return a sparse gradient of single elements, some of them twice."""
     generator = torch.Generator().manual_seed(seed)
     places = torch.randint(0, WIDTH, (2, 9), generator=generator)
     values = noise(seed, 9, dtype=dtype)
@@ -100,7 +109,7 @@ def of_pairs(seed: int, dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_sparse_adam_is_torchs_of_sparse_gradients(dtype: torch.dtype) -> None:
-    """Rows and single elements, stored twice, or none at all."""
+    """SparseAdam equals torch's for sparse rows, single elements, duplicates, and no elements."""
     none = torch.sparse_coo_tensor(
         torch.zeros(1, 0, dtype=torch.int64),
         torch.zeros(0, WIDTH, dtype=dtype),
@@ -147,7 +156,10 @@ def test_sparse_adam_refuses_dense_gradients_as_torch_does() -> None:
 
 
 def test_sparse_adam_goes_on_in_torch_and_back() -> None:
-    """Its step count is an int there: in float32, torch would compute another step size."""
+    """SparseAdam's state moves to torch and back.
+
+    Its step count is an int there, since torch would compute another step size from float32.
+    """
     theirs = nn.Parameter(noise(0, ROWS, WIDTH))
     live = torch.optim.SparseAdam([theirs], lr=0.1)
     leaf = nn.Parameter(theirs.detach().clone())
@@ -159,7 +171,7 @@ def test_sparse_adam_goes_on_in_torch_and_back() -> None:
             written = ours.state_dict()
             assert type(written["state"][0]["step"]) is int
             live = torch.optim.SparseAdam([theirs], lr=0.1)
-            live.load_state_dict(copy.deepcopy(written))  # torch keeps the tensors it is given
+            live.load_state_dict(copy.deepcopy(written))  # torch keeps references to the tensors
         for one, param in ((live, theirs), (ours, leaf)):
             param.grad = sparse(seed)
             one.step()
@@ -168,7 +180,10 @@ def test_sparse_adam_goes_on_in_torch_and_back() -> None:
 
 @pytest.mark.parametrize("make", [torch.optim.NAdam, torch.optim.RAdam, torch.optim.ASGD])
 def test_what_changes_between_steps_is_used_when_torch_uses_it(make: Any) -> None:
-    """ASGD uses a learning rate one step later; NAdam's product is of all momenta so far."""
+    """Changed hyper-parameters take effect in the same step as in torch.
+
+    ASGD uses a learning rate one step later. NAdam's product includes all momenta so far.
+    """
     theirs, leaf = (nn.Parameter(noise(0, 5, dtype=torch.float32)) for _ in range(2))
     live = make([theirs], lr=0.1, foreach=False)
     ours = TorchOptimizer([leaf], from_torch(live).optimizer)
@@ -202,7 +217,7 @@ def test_numbers_follow_torchs_default_dtype() -> None:
 
 
 def test_a_number_that_torch_has_loaded_in_another_dtype_is_read() -> None:
-    """torch gives it the dtype of the parameter."""
+    """``from_torch`` reads a scalar that torch's ``load_state_dict`` has cast to another dtype."""
     param = nn.Parameter(noise(0, 3))
     live, again = (torch.optim.NAdam([param], foreach=False) for _ in range(2))
     param.grad = noise(1, 3)

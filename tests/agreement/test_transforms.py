@@ -1,4 +1,4 @@
-"""Transforms and wrappers agree with formulas from their papers; identities of transforms."""
+"""Transforms and wrappers match formulas from their papers; identities of transforms."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,7 @@ LARGEST = {torch.float64: 1e-12, torch.float32: 3e-5}
 
 
 class Comparison(NamedTuple):
-    """An optimizer, its formula, and what of it the formula gives."""
+    """An optimizer and its formula. ``view`` is True if the formula gives the view."""
 
     optimizer: fo.Optimizer
     formula: Callable[..., formulas.Matrix]
@@ -151,7 +151,7 @@ def test_units_of_weight_zero_can_grow() -> None:
 
 
 def test_cautious_decay_never_takes_an_element_away_from_where_the_update_leads() -> None:
-    """The decayed step has the update's sign, and is at least as long."""
+    """Cautious decay never reverses or shortens the update of an element."""
     param, grads = problem()
     for grad in grads:
         plain, _ = run(fo.chain(fo.sgd(1.0)), param, [grad])
@@ -191,7 +191,7 @@ def test_noise_is_normal_and_independent_between_elements_steps_seeds_and_parame
         "seed": noise_of(other, start)[0],
         "parameter": noise_of(noisy, start + 1)[0],
     }
-    near = 5 / math.sqrt(size)  # five standard errors
+    near = 5 / math.sqrt(size)  # tolerance of five standard errors
     for name, z in draws.items():
         moments = [float((z**k).mean()) for k in (1, 2, 3, 4)]
         assert abs(moments[0]) < near, name
@@ -204,7 +204,7 @@ def test_noise_is_normal_and_independent_between_elements_steps_seeds_and_parame
 
 
 def test_noise_is_the_same_however_a_run_is_stepped() -> None:
-    """In any tree, at any place of it, behind a gate, and with any dtype that holds the values."""
+    """Noise does not depend on the tree, on skipped steps, or on the dtype."""
     param, grads = problem()
     link = fo.add_noise(seed=5)
     alone, _ = run(fo.chain(link, fo.sgd(0.1)), param, grads)
@@ -213,7 +213,7 @@ def test_noise_is_the_same_however_a_run_is_stepped() -> None:
     state = optimizer.init(tree)
     for grad in grads:
         bad = {"other": torch.ones(3), "w": grad * math.nan}
-        optimizer.update_(tree, bad, state)  # left out: no step, no noise
+        optimizer.update_(tree, bad, state)  # skipped: the step adds no noise
         optimizer.update_(tree, {"other": torch.ones(3), "w": grad}, state)
     assert torch.equal(tree["w"], alone)
     wide = noise_of(fo.chain(link, fo.descend(1.0)), param.double())[0]

@@ -1,4 +1,4 @@
-"""Identities of wrappers that act behind a rule."""
+"""Identities of wrappers that act after a rule."""
 
 import pytest
 import torch
@@ -58,7 +58,7 @@ def test_a_tail_average_of_the_whole_run_is_ema() -> None:
 
 
 def test_swa_is_torchs() -> None:
-    """torch.optim.swa_utils.AveragedModel, updated as its documentation says."""
+    """``swa`` matches torch.optim.swa_utils.AveragedModel, updated as in torch's documentation."""
     param, grads = problem()
     module = torch.nn.Linear(6, 4, bias=False)
     with torch.no_grad():
@@ -125,7 +125,10 @@ def test_logits_that_are_small_or_not_given_change_nothing() -> None:
 
 
 def test_only_the_projections_that_are_named_are_clipped() -> None:
-    """As MuonClip is written: projections by Muon and this link, the rest by AdamW."""
+    """``qk_clip`` changes only the named projections, as in MuonClip.
+
+    Muon steps the projections, and AdamW steps the other parameters.
+    """
     param, grads = problem()
     parts = {"muon": fo.muon(0.02), "adamw": fo.adamw(0.1)}
     rule = fo.partition(parts, fo.labels({"muon": fo.with_shape(ndim=2)}, default="adamw"))
@@ -145,7 +148,7 @@ def test_only_the_projections_that_are_named_are_clipped() -> None:
 
 
 def test_clipped_projections_give_logits_of_tau() -> None:
-    """Query and key together take up the whole factor."""
+    """Clipping query and key limits the logits to tau: together they take the whole factor."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(9, 6, generator=generator, dtype=torch.float64)
     heads = {k: torch.randn(4, 6, generator=generator, dtype=torch.float64) for k in "qk"}
@@ -155,7 +158,7 @@ def test_clipped_projections_give_logits_of_tau() -> None:
         return torch.einsum("ihd,jhd->hij", q, k).amax((1, 2))
 
     before = logits(heads)
-    tau = float(before.min() + before.max()) / 2  # one head is clipped
+    tau = float(before.min() + before.max()) / 2  # tau is between the heads, so one head is clipped
     optimizer = fo.chain(fo.sgd(0.0), fo.qk_clip(tau))
     given = before.repeat_interleave(2)[:, None].expand(4, 6)
     made, _ = optimizer.update(

@@ -1,4 +1,4 @@
-"""Runs of one parameter, for transforms and wrappers."""
+"""Runs of one parameter for tests of transforms and wrappers."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ SHAPE = (4, 6)
 
 
 def problem(shape: tuple[int, ...] = SHAPE, seed: int = 3) -> tuple[Tensor, list[Tensor]]:
-    """Return a parameter and the gradients of all steps, which are exact in float32."""
+    """Return a parameter and the gradients of all steps. All values are float32."""
     generator = torch.Generator().manual_seed(seed)
     param, *grads = (torch.randn(shape, generator=generator) for _ in range(STEPS + 1))
     return param, grads

@@ -1,4 +1,4 @@
-"""Other implementations of adaptive algorithms with one thing changed, to show a cause."""
+"""Other implementations of adaptive algorithms, each with one change that shows a cause."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 
 
 def adopt_without_bias_correction(params: Any, **options: Any) -> torch.optim.Optimizer:
-    """Return heavyball's ADOPT whose averages keep their decays at every step."""
+    """Return heavyball's ADOPT with constant decays, without bias correction."""
     import heavyball
 
     class Plain(heavyball.ADOPT):  # type: ignore[misc]
@@ -24,7 +24,10 @@ def adopt_without_bias_correction(params: Any, **options: Any) -> torch.optim.Op
 
 
 def adan_with_a_first_step(params: Any, **options: Any) -> torch.optim.Optimizer:
-    """Return adan-pytorch's Adan whose first step is one: of a gradient like the one before."""
+    """Return adan-pytorch's Adan with a full first step.
+
+    The previous gradient of that step is the first gradient itself.
+    """
     import adan_pytorch
 
     class Started(adan_pytorch.Adan):  # type: ignore[misc]
@@ -52,12 +55,12 @@ def yogi_from_zero(learning_rate: float, b1: float, b2: float) -> Any:
 
 
 def laprop_with_a_plain_root(params: Any, **options: Any) -> torch.optim.Optimizer:
-    """Return pytorch-optimizer's LaProp that adds nothing under the root."""
+    """Return pytorch-optimizer's LaProp with eps added after the root only."""
     return _with_a_plain_root("LaProp", params, options)
 
 
 def adabound_with_a_plain_root(params: Any, **options: Any) -> torch.optim.Optimizer:
-    """Return pytorch-optimizer's AdaBound that adds nothing under the root."""
+    """Return pytorch-optimizer's AdaBound with eps added after the root only."""
     return _with_a_plain_root("AdaBound", params, options)
 
 

@@ -1,10 +1,10 @@
-"""Other implementations with one thing changed, for the experiments that show a cause."""
+"""Other implementations with one change each, for the experiments that show a cause."""
 
 from typing import Any
 
 
 def rprop_of_this_step(learning_rate: float) -> Any:
-    """Return optax's Rprop, which then applies the update of this step and not of the last."""
+    """Return optax's Rprop that applies the update of this step, not of the last step."""
     import jax
     import optax
 
@@ -18,11 +18,11 @@ def rprop_of_this_step(learning_rate: float) -> Any:
 
 
 def sophia_with_this_hessian(**options: Any) -> Any:
-    """Return optax's Sophia with the average of this step's Hessian, and without a correction."""
+    """Return optax's Sophia that uses this step's Hessian average, without a bias correction."""
     import optax
 
     inner = optax.contrib.sophia(**options)
-    late = 10**6  # so many steps that the correction is a division by 1
+    late = 10**6  # after so many steps, the bias correction divides by 1
 
     def update(grads: Any, state: Any, params: Any = None) -> Any:
         _, made = inner.update(grads, state, params)
@@ -34,5 +34,5 @@ def sophia_with_this_hessian(**options: Any) -> Any:
 
 
 def first_count(count: Any, value: int) -> Any:
-    """Return a number like a step count."""
+    """Return a constant of the type of a step count."""
     return count * 0 + value

@@ -1,4 +1,4 @@
-"""Other implementations with one thing changed, for the experiments that show a cause."""
+"""Other implementations with one change each, for the experiments that show a cause."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +13,7 @@ from functional_optim.core.random_normal import counter_of, normal_like
 
 @contextmanager
 def replaced(owner: Any, **values: Any) -> Iterator[None]:
-    """Give attributes of a module or an object other values for a while."""
+    """Replace attributes of a module or an object within the context."""
     before = {name: getattr(owner, name) for name in values}
     try:
         for name, value in values.items():
@@ -25,7 +25,7 @@ def replaced(owner: Any, **values: Any) -> Iterator[None]:
 
 
 def with_our_draws(optimizer: torch.optim.Optimizer, context: Callable[[], Any]) -> Any:
-    """Return an optimizer that draws the numbers of ``kron``, in steps within a context."""
+    """Return the optimizer with the random numbers of our ``kron``, and its steps in a context."""
     step, made = optimizer.step, itertools.count()
 
     def stepped() -> None:
@@ -35,7 +35,7 @@ def with_our_draws(optimizer: torch.optim.Optimizer, context: Callable[[], Any])
             draws = normal_like(like.double(), counter_of(0, like) + number)
             return draws.to(dtype or like.dtype)
 
-        eager = torch.compiler.set_stance("force_eager")  # a graph would hold the draws
+        eager = torch.compiler.set_stance("force_eager")  # a graph would keep the random numbers
         with eager, replaced(torch, randn_like=draw), context():
             step()
 
@@ -44,7 +44,10 @@ def with_our_draws(optimizer: torch.optim.Optimizer, context: Callable[[], Any])
 
 
 def kron_torch_with_our_draws(groups: Iterable[Any], **options: Any) -> Any:
-    """Return kron-torch's Kron whose noise is ours, is in no step, and is solved in its dtype."""
+    """Return kron-torch's Kron with our random numbers, and with two changes.
+
+    It adds no noise to the gradient of the step, and solves in the dtype of the factors.
+    """
     from kron_torch import kron
 
     noisy = kron._calc_A_and_conjB
@@ -64,7 +67,10 @@ def kron_torch_with_our_draws(groups: Iterable[Any], **options: Any) -> Any:
 
 
 def pytorch_optimizer_kron_with_our_draws(groups: Iterable[Any], **options: Any) -> Any:
-    """Return the Kron of pytorch-optimizer with our noise, which it adds to no gradient."""
+    """Return pytorch-optimizer's Kron with our random numbers, also added to the gradient.
+
+    The noise is added only to the gradient that fits the preconditioner.
+    """
     from pytorch_optimizer.optimizer import psgd
 
     fit = psgd.update_precondition
@@ -87,7 +93,7 @@ def _solved(x: Tensor, a: Tensor) -> Tensor:
 
 
 def galore_with_our_signs(groups: Iterable[Any], **options: Any) -> Any:
-    """Return the GaLore of pytorch-optimizer that projects at our steps, with our signs.
+    """Return pytorch-optimizer's GaLore with our signs, and our steps for new projections.
 
     It computes singular vectors in the dtype of the gradient.
     """

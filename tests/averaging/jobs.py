@@ -38,7 +38,7 @@ AVERAGERS: dict[str, Callable[[Any], Any]] = {
     "2 bits": lambda params: OuterModelAverager(params, sgd(lr=0.7), 2, compression=Statistical(2)),
     "gossip": lambda params: GossipModelAverager(params, 2),
 }
-"""Of two ranks that take four steps; but for the delayed one, they end with what they share."""
+"""Averagers for two ranks and four steps; all but the delayed one end with equal ranks."""
 
 
 def digest(tensors: Sequence[Tensor]) -> str:
@@ -46,7 +46,7 @@ def digest(tensors: Sequence[Tensor]) -> str:
 
 
 def alone_and_averaged(group: Any, delay: int = 0, steps: int = 8) -> str:
-    """Each rank on its own gradients, with means of parameters and state now and then."""
+    """Train each rank on its own data, with some means of parameters and state."""
     module = model()
     optimizer = PostLocalSGDOptimizer(
         TorchOptimizer(module.parameters(), adamw(lr=0.05)),
@@ -62,19 +62,19 @@ def in_the_world(delay: int) -> str:
 
 
 def in_parts() -> list[str]:
-    """The same in two halves of the world, whose ranks have other numbers than in the world."""
+    """Train in two halves of the world, where ranks have other numbers than in the world."""
     halves = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     return in_a_half(halves[dist.get_rank() % 2])
 
 
 def in_a_half(group: Any) -> list[str]:
-    """By means, by an outer rule, and in pairs."""
+    """Train in a half of the world: by means, by an outer rule, and in pairs."""
     pairs, _ = gossiped(group)
     return [alone_and_averaged(group, steps=7), unsharded(group, steps=7), pairs]
 
 
 def joins_late() -> tuple[str, str, int]:
-    """Rank 2 joins in mid-period: what each rank goes on from, what it ends with, its steps."""
+    """Let rank 2 join in mid-period; return digests of its start and end, and the steps."""
     rank, two = dist.get_rank(), dist.new_group([0, 1])
 
     def made(group: Any) -> tuple[nn.Module, PostLocalSGDOptimizer]:
@@ -100,7 +100,7 @@ def joins_late() -> tuple[str, str, int]:
 
 
 def in_a_mesh() -> list[list[int]]:
-    """Over each dimension of a mesh: which ranks average together."""
+    """Return the ranks that average together, over each dimension of a mesh."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("node", "rank"))
     found = []
     for name in ("node", "rank"):
@@ -121,7 +121,7 @@ def in_a_mesh() -> list[list[int]]:
 
 
 def bytes_sent(steps: int) -> tuple[int, int]:
-    """Of this rank, and the parameters' bytes."""
+    """Return the bytes that this rank sent, and the bytes of the parameters."""
     module = nn.Linear(50, 40)
     averager = ScheduledModelAverager(SCHEDULE)
     for _ in range(steps):
@@ -130,7 +130,7 @@ def bytes_sent(steps: int) -> tuple[int, int]:
 
 
 def sharded_inside(steps: int) -> str:
-    """Two nodes of two ranks: ZeRO inside a node, an outer optimizer across nodes."""
+    """Train two nodes of two ranks: ZeRO inside a node, an outer optimizer across nodes."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("node", "rank"))
     module = model()
     zero = ZeroRedundancyOptimizer(
@@ -140,7 +140,7 @@ def sharded_inside(steps: int) -> str:
 
 
 def outer(module: nn.Module, inner: Any, group: Any, node: int, steps: int) -> str:
-    """DiLoCo over a group; ranks of a node have the same data."""
+    """Train by DiLoCo over a group; the ranks of a node have the same data."""
     nesterov = sgd(lr=0.7, momentum=0.9, nesterov=True)
     averager = OuterModelAverager(module.parameters(), nesterov, 3, process_group=group)
     train(module, PostLocalSGDOptimizer(inner, averager), node, range(steps))
@@ -148,14 +148,14 @@ def outer(module: nn.Module, inner: Any, group: Any, node: int, steps: int) -> s
 
 
 def unsharded(group: Any, steps: int) -> str:
-    """The same by two ranks, each a node of its own."""
+    """Train as ``sharded_inside`` does, with one rank in each node."""
     module = model()
     adamw_ = torch.optim.AdamW(module.parameters(), lr=0.05, foreach=False)
     return outer(module, adamw_, group, group.rank(), steps)
 
 
 def gossiped(group: Any = None) -> tuple[str, int]:
-    """Pairs that meet every other step; the parameters, and the bytes sent."""
+    """Train with gossip at every other step; return a digest and the bytes sent."""
     module = model()
     averager = GossipModelAverager(module.parameters(), 2, process_group=group, seed=1)
     inner = torch.optim.SGD(module.parameters(), lr=0.1)
@@ -165,7 +165,7 @@ def gossiped(group: Any = None) -> tuple[str, int]:
 
 
 def one_dies(at: int) -> str:
-    """Rank 1 is gone after some steps; what the others are told."""
+    """End rank 1 after some steps; return the error of another rank."""
     module = model()
     sgd = torch.optim.SGD(module.parameters(), lr=0.1)
     optimizer = PostLocalSGDOptimizer(sgd, PeriodicModelAverager(2))
@@ -181,7 +181,7 @@ def one_dies(at: int) -> str:
 
 
 def front_ends(under_ddp: bool) -> dict[str, str]:
-    """Every front-end that trains over ranks, a few steps each; digests of the parameters."""
+    """Train a few steps with each front-end; return digests of the parameters."""
     group, rank = dist.group.WORLD, dist.get_rank()
     found = {}
     module = model()
@@ -227,7 +227,7 @@ def front_ends(under_ddp: bool) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """One that nobody listens at, the same on all ranks. Collective; to be taken at once."""
+    """Return a free port, the same on all ranks; all ranks must call this, and use it at once."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         found = [server.getsockname()[1]]
     dist.broadcast_object_list(found)
@@ -235,7 +235,7 @@ def free_port() -> int:
 
 
 def begun_by(ways: Sequence[str], folder: str) -> dict[str, dict[str, str]]:
-    """The front-ends in a world that is begun anew, in each of some ways."""
+    """Start the world again in each of these ways, and train all front-ends in it."""
     rank, size = dist.get_rank(), dist.get_world_size()
     found = {}
     for way in ways:

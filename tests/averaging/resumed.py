@@ -1,4 +1,4 @@
-"""Runs under communication hooks that are stopped and go on, on real processes."""
+"""Runs under communication hooks that stop and resume, on real processes."""
 
 import io
 from functools import partial
@@ -21,12 +21,12 @@ from tests.choices import case
 
 STEPS = 8
 SMALL = 0.0001
-"""MiB of a bucket: each layer has its own."""
+"""Bucket size in MiB, so small that each layer has its own bucket."""
 WARMUP = 3
 
 
 def layers() -> nn.Sequential:
-    """Matrices of two shapes, two of one; equal on all ranks."""
+    """Return a model that is equal on all ranks; two of its matrices have the same shape."""
     made = nn.Sequential(
         nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 40), nn.Linear(40, 5)
     )
@@ -38,7 +38,7 @@ def layers() -> nn.Sequential:
 
 
 class Run:
-    """One rank's model under DDP, averaged with the others' now and then."""
+    """One rank's model under DDP, with periodic means over the ranks."""
 
     optimizer: PostLocalSGDOptimizer
 
@@ -49,7 +49,7 @@ class Run:
         )
 
     def average(self, group: Any) -> None:
-        """Make the optimizer."""
+        """Make the optimizer, which averages over the ranks."""
         inner = torch.optim.SGD(self.module.parameters(), lr=0.1, momentum=0.9)
         averager = PeriodicModelAverager(3, WARMUP, group)
         self.optimizer = PostLocalSGDOptimizer(inner, averager)
@@ -62,7 +62,7 @@ class Run:
             self.optimizer.step()
 
     def saved(self) -> Any:
-        """Through a file, as torch.load reads it unless told otherwise."""
+        """Return the states of model and optimizer, saved to a file and loaded by torch.load."""
         file = io.BytesIO()
         torch.save((self.module.state_dict(), self.optimizer.state_dict()), file)
         file.seek(0)
@@ -73,7 +73,7 @@ class Run:
         self.optimizer.load_state_dict(saved[1])
 
     def all(self) -> list[Tensor]:
-        """All that must be the same: here parameters and momentum."""
+        """Return all tensors that must be equal: here parameters and momentum."""
         state = [one["momentum_buffer"] for one in self.optimizer.state.values()]
         return [one.detach().clone() for one in (*self.module.parameters(), *state)]
 
@@ -84,7 +84,7 @@ class Run:
 
 
 class PostLocalRun(Run):
-    """With the hook of post-local SGD."""
+    """Run with the hook of post-local SGD."""
 
     def __init__(self, group: Any, *, cap: float = SMALL) -> None:
         super().__init__(group, cap)
@@ -94,7 +94,7 @@ class PostLocalRun(Run):
 
 
 class PowerSGDRun(Run):
-    """With PowerSGD."""
+    """Run with the hook of PowerSGD."""
 
     def __init__(
         self, group: Any, *, cap: float = SMALL, post_local: bool = False, **options: Any
@@ -112,7 +112,7 @@ class PowerSGDRun(Run):
         self.average(group)
 
     def all(self) -> list[Tensor]:
-        """Errors, Q and random numbers too."""
+        """Return also the errors, the matrices Q, and the state of the random numbers."""
         memory = self.memory.state_dict()
         assert memory["iteration"] == self.memory.state.iter == self.optimizer.averager.step
         kept = [memory[key][name] for key in ("errors", "qs") for name in memory[key] or ()]
@@ -134,9 +134,9 @@ POWER_SGD: list[tuple[int, dict[str, Any]]] = [
     (5, {"batch_tensors_with_same_shape": True}),
     (5, {"cap": 25.0}),
 ]
-"""After how many steps a run is stopped, and its options."""
+"""Number of steps before the stop, and options, for each run."""
 POST_LOCAL: list[tuple[int, dict[str, Any]]] = [(2, {}), (3, {}), (5, {}), (5, {"cap": 25.0})]
-"""The same: in the warm-up, at its end, after it."""
+"""Number of steps before the stop, and options: in the warm-up, at its end, after it."""
 KINDS: dict[str, tuple[type[Run], list[tuple[int, dict[str, Any]]]]] = {
     "PowerSGD": (PowerSGDRun, POWER_SGD),
     "post-local SGD": (PostLocalRun, POST_LOCAL),

@@ -70,11 +70,11 @@ def test_state_is_sharded_inside_a_node_and_averaged_across_nodes(on_four: Outco
     first, second = LocalWorld(2).run(lambda group: jobs.unsharded(group, steps=7))
     found = [outcome.result() for outcome in on_four["sharded"]]
     assert found == [first, first, second, second]
-    assert first != second  # a step was made after the last mean
+    assert first != second  # a step follows the last mean
 
 
 def test_bytes_sent_are_those_of_the_schedule(on_four: Outcomes) -> None:
-    """Each rank sends all shares but its own, twice: to be summed, and summed."""
+    """Each rank sends all shares but its own twice: once to be summed, and once as sums."""
     pairs, all_four = AveragingSchedule((2, 4), (2, None), warmup=1).counts(14)
     for outcome in on_four["bytes"]:
         sent, size = outcome.result()
@@ -83,7 +83,7 @@ def test_bytes_sent_are_those_of_the_schedule(on_four: Outcomes) -> None:
 
 
 def test_a_rank_that_joins_late_has_what_the_others_have() -> None:
-    """It begins with what rank 0 had in mid-period; the next mean is the same on all ranks."""
+    """The rank begins with rank 0's state of mid-period; the next mean is equal on all ranks."""
     outcomes = run_ranks({"late": Job(jobs.joins_late)}, ranks=3, seconds=120)["late"]
     begun, ended, steps = zip(*(outcome.result() for outcome in outcomes), strict=True)
     assert begun[2] == begun[0] != begun[1]
@@ -92,7 +92,7 @@ def test_a_rank_that_joins_late_has_what_the_others_have() -> None:
 
 
 def test_a_run_under_a_hook_that_was_stopped_is_never_stopped() -> None:
-    """Bit for bit, though DDP's first backward pass has other buckets; on 3 ranks sums show it."""
+    """DDP's first backward pass has other buckets; sums over 3 ranks would show a difference."""
     for ranks in (2, 3):
         jobs_ = {
             kind: Job(resumed.stopped_is_never_stopped, {"kind": kind}) for kind in resumed.KINDS
@@ -136,5 +136,5 @@ def test_front_ends_train_however_the_world_was_begun(tmp_path: Path) -> None:
     for way in WAYS:
         with case(way=way):
             apart = {name for name, one in first[way].items() if second[way][name] != one}
-            assert apart == {"delayed"}  # all others end with what they share
+            assert apart == {"delayed"}  # with every other averager, the ranks end equal
             assert first[way].items() <= first[WAYS[0]].items()

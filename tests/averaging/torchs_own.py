@@ -1,6 +1,6 @@
-"""torch's own tests of averagers, hook and optimizer: their text, with our classes in its names.
+"""torch's own tests of averagers, hook, and optimizer, run on our classes.
 
-They are written for GPUs; here whatever they send there stays where it is.
+The tests are written for GPUs; here all tensors stay on the CPU.
 """
 
 import ast
@@ -58,7 +58,7 @@ def _source() -> ast.Module:
 
 
 def _named(nodes: Sequence[ast.AST], names: Sequence[str]) -> list[Any]:
-    """The functions and classes of these names, without their decorators."""
+    """Return the functions and classes of these names, without their decorators."""
     found = [node for node in nodes if getattr(node, "name", None) in names]
     for node in found:
         node.decorator_list = []
@@ -79,7 +79,7 @@ class _Case(unittest.TestCase):
 
 
 def _torchs_class() -> type[_Case]:
-    """A class with torch's methods, over the names of ours."""
+    """Return a class with torch's test methods, whose names refer to our classes."""
     module = _source()
     names: dict[str, Any] = {
         "torch": torch,
@@ -125,13 +125,13 @@ def _nothing_is_moved() -> Iterator[None]:
 
 
 def run(names: Sequence[str]) -> list[str]:
-    """Run some of them on this rank; which have passed."""
+    """Run some of the tests on this rank; return those that passed."""
     made = _torchs_class()
     passed = []
     for name in names:
         one = made()
         one.rank, one.world_size = dist.get_rank(), dist.get_world_size()
-        torch.manual_seed(0)  # torch's tests take for granted that ranks draw the same
+        torch.manual_seed(0)  # torch's tests assume that all ranks draw the same numbers
         with _nothing_is_moved(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if name.endswith("reload"):

@@ -1,4 +1,4 @@
-"""DiLoCo with optimizers of optimizers within, stopped in mid-period, on threads or processes."""
+"""DiLoCo with composed inner optimizers, stopped in mid-period, on threads or processes."""
 
 import hashlib
 import io
@@ -43,11 +43,11 @@ FORMS: tuple[tuple[int, dict[str, Any]], ...] = (
     (6, {}),
     (7, {"fragments": 2, "delay": 1}),
 )
-"""After how many steps a run is stopped, and how its means are taken."""
+"""Number of steps before the stop, and options of the averager, for each run."""
 
 
 class Run:
-    """A rank's model, stepped by one of those above."""
+    """A rank's model with one of the optimizers in ``WITHIN``."""
 
     def __init__(self, group: Any, within: str, options: dict[str, Any]) -> None:
         self.rank, self.module = group.rank(), model()
@@ -62,20 +62,20 @@ class Run:
         return train(self.module, self.optimizer, self.rank, which)
 
     def moved(self) -> Any:
-        """Through a file, as torch.load reads it unless told otherwise."""
+        """Return the states of model and optimizer, saved to a file and loaded by torch.load."""
         file = io.BytesIO()
         torch.save((self.module.state_dict(), self.optimizer.state_dict()), file)
         file.seek(0)
         return torch.load(file)
 
     def digest(self) -> str:
-        """Of parameters, and of all state: inner, outer, anchors, what is in flight."""
+        """Return a digest of parameters and all state: inner, outer, anchors, means in flight."""
         found = [*values(self.module), *tensors_in(self.optimizer.state_dict())]
         return hashlib.sha256(b"".join(one.numpy().tobytes() for one in found)).hexdigest()
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    """In the order in which they stand there."""
+    """Return all tensors of a tree, in order."""
     if isinstance(tree, Tensor):
         return [tree]
     if isinstance(tree, dict):
@@ -84,7 +84,7 @@ def tensors_in(tree: Any) -> list[Tensor]:
 
 
 def whole_and_stopped(group: Any, name: str) -> list[list[str]]:
-    """For each form what a run ends with that never stopped, and what one that did."""
+    """Return for each form the digests of an uninterrupted run and of a stopped run."""
     found = []
     for cut, options in FORMS:
         whole, first, second = (Run(group, name, options) for _ in range(3))
@@ -99,5 +99,5 @@ def whole_and_stopped(group: Any, name: str) -> list[list[str]]:
 
 
 def in_the_world(name: str) -> list[list[str]]:
-    """The same, by a process."""
+    """Run ``whole_and_stopped`` on a process of the default group."""
     return whole_and_stopped(dist.group.WORLD, name)

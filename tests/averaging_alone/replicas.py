@@ -29,7 +29,7 @@ NORMED = Rule(
     rule=by_its_norm,
     kind="per_matrix",
 )
-"""That sees each replica's tensor alone, and not the stack."""
+"""Inner rule that sees the tensor of each replica alone, not the stack."""
 
 INNER: dict[str, Optimizer] = {
     "AdamW": adamw(lr=0.05, amsgrad=True),

@@ -1,4 +1,4 @@
-"""Every compression, and vectors that have what may go wrong."""
+"""Every compression, and vectors with difficult values."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from ..tensors import normal
 
 @dataclass(frozen=True)
 class Exact:
-    """The words of float32: nothing is lost, so that what else happens to a vector shows."""
+    """Compression to the bytes of float32, which loses nothing, so that other changes show."""
 
     def encode(self, flat: Tensor) -> Tensor:
         return finite_float32(flat).contiguous().view(torch.uint8).clone()
@@ -59,11 +59,13 @@ numbers = st.one_of(
 
 @st.composite
 def vectors(draw: st.DrawFn, *, bounded: bool = False) -> Tensor:
-    """Lengths around those of blocks; listed numbers, or spread over many magnitudes.
+    """Draw a vector: listed numbers, or numbers that spread over many magnitudes.
+
+    Lengths are near those of blocks.
 
     Args:
         draw: of Hypothesis.
-        bounded: only numbers that may be added up often.
+        bounded: draw only numbers that can be added many times.
     """
     count = draw(st.one_of(st.integers(0, 20), st.sampled_from([255, 256, 257, 1025])))
     if count <= 20 and not bounded:
@@ -76,5 +78,5 @@ def vectors(draw: st.DrawFn, *, bounded: bool = False) -> Tensor:
 
 
 def arrived(compression: Compression, flat: Tensor) -> Tensor:
-    """Return a vector, in float32, as it arrives after it was sent."""
+    """Encode and decode a vector; return the result in float32."""
     return compression.decode(compression.encode(flat), flat.numel(), torch.float32)

@@ -1,4 +1,4 @@
-"""Tests of model averagers: the means, when they are taken, and what is refused."""
+"""Tests of model averagers: their means, the steps that average, and refusals."""
 
 import functools
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def test_means_are_those_of_float64_within_their_ulps() -> None:
             given_ = [[one.to(torch.complex128) for one in tensors(r, dtype)] for r in range(size)]
             for place in range(len(SHAPES)):
                 terms = torch.stack([one[place] for one in given_])
-                # size - 1 additions, a division, and for 16 bits one rounding more
+                # size - 1 additions, a division, and one more rounding for 16 bits
                 bound = (size + 1) * torch.finfo(dtype).eps * terms.abs().mean(0)
                 with case(size=size, dtype=dtype, place=place):
                     for rank in found:
@@ -114,7 +114,7 @@ def test_ranks_agree_after_the_steps_that_are_due_and_only_then() -> None:
 def test_groups_are_of_neighbours_and_the_last_may_be_smaller() -> None:
     schedule = AveragingSchedule((2, 4), (2, None))
     found = LocalWorld(5).run(lambda g: averaged(g, 4, ScheduledModelAverager(schedule, g)))
-    after = [rank[2] for rank in found]  # step 2 is due at level 0
+    after = [rank[2] for rank in found]  # step 2 averages at level 0
     assert equal(after[0], after[1]) and equal(after[2], after[3])
     assert not equal(after[1], after[2]) and not equal(after[3], after[4])
     everybody = [rank[0] for rank in found]
@@ -122,7 +122,7 @@ def test_groups_are_of_neighbours_and_the_last_may_be_smaller() -> None:
 
 
 def test_parameters_without_gradients_are_averaged_too() -> None:
-    """torch leaves them out on the rank that has none, and the ranks' buffers do not match."""
+    """torch leaves such parameters out on one rank, so the buffers of its ranks do not match."""
 
     def step(group: Any) -> list[Tensor]:
         params = [nn.Parameter(torch.full((2,), float(group.rank()))) for _ in range(2)]
@@ -130,7 +130,7 @@ def test_parameters_without_gradients_are_averaged_too() -> None:
             params[0].grad = torch.ones(2)
         averager = PeriodicModelAverager(2, 0, group)
         averager.average_parameters([{"params": params[:1]}, {"params": params[1:]}])
-        assert averager.step == 1  # one step is one step, whatever the number of groups
+        assert averager.step == 1  # one call is one step, for any number of groups
         return [param.detach() for param in params]
 
     for rank in LocalWorld(3).run(step):
@@ -138,7 +138,7 @@ def test_parameters_without_gradients_are_averaged_too() -> None:
 
 
 def test_storages_and_views_stay() -> None:
-    """torch points parameters at another buffer, so that views of them are views of the past."""
+    """torch gives parameters another buffer, so views of them keep the old values."""
 
     def step(group: Any) -> bool:
         flat = torch.full((6,), float(group.rank()))
@@ -157,7 +157,7 @@ def test_a_delayed_mean_keeps_the_steps_made_meanwhile() -> None:
         return averaged(group, steps, averager)
 
     found = LocalWorld(3).run(delayed)
-    alone = [rank[:delay] for rank in found]  # nothing is applied before
+    alone = [rank[:delay] for rank in found]  # nothing is applied before the delay ends
     for rank in range(3):
         module = model()
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)

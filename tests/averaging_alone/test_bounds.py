@@ -1,4 +1,4 @@
-"""Promises of a compression for each vector: the bytes, and the error."""
+"""Promises of a compression for each vector: its bytes, and its error."""
 
 import torch
 from hypothesis import given
@@ -44,7 +44,7 @@ def test_the_bytes_are_known_beforehand_and_in_memory_of_their_own(flat: Tensor)
 
 
 def test_bounds_are_met_where_numbers_end() -> None:
-    """The largest numbers, and so few of the smallest that their steps are all that is left."""
+    """Bounds hold for the largest numbers, and for the smallest, where rounding steps dominate."""
     ends = [LARGEST, -LARGEST, LARGEST / 2, 0.0, -SMALLEST, SMALLEST, 3 * SMALLEST, 190 * SMALLEST]
     for compression in COMPRESSIONS:
         for flat in (*torch.tensor(ends).split(1), torch.tensor(ends), torch.tensor(ends[3:])):
@@ -55,7 +55,7 @@ def test_bounds_are_met_where_numbers_end() -> None:
 
 
 def test_bounds_say_how_good_a_compression_is() -> None:
-    """Some element comes near it."""
+    """The bound is not loose: some element has an error near the bound."""
     flat = normal(5000, seed=4).erf()
     for compression in COMPRESSIONS:
         if not isinstance(compression, TopK):
@@ -68,7 +68,7 @@ def test_bounds_say_how_good_a_compression_is() -> None:
 @examples(10)
 @given(flat=vectors())
 def test_no_error_is_longer_than_the_vector(flat: Tensor) -> None:
-    """So residuals stay bounded; of top-k, the square is the share that is not sent, at most."""
+    """Residuals stay bounded. For top-k, the square is at most the share that is not sent."""
     square = flat.double().square().sum()
     for compression in COMPRESSIONS:
         with case(compression=compression):
@@ -110,7 +110,7 @@ def test_short_dtypes_are_computed_in_float32() -> None:
 
 
 def test_vectors_and_payloads_may_lie_anywhere() -> None:
-    """A part of a gathered buffer begins at any byte; a vector may be every other element."""
+    """Vectors can have any stride, and payloads can begin at any byte of a gathered buffer."""
     flat = torch.linspace(-3, 2, 50)
     for compression in COMPRESSIONS:
         with case(compression=compression):

@@ -1,4 +1,4 @@
-"""Error feedback: nothing is lost, only sent later."""
+"""Error feedback, which loses nothing, but sends some parts later."""
 
 import torch
 from hypothesis import given
@@ -31,7 +31,7 @@ def test_what_arrived_and_what_is_left_add_up_to_what_was_given(
                 assert torch.equal(payload, compression.encode(total))
                 assert torch.equal(residual, before)
                 decoded += compression.decode(payload, flat.numel(), torch.float32)
-                # A sum, and a difference, each rounded to float32.
+                # The sum and the difference are each rounded to float32.
                 room += (total.double().abs() + new.double().abs()) * 2.0**-24 + SMALLEST
                 residual = new
             lost = sum(flat.double() for flat in given_) - decoded - residual

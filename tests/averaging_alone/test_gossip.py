@@ -22,12 +22,12 @@ STEPS = 13
 
 
 def moved(rank: int, step: int) -> float:
-    """Return the change of a rank's own step."""
+    """Return the change that a rank makes in its own step."""
     return math.sin(1.0 + rank + 3.0 * step)
 
 
 def gossiped(size: int, period: int, **options: Any) -> list[list[float]]:
-    """One number on each rank, after each step."""
+    """Return the number that each rank holds after each step."""
 
     def run(group: Any) -> list[float]:
         param = torch.ones(1, dtype=torch.float64)
@@ -45,7 +45,7 @@ def gossiped(size: int, period: int, **options: Any) -> list[list[float]]:
 def by_hand(
     size: int, period: int, *, lr: float, momentum: float, gamma: float, seed: int
 ) -> list[list[float]]:
-    """NoLoCo from its paper, in Python's numbers."""
+    """Compute NoLoCo as in its paper, with Python floats."""
     theta, phi, delta = [1.0] * size, [1.0] * size, [0.0] * size
     seen: list[list[float]] = [[] for _ in range(size)]
     for step in range(STEPS):
@@ -100,7 +100,7 @@ def test_partners_leave_with_one_anchor_where_the_pull_is_whole() -> None:
 
 
 def test_ranks_that_began_apart_come_together() -> None:
-    """Up to the bound on gamma, and for the published settings well within it."""
+    """Ranks that begin apart converge, for gamma up to its bound and for published settings."""
 
     def run(group: Any, gamma: float, momentum: float) -> list[float]:
         param = torch.tensor([float(group.rank())], dtype=torch.float64)
@@ -108,7 +108,7 @@ def test_ranks_that_began_apart_come_together() -> None:
             [param], 1, gamma=gamma, momentum=momentum, process_group=group
         )
         seen = []
-        for _ in range(80):  # no changes of their own: anchors and pulls only
+        for _ in range(80):  # no local changes: only anchors and pulls
             averager.average_parameters()
             seen.append(param.item())
         return seen
@@ -126,7 +126,7 @@ def test_ranks_that_began_apart_come_together() -> None:
 
 
 def matchings(ranks: list[int]) -> list[list[tuple[int, int]]]:
-    """All ways of putting ranks into pairs."""
+    """Return all ways to divide the ranks into pairs."""
     if not ranks:
         return [[]]
     one, *rest = ranks
@@ -138,7 +138,7 @@ def matchings(ranks: list[int]) -> list[list[tuple[int, int]]]:
 
 
 def growth(size: int, momentum: float, gamma: float) -> float:
-    """By which factor second moments of anchors grow in a step, in expectation, at worst."""
+    """Return the largest expected growth factor of the anchors' second moments in a step."""
     eye = torch.eye(size, dtype=torch.float64)
     ways = []
     for pairs in matchings(list(range(size))):
@@ -147,7 +147,7 @@ def growth(size: int, momentum: float, gamma: float) -> float:
             mean[[one, one, other, other], [one, other, one, other]] = 0.5
         pull = gamma * (eye - mean)
         rows = [[eye - pull, momentum * eye], [-pull, momentum * eye]]
-        apart = torch.block_diag(*[eye - 1 / size] * 2)  # what all ranks have in common stays
+        apart = torch.block_diag(*[eye - 1 / size] * 2)  # removes the part that all ranks share
         step = apart @ torch.cat([torch.cat(row, 1) for row in rows]) @ apart
         ways.append(torch.kron(step, step))
     return torch.linalg.eigvals(torch.stack(ways).mean(0)).abs().max().item()
@@ -220,7 +220,7 @@ def test_anchors_of_16_bit_parameters_are_float32() -> None:
     def run(group: Any) -> tuple[list[torch.dtype], float]:
         param = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
         averager = GossipModelAverager([param], 1, lr=1e-4, momentum=0.0, process_group=group)
-        for _ in range(100):  # in bfloat16, each of them would be lost to rounding
+        for _ in range(100):  # in bfloat16, rounding would lose each change
             param.data -= 0.0625 * (1 + group.rank())
             averager.average_parameters()
         state = averager.state_dict()
@@ -260,7 +260,7 @@ def test_a_partner_that_is_gone_or_has_something_else_is_named() -> None:
 
 
 def test_defaults_are_those_of_the_paper(world_of_one: None) -> None:
-    """Kolehmainen et al. 2025, arXiv 2506.10911; gamma as in the code that they published."""
+    """Kolehmainen et al. 2025, arXiv 2506.10911; gamma is that of their published code."""
     found = GossipModelAverager(model().parameters())
     assert (found.period, found.lr, found.momentum, found.gamma) == (50, 0.7, 0.5, 0.7)
 

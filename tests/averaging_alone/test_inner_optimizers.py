@@ -1,4 +1,4 @@
-"""Optimizers of optimizers as the inner optimizer, on ranks that are threads."""
+"""Composed inner optimizers, on ranks that are threads."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_stopped_in_mid_period_is_never_stopped_whatever_is_within() -> None:
                 assert len(found) == len(FORMS)
                 assert all(whole == stopped for whole, stopped in found)
             apart = [one[0] != other[0] for one, other in zip(*ranks, strict=True)]
-            assert all(apart)  # a step was made after the last mean
+            assert all(apart)  # a step follows the last mean
 
 
 def test_ranks_agree_after_each_period_and_only_then() -> None:
@@ -33,7 +33,7 @@ def test_ranks_agree_after_each_period_and_only_then() -> None:
 
 
 def test_muon_steps_hidden_matrices_and_adamw_all_else() -> None:
-    """Each as it would alone, with the published settings, also by replicas that are stacked."""
+    """Each part steps as it does alone, with the published settings and stacked replicas."""
     stacked = ReplicatedModel(model(), 2, over=one_by_one)
     inner = muloco_inner(0.05, 0.1, not_hidden=matching("2.*"))
     replicas = ReplicatedOptimizer(stacked.params, inner, over=one_by_one)

@@ -1,4 +1,4 @@
-"""The laws of averagers, over ours."""
+"""Laws of averagers, tested on our averagers."""
 
 from typing import Any
 
@@ -54,7 +54,7 @@ def outer(rule: Any, **options: Any) -> Any:
 
 
 def in_fragments(**options: Any) -> Any:
-    """Two, where there are so many parameters."""
+    """Return a factory of averagers with two fragments, or one if there is one parameter."""
     return lambda params, group, period: outer(DILOCO, fragments=min(2, len(params)), **options)(
         params, group, period
     )

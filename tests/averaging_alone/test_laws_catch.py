@@ -1,4 +1,4 @@
-"""Each law of averagers catches the fault it is there for: averagers with one planted in each."""
+"""Tests that each law of averagers catches its fault, in averagers with one planted fault."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ from tests.choices import case
 
 
 class Plain(ScheduledModelAverager):
-    """Sound: after every second step."""
+    """Correct averager, which averages after every second step."""
 
     def __init__(self, params: Sequence[Tensor], group: Any, first: int = 1) -> None:
         super().__init__(AveragingSchedule(2, warmup=first), group)
@@ -37,7 +37,7 @@ class Plain(ScheduledModelAverager):
             self.afterwards(before)
 
     def afterwards(self, before: Sequence[Tensor]) -> None:
-        """A fault is here."""
+        """Do nothing; subclasses add a fault here."""
 
 
 class Moves(Plain):
@@ -47,7 +47,7 @@ class Moves(Plain):
 
 
 class MovesAtTheEnd(Moves):
-    """When nothing more is written, so that what was viewed has the same numbers."""
+    """Averager that moves parameters only at the end, when all views still have equal numbers."""
 
     def afterwards(self, before: Sequence[Tensor]) -> None:
         if self.step == 4:
@@ -146,7 +146,7 @@ FAULTS: list[tuple[str, Any]] = [
 
 
 def test_each_law_catches_its_fault_and_accuses_nobody_else() -> None:
-    """In one training."""
+    """One training is enough for each law to catch its fault."""
     training = Training((), torch.float32, 2, ((3,), ()), 4, 2, seed=1)
     for law, factory in FAULTS:
         with case(law=law):

@@ -59,7 +59,7 @@ def write(module: nn.Module, given: list[Tensor]) -> None:
 
 
 def saved_and_loaded(state: Any) -> Any:
-    """Through a file, as torch.load reads it unless told otherwise."""
+    """Return a state that was saved to a file and loaded by torch.load."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
@@ -142,7 +142,7 @@ def test_hook_and_averager_that_disagree_are_refused_at_the_first_step() -> None
 
 
 def test_every_step_averaged_is_data_parallel_sgd() -> None:
-    """A mean of steps of SGD from one point is the step of the mean gradient."""
+    """The mean of SGD steps from one point equals a step by the mean gradient."""
 
     def local(group: Any) -> list[Tensor]:
         module = model()
@@ -189,7 +189,7 @@ def test_state_and_buffers_are_averaged_on_request() -> None:
 
 
 def test_a_scaler_that_finds_infinities_leaves_out_the_step_and_not_the_mean() -> None:
-    """A rank that left out both would leave the others waiting for ever."""
+    """A rank that skipped the mean too would leave the other ranks waiting for ever."""
 
     def step(group: Any) -> tuple[list[Tensor], int]:
         module = model()
@@ -256,7 +256,7 @@ def test_checkpoints_of_the_optimizer_within_load_with_a_warning(world_of_one: N
 
 
 def test_counts_of_steps_are_not_averaged_with_the_state() -> None:
-    """Of a parameter without dimensions, torch's count has the parameter's shape."""
+    """In torch, the count of a parameter without dimensions has the shape of the parameter."""
 
     def run(group: Any) -> tuple[float, float]:
         param = nn.Parameter(torch.tensor(1.0))
@@ -302,7 +302,7 @@ OF_ANOTHER = {
 def test_a_checkpoint_of_another_averager_is_refused_and_changes_nothing(
     world_of_one: None, saved: str, here: str
 ) -> None:
-    """Whatever has begun there, or here."""
+    """A refused checkpoint changes nothing, although averaging has begun on both sides."""
 
     def made(kind: str, lr: float, steps: int) -> tuple[nn.Module, PostLocalSGDOptimizer]:
         module = model()
@@ -326,7 +326,7 @@ def test_a_checkpoint_of_another_averager_is_refused_and_changes_nothing(
 
 @pytest.mark.parametrize("name", AVERAGERS)
 def test_parameters_may_be_loaded_until_the_first_step(world_of_one: None, name: str) -> None:
-    """Outer rules go on from the parameters that the first step was made from."""
+    """Outer rules begin from the parameters of the first step, which can be loaded before."""
     found = []
     for is_loaded_first in (True, False):
         module, other = model(), [0.5 * one for one in values(model())]
@@ -359,7 +359,7 @@ def test_what_it_cannot_wrap_is_refused(world_of_one: None) -> None:
     ]:
         with case(message=message), pytest.raises(TypeError, match=message):
             PostLocalSGDOptimizer(*arguments, **options)
-    optimizer = PostLocalSGDOptimizer(inner, Other())  # any averager, as torch takes it
+    optimizer = PostLocalSGDOptimizer(inner, Other())  # any averager, as in torch
     optimizer.step()
     assert optimizer.state_dict()["step"] == 1
 

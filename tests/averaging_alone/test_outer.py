@@ -25,7 +25,7 @@ RATE = 0.1
 
 
 def trained(make: Callable[[nn.Module, Any], Any], size: int = 3) -> list[list[list[Tensor]]]:
-    """Parameters of each rank after each step of SGD."""
+    """Train by SGD; return the parameters of each rank after each step."""
 
     def run(group: Any) -> list[list[Tensor]]:
         module = model()
@@ -54,7 +54,7 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
 def by_hand(
     size: int, period: int, rate: float, momentum: float, *, nesterov: bool
 ) -> list[Tensor]:
-    """DiLoCo in float64, from its paper: parameters after the last outer step."""
+    """Run DiLoCo in float64 as in its paper; return the parameters after the last outer step."""
     modules = [model().double() for _ in range(size)]
     anchor = values(modules[0])
     speed = [torch.zeros_like(one) for one in anchor]
@@ -117,7 +117,7 @@ def test_a_plan_says_which_parameters_are_a_fragment() -> None:
 
 
 def test_any_number_of_fragments_may_be_in_flight() -> None:
-    """Each mean is of what ranks sent, and is applied to what they have made of it meanwhile."""
+    """Each mean is of the values that ranks sent, and keeps the steps that they made meanwhile."""
     period, delay, steps = 4, 3, 15
 
     def run(group: Any) -> list[list[float]]:
@@ -214,7 +214,7 @@ def test_stopped_in_mid_period_and_loaded_is_never_stopped() -> None:
 
 
 def test_another_number_of_ranks_goes_on_from_a_checkpoint() -> None:
-    """The beginning of a period is shared by all ranks; residuals belong to one rank."""
+    """All ranks share the beginning of a period; residuals belong to one rank."""
 
     def made(group: Any) -> tuple[nn.Module, OuterModelAverager]:
         module, rule = model(), sgd(lr=0.7, momentum=0.9, nesterov=True)
@@ -283,7 +283,7 @@ def test_anchors_of_16_bit_parameters_are_float32() -> None:
     def run(group: Any) -> tuple[torch.dtype, Tensor]:
         param = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
         averager = OuterModelAverager([param], sgd(lr=1e-4), 1, process_group=group)
-        for _ in range(100):  # in bfloat16, each of them would be lost to rounding
+        for _ in range(100):  # in bfloat16, rounding would lose each change
             param.data -= 0.0625 * (1 + group.rank())
             averager.average_parameters()
         return averager.state_dict()["anchors"][0].dtype, averager._anchors[0].detach()

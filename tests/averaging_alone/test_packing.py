@@ -1,4 +1,4 @@
-"""Numbers of few bits as bytes, and floats as bytes."""
+"""Packing of few-bit numbers into bytes."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""PowerSGD's memory by parameter; whether a resumed run is one that went on: tests/averaging."""
+"""PowerSGD's memory by parameter; tests/averaging compares resumed runs."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def run(**options: Any) -> PowerSGDRun:
 def test_errors_and_matrices_go_to_their_parameters_whatever_the_buckets(
     world_of_one: None,
 ) -> None:
-    """Of one rank no sum depends on the place in a buffer."""
+    """With one rank, no sum depends on positions in a buffer."""
     for first_cap, second_cap in [(SMALL, 25.0), (25.0, SMALL), (12 * SMALL, SMALL)]:
         whole, first, second = (run(cap=cap) for cap in (first_cap, first_cap, second_cap))
         whole.steps(range(STEPS))
@@ -46,7 +46,7 @@ def test_it_may_be_saved_at_any_moment_without_a_trace(world_of_one: None) -> No
 
 
 def test_it_is_torchs_hook_in_a_run_that_goes_on(world_of_one: None) -> None:
-    """In one bucket: with more on a CPU, torch's collectives may pass one another."""
+    """One bucket is used: with more on a CPU, torch's collectives can overtake each other."""
     for options in ({}, {"warm_start": False}, {"use_error_feedback": False}):
         ours, torchs = run(cap=25.0, **options), run(**options)
         state = PowerSGDState(

@@ -1,4 +1,4 @@
-"""Buckets of a resumed run; whether its sums are those of a run that went on: tests/averaging."""
+"""Buckets of a resumed run; tests/averaging compares the sums."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ SIZES = {"a": 1, "b": 2, "c": 3, "d": 4}
 
 
 class Seen:
-    """A hook that doubles what it is given, and writes down the buckets."""
+    """Hook that doubles its buckets and records them."""
 
     def __init__(self) -> None:
         self.buckets: list[tuple[int, list[int], bool]] = []
@@ -31,7 +31,7 @@ class Seen:
 
 
 def backward(found: BucketHistory[str], buckets: list[str]) -> list[tuple[int, str, bool]]:
-    """One pass, a word for each bucket; what the hook was given."""
+    """Run one backward pass, with a word for each bucket; return the hook's buckets."""
     seen, names = Seen(), dict(zip(SIZES.values(), SIZES, strict=True))
     for number, keys in enumerate(buckets):
         params = [torch.full((SIZES[key],), float(SIZES[key])) for key in keys]
@@ -54,9 +54,9 @@ def test_the_pass_after_a_resume_is_reduced_in_the_buckets_before_it() -> None:
         (kept, ["abcd"], ["0d", "1cb", "2a"], kept),
         (kept, ["bca", "d"], ["1cb", "2a", "0d"], kept),
         (kept, kept, ["0d", "1cb", "2a"], kept),
-        (kept, ["ab", "cd"], ["0ab", "1cd"], ["ab", "cd"]),  # cb is whole in none of them
+        (kept, ["ab", "cd"], ["0ab", "1cd"], ["ab", "cd"]),  # no bucket contains all of cb
         (kept, ["ab", "c", "d"], ["0ab", "1c", "2d"], ["ab", "c", "d"]),
-        (["dc", "b"], ["abcd"], ["0abcd"], ["abcd"]),  # a has no part
+        (["dc", "b"], ["abcd"], ["0abcd"], ["abcd"]),  # a takes no part
         (["e", *kept], ["abcd"], ["1d", "2cb", "3a"], kept),  # e has another hook
         (kept, ["d", "ab", "c"], ["0d", "1ab", "2c"], ["d", "ab", "c"]),
         ([], ["abcd"], ["0abcd"], ["abcd"]),
@@ -88,7 +88,7 @@ def test_a_pass_that_came_to_no_end_leaves_no_trace() -> None:
 def test_buckets_are_saved_by_the_position_of_a_parameter_in_the_optimizer(
     world_of_one: None,
 ) -> None:
-    """And found by whatever hook serves it; of a bucket with others, nothing is known."""
+    """Any hook of the parameters finds them; buckets with other parameters are not saved."""
     params = [nn.Parameter(torch.ones(k + 1)) for k in range(3)]
     state = PostLocalSGDState(None, None, 4)
 

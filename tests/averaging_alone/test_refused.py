@@ -1,4 +1,4 @@
-"""Refusals of compressions: arguments, vectors and payloads, and the errors' texts."""
+"""Refusals of compressions: arguments, vectors, and payloads, with their error messages."""
 
 from typing import Any
 

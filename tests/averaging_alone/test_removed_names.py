@@ -1,4 +1,4 @@
-"""Names that are public no more say what to write instead."""
+"""Removed public names, whose errors name the replacement."""
 
 import importlib
 

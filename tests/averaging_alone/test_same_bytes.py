@@ -1,4 +1,4 @@
-"""The same vector makes the same bytes, everywhere and for ever."""
+"""Tests that a vector gives the same bytes on every machine, in every version."""
 
 import hashlib
 
@@ -22,11 +22,11 @@ DIGESTS: dict[Compression, str] = {
     TopK(fraction=0.03): "7ac4ed37623774d3",
     TopK(fraction=0.03, values=Statistical()): "a8ea14acf6bda0ae",
 }
-"""Of the payload of :func:`vector`; a new one is a new format, which old ranks would misread."""
+"""Digests of payloads; a new digest means a new format, which old ranks would misread."""
 
 
 def vector() -> torch.Tensor:
-    """9999 numbers that whole numbers give, and powers of two: over 12 magnitudes, both signs."""
+    """Return 9999 numbers of both signs and 12 magnitudes, from integers and powers of two."""
     numbers = torch.arange(9999, dtype=torch.int64)
     mixed = numbers * 2654435761 % 1000003 - 500001
     powers = torch.tensor([2.0**-power for power in range(40)], dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""When parameters are averaged."""
+"""Schedules of averaging: the steps at which parameters are averaged."""
 
 from itertools import product
 
@@ -56,6 +56,6 @@ def test_what_makes_no_schedule_is_refused() -> None:
 
 
 def test_torch_counts_the_hierarchy_raw_and_the_period_from_the_warm_up() -> None:
-    """Of torch's two averagers only one counts from the end of the warm-up; ours says which."""
+    """torch's hierarchical averager counts raw steps; its periodic one counts from the warm-up."""
     assert AveragingSchedule.of_groups({4: 2}, warmup=10, raw=True).counts(20) == [2]  # 12, 16
     assert AveragingSchedule(4, warmup=10).counts(20) == [3]  # 10, 14, 18

@@ -1,4 +1,4 @@
-"""The quantiser whose levels are the means of bins."""
+"""Quantiser whose levels are the means of bins."""
 
 import math
 from itertools import pairwise
@@ -53,7 +53,7 @@ def test_blocks_of_few_different_numbers_arrive_as_they_are() -> None:
 
 
 def test_edges_are_best_for_a_normal_distribution() -> None:
-    """Each is in the middle between the means of the bins beside it (Lloyd's condition)."""
+    """Each edge is midway between the means of its two bins (Lloyd's condition)."""
     for bits in (1, 2, 4):
         with case(bits=bits):
             edges = lloyd_max_edges(bits)

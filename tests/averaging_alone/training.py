@@ -12,7 +12,7 @@ WIDTH = 3
 
 
 def model() -> nn.Sequential:
-    """The same on every rank."""
+    """Return a model that is the same on every rank."""
     made = nn.Sequential(nn.Linear(WIDTH, 4), nn.Tanh(), nn.Linear(4, 2))
     chance = torch.Generator().manual_seed(7)
     with torch.no_grad():
@@ -22,7 +22,7 @@ def model() -> nn.Sequential:
 
 
 def batch(rank: int, step: int) -> Tensor:
-    """Another one for every rank and step."""
+    """Return a batch that differs by rank and by step."""
     return torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(1 + rank + 100 * step))
 
 
@@ -33,7 +33,7 @@ def backward(module: nn.Module, rank: int, step: int) -> None:
 
 
 def train(module: nn.Module, optimizer: Any, rank: int, steps: Sequence[int]) -> list[list[Tensor]]:
-    """Steps on a rank's own data; the parameters after each."""
+    """Step on the rank's own data; return the parameters after each step."""
     seen = []
     for step in steps:
         backward(module, rank, step)
@@ -43,18 +43,18 @@ def train(module: nn.Module, optimizer: Any, rank: int, steps: Sequence[int]) ->
 
 
 def values(module: nn.Module) -> list[Tensor]:
-    """Copies of the parameters."""
+    """Return copies of the parameters."""
     return [param.detach().clone() for param in module.parameters()]
 
 
 def wrapped(module: nn.Module, group: dist.ProcessGroup, hook: Any, state: Any) -> nn.Module:
-    """Under DDP, with a communication hook."""
+    """Wrap a module in DDP with a communication hook."""
     ddp = DistributedDataParallel(module, process_group=group, init_sync=False)
     ddp.register_comm_hook(state, hook)
     return ddp
 
 
 def mean_of(ranks: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """By float64, of each tensor over the ranks."""
+    """Return the float64 mean of each tensor over the ranks."""
     together = zip(*ranks, strict=True)
     return [torch.stack([one.double() for one in same]).mean(0) for same in together]

@@ -1,1 +1,1 @@
-"""Tests of the benchmark: what it measures, beside whom, and what it makes of that."""
+"""Tests of the benchmark: its measurements, contestants, targets and pages."""

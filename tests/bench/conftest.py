@@ -1,4 +1,4 @@
-"""The benchmark in this process, ranks that only speak, and a place to publish to."""
+"""Fixtures of the benchmark: parts in this process, scripted ranks, and a folder to publish to."""
 
 import json
 import queue
@@ -13,15 +13,15 @@ from benchmarks import child, publish, sharded_launch, sharded_rank
 from benchmarks import run as running
 from functional_optim.native.loader import SWITCH
 
-collect_ignore = ["troubled_rank.py"]  # a program, which takes over standard output
+collect_ignore = ["troubled_rank.py"]  # a program that takes over standard output
 
 PATIENCE = 600.0
-"""Seconds until something that never says anything fails a test."""
+"""Seconds after which a test fails if a process says nothing."""
 
 
 @pytest.fixture(autouse=True)
 def compiled_little(without_loops: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python looks at tensors, here and in the processes that are started."""
+    """Check tensors in Python instead of compiled loops, here and in child processes."""
     monkeypatch.setenv(SWITCH, "0")
 
 
@@ -35,7 +35,7 @@ def answers_are_closed() -> Iterator[None]:
 
 @pytest.fixture
 def parts_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The parts of a run in this process; what they are given and answer is JSON all the same."""
+    """Run parts of a benchmark in this process. Arguments and results still pass through JSON."""
 
     def run_part(part: str, given: Any, *, tell: Callable[[str], object] = print, **_: Any) -> Any:
         monkeypatch.setattr(child, "_tell", tell)
@@ -46,11 +46,11 @@ def parts_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository to write into."""
+    """Return an empty repository to publish to."""
     monkeypatch.setattr(publish, "LATEST", tmp_path / "results" / "latest.json")
     monkeypatch.setattr(publish, "DETAILS", tmp_path / "docs" / "benchmarks.md")
     monkeypatch.setattr(publish, "PICTURE", tmp_path / "docs" / "benchmarks.png")
-    for name in ("draw", "draw_sharded", "draw_averaging"):  # drawn in other tests
+    for name in ("draw", "draw_sharded", "draw_averaging"):  # other tests draw these pictures
         monkeypatch.setattr(publish, name, lambda report, path: path.touch())
     return tmp_path
 
@@ -68,12 +68,12 @@ def hang():
 
 
 class Silence(queue.Queue[Any]):
-    """Queue of ranks' lines: time is up once every rank has said that it hangs."""
+    """Queue of the ranks' lines. It is empty once every rank has said that it hangs."""
 
     ranks = 2
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        """The next line."""
+        """Return the next line."""
         while self.ranks:
             rank, said = super().get(timeout=PATIENCE)
             if said != {"silent": True}:
@@ -84,6 +84,6 @@ class Silence(queue.Queue[Any]):
 
 @pytest.fixture
 def speaking(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Ranks are a script from now on."""
+    """Return a function that replaces the program of the ranks with a script."""
     monkeypatch.setattr(sharded_launch, "queue", SimpleNamespace(Queue=Silence, Empty=queue.Empty))
     return lambda script: monkeypatch.setattr(sharded_launch, "COMMAND", ("-c", SPEAK + script))

@@ -1,4 +1,4 @@
-"""A report made by hand."""
+"""A report with made-up figures, for tests."""
 
 from benchmarks import averaging, remote, sharded
 from benchmarks import contestants as who
@@ -35,7 +35,7 @@ FAST = dict.fromkeys(who.NAMES, 2.0) | {
     who.FUSED: 20.0,
     **dict.fromkeys(who.OURS, 1.0),
 }
-"""Seconds with which every target is met; microseconds, of one small parameter."""
+"""Figures that meet every target. The unit is seconds, or microseconds for one small parameter."""
 
 LOSSES = dict.fromkeys(RUNS, 2.01) | {FLOAT32: 2.0, AGAIN: 2.03, NEAREST: 2.5}
 

@@ -1,4 +1,4 @@
-"""Training over a slow link: the network, the ranks, and what is shown of them."""
+"""Training over a slow link: the network, the ranks, and the report."""
 
 import subprocess
 from collections.abc import Callable, Iterator
@@ -36,7 +36,10 @@ def look_and_fail(network: Network, seen: list[tuple[Network, str]]) -> None:
 
 
 def test_a_network_goes_with_whoever_made_it() -> None:
-    """Where none can be made there is nothing to go; that the reason is said, is tested below."""
+    """An error in the block removes the namespaces of the network.
+
+    If this machine cannot make a network, nothing is checked here. The next test checks the reason.
+    """
     seen: list[tuple[Network, str]] = []
     with pytest.raises((KeyError, NoLinkError)), slow_network(2, Link(megabits=20)) as network:
         look_and_fail(network, seen)
@@ -73,7 +76,10 @@ def test_where_there_can_be_no_network_it_is_said_why(monkeypatch: pytest.Monkey
 
 
 def test_who_counts_parameters_leaves_the_text_where_it_is() -> None:
-    """It is kept for all, and whoever comes first may only want to know how large a model is."""
+    """Counting the parameters leaves the cached text on the CPU.
+
+    The text is cached for all callers, and the first caller may build the model on the device meta.
+    """
     text.corpus.cache_clear()
     assert numel(DEMO, "tiny") == sum(p.numel() for p in TASKS[DEMO]["tiny"].model().parameters())
     assert text.corpus().train.device.type == "cpu"
@@ -114,7 +120,7 @@ def test_the_section_from_end_to_end(
     assert (tmp_path / "bench-averaging.png").exists()
 
 
-# ----------------------------------------------------------------------------------- what is shown
+# -------------------------------------------------------------------------------------- the report
 
 
 def test_tables_have_who_was_trained(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Bytes that averaging sends: counted on real ranks, planned, promised and shown."""
+"""Bytes that averaging sends: counted on real ranks, planned, judged and shown."""
 
 from dataclasses import replace
 from typing import Any
@@ -26,7 +26,10 @@ def judged(of: Report) -> Target:
 
 
 def test_the_arithmetic_of_one_million_parameters() -> None:
-    """By hand, in bytes of 4 ranks in a period: 2 x 3/4 x 4 for each parameter is a mean."""
+    """The expected bytes of one million parameters match a calculation by hand.
+
+    On 4 ranks, one mean sends 2 x 3/4 x 4 bytes for each parameter.
+    """
     module = TASKS[BROAD]["full"].model()
     numel = 4 * (512 * 512 + 512)
     mean, chunks, blocks = 6 * numel, -(-numel // 4096), numel // 256

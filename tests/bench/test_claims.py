@@ -1,4 +1,4 @@
-"""Claims are judged by limits that were there before; what is trained is what it is said to be."""
+"""Claims are judged by limits that are fixed in advance, and the runs train as described."""
 
 import math
 from typing import Any
@@ -40,7 +40,7 @@ FEW = TINY._replace(steps=16)
 
 
 def measured(**losses: list[float]) -> Measured:
-    """Made by hand: what is not named has the same loss in every seed."""
+    """Return made-up losses: every run that has no losses here gets the same ones in every seed."""
     found = {name: losses.get(name, [2.0, 2.1, 2.2]) for name in RUNS}
     even = {name: [2.0, 2.1, 2.2] for name in RUNS}
     return Measured(even, found, dict.fromkeys(RUNS, 4.0))
@@ -90,7 +90,10 @@ def test_training_again_gives_the_same_and_another_seed_another() -> None:
 
 
 def test_data_parallel_is_a_mean_of_gradients() -> None:
-    """With one batch for all replicas, it is one replica; so is a mean of parameters."""
+    """With one replica, data-parallel training and a mean of parameters equal training alone.
+
+    With more replicas, data-parallel training differs from training alone and from a mean.
+    """
     alone = train(RUNS[ALONE], 0, FEW)
     one = Run(1, lambda params, group: PeriodicModelAverager(4, process_group=group))
     assert train(one, 0, FEW) == alone
@@ -109,7 +112,7 @@ def test_two_and_eight_replicas_see_as_many_stretches_by_either_optimizer() -> N
             assert of_few == of_many
     found = [train(RUNS[name], 0, FEW) for name in (ADAMW_2, ADAMW_8, MUON_2, MUON_8)]
     assert len(set(found)) == 4 and max(found) < math.log(94)
-    # All replicas see the batch of one, in as many stretches.
+    # Both runs see the same batch, divided into the same number of stretches.
     whole, half = (
         train(RUNS[ADAMW_2]._replace(replicas=1, batch_parts=parts), 0, scale)
         for parts, scale in ((1, FEW._replace(batch_size=2)), (2, FEW))

@@ -1,4 +1,4 @@
-"""The race of composed optimizers: it runs, and a peer makes the same steps."""
+"""Race of composed optimizers: the command runs, and each peer makes the same steps."""
 
 import torch
 from click.testing import CliRunner

@@ -1,4 +1,4 @@
-"""All contestants of an optimizer do the same step: nobody is fast by doing something else."""
+"""All contestants of an optimizer make the same step, so that none is fast by doing less."""
 
 import ctypes
 import importlib.util
@@ -17,7 +17,7 @@ from tests.choices import case
 
 SHAPES = [(7, 5), (11,), (3, 2, 2)]
 STEPS = 4
-# Those that wait for a compiler are tested where compilers are.
+# These contestants need a compiler, so they are left out here.
 COMPILERS = {"compiled", who.COMPILED}
 TESTED = [name for name in who.NAMES if name not in {*COMPILERS, "fused"} and "auto" not in name]
 if importlib.util.find_spec("torchopt") is None:  # `make bench` installs it, `make test` does not
@@ -36,7 +36,7 @@ def reference(name: str, group: Contestants) -> list[torch.Tensor]:
 
 
 def missing(rule: str) -> set[str]:
-    """Where nobody has Lion and QHM: fused kernels, functional classes, TorchOpt."""
+    """Return the contestants that lack a rule: torch and TorchOpt have neither Lion nor QHM."""
     none = {who.FUSED, who.FUNCTIONAL, who.SCRIPTED, who.TORCHOPT}
     return none if rule in OWN_CLASSES else set()
 
@@ -74,7 +74,7 @@ def test_gradients_reach_the_step_in_every_form(monkeypatch: pytest.MonkeyPatch)
 def check_steps(rule: str, contestant: str, group: Contestants) -> None:
     want = reference(rule, group)
     step = group.build(contestant)
-    made = 1 if contestant in who.TORCH_OPTIM else 0  # one step has made their state
+    made = 1 if contestant in who.TORCH_OPTIM else 0  # build() has made one step to create state
     for _ in range(STEPS - made):
         step()
     got = torch.cat([param.detach().reshape(-1) for param in group.stepped[contestant]])

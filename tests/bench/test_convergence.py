@@ -1,4 +1,4 @@
-"""Every storage is trained on the same text, and judged by what float32 makes of it."""
+"""Every storage trains on the same text, and its loss is compared with that of float32."""
 
 import dataclasses
 import math
@@ -51,7 +51,7 @@ def target(of: Report) -> Target:
 
 
 def with_losses(**losses: float) -> Report:
-    """The report made by hand, but for some losses; NaN leaves a run out."""
+    """Return the made-up report with other losses for some runs. NaN removes the run."""
     found = report()
     kept = {**LOSSES, **losses}
     found.convergence[:] = [
@@ -60,7 +60,7 @@ def with_losses(**losses: float) -> Report:
     return found
 
 
-# ---------------------------------------------------------------------------------- the measure
+# ------------------------------------------------------------------------------ the measurement
 
 
 def test_training_learns_and_again_gives_the_same(plain: Convergence) -> None:
@@ -92,7 +92,10 @@ def test_a_storage_learns_as_float32_does(plain: Convergence) -> None:
 def test_a_storage_that_forgets_is_seen(
     monkeypatch: pytest.MonkeyPatch, plain: Convergence
 ) -> None:
-    """So that the distance above is no matter of course."""
+    """A storage that loses the state gets a worse loss.
+
+    This shows that the comparison with float32 above can fail.
+    """
     lossy = STATE_STORAGES["int8"]._replace(decode=lambda kept: kept[0].float() * 0 + 1.0)
     monkeypatch.setitem(STATE_STORAGES, "int8+stochastic", lossy)
     monkeypatch.setitem(RUNS, SMALL, RUNS["float32, state int8+stochastic"])
@@ -181,7 +184,7 @@ def test_a_loss_that_is_nan_misses() -> None:
 def test_what_failed_misses_unless_it_is_not_judged() -> None:
     found = with_losses(**{NEAREST: 3.0, KAHAN: math.nan})
     found.failed[f"training in {NEAREST}"] = "ended with 1"
-    assert target(found).verdict == "met"  # and the other one was not asked for
+    assert target(found).verdict == "met"  # the other run was not requested
     found.failed[f"training in {KAHAN}"] = "ended with 1"
     assert target(found).missing == (f"training in {KAHAN}",)
     assert "MISSED" in target(found).verdict
@@ -195,7 +198,7 @@ def test_without_float32_nothing_is_kept() -> None:
             assert len(found.missing) == len(JUDGED)
 
 
-# ----------------------------------------------------------------------------------- what is shown
+# -------------------------------------------------------------------------------------- the report
 
 
 def test_the_table_has_what_was_measured() -> None:

@@ -1,4 +1,4 @@
-"""The page about a GPU: what is read from a run of pytest, and what is written."""
+"""The page about a GPU: results are read from a pytest run and written to the page."""
 
 import subprocess
 import sys

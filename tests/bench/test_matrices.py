@@ -1,4 +1,4 @@
-"""The race of Muons: it runs, and all contestants make the same steps."""
+"""Race of Muon implementations: the command runs, and all contestants make the same steps."""
 
 from itertools import chain, product
 
@@ -11,12 +11,12 @@ from ..choices import case
 
 
 def test_every_contestant_makes_the_same_steps() -> None:
-    """Torch's, bit for bit."""
+    """Every contestant steps to the same bits as torch's Muon."""
     for name, shapes in TINY.items():
         for dtype in (torch.float32, torch.bfloat16):
             made = contestants(shapes, dtype)
             for param in chain.from_iterable(one.params for one in made.values()):
-                param.detach().mul_(2**-8)  # so that no step is lost beside it in bfloat16
+                param.detach().mul_(2**-8)  # so that bfloat16 does not round the steps away
             start = [one.detach().clone() for one in made[THEIRS].params]
             assert list(made) == [THEIRS, FRONT, *WAYS]
             for _, one in product(range(3), made.values()):

@@ -1,4 +1,4 @@
-"""The measures themselves: peaks, idle contestants, heats that fit, processes that fail."""
+"""The measurements themselves: peaks, idle contestants, heats that fit, processes that fail."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def test_a_peak_is_seen_and_what_stays_is_not() -> None:
     held = torch.ones(2**23)
 
     def greedy() -> None:
-        torch.ones(2**24).add_(1)  # 64 MiB, gone when the step is over
+        torch.ones(2**24).add_(1)  # 64 MiB, freed at the end of the step
 
     assert 60 * 2**20 < memory.peak_above(greedy) < 80 * 2**20
     assert memory.peak_above(lambda: held.add_(1)) < 8 * 2**20
@@ -41,7 +41,7 @@ def test_memory_of_every_way_is_measured() -> None:
 
 
 def timed(rule: str, rounds: int, *names: str) -> Cell:
-    """One small cell."""
+    """Return the times of one small cell."""
     given: Any = {"workload": SMALL_1, "optimizer": rule, "device": "cpu", "size": "tiny"}
     given |= {"rounds": rounds, "turn_seconds": 0.0001, "threads": 1, "only": names}
     return run_cell(**given, tell=lambda _: None)
@@ -82,12 +82,12 @@ def test_everybody_is_in_a_heat() -> None:
         everybody = set(ANCHORS).union(*heats.values())
         only_many = {who.PLAIN, who.PLAIN_GATHERED}
         with case(workload=name):
-            assert everybody | only_many | {"fused"} == set(who.NAMES)  # on CUDA alone
+            assert everybody | only_many | {"fused"} == set(who.NAMES)  # "fused" steps on CUDA only
             assert (everybody >= only_many) == (name == MANY)
 
 
 def test_heats_of_the_largest_workload_fit_in_memory() -> None:
-    # Buffers of 124 M float32, for AdamW: who holds which, besides the shared gradients.
+    # Number of float32 buffers of 124 M elements for AdamW, besides the shared gradients.
     flat = {way.executor for way in who.OURS.values()}
     for names in heats_of(WORKLOADS[GPT2], "cpu", fused=True).values():
         present = {*ANCHORS, *names}
@@ -95,7 +95,7 @@ def test_heats_of_the_largest_workload_fit_in_memory() -> None:
         executors = {who.OURS[name].executor for name in (present & {*who.OURS}) - {*who.DOORS}}
         assert executors <= flat
         buffers += 4 * len(executors)  # p, g, m, v in flat buffers
-        buffers += 3 * len(present & {*who.DOORS})  # p, m, v; gradients are read where they lie
+        buffers += 3 * len(present & {*who.DOORS})  # p, m, v; gradients are read in place
         buffers += 3 * any(name in who.TORCH_OPTIM for name in present)  # one p, m, v for all
         buffers += 3 * sum(name in {who.FUNCTIONAL, who.SCRIPTED, who.TORCHOPT} for name in present)
         assert buffers * 4 * WORKLOADS[GPT2].numel("full") < 8.6e9

@@ -1,4 +1,4 @@
-"""Parts measured anew, put into an earlier run."""
+"""Parts that are measured again are merged into an earlier run."""
 
 from dataclasses import fields, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from .reports import DATES, report
 
 
 def anew(seconds: float) -> Report:
-    """One cell of the same run, measured again."""
+    """Return a later report of the same run, with one cell measured again."""
     earlier = report()
     old = next(one for one in earlier.cells if (one.workload, one.optimizer) == (SMALL_10, "AdamW"))
     cell = Cell(old.workload, old.optimizer, old.device, [Heat("executors", {"auto": [seconds]})])
@@ -41,7 +41,7 @@ def test_what_is_measured_takes_its_place_and_the_rest_stays() -> None:
 
 
 def test_each_section_says_when_it_was_measured() -> None:
-    """One of which some figures are older, on all these days."""
+    """A section that mixes old and new figures lists the days of both."""
     day = {"steps": ["2026-02-01"]}
     found = merged(report(), replace(anew(0.25), dates=day), set())
     assert found.dates == DATES | {"steps": ["2026-01-31", "2026-02-01"]}

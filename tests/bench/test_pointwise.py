@@ -1,4 +1,4 @@
-"""The race of pointwise algorithms with the floor, in which the exact kernel makes the steps."""
+"""Race of pointwise algorithms with the floor: the exact kernel makes the steps."""
 
 import torch
 from click.testing import CliRunner

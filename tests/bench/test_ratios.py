@@ -1,4 +1,4 @@
-"""Ratios are taken within rounds, then their median, least and greatest."""
+"""Ratios are taken within rounds, and then summed up by their median, least and greatest value."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Models on a server: a tiny one is stepped by all, and what is promised and shown of that."""
+"""Models on a server: all contestants step a tiny model, and the report judges and shows it."""
 
 import warnings
 from collections.abc import Callable
@@ -29,12 +29,12 @@ from .reports import report, stepped
 MODEL = "4 M in 8"
 ROUNDS = 2
 
-# --------------------------------------------------------------------------------- what is measured
+# ---------------------------------------------------------------------------------- the measurement
 
 
 def drive(meeting: str) -> list[Any]:
-    """On two ranks: one trains, the other is the server."""
-    # torch's init_rpc uses what torch deprecates, and its optimizer TorchScript.
+    """Run the measurement on two ranks: one is the trainers' process, the other is the server."""
+    # init_rpc of torch uses deprecated functions, and its optimizer uses TorchScript.
     with warnings.catch_warnings(record=True), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")
         patch.setenv(SWITCH, "0")
@@ -50,7 +50,10 @@ def drive(meeting: str) -> list[Any]:
 
 
 def test_a_tiny_model_is_stepped_by_all(tmp_path: Path) -> None:
-    """In processes of their own: torch's RPC starts once in a process."""
+    """All contestants of two rules step a tiny model, and every time is measured.
+
+    The test starts fresh processes, because torch's RPC can start only once in a process.
+    """
     job = Job(drive, {"meeting": str(tmp_path / "meeting")})
     first, _ = run_ranks({"drive": job}, ranks=2, seconds=PATIENCE, fresh=True)["drive"]
     told, found = first.result()
@@ -65,14 +68,14 @@ def test_a_tiny_model_is_stepped_by_all(tmp_path: Path) -> None:
 
 
 class Counted:
-    """An optimizer that counts, by the trainer whose gradients they are."""
+    """Optimizer that records which trainer made each step."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []
         self.trainers = 0
 
     def gradients(self) -> Any:
-        """A number for each trainer."""
+        """Return a context that numbers the trainers."""
         return self
 
     def __enter__(self) -> int:
@@ -83,22 +86,22 @@ class Counted:
         self.trainers -= 1
 
     def step(self, gradients: int) -> None:
-        """One more."""
+        """Record a step of a trainer."""
         self.steps.append(gradients)
 
     def python_seconds(self, count: int) -> float:
-        """When every trainer has stepped."""
+        """Wait until all three trainers have stepped."""
         self.steps.clear()
         while len({*self.steps}) < 3:
             pass
         return float(count)
 
     def moved(self) -> list[float]:
-        """Never."""
+        """Return distances that say that one parameter has not moved."""
         return [1.0, 0.0]
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def test_every_trainer_steps_by_gradients_of_its_own() -> None:
@@ -146,11 +149,11 @@ def test_models_have_the_sizes_of_their_names() -> None:
     }
 
 
-# ---------------------------------------------------------------------- what is promised and shown
+# ------------------------------------------------------------------------- promises and the report
 
 
 def changed(at: int, of: Report | None = None, **fields: Any) -> Report:
-    """A report with another cell in one place."""
+    """Return a report in which the fields of one cell are changed."""
     found = of or report()
     cells = [*found.remote]
     cells[at] = replace(cells[at], **fields)
@@ -158,7 +161,7 @@ def changed(at: int, of: Report | None = None, **fields: Any) -> Report:
 
 
 def at(rule: str, model: str, trainers: int = 2) -> int:
-    """The place of a cell."""
+    """Return the index of a cell."""
     cells = [(one.optimizer, one.model, one.trainers) for one in report().remote]
     return cells.index((rule, model, trainers))
 
@@ -241,7 +244,7 @@ def test_earlier_reports_load() -> None:
     assert report_from(kept) == replace(report(), remote=[])
 
 
-# ------------------------------------------------------------------------------------ how it is run
+# ----------------------------------------------------------------------------------------- the plan
 
 
 def plan(settings: Settings) -> list[Part]:

@@ -1,4 +1,4 @@
-"""Models that are replicated in one process, their inner steps and means, and what is refused."""
+"""Replicas of a model in one process: their inner steps, their means, and rejected arguments."""
 
 from typing import Any
 
@@ -30,7 +30,10 @@ def batches(size: int, step: int) -> Tensor:
 
 
 def test_a_replicated_model_trains_as_ranks_do() -> None:
-    """Bit for bit where gradients are taken one by one, and within rounding at once."""
+    """A replicated model trains like ranks.
+
+    With ``one_by_one`` all bits are equal; with ``at_once`` the values are equal within rounding.
+    """
 
     def run(group: Any) -> list[list[Tensor]]:
         module = model()
@@ -119,7 +122,10 @@ def test_what_has_no_gradient_is_left_alone() -> None:
 
 
 def test_a_rule_sees_one_replica_at_a_time() -> None:
-    """By vmap, too: but for the rounding of a norm."""
+    """A rule that uses whole tensors gets one replica at a time, with ``at_once`` as well.
+
+    Norms may round differently, so the comparison has a tolerance.
+    """
     made = [ReplicatedModel(model(), 3) for _ in range(2)]
     rule = INNER["of whole tensors"]
     inner = [

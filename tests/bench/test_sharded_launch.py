@@ -1,4 +1,4 @@
-"""Ranks are watched, and ended, by whoever started them; these are scripts that only speak."""
+"""The launcher watches its ranks and ends them. Here the ranks are scripts that print lines."""
 
 import json
 import os
@@ -79,11 +79,11 @@ def test_ranks_that_never_listen_are_reported(speaking: Speaking) -> None:
         call()
 
 
-# ------------------------------------------------------------------------- what becomes of a heat
+# ---------------------------------------------------------------------- a heat with failing ranks
 
 
 def troubled(speaking: Speaking, trouble: dict[str, str]) -> None:
-    """Ranks that give each contestant a second, and have trouble with some of them."""
+    """Run ranks that report one second for each contestant, and fail with some contestants."""
     speaking(
         f"trouble = {json.dumps(trouble)}\n"
         "names = order['given']['names']\n"

@@ -1,4 +1,4 @@
-"""Sharded training on real ranks, in a size for tests."""
+"""Sharded training on real ranks, in the size for tests."""
 
 import sys
 from collections.abc import Callable
@@ -62,7 +62,7 @@ def test_saving_is_measured() -> None:
 
 @pytest.fixture
 def told(world_of_one: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Whom the one rank, which this process is, comes to."""
+    """Return the list of contestants that the one rank, this process, comes to."""
     names: list[str] = []
     monkeypatch.setattr(sharded_rank, "say", lambda **line: names.append(line["at"]))
     return names
@@ -71,7 +71,7 @@ def told(world_of_one: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_peak_is_measured(told: list[str]) -> None:
     task = TASKS[who.LAYERS_10]["tiny"]
     peak = sharded_rank.peak(task, 1, name=who.DDP_FUSED, iterations=1)
-    assert peak > 2**26  # torch alone takes more
+    assert peak > 2**26  # torch alone needs more
     assert told == [who.DDP_FUSED]
 
 

@@ -1,4 +1,4 @@
-"""Promises of sharded training, and the figures that are shown of it."""
+"""Promises of sharded training, and the figures that the report shows."""
 
 import dataclasses
 import json
@@ -54,7 +54,10 @@ def test_a_fast_report_keeps_every_promise() -> None:
 
 
 def test_each_promise_of_speed_can_be_missed() -> None:
-    """Of 2.5 seconds for torch's best."""
+    """Each promise of speed is missed just beyond its limit.
+
+    The best time of torch in the report is 2.5 seconds.
+    """
     ratio, ddp_ratio, slower = "at most 0.85 x", "at most 1.05 x DDP", "never slower"
     for name, seconds, ddp, promises in (
         (LAYERS, 2.12, 2.1, []),
@@ -127,7 +130,7 @@ def test_memory_can_be_missed_by_its_median() -> None:
 
 
 def test_saving_can_be_missed() -> None:
-    """By the peer that shards and syncs as ours does."""
+    """The promise about saving is missed if the peer that shards and syncs is faster."""
     found = report()
     found.sharded_saving[:] = [saving(10.1, 20.1)]
     (one,) = missed(found)
@@ -203,9 +206,9 @@ def test_tables_have_what_was_measured() -> None:
     text = details(found)
     for part in (
         "## Sharded training: time per iteration",
-        f"| {who.JUDGED} | 0.50 (0.50 to 0.50) |",  # of DDP with foreach
-        f"| {who.JUDGED} | 1.00 (1.00 to 1.00) |",  # of DDP with fused
-        f"| {who.JUDGED} | 0.80 (0.80 to 0.80) |",  # of torch's best
+        f"| {who.JUDGED} | 0.50 (0.50 to 0.50) |",  # time over DDP with foreach
+        f"| {who.JUDGED} | 1.00 (1.00 to 1.00) |",  # time over DDP with fused
+        f"| {who.JUDGED} | 0.80 (0.80 to 0.80) |",  # time over torch's best
         f"| {who.TORCH_BEST} itself, in milliseconds | 2,500 |",
         "The farthest off was a contestant by 1.0e-04 of the way, its sum by 1.0e-06.",
         f"- not there: 20 layers, 2 ranks, {who.FSDP}: others: needs 17.0 GiB",
@@ -221,7 +224,10 @@ def test_tables_have_what_was_measured() -> None:
 
 
 def test_an_earlier_saving_beside_another_is_no_figure() -> None:
-    """Unsynced writes beside one rank's are not shown as a speed."""
+    """An earlier report that compares saving with another peer shows no figure.
+
+    Unsynced writes of all ranks cannot be compared with the writes of one rank.
+    """
     found = report()
     other = dataclasses.replace(
         saving(1.0, 2.0),
@@ -235,7 +241,7 @@ def test_an_earlier_saving_beside_another_is_no_figure() -> None:
 
 
 def test_the_options_that_nobody_passes_are_shown() -> None:
-    """Both optimizers as constructed are timed in one heat, and in both tables."""
+    """One heat times both optimizers as constructed, and both tables show their ratios."""
     together = who.HEATS["others"]
     assert {who.STEP_DEFAULT, who.TORCH_ZERO} <= {*together}
     seconds = {who.STEP_DEFAULT: 3.0, who.TORCH_ZERO: 6.0}

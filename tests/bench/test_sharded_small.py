@@ -1,4 +1,4 @@
-"""The race of many small parameters: it runs, and all contestants make the same steps."""
+"""Race of many small parameters: the command runs, and all contestants make the same steps."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ from ..choices import case
 
 @pytest.fixture
 def alone() -> Iterator[None]:
-    """A process group of one rank."""
+    """Run a test in a process group of one rank."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Promises are judged by what was measured, and by what should have been."""
+"""Promises are judged by the measured figures, and are missed if a figure is missing."""
 
 from dataclasses import replace
 from typing import Any

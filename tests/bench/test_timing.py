@@ -1,4 +1,4 @@
-"""Turns, by a clock of our own."""
+"""Turns of contestants, timed by a fake clock."""
 
 import gc
 
@@ -8,7 +8,7 @@ from benchmarks import timing
 
 
 class Clock:
-    """Time that passes only while somebody works."""
+    """Clock that advances only while a worker runs."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -44,7 +44,7 @@ def test_every_round_has_all_and_begins_with_another(clock: Clock) -> None:
     found = timing.take_turns(steps, rounds=4, turn_seconds=0.5, wait=nothing, tell=told.append)
     assert found == {"a": [1.0] * 4, "b": [2.0] * 4, "c": [4.0] * 4}
     assert told == [1, 2, 3, 4]
-    # Before the first round each is timed once; in it, each has one more step that is not timed.
+    # Each worker is timed once before the first round. In the first round, each has one extra step.
     assert "".join(clock.log) == "abc" + "aabbcc" + "bca" + "cab" + "abc"
 
 

@@ -19,8 +19,8 @@ def test_full_size_is_what_its_name_says() -> None:
         name: (len(one.shapes["full"]()), one.numel("full")) for name, one in WORKLOADS.items()
     }
     assert found == {
-        GPT2: (148, 124_439_808),  # the published count, output tied to the embedding
-        RESNET50: (161, 25_557_032),  # as torchvision's resnet50
+        GPT2: (148, 124_439_808),  # the published count, with the output tied to the embedding
+        RESNET50: (161, 25_557_032),  # as in torchvision's resnet50
         MANY: (10_000, 10_000_000),
         ONE: (1, 50_000_000),
         SMALL_1: (1, 100),

@@ -9,7 +9,7 @@ from benchmarks.sharded_peers import Contestant
 
 
 def build(task: Task) -> Contestant:
-    """The contestant."""
+    """Fail instead of building a contestant."""
     raise ValueError("on purpose")
 
 

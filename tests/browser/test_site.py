@@ -1,7 +1,7 @@
-"""The documentation in Chromium. `make docs-test` builds it, runs its notebooks, and runs this.
+"""Tests of the documentation in Chromium; `make docs-test` builds the site and runs them.
 
-Every page is opened at the width of a phone and of a desk. The browser reaches nothing but the
-site, as in a place without a network.
+Every page is opened at the widths of a phone and of a desktop. The browser can reach only the
+site.
 """
 
 import functools
@@ -46,10 +46,10 @@ def address() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Start the Chromium that is installed, or else the one that playwright brings."""
+    """Start the installed Chromium, or else the Chromium of playwright."""
     names = ("chromium", "chromium-browser", "google-chrome")
     found = next((path for name in names if (path := shutil.which(name))), None)
-    sandbox = [] if os.getuid() else ["--no-sandbox"]  # Chromium refuses root with its sandbox
+    sandbox = [] if os.getuid() else ["--no-sandbox"]  # Chromium's sandbox refuses root
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=found, args=sandbox)
         yield started
@@ -57,7 +57,7 @@ def browser() -> Iterator[Browser]:
 
 
 def opened(browser: Browser, width: str, faults: list[str]) -> Page:
-    """Return a new page that notes errors, failed requests, and requests to other hosts."""
+    """Return a new page that records errors, failed requests, and requests to other hosts."""
     across, down = WIDTHS[width]
     page = browser.new_page(viewport={"width": across, "height": down})
     page.on("console", lambda one: faults.append(one.text) if one.type == "error" else None)
@@ -86,7 +86,7 @@ def test_every_page_renders(browser: Browser, address: str) -> None:
         faults += [f"no picture: {source}" for source in page.evaluate(FIGURES)]
         for width, (across, down) in WIDTHS.items():
             page.set_viewport_size({"width": across, "height": down})
-            try:  # the layout follows a new width in a moment
+            try:  # the layout needs a moment after a change of the width
                 page.wait_for_function(FITS, timeout=20_000)
             except TookTooLong:
                 faults.append(f"it scrolls sideways on a {width}")

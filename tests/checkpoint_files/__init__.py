@@ -1,1 +1,1 @@
-"""Files of ChecksumWriter and ChecksumReader: on disks that fail, damaged, made by someone else."""
+"""Tests of the files of ChecksumWriter and ChecksumReader: failing disks, damage, forgeries."""

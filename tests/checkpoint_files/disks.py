@@ -1,4 +1,4 @@
-"""Disks that fail: full ones, one whose process is killed, and one whose power is lost."""
+"""Simulated failures of a disk: a full disk, a killed process, and a loss of power."""
 
 import errno
 import os
@@ -11,11 +11,11 @@ from sharding.storage.files import DurableFiles
 
 
 class PowerLossError(BaseException):
-    """Nothing runs any more: no clause that mends things may."""
+    """Loss of power. This is a BaseException, so that no ``except Exception`` cleans up."""
 
 
 class CountingDisk(DurableFiles):
-    """Calls ``before(number, name)`` before each operation, numbered from 0."""
+    """Disk that calls ``before(number, name)`` before each operation, numbered from 0."""
 
     def __init__(self, before: Callable[[int, str], object]) -> None:
         super().__init__()
@@ -51,7 +51,10 @@ class CountingDisk(DurableFiles):
 
 
 def full(at: int, *, forever: bool) -> CountingDisk:
-    """No space is left for one operation, or from one on; removing files is still possible."""
+    """Return a disk that is full for one operation, or from one operation on.
+
+    Files can still be removed.
+    """
 
     def before(number: int, name: str) -> None:
         if name != "remove" and (number >= at if forever else number == at):
@@ -61,7 +64,10 @@ def full(at: int, *, forever: bool) -> CountingDisk:
 
 
 def killing(at: int, name: str = "") -> CountingDisk:
-    """The process is killed, by the system, before one operation; or before a number of a name."""
+    """Return a disk that kills the process before one operation.
+
+    With a name, only operations of this name count.
+    """
     seen = 0
 
     def before(number: int, operation: str) -> None:
@@ -74,18 +80,18 @@ def killing(at: int, name: str = "") -> CountingDisk:
 
 
 Name = tuple[Path, int | None]
-"""Change of a name: it is now of a file, by its number, or of none."""
+"""Change of a name: the number of the file that it now belongs to, or None if it is removed."""
 
 
 class PowerDisk(DurableFiles):
-    """Knows what is left when power is lost before one of its operations.
+    """Disk that loses power before one of its operations, and knows the durable content.
 
-    The bytes of a file are there once it was synced. What was done to the names in a folder is
-    there once the folder was; before, some of it may be, and some not, in any order.
+    The bytes of a file are durable after a sync of the file. Changes of names are durable after a
+    sync of the folder. Before that sync, any subset of the changes may survive.
 
     Args:
-        folder: whose files are durable when this begins.
-        at: the operation.
+        folder: folder whose files are durable at the start.
+        at: number of the operation before which power is lost.
     """
 
     def __init__(self, folder: Path, at: int) -> None:
@@ -141,11 +147,11 @@ class PowerDisk(DurableFiles):
         self._pending = []
 
     def left(self, to: Path, stays: Callable[[int, list[Name]], bool], part: bytes) -> None:
-        """Write what is left to another folder.
+        """Write the surviving content to another folder.
 
         Args:
-            to: that folder.
-            stays: whether a change of names stays that was not synced, by its number.
+            to: the other folder.
+            stays: returns True if a change that was not synced survives, by its number.
             part: the bytes of a file that was not synced.
         """
         names = dict(self._durable)

@@ -1,4 +1,4 @@
-"""Small checkpoints of three ranks, written in one process as torch writes them on three."""
+"""Small checkpoints of three ranks, written in one process in the format of three processes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,14 +18,14 @@ RANKS = 3
 
 
 def part(rank: int, version: int) -> dict[str, Any]:
-    """State of one rank: a range of a tensor, a whole tensor, and an option."""
+    """Return the state of one rank: a range of a tensor, a whole tensor, and an option."""
     own = torch.arange(4.0) + 4 * rank + 100 * version
     ranges = FlatRanges((3, 4), {4 * rank: own}, torch.float32, "cpu", f"rank {rank}")
     return {"w": ranges, "b": torch.tensor(float(version)), "lr": 0.5 * version}
 
 
 def writers(folder: Path, disk: DurableFiles | None = None) -> list[ChecksumWriter]:
-    """Writers of three ranks; all of them use one disk, if it is given."""
+    """Return the writers of three ranks; all of them use the given disk."""
     made = [ChecksumWriter(folder) for _ in range(RANKS)]
     for one in made:
         one.fs = disk or one.fs
@@ -37,10 +37,10 @@ def save(folder: Path, version: int, disk: DurableFiles | None = None) -> None:
 
 
 def load(folder: Path, reader: Any = None) -> dict[str, Any]:
-    """Return what a folder has.
+    """Return the content of a checkpoint.
 
     Raises:
-        CheckpointException: it cannot be loaded.
+        CheckpointException: the checkpoint cannot be loaded.
     """
     state: dict[str, Any] = {"w": torch.full((3, 4), -1.0), "b": torch.tensor(-1.0), "lr": -1.0}
     try:
@@ -53,7 +53,7 @@ def load(folder: Path, reader: Any = None) -> dict[str, Any]:
 
 
 def version_of(folder: Path) -> int:
-    """Return the version in a folder, which is whole and of one save."""
+    """Return the version of a checkpoint, and check that all its values are from one save."""
     state = load(folder)
     version = int(state["b"])
     assert same(state["w"], torch.arange(12.0).view(3, 4) + 100 * version)

@@ -1,4 +1,4 @@
-"""Files that are opened, and bytes that travel, against the number of ranks."""
+"""Tests of how opened files and sent bytes grow with the number of ranks."""
 
 import os
 import pickle
@@ -23,7 +23,7 @@ SPECS = worlds.specs_of(40, 96)
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """By the number of ranks that wrote it."""
+    """Return a checkpoint for each number of ranks."""
     found = {}
     for size in WORLDS:
         found[size] = tmp_path_factory.mktemp("saved")
@@ -33,7 +33,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 @contextmanager
 def opened_files() -> Iterator[Counter[str]]:
-    """Count the files that are opened while open, by their kind."""
+    """Count the files that are opened in the block, by kind."""
     found: Counter[str] = Counter()
     real = os.open
 
@@ -47,7 +47,7 @@ def opened_files() -> Iterator[Counter[str]]:
 
 
 def test_one_process_opens_one_metadata_file(saved: dict[int, Path]) -> None:
-    """And each file of data twice: to check it, and to read it."""
+    """Each data file is opened twice: once to check it, and once to read it."""
     for size, folder in saved.items():
         parts = worlds.parts_of(1, SPECS, -1.0)
         with opened_files() as seen:
@@ -59,15 +59,15 @@ def test_one_process_opens_one_metadata_file(saved: dict[int, Path]) -> None:
 def test_each_rank_opens_one_metadata_file_and_its_share_of_the_rest(
     saved: dict[int, Path],
 ) -> None:
-    """From as many ranks, and from four times as many or a quarter."""
+    """The number of ranks that load may be equal, four times as large, or a quarter."""
     for source, target in ((4, 4), (16, 16), (64, 64), (64, 16), (16, 64)):
         parts = worlds.parts_of(target, SPECS, -1.0)
         with opened_files() as seen:
             worlds.load_parts(parts, saved[source])
         worlds.check_numbers(parts)
         assert seen[".metadata"] == seen["checksums"] == target
-        # Each file is checked once. A rank reads the files that its ranges are in, those of the
-        # step counts of its parameters, and one for the options.
+        # Each file is checked once. A rank reads the files with its ranges, the files with the step
+        # counts of its parameters, and one file for the options.
         assert seen["data"] <= source + 4 * max(source, target)
 
 
@@ -85,7 +85,7 @@ def test_each_file_is_checked_by_one_rank(
 def test_plans_and_metadata_grow_with_the_ranks_and_not_with_their_square(
     saved: dict[int, Path],
 ) -> None:
-    """Each rank sends its plan to the first one, and is sent its part of the plan of all."""
+    """Each rank sends only its own plan to the first rank, so bytes do not grow quadratically."""
     sent, kept = {}, {}
     for size, folder in saved.items():
         plans = []

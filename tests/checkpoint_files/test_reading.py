@@ -1,4 +1,4 @@
-"""Checkpoints that were damaged, or made by someone else: nothing is loaded, and no code runs."""
+"""Tests that a damaged or forged checkpoint loads nothing and runs no code."""
 
 import io
 import json
@@ -41,7 +41,7 @@ def refused(folder: Path, reader: Any = None) -> str:
 
 
 def test_each_flipped_bit_is_found(folder: Path) -> None:
-    """In every byte of every file, of which one in ninety-seven is tried."""
+    """`make test` tries one byte in 97 of every file, and `make test-all` tries every byte."""
     for path in sorted(folder.iterdir()):
         content = path.read_bytes()
         for place in range(0, len(content), 1 if EVERYTHING else 97):
@@ -56,7 +56,7 @@ def test_each_flipped_bit_is_found(folder: Path) -> None:
 @pytest.mark.parametrize("change", ["shorter", "longer", "gone", "link", "folder", "pipe"])
 @pytest.mark.parametrize("pattern", ["*.distcp", METADATA, "checksums-*.json"])
 def test_files_that_are_not_as_written(folder: Path, pattern: str, change: str) -> None:
-    """Size and kind of each."""
+    """A file of another size or kind is refused."""
     path = max(folder.glob(pattern))
     content = path.read_bytes()
     path.unlink()
@@ -75,7 +75,7 @@ def test_files_that_are_not_as_written(folder: Path, pattern: str, change: str) 
 
 
 def forge(folder: Path, metadata: bytes) -> None:
-    """Write other metadata, with its checksum, as a forger would."""
+    """Write other metadata with a matching checksum, as an attacker can."""
     (folder / METADATA).write_bytes(metadata)
     path = sidecar_of(folder)
     content = json.loads(path.read_text())
@@ -84,14 +84,14 @@ def forge(folder: Path, metadata: bytes) -> None:
 
 
 class Planted:
-    """Pickled, it runs code where it is loaded."""
+    """Object whose pickle runs code when it is loaded."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return exec, ("import builtins; builtins.planted = True",)
 
 
 def test_no_code_of_the_metadata_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's own reader runs it."""
+    """torch's own reader does run the code, so the planted metadata is effective."""
     import builtins
 
     monkeypatch.setattr(builtins, "planted", False, raising=False)
@@ -108,7 +108,7 @@ def test_no_code_of_the_metadata_runs(folder: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_no_code_of_a_value_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values that are no tensors are pickles, too."""
+    """Values that are not tensors are pickles too."""
     import builtins
 
     monkeypatch.setattr(builtins, "planted", False, raising=False)
@@ -119,7 +119,7 @@ def test_no_code_of_a_value_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def refused_late(folder: Path) -> str:
-    """Return the error of a load that had read some tensors."""
+    """Return the error of a load that fails at the value of an option."""
     state: dict[str, Any] = {"lr": -1.0}
     with pytest.raises(dcp.CheckpointException) as raised:
         dcp.state_dict_loader._load_state_dict(state, ChecksumReader(folder), no_dist=True)
@@ -222,7 +222,7 @@ def test_keys_that_lead_nowhere_are_refused(folder: Path, path: Any) -> None:
 
 
 def test_the_checksums_are_those_of_the_files(folder: Path) -> None:
-    """So other tools can check them."""
+    """Other tools can check the files, since the checksums are plain CRC-32 values."""
     files = read_checksums(folder).files
     assert {*files} == {path.name for path in folder.glob("*.distcp")}
     for name, (size, found) in files.items():

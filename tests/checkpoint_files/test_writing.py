@@ -1,4 +1,4 @@
-"""Saving on disks that fail: the checkpoint before stays, and the next save finds its way."""
+"""Tests of saves on failing disks: the last checkpoint survives, and the next save works."""
 
 import os
 import resource
@@ -16,7 +16,7 @@ from sharding.storage.files import DurableFiles
 from . import disks, runs
 
 FILES = runs.RANKS + 2
-"""Files of a checkpoint: one of each rank, the checksums, and the metadata."""
+"""Number of files in a checkpoint: one per rank, the checksums, and the metadata."""
 STRANGERS = [
     *("notes.txt", "model.distcp", "checksums.json", "__0a1b2c3d_0_0.distcp.bak"),
     *("__0A1B2C3D_0_0.distcp", "checksums-0a1b2c3.json", ".metadata.old", "x__0_0.distcp"),
@@ -34,7 +34,7 @@ def test_torchs_own_reader_loads_it(tmp_path: Path) -> None:
 
 
 def test_a_file_size_limit_is_an_error(tmp_path: Path) -> None:
-    """Of the system: the first write over it is short, and only the next one fails."""
+    """The first write over the limit is short, and only the next write fails."""
     runs.save(tmp_path, 1)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -49,7 +49,7 @@ def test_a_file_size_limit_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("forever", [False, True])
 def test_a_full_disk(tmp_path: Path, forever: bool) -> None:
-    """At each operation: the checkpoint is one of the two, and whole."""
+    """After a failure at any operation, the folder has one complete checkpoint."""
     for at in range(100):
         folder = tmp_path / str(at)
         runs.save(folder, 1)
@@ -68,7 +68,7 @@ def test_a_full_disk(tmp_path: Path, forever: bool) -> None:
 
 
 def test_a_killed_process(tmp_path: Path) -> None:
-    """At each operation: the checkpoint is one of the two, and the next save removes the rest."""
+    """After a kill at any operation, one checkpoint is complete; the next save removes the rest."""
     for at in range(100):
         folder = tmp_path / str(at)
         runs.save(folder, 1)
@@ -90,7 +90,7 @@ def test_a_killed_process(tmp_path: Path) -> None:
 
 
 def test_a_first_save_that_is_killed_leaves_no_checkpoint(tmp_path: Path) -> None:
-    """Killed again and again, it leaves files of one save at most."""
+    """Repeated kills leave the files of one save at most."""
     for _ in range(3):
         child = os.fork()
         if child == 0:
@@ -109,7 +109,7 @@ def test_a_first_save_that_is_killed_leaves_no_checkpoint(tmp_path: Path) -> Non
 
 
 def test_strangers_files_stay(tmp_path: Path) -> None:
-    """Only names that saves give are removed; links, not what they lead to."""
+    """A save removes only names that saves create, and removes links without their targets."""
     for name in (*STRANGERS, *LEFT):
         (tmp_path / name).write_text(name)
     (tmp_path / "__0a1b2c3d_2_0.distcp").mkdir()
@@ -126,7 +126,7 @@ def test_strangers_files_stay(tmp_path: Path) -> None:
 
 
 def test_a_planted_link_is_not_written_through(tmp_path: Path) -> None:
-    """Not under the name that the metadata is first written to."""
+    """A link at the temporary name of the metadata is replaced, not followed."""
     victim = tmp_path / "victim"
     victim.write_text("precious")
     folder = tmp_path / "saved"
@@ -137,7 +137,7 @@ def test_a_planted_link_is_not_written_through(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_torchs_own_writer_is_replaced(tmp_path: Path) -> None:
-    """It has no checksums, so it stays until the new one is complete."""
+    """A checkpoint without checksums stays until the new one is complete."""
     state = runs.load(tmp_path / "ours") if (tmp_path / "ours").exists() else {"b": torch.ones(())}
     with pytest.warns(UserWarning, match="torch.distributed is disabled"):
         dcp.save(state, checkpoint_id=tmp_path / "saved")
@@ -163,7 +163,7 @@ STAYS: dict[str, Stays] = {
 
 @pytest.mark.parametrize("stays", STAYS)
 def test_power_is_lost(tmp_path: Path, stays: str) -> None:
-    """Before each operation, and after the last one: one of two checkpoints is whole."""
+    """After a loss of power before any operation, one of two checkpoints is complete."""
     part = b"half" if stays in ("everything", "additions", "the others") else b""
     runs.save(tmp_path / "first", 1)
     for at in range(100):
@@ -177,15 +177,15 @@ def test_power_is_lost(tmp_path: Path, stays: str) -> None:
             assert runs.version_of(left) in (1, 2)
         else:
             disk.left(left, STAYS[stays], part)
-            assert runs.version_of(left) == 2  # what save() has returned from is durable
+            assert runs.version_of(left) == 2  # a save that has returned is durable
             break
-        runs.save(left, 3)  # and the next save finds its way
+        runs.save(left, 3)  # the next save works
         assert runs.version_of(left) == 3 and len(runs.files_of(left)) == FILES
     assert at > 15
 
 
 class SyncedFolders(DurableFiles):
-    """Notes which folders were synced."""
+    """Disk that records which folders were synced."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ class SyncedFolders(DurableFiles):
 
 
 def test_new_folders_are_durable(tmp_path: Path) -> None:
-    """Each new one is synced into the one that it is in."""
+    """The parent of each new folder is synced."""
     disk = SyncedFolders()
     runs.save(tmp_path / "a" / "b" / "c", 1, disk)
     assert disk.synced[:3] == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
@@ -205,7 +205,7 @@ def test_new_folders_are_durable(tmp_path: Path) -> None:
 
 
 def test_the_order_of_a_save(tmp_path: Path) -> None:
-    """Bytes and names are synced before the metadata is in place; old files go last."""
+    """Bytes and names are synced before the metadata is renamed; old files are removed last."""
     runs.save(tmp_path, 1)
     names: list[str] = []
     runs.save(tmp_path, 2, disks.CountingDisk(lambda _, name: names.append(name)))
@@ -217,7 +217,7 @@ def test_the_order_of_a_save(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["shorter", "gone"])
 def test_what_the_first_rank_does_not_see_is_not_committed(tmp_path: Path, how: str) -> None:
-    """A rank's file that is on a disk of its own."""
+    """A file that the first rank cannot see, such as one on a local disk, prevents the commit."""
     runs.save(tmp_path, 1)
     there = set(tmp_path.iterdir())
 
@@ -238,7 +238,7 @@ def test_what_the_first_rank_does_not_see_is_not_committed(tmp_path: Path, how: 
 
 
 def test_metadata_of_one_rank_each_is_refused(tmp_path: Path) -> None:
-    """Then no rank knows all files, and nothing could be checked."""
+    """Without collectives no rank knows all files, so no rank can check them."""
     (first, *_) = runs.writers(tmp_path / "saved")
     with pytest.raises(ValueError, match="use_collectives=False; save with use_collectives=True"):
         first.set_up_storage_writer(True, rank=0, use_collectives=False)
@@ -246,7 +246,7 @@ def test_metadata_of_one_rank_each_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_writer_saves_more_than_once(tmp_path: Path) -> None:
-    """Each save has names of its own, so that the one before stays whole until the end."""
+    """Each save uses new names, so that the previous checkpoint stays complete until the end."""
     writers = [ChecksumWriter(tmp_path, thread_count=2) for _ in range(runs.RANKS)]
     names = []
     for version in (1, 2):

@@ -19,11 +19,11 @@ def specs_of(parameters: int, elements: int) -> list[ParameterSpec]:
 
 
 def part(shares: ShardPlan, rank: int, fill: float | None) -> dict[str, Any]:
-    """State of one rank, by name, as a ZeRO with such a plan has it.
+    """Return the state of one rank, by name, as ZeRO with this plan has it.
 
     Args:
-        shares: the plan.
-        rank: of it.
+        shares: the shard plan.
+        rank: the rank in the plan.
         fill: the value of all elements; None for the number of each element.
     """
     states: dict[str, dict[str, Any]] = {spec.path: {} for spec in shares.specs}
@@ -59,7 +59,7 @@ class RankReader(ChecksumReader):
 
 
 def load_parts(parts: Sequence[dict[str, Any]], folder: Path) -> None:
-    """Load on all ranks, as ``dcp.load`` does on as many processes."""
+    """Load on all ranks, as ``dcp.load`` does on the same number of processes."""
     made = []
     for rank, state in enumerate(parts):
         reader, planner = RankReader(folder, rank, len(parts)), DefaultLoadPlanner()
@@ -74,7 +74,7 @@ def load_parts(parts: Sequence[dict[str, Any]], folder: Path) -> None:
 
 
 def check_numbers(parts: Sequence[dict[str, Any]]) -> None:
-    """Each element has its number."""
+    """Check that the value of each element is its number."""
     for one in parts:
         for entries in one["optim"]["state"].values():
             for field in FIELDS if entries else ():

@@ -1,4 +1,4 @@
-"""A folder with a user's module, which is the current one."""
+"""Fixture of a working directory with a module of a user."""
 
 import sys
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Commands in this process and in their own, and checkpoints for them to read."""
+"""Helpers that run commands, in this process or in a new one, and make checkpoints for them."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def number():
 def broken():
     raise RuntimeError("no such luck")
 """
-"""A user's module, ``own``."""
+"""Source of a user's module, ``own``."""
 
 
 def run(*arguments: object) -> Result:
@@ -70,7 +70,7 @@ def failed(code: int, *arguments: object) -> str:
 
 
 def process(folder: Path, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A command in a process of its own."""
+    """Run a command in a new process."""
     return subprocess.run(
         [sys.executable, "-m", "functional_optim", *map(str, arguments)],
         cwd=folder,
@@ -88,7 +88,7 @@ def model() -> nn.Module:
 
 
 def stepped(optimizer: Any, module: nn.Module, steps: int = 3) -> Any:
-    """The optimizer after some steps, each by other gradients."""
+    """Make some steps with different gradients, and return the optimizer."""
     chance = torch.Generator().manual_seed(7)
     for _ in range(steps):
         for param in module.parameters():
@@ -99,7 +99,7 @@ def stepped(optimizer: Any, module: nn.Module, steps: int = 3) -> Any:
 
 
 def shapes(folder: Path) -> Path:
-    """A file of the shapes of :func:`model`."""
+    """Write a file with the shapes of :func:`model`, and return its path."""
     path = folder / "shapes.json"
     entries = [
         {"path": name, "shape": list(param.shape)} for name, param in model().named_parameters()

@@ -1,4 +1,4 @@
-"""``functional-optim check``: laws over a user's own optimizer."""
+"""Tests of ``functional-optim check``, which checks laws of a user's optimizer."""
 
 import json
 import sys
@@ -59,7 +59,7 @@ def test_json_has_every_outcome(own: Path) -> None:
 
 
 def test_options_are_handed_to_the_factory_and_the_oracle(own: Path) -> None:
-    """A key that stands twice is tried with both values."""
+    """If an option occurs twice, both values are tried."""
     arguments = ("--law", "same as the oracle", "--oracle", "torch.optim:SGD", *QUICK)
     options = ("--option", "lr=0.5", "--option", "lr=0.25", "--option", "momentum=0.9")
     assert "all 1 laws hold" in shown("check", "sgd", *arguments, *options)

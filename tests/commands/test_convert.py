@@ -1,4 +1,4 @@
-"""``functional-optim convert``: the next step is the one that would have come anyway."""
+"""Tests of ``functional-optim convert``: the next step is the same as without the conversion."""
 
 import copy
 import shutil
@@ -24,7 +24,7 @@ from tests.zero_local.saved import same
 from .support import failed, loaded, model, process, run, saved, shapes, shown, stepped
 
 OLD = Path(__file__).parents[1] / "old_format" / "saved" / "adamw"
-"""A folder that ZeroRedundancyOptimizer.save wrote."""
+"""Folder that ZeroRedundancyOptimizer.save wrote."""
 ADAMW = ("--optimizer", "torch.optim:AdamW")
 
 
@@ -32,7 +32,7 @@ FOLDER = ("--model", "own:model")
 
 
 def content(folder: Path) -> Any:
-    """The state dict of an optimizer in a folder."""
+    """Return the state dict of the optimizer in a folder."""
     return read_folder(folder)["optim"]
 
 
@@ -55,7 +55,7 @@ def test_a_file_of_torch_becomes_a_folder_for_any_number_of_ranks_and_comes_back
     stepped(other, expected, 1)
 
     def on_a_rank(group: Any) -> bool:
-        """A ZeRO on two ranks goes on from the folder, by its names."""
+        """Load the folder by names on two ranks, and compare the next step."""
         params = copy.deepcopy(module)
         zero = ZeroRedundancyOptimizer(
             params.named_parameters(), torch.optim.AdamW, group, policy="elements"
@@ -122,7 +122,7 @@ def test_an_optimizer_with_a_chain_for_each_kind_of_parameter(own: Path) -> None
 
 
 def test_what_needs_the_values_of_parameters_is_refused(own: Path) -> None:
-    """A state that begins as its parameter must not become one of zeros."""
+    """A state that is a copy of its parameter must not become zeros."""
     module = model()
     module[0].weight.requires_grad_(False)
     free = stepped(fo.TorchOptimizer(module.named_parameters(), fo.schedule_free_adamw()), module)

@@ -1,4 +1,4 @@
-"""Each command shows an example and its exit codes, and completes in a shell."""
+"""Tests that each command shows an example and its exit codes, and completes in a shell."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``functional-optim inspect``: files, folders, and what is neither."""
+"""Tests of ``functional-optim inspect``: files, folders, and other input."""
 
 import json
 from collections import OrderedDict
@@ -18,7 +18,7 @@ from tests.zero_local import saved as sharded
 from .support import failed, model, process, saved, shown, stepped
 
 OLD = Path(__file__).parents[1] / "old_format" / "saved" / "adamw"
-"""A folder that ZeroRedundancyOptimizer.save wrote."""
+"""Folder that ZeroRedundancyOptimizer.save wrote."""
 
 
 def test_a_file_of_torchs_own_class(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""docs/command-line.md: its commands run, in its order, and print what it shows."""
+"""Test that the commands of docs/command-line.md run in order, and print the text of the page."""
 
 import re
 import shlex
@@ -14,7 +14,7 @@ from .support import run
 PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 ELSEWHERE = ("bench", "demo", "completion")
-"""Commands that have tests of their own, and need a checkout, long, or a shell."""
+"""Commands with separate tests, since they need a checkout, much time, or a shell."""
 
 
 def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

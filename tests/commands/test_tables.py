@@ -1,4 +1,4 @@
-"""``list``, ``explain``, ``plan --json`` and ``bench``: what they print, and what they refuse."""
+"""Tests of the output and errors of ``list``, ``explain``, ``plan --json`` and ``bench``."""
 
 import json
 from pathlib import Path
@@ -88,7 +88,7 @@ def test_bench_outside_of_a_checkout_says_that_it_needs_one(
 ) -> None:
     monkeypatch.setattr(bench.functional_optim, "__file__", str(own / "site" / "__init__.py"))
     (own / "benchmarks").mkdir()
-    (own / "benchmarks" / "__main__.py").write_text("")  # another project's
+    (own / "benchmarks" / "__main__.py").write_text("")  # of another project
     text = failed(2, "bench", "--quick")
     assert "bench needs a checkout of the functional-optim repository" in text
     assert "Clone the repository" in text

@@ -1,4 +1,4 @@
-"""Sophia and AdaHessian by Python's numbers, as their papers write them, and runs to compare."""
+"""Sophia and AdaHessian in plain Python numbers, from their papers, and runs to compare with."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,14 +13,14 @@ from ..tensors import normal
 from .trees import SHAPES, Tree, grads_at, params_of
 
 Columns = Sequence[tuple[float, float | None]]
-"""Of one element, for each step: its gradient, and an estimate or None."""
+"""Gradient and estimate (or None) of one element, for each step."""
 
 EVERY = 3
-"""Sophia is given estimates in every third step, the first among them."""
+"""Period of Sophia's estimates: every third step has one, from the first step on."""
 
 
 def estimates_at(step: int, dtype: torch.dtype = torch.float32) -> Tree:
-    """Estimates of a step, counted from 0; some are negative."""
+    """Return estimates for a step, counted from 0. Some estimates are negative."""
     return {
         name: normal(*shape, seed=7000 + 100 * step + k, dtype=dtype)
         for k, (name, shape) in enumerate(SHAPES.items())
@@ -28,12 +28,12 @@ def estimates_at(step: int, dtype: torch.dtype = torch.float32) -> Tree:
 
 
 def given_at(step: int, every: int = 1) -> dict[str, Tree]:
-    """The inputs beside the gradients of a step."""
+    """Return the extra inputs of a step, or none if the step has no estimates."""
     return {} if step % every else {"hessian": estimates_at(step)}
 
 
 def sophia_formula(p: float, columns: Columns, c: dict[str, Any]) -> tuple[float, ...]:
-    """Liu et al., algorithm 3: the parameter, m and h."""
+    """Return the parameter, m and h, by algorithm 3 of Liu et al."""
     (b1, b2), m, h = c["betas"], 0.0, 0.0
     for gradient, estimate in columns:
         m = b1 * m + (1 - b1) * gradient
@@ -45,7 +45,7 @@ def sophia_formula(p: float, columns: Columns, c: dict[str, Any]) -> tuple[float
 
 
 def adahessian_formula(p: float, columns: Columns, c: dict[str, Any]) -> tuple[float, ...]:
-    """Yao et al., algorithm 1, without averages in space: the parameter, m and v."""
+    """Return the parameter, m and v, by algorithm 1 of Yao et al. without spatial averaging."""
     (b1, b2), m, v = c["betas"], 0.0, 0.0
     for t, (gradient, estimate) in enumerate(columns, 1):
         assert estimate is not None
@@ -61,7 +61,7 @@ BOTH: dict[str, tuple[Callable[[], Optimizer], int]] = {
     "sophia": (lambda: sophia(0.1, gamma=0.5), EVERY),
     "adahessian": (lambda: adahessian(0.1), 1),
 }
-"""Optimizers, and in every how many steps each is given estimates."""
+"""Optimizers, each with the number of steps from one estimate to the next."""
 
 
 def run_given(
@@ -72,7 +72,7 @@ def run_given(
     missing: dict[int, str] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tree, State]:
-    """Parameters and state after steps of the pure update."""
+    """Return parameters and state after several pure updates."""
     params: Any = cast(params_of(), dtype)
     state = optimizer.init(params)
     for step in range(steps):
@@ -84,7 +84,7 @@ def run_given(
 
 
 def cast(tree: Any, dtype: torch.dtype) -> Any:
-    """The same tree in another dtype; None stays None."""
+    """Return a tree in another dtype. None stays None."""
 
     def one(tensor: Tensor) -> Tensor:
         return tensor.to(dtype)

@@ -1,4 +1,4 @@
-"""A gradient may be another parameter: it is read before that parameter is written."""
+"""Gradients that share memory with parameters: a step reads all gradients before it writes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,7 @@ from tests.choices import case
 
 Params = dict[str, Tensor]
 TABLE = {**CASES, **CHAINS, **INPUT_CASES}
-STEPS = 3  # the first is not planned, the third is
+STEPS = 3  # the first step builds the plan, the third reuses it
 
 GRADIENTS: dict[str, Callable[[Params], Params]] = {
     "each other's parameter": lambda p: {"a": p["b"], "b": p["a"], "c": p["a"]},
@@ -41,7 +41,7 @@ def params_of() -> Params:
 
 
 def wanted(optimizer: Optimizer, gradients: Callable[[Params], Params]) -> Params:
-    """Parameters after pure steps, which write nothing."""
+    """Return the parameters after pure steps, which write to no input."""
     params, state = params_of(), optimizer.init(params_of())
     for _ in range(STEPS):
         params, state = optimizer.update(params, gradients(params), state)
@@ -100,7 +100,10 @@ COMPOSED = {
 
 @pytest.mark.parametrize("kind", GRADIENTS)
 def test_every_door_reads_all_gradients_first(kind: str) -> None:
-    """Fault 45: of a tree, a flat buffer, and a class of torch's, planned or not."""
+    """In every front-end, steps in place match pure steps if gradients alias parameters.
+
+    This test found fault 45: a step wrote to a parameter before it read all gradients.
+    """
     gradients = GRADIENTS[kind]
     for name, chosen in {**ONE_CHAIN, **COMPOSED}.items():
         doors = [in_place, in_torch_s_class, over_threads] + [bound] * (name in ONE_CHAIN)
@@ -115,7 +118,7 @@ def test_every_door_reads_all_gradients_first(kind: str) -> None:
 
 @pytest.mark.parametrize("name", TABLE)
 def test_every_optimizer_steps_in_place_as_it_does_purely(name: str) -> None:
-    """Fault 45, over the whole table."""
+    """Every optimizer steps aliased gradients in place as it does purely (fault 45)."""
     optimizer = fed(TABLE[name].factory())
     gradients = GRADIENTS["each other's parameter"]
     want, found = wanted(optimizer, gradients), in_place(optimizer, gradients)
@@ -123,7 +126,7 @@ def test_every_optimizer_steps_in_place_as_it_does_purely(name: str) -> None:
 
 
 def test_a_gradient_may_be_another_s_state() -> None:
-    """Fault 45: what a step writes is also the state."""
+    """A gradient may share memory with the state of another parameter (fault 45)."""
     optimizer = sgd(0.1, momentum=0.9)
     params = params_of()
     state = optimizer.init(params)

@@ -1,4 +1,4 @@
-"""Stages behind a closed gate do not run in any sense; numbers of all leaves are one thing."""
+"""Closed gates: stages after them do not run, and shared scalars are the same for all leaves."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -105,7 +105,7 @@ DOORS: dict[str, Callable[[Optimizer, Sequence[float]], float]] = {
 }
 
 RIGHT: dict[str, tuple[Callable[[], Optimizer], Sequence[float], float]] = {
-    # Schedule-Free by 4 means of two gradients, by hand: z = 1 - 0.5 k, y = 0.9 x + 0.1 z.
+    # Schedule-Free on 4 means of two gradients each: z = 1 - 0.5 k, y = 0.9 x + 0.1 z.
     "batches of Schedule-Free": (
         lambda: chain(accumulate(2), schedule_free_sgd(lr=0.5)),
         [1.0] * 8,
@@ -146,7 +146,7 @@ RIGHT: dict[str, tuple[Callable[[], Optimizer], Sequence[float], float]] = {
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_in_every_door_stages_behind_a_closed_gate_do_not_run(name: str) -> None:
-    """Faults 1 and 3."""
+    """Every front-end skips the stages after a closed gate (faults 1 and 3)."""
     make, gradients, right = RIGHT[name]
     for door, run in DOORS.items():
         with case(door=door):
@@ -154,14 +154,14 @@ def test_in_every_door_stages_behind_a_closed_gate_do_not_run(name: str) -> None
 
 
 def test_skipped_batches_are_counted_in_a_row() -> None:
-    """Fault 1: calls in which the gate in front is closed are no steps that were not skipped."""
+    """A call that an earlier gate closes does not reset the count of skipped steps (fault 1)."""
     optimizer = chain(accumulate(2), apply_if_finite(2), sgd())
     with pytest.raises(FloatingPointError, match="3 steps in a row .* not finite"):
         by_update(optimizer, [NAN] * 6)
 
 
 def test_what_a_closed_gate_hides_raises_nothing() -> None:
-    """Fault 1: Prodigy refuses a distance only if it would go by it."""
+    """Prodigy refuses a distance only in a step that uses it, not after a closed gate (fault 1)."""
     optimizer = chain(accumulate(100), prodigy(d0=1e-6))
     assert by_update(optimizer, [1.0] * 99) == 1.0
 
@@ -199,7 +199,7 @@ LOSS = Transform(
 
 
 def test_an_input_is_asked_for_only_where_its_stage_runs() -> None:
-    """Fault 1: and then before anything is changed."""
+    """A step needs an input only if its stage runs. A missing input changes nothing (fault 1)."""
     optimizer = chain(accumulate(2), LOSS(), sgd(lr=1.0))
     params, grad = torch.ones(1), torch.ones(1)
     state = optimizer.init(params)
@@ -214,7 +214,10 @@ def test_an_input_is_asked_for_only_where_its_stage_runs() -> None:
 
 
 def test_a_late_leaf_waits_again_at_a_second_gate() -> None:
-    """Fault 1: it is stepped by what it gave, when the second gate opens without it."""
+    """A leaf without a gradient still steps when a second gate opens (fault 1).
+
+    The leaf keeps the gradients that it had before.
+    """
     optimizer = chain(accumulate(2), accumulate(2), sgd(lr=1.0))
     for executor in ("reference", "auto"):
         params: Any = {"a": torch.zeros(1), "b": torch.zeros(1)}
@@ -229,7 +232,7 @@ def test_a_late_leaf_waits_again_at_a_second_gate() -> None:
 
 
 def test_how_often_gates_have_opened_is_counted_and_kept() -> None:
-    """Fault 3: by name in the groups of checkpoints, and read from those that do not have it."""
+    """Checkpoints store how often gates opened, and old checkpoints without it load (fault 3)."""
     optimizer = chain(accumulate(2), sgd(lr=on_global_step(linear(1.0, to=0.0, steps=4))))
     param = nn.Parameter(torch.ones(1))
     made = TorchOptimizer([param], optimizer)
@@ -241,13 +244,13 @@ def test_how_often_gates_have_opened_is_counted_and_kept() -> None:
     again = TorchOptimizer([nn.Parameter(param.detach().clone())], optimizer)
     again.load_state_dict(saved)
     assert again.state_dict()["param_groups"] == saved["param_groups"]
-    del saved["param_groups"][0]["accumulate.shared_opened"]  # as earlier versions wrote it
+    del saved["param_groups"][0]["accumulate.shared_opened"]  # as in earlier versions
     again.load_state_dict(saved)
     assert again.state_dict()["param_groups"][0]["accumulate.shared_opened"] == 5
 
 
 def test_a_state_of_an_earlier_version_goes_on_from_its_calls() -> None:
-    """Fault 3: schedules went by the calls there."""
+    """A state of an earlier version continues from its count of calls (fault 3)."""
     optimizer = chain(accumulate(2), sgd(lr=1.0))
     params = torch.ones(1)
     state = optimizer.init(params)
@@ -276,7 +279,10 @@ DIFFERENT: dict[str, tuple[Callable[[], Optimizer], dict[str, float]]] = {
 
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_options_that_shared_numbers_depend_on_are_the_same_in_every_door(name: str) -> None:
-    """Fault 2: refused, with the way out, before anything is changed."""
+    """Every front-end refuses different options where leaves share scalars (fault 2).
+
+    The error says what to use instead, and nothing changes.
+    """
     make, options = DIFFERENT[name]
     optimizer, (option,) = backbone(make(), **options), options
     params: Any = {"backbone": torch.zeros(2), "head": torch.zeros(2)}
@@ -316,7 +322,7 @@ def test_options_that_shared_numbers_depend_on_are_the_same_in_every_door(name: 
 
 
 def test_groups_that_come_to_differ_are_refused_at_the_step() -> None:
-    """Fault 2: a scheduler may have changed one of them."""
+    """A step refuses groups whose options became different, and changes nothing (fault 2)."""
     a, b = (nn.Parameter(torch.zeros(1)) for _ in range(2))
     made = TorchOptimizer([{"params": [a]}, {"params": [b]}], schedule_free_sgd(lr=0.5))
     for one in (a, b):
@@ -330,7 +336,7 @@ def test_groups_that_come_to_differ_are_refused_at_the_step() -> None:
 
 
 def test_parts_have_numbers_of_their_own_as_the_package_has_for_groups() -> None:
-    """Fault 2: the way out is what the schedulefree package does."""
+    """Parts of a partition have separate shared scalars, like groups in schedulefree (fault 2)."""
     labelled = labels({"few": matching("backbone")}, default="rest")
     parts = {"few": schedule_free_sgd(lr=0.1), "rest": schedule_free_sgd(lr=0.5)}
     params: Any = {"backbone": torch.ones(3), "head": torch.ones(3)}
@@ -351,7 +357,7 @@ def test_parts_have_numbers_of_their_own_as_the_package_has_for_groups() -> None
 
 
 def test_numbers_are_made_by_the_options_of_the_leaves() -> None:
-    """Fault 2: where an override is for all leaves, what it overrides is of no account."""
+    """Shared scalars use the overridden option if an override covers all leaves (fault 2)."""
     for make, options in (
         (schedule_free_sgd, {"lr": 0.5}),
         (prodigy, {"d0": 0.1}),

@@ -1,4 +1,4 @@
-"""Drawn compositions over drawn histories: in place and in TorchOptimizer they are pure steps."""
+"""Random optimizers and gradients: in-place steps and TorchOptimizer match pure steps."""
 
 from collections.abc import Callable
 from typing import Any
@@ -86,9 +86,9 @@ LEAVES = st.sampled_from(RULES).map(lambda make: make())
 OPTIMIZERS = st.recursive(LEAVES, lambda one: parted(one) | chained(one), max_leaves=4)
 HISTORIES = st.lists(
     st.tuples(
-        st.sets(st.sampled_from(sorted(SHAPES)), max_size=2),  # whose gradients are missing
-        st.sampled_from(["", "", "", *SHAPES]),  # whose is not finite
-        st.booleans(),  # whether learning rates are others
+        st.sets(st.sampled_from(sorted(SHAPES)), max_size=2),  # leaves without a gradient
+        st.sampled_from(["", "", "", *SHAPES]),  # leaf whose gradient is infinite
+        st.booleans(),  # True if the step changes learning rates
     ),
     min_size=4,
     max_size=14,
@@ -96,7 +96,7 @@ HISTORIES = st.lists(
 
 
 def same_nan(tree: Any) -> Any:
-    """NaN has many bit patterns, and which one comes out of an operation is not said."""
+    """Return a tree with one bit pattern for NaN, since operations may return any NaN."""
 
     def one(x: Tensor) -> Tensor:
         return torch.where(x.isnan(), torch.nan, x) if x.is_floating_point() else x
@@ -115,7 +115,7 @@ def test_all_ways_of_stepping_are_the_pure_one(
     twins = {name: one.clone().requires_grad_() for name, one in want.items()}
     state, own = optimizer.init(want), chosen.init(params)
     by_torch = TorchOptimizer(twins.items(), chosen)
-    are_same = True  # until learning rates change for one step, which groups do not know
+    are_same = True  # False after a step with its own learning rates, which groups lack
     for step, (missing, bad, changes) in enumerate(history):
         grads: dict[str, Any] = {
             name: None if name in missing else normal(*shape, seed=10 * step + k + 100)

@@ -1,4 +1,4 @@
-"""Composed optimizers step alike by every executor, in place, in parts, and after a pause."""
+"""Composed optimizers: equal results by every executor, in place, in parts, and after a load."""
 
 import io
 from typing import Any
@@ -47,7 +47,7 @@ def test_a_pure_step_leaves_what_it_is_given(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMPOSED)
 def test_a_saved_state_goes_on_in_the_middle(name: str) -> None:
-    """Also of a batch that is not full, and between the two calls of a step."""
+    """Training continues after a save and a load at any step, also within an accumulated batch."""
     optimizer, params = COMPOSED[name](), params_of()
     state = optimizer.init(params)
     for step in range(STEPS):
@@ -63,7 +63,7 @@ def test_a_saved_state_goes_on_in_the_middle(name: str) -> None:
     "name", ["clip over parts", "finite", "finite batches", "sam", "accumulate"]
 )
 def test_parts_of_a_tree_with_totals_are_the_whole(name: str) -> None:
-    """As shards and ranks do it: each measures its leaves, and the sums are added up."""
+    """Two parts of a tree, with summed totals, step like the whole tree, as shards on ranks do."""
     optimizer, whole = COMPOSED[name](), params_of()
     names = [["body.bias", "body.weight"], ["head.weight", "scale"]]
     parts = [{one: whole[one].clone() for one in own} for own in names]
@@ -88,7 +88,7 @@ def test_parts_of_a_tree_with_totals_are_the_whole(name: str) -> None:
     assert {**parts[0], **parts[1]}.keys() == want.keys()
     for part, own_state in zip(parts, states, strict=True):
         for one in part:
-            # Sums in another order differ in the last place of a double.
+            # A sum in another order may differ in the last bit of a double.
             torch.testing.assert_close(part[one], want[one], rtol=1e-6, atol=1e-7)
             assert int(own_state.leaves[one].step) == int(state.leaves[one].step)
 

@@ -1,4 +1,4 @@
-"""Gates: what stands behind them runs, and is counted, only when they are open."""
+"""Gates: stages after a gate run and count steps only if the gate is open."""
 
 import itertools
 import math
@@ -27,7 +27,7 @@ from .trees import COMPOSED, HOLES, SHAPES, grads_at, kind, params_of, run_of
 
 
 def mean(steps: range, missing: Mapping[int, str]) -> dict[str, Any]:
-    """The gradients of a large batch, added up in order; None where all are missing."""
+    """Return the mean gradients of several batches, or None for a leaf without any gradient."""
     found: dict[str, Any] = {}
     for name in SHAPES:
         total = None
@@ -45,7 +45,10 @@ def mean(steps: range, missing: Mapping[int, str]) -> dict[str, Any]:
 
 @each(every=[1, 2, 3], missing=[{}, HOLES])
 def test_k_small_batches_are_a_large_one(every: int, missing: Mapping[int, str]) -> None:
-    """Bit for bit, also where a leaf has no gradient in some of them, or in none."""
+    """Accumulation of k small batches matches one large batch in every bit.
+
+    Some gradients are missing in one batch or in all of them.
+    """
     missing = {**missing, 0: "scale"}
     inner = chain(clip_by_global_norm(0.5), adamw(0.01))
     params, state = run_of(chain(accumulate(every), inner), 6, missing)
@@ -59,7 +62,7 @@ def test_k_small_batches_are_a_large_one(every: int, missing: Mapping[int, str])
 
 
 def test_a_late_leaf_is_stepped_by_what_it_gave() -> None:
-    """Its gradient is missing in the very call that makes the step."""
+    """A leaf steps by its earlier gradient if the gradient of the last batch is missing."""
     missing = {1: "scale"}
     params = run_of(chain(accumulate(2), sgd(1.0)), 2, missing)[0]
     assert_same(params["scale"], params_of()["scale"] - grads_at(0)["scale"] * 0.5)
@@ -97,7 +100,7 @@ def bad(step: int, value: float) -> dict[str, Tensor]:
 
 @each(value=[math.nan, math.inf, -math.inf])
 def test_a_step_by_what_is_not_finite_is_left_out(value: float) -> None:
-    """By all leaves, its count too; what is good goes on as if it had not been."""
+    """A step with a gradient that is not finite changes no leaf and no step count."""
     optimizer, params = chain(apply_if_finite(2), adamw(0.01)), params_of()
     state = optimizer.init(params)
     for step in range(5):
@@ -127,7 +130,7 @@ def test_more_than_are_allowed_in_a_row_are_an_error_that_changes_nothing() -> N
 
 
 def test_sam_steps_by_the_gradients_at_the_worst_point() -> None:
-    """Against the formula, in double precision, for a quartic with gradients by autograd."""
+    """SAM matches its formula in float64, on a quartic with gradients from autograd."""
     shapes = {"a": (3, 2), "b": (4,)}
     params: Any = {name: tensor.double() for name, tensor in params_of(shapes).items()}
     optimizer = chain(sam(0.3), sgd(0.05, momentum=0.9))
@@ -189,7 +192,10 @@ def test_what_needs_one_chain_says_so() -> None:
 
 
 def test_a_late_leaf_is_stepped_by_what_it_kept_in_planned_steps_too() -> None:
-    """The gradient that such a leaf is given was freed before a kernel read it."""
+    """Planned steps update a leaf by its accumulated gradient if its current gradient is missing.
+
+    A kernel once read that gradient after its memory was freed.
+    """
     inner = {"momentum": sgd(lr=0.5, momentum=0.9), "batches": chain(accumulate(2), sgd(lr=1.0))}
     for pattern, elements in itertools.product(("1010", "10101010", "1000100010"), (3, 5_000)):
         for name, one in inner.items():

@@ -1,4 +1,4 @@
-"""Inputs beside the gradient that are a tensor for each leaf: Sophia and AdaHessian by them."""
+"""Inputs that are one tensor per leaf, beside the gradient: Sophia and AdaHessian use them."""
 
 import io
 from collections.abc import Callable
@@ -50,11 +50,11 @@ from .second_order import (
 from .trees import HOLES, STEPS, grads_at, kind, params_of
 
 IN_PYTHON = ("reference", "blocked")
-"""Executors for which nothing is compiled; of the others, ``tests/core/compiled`` has the same."""
+"""Executors that compile nothing. ``tests/core/compiled`` tests the other executors."""
 
 
 def by_formula(formula: Callable[..., Any], hyper: dict[str, Any], every: int) -> Tensor:
-    """The parameter and both averages of each element, in rows."""
+    """Return each element's parameter and two averages by a formula, as three rows."""
     start, steps = normal(6, dtype=torch.float64), range(6)
     grads = [normal(6, seed=k + 1, dtype=torch.float64).tolist() for k in steps]
     given = [normal(6, seed=k + 50, dtype=torch.float64).tolist() for k in steps]
@@ -66,7 +66,7 @@ def by_formula(formula: Callable[..., Any], hyper: dict[str, Any], every: int) -
 
 
 def by_steps(optimizer: Optimizer, every: int) -> Tensor:
-    """The same by the optimizer."""
+    """Return each element's parameter and two averages by the optimizer, as three rows."""
     param = normal(6, dtype=torch.float64)
     state = optimizer.init(param)
     for k in range(6):
@@ -112,7 +112,10 @@ def test_adahessian_is_the_algorithm() -> None:
 def test_in_place_and_by_every_executor_it_is_the_same(
     name: str, executor: Any, dtype: torch.dtype
 ) -> None:
-    """And what is given is read only: not even its version changes."""
+    """Every executor matches the reference, purely and in place, and does not write to the inputs.
+
+    The test also compares the version counters of the inputs.
+    """
     make, every = BOTH[name]
     want = run_given(make(), every=every, missing=HOLES, dtype=dtype)
     optimizer = make().using(executor=executor)
@@ -153,7 +156,7 @@ def test_it_may_lie_in_memory_as_it_likes(layout: str, executor: Any, name: str)
 
 
 def test_it_may_be_the_gradient_or_the_parameter_itself() -> None:
-    """A step in place reads the input before it writes to its memory."""
+    """A step in place may take the gradient or the parameter as the input, too."""
     for name, (make, _) in BOTH.items():
         for which in ("gradient", "parameter"):
             with case(name=name, which=which):
@@ -188,7 +191,7 @@ def test_between_steps_it_costs_nothing_and_a_checkpoint_has_nothing_of_it() -> 
 
 
 def test_other_leaves_take_no_notice() -> None:
-    """Matrices by Sophia, the rest by AdamW: whether these have estimates makes no difference."""
+    """Estimates change only the leaves of Sophia, and not those that AdamW steps."""
     parts = {"matrices": sophia(0.1, gamma=0.5), "rest": adamw(0.01)}
     optimizer = partition(parts, kind)
     params = params_of()
@@ -233,7 +236,7 @@ AROUND: dict[str, Callable[[], Optimizer]] = {
 
 @each(name=list(AROUND), executor=IN_PYTHON)
 def test_it_reaches_its_stage_through_any_nesting(name: str, executor: Any) -> None:
-    """In place as by the pure update, which changes nothing that it is given."""
+    """A nested stage gets its input, in place and purely, for every kind of composition."""
     optimizer = AROUND[name]()
     every = 1 if name == "two of a name" else EVERY
     want = run_given(optimizer, every=every, missing=HOLES)
@@ -274,7 +277,7 @@ def test_of_a_worst_point_nearby_it_is_given_with_the_second_call() -> None:
 
 
 def test_a_step_that_is_skipped_skips_it_too() -> None:
-    """A gradient that is not finite: what was given with it changes no average."""
+    """A step that is skipped does not use its input: no average changes."""
     optimizer, params = chain(apply_if_finite(3), plain()), params_of()
     state = optimizer.init(params)
     params, state = optimizer.update(params, grads_at(0), state, extra=given_at(0))
@@ -286,7 +289,7 @@ def test_a_step_that_is_skipped_skips_it_too() -> None:
 
 
 def test_a_total_behind_it_is_measured_with_it() -> None:
-    """The total of a part of the tree is that of a step that is given the same."""
+    """``measure`` uses the input of an earlier stage, so the total matches that of the step."""
     optimizer = AROUND["clipped"]()
     params, grads = params_of(), grads_at(0)
     state = optimizer.init(params)
@@ -321,7 +324,7 @@ def test_it_is_differentiated_and_mapped_over() -> None:
 
 
 class WeightedState(NamedTuple):
-    importance: list[Tensor]  # [w], of the parameter's shape; [] where all weigh the same
+    importance: list[Tensor]  # [w], the shape of the parameter; [] for equal weights
 
 
 class WeightedHyper(NamedTuple):
@@ -359,7 +362,7 @@ def test_a_rule_of_ones_own_takes_what_it_names() -> None:
 
 
 def test_of_a_sparse_gradient_the_rows_that_it_stores_have_theirs() -> None:
-    """A tensor like the parameter, of which a step sees these rows."""
+    """For a sparse gradient, a stage gets those rows of the input that the gradient stores."""
     optimizer, param, given = chain(WEIGHTED(lr=1.0)), torch.zeros(4, 2), normal(4, 2)
     rows = torch.tensor([[2, 0]])
     grad = torch.sparse_coo_tensor(rows, torch.ones(2, 2), (4, 2), check_invariants=True)

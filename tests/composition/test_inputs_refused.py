@@ -1,4 +1,4 @@
-"""Inputs of leaves that do not fit are refused before anything is written, and it is said why."""
+"""Wrong inputs of leaves are refused before anything is written, with a clear error."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -65,7 +65,7 @@ WRONG: dict[str, tuple[Callable[[Tensor], Any], type[Exception], str]] = {
         r"extra\['hessian'\] has nothing for 'body.weight', which scale_by_.* is to step",
     ),
 }
-"""What is given for one leaf, and what is said of it."""
+"""Changes of one leaf's input, each with its error and its message."""
 
 OPTIMIZERS: dict[str, Callable[[], Optimizer]] = {
     "sophia": lambda: sophia(0.1),
@@ -78,7 +78,7 @@ OPTIMIZERS: dict[str, Callable[[], Optimizer]] = {
 def assert_refused(
     optimizer: Optimizer, error: type[Exception], match: str, extra: Any, grads: Any = None
 ) -> None:
-    """By ``update``, and by ``update_``, which leaves all as it was."""
+    """Make sure that ``update`` and ``update_`` raise the error and change nothing."""
     params, grads = params_of(), grads_at(0) if grads is None else grads
     state = optimizer.init(params)
     with pytest.raises(error, match=match):
@@ -130,7 +130,7 @@ def test_a_required_one_is_missing() -> None:
 
 
 def test_none_is_needed_where_nothing_is_stepped() -> None:
-    """Without a gradient, or where the stage does not run."""
+    """A leaf needs no input if it has no gradient, or if its stage does not run."""
     for name in ("sophia", "adahessian", "parts"):
         optimizer, params = OPTIMIZERS[name](), params_of()
         grads = grads_at(0, missing={0: "body.weight"})
@@ -142,7 +142,7 @@ def test_none_is_needed_where_nothing_is_stepped() -> None:
     optimizer = OPTIMIZERS["adahessian"]()
     nothing = dict.fromkeys(params, None)
     assert_same(optimizer.update(params, nothing, optimizer.init(params))[0], params)
-    rest = {**nothing, "scale": torch.ones(())}  # by AdamW
+    rest = {**nothing, "scale": torch.ones(())}  # AdamW steps this leaf
     optimizer = OPTIMIZERS["parts"]()
     optimizer.update(params, rest, optimizer.init(params))
 
@@ -175,11 +175,11 @@ def test_a_name_that_nothing_takes() -> None:
 
 
 def test_a_total_of_a_stage_behind_one_that_lacks_its_input_says_so() -> None:
-    """The loss, say; and where it is not needed yet, it is not asked for."""
+    """``measure`` asks for the loss only if an earlier stage needs it for this total."""
     params, grads = params_of(), grads_at(0)
     optimizer = chain(POLYAK(lr=1.0), clip_by_global_norm(1.0), sgd())
     state = optimizer.init(params)
-    known = [torch.ones(1, dtype=torch.float64)]  # of the sums of POLYAK
+    known = [torch.ones(1, dtype=torch.float64)]  # the total of POLYAK
     with pytest.raises(TypeError, match="polyak needs 'loss'"):
         optimizer.measure(params, grads, state, measured=known)
     optimizer.measure(params, grads, state, measured=known, extra={"loss": 1.0})
@@ -201,7 +201,7 @@ FRONT_ENDS: dict[str, Callable[[Optimizer], object]] = {
 
 @pytest.mark.parametrize("name", FRONT_ENDS)
 def test_who_is_given_gradients_alone_says_so(name: str) -> None:
-    """It does not step Sophia, say, as if there never were an estimate."""
+    """Front-ends that pass only gradients refuse Sophia and AdaHessian, and say what to use."""
     for make in (sophia, adahessian):
         match = r"takes nothing beside gradients, and scale_by_\w+ takes 'hessian' too: use update"
         with case(optimizer=make.__name__), pytest.raises(TypeError, match=match):
@@ -222,7 +222,7 @@ class KeptHyper(NamedTuple):
 
 
 def stage(name: str = "mine", **changes: Any) -> Rule:
-    """A rule that hands back what it is given, but for what is changed."""
+    """Return a rule that changes nothing, with some of its fields replaced."""
     usual: dict[str, Any] = {
         "hyper": KeptHyper,
         "state": Kept,
@@ -250,7 +250,7 @@ def test_an_init_that_fills_it() -> None:
 
 
 def test_a_rule_that_hands_back_another() -> None:
-    """It would be lost: what is made of an input is kept in a field of its own."""
+    """A rule that returns another tensor for its input is refused: the tensor would be lost."""
     rule = stage(rule=lambda param, grad, state, c: (param, Kept([state.weight[0] * 2])))
     optimizer, param = chain(rule(lr=0.1)), torch.ones(2)
     with pytest.raises(TypeError, match=r"mine: must hand back the input 'weight'"):
@@ -269,6 +269,6 @@ class Loss(NamedTuple):
 
 
 def test_nothing_of_it_changes_what_others_are() -> None:
-    """A chain without inputs is no other than it was."""
+    """Chains without inputs stay simple, and equal chains compare equal."""
     assert not sgd().is_composed and sophia().is_composed
     assert chain(scale_by_sophia(), descend(0.1)) == chain(scale_by_sophia(), descend(0.1))

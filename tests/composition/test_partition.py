@@ -1,4 +1,4 @@
-"""partition, masked, freeze: each leaf is stepped by its own chain, and by nothing else."""
+"""partition, masked and freeze: only its own chain steps a leaf."""
 
 import math
 import pickle
@@ -31,7 +31,7 @@ from .trees import SHAPES, STEPS, grads_at, kind, params_of, run_of, two_parts
 
 
 def test_each_part_is_its_own_optimizer() -> None:
-    """Bit for bit torch's, and the state of a leaf is that which its optimizer alone makes."""
+    """Each part matches its optimizer alone in every bit, parameters and state."""
     params, state = run_of(two_parts())
     ours = {"matrices": sgd(0.1, momentum=0.9), "rest": adamw(0.01)}
     for label, optimizer in ours.items():
@@ -123,7 +123,7 @@ def test_a_masked_stage_acts_on_its_leaves_only() -> None:
 
 
 def test_stages_stand_in_any_order() -> None:
-    """An average behind a rule, a rule behind an average, an optimizer before a link."""
+    """A chain may have stages in any order, and several rules."""
     params, state = run_of(chain(sgd(0.1), ema(0.5), weight_decay(0.0), sgd(0.1)))
     assert int(state.leaves["scale"].step) == STEPS
     twice = run_of(chain(sgd(0.1), sgd(0.1)))[0]
@@ -188,7 +188,10 @@ def test_it_is_written_as_it_is_made() -> None:
 
 
 def test_bounds_on_shapes_select_what_predicates_do() -> None:
-    """Fault 27: an optimizer with bounds can be pickled, and its text evaluates."""
+    """Bounds on shapes select the same leaves as predicates do (fault 27).
+
+    An optimizer with bounds can be pickled, and its repr evaluates to an equal selector.
+    """
     shapes: list[tuple[int, ...]] = [(), (0,), (3,), (2, 3), (4, 0), (1, 2, 3)]
     bounds: list[tuple[Selector, Callable[[Any], bool]]] = [
         (with_shape(ndim=2), lambda shape: len(shape) == 2),

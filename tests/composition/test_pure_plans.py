@@ -1,4 +1,4 @@
-"""Pure steps of composed trees: planned, and with the numbers of the reference."""
+"""Pure steps of composed trees reuse their plans, and match the reference."""
 
 import threading
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def no_plans() -> None:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Note the calls of functions that a planned step does not need."""
+    """Record the calls of functions that a planned step does not need."""
     places = (StepPlan, "__init__"), (engine, "update"), (engine, "prepare"), (Decision, "add_up")
     return noted_calls(monkeypatch, places)
 
@@ -60,7 +60,10 @@ def one_by_one(optimizer: Optimizer) -> Optimizer:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_planned_pure_steps_are_those_of_the_reference(name: str, seen: list[str]) -> None:
-    """With gradients that are missing in turn, and another learning rate at each step."""
+    """Planned pure steps match the reference in every bit.
+
+    Gradients are missing in turn, and learning rates change at each step.
+    """
     optimizer = KINDS[name]()
     params, want = params_of(), params_of()
     state, after = optimizer.init(params), optimizer.init(want)
@@ -84,7 +87,10 @@ def test_planned_pure_steps_are_those_of_the_reference(name: str, seen: list[str
 
 
 def assert_apart(made: Any, before: Any, missing: set[str]) -> None:
-    """Results share no memory with the arguments; a leaf without a gradient is the same object."""
+    """Make sure that results share no memory with the arguments.
+
+    A leaf without a gradient is returned as the same object.
+    """
     (params, state), (old, old_state) = made, before
     for name, param in params.items():
         own, old_own = state.leaves[name], old_state.leaves[name]
@@ -119,7 +125,7 @@ def test_a_tree_is_stepped_purely_and_in_place_by_turns(name: str) -> None:
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("name", ["batches of parts", "clip over parts", "gates in gates"])
 def test_trees_of_one_form_have_plans_in_common(name: str, in_place: bool, seen: list[str]) -> None:
-    """By turns, with other step counts; of one of them some gradients were missing."""
+    """Trees with the same structure share one plan, also if one of them lacks some gradients."""
     optimizer = KINDS[name]()
     trees = [params_of() for _ in range(3)]
     pairs = [[params, optimizer.init(params)] for params in trees]
@@ -144,7 +150,7 @@ def test_trees_of_one_form_have_plans_in_common(name: str, in_place: bool, seen:
 
 
 def test_a_step_in_which_no_leaf_is_stepped() -> None:
-    """There are gradients of frozen leaves alone."""
+    """A step in which only frozen leaves have gradients changes nothing."""
     optimizer = KINDS["frozen"]()
     params = params_of()
     state = optimizer.init(params)
@@ -162,7 +168,7 @@ def transposed(tree: Any) -> Any:
 
 
 def in_wide_memory(tree: Any) -> Any:
-    """Matrices that do not fill their memory."""
+    """Return a tree whose matrices are not contiguous."""
 
     def wide(one: Tensor) -> Tensor:
         return torch.cat([one, one], 1)[:, : one.shape[1]] if one.dim() == 2 else one
@@ -185,7 +191,7 @@ LAYOUTS = [cloned, transposed, in_wide_memory, double, larger]
 @pytest.mark.parametrize("of_gradients", [False, True])
 @pytest.mark.parametrize("name", ["batches of parts", "clip over parts", "finite"])
 def test_layouts_may_change_at_any_step(name: str, of_gradients: bool, in_place: bool) -> None:
-    """Of all that is given, or of the gradients alone where they may be others."""
+    """Layouts may change at any step, for all tensors or for the gradients alone."""
     optimizer = KINDS[name]()
     layouts: list[Callable[[Any], Any]] = LAYOUTS[:3] if of_gradients else LAYOUTS
     params = params_of()
@@ -215,7 +221,7 @@ def by_name(path: Any, shape: Any) -> str:
 def test_a_gradient_may_be_a_parameter_or_a_state_in_a_planned_step(
     batches: int, door: str
 ) -> None:
-    """Of another part, which is stepped before."""
+    """In a planned step, a gradient may be a parameter or state of a part that steps before it."""
     parts = partition({"first": sgd(0.1, momentum=0.9), "second": adamw(0.1)}, by_name)
     optimizer = chain(accumulate(batches), parts, lookahead(3)) if batches > 1 else parts
     params = {name: normal(3, 2, seed=k) for k, name in enumerate("ab")}
@@ -318,7 +324,7 @@ def test_python_is_called_as_often_for_many_leaves_as_for_few() -> None:
         for _ in range(12):
             step()
         counted.append([calls_of(step) for _ in range(6)])
-    # Of what lies apart, torch's operations over blocks bring each gradient along: one call.
+    # For separate tensors, torch's block operations need one more call per gradient.
     assert max(counted[1]) <= max(counted[0]) + 36
 
 

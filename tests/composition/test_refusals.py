@@ -1,4 +1,4 @@
-"""Functions that take one chain for all leaves refuse any other optimizer before they start."""
+"""Functions that take one chain for all leaves refuse every other optimizer before they start."""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +40,7 @@ def keeps(optimizer: Optimizer) -> bool:
 @pytest.mark.parametrize("name", WAYS)
 def test_it_says_which_stage_stands_against_it(name: str) -> None:
     for chosen, make in COMPOSED.items():
-        if chosen == "lookahead":  # one chain, which keeps nothing together
+        if chosen == "lookahead":  # one chain without shared scalars
             continue
         with case(optimizer=chosen), pytest.raises(TypeError, match="one chain for all leaves"):
             WAYS[name](make(), params_of())
@@ -56,7 +56,7 @@ def test_explain_takes_every_optimizer() -> None:
 
 @pytest.mark.parametrize("name", [one for one, make in COMPOSED.items() if keeps(make())])
 def test_numbers_of_all_parameters_are_not_made_part_by_part(name: str) -> None:
-    """Parameter by parameter in backward, or replica by replica."""
+    """apply_optimizer_in_backward refuses optimizers that need the gradients of all leaves."""
     weight = torch.nn.Parameter(torch.ones(2))
     with pytest.raises(ValueError, match="needs the gradients of all"):
         apply_optimizer_in_backward(COMPOSED[name](), [weight], {})

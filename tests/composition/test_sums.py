@@ -1,4 +1,4 @@
-"""Sums over states of many leaves, some of which are summed up by one call."""
+"""Totals over the states of many leaves: one call sums several leaves."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,7 +46,7 @@ def tensors(seed: int) -> dict[str, Any]:
 
 @contextmanager
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Note the number of leaves that each call sums up."""
+    """Record the number of leaves that each call sums."""
     found: list[int] = []
     plain = addend_rows.try_reduce_each
 
@@ -61,7 +61,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 def histories(optimizer: Optimizer, torch_class: bool) -> Iterator[tuple[Any, Any]]:
-    """Parameters after each step, and those of the pure step."""
+    """Yield the parameters after each step, with those of the pure step."""
     want, params = tensors(0), {name: one.clone() for name, one in tensors(0).items()}
     state, own = optimizer.init(want), optimizer.init(params)
     if torch_class:
@@ -101,7 +101,10 @@ def test_small_leaves_of_a_dtype_are_summed_up_at_once(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_norm_does_not_depend_on_how_leaves_are_divided(seed: int) -> None:
-    """Bit for bit, by plans of later steps too: squares are added up in the order of the leaves."""
+    """A norm is the same in every bit however a partition divides the leaves, in planned steps too.
+
+    Squares are added in the order of the leaves.
+    """
     shapes = [(k % 5 + 1, 3) for k in range(40)]
     split = labels({"odd": if_any(lambda path: int(path[0]) % 2 == 1)}, default="even")
     parts = partition({"odd": sgd(lr=0.1), "even": sgd(lr=0.1)}, split)

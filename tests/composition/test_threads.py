@@ -1,4 +1,4 @@
-"""Threads that step trees of one form at once: they have the plans of the form in common."""
+"""Threads that step trees with the same structure at once, and so share the plans."""
 
 import random
 import sys
@@ -18,7 +18,7 @@ OPTIMIZER = partition(
     {"0": chain(clip_by_global_norm(1.0), sgd(lr=0.1)), "1": adamw(lr=0.05)},
     lambda path, _: str(int(path[-1][-1]) % 2),
 )
-"""Of all threads."""
+"""The optimizer of all threads."""
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def _threads_take_turns_often() -> Iterator[None]:
 
 
 def trained(seed: int, *, in_place: bool) -> Any:
-    """Parameters after steps in which other gradients are missing each time."""
+    """Return the parameters after steps in which random gradients are missing."""
     drawn, generator = random.Random(seed), torch.Generator().manual_seed(seed)
 
     def tensor() -> Tensor:

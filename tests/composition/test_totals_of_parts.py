@@ -1,4 +1,4 @@
-"""Totals of stages that stand in several parts: each part takes its own."""
+"""Totals of the same stage in several parts: each part uses its own total."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +29,7 @@ PARTS = partition({"a": clipped(0.5), "b": clipped(1.0)}, label)
 
 @each(executor=["auto", "reference"], in_place=[True, False])
 def test_a_part_that_is_stepped_alone_takes_its_own_total(executor: Any, in_place: bool) -> None:
-    """Of another part no gradient is here, but on another rank perhaps."""
+    """A part uses its own total if the other part has no gradient on this rank."""
     optimizer = PARTS.using(executor=executor)
     params: Any = {"a": torch.zeros(2), "b": torch.zeros(4)}
     grads = {"a": None, "b": torch.full((4,), 2.0)}
@@ -48,7 +48,7 @@ def test_addends_are_those_of_the_total_that_is_asked_for() -> None:
     named = {name: torch.zeros(2) for name in ("a", "b1", "b2")}
     local = ExplicitGradients(named.items(), PARTS)
     grads = [None, torch.full((2,), 2.0), torch.full((2,), 3.0)]
-    for _ in range(3):  # also where the step was planned
+    for _ in range(3):  # later steps reuse the plan
         assert local.measure(grads).tolist() == [0.0, 0.0, 0.0]
         found = local.measure(grads, measured=[total(0.0)])
         torch.testing.assert_close(found, torch.tensor([0.0, 8.0, 18.0], dtype=torch.float64))

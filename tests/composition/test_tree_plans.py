@@ -1,4 +1,4 @@
-"""Composed trees that are stepped in place again and again: planned, and with the same numbers."""
+"""Repeated in-place steps of composed trees reuse their plans, and match pure steps."""
 
 import gc
 from collections.abc import Callable
@@ -41,13 +41,13 @@ from .trees import (
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Note the calls of functions that a steady step does not need."""
+    """Record the calls of functions that a planned step does not need."""
     places = (StepPlan, "__init__"), (engine, "prepare"), (Decision, "add_up")
     return noted_calls(monkeypatch, places)
 
 
 def stepped(name: str, steps: int, executor: str = "reference") -> tuple[Tree, Any]:
-    """Parameters and state after steps in place, all gradients there."""
+    """Return parameters and state after several in-place steps with all gradients."""
     params, optimizer = params_of(), COMPOSED[name]().using(executor=executor)
     state = optimizer.init(params)
     for step in range(steps):
@@ -58,7 +58,10 @@ def stepped(name: str, steps: int, executor: str = "reference") -> tuple[Tree, A
 @pytest.mark.parametrize("executor", ["reference", "blocked"])
 @pytest.mark.parametrize("name", COMPOSED)
 def test_planned_steps_are_those_of_update(name: str, executor: str) -> None:
-    """With gradients that are missing in turn, and another learning rate at each step."""
+    """Planned in-place steps match ``update`` in every bit.
+
+    Gradients are missing in turn, and learning rates change at each step.
+    """
     optimizer = COMPOSED[name]()
     in_place = optimizer.using(executor=executor)
     params, want = params_of(), params_of()
@@ -106,7 +109,7 @@ def test_python_is_called_as_often_for_many_leaves_as_for_few() -> None:
         for _ in range(8):
             step()
         counted.append([calls_of(step) for _ in range(4)])
-    # Of what lies apart, torch's operations over blocks bring each gradient along: one call.
+    # For separate tensors, torch's block operations need one more call per gradient.
     assert max(counted[1]) <= max(counted[0]) + 36
 
 
@@ -231,7 +234,10 @@ def test_a_gradient_of_no_parameter_is_refused_in_a_planned_step() -> None:
 
 
 def test_optimizers_of_the_same_stages_for_other_leaves_are_planned_each_for_itself() -> None:
-    """By turns, so that the plans of both are kept."""
+    """Optimizers that give the same stages to other leaves have separate plans.
+
+    The optimizers take turns, so both plans are kept.
+    """
     by_turns = [
         partition({"a": sgd(0.1), "b": sgd(0.5)}, label)
         for label in (

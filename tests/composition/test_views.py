@@ -1,4 +1,4 @@
-"""Averages, and what one evaluates with; inputs beside the gradient; the global step."""
+"""Views such as averages, inputs beside the gradient, and schedules on the global step."""
 
 from typing import Any, NamedTuple
 
@@ -42,7 +42,7 @@ def test_an_average_is_the_sum_of_what_parameters_were() -> None:
 
 
 def test_lookahead_goes_on_from_the_slow_parameters() -> None:
-    """Against the algorithm, written out."""
+    """Lookahead matches its algorithm, written out in the test."""
     optimizer = chain(sgd(0.1, momentum=0.9), lookahead(3, alpha=0.5))
     params, state = run_of(optimizer)
     fast: Any = params_of()
@@ -85,7 +85,7 @@ AVERAGES: dict[str, Any] = {
 
 @each(first=["schedule_free", *AVERAGES], last=["ema", "slow ema", "swa"])
 def test_the_last_stage_that_has_a_view_gives_it(first: str, last: str) -> None:
-    """An average is of the parameters as those before it have left them: of all wrappers too."""
+    """The last stage with a view gives the view: an average of the parameters that it gets."""
     rules = [schedule_free_sgd(lr=0.1)] if first == "schedule_free" else [sgd(0.1), AVERAGES[first]]
     before, both = chain(*rules), chain(*rules, AVERAGES[last])
     alone = chain(sgd(lr=0.0), AVERAGES[last])
@@ -143,7 +143,7 @@ POLYAK = Rule(
     combine=polyak_combine,
     extra=("loss",),
 )
-"""Polyak's step size: the loss is an input beside the gradients."""
+"""Polyak's step size, which takes the loss as an input."""
 
 
 def test_an_input_beside_the_gradient_reaches_the_stage_that_declares_it() -> None:
@@ -183,7 +183,10 @@ def test_a_global_schedule_goes_on_for_a_leaf_that_misses_steps() -> None:
 
 
 def test_every_composed_state_says_where_each_tensor_is() -> None:
-    """By name, for all leaves, where leaves differ in their stages too."""
+    """``state_field`` returns a composed state by name, and ``with_state_field`` restores it.
+
+    The field is None for leaves whose stages do not have it.
+    """
     from functional_optim import state_field, with_state_field
 
     optimizer, params = COMPOSED["clip over parts"](), params_of()

@@ -1,4 +1,4 @@
-"""A tree of a few leaves, gradients for it, and runs over them."""
+"""A tree of a few leaves, its gradients, and runs over it."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -43,7 +43,7 @@ def params_of(shapes: Mapping[str, tuple[int, ...]] = SHAPES) -> Tree:
 
 
 def grads_at(step: int, *, missing: Mapping[int, str] | None = None) -> Tree:
-    """Gradients of a step, counted from 0; of some steps that of one leaf is missing."""
+    """Return the gradients of a step, counted from 0. One gradient may be missing in a step."""
     found: Tree = {
         name: normal(*shape, seed=100 * (step + 1) + k)
         for k, (name, shape) in enumerate(SHAPES.items())
@@ -54,9 +54,9 @@ def grads_at(step: int, *, missing: Mapping[int, str] | None = None) -> Tree:
 
 
 PERIOD = 6
-"""Steps after which every gate and every one of the masks comes again."""
+"""Number of steps after which all gates and masks repeat."""
 MASKS = ({"scale"}, set(), {"body.bias"}, set(), {"body.bias", "scale"}, set())
-"""Whose gradients are missing, step by step."""
+"""Names of the leaves without a gradient, for each step of the period."""
 
 
 def grads_without(step: int, missing: set[str]) -> Tree:
@@ -64,7 +64,7 @@ def grads_without(step: int, missing: set[str]) -> Tree:
 
 
 def lrs_at(optimizer: Optimizer, step: int) -> dict[str, float]:
-    """Other learning rates at each step, where these are numbers."""
+    """Return new learning rates for a step, for each learning rate that is a number."""
     values = optimizer.hyper.items()
     names = [k for k, v in values if k.split(".")[-1] == "lr" and isinstance(v, float)]
     return dict.fromkeys(names, 0.1 / (step + 1))
@@ -113,7 +113,7 @@ COMPOSED: dict[str, Callable[[], Optimizer]] = {
     ),
     "global step": lambda: adamw(on_global_step(linear(0.1, to=0.0, steps=9))),
 }
-"""Optimizers of optimizers, each kind of composition in one of them."""
+"""Composed optimizers, with each kind of composition at least once."""
 
 
 def after(params: Tree, name: str) -> Tensor:

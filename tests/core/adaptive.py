@@ -1,4 +1,4 @@
-"""Rows of adaptive algorithms for the tables of the core: optimizers, and bounds of numbers."""
+"""Adaptive algorithms for the tables of the core's tests: optimizers, and bounds of numbers."""
 
 import math
 from typing import Any
@@ -62,4 +62,4 @@ BOUNDS: dict[Any, dict[str, tuple[float, float]]] = {
     stable_adamw: _OF_ALL,
     yogi: {**_OF_ALL, "initial_accumulator_value": (0.0, math.inf)},
 }
-"""Numbers that torch does not have: the least and the greatest that is accepted."""
+"""Least and greatest accepted values of hyper-parameters that torch does not have."""

@@ -1,4 +1,4 @@
-"""Algorithms with one step size for a tensor, for a block of it, or for all tensors."""
+"""Algorithms with one step size per tensor, per block of a tensor, or for all tensors."""
 
 from functional_optim import (
     Optimizer,
@@ -32,4 +32,4 @@ COMPOSED: dict[str, Optimizer] = {
     "dadapt_sgd": dadapt_sgd(0.5, 0.7, 0.1, d0=0.1),
     "dog": dog(reps_rel=0.1, weight_decay=0.1),
 }
-"""Algorithms that keep numbers of all parameters together."""
+"""Algorithms that keep numbers for all parameters together."""

@@ -1,4 +1,4 @@
-"""Bounds of the algorithms of orthogonal matrices: the least and the greatest number."""
+"""Least and greatest values for the algorithms that orthogonalize matrices."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Chains with a stage that takes the raw gradient, and what they come to, in plain tensors."""
+"""Chains with a stage that takes the raw gradient, and their expected results."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ LR, CALLS = 0.5, 4
 
 
 class BackHyper(NamedTuple):
-    weight: float  # of what the stages before have left
+    weight: float  # weight of the incoming gradient
 
 
 def back_transform(
@@ -38,7 +38,7 @@ def back_transform(
 
 
 BACK = Transform(name="back", hyper=BackHyper, transform=back_transform, raw=True)
-"""Puts the raw gradient in the place of what the stages before have left; a little of that too."""
+"""Transform that returns the raw gradient plus a part of the incoming gradient."""
 
 
 def clipped(gradient: Tensor) -> Tensor:
@@ -48,9 +48,9 @@ def clipped(gradient: Tensor) -> Tensor:
 class RawCase(NamedTuple):
     optimizer: Optimizer
     sign: float = 1.0
-    """Of the raw gradient."""
+    """The sign of the raw gradient."""
     gate: bool = False
-    """Whether two calls make a step."""
+    """True if two calls make one step."""
 
 
 BACK_AGAIN = (BACK(weight=0.0), descend(LR))
@@ -86,14 +86,17 @@ def leaves(seed: int) -> dict[str, Any]:
 
 
 def gradients() -> list[dict[str, Any]]:
-    """Of each call; in the second, one leaf has none."""
+    """Return the gradients of each call; in the second call, one leaf has none."""
     made = [leaves(index + 1) for index in range(CALLS)]
     made[1]["b"] = None
     return made
 
 
 def expected(one: RawCase) -> dict[str, Tensor]:
-    """A descent by raw gradients; behind a gate, by the halves of two, of which one may miss."""
+    """Return the parameters after descent by raw gradients.
+
+    Behind a gate, each step takes half the sum of two gradients, one of which can be missing.
+    """
     params = leaves(0)
     for name in params:
         given = [grads[name] for grads in gradients()]
@@ -107,7 +110,7 @@ def expected(one: RawCase) -> dict[str, Tensor]:
 
 
 def assert_raw(one: RawCase, executor: Any) -> None:
-    """By ``update``, in place and, where it can be bound, bound, it comes to what it should."""
+    """Assert that ``update``, ``update_`` and, without a gate, ``bind`` give expected results."""
     optimizer = one.optimizer.using(executor=executor)
     params, inside, want = leaves(0), leaves(0), expected(one)
     state, kept = optimizer.init(params), optimizer.init(inside)
@@ -129,10 +132,11 @@ CAUTIOUS: dict[str, Optimizer] = {
 
 
 def assert_cautious(optimizer: Optimizer, executor: Any) -> None:
-    """As the reference has it, bit for bit."""
+    """Assert that ``update_`` by an executor equals the pure step of the reference, bit for bit."""
     params, others = leaves(0), leaves(0)
     state, kept = optimizer.init(params), optimizer.init(others)
+    reference = optimizer.using(executor="reference")
     for grads in gradients():
-        params, state = optimizer.update(params, grads, state)
+        params, state = reference.update(params, grads, state)
         optimizer.using(executor=executor).update_(others, grads, kept)
     assert_same((others, kept), (params, state))

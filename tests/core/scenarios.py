@@ -1,4 +1,4 @@
-"""Leaves of every kind that steps are given, and what holds for all of them."""
+"""Scenarios with every kind of leaf, and assertions that hold for all of them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,18 +13,21 @@ from functional_optim.kernels import ExecutorName
 from .support import Frozen, assert_differ, assert_same, noise, tensors, tree
 
 Scenario = Callable[[int], dict[str, Any]]
-"""The parameters for 0, and for each step from 1 on its gradients: new tensors at every call."""
+"""Function that returns new tensors: parameters for step 0, and gradients for later steps."""
 
 STEPS = 3
 
 
 def _missing(dtype: torch.dtype) -> Scenario:
-    """A tree whose vector has no gradient at the second step."""
+    """Return a scenario whose vector has no gradient at the second step."""
     return lambda step: {**tree(step, dtype), **({"b": None} if step == 2 else {})}
 
 
 def _laid_out(dtype: torch.dtype, *, apart: bool) -> Scenario:
-    """Transposed and sliced; the gradients contiguous, if they lie apart."""
+    """Return a scenario with transposed and sliced leaves.
+
+    If ``apart``, the gradients are contiguous.
+    """
 
     def make(step: int) -> dict[str, Any]:
         given = {
@@ -37,13 +40,13 @@ def _laid_out(dtype: torch.dtype, *, apart: bool) -> Scenario:
 
 
 def _conjugate(step: int) -> dict[str, Any]:
-    """Gradients that are lazy conjugates of other memory."""
+    """Return parameters for step 0, and for later steps a gradient that is a lazy conjugate."""
     made = noise(step, 4, 3, dtype=torch.complex64)
     return {"z": made.conj() if step else made, "x": noise(step + 5, 5)}
 
 
 def _extreme(step: int) -> dict[str, Any]:
-    """Infinities, NaN, denormals, huge numbers and signed zeros meet one another, beside others."""
+    """Return pairs of infinities, NaN, denormals, huge numbers, signed zeros, and a plain leaf."""
     values = torch.tensor(
         [0.0, -0.0, 1.0, torch.inf, -torch.inf, torch.nan, 1e-45, -1e-40, 3e38, -1.0]
     )
@@ -68,7 +71,7 @@ SCENARIOS: dict[str, Scenario] = {
 
 
 def mixed(step: int) -> dict[str, Any]:
-    """Leaves of all kinds that keep to themselves what they are, in one tree."""
+    """Return a tree with the leaves of all scenarios but the extreme one."""
     return {
         f"{name}: {key}": leaf
         for name, scenario in SCENARIOS.items()
@@ -78,10 +81,10 @@ def mixed(step: int) -> dict[str, Any]:
 
 
 def assert_steps_alike(optimizer: Optimizer, scenario: Scenario, executor: ExecutorName) -> None:
-    """By an executor, ``update`` is the reference's, and ``update_`` the same in the same memory.
+    """Assert that an executor's ``update`` and ``update_`` give the reference's results.
 
-    ``update`` changes nothing that it was given and shares no memory with it; ``update_`` changes
-    no gradient. Every bit and every version counter is looked at.
+    ``update`` changes no input and shares no memory with its inputs. ``update_`` keeps its tensors
+    and changes no gradient. The check compares every bit, and the version counters of the inputs.
     """
     reference, other = optimizer.using(executor="reference"), optimizer.using(executor=executor)
     params, pure, written = (scenario(0) for _ in range(3))
@@ -99,7 +102,7 @@ def assert_steps_alike(optimizer: Optimizer, scenario: Scenario, executor: Execu
         assert_same((pure, pure_state), (params, state))
         assert_same((written, written_state), (params, state))
         for key, grad in grads.items():
-            if grad is None:  # such a leaf is handed on as it is
+            if grad is None:  # such a leaf is returned as it is
                 assert pure[key] is before[0][key]
                 assert pure_state.leaves[key] is before[2].leaves[key]
             else:
@@ -111,19 +114,19 @@ def assert_steps_alike(optimizer: Optimizer, scenario: Scenario, executor: Execu
 
 
 def assert_apart(made: Any, given: Any) -> None:
-    """Assert that results have memory of their own: no argument's, and no other result's."""
+    """Assert that results share no memory with arguments or with each other."""
     places = [(storage_key(one), one.storage_offset()) for one in tensors(made)]
     assert len(set(places)) == len(places)
     assert not {storage for storage, _ in places} & set(map(storage_key, tensors(given)))
 
 
 def as_real(value: Any) -> list[Tensor]:
-    """All tensors of some trees, the complex ones as their real view."""
+    """Return all tensors of some trees, complex ones as their real views."""
     return [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in tensors(value)]
 
 
 def assert_totals_are_taken_in_turn(optimizer: Optimizer) -> None:
-    """Each measured stage takes its own total, measured with those of the stages before it."""
+    """Assert that each measured stage takes its total, measured with those of earlier stages."""
     params = {"a": noise(0, 3), "b": noise(1, 4)}
     count = sum(stage.name == "clip_by_global_norm" for stage in optimizer.stages)
     state = optimizer.init(params)

@@ -1,4 +1,4 @@
-"""The schedulers of torch.optim that our schedules are held against, and their values."""
+"""Schedulers of torch.optim to compare our schedules with, and the values of both."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -26,13 +26,13 @@ BASE = 0.1
 
 
 class Twin(NamedTuple):
-    """A schedule, and what torch.optim has for it."""
+    """Schedule, and the equivalent scheduler of torch.optim."""
 
     schedule: ScheduleValue
     scheduler: str
     """The name of torch's class."""
     make: Callable[[Any], Any]
-    """The scheduler of an optimizer whose lr is :data:`BASE`."""
+    """Constructor of the scheduler, for an optimizer whose lr is :data:`BASE`."""
     steps: int = STEPS
 
 
@@ -131,16 +131,16 @@ TWINS |= {
             three_phase=three,
             cycle_momentum=False,
         ),
-        776,  # it raises beyond
+        776,  # OneCycleLR raises in later steps
     )
     for three in (False, True)
     for way in ("cos", "linear")
 }
-"""By the name of the schedule's constructor, and what is special of it."""
+"""Twins, keyed by the constructor of the schedule and its special options."""
 
 
 def values(twin: Twin) -> list[float]:
-    """Of our schedule, before each step."""
+    """Return the values of our schedule before each step."""
     return [twin.schedule(float(made)) for made in range(twin.steps + 1)]
 
 
@@ -150,7 +150,10 @@ def _begun(twin: Twin) -> tuple[torch.optim.Optimizer, Any]:
 
 
 def stepped(twin: Twin) -> list[float]:
-    """Of torch's scheduler, stepped: most compute each value from the one before."""
+    """Return the values of torch's scheduler after each step.
+
+    Most classes compute a value from the one before.
+    """
     optimizer, scheduler = _begun(twin)
     found = [optimizer.param_groups[0]["lr"]]
     for _ in range(twin.steps):
@@ -161,7 +164,7 @@ def stepped(twin: Twin) -> list[float]:
 
 
 def closed(twin: Twin) -> list[float] | None:
-    """Of torch's own formula for any step; None for a class that has none."""
+    """Return the values of torch's formula for any step, or None if the class has none."""
     _, scheduler = _begun(twin)
     formula = getattr(scheduler, "_get_closed_form_lr", None)
     if formula is None:
@@ -174,6 +177,6 @@ def closed(twin: Twin) -> list[float] | None:
 
 
 def distance(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The largest difference, in units in the last place of the largest value."""
+    """Return the largest difference, in units in the last place of the largest value."""
     unit = math.ulp(max(map(abs, ours)))
     return max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) / unit

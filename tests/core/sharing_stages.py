@@ -1,4 +1,4 @@
-"""Rules whose results are what they were given, or parts of it: allowed, and kept apart."""
+"""Rules that return their inputs, views of their inputs, or one result twice."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -31,28 +31,28 @@ def zeros(param: Tensor, hyper: Hyper) -> Last:
 
 
 def optimistic(param: Tensor, grad: Tensor, state: Last, c: Hyper) -> tuple[Tensor, Last]:
-    """Optimistic gradient descent: the state is the gradient that was given."""
+    """Step by optimistic gradient descent, and return the given gradient as state."""
     return param - c.lr * (2 * grad - state.last), Last(grad)
 
 
 def viewed(param: Tensor, grad: Tensor, state: Last, c: Hyper) -> tuple[Tensor, Last]:
-    """The same, of a view."""
+    """Step as ``optimistic`` does, and return a view of the gradient as state."""
     return param - c.lr * (2 * grad - state.last), Last(grad.view(grad.shape).detach())
 
 
 def previous(param: Tensor, grad: Tensor, state: Last, c: Hyper) -> tuple[Tensor, Last]:
-    """The parameter in another slot."""
+    """Return the old parameter as state."""
     return param - c.lr * grad - 0.1 * (param - state.last), Last(param)
 
 
 def shown_twice(param: Tensor, grad: Tensor, state: Last, c: Hyper) -> tuple[Tensor, Last]:
-    """The new parameter in another slot too."""
+    """Return the new parameter as parameter and as state."""
     new = param - c.lr * grad + 0.1 * state.last
     return new, Last(new)
 
 
 def swapped(param: Tensor, grad: Tensor, state: Pair, c: Hyper) -> tuple[Tensor, Pair]:
-    """Inputs, each in the other's slot."""
+    """Return the two state tensors in swapped fields."""
     return param - c.lr * (grad + state.one), Pair(state.other, state.one)
 
 
@@ -101,10 +101,10 @@ SHARING: dict[str, Callable[[], Optimizer]] = {
     "init: a view": lambda: of(previous, of_view),
     "init: one tensor twice": lambda: of(swapped, pair_of_one, Pair),
 }
-"""Each hands on what it was given, or twice what it made; all move the parameter."""
+"""Optimizers whose rules return an input, or one result twice; all move the parameter."""
 
 UNMOVED: dict[str, Callable[[], Optimizer]] = {
     "nothing new": lambda: of(left_alone),
     "no state": lambda: chain(Rule(name="idle", hyper=Hyper, rule=idle)(lr=0.1)),
 }
-"""Rules that return their parameter as it came."""
+"""Optimizers whose rules return the parameter unchanged."""

@@ -1,4 +1,4 @@
-"""SOAP written out in float64, for what is to be compared with it."""
+"""SOAP written out in float64, to compare other implementations with."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor
 def soap_formula(
     start: Tensor, grads: list[Tensor], c: dict[str, Any]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Parameter, m and v by algorithm 3 of Vyas et al., with loops over columns."""
+    """Return parameter, m and v by algorithm 3 of Vyas et al., with loops over columns."""
     lr, (b1, b2), bs, decay = c["lr"], c["betas"], c["shampoo_beta"], c["weight_decay"]
     p, m, v = start.clone(), torch.zeros_like(start), torch.zeros_like(start)
     sides = [torch.zeros(size, size).double() for size in start.shape]

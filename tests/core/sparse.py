@@ -1,4 +1,4 @@
-"""Sparse gradients, and the optimizers that take them, beside torch's."""
+"""Sparse gradients, and the optimizers that take them, beside those of torch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,11 +24,11 @@ SPARSE: dict[str, tuple[Any, Callable[..., Optimizer], dict[str, Any]]] = {
         {"lr": 0.1, "initial_accumulator_value": 0.3, "maximize": True},
     ),
 }
-"""(torch's class, our constructor, hyper-parameters of both)."""
+"""torch's class, our constructor, and the hyper-parameters of both."""
 
 
 def sparse(seed: int, dtype: torch.dtype = torch.float64, stored: int = 7) -> Tensor:
-    """A gradient that stores some rows of the first half, several of them twice."""
+    """Return a gradient that stores some rows of the first half, several of them twice."""
     generator = torch.Generator().manual_seed(seed)
     index = torch.randint(0, ROWS // 2, (1, stored), generator=generator)
     index[0, 0] = index[0, 1] = 2
@@ -44,5 +44,5 @@ def dense(value: Tensor) -> Tensor:
 
 
 def sparse_rows(step: int) -> dict[str, Tensor]:
-    """A scenario: the parameters, and sparse gradients at each step."""
+    """Return the parameters for step 0, and sparse gradients for later steps."""
     return {"a": sparse(step) if step else noise(0, ROWS, WIDTH)}

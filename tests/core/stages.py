@@ -1,4 +1,4 @@
-"""Rules and transforms as a user writes them, in a module of the user's own."""
+"""Rules and transforms as users write them, in a separate module."""
 
 from typing import NamedTuple
 
@@ -26,13 +26,13 @@ class BallHyper(NamedTuple):
 
 
 class BallState(NamedTuple):
-    velocity: Tensor  # of the parameter's shape
+    velocity: Tensor  # has the parameter's shape
     slow_copy: list[Tensor]  # [a running average of the parameter]; [] without slow
 
 
 class BallCoefficients(NamedTuple):
     lr: float
-    weight: float  # of the new gradient: larger at the first step
+    weight: float  # weight of the new gradient, largest at the first step
     decay: float
     slow: bool
 
@@ -73,7 +73,7 @@ class SmoothHyper(NamedTuple):
 
 
 class SmoothState(NamedTuple):
-    average: Tensor  # of the gradient, of its shape
+    average: Tensor  # average of the gradient, with its shape
 
 
 def smooth_init(param: Tensor, hyper: SmoothHyper) -> SmoothState:
@@ -101,7 +101,7 @@ class BudgetHyper(NamedTuple):
 
 
 class BudgetState(NamedTuple):
-    spent: Tensor  # how much of the gradient each element has lost, of its shape
+    spent: Tensor  # the part of the gradient that each element has lost
 
 
 def absolute_sum(grad: Tensor) -> Tensor:
@@ -163,7 +163,7 @@ SIGN = Rule(name="sign", hyper=SignHyper, rule=sign_rule)
 
 
 class PacedState(NamedTuple):
-    pace: Tensor  # 0-d: a number of the leaf's own, halved at every step
+    pace: Tensor  # 0-d, halved at every step
 
 
 def paced_init(param: Tensor, hyper: SignHyper) -> PacedState:
@@ -197,4 +197,4 @@ CUSTOM: dict[str, Optimizer] = {
     "per matrix": chain(maximized(), BUDGET(budget=2.0), ROW(lr=0.1)),
     "no state": chain(SIGN(lr=0.1)),
 }
-"""Chains of them, with every kind of stage at every place."""
+"""Chains of these stages, with every kind of stage at every position."""

@@ -1,4 +1,4 @@
-"""Support of the core's tests: bit-for-bit comparison, frozen inputs, tables of optimizers."""
+"""Support for the core's tests: bit-for-bit comparison, frozen inputs, tables of optimizers."""
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
@@ -48,13 +48,13 @@ from ..choices import case
 from . import adaptive, layerwise
 
 REAL = ("adafactor", "sparse_adam")
-"""Algorithms that take no complex parameters, as torch's classes."""
+"""Algorithms that take no complex parameters, as in torch."""
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """The bit patterns of a tensor, as integers: -0.0 is not 0.0, and NaN equals itself."""
+    """Return the bits of a tensor as integers, so that -0.0 is not 0.0, and NaN equals NaN."""
     tensor = tensor.detach().resolve_conj()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
@@ -67,7 +67,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def assert_same(a: Any, b: Any, namespace: str = "") -> None:
-    """Two trees of one structure whose tensors are the same bit for bit."""
+    """Assert that two trees have the same structure and the same bits."""
     paths, left, spec = optree.tree_flatten_with_path(a, none_is_leaf=True, namespace=namespace)
     right, other = optree.tree_flatten(b, none_is_leaf=True, namespace=namespace)
     assert spec == other
@@ -79,19 +79,19 @@ def assert_same(a: Any, b: Any, namespace: str = "") -> None:
 
 
 def assert_differ(a: Any, b: Any) -> None:
-    """At least one tensor of two trees differs: guards a comparison that could not fail."""
+    """Assert that two trees differ, as a guard against a comparison that cannot fail."""
     pairs = zip(optree.tree_leaves(a), optree.tree_leaves(b), strict=True)
     assert not all(same_bits(one, two) for one, two in pairs)
 
 
 def tensors(*trees: Any, namespace: str = "") -> list[Tensor]:
-    """Every tensor in some trees."""
+    """Return every tensor in some trees."""
     leaves = optree.tree_leaves(trees, namespace=namespace)
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 class Frozen:
-    """The tensors of some trees as they are now, to be found untouched later."""
+    """Copies of the tensors in some trees, to check later that nothing has changed them."""
 
     def __init__(self, *trees: Any, namespace: str = "") -> None:
         self._tensors = tensors(*trees, namespace=namespace)
@@ -99,7 +99,7 @@ class Frozen:
         self._versions = [tensor._version for tensor in self._tensors]
 
     def assert_untouched(self) -> None:
-        """Neither a bit nor a version counter has changed."""
+        """Assert that no bit and no version counter has changed."""
         for tensor, copy, version in zip(self._tensors, self._copies, self._versions, strict=True):
             assert tensor._version == version
             if copy is not None:
@@ -107,19 +107,19 @@ class Frozen:
 
 
 def _copy(tensor: Tensor) -> Tensor | None:
-    """A copy to compare with; none for tensors without readable memory (meta) or dense bits."""
+    """Return a copy to compare with, or None for a meta tensor or a layout that is not strided."""
     readable = tensor.device.type != "meta" and tensor.layout == torch.strided
     return tensor.detach().clone() if readable else None
 
 
 def like(tensor: Tensor, values: Tensor) -> Tensor:
-    """``values`` in the strides and dtype of ``tensor``, in memory of their own."""
+    """Return a copy of ``values`` with the strides and the dtype of ``tensor``."""
     made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     return made.copy_(values.detach())
 
 
 def noise(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Normal numbers, the same for the same seed and shape in every dtype (up to rounding)."""
+    """Return normal numbers, the same in every real dtype (up to rounding)."""
     generator = torch.Generator().manual_seed(seed)
     if dtype.is_complex:
         return torch.randn(shape, generator=generator, dtype=torch.complex128).to(dtype)
@@ -127,7 +127,7 @@ def noise(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def tree(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """A small tree: a matrix, a vector, a 0-d and an empty leaf."""
+    """Return a small tree: a matrix, a vector, a 0-d leaf and an empty leaf."""
     shapes: dict[str, tuple[int, ...]] = {"w": (3, 4), "b": (5,), "s": (), "e": (0, 2)}
     return {
         key: noise(seed * 10 + i, *shape, dtype=dtype)
@@ -138,7 +138,7 @@ def tree(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
 def steps(
     optimizer: Optimizer, params: Any, grads: Callable[[int], Any], count: int = 4
 ) -> tuple[Any, Any]:
-    """``count`` pure steps from a fresh state: (params, state)."""
+    """Return params and state after ``count`` pure steps from a fresh state."""
     state = optimizer.init(params)
     for index in range(count):
         params, state = optimizer.update(params, grads(index), state)
@@ -176,10 +176,10 @@ VARIANTS: dict[str, Optimizer] = {
     **layerwise.VARIANTS,
     **adaptive.VARIANTS,
 }
-"""Every algorithm, with the options that change its state or its path, and steps one can see."""
+"""Every algorithm, with options that change its state or its path, and with visible steps."""
 
 MATRICES = {name for name, one in CASES.items() if one.matrices}
-"""Algorithms that step matrices only: ``test_matrices`` is about them."""
+"""Algorithms that step matrices only; see ``test_matrices``."""
 
 COMPOSED: dict[str, Optimizer] = {
     "prodigy": prodigy(d0=1e-3, eps=0.1, use_bias_correction=True, d_coef=100, growth_rate=2.5),
@@ -188,10 +188,10 @@ COMPOSED: dict[str, Optimizer] = {
     "schedule_free_sgd": schedule_free_sgd(0.1, 0.7, 0.1, 2, r=1.0),
     **layerwise.COMPOSED,
 }
-"""Those that keep what belongs to no leaf."""
+"""Algorithms that keep shared scalars."""
 
 GIVEN = {*algorithms.__all__} & {*INPUT_CASES}
-"""Those that are given more than gradients: ``tests/composition/test_inputs.py`` is about them."""
+"""Algorithms with inputs beside gradients; see ``tests/composition/test_inputs.py``."""
 
 NAMED = {name.split()[0] for name in (*VARIANTS, *COMPOSED)}
 assert set(algorithms.__all__) - MATRICES - GIVEN == NAMED
@@ -208,28 +208,28 @@ CHAINS: dict[str, Optimizer] = {
         sgd(0.05, momentum=0.9).links[-1], clip_by_global_norm(0.5), lion(0.1)
     ),
 }
-"""Chains whose leaves are not independent, with the measured stage at every place."""
+"""Chains whose leaves depend on one another, with the measured stage at every position."""
 
 EVERY = {**VARIANTS, **COMPOSED, **CHAINS}
 
 IN_PYTHON: tuple[ExecutorName, ...] = ("reference", "blocked")
-"""Executors for which nothing is compiled."""
+"""Executors that compile nothing."""
 
 
 @contextmanager
 def refused(error: type[Exception], message: str, **named: Any) -> Iterator[None]:
-    """The case of this name raises an error that says so."""
+    """Assert that the named case raises this error with this message."""
     with case(**named), pytest.raises(error, match=message):
         yield
 
 
 def step(optimizer: Optimizer, params: Any, grads: Any, **hyper: Any) -> Any:
-    """The parameters after the first step."""
+    """Return the parameters after the first step."""
     return optimizer.update(params, grads, optimizer.init(params), **hyper)[0]
 
 
 def assert_nothing_left_behind(optimizers: Sequence[Optimizer]) -> None:
-    """No tensor outlives steps in place but those that were there before, or a plan has on them."""
+    """Assert that a later step in place keeps no more tensors alive than the step before."""
     params = [tree(0) for _ in optimizers]
     states = [one.init(own) for one, own in zip(optimizers, params, strict=True)]
 
@@ -241,6 +241,6 @@ def assert_nothing_left_behind(optimizers: Sequence[Optimizer]) -> None:
         gc.collect()
         return sum(issubclass(type(one), Tensor) for one in gc.get_objects())
 
-    for _ in range(4):  # found out, planned, and its kernels bound
+    for _ in range(4):  # the first steps make plans and bind kernels
         alive_after_a_step()
     assert alive_after_a_step() == alive_after_a_step()

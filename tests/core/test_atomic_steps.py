@@ -31,7 +31,7 @@ class Rate(NamedTuple):
 
 def _drifting(
     param: Tensor, grad: Tensor, state: NoState, c: Rate
-) -> tuple[Tensor, NoState]:  # of another dtype, where that is a small one
+) -> tuple[Tensor, NoState]:  # returns float32, also for a 16-bit parameter
     return param.float() - c.lr * grad.float(), state
 
 
@@ -75,7 +75,7 @@ DOORS: dict[str, Door] = {
 def test_a_rule_refuses_before_any_leaf_is_written(
     refusing: Optimizer, door: Door, executor: Any
 ) -> None:
-    """The first leaf is one that it steps."""
+    """The rule accepts the first leaf and refuses the second one."""
     optimizer = refusing.using(executor=executor)
     params = {"vector": torch.ones(3), "matrix": torch.ones(2, 2, dtype=torch.bfloat16)}
     grads = {key: torch.ones_like(one) for key, one in params.items()}
@@ -114,7 +114,7 @@ IN_VMAP: dict[str, Callable[[], Optimizer]] = {
 
 @pytest.mark.parametrize("name", IN_VMAP)
 def test_vmap_over_gradients_alone_is_refused(name: str) -> None:
-    """The first leaf has the same gradient for every example, the last one has many."""
+    """The first leaf has one gradient for all examples; the last leaf has one for each."""
     optimizer = IN_VMAP[name]()
     params = {"bias": torch.ones(3), "weight": torch.ones(2, 3)}
     state, before = optimizer.init(params), optimizer.init(params)

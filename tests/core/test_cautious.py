@@ -1,4 +1,4 @@
-"""Caution, and what else takes the gradient as the chain was given it."""
+"""``cautious``, and other stages that take the raw gradient of a chain."""
 
 import math
 
@@ -43,7 +43,7 @@ def test_caution_is_the_same_in_every_executor(
 
 @each_value(direction={"adam": scale_by_adam(), "lion": scale_by_lion()}, rescale=[False, True])
 def test_it_is_the_algorithm(direction: object, rescale: bool) -> None:
-    """Liang et al., algorithm 1, in plain tensors, from the update of the chain without it."""
+    """Algorithm 1 of Liang et al., in plain tensors, gives the same parameters."""
     plain, careful = (
         chain(direction, *more, descend(1.0))  # type: ignore[arg-type]
         for more in ((), (cautious(rescale=rescale),))
@@ -64,7 +64,10 @@ def test_it_is_the_algorithm(direction: object, rescale: bool) -> None:
 
 
 def test_signs_count_and_not_the_size_of_a_product() -> None:
-    """Both are tiny, so that their product is 0; and what is 0, or NaN, is left as it is."""
+    """The product of two tiny numbers is 0, so only signs are compared.
+
+    An element that is 0 or NaN stays as it is.
+    """
     careful = chain(cautious(rescale=False), descend(1.0))
     grad = torch.tensor([1e-30, -1e-30, 0.0, math.inf, math.nan])
     moved = step(careful, torch.zeros(5), grad).tolist()
@@ -73,7 +76,7 @@ def test_signs_count_and_not_the_size_of_a_product() -> None:
 
 
 def test_an_infinite_update_that_goes_against_its_gradient_is_left_out() -> None:
-    """Times 0, it would be NaN."""
+    """Multiplication by 0 would turn the infinite update into NaN."""
     careful = chain(trace(1.0), cautious(rescale=False), descend(1.0))
     grads = [torch.tensor([-math.inf, 1.0]), torch.tensor([1.0, 1.0])]
     end, _ = steps(careful, torch.zeros(2), lambda index: grads[index], 2)
@@ -93,7 +96,7 @@ def test_nothing_moves_where_the_gradient_is_0() -> None:
 
 
 def test_it_goes_up_where_the_chain_does() -> None:
-    """Raw is the gradient of what is descended: nothing goes against that in the first step."""
+    """The raw gradient is negated for ascent, so no element of the first step goes against it."""
     for rescale, size in ((False, 1.0), (True, 0.75)):
         up = chain(maximized(), cautious(rescale=rescale), descend(1.0))
         with case(rescale=rescale):
@@ -101,7 +104,7 @@ def test_it_goes_up_where_the_chain_does() -> None:
 
 
 def test_behind_a_gate_it_is_of_the_mean() -> None:
-    """The second gradient alone would be gone against."""
+    """The update follows the mean of two gradients, and can go against the second one alone."""
     for gradients, moved in (((3.0, -1.0), -1.0), ((3.0, -5.0), 1.0)):
         careful = chain(accumulate(2), cautious(rescale=False), descend(1.0))
         end, _ = steps(careful, torch.zeros(1), lambda k, g=gradients: torch.tensor([g[k]]), 2)
@@ -110,7 +113,7 @@ def test_behind_a_gate_it_is_of_the_mean() -> None:
 
 
 def test_a_clip_before_it_does_not_change_what_it_compares_with() -> None:
-    """A clip to nothing leaves no sign: the raw gradient has one."""
+    """The stage compares with the raw gradient, from before the trace and the clip."""
     careful = chain(trace(1.0), clip_by_value(0.5), cautious(rescale=False), descend(1.0))
     grads = [torch.tensor([4.0, 4.0]), torch.tensor([-1.0, 1.0])]
     end, _ = steps(careful, torch.zeros(2), lambda index: grads[index], 2)
@@ -118,7 +121,7 @@ def test_a_clip_before_it_does_not_change_what_it_compares_with() -> None:
 
 
 def test_it_is_stored_like_any_stage() -> None:
-    """With a master of the parameters in float32, and gradients in 16 bits."""
+    """The stored chain keeps a float32 master of the parameters, and gradients have 16 bits."""
     grads = [noise(index + 1, 300, dtype=torch.bfloat16) for index in range(4)]
     start = noise(0, 300, dtype=torch.bfloat16)
     for rescale in (False, True):

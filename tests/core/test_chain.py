@@ -1,4 +1,4 @@
-"""chain(): stages run in order, lr is handed down, ascent leads, what is no chain is refused."""
+"""``chain()``: order of stages, shared lr, ascent, and refused chains."""
 
 import math
 from collections.abc import Callable
@@ -54,7 +54,7 @@ def still_rule(
 
 
 def test_stages_run_in_order() -> None:
-    """A rule before a rule moves the parameter first: a decay behind it sees the shrunk one."""
+    """A rule at the front moves the parameter first, so a later decay reads the moved parameter."""
     param, grad = torch.tensor([10.0]), torch.tensor([5.0])
     clip_last = chain(weight_decay(0.1), clip_by_value(1.0), sgd(1.0))
     clip_first = chain(clip_by_value(1.0), weight_decay(0.1), sgd(1.0))
@@ -74,7 +74,7 @@ PARAMS = {"a": noise(0, 4), "b": noise(1, 2, 3)}
 
 
 def torchs(*made: Callable[[list[Tensor]], Callable[[], object]]) -> list[Tensor]:
-    """Parameters after four steps, in each of which these follow one another."""
+    """Return the parameters after four steps, in each of which several functions step in turn."""
     params = [nn.Parameter(one.clone()) for one in PARAMS.values()]
     stepping = [make(params) for make in made]
     for step_ in range(4):
@@ -123,7 +123,7 @@ BEHIND_A_RULE: dict[str, tuple[Optimizer, list[Any]]] = {
 
 
 def stepped(make: Callable[[dict[str, Any]], Any], params: dict[str, Any]) -> list[Tensor]:
-    """Parameters after the same steps by a front-end."""
+    """Return the parameters after the same four steps by a front-end."""
     step_ = make(params)
     for number in range(4):
         step_(
@@ -139,7 +139,7 @@ def stepped(make: Callable[[dict[str, Any]], Any], params: dict[str, Any]) -> li
 def test_what_stands_behind_a_rule_sees_the_gradient_as_the_stages_before_have_left_it(
     name: str,
 ) -> None:
-    """A chain does what torch's classes do one after the other, by each front-end too."""
+    """A chain steps as torch's classes do one after the other, with each front-end."""
     optimizer, made = BEHIND_A_RULE[name]
     want = torchs(*made)
 
@@ -214,7 +214,7 @@ class TestLearningRate:
 
 
 class TestMaximize:
-    """Ascent of f is descent of -f: every stage sees the negated gradient, decays included."""
+    """Ascent of f as descent of -f: all stages, including decays, see the negated gradient."""
 
     @each_value(optimizer=EVERY)
     def test_ascending_equals_descending_the_negative(self, optimizer: Optimizer) -> None:
@@ -274,14 +274,14 @@ def labelled() -> Optimizer:
 
 @each_value(idle=IDLE)
 def test_a_stage_without_effect_is_refused(idle: tuple[Callable[[], Optimizer], str]) -> None:
-    """Fault 6: a transform whose gradient nothing reads, or a gate with no rule behind it."""
+    """Fault 6: a transform whose result no stage reads, or a gate without a rule, is an error."""
     make, why = idle
     with pytest.raises(ValueError, match=why):
         make()
 
 
 def test_a_stage_with_an_effect_is_taken_behind_a_rule() -> None:
-    """Fault 6: averages, decays, gates before an average, and what leads the chain."""
+    """Fault 6: averages, decays, gates of averages, and leading stages have an effect."""
     for part in (ema(0.9), lookahead(), decoupled_weight_decay(0.1), maximized(), freeze(("a",))):
         with case(part=part):
             assert len(chain(sgd(), part).links) == 4
@@ -290,7 +290,7 @@ def test_a_stage_with_an_effect_is_taken_behind_a_rule() -> None:
 
 
 def test_every_parameter_has_a_rule_that_reads_its_gradient() -> None:
-    """Fault 6: an average or a decay alone is no step."""
+    """Fault 6: an average or a decay alone does not step by the gradient."""
     for alone in (ema(0.9), lookahead()):
         with case(alone=alone), pytest.raises(TypeError, match="rule that steps by the gradient"):
             chain(alone)
@@ -302,7 +302,7 @@ def test_every_parameter_has_a_rule_that_reads_its_gradient() -> None:
 
 
 def test_rules_that_read_no_gradient_are_declared_so() -> None:
-    """Fault 6: the result does not depend on the gradient, even where that is NaN."""
+    """Fault 6: the result does not depend on the gradient, even if the gradient is NaN."""
     for link in (ema(0.9), lookahead(), *chain(decoupled_weight_decay(0.1), sgd()).links[1:2]):
         with case(link=link):
             stage = link.stage

@@ -1,4 +1,4 @@
-"""Changes between steps that a plan must notice: each program beside the same one without plans."""
+"""Changes between steps that a plan must notice, compared with runs without plans."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from tests.tensors import assert_same, normal
 
 @contextmanager
 def without_plans() -> Iterator[None]:
-    """Keep every step from being planned."""
+    """Disable plans inside the context."""
     with (
         mock.patch.object(PlannedSteps, "plan_after"),
         mock.patch.object(tree_steps, "_PLANS", []),
@@ -41,12 +41,7 @@ def as_without_plans(program: Callable[[], Any]) -> None:
 
 
 class Groups:
-    """Parameters that a TorchOptimizer steps.
-
-    Args:
-        optimizer: of them.
-        params: of one group.
-    """
+    """Parameters of one group, and the TorchOptimizer that steps them."""
 
     def __init__(self, optimizer: Optimizer, params: list[Parameter]) -> None:
         self.params, self.optimizer = params, TorchOptimizer(params, optimizer)
@@ -54,7 +49,7 @@ class Groups:
         self.state: dict[Any, dict[str, Any]] = self.optimizer.state
 
     def step(self, times: int, without: int | None = None) -> None:
-        """Step so often, by gradients that differ; one parameter may have none."""
+        """Make several steps with different gradients; one parameter can have none."""
         for _ in range(times):
             self.steps += 1
             for k, param in enumerate(self.params):
@@ -154,7 +149,7 @@ def test_ordered_dicts_with_the_keys_of_another_in_another_order() -> None:
 
 
 def with_one_step_count(state: State) -> State:
-    """Return a state whose leaves have the step count of the first."""
+    """Return a state in which all leaves share the step count of the first."""
     first = next(iter(state.leaves.values())).step
     return State({k: one._replace(step=first) for k, one in state.leaves.items()}, state.shared)
 
@@ -205,7 +200,7 @@ def test_a_bound_step_by_a_gradient_that_is_a_bound_parameter(name: str, warm: i
 def test_numbers_for_whole_parameters_without_dimensions(
     constructor: Callable[..., Optimizer], executor: str
 ) -> None:
-    """Numbers of several parameters are no state of the elements of one tensor."""
+    """A number per parameter is not state per element, even for parameters without dimensions."""
 
     def program(by: str) -> Any:
         run = Groups(constructor(lr=0.1).using(executor=by), of_shapes((), (), ()))

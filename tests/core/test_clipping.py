@@ -1,4 +1,4 @@
-"""Clipping by global norm and by value, against torch.nn.utils on the same gradients."""
+"""Clipping by global norm and by value, compared with torch.nn.utils on the same gradients."""
 
 import math
 from typing import Any
@@ -15,7 +15,7 @@ from .support import assert_same, noise, step
 
 SHAPES = [(3, 4), (5,), (), (0, 2)]
 RTOL = {torch.float64: 1e-14, torch.float32: 3e-7, torch.bfloat16: 8e-3}
-"""An ulp or two: torch sums the norm, and rounds it, in the gradient's dtype."""
+"""An ulp or two, because torch sums and rounds the norm in the gradient's dtype."""
 GOOD = torch.tensor([0.3, -0.4])
 
 
@@ -24,7 +24,7 @@ def _grads(dtype: torch.dtype, scale: float = 1.0) -> list[Tensor]:
 
 
 def _by_torch(clip: Any, limit: float, grads: list[Tensor]) -> list[Any]:
-    """The gradients as torch.nn.utils clips them in place."""
+    """Return the gradients after torch.nn.utils clips them in place."""
     params = [nn.Parameter(torch.zeros_like(grad)) for grad in grads]
     for param, grad in zip(params, grads, strict=True):
         param.grad = grad.clone()
@@ -33,7 +33,7 @@ def _by_torch(clip: Any, limit: float, grads: list[Tensor]) -> list[Any]:
 
 
 def _clipped(optimizer: Optimizer, grads: list[Any]) -> list[Any]:
-    """Return the clipped gradients: the result, negated, of a chain that ends in sgd(lr=1)."""
+    """Return the clipped gradients: the negated result of a chain that ends in sgd(lr=1)."""
     params = [None if grad is None else torch.zeros_like(grad) for grad in grads]
     new = step(optimizer, params, grads)
     return [None if param is None else -param for param in new]
@@ -54,7 +54,7 @@ def test_both_clip_as_torch_does(dtype: torch.dtype, limit: float) -> None:
 
 @each_value(dtype=[torch.float16, torch.bfloat16])
 def test_16_bit_gradients_are_scaled_by_the_number_itself(dtype: torch.dtype) -> None:
-    """As torch clips them, and not by the number that 16 bits have: 0.3 would be 0.30078125."""
+    """As in torch, the scale is not rounded to 16 bits, where 0.3 would be 0.30078125."""
     grads = _grads(dtype)
     scaled = [grad.clone() for grad in grads]
     gradient_norms.scale_([*scaled, None], 0.3)
@@ -70,7 +70,7 @@ def test_a_norm_is_brought_to_the_limit_and_below_it_no_bit_changes() -> None:
 
 
 def test_the_norm_is_summed_in_double_precision() -> None:
-    """In float32 the squares overflow, or vanish beside a large one."""
+    """In float32, the squares would overflow, or vanish beside a large one."""
     huge = [torch.full((4,), 1e30), torch.full((4,), 1e30)]
     wanted = 1.0 / math.sqrt(8)
     for grad in _by_norm(1.0, huge):
@@ -101,7 +101,7 @@ def test_complex_gradients_count_as_their_real_view() -> None:
 
 @each_value(bad=[math.nan, math.inf, -math.inf], limit=[0.0, 0.1, 10.0, math.inf])
 def test_what_is_not_finite_is_treated_as_in_torch(bad: float, limit: float) -> None:
-    """NaN makes all gradients NaN; an infinity makes 0 of what is finite, if there is a limit."""
+    """NaN makes all gradients NaN. An infinity makes finite gradients 0, if the limit is finite."""
     grads = [GOOD, torch.tensor([1.0, bad])]
     clipped = _by_norm(limit, grads)
     wanted = _by_torch(nn.utils.clip_grad_norm_, limit, grads)

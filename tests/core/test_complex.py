@@ -1,4 +1,4 @@
-"""Complex parameters give what their real view gives, bit for bit, in params and state."""
+"""Complex parameters, which give the bits of their real views in params and state."""
 
 from collections.abc import Callable
 

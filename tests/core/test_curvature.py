@@ -1,4 +1,4 @@
-"""Estimates of a Hessian's diagonal, against the diagonal itself, and an optimizer by them."""
+"""Estimates of a Hessian's diagonal, compared with the diagonal, and an optimizer for them."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from tests.tensors import assert_same, normal
 
 
 def test_a_quadratic_is_solved_in_one_step() -> None:
-    """By exact curvature and no averages, the step is Newton's."""
+    """With exact curvature and no averages, the step is Newton's."""
     sizes = torch.tensor([1.0, 8.0, 0.125])
 
     def loss(params: Any) -> Tensor:
@@ -39,7 +39,7 @@ def test_an_estimate_is_exact_where_the_hessian_is_diagonal() -> None:
 
 
 def test_an_estimate_tends_to_the_diagonal() -> None:
-    """Of a matrix that is not diagonal; and the same signs give the same estimate."""
+    """The Hessian is not diagonal here, and the same random signs give the same estimate."""
     half = normal(4, 4, dtype=torch.float64)
     matrix = half @ half.T
 

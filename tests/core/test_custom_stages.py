@@ -1,4 +1,4 @@
-"""Rules and transforms of a user's own: everything the built-in ones get, they get."""
+"""Custom rules and transforms, which have all features of the built-in stages."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from .support import IN_PYTHON, Frozen, noise, step, steps
 
 
 def _matrices(seed: int) -> dict[str, Any]:
-    """For rules of matrices; one gradient is missing at the second step."""
+    """Return matrices; at the second step, one gradient is missing."""
     made = {key: noise(10 * seed + i, 3, 2) for i, key in enumerate("abc")}
     return {**made, **({"b": None} if seed == 2 else {})}
 
@@ -62,7 +62,7 @@ def test_vmap_and_grad_go_through(optimizer: Optimizer) -> None:
 
 
 def test_what_init_takes_from_a_parameter_has_a_derivative() -> None:
-    """Half of the new parameter is a copy that init made of the old one, and the step's."""
+    """Half of the new parameter is a copy that init made; the other half is from the step."""
     optimizer = CUSTOM["rule with a list"]
     assert torch.autograd.gradcheck(
         lambda param: step(optimizer, param, noise(1, 3)), noise(0, 3).requires_grad_()
@@ -100,7 +100,7 @@ def test_defaults_of_a_hyper_class_are_its_defaults() -> None:
 
 
 def test_functions_without_annotations_run() -> None:
-    """TorchScript alone needs them."""
+    """Only TorchScript needs annotations."""
 
     def bare(param, grad, state, c):
         return param - c.lr * grad.sign(), state
@@ -117,7 +117,7 @@ def _summing(param: Tensor, grad: Tensor, state: NoState, c: SignHyper) -> tuple
 
 
 def test_a_rule_that_changes_shape_or_dtype_is_named_with_the_leaf() -> None:
-    """A double that is differentiated stays a tensor: 0-d beside a 0-d float, it gives a double."""
+    """A differentiated lr stays a tensor in float64, and promotes a 0-d float32 parameter."""
     summing = dataclasses.replace(SIGN, name="summing", rule=_summing)(lr=0.1)
     for link, param in (
         (summing, torch.ones(3)),
@@ -132,7 +132,10 @@ def test_a_rule_that_changes_shape_or_dtype_is_named_with_the_leaf() -> None:
 
 
 def test_a_pointwise_rule_may_keep_a_number_per_leaf() -> None:
-    """As NAdam and ASGD do: the same for every element, so it can still be cut anywhere."""
+    """NAdam and ASGD do so.
+
+    The number is the same for every element, so a leaf can be cut anywhere.
+    """
     param, grad = noise(0, 3), noise(1, 3)
     new, state = steps(chain(PACED(lr=0.5)), param, lambda _: grad, 2)
     torch.testing.assert_close(new, param - 0.5 * grad * (0.5 + 0.25))

@@ -1,4 +1,4 @@
-"""The executor that an optimizer has unless told otherwise, and the one that it is told of."""
+"""Default executor of an optimizer, and the executor that a user selects."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ GRADS: Tree = {name: noise(k + 9, 40) for k, name in enumerate("ab")}
 
 
 class Seen(TorchDispatchMode):
-    """Notes the operations that are called."""
+    """Mode that records the names of called operations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ DOORS: dict[str, Callable[[Optimizer], Tree]] = {
 
 @pytest.fixture
 def by_kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Notes each chunk that a kernel is asked to step."""
+    """Record each chunk that a kernel steps."""
     found: list[str] = []
     before = ChunkExecutor.bind_chunk
 
@@ -88,14 +88,14 @@ def by_kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return before(self, stages, chunk, totals)
 
     monkeypatch.setattr(ChunkExecutor, "bind_chunk", noted)
-    monkeypatch.setattr(chunks, "LARGE", 1)  # smaller leaves are stepped in lists
-    for plans in (tree_steps,):  # they have kernels of earlier steps
+    monkeypatch.setattr(chunks, "LARGE", 1)  # smaller leaves would step in lists
+    for plans in (tree_steps,):  # known plans have kernels already
         monkeypatch.setattr(plans, "_PLANS", [])
     return found
 
 
 def test_kernels_step_in_every_door_unless_told_otherwise(by_kernels: list[str]) -> None:
-    """Fault 21: and the reference in none, or in all where it is asked for."""
+    """Fault 21: kernels step by default, and no kernel steps if the reference is selected."""
     want = pure(adamw(0.1).using(executor="reference"))
     assert adamw().executor == "auto" and by_kernels == []
     for name, door in DOORS.items():
@@ -109,7 +109,7 @@ def test_kernels_step_in_every_door_unless_told_otherwise(by_kernels: list[str])
 
 
 def test_the_reference_steps_composed_optimizers_leaf_by_leaf(by_kernels: list[str]) -> None:
-    """Fault 21, for what keeps numbers or has several chains."""
+    """Fault 21: the selected executor also steps chains with gates and averages."""
     optimizer = chain(accumulate(2), sgd(0.1), ema(0.9))
     for name in ("update", "update_", "TorchOptimizer"):
         with case(door=name):
@@ -122,7 +122,7 @@ def test_the_reference_steps_composed_optimizers_leaf_by_leaf(by_kernels: list[s
 
 
 def test_explain_does_not_say_that_anyone_asked() -> None:
-    """Fault 21: it says what runs."""
+    """Fault 21: the text names the executor that runs, and not that a user asked for it."""
     params = tree_of()
     reference = adamw().using(executor="reference")
     for said in (adamw().explain(params), adamw().bind(tree_of()).explain()):
@@ -136,7 +136,7 @@ def test_explain_does_not_say_that_anyone_asked() -> None:
 
 
 def test_who_follows_operations_sees_those_of_the_stages(by_kernels: list[str]) -> None:
-    """torch.func, autograd, a dispatch mode; and tensors that have no memory."""
+    """torch.func, autograd, dispatch modes and meta tensors get the operations of the stages."""
     optimizer, param, grad = adamw(0.1), noise(0, 5), noise(1, 5)
     state = optimizer.init(param)
 
@@ -156,7 +156,7 @@ def test_who_follows_operations_sees_those_of_the_stages(by_kernels: list[str]) 
 
 
 def test_a_subclass_of_the_reference_is_taken_at_its_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bound optimizer by the reference has no chunks at all."""
+    """A bound optimizer with the reference executor has no chunks."""
     made: list[str] = []
     before = ReferenceExecutor.update_
 

@@ -1,4 +1,4 @@
-"""Derivatives through steps: those of finite differences, and finite where a gradient is zero."""
+"""Derivatives through steps: equal to finite differences, and finite at zero gradients."""
 
 from collections.abc import Callable
 
@@ -31,7 +31,7 @@ ROOTED: dict[str, Callable[..., Optimizer]] = {
     "rmsprop centered": lambda **kw: rmsprop(0.1, centered=True, momentum=0.9, **kw),
     "adagrad": lambda **kw: adagrad(0.1, lr_decay=0.1, **kw),
 }
-"""What has a root of what may be zero."""
+"""Optimizers that take the root of a number that can be zero."""
 
 OTHERS: dict[str, Optimizer] = {
     **{name: getattr(algorithms, name)(0.1) for name in ("adadelta", "adamax", "lion", "qhm")},
@@ -51,9 +51,9 @@ def _loss(p: Tensor, data: Tensor) -> Tensor:
     optimizer={**EVERY, **{f"rooted {name}": make(eps_root=0.1) for name, make in ROOTED.items()}}
 )
 def test_derivatives_through_unrolled_steps_are_finite_differences(optimizer: Optimizer) -> None:
-    """By the start, by the learning rate, and by the data in the inner loss.
+    """Derivatives are by the start, by the learning rate, and by the data in the inner loss.
 
-    What is lost between a gradient, the state and the parameter is lost here too.
+    A missing derivative of the gradient, the state or the parameter would show here.
     """
 
     def unrolled(p: Tensor, lr: Tensor, data: Tensor) -> Tensor:
@@ -69,9 +69,9 @@ def test_derivatives_through_unrolled_steps_are_finite_differences(optimizer: Op
 
 
 def hyper_gradient(optimizer: Optimizer, *start: float) -> list[Tensor]:
-    """The derivatives of what is reached, by the start and by the learning rate.
+    """Return the derivatives of the result by the start and by the learning rate.
 
-    The gradient of the sum of fourth powers is 0 at 0.
+    At 0, the gradient of the sum of fourth powers is 0.
     """
 
     def reached(params: Tensor, lr: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ def hyper_gradient(optimizer: Optimizer, *start: float) -> list[Tensor]:
 
 @each_value(make=ROOTED)
 def test_eps_root_makes_meta_gradients_finite(make: Callable[..., Optimizer]) -> None:
-    """Without it they are not, as the docstrings say: this is why it is there."""
+    """Without eps_root, the derivatives are NaN, as the docstrings say."""
     derivatives = hyper_gradient(make(eps_root=1e-8), 2.0, 0.0, 0.0)
     assert all(bool(one.isfinite().all()) for one in derivatives)
     assert float(derivatives[0].abs().sum()) > 0
@@ -101,7 +101,7 @@ def test_the_others_need_none(optimizer: Optimizer, first: float) -> None:
 
 
 def test_eps_root_stands_where_the_formula_has_it() -> None:
-    """Beside the bias-corrected average, before eps."""
+    """eps_root is added under the root, to Adam's bias-corrected average, and eps after it."""
     grads = [torch.tensor([3.0, 0.0]).double(), torch.tensor([-1.0, 0.0]).double()]
     params = torch.tensor([1.0, 2.0]).double()
     optimizer = adam(0.1, (0.9, 0.99), eps=1e-3, eps_root=0.5)
@@ -121,7 +121,7 @@ def test_eps_root_stands_where_the_formula_has_it() -> None:
 
 @each_value(make=ROOTED)
 def test_an_eps_root_of_zero_is_the_chain_that_has_none(make: Callable[..., Optimizer]) -> None:
-    """The same stages, so the same program, bits, groups and checkpoints as ever."""
+    """An eps_root of zero gives an equal optimizer, which has no such hyper-parameter."""
     assert make() == make(eps_root=0.0) == make(eps_root=0)
     assert "eps_root" not in make().hyper
     assert make(eps_root=1e-8).hyper["eps_root"] == 1e-8

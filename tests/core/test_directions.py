@@ -1,4 +1,4 @@
-"""Directions before a descent: algorithms that they are parts of, and those they make up."""
+"""Directions before a descent, compared with the algorithms that they form."""
 
 import math
 from typing import Any
@@ -34,7 +34,7 @@ from .twins import DTYPES, LAYOUTS, matrix
 
 LR = 0.1
 EPS = 1e-4
-"""So large that it is not 0 in 16 bits, where squares of small gradients are."""
+"""An eps that is not 0 in 16 bits, unlike the squares of small gradients."""
 SAME: dict[str, tuple[Optimizer, Optimizer]] = {
     "lion": (chain(scale_by_lion((0.6, 0.2)), descend(LR)), lion(LR, (0.6, 0.2))),
     "sgd": (chain(trace(0.0), descend(LR)), sgd(LR)),
@@ -57,7 +57,7 @@ CLOSE: dict[str, tuple[Optimizer, Optimizer]] = {
     ),
 }
 ULPS = 4
-"""Of the parameter or of the step, whichever is larger: their docstrings say so."""
+"""Bound relative to the parameter or to the step, whichever is larger, as in the docstrings."""
 
 
 @each_value(both=SAME, dtype=DTYPES, param=list(LAYOUTS)[:-1], grad=list(LAYOUTS))
@@ -125,7 +125,7 @@ def _length(values: list[float]) -> float:
 
 
 def test_lamb_is_the_algorithm() -> None:
-    """You et al. 2020, algorithm 2, in Python's numbers."""
+    """Algorithm 2 of You et al. 2020, in Python's numbers, gives the same parameters."""
     for hyper in pairs(
         betas=[(0.9, 0.999), (0.0, 0.5), (0.7, 0.0)],
         weight_decay=[0.0, 0.3],
@@ -155,7 +155,7 @@ def _lamb(p: list[float], c: dict[str, Any]) -> list[float]:
 
 
 def test_lars_is_the_algorithm() -> None:
-    """You et al. 2017, algorithm 1, with the norm of the sum, in Python's numbers."""
+    """Algorithm 1 of You et al. 2017, with the norm of the sum, gives the same parameters."""
     for hyper in pairs(
         momentum=[0.0, 0.9],
         weight_decay=[0.0, 0.3],
@@ -164,7 +164,7 @@ def test_lars_is_the_algorithm() -> None:
         maximize=[False, True],
     ):
         if hyper["nesterov"] and not hyper["momentum"]:
-            continue  # they contradict one another
+            continue  # nesterov needs momentum
         with case(**hyper):
             want = torch.tensor(_lars(START.tolist(), hyper), dtype=torch.float64)
             end = _end(lars(LR, **hyper))
@@ -185,7 +185,7 @@ def _lars(p: list[float], c: dict[str, Any]) -> list[float]:
 
 
 def test_lamb_with_a_ratio_of_1_is_adam_with_its_decay_outside() -> None:
-    """As AdamW, whose decay is not behind the averages either."""
+    """AdamW also applies its decay after the averages."""
     made = lamb(LR, (0.8, 0.9), 1e-6, 0.3, min_norm=1e9, max_ratio=1.0)
     plain = chain(scale_by_adam((0.8, 0.9), 1e-6), weight_decay(0.3), descend(LR))
     assert_same(_end(made), _end(plain))
@@ -195,7 +195,7 @@ def test_lamb_with_a_ratio_of_1_is_adam_with_its_decay_outside() -> None:
 
 
 def test_lars_with_a_ratio_of_1_is_sgd() -> None:
-    """A parameter of zeros has it at the first step, and one without trust never moves."""
+    """The ratio is 1 at the first step of zeros. Without trust, no parameter moves."""
     zeros, grad = torch.zeros(6), GRADS[0].float()
     for hyper in ({"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, {"momentum": 0.0}):
         with case(**hyper):
@@ -211,7 +211,7 @@ def test_lars_with_a_ratio_of_1_is_sgd() -> None:
     }
 )
 def test_a_step_is_as_long_as_a_part_of_its_parameter(made: Any) -> None:
-    """Whatever the scale of the gradient, and of the parameter."""
+    """The relative length depends neither on the scale of the gradient nor on the parameter's."""
     build, part = made
     end = _end(build())
     first = step(build(), START, GRADS[0])
@@ -222,7 +222,7 @@ def test_a_step_is_as_long_as_a_part_of_its_parameter(made: Any) -> None:
 
 
 def test_a_ratio_of_nothing_is_1() -> None:
-    """Nothing moves without a direction, and what is 0 begins as if it were not scaled."""
+    """A zero gradient moves nothing, and a zero parameter starts without scaling."""
     ratio = chain(scale_by_trust_ratio(trust_coefficient=7.0), descend(1.0))
     for param, grad, want in (
         ([0.0, 0.0], [3.0, 4.0], [-3.0, -4.0]),
@@ -248,7 +248,7 @@ def test_the_ratio_of_nothing_has_a_derivative() -> None:
 
 
 def test_norms_neither_overflow_nor_vanish() -> None:
-    """They are in double precision, and the ratio of two small ones is none."""
+    """Norms are in double precision, where these squares neither overflow nor vanish."""
     ratio = chain(scale_by_trust_ratio(), descend(1.0))
     for scale in (1e-30, 1e30):
         with case(scale=scale):

@@ -1,4 +1,4 @@
-"""Files that were saved when modules had other names, and can still be read."""
+"""Files that were saved under earlier module names, and that are still readable."""
 
 import io
 import pickle
@@ -21,7 +21,7 @@ MOVED = {
 
 
 def as_before(content: bytes) -> bytes:
-    """A pickle with the names of before."""
+    """Return a pickle with the earlier module names."""
     for now, before in MOVED.items():
         content = content.replace(now, before)
     return content

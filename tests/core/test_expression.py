@@ -1,4 +1,4 @@
-"""Printed text of an optimizer: the expression that makes it."""
+"""Printed text of an optimizer, which is the expression that makes it."""
 
 import pickle
 from functools import partial
@@ -59,7 +59,7 @@ KNOWN = {name: getattr(functional_optim, name) for name in functional_optim.__al
 
 
 def read(optimizer: Any) -> Any:
-    """Evaluate an expression with the public names."""
+    """Evaluate the printed expression with the public names."""
     return read_text(repr(optimizer))
 
 
@@ -142,7 +142,7 @@ COMPOSED: dict[str, Optimizer] = {
 
 
 def test_what_is_printed_makes_an_equal_optimizer() -> None:
-    """Fault 26: every algorithm and chain of the tables, with every option, by public names."""
+    """Fault 26: the text has public names and every option, for all algorithms and chains."""
     own = {name: one for name, one in INPUT_CASES.items() if name in algorithms.__all__}
     tables = {**CASES, **CHAINS, **own}
     defaults = {f"{name} by default": one.factory() for name, one in tables.items()}
@@ -150,7 +150,7 @@ def test_what_is_printed_makes_an_equal_optimizer() -> None:
     for name, optimizer in known.items():
         with case(name=name):
             KNOWN.setdefault("label_by_name", chain_cases.label_by_name)
-            text = repr(optimizer)  # found by trying constructors, which takes a while
+            text = repr(optimizer)  # repr tries constructors, which takes a while
             made = read_text(text)
             assert made == optimizer
             assert str(optimizer) == text
@@ -161,7 +161,7 @@ def test_what_is_printed_makes_an_equal_optimizer() -> None:
 @given(st.data())
 @examples(30)
 def test_options_that_are_drawn_are_printed(data: st.DataObject) -> None:
-    """Fault 26: whatever stages the options choose."""
+    """Fault 26: the printed text makes an equal optimizer for any options."""
     tables = {**CASES, **CHAINS}
     name = data.draw(st.sampled_from(sorted(tables)))
     KNOWN.setdefault("label_by_name", chain_cases.label_by_name)
@@ -170,7 +170,7 @@ def test_options_that_are_drawn_are_printed(data: st.DataObject) -> None:
 
 
 def test_a_link_prints_what_makes_it() -> None:
-    """Fault 26: alone, as part of an optimizer, and by the name of a stage of one's own."""
+    """Fault 26: links alone, links of optimizers, and custom stages print an expression."""
     made = [maximized(), cautious(rescale=False), ema(0.5), decoupled_weight_decay(0.1)]
     for link in (*made, *adamw().links, *sgd(momentum=0.9).links, *muon().links):
         with case(link=link):
@@ -194,7 +194,7 @@ STILL = Rule(name="still", hyper=StillHyper, rule=still_rule)
 
 
 def test_the_text_is_this() -> None:
-    """Fault 26: public names, values in the order of the signature, parts over several lines."""
+    """Fault 26: the text has public names, the signature's order, and one line for each part."""
     assert repr(adamw()) == (
         "adamw(lr=0.001, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.01, amsgrad=False, "
         "maximize=False)"
@@ -232,7 +232,7 @@ amsgrad=False, maximize=False),
 
 
 class Table:
-    """A schedule that holds many numbers."""
+    """Schedule that holds many numbers."""
 
     def __init__(self) -> None:
         self.numbers = noise(0, 5000)
@@ -245,7 +245,7 @@ class Table:
 
 
 def test_tensors_and_functions_stay_short() -> None:
-    """A number in as many digits as it takes, and a function by its name."""
+    """A number has as few digits as it needs, and a function is printed by its name."""
     numbers = noise(0, 5000)
     said = [
         (torch.tensor(0.1), "tensor(0.1)"),

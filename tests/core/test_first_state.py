@@ -1,4 +1,4 @@
-"""Which state starts as values of the parameter: beside what ``init`` makes of two of them."""
+"""State that starts as values of the parameter, compared with ``init`` of two parameters."""
 
 import math
 from typing import Any, NamedTuple
@@ -44,7 +44,7 @@ def test_it_is_what_differs(name: str) -> None:
                     one = init_leaf(stages, hypers, nans)
                     other = init_leaf(stages, hypers, torch.ones(shape, dtype=dtype))
             except ValueError:
-                continue  # of parameters that it does not take
+                continue  # the stage refuses such parameters
             rows = [
                 zip(*map(state_tensors, ([a], [b])), strict=True)
                 for a, b in zip(one.stages, other.stages, strict=True)
@@ -102,7 +102,7 @@ def test_a_state_without_such_tensors_is_returned_as_it_is() -> None:
 
 
 def test_state_that_begins_with_a_tensor_is_made_anew() -> None:
-    """A scheduler may write into it, here or on a device that only torch's tracer has."""
+    """A scheduler can write to the tensor, here or on a device that only torch's tracer has."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         elsewhere: Any = torch.tensor(0.1, device="cuda")
     here: Any = torch.tensor(0.1)

@@ -1,4 +1,4 @@
-"""FLOPs of a step: declared ones against the products that torch counts, others by element."""
+"""FLOPs of a step: declared ones are compared with torch's count, others are per element."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -47,11 +47,11 @@ RULES: dict[str, Optimizer] = {
     "shampoo, blocks": shampoo(precondition_frequency=1, block_size=4),
     "kron": kron(min_update_probability=1.0),
 }
-"""With each decomposition at every step, so that a step is an average step."""
+"""Rules that decompose at every step, so that every step is an average step."""
 
 
 def counted(optimizer: Optimizer, shape: Sequence[int]) -> int:
-    """The products that torch counts in a third step, and the decompositions that it calls."""
+    """Return the FLOPs that torch counts in a third step, including its decompositions."""
     param, grad = torch.ones(shape), torch.randn(shape, generator=torch.Generator().manual_seed(0))
     optimizer = optimizer.using(executor="reference")
     state = optimizer.init(param)
@@ -71,7 +71,7 @@ DECOMPOSITIONS: dict[str, Any] = {
 
 
 class Decompositions(torch.overrides.TorchFunctionMode):
-    """Counter of the operations of decompositions, by the table of this project."""
+    """Counter of the FLOPs of decompositions, by the table of this project."""
 
     flops = 0
 
@@ -120,7 +120,7 @@ def test_pointwise_operations_are_counted_by_element() -> None:
     assert operations(lamb(), 10, 10) > operations(adamw(), 10, 10)
     assert operations(stored(adamw(), state="int8"), 640) == operations(adamw(), 640)
     assert operations(chain(sgd(0.1), sgd(0.1)), 50) == 2 * operations(sgd(0.1), 50)
-    assert operations(sgd(lambda step: 0.1), 1000) == 2 * 1000  # of a schedule
+    assert operations(sgd(lambda step: 0.1), 1000) == 2 * 1000  # with a schedule
     assert operations(adamw(), 0) == 0
 
 

@@ -1,4 +1,4 @@
-"""Rules that torch lacks, against their papers' formulas in Python numbers; identities."""
+"""Rules that torch lacks, compared with the formulas of their papers, and identities."""
 
 import math
 from typing import Any
@@ -17,13 +17,13 @@ GRADS = [noise(index + 1, 6) for index in range(6)]
 
 
 def _run(optimizer: Optimizer, grads: list[Tensor] = GRADS) -> tuple[Tensor, Tensor]:
-    """The parameter after all steps, and the one tensor of the rule's state."""
+    """Return the parameter after all steps, and the only tensor of the rule's state."""
     end, state = steps(optimizer, START, lambda index: grads[index], len(grads))
     return end, state.leaves.stages[-1][0]
 
 
 def _assert_formula(optimizer: Optimizer, formula: Any, hyper: dict[str, Any]) -> None:
-    """``formula(start, grads, hyper)`` -> (parameter, state), for each element."""
+    """Assert that ``formula(start, grads, hyper)`` gives parameter and state of each element."""
     columns = zip(START.tolist(), *(grad.tolist() for grad in GRADS), strict=True)
     ends = [formula(start, grads, hyper) for start, *grads in columns]
     want, average = torch.tensor(ends, dtype=torch.float64).unbind(1)
@@ -33,7 +33,7 @@ def _assert_formula(optimizer: Optimizer, formula: Any, hyper: dict[str, Any]) -
 
 
 def test_qhm_is_the_formula() -> None:
-    """Ma & Yarats, eq. 3 and 4."""
+    """Equations 3 and 4 of Ma & Yarats give the same numbers."""
     for hyper in pairs(
         momentum=[0.0, 0.5, 0.999],
         nu=[0.0, 0.3, 0.7, 1.0, 1.5],
@@ -59,7 +59,7 @@ def _qhm(p: float, grads: list[float], c: dict[str, Any]) -> tuple[float, float]
 
 
 def test_lion_is_the_algorithm() -> None:
-    """Chen et al., algorithm 2: the update, then the momentum, each from the old momentum."""
+    """Algorithm 2 of Chen et al. computes update and momentum, both from the old momentum."""
     for hyper in pairs(
         betas=[(0.9, 0.99), (0.0, 0.5), (0.95, 0.0), (0.6, 0.2)],
         weight_decay=[0.0, 0.3],
@@ -109,7 +109,7 @@ def test_qhm_with_nu_0_or_momentum_0_is_sgd(momentum: float, decay: float) -> No
 
 @each_value(momentum=[0.5, 0.9])
 def test_qhm_with_nu_1_is_momentum_sgd_with_a_damped_first_gradient(momentum: float) -> None:
-    """As torch's would be with dampening from a buffer of zeros, which it has not."""
+    """torch does not damp the first gradient in its buffer, so the test damps it."""
     shrunk = [GRADS[0] * (1 - momentum), *GRADS[1:]]
     damped = _run_sgd(shrunk, momentum=momentum, dampening=momentum)
     end, _ = _run(qhm(0.1, momentum, 1.0))
@@ -117,7 +117,7 @@ def test_qhm_with_nu_1_is_momentum_sgd_with_a_damped_first_gradient(momentum: fl
 
 
 def test_qhm_begins_as_its_paper_says() -> None:
-    """Its state is there before the first step, which torch's published recipe has not."""
+    """The state exists before the first step, unlike in the recipe that torch publishes."""
     assert [qhm().hyper[name] for name in ("momentum", "nu", "lr")] == [0.999, 0.7, 1.0]
     state = qhm().init({"a": START, "b": noise(1, 2)})
     for key, size in (("a", 6), ("b", 2)):

@@ -1,4 +1,4 @@
-"""Steps with Python's numbers are no part of CUDA graphs: a replay would repeat those of one."""
+"""Steps with Python's numbers, which CUDA graphs cannot capture: a replay would repeat one step."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from .support import IN_PYTHON
 
 @pytest.fixture
 def captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where parameters are on a CUDA device, and its work is being captured."""
+    """Simulate that parameters are on a CUDA device whose work is being captured."""
     monkeypatch.setattr(graph_capture, "_IS_CUDA", lambda _: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
 
@@ -53,6 +53,6 @@ def test_a_captured_step_is_an_error_on_the_device() -> None:
     bound.step(grads)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        params.add_(1.0)  # torch warns of a graph without any operation
+        params.add_(1.0)  # torch warns about a graph without operations
         with pytest.raises(RuntimeError, match="a CUDA graph is being captured"):
             bound.step(grads)

@@ -1,4 +1,4 @@
-"""Bounds of constructors: exactly torch.optim's, and neither NaN nor an infinite lr."""
+"""Bounds of constructors: those of torch.optim, and neither NaN nor an infinite lr."""
 
 import inspect
 import math
@@ -200,11 +200,11 @@ OWN: dict[Make, dict[str, tuple[float, float]]] = {
     **orthogonal.BOUNDS,
     **adaptive.BOUNDS,
 }
-"""The numbers that torch has not: the least and the greatest that is taken."""
+"""Least and greatest accepted values of numbers that torch does not have."""
 
 
 def _arguments(kind: type, makes: Any = TWINS) -> list[Place]:
-    """Return the arguments whose default is of a type."""
+    """Return the arguments whose default is of type ``kind``."""
     return [
         (make, one.name)
         for make in makes
@@ -236,7 +236,7 @@ CHOOSING = (
 CHOICES = [
     (make, name)
     for make, name in _arguments(bool, CHOOSING)
-    if name != "decoupled_weight_decay"  # chooses a stage; it is no hyper-parameter
+    if name != "decoupled_weight_decay"  # selects a stage, and is no hyper-parameter
 ]
 
 

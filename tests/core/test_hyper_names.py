@@ -1,4 +1,4 @@
-"""Hyper-parameters by name: replace, update(lr=...), override; qualified where two share one."""
+"""Hyper-parameters by name in replace, update and override; shared names are qualified."""
 
 from typing import Any
 
@@ -75,7 +75,7 @@ def test_unknown_names_are_refused_with_what_there_is() -> None:
 
 
 def test_a_name_in_several_stages_is_qualified_by_its_stage() -> None:
-    """Of the same kind, numbered from the second on, or of two kinds."""
+    """Stages of one kind are numbered from the second on; other stages go by their names."""
     optimizer = chain(clip_by_value(3.0), clip_by_value(2.0), clip_by_value(1.0), sgd())
     assert "clip_value" not in optimizer.hyper
     for name, value in (("", 3.0), ("_2", 2.0), ("_3", 1.0)):
@@ -116,7 +116,7 @@ def test_override_by_a_predicate_on_paths() -> None:
 
 
 def test_later_overrides_win_and_all_win_over_update() -> None:
-    """One of other names keeps following ``update``."""
+    """An override of another name still follows the lr of ``update``."""
     optimizer = sgd(0.1).override(("a",), lr=0.2).override(("a", "w"), lr=0.3, maximize=True)
     new = _tree_step(optimizer, lr=0.9)
     assert_same(new["a"]["w"], _tree_step(sgd(0.3, maximize=True))["a"]["w"])
@@ -130,7 +130,7 @@ def test_later_overrides_win_and_all_win_over_update() -> None:
 
 @each_value(where=[["a"], "a", 0, "a.w"])
 def test_an_override_that_is_no_path_is_refused(where: Any) -> None:
-    """Compared with a tuple of keys it never holds: the override would do nothing, silently."""
+    """Such a value never equals a tuple of keys, so the override would have no effect."""
     with pytest.raises(TypeError, match="tuple"):
         sgd().override(where, lr=0.2)
     with pytest.raises(TypeError, match="tuple"):
@@ -138,7 +138,7 @@ def test_an_override_that_is_no_path_is_refused(where: Any) -> None:
 
 
 def test_a_chain_keeps_the_overrides_of_its_optimizer() -> None:
-    """Of the same stage when another is put before it, and unambiguous beside its like."""
+    """Overrides keep their stage when another stage precedes it, even one of the same kind."""
     base = sgd(0.1).override(("a",), lr=0.2).using(executor="blocked", namespace="n")
     joined = chain(clip_by_value(0.5), base)
     assert joined.hypers_at(("a",))[-1].lr == 0.2

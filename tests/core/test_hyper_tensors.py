@@ -1,4 +1,4 @@
-"""Hyper-parameters as 0-d tensors: to differentiate, and to try several at once by vmap."""
+"""Hyper-parameters as 0-d tensors, for derivatives and for vmap over several values."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -36,13 +36,13 @@ EVERY = {
     "adagrad, rooted": adagrad(0.1, lr_decay=0.1, eps_root=1e-3),
 }
 GROWING = ("etas[1]", "d")
-"""Numbers that may not be smaller than 1."""
+"""Hyper-parameters that must be at least 1."""
 PARAM = noise(0, 3)
 GRADS = [3 * noise(index + 1, 3) for index in range(3)]
 
 
 def _run(optimizer: Optimizer, **hyper: Any) -> Tensor:
-    """Three steps from a fresh state, in double precision."""
+    """Return the parameter after three steps from a fresh state, in double precision."""
     param, state = PARAM, optimizer.init(PARAM)
     for grad in GRADS:
         param, state = optimizer.update(param, grad, state, **hyper)
@@ -50,7 +50,7 @@ def _run(optimizer: Optimizer, **hyper: Any) -> Tensor:
 
 
 def _numbers(optimizer: Optimizer) -> Iterator[tuple[str, Callable[[Any], Any]]]:
-    """Every number but 0 and infinity among the hyper-parameters, and what sets it to a part."""
+    """Yield the name of each number but 0 and infinity, and a function that scales the number."""
     for name, value in optimizer.hyper.items():
         if isinstance(value, float) and value not in {0.0, math.inf}:
             yield name, lambda factor, n=name, v=value: {n: factor * v}
@@ -74,7 +74,7 @@ CASES = {
 
 @each_value(one=CASES)
 def test_vmap_over_any_number_equals_the_loop(one: Any) -> None:
-    """And without torch's warning that it runs the members one by one."""
+    """vmap also gives no warning that it runs the members one by one."""
     optimizer, hyper, setting = one
     factors = [1.0, 1.5] if hyper in GROWING else [0.5, 0.9]
 
@@ -89,7 +89,7 @@ def test_vmap_over_any_number_equals_the_loop(one: Any) -> None:
 
 @pytest.fixture
 def double_by_default() -> Iterator[None]:
-    """ASGD and NAdam keep numbers in the default dtype, and differences need all digits."""
+    """Use float64 for the numbers of ASGD and NAdam, because differences need all digits."""
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
@@ -111,9 +111,10 @@ def test_grad_by_any_number_equals_finite_differences(one: Any) -> None:
 
 
 def test_the_numbers_matter_in_these_runs() -> None:
-    """The comparisons above are not of constants.
+    """The comparisons above are not comparisons of constants.
 
-    But for what init uses, limits not met, and what CAME needs for matrices only.
+    The exceptions are numbers that init uses, limits that no run reaches, and numbers of CAME for
+    matrices only.
     """
     still = {
         hyper
@@ -129,11 +130,11 @@ def test_the_numbers_matter_in_these_runs() -> None:
 
 
 SIGNS = ("lion", "rule before", "sign_sgd", "signum")
-"""A sign hides small changes. And the first steps of RAdam are those of momentum."""
+"""Optimizers whose signs hide small changes. The first steps of RAdam are momentum steps."""
 
 
 def test_a_derivative_by_lr_goes_through_init() -> None:
-    """Where that uses it."""
+    """The init of rprop uses the lr."""
     one = torch.ones(2)
     slope = torch.func.grad(lambda lr: step(rprop(lr), one, one).sum())(torch.tensor(0.1))
     assert slope.item() == -2.0
@@ -159,7 +160,7 @@ def test_one_element_of_any_shape_and_dtype_is_a_number(
 
 @each_value(optimizer=EVERY, dtype=[torch.bfloat16, torch.float16, torch.float32])
 def test_no_tensor_makes_a_dtype_drift(optimizer: Optimizer, dtype: torch.dtype) -> None:
-    """0-d parameters are where torch's promotion rules would let a double-precision number in."""
+    """torch's promotion rules let a double-precision number change the dtype of 0-d parameters."""
     setting = {
         key: torch.tensor(value, dtype=torch.float64)
         for key, value in optimizer.hyper.items()

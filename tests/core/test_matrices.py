@@ -1,4 +1,4 @@
-"""Rules for whole matrices: what they refuse, their formulas in float64, and their identities."""
+"""Rules for whole matrices: refused parameters, formulas in float64, and identities."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ MADE = {name: CASES[name].factory() for name in sorted(MATRICES)}
 
 @each_value(optimizer=MADE)
 def test_only_real_matrices_are_taken(optimizer: Optimizer) -> None:
-    """Refused before the first step, with the shape and a way out."""
+    """The error comes before the first step, and names the shape and a way out."""
     for param in (torch.ones(()), torch.ones(3), torch.ones(2, 2, 2), torch.ones(2, 2) * 1j):
         with (
             case(shape=param.shape, dtype=param.dtype),
@@ -37,7 +37,7 @@ def test_only_real_matrices_are_taken(optimizer: Optimizer) -> None:
 def test_executors_step_them_in_place_and_purely(
     optimizer: Optimizer, executor: Any, dtype: int
 ) -> None:
-    """All matrices of one shape apart, so that none is stacked, and every bit is looked at."""
+    """All matrices have different shapes, so that none is stacked, and every bit is compared."""
     kinds = {16: torch.bfloat16, 32: torch.float32, 64: torch.float64}
 
     def scenario(step: int) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def test_executors_step_them_in_place_and_purely(
 
 
 def test_muons_steps_are_about_orthogonal() -> None:
-    """Newton and Schulz: singular values are driven between about 0.7 and 1.2."""
+    """Newton-Schulz drives the singular values to between about 0.7 and 1.2."""
     for shape in ((6, 6), (4, 9), (9, 4)):
         for one in pairs(nesterov=[True, False], adjust_lr_fn=[None, "match_rms_adamw"]):
             start, grad = noise(0, *shape), noise(1, *shape)
@@ -62,17 +62,17 @@ def test_muons_steps_are_about_orthogonal() -> None:
             with case(shape=shape, **one):
                 values = torch.linalg.svdvals(step)
                 assert 0.6 < float(values.min()) <= float(values.max()) < 1.3
-                # It has the singular vectors of the gradient.
+                # The step has the singular vectors of the gradient.
                 assert (
                     float((step * grad).sum()) > 0.8 * float(torch.linalg.svdvals(grad).sum()) - 1
                 )
 
 
 def test_soap_is_the_formula() -> None:
-    """In float64, at refreshes and between them.
+    """The comparison is in float64, at refreshes and between them.
 
-    Of an oblong matrix the shorter side is turned: a single gradient does not decide on all of the
-    eigenvectors of the other.
+    Only the shorter side of an oblong matrix is rotated: a single gradient does not determine all
+    eigenvectors of the longer side.
     """
     for one in pairs(
         shape=[(3, 3), (3, 5), (5, 2)],
@@ -87,14 +87,14 @@ def test_soap_is_the_formula() -> None:
         end, state = steps(soap(**hyper), start, lambda k, of=grads: of[k], 6)
         want, _, square = soap_formula(start, grads, hyper)
         with case(**one):
-            # The sign of a basis vector is nobody's: parameters have none of it, nor has v.
+            # The sign of a basis vector is arbitrary, and affects neither the parameters nor v.
             torch.testing.assert_close(end - start, want - start, rtol=1e-7, atol=1e-9)
             made = state.leaves.stages[-1].exp_avg_sq
             torch.testing.assert_close(made, square, rtol=1e-6, atol=1e-9)
 
 
 def test_soap_in_the_own_basis_is_adamw_one_step_later() -> None:
-    """Where no side is turned."""
+    """No side is rotated, because max_precond_dim is 0."""
     hyper: dict[str, Any] = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.0}
     start = noise(0, 3, 4)
     grads = [noise(k + 1, 3, 4) for k in range(5)]
@@ -104,7 +104,7 @@ def test_soap_in_the_own_basis_is_adamw_one_step_later() -> None:
 
 
 def test_soap_that_never_refreshes_is_adamw_in_a_fixed_basis() -> None:
-    """One side of it, or both."""
+    """The optimizer rotates one side, or both."""
     hyper: dict[str, Any] = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.0}
     start = noise(0, 3, 4)
     grads = [noise(k + 1, 3, 4) for k in range(5)]
@@ -166,7 +166,7 @@ def test_a_stack_has_of_each_matrix_what_the_matrix_has() -> None:
 
 
 def test_a_numbers_tensor_has_its_derivative_through_muon() -> None:
-    """Coefficients of the polynomial may be tensors; the rate's derivative is exact."""
+    """Coefficients of the polynomial can be tensors, and the derivative by the rate is exact."""
     start, grad = noise(0, 3, 4), noise(1, 3, 4)
 
     def end(lr: Tensor, a: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ def test_a_numbers_tensor_has_its_derivative_through_muon() -> None:
 
 
 def test_who_is_no_matrix_goes_to_another_optimizer() -> None:
-    """The way out that the error names, by two optimizers over two trees."""
+    """Two optimizers over two trees are the way out that the error names."""
     params = {"w": noise(0, 3, 4), "b": noise(1, 4)}
     for name, optimizer in (("w", muon(0.1)), ("b", sgd(0.1))):
         new, _ = optimizer.update(params[name], params[name], optimizer.init(params[name]))
@@ -190,7 +190,7 @@ def test_who_is_no_matrix_goes_to_another_optimizer() -> None:
 
 
 def test_a_sliced_parameter_of_16_bits_is_rounded_as_by_torch() -> None:
-    """The decayed parameter lies as the parameter does when the step is added."""
+    """The decayed parameter has the parameter's layout when the step is added."""
     twin = Twin(CASES["muon"], {"lr": 0.1})
     start, *grads = (noise(seed, 64, 128, dtype=torch.bfloat16)[:, ::2] for seed in range(4))
     start *= 2**-5  # as large as a step
@@ -200,9 +200,9 @@ def test_a_sliced_parameter_of_16_bits_is_rounded_as_by_torch() -> None:
 
 @each_value(optimizer={"soap": soap(), "kl_soap": kl_soap(), "shampoo": shampoo()})
 def test_gradients_of_an_embedding_leave_them_finite(optimizer: Optimizer) -> None:
-    """Factors of low rank, for which a float32 eigh of LAPACK gives NaN, or raises, now and then.
+    """Gradients of an embedding give low-rank factors, for which LAPACK's float32 eigh can fail.
 
-    For about one in ten, at any number of threads; which ones depends on the machine.
+    It gives NaN or raises for about one in ten, and the failing ones depend on the machine.
     """
     for seed in range(10):
         chance = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Measured stages: a sum over all gradients first, to be split over parts of a tree."""
+"""Measured stages, which need a sum over all gradients, and which parts of a tree can share."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ PARTS = [("abcd",), ("ab", "cd"), ("d", "c", "b", "a"), ("ca", "bd")]
 
 
 def exact(seed: int) -> dict[str, Any]:
-    """Gradients whose norms are integers: their squares add up exactly, in any order."""
+    """Return gradients with integer norms, whose squares add up exactly in any order."""
     a, b, c = (torch.tensor(1.0 + seed * prime % 9).double() for prime in (5, 7, 11))
     return {
         "a": a * torch.tensor([[3.0, -4.0], [0.0, 12.0], [0.0, 0.0]]),
@@ -40,7 +40,7 @@ def part(tree: Any, keys: str) -> Any:
 
 
 def test_measure_is_the_sum_of_squares() -> None:
-    """Of the gradients that are there; it changes nothing."""
+    """Missing gradients add nothing, and the measurement changes nothing."""
     grads = exact(0)
     state = CLIPPED.init(grads)
     frozen = Frozen(grads, state)
@@ -99,7 +99,7 @@ def test_the_second_total_is_of_what_the_first_stage_made() -> None:
 
 
 def test_each_stage_scales_by_its_own_total() -> None:
-    """The first lets a norm of 5 pass; the second clips what the value clip made of it."""
+    """The first stage does not clip a norm of 5; the last clips the result of the value clip."""
     optimizer = chain(
         clip_by_global_norm(9.0), clip_by_value(3.5), clip_by_global_norm(2.0), sgd(1.0)
     )
@@ -111,7 +111,7 @@ def test_each_stage_scales_by_its_own_total() -> None:
 
 
 def test_a_rule_before_the_measured_stage_is_seen_by_it() -> None:
-    """A transform reads the parameter: behind a decoupled decay it reads the shrunk one."""
+    """The weight decay reads the parameter after the decoupled decay has shrunk it."""
     optimizer = CHAINS["clipped behind a decay"]
     param, grad = torch.ones(1).double(), torch.zeros(1).double()
     total = optimizer.measure(param, grad, optimizer.init(param))
@@ -119,7 +119,7 @@ def test_a_rule_before_the_measured_stage_is_seen_by_it() -> None:
 
 
 def test_a_derivative_goes_through_the_norm() -> None:
-    """The clipped gradient has length one, whatever it was: its derivative is tangential."""
+    """The clipped gradient always has length one, so its derivative is tangential."""
     grad = torch.tensor([3.0, 4.0], dtype=torch.float64, requires_grad=True)
     param = torch.zeros(2, dtype=torch.float64)
     (slope,) = torch.autograd.grad(step(CLIPPED, param, grad).norm(), grad)

@@ -1,4 +1,4 @@
-"""Error messages about arguments: short, with what is wrong and what to write instead."""
+"""Error messages about arguments: short, with the mistake and its correction."""
 
 import inspect
 import pickle
@@ -24,7 +24,7 @@ from functional_optim.transforms.clip_by_value import CLIP_BY_VALUE
 from tests.choices import each_value
 
 LIMIT = 400
-"""Characters of a message, what was given included."""
+"""Maximum number of characters of a message, including the given value."""
 
 CLIP = clip_by_value(1.0)
 OF_TORCH = torch.optim.AdamW([torch.ones(1, requires_grad=True)])
@@ -63,7 +63,7 @@ def test_a_stage_refuses_unknown_and_missing_names() -> None:
 
 
 def test_a_link_and_an_optimizer_are_written_in_a_line() -> None:
-    """Their repr stands in many messages."""
+    """Many messages contain the repr of a link or an optimizer."""
     assert repr(CLIP) == "clip_by_value(clip_value=1.0)"
     assert repr(CLIP.stage) == "Transform clip_by_value(clip_value)"
     kept = stored(sgd(0.5), param="bfloat16+kahan")
@@ -95,7 +95,6 @@ LONG: list[Any] = [
 
 @each_value(misuse=range(len(MISUSES)), given=range(len(LONG)))
 def test_what_was_given_is_never_printed_at_length(misuse: int, given: int) -> None:
-    """Whatever it is."""
     with pytest.raises(TypeError) as caught:
         MISUSES[misuse](LONG[given])
     assert len(str(caught.value)) <= LIMIT
@@ -111,7 +110,7 @@ def test_brief_is_one_short_line() -> None:
 
 
 def test_the_calls_of_torch_are_answered_with_the_right_ones() -> None:
-    """Fault 33: what a user of torch types first."""
+    """Fault 33: a user of torch tries these calls first."""
     model = torch.nn.Linear(2, 1)
     named = dict(model.named_parameters())
     given: list[Callable[[], Any]] = [
@@ -158,7 +157,7 @@ def changed_group(optimizer: Optimizer, **options: float) -> None:
 
 
 def test_an_error_about_a_value_names_the_constructor() -> None:
-    """Fault 33: not the stage inside, such as the ``adam`` of ``adamw``."""
+    """Fault 33: the error names ``adamw``, and not its stage ``adam``."""
     for make, begins in [
         (lambda: adamw(lr=-1.0), "adamw: lr must"),
         (lambda: adamw(weight_decay=-1.0), "adamw: weight_decay must"),

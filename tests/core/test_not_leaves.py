@@ -1,4 +1,4 @@
-"""Tensors that autograd has computed: no step writes to them, as their users would not know."""
+"""Tensors that autograd computed, which no step writes to because users would not notice."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from .ways import WAYS_IN_PLACE, Way, computed, grads_of, of_a_view
 
 @each_value(way=WAYS_IN_PLACE, params_of=[computed, of_a_view])
 def test_it_is_refused_before_anything_is_changed(way: Way, params_of: Any) -> None:
-    """As torch.optim refuses it, with an error of the same type."""
+    """torch.optim refuses such a tensor with an error of the same type."""
     params = params_of()
     frozen = Frozen(params)
     with pytest.raises(ValueError, match=r"is no leaf of autograd.*; give the leaf, detach\(\)"):
@@ -27,7 +27,7 @@ def test_it_is_refused_before_anything_is_changed(way: Way, params_of: Any) -> N
 
 @each_value(executor=list(EXECUTORS))
 def test_by_every_executor(executor: Any) -> None:
-    """The leaf before it has not been stepped either."""
+    """Every executor refuses the tensor before it steps any other leaf."""
     params, optimizer = computed(), adamw(0.1).using(executor=executor)
     frozen = Frozen(params)
     with pytest.raises(ValueError, match="'z' is no leaf of autograd"):
@@ -42,7 +42,7 @@ def test_where_it_is_not_stepped_it_may_stand() -> None:
 
 
 def test_state_that_has_a_history_is_refused() -> None:
-    """State of a step that autograd followed is no buffer to write into."""
+    """A step that autograd followed made the state, so no step writes to it."""
     optimizer = sgd(0.1, momentum=0.9, weight_decay=0.1)
     params: Any = {"w": torch.ones(3, requires_grad=True)}
     _, state = optimizer.update(params, grads_of(params), optimizer.init(params))
@@ -57,7 +57,7 @@ def test_state_that_has_a_history_is_refused() -> None:
         ):
             way()
     frozen.assert_untouched()
-    bound = optimizer.bind(params, state)  # into buffers of its own
+    bound = optimizer.bind(params, state)  # copies the state into new buffers
     bound.step(grads_of(params))
     assert int(bound.state.leaves["w"].step) == 2
 

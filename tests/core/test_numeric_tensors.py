@@ -1,4 +1,4 @@
-"""Numbers that stand in tensors do what numbers do: in 16 bits too, and where terms cancel."""
+"""Tensors as numbers, which give the results of numbers in 16 bits and under cancellation."""
 
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +34,7 @@ def in_tensor(value: float) -> Any:
 
 @each_value(name=list(CALLS), dtype=DTYPES, value=[0.999, 0.001, 1.0])
 def test_a_tensor_stands_for_its_number(name: str, dtype: torch.dtype, value: float) -> None:
-    """Rounded to 16 bits where torch does: its kernels multiply and divide by scalars of 32."""
+    """In 16 bits, results are rounded as in torch, whose kernels use 32-bit scalars."""
     function, count = CALLS[name]
     given = [drawn(seed, dtype) for seed in range(count)]
     want, got = function(*given, value), function(*given, in_tensor(value))
@@ -47,7 +47,7 @@ def test_a_tensor_stands_for_its_number(name: str, dtype: torch.dtype, value: fl
 
 @each_value(name=["add", "addcmul", "addcdiv"])
 def test_tensors_of_several_dtypes_are_promoted_as_by_torch(name: str) -> None:
-    """A compensation in float32 is not lost to a parameter in bfloat16."""
+    """A float32 compensation keeps its digits beside a bfloat16 parameter."""
     function, count = CALLS[name]
     for place in range(count):
         given = [drawn(seed, torch.float32) for seed in range(count)]
@@ -77,7 +77,7 @@ def test_nothing_overflows_that_torch_keeps() -> None:
 
 
 def test_interpolation_begins_at_the_nearer_end() -> None:
-    """From the other end, what is small beside it would be lost."""
+    """Interpolation from the farther end would lose a number that is much smaller."""
     start, end = torch.tensor([1.0]), torch.tensor([1e-9])
     for weight in (1.0, 0.7):
         got = numeric.lerp(start, end, in_tensor(weight))
@@ -85,7 +85,7 @@ def test_interpolation_begins_at_the_nearer_end() -> None:
 
 
 class Watch(TorchDispatchMode):
-    """Keeps the names of the operations that run."""
+    """Mode that records the names of the operations that run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Watch(TorchDispatchMode):
     }
 )
 def test_no_number_is_brought_to_the_device_or_back(call: Callable[[Tensor, Any], Any]) -> None:
-    """Either would make a CUDA graph's capture fail."""
+    """Either transfer would make the capture of a CUDA graph fail."""
     with FakeTensorMode():
         x, number = torch.empty(3), torch.empty((), dtype=torch.float64)
         with Watch() as watch:

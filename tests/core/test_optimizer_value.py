@@ -1,4 +1,4 @@
-"""An Optimizer is a value: hashed, compared, copied, pickled, shared between threads."""
+"""Optimizers as values: hashed, compared, copied, pickled, shared between threads."""
 
 import copy
 import dataclasses
@@ -29,12 +29,12 @@ from .support import EVERY, assert_same, noise, steps
 
 
 def half(made: float) -> float:
-    """A schedule that can be pickled."""
+    """Return a falling rate, as a schedule that pickle can save."""
     return 0.5 / (1 + made)
 
 
 def is_bias(path: tuple[Any, ...]) -> bool:
-    """A predicate that can be pickled."""
+    """Return True for a bias, as a predicate that pickle can save."""
     return path[-1] == "bias"
 
 
@@ -96,7 +96,7 @@ def test_equal_means_same_stages_and_same_numbers() -> None:
 
 
 def test_equal_optimizers_have_equal_hashes() -> None:
-    """Whatever a tensor is taken to equal, a set must not hold two equal optimizers."""
+    """A set must not hold two equal optimizers, even if their hyper-parameters are tensors."""
     for dtype in (torch.float32, torch.float64):
         one = adam(torch.tensor(0.5, dtype=dtype))
         for other in (adam(0.5), adam(torch.tensor(0.5, dtype=dtype))):
@@ -117,7 +117,7 @@ def test_an_optimizer_cannot_be_changed() -> None:
 def test_links_can_be_copied_before_they_are_chained(
     make: Callable[[float], Any], made: Callable[[Any], Any]
 ) -> None:
-    """One that takes the chain's lr has to know it by more than the identity of a mark."""
+    """A link that takes the chain's lr must not rely on the identity of a marker."""
     assert chain(made(make(0.5)), sgd(0.1)) == chain(make(0.5), sgd(0.1))
 
 

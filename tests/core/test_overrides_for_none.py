@@ -1,4 +1,4 @@
-"""An override that is meant for no parameter is a mistake, and is said before anything is made."""
+"""Overrides that match no parameter, which are refused before anything is made."""
 
 import pickle
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_of_many_paths_some_are_named() -> None:
 
 @each_value(where=[(), ("head",), ("head", 1), lambda path: path[-1] == "bias"])
 def test_what_is_meant_for_some_is_right(where: Any) -> None:
-    """A leaf that is None is one, too: it may be a parameter of tomorrow."""
+    """A leaf that is None also matches, because it can become a parameter later."""
     optimizer, params = sgd(0.1).override(where, lr=0.2), body_and_head()
     bound = optimizer.bind(body_and_head())
     bound.step(body_and_head())
@@ -73,7 +73,7 @@ def test_there_may_be_none_where_that_is_said() -> None:
 
 
 def test_one_optimizer_steps_each_part_of_a_tree() -> None:
-    """As ranks would step it, each its part, of which some hold no leaf of an override."""
+    """Ranks step one part each, and some parts have no leaf of an override."""
     optimizer = sgd(0.1).override(if_any(("head",)), lr=0.2)
     optimizer = optimizer.override(if_any(("body", "bias")), weight_decay=0.5)
     whole = body_and_head()

@@ -1,4 +1,4 @@
-"""Memory of the results of ``init`` and ``update``: it is their own."""
+"""Memory of the results of ``init`` and ``update``, which nothing else shares."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +26,7 @@ from .support import IN_PYTHON, assert_same, noise, step
 def test_results_are_apart_from_arguments(
     make: Callable[[], Optimizer], scenario: str, executor: ExecutorName
 ) -> None:
-    """And from one another, whatever a rule hands out, whatever ``init`` took."""
+    """Results also share no memory with one another, whatever a rule or ``init`` returns."""
     params = SCENARIOS[scenario](0)
     assert_apart(make().init(params), params)
     assert_steps_alike(make(), SCENARIOS[scenario], executor)
@@ -48,7 +48,7 @@ def test_front_ends_make_the_pure_steps(make: Callable[[], Optimizer], flat: boo
 
 
 def test_the_next_backward_does_not_change_the_state() -> None:
-    """Gradients are accumulated in place, where the state lay."""
+    """Autograd accumulates gradients in place, so the state must not share their memory."""
     optimizer, weight = of(optimistic), torch.nn.Parameter(torch.ones(3))
     state = optimizer.init([weight])
     weight.sum().backward()
@@ -64,7 +64,7 @@ def keeps_total(
 
 
 def test_totals_are_each_leafs_own() -> None:
-    """Also the one that the caller gave."""
+    """Each leaf gets a copy of the total, even if the caller gave the total."""
     keeping = Transform(
         name="keeping",
         hyper=Hyper,
@@ -96,7 +96,7 @@ def test_what_a_rule_hands_on_as_it_came_is_a_copy(make: Callable[[], Optimizer]
 
 @each_value(make={**SHARING, **UNMOVED})
 def test_through_torch_func(make: Callable[[], Optimizer]) -> None:
-    """Vmap over a population is the loop; nothing is shared with what was stacked."""
+    """vmap over a population equals the loop, and shares no memory with the stacked inputs."""
     optimizer, stacked, grads = make(), noise(0, 3, 4), noise(1, 3, 4)
     state = torch.func.vmap(optimizer.init)(stacked)
     params, new = torch.func.vmap(optimizer.update)(stacked, grads, state)
@@ -106,7 +106,7 @@ def test_through_torch_func(make: Callable[[], Optimizer]) -> None:
 
 
 def test_a_copy_hands_the_derivative_on() -> None:
-    """Of what was returned as it came."""
+    """A parameter that a rule returns unchanged keeps its derivative."""
     optimizer, param = of(left_alone), torch.ones(2, dtype=torch.float64)
 
     def after(given: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ def test_a_copy_hands_the_derivative_on() -> None:
 
 
 def test_results_that_are_new_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies are for what is shared alone."""
+    """Only results that share memory are copied."""
 
     def refused(tensor: Tensor) -> Tensor:
         raise AssertionError(f"copied without need: {tensor}")
@@ -132,7 +132,7 @@ def test_results_that_are_new_are_not_copied(monkeypatch: pytest.MonkeyPatch) ->
 def test_while_a_compiler_traces_results_are_told_apart_by_identity(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Memory cannot be seen there; a result that is an argument is copied."""
+    """A compiler cannot see memory, so only tensors that it has seen are copied."""
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     monkeypatch.setattr("functional_optim.core.aliasing.storage_key", None)
     param, fresh = torch.ones(2), torch.zeros(2)
@@ -143,7 +143,7 @@ def test_while_a_compiler_traces_results_are_told_apart_by_identity(
 
 
 def test_what_a_tracer_looks_at_grows_with_the_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each result once, and not beside all others: so many would take longer than all the rest."""
+    """Each result is compared once: comparing all pairs would take longer than the whole step."""
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     counted = []
     for count in (10, 20, 30):

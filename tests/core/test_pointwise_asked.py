@@ -1,4 +1,4 @@
-"""Trials of whether a chain is pointwise: when it is made, and not at a scheduler's steps."""
+"""Trials of whether a chain is pointwise: at its construction, and not at a scheduler's steps."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from functional_optim.frontends.local_optimizer import local_optimizer
 
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[Optimizer]:
-    """The chains that were tried."""
+    """Record the chains that are tried."""
     found: list[Optimizer] = []
     update = Optimizer.update
 
@@ -30,7 +30,7 @@ def test_a_chain_is_tried_once_whatever_its_numbers_are(tried: list[Optimizer]) 
         as_functional_optim(torch.optim.Adadelta, lr=lr)
     assert not tried
     as_functional_optim(torch.optim.Adadelta, rho=0.0, maximize=True, weight_decay=0.1)
-    assert tried  # a choice, and a number that was zero
+    assert tried  # another choice, and a number that was zero
 
 
 def test_a_scheduler_has_nothing_tried_in_steps(tried: list[Optimizer]) -> None:

@@ -1,4 +1,4 @@
-"""vmap over a population: parameters, gradients, state and hyper-parameters at once."""
+"""vmap over a population of parameters, gradients, states and hyper-parameters."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from .support import EVERY, MATRICES, Frozen, noise, step, steps
 SIZE = 3
 DEFAULTS = {
     f"{name}()": fed(getattr(algorithms, name)())
-    for name in {*algorithms.__all__} - MATRICES - {"sparse_adam"}  # by default, no dense gradient
+    for name in {*algorithms.__all__} - MATRICES - {"sparse_adam"}  # takes no dense gradient
 }
 
 
@@ -33,7 +33,7 @@ def _close(a: Any, b: Any) -> None:
 
 @each_value(optimizer={**DEFAULTS, **EVERY})
 def test_a_population_steps_as_its_members(optimizer: Optimizer) -> None:
-    """At different steps: the first step of one is the third of another, and biases differ."""
+    """The members have made different numbers of steps, so their bias corrections differ."""
     members = [
         steps(optimizer, _tree(index), lambda made: _tree(made + 10), index)
         for index in range(SIZE)
@@ -62,7 +62,7 @@ def test_the_state_of_a_population_is_that_of_its_members(optimizer: Optimizer) 
 
 
 def test_only_the_state_is_a_population() -> None:
-    """One parameter and one gradient, steps from several states."""
+    """Several states share one parameter and one gradient."""
     optimizer, param, grad = adam(0.1), noise(0, 3), noise(1, 3)
     state = torch.vmap(optimizer.init)(noise(2, SIZE, 3))
     state = optree.tree_map(
@@ -75,7 +75,7 @@ def test_only_the_state_is_a_population() -> None:
 
 
 def test_a_grid_of_learning_rates_trains_at_once() -> None:
-    """Nested vmap over lr and seed; each run ends where it ends alone."""
+    """Nested vmap over lr and seed gives the results of the single runs."""
     rates = torch.tensor([0.01, 0.5], dtype=torch.float64)
     starts = noise(0, SIZE, 3)
     optimizer = chain(clip_by_global_norm(1.0), adam())

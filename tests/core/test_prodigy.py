@@ -1,4 +1,4 @@
-"""Prodigy, held against its authors' package, its formulas in Python's numbers, and its parts."""
+"""Prodigy, compared with its authors' package, with its formulas, and with its parts."""
 
 import contextlib
 import io
@@ -30,7 +30,7 @@ def start(dtype: torch.dtype = torch.float64) -> Tree:
 
 
 def gradient(params: Tree, step: int) -> Tree:
-    """Of a noisy square; one leaf has none now and then, and all others are without it once."""
+    """Return the gradients of a noisy square, some of them missing at some steps."""
     missing = {"b"} if step % 3 == 1 else {"w", "s", "e"} if step == 5 else set()
     return {
         name: None
@@ -41,12 +41,12 @@ def gradient(params: Tree, step: int) -> Tree:
 
 
 def by_the_package(params: list[nn.Parameter], **hyper: Any) -> Any:
-    with contextlib.redirect_stdout(io.StringIO()):  # it greets where there is a decay
+    with contextlib.redirect_stdout(io.StringIO()):  # the package prints a text if there is a decay
         return Prodigy(params, **hyper)
 
 
 def both(dtype: torch.dtype, rate: Callable[[int], float], hyper: Tree) -> tuple[Any, Any, Any]:
-    """(parameters and state, the package's parameters by name, the package's optimizer)."""
+    """Return our parameters and state, the package's parameters by name, and its optimizer."""
     optimizer, params = prodigy(**hyper), start(dtype)
     state = optimizer.init(params)
     twins = {name: nn.Parameter(param.clone()) for name, param in params.items()}
@@ -66,7 +66,7 @@ def constant(step: int) -> float:
 
 
 def warmed_up(step: int) -> float:
-    """From 0, at which nothing is done."""
+    """Return a rate that starts at 0, so that the first step does nothing."""
     return min(1.0, step / 7)
 
 
@@ -88,9 +88,9 @@ NUMBERS = ("d", "d_max", "d_numerator", "d_denom", "d_hat", "k")
 
 
 def test_in_double_precision_it_is_its_authors_package_to_the_bit() -> None:
-    """Parameters, state and shared numbers, in all options, with a schedule and gradients missing.
+    """All options give the bits of the package in parameters, state and shared numbers.
 
-    Weights of a gradient that is missing, and steps at which no sum is more than 0, among them.
+    The runs have schedules, missing gradients, and steps at which no sum is positive.
     """
     for hyper in pairs(**OPTIONS, rate=[constant, warmed_up]):
         rate = hyper.pop("rate")
@@ -112,10 +112,10 @@ def test_in_double_precision_it_is_its_authors_package_to_the_bit() -> None:
 
 
 def test_in_single_precision_it_is_the_package_but_for_its_sums() -> None:
-    """It adds up in float32, over tensors of 35 elements; here, sums are of double precision.
+    """The package sums in float32, over tensors of 35 elements; our sums are in double precision.
 
-    So its estimate is some units in the last place of float32 from ours, after 40 steps of which
-    each depends on the one before, and rounds every parameter to half a unit of its own.
+    After 40 steps that depend on each other, its estimate differs by some float32 units in the last
+    place. Each step also rounds every parameter by up to half a unit.
     """
     for hyper in pairs(**OPTIONS):
         (params, state), twins, twin = both(torch.float32, constant, hyper)
@@ -141,7 +141,7 @@ def largest(tensor: Tensor) -> float:
 
 
 def on_paper(params: list[float], grads: list[list[float]], c: Tree) -> tuple[Any, Any]:
-    """Algorithm 4 in Python's numbers: (parameters, d); with decoupled decay."""
+    """Return parameters and d by algorithm 4 in Python's numbers, with decoupled decay."""
     (b1, b2), d, d_max, r = c["betas"], c["d0"], c["d0"], 0.0
     b3, p0 = math.sqrt(b2), list(params)
     s, m, v = ([0.0] * len(params) for _ in range(3))
@@ -193,15 +193,16 @@ def test_it_is_the_formulas() -> None:
 
 
 PARTS = (("b", "e", "s", "w"), ("wb", "se"), ("esbw",), ("bs", "w", "e"))
-"""The first has them in the order of the tree."""
+"""Splits of the tree into parts; the first one keeps the order of the leaves."""
 ROUNDED = 2e-15
-"""Relative distance of totals that were added up in another order."""
+"""Relative distance between totals that are summed in different orders."""
 
 
 def test_parts_stepped_with_the_total_are_the_whole() -> None:
-    """And so is the total, bit for bit where the parts' sums are added in the order of the leaves.
+    """Parts that step with the total of the whole give the bits of the whole.
 
-    Behind a stage that changes gradients, too.
+    The total has the same bits if the sums of the parts are added in the order of the leaves. Some
+    runs have a stage that changes gradients before.
     """
     for one in pairs(parts=PARTS, slice_p=[1, 3], clips=[False, True], in_place=[False, True]):
         optimizer = prodigy(d0=0.01, slice_p=one["slice_p"], use_bias_correction=True)
@@ -262,7 +263,7 @@ def test_totals_of_another_shape_are_refused() -> None:
 
 
 def test_a_step_of_zeros_moves_and_counts_nothing() -> None:
-    """But leaves are stepped; a step at lr 0 changes nothing at all."""
+    """Zero gradients change no parameter, and a step at lr 0 changes no state, either."""
     optimizer, params = prodigy(weight_decay=0.5, use_bias_correction=True), start()
     state = optimizer.init(params)
     zeros = {name: torch.zeros_like(param) for name, param in params.items()}
@@ -296,7 +297,7 @@ def test_a_tensor_that_is_not_finite_has_no_part_in_the_estimate() -> None:
 
 
 def test_another_slice_keeps_another_state() -> None:
-    """So it is refused until it is built anew."""
+    """The change is refused until the optimizer is built again."""
     for optimizer, slice_p in ((prodigy(), 2), (prodigy(slice_p=2), 1)):
         with refused(ValueError, r"build prodigy\(.*\) anew", slice_p=slice_p):
             optimizer.replace(slice_p=slice_p)
@@ -305,7 +306,7 @@ def test_another_slice_keeps_another_state() -> None:
 
 
 def test_gradients_that_never_turn_end_in_an_error_that_says_so() -> None:
-    """Before anything is written, in pure steps and in place."""
+    """The error comes before anything is written, in pure steps and in place."""
     optimizer, grads = prodigy(), [torch.ones(3), torch.ones(2)]
     params: Any = [torch.zeros(3), torch.zeros(2)]
     state = optimizer.init(params)
@@ -321,13 +322,13 @@ def test_gradients_that_never_turn_end_in_an_error_that_says_so() -> None:
 
 
 def test_it_is_pointwise_though_it_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts are stepped by the sums of the whole, so parts without sums are not tried.
+    """Parts step with the sums of the whole, so the check does not try parts without sums.
 
-    The third decay is the root of the second, also of a tensor or a schedule.
+    The third decay is the root of the second, even for a tensor or a schedule.
     """
     monkeypatch.setattr(
         pointwise_check, "_GRADS", pointwise_check._GRADS[:1] * 4
-    )  # one way: d grows
+    )  # equal gradients, so that d grows
     require_pointwise(prodigy())
     require_pointwise(prodigy(betas=(0.0, 0.9), d0=0.1))
     require_pointwise(sgd())

@@ -1,4 +1,4 @@
-"""The loops in Python: layouts, addresses and memory of tensors, as the native ones see them."""
+"""Loops in Python, which see layouts, addresses and memory as the native loops do."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ Tensors = list[Tensor]
 
 
 def example() -> Tensors:
-    """Two that are written, one of them turned, and two that are read, one without elements."""
+    """Return two written tensors, one transposed, and two read tensors, one without elements."""
     return [torch.zeros(4), torch.zeros(3, 2).t(), torch.ones(4), torch.ones(0, 3)]
 
 

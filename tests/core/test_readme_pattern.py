@@ -1,4 +1,4 @@
-"""State made where autograd is on, for parameters that require gradients, is stepped in place."""
+"""State that ``init`` makes while autograd records, and that later steps change in place."""
 
 import copy
 from typing import Any
@@ -26,7 +26,7 @@ TABLE = {**CASES, **CHAINS, **INPUT_CASES}
 
 
 def model_of(name: str) -> dict[str, Any]:
-    """Parameters that require gradients: matrices where the optimizer takes nothing else."""
+    """Return parameters that require gradients: only matrices, if the optimizer needs them."""
     shapes = [(4, 3), (3, 2)] if TABLE[name].subject().matrices else [(4, 3), (3,)]
     generator = torch.Generator().manual_seed(31)
     return {
@@ -37,7 +37,7 @@ def model_of(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", TABLE)
 def test_readme_s_first_pattern(name: str) -> None:
-    """Fault 31: ``init`` outside of ``no_grad``, then ``update_`` under it."""
+    """Fault 31: ``init`` runs outside of ``no_grad``, and ``update_`` under ``no_grad``."""
     params = model_of(name)
     optimizer = fed(TABLE[name].factory())
     state = optimizer.init(params)
@@ -49,11 +49,11 @@ def test_readme_s_first_pattern(name: str) -> None:
             optimizer.update_(params, grads, state)
             want, kept = optimizer.update(want, grads, kept)
     assert_same((dict(params), state), (want, kept))
-    copy.deepcopy(state)  # refused of a tensor with a history
+    copy.deepcopy(state)  # deepcopy refuses a tensor with a history
 
 
 ANCHORED = chain(BALL(lr=0.1, decay=0.9, slow=True))
-"""Its state holds a copy of the parameter."""
+"""Optimizer whose state holds a copy of the parameter."""
 
 
 @each_value(
@@ -66,7 +66,7 @@ ANCHORED = chain(BALL(lr=0.1, decay=0.9, slow=True))
     dtype=[torch.float32, torch.complex64],
 )
 def test_wrappers_and_complex_parameters(optimizer: Any, dtype: torch.dtype) -> None:
-    """Fault 31: state behind gates, and state of complex parameters, which are views while made."""
+    """Fault 31: state behind gates, and state of complex parameters, step in place, too."""
     param = torch.ones(3, dtype=dtype, requires_grad=True)
     state = optimizer.init(param)
     want, kept = param.detach().clone(), optimizer.init(param.detach())
@@ -78,7 +78,7 @@ def test_wrappers_and_complex_parameters(optimizer: Any, dtype: torch.dtype) -> 
 
 
 def test_what_a_refused_step_leaves() -> None:
-    """A step that is refused leaves the history, and with it the derivative through ``init``."""
+    """A refused step keeps the history, and so the derivative through ``init``."""
     param = torch.ones(3, requires_grad=True)
     state = ANCHORED.init(param)
     with pytest.raises(ValueError, match="has shape"):
@@ -89,7 +89,7 @@ def test_what_a_refused_step_leaves() -> None:
 
 
 def test_a_state_that_has_been_stepped_under_autograd_is_refused() -> None:
-    """Also where a gate has held the step back, so that the step count is still zero."""
+    """The gate holds the step back, so the step count is still zero."""
     optimizer = chain(accumulate(2), ANCHORED)
     param = torch.ones(3, requires_grad=True)
     grad = torch.ones(3, requires_grad=True) * 2.0

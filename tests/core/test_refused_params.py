@@ -1,4 +1,4 @@
-"""Trees of params that cannot be stepped: said at init, with the path and the value."""
+"""Trees of params that cannot be stepped, and errors at init with the path and the value."""
 
 import re
 from typing import Any
@@ -29,7 +29,7 @@ LATER: list[tuple[Any, Any, type[Exception], str]] = [
     (torch.arange(3), torch.arange(3), ValueError, "'z' has dtype torch.int64"),
     (W.to_sparse(), W, ValueError, "'z' has layout torch.sparse_coo"),
 ]
-"""What may stand in the place of a parameter after init: (param, grad, error, text)."""
+"""Values that a parameter cannot have after init: (param, grad, error, text)."""
 
 
 @each_value(later=LATER, method=["update", "update_"])
@@ -46,12 +46,15 @@ def test_a_step_names_a_parameter_that_became_unfit(later: Any, method: str) -> 
 
 
 def overlapping() -> Tensor:
-    """Rows that share elements."""
+    """Return rows that share elements."""
     return torch.arange(4.0).unfold(0, 2, 1)
 
 
 def conjugate() -> Tensor:
-    """Its real view is a copy: written into, it would leave the parameter as it was."""
+    """Return a lazy conjugate.
+
+    Its real view is a copy, so writes would not change the parameter.
+    """
     return noise(0, 3, dtype=torch.complex64).conj()
 
 

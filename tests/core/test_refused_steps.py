@@ -1,6 +1,6 @@
-"""Gradients and states that do not fit: the error names the leaf, and nothing has changed.
+"""Gradients and states that do not fit: the error names the leaf, and nothing changes.
 
-Every fault stands at the last leaf, behind leaves that could have been stepped already.
+Every fault is at the last leaf, after leaves that could step.
 """
 
 from collections.abc import Callable
@@ -29,11 +29,11 @@ GRADS: list[tuple[Any, type[Exception], str]] = [
     ({"x": ONES}, TypeError, "'z' must be a tensor or None, got dict"),
     (ONES.to_sparse(), RuntimeError, "'z' has layout torch.sparse_coo, .* adam"),
 ]
-"""What stands in the place of the last gradient."""
+"""Bad values for the last gradient, with their errors."""
 
 
 def _average(change: Callable[[Tensor], Tensor]) -> Callable[[LeafState], LeafState]:
-    """Another tensor in place of Adam's first average."""
+    """Return a function that replaces Adam's first average in the state of a leaf."""
 
     def spoil(leaf: LeafState) -> LeafState:
         *before, own = leaf.stages
@@ -59,7 +59,7 @@ STATES: list[tuple[Callable[[LeafState], Any], str]] = [
     (_average(Tensor.bfloat16), "exp_avg at 'z' has dtype torch.bfloat16, .* torch.float32"),
     (lambda leaf: leaf._replace(step=torch.tensor([0, 1, 2])), "step count at 'z' must be"),
 ]
-"""What becomes of the last leaf's state."""
+"""Bad changes of the last leaf's state, with their messages."""
 
 
 def _less(tree: Tree) -> Tree:
@@ -111,7 +111,7 @@ def test_whatever_is_wrong_at_the_last_leaf_is_named_and_changes_nothing(
 
 
 def _refused(message: str, optimizer: Optimizer, params: Any, state: State, **hyper: Any) -> None:
-    """Both ways to step raise a ValueError, and nothing has changed."""
+    """Assert that both ways to step raise a ValueError and change nothing."""
     frozen = Frozen(params, state)
     for method in METHODS:
         with refused(ValueError, message, method=method):
@@ -157,7 +157,7 @@ def test_a_bad_hyper_parameter_changes_nothing(hyper: dict[str, Any], method: st
 
 
 def test_the_dtype_of_a_parameter_never_drifts() -> None:
-    """Nor is a real state taken for a complex parameter."""
+    """A complex parameter does not accept a real state, either."""
     for optimizer, dtype, field in (
         (sgd(0.1, momentum=0.9), torch.bfloat16, "momentum_buffer"),
         (adam(0.1), torch.complex64, "exp_avg"),

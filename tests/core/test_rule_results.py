@@ -1,4 +1,4 @@
-"""Results of stages: as promised, or an error that names the stage and what it returned."""
+"""Results of stages: valid, or refused by an error that names the stage and the result."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -104,7 +104,6 @@ STEPS = {
 
 @each_value(wrong=WRONG, way=STEPS, executor=IN_PYTHON)
 def test_a_wrong_result_names_the_rule(wrong: Any, way: Any, executor: ExecutorName) -> None:
-    """Whatever runs it."""
     rule, message = wrong
     with pytest.raises(TypeError, match=message) as caught:
         way(optimizer_of(rule).using(executor=executor))
@@ -118,13 +117,13 @@ def _traceless(param: Tensor, grad: Tensor, state: Buffers, c: Hyper) -> Any:
 
 
 def test_so_does_one_that_cannot_be_traced() -> None:
-    """The reference runs it then."""
+    """The reference runs a rule that cannot be traced."""
     with pytest.raises(TypeError, match=f"{PAIR}.*a Tensor: write"):
         _bound(optimizer_of(_traceless).using(executor="blocked"))
 
 
 def test_a_stored_rule_is_named_by_its_own_name() -> None:
-    """The stage in the storage is at fault, not the storage around it."""
+    """The error names the stage inside, and not the storage around it."""
     kept = stored(optimizer_of(lambda p, g, s, c: torch.add(p, g)), state="bfloat16")
     with pytest.raises(TypeError, match=PAIR):
         _update(kept)
@@ -144,7 +143,7 @@ OF_TRANSFORM: list[tuple[Any, type[Exception], str]] = [
 
 
 def test_so_does_a_transform() -> None:
-    """It returns the gradient first."""
+    """A transform returns the gradient first."""
     for made, error, message in OF_TRANSFORM:
         scale = Transform(name="scale", hyper=Hyper, transform=made, kind="per_matrix")
         with refused(error, message):
@@ -152,7 +151,7 @@ def test_so_does_a_transform() -> None:
 
 
 def test_an_init_that_makes_no_state_is_named() -> None:
-    """Before the first step."""
+    """The error comes before the first step."""
     for made in (None, torch.ones(3), (torch.ones(3), []), ()):
         stage = Rule(
             name="mine",

@@ -1,4 +1,4 @@
-"""Schedule-free SGD and AdamW, held against their authors' package and against x, kept on paper."""
+"""Schedule-free SGD and AdamW, compared with their authors' package and with their formulas."""
 
 import io
 import math
@@ -28,7 +28,7 @@ def start(dtype: torch.dtype) -> Tree:
 
 
 def gradient(params: Tree, step: int) -> Tree:
-    """Of a noisy square; one leaf has none at first and now and then, and once there is none."""
+    """Return the gradients of a noisy square, some or all of them missing at some steps."""
     return {
         name: None
         if step == 4 or (name == "b" and step % 3 == 0)
@@ -38,7 +38,7 @@ def gradient(params: Tree, step: int) -> Tree:
 
 
 def hyper_of(kind: str, one: Tree) -> Tree:
-    """The options of one of the two, by its own names."""
+    """Return the options by the names that this kind of optimizer uses."""
     hyper = {name: value for name, value in one.items() if name not in {"kind", "b", "dtype"}}
     return hyper | ({"momentum": one["b"]} if kind == "sgd" else {"betas": (one["b"], 0.9)})
 
@@ -63,10 +63,10 @@ def saved_and_loaded(*trees: Any) -> Any:
 
 
 def test_it_is_its_authors_package_to_the_bit() -> None:
-    """Parameters, state, shared numbers, and what its eval() makes of the parameters.
+    """Parameters, state, shared numbers and evaluated parameters have the bits of the package.
 
-    Also of a run that was saved, and went on from there; against torch's loops, and its lists of
-    tensors, which in 16 bits round in other places.
+    The runs save and reload their state. They are compared with torch's loops and, except in 16
+    bits, with its lists of tensors, which round differently there.
     """
     for one in pairs(**OPTIONS, foreach=[False, True]):
         kind, dtype, foreach = one["kind"], one["dtype"], one.pop("foreach")
@@ -105,7 +105,7 @@ def test_it_is_its_authors_package_to_the_bit() -> None:
 
 
 def with_x(kind: str, p: Tensor, grads: list[Tensor], c: Tree) -> tuple[Any, Any]:
-    """(y, x), by equations 9-11 and algorithm 1, x and z kept apart."""
+    """Return y and x by equations 9-11 and algorithm 1, with separate x and z."""
     b, b2 = (c["momentum"], 0.0) if kind == "sgd" else c["betas"]
     x, z, v, total, largest = p, p, torch.zeros_like(p), 0.0, 0.0
     for t, g in enumerate(grads, start=1):
@@ -123,7 +123,7 @@ def with_x(kind: str, p: Tensor, grads: list[Tensor], c: Tree) -> tuple[Any, Any
 
 
 def test_it_is_the_formulas() -> None:
-    """Parameters are y, and the view is x."""
+    """The parameters are y, and the view is x."""
     given = [noise(step, 6) for step in range(1, 16)]
     options = {name: values for name, values in OPTIONS.items() if name != "dtype"}
     for one in pairs(**{**options, "lr": [0.1, 1.0]}):
@@ -140,7 +140,7 @@ def test_it_is_the_formulas() -> None:
 
 
 def test_without_weights_the_view_is_the_mean_of_all_steps() -> None:
-    """Of a constant gradient, z goes down in equal steps."""
+    """With a constant gradient, z falls in equal steps."""
     optimizer, params = schedule_free_sgd(1.0, 0.5, weight_lr_power=0.0), torch.zeros(1).double()
     state = optimizer.init(params)
     for count in range(1, 30):
@@ -149,7 +149,7 @@ def test_without_weights_the_view_is_the_mean_of_all_steps() -> None:
 
 
 def test_a_view_knows_schedules_and_tensors() -> None:
-    """Hyper-parameters as they were at the last step of the leaf, or at its first."""
+    """The view takes hyper-parameters of the leaf's last step, or of its first before any step."""
     half = torch.tensor(0.5, dtype=torch.float64)
     numbers = schedule_free_adamw(0.1, (0.5, 0.9))
     moving: list[Any] = [(half, half + 0.4), (0.5, lambda made: 0.9), (lambda made: 0.5, 0.9)]
@@ -165,7 +165,7 @@ def test_a_view_knows_schedules_and_tensors() -> None:
 
 
 def test_a_derivative_of_the_parameters_makes_no_other_numbers_of_the_shared_ones() -> None:
-    """torch.func.grad wraps whatever is computed inside of it."""
+    """torch.func.grad wraps all tensors that are computed inside, so shared numbers stay floats."""
     optimizer, start_at = schedule_free_sgd(r=-0.5), torch.zeros((), dtype=torch.float64)
     types: list[type] = []
 
@@ -183,7 +183,7 @@ def test_a_derivative_of_the_parameters_makes_no_other_numbers_of_the_shared_one
 
 
 def test_a_population_has_weights_of_its_own() -> None:
-    """Vmap over learning rates, 0 among them, is the loop."""
+    """vmap over learning rates, including 0, equals the loop."""
     for kind, (make, _) in BOTH.items():
         optimizer, rates = make(warmup_steps=2), torch.tensor([0.1, 0.0, 1.0]).double()
         param, grads = noise(0, 5), [noise(step, 5) for step in range(1, 5)]

@@ -1,4 +1,4 @@
-"""Schedules as data give what torch's schedulers give, at every step."""
+"""Schedules as data, which give the values of torch's schedulers at every step."""
 
 import pytest
 import torch
@@ -10,9 +10,9 @@ from tests.choices import case
 from .schedule_twins import TWINS, closed, distance, stepped, values
 
 CLOSED_ULPS = 4.0
-"""From torch's formula for any step: both are rounded in a few places."""
+"""Distance from torch's formula for any step: both round in a few places."""
 STEPPED_ULPS = 64.0
-"""From a thousand steps, of which each multiplies what the one before has rounded."""
+"""Distance after a thousand steps, each of which multiplies a rounded value."""
 
 
 def test_a_schedule_is_torchs_formula() -> None:
@@ -28,7 +28,7 @@ def test_a_schedule_is_torchs_formula() -> None:
 
 def test_a_schedule_is_torchs_scheduler_step_by_step() -> None:
     for name, twin in TWINS.items():
-        exact = twin.scheduler in ("OneCycleLR", "LambdaLR")  # of no step before
+        exact = twin.scheduler in ("OneCycleLR", "LambdaLR")  # independent of earlier steps
         with case(name=name):
             bound = CLOSED_ULPS if exact else STEPPED_ULPS
             assert distance(values(twin), stepped(twin)) <= bound

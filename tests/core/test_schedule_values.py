@@ -1,4 +1,4 @@
-"""Schedules as data: values that are compared, hashed, pickled, printed, and traced."""
+"""Schedules as data: values that can be compared, hashed, pickled, printed, and traced."""
 
 import copy
 import dataclasses
@@ -38,7 +38,7 @@ from .schedule_twins import TWINS
 
 EPS = torch.finfo(torch.float64).eps
 TRACED_ULPS = 8.0
-"""Between Python's functions and torch's."""
+"""Distance between Python's functions and torch's."""
 
 numbers = st.floats(-10.0, 10.0) | st.sampled_from([0.0, 0.1, 1e-3])
 counts = st.integers(1, 300)
@@ -75,7 +75,7 @@ simple = st.one_of(
 
 
 def _joined(draw_from: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """With others inside, in each of the ways there are."""
+    """Return a strategy for schedules that contain other schedules, in each possible way."""
     pairs = st.lists(st.tuples(draw_from, st.integers(1, 60)), min_size=1, max_size=4)
     return st.one_of(
         st.builds(warmup, st.integers(0, 60), then=draw_from, start=numbers),
@@ -96,7 +96,7 @@ made_steps = st.integers(0, 700).map(float) | st.floats(0.0, 700.0)
 @examples(60)
 @given(every)
 def test_a_schedule_is_what_its_repr_says_and_what_its_pickle_holds(one: ScheduleValue) -> None:
-    """An equal value of the same hash, which nothing changes."""
+    """The copies are equal, have the same hash, and cannot be changed."""
     read = eval(repr(one), {name: getattr(schedules, name) for name in schedules.__all__})
     for other in (read, pickle.loads(pickle.dumps(one)), copy.deepcopy(one)):
         assert other == one
@@ -149,12 +149,12 @@ def test_every_schedule_is_exported_and_has_a_twin() -> None:
 
 
 def close(got: Any, want: float, one: ScheduleValue) -> bool:
-    """Within rounding of the value, or of the largest end where it lies between two."""
+    """Return True if a value is right up to rounding of the value or of the largest end."""
     return abs(float(got) - want) <= TRACED_ULPS * EPS * max(abs(want), *_ends(one))
 
 
 def _ends(one: Any) -> list[float]:
-    """Magnitudes of the values that a schedule was given, and those inside of it."""
+    """Return the magnitudes of a schedule's numbers, including the schedules inside it."""
     found = [0.0]
     for name, value in vars(one).items():
         for part in value if isinstance(value, tuple) else (value,):
@@ -168,7 +168,7 @@ def _ends(one: Any) -> list[float]:
 @examples(60)
 @given(every, made_steps)
 def test_a_step_count_in_a_tensor_gives_the_same(one: ScheduleValue, made: float) -> None:
-    """Whatever its dtype, and in double precision; also where torch.func hides the number."""
+    """The result is in double precision for any dtype, even if torch.func hides the number."""
     want = one(made)
     assert isinstance(want, float)
     kinds = [torch.float64, torch.int64] if made.is_integer() else [torch.float64]
@@ -201,7 +201,7 @@ ENDED: list[tuple[Callable[..., Any], dict[str, Any]]] = [
 def test_a_way_between_two_numbers_stays_between_them_and_never_turns(
     start: float, to: float, steps: int, way: Any, shares: list[float]
 ) -> None:
-    """Exact at both ends, held after; it turns back by no more than it is rounded."""
+    """The value is exact at both ends, constant after the end, and turns back only by rounding."""
     make, extra = way
     one = make(start, to=to, steps=steps, **extra)
     assert (one(0.0), one(float(steps)), one(steps + 7.5)) == (start, to, to)
@@ -303,7 +303,7 @@ def test_a_mark_of_the_global_step_hands_the_count_on() -> None:
 
 
 ULPS = 8
-"""Of the exact value, however small it is."""
+"""Bound relative to the exact value, however small."""
 
 
 def _exact_sine(x: Decimal) -> Decimal:
@@ -327,7 +327,7 @@ PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
 def test_values_close_to_0_are_as_exact_as_others(
     start: float, to: float, steps: int, before_end: int
 ) -> None:
-    """By decimal arithmetic in 50 digits: so that the tail of a decay has all its digits."""
+    """Decimal arithmetic in 50 digits shows that the tail of a decay has all its digits."""
     getcontext().prec = 50
     made = float(max(steps - before_end, 0))
     left = (Decimal(steps) - Decimal(made)) / Decimal(steps)

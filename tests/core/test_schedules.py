@@ -1,4 +1,4 @@
-"""Schedules: pure functions of the number of steps a leaf has made, 0 at its first step."""
+"""Schedules: pure functions of the number of steps that a leaf has made, 0 at its first step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ ONES = {"a": torch.ones(1), "b": torch.ones(1)}
 
 
 def _run(optimizer: Optimizer, hyper: Callable[[int], dict[str, Any]] = lambda _: {}) -> list[Any]:
-    """Params after each of four steps, with other hyper-parameters at each if given."""
+    """Return the parameters after each of four steps, with hyper-parameters for each step."""
     param, state, seen = noise(0, 3), optimizer.init(noise(0, 3)), []
     for index, grad in enumerate(GRADS):
         param, state = optimizer.update(param, grad, state, **hyper(index))
@@ -55,7 +55,7 @@ def rising(made: Any) -> Any:
 
 @dataclass
 class Linear:
-    """A schedule with parameters of its own, as one writes it: comparable, so not hashable."""
+    """Schedule with parameters, as a user writes it: comparable, and so not hashable."""
 
     start: float
 
@@ -111,7 +111,7 @@ SCHEDULED: list[Scheduled] = [
 def test_a_schedule_equals_its_values_given_step_by_step(
     one: Scheduled, executor: ExecutorName
 ) -> None:
-    """One number, a number of a tuple, a whole tuple, of a transform; numbers or tensors."""
+    """A schedule gives one number, a number of a tuple, or a whole tuple, as numbers or tensors."""
     scheduled, plain, values = one
     assert_same(_run(scheduled.using(executor=executor)), _run(plain, values))
 

@@ -1,4 +1,4 @@
-"""Arguments that make no schedule: refused at once, with what to write instead."""
+"""Arguments that make no schedule, and errors that say what to write instead."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Init is asked for fields of state again where it would look at another value, and only then."""
+"""Calls of ``init`` for the fields of state, only after a change of a value that ``init`` reads."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

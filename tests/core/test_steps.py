@@ -1,4 +1,4 @@
-"""``update`` changes nothing; ``update_`` is the same step, in the tensors that were given."""
+"""``update`` changes nothing, and ``update_`` makes the same step in the given tensors."""
 
 import gc
 import weakref
@@ -43,7 +43,7 @@ def test_update_is_pure_and_update_in_place_is_the_same(
 
 @each_value(optimizer=VARIANTS)
 def test_a_leaf_steps_as_if_it_were_alone_when_it_has_a_gradient(optimizer: Optimizer) -> None:
-    """One that missed gradients is where it would be if those steps had never been."""
+    """A leaf that misses a gradient skips the step, as if the step had not happened."""
     params: dict[str, Tensor] = {"a": noise(0, 4), "b": noise(0, 4)}
     state = optimizer.init(params)
     for index in range(4):
@@ -114,7 +114,7 @@ def _released(optimizer: Optimizer, hyper: dict[str, Any]) -> bool:
 
 
 def test_a_hyper_parameter_of_one_step_is_released_after_it() -> None:
-    """Kept, a tensor would keep alive the whole graph that it was computed by."""
+    """A tensor that is kept would keep alive the whole graph that computed it."""
     rate, big = torch.tensor(0.1, requires_grad=True), torch.ones(3)
     assert _released(adam(), {"lr": rate * 1.0})
     assert _released(sgd(momentum=0.9), {"lr": rate * 1.0})

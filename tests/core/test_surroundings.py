@@ -1,4 +1,4 @@
-"""Global settings of torch that a program may have changed leave results and state alone."""
+"""Global settings of torch, which change neither results nor state."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -47,9 +47,9 @@ SETTINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 def test_a_setting_does_not_reach_into_a_step(
     setting: str, optimizer: Optimizer, executor: ExecutorName
 ) -> None:
-    """Nor into ``init``, where a step count elsewhere could not be read."""
+    """``init`` also runs under the setting, and must make step counts that can be read."""
     if setting == "double by default" and optimizer.stages[-1].name in ("asgd", "nadam"):
-        return  # as in torch, numbers that belong to a tensor are in the dtype that is the default
+        return  # as in torch, numbers of a tensor have the default dtype
     start = noise(0, 4, 4, dtype=torch.float32), noise(9, 3)
     grads = [(noise(i, 4, 4, dtype=torch.float32), noise(i + 20, 3)) for i in range(1, 4)]
     optimizer = optimizer.using(executor=executor)
@@ -60,7 +60,7 @@ def test_a_setting_does_not_reach_into_a_step(
 
 
 def test_parameters_on_meta_give_shapes() -> None:
-    """For planning: what a step would make, without memory."""
+    """Meta parameters show the result of a step without memory, for planning."""
     param = torch.empty(3, 4, device="meta")
     for optimizer in (sgd(momentum=0.9), adam()):
         state = optimizer.init(param)
@@ -73,7 +73,7 @@ def test_parameters_on_meta_give_shapes() -> None:
 
 @pytest.mark.parametrize("name", ["dadapt_sgd", "dadapt_adam", "prodigy", "dog"])
 def test_a_default_device_does_not_reach_into_a_population(name: str) -> None:
-    """Where numbers differ between members, and are tensors."""
+    """The numbers differ between members, and are tensors."""
     optimizer = getattr(algorithms, name)()
     params, grads = noise(0, 3, 4), noise(1, 3, 4)
     found = []

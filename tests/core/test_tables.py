@@ -1,4 +1,4 @@
-"""The rules for embedding tables: their papers' pseudo code in Python numbers, and their rows."""
+"""Rules for embedding tables, compared with their papers' pseudo code, and their rows."""
 
 import math
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def predicted(weights: list[float], features: list[float]) -> float:
 
 
 class OnPaper:
-    """McMahan et al. 2013, algorithm 1, line by line, one feature after the other."""
+    """Algorithm 1 of McMahan et al. 2013, line by line, one feature after the other."""
 
     def __init__(self, alpha: float, beta: float, l1: float, l2: float) -> None:
         self.alpha, self.beta, self.l1, self.l2 = alpha, beta, l1, l2
@@ -56,7 +56,7 @@ class OnPaper:
 
 
 def test_ftrl_is_the_algorithm() -> None:
-    """A logistic regression, each of the two by its own predictions."""
+    """Both train a logistic regression, each with its predictions."""
     for hyper in pairs(lr=[0.1, 2.0], beta=[0.0, 1.0], l1=[0.0, 4.0], l2=[0.0, 0.4]):
         paper = OnPaper(hyper["lr"], hyper["beta"], hyper["l1"], hyper["l2"])
         optimizer, param = ftrl(**hyper), torch.zeros(COUNT).double()
@@ -78,7 +78,7 @@ def test_ftrl_is_the_algorithm() -> None:
 
 
 def test_ftrl_makes_weights_exactly_0() -> None:
-    """And where the gradient is 0, it makes nothing, whatever the weight is."""
+    """A gradient of 0 changes no weight, not even an infinite one."""
     start = torch.tensor([0.0, 3.0, -3.0, -0.0, torch.inf, 2.0])
     grad = torch.tensor([0.5, -0.1, 0.1, 0.0, 0.0, -0.0])
     for beta in (0.0, 1.0):
@@ -88,7 +88,7 @@ def test_ftrl_makes_weights_exactly_0() -> None:
 
 
 def test_without_penalties_ftrl_is_descent_at_a_rate_that_falls() -> None:
-    """Also where ``lr`` changes, and nothing moves where it is 0."""
+    """The rate can change between steps, and lr 0 moves nothing."""
     rates = [0.5, 0.5, 0.0, 0.1, 2.0]
     optimizer, param = ftrl(), torch.zeros(4).double()
     state, total, want = optimizer.init(param), torch.zeros(4).double(), param
@@ -104,7 +104,7 @@ Table = list[list[float]]
 
 
 def rowwise(p: Table, grads: list[Table], lr: float, eps: float, decay: float) -> Any:
-    """FBGEMM's EXACT_ROWWISE_ADAGRAD, row by row."""
+    """Return parameters and momentum by FBGEMM's EXACT_ROWWISE_ADAGRAD, row by row."""
     momentum = [0.0] * len(p)
     for grad in grads:
         for i, row in enumerate(grad):
@@ -153,14 +153,14 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.complex64]
 
 
 def stored(seed: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A gradient that stores some rows of the first five, one of them twice; a single one too."""
+    """Return a gradient that stores some of the first five rows, duplicated or a single one."""
     rows = [[1, 4, 1], [3], [4, 0, 2, 2, 1]][seed % 3]
     values = noise(seed, len(rows), *shape[1:], dtype=dtype)
     return torch.sparse_coo_tensor([rows], values, shape, check_invariants=True)
 
 
 def with_rows(optimizer: Optimizer, param: Tensor, grad: Tensor, state: State) -> Any:
-    """The dense step of a table that has but the rows that are stored."""
+    """Step the stored rows as a dense table, and put them back."""
     grad = grad.coalesce()
     (rows,) = grad.indices()
     leaf = state.leaves
@@ -180,7 +180,7 @@ def with_rows(optimizer: Optimizer, param: Tensor, grad: Tensor, state: State) -
 
 
 def trained(optimizer: Optimizer, start: Tensor) -> Iterator[Any]:
-    """Parameter, gradient and state of three steps by rows."""
+    """Yield parameter, gradient and state before each of three steps by rows."""
     param, state = start, optimizer.init(start)
     for seed in range(3):
         grad = stored(seed, tuple(start.shape), start.dtype)
@@ -206,7 +206,7 @@ def test_a_step_by_rows_is_the_dense_step_of_these_rows(
 
 @each_value(name=list(RULES), dtype=[torch.float32, torch.bfloat16])
 def test_other_rows_are_neither_read_nor_written(name: str, dtype: torch.dtype) -> None:
-    """Other rows that are not finite change no row, and no sign of a zero is lost."""
+    """Rows that are not stored keep NaN, infinities and signed zeros, and affect no other row."""
     optimizer, start = RULES[name], noise(0, ROWS, WIDTH, dtype=dtype)
     odd = start.clone()
     odd[5], odd[6], odd[7] = torch.nan, -0.0, torch.inf

@@ -1,7 +1,7 @@
-"""Bit for bit torch.optim(foreach=False), in params and state, whatever the layout and dtype.
+"""Parity with torch.optim(foreach=False), bit for bit, for every layout and dtype.
 
-In 16 bits a kernel rounds an element by where it stands among the strides of all operands, so that
-also the layout of a gradient counts.
+In 16 bits, the rounding of an element depends on its position among the strides of all operands. So
+the layout of a gradient matters, too.
 """
 
 from collections.abc import Callable
@@ -54,7 +54,7 @@ SHAPES: dict[str, Callable[[int], Tensor]] = {
 def test_every_way_to_step_has_the_bits_of_torch(name: str) -> None:
     for one in pairs(param=list(LAYOUTS)[:-1], grad=list(LAYOUTS), dtype=DTYPES):
         if one["grad"] == "expanded" and one["dtype"].itemsize == 2:
-            continue  # torch lays a buffer out by the sum of such a gradient and the decay
+            continue  # torch lays out a buffer by the sum of this gradient and the decay
         start = matrix(0, one["dtype"], one["param"])
         grads = [matrix(seed, one["dtype"], one["grad"]) for seed in (1, 2, 3)]
         with case(**one):
@@ -62,7 +62,7 @@ def test_every_way_to_step_has_the_bits_of_torch(name: str) -> None:
 
 
 def _in(dtype: torch.dtype, tensor: Tensor) -> Tensor:
-    """The tensor in another dtype, with its strides."""
+    """Return the tensor in another dtype, with its strides."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype).copy_(tensor)
 
 
@@ -72,13 +72,13 @@ def test_so_it_is_for_every_shape(
 ) -> None:
     start, *grads = (_in(dtype, twin.taken(shape(seed))) for seed in range(4))
     if twin.case.oracle is torch.optim.Adafactor and start.numel() == 0:
-        return  # torch's divides by the number of elements
+        return  # torch divides by the number of elements
     assert_twins(twin, start, grads, WAYS)
 
 
 @each_value(twin=TWINS)
 def test_extreme_values(twin: Twin) -> None:
-    """Infinities, NaN, denormals and huge numbers, in every pairing of parameter and gradient."""
+    """Infinities, NaN, denormals and huge numbers meet in every pair of parameter and gradient."""
     values = torch.tensor(
         [1.0, -1.0, torch.inf, -torch.inf, torch.nan, 1e-40, -1e-40, 3e38, -3e38, 1e-20, 1e20]
     )
@@ -100,7 +100,7 @@ def test_extreme_values(twin: Twin) -> None:
 
 @each_value(twin=TWINS, count=[1, 2, 3])
 def test_signed_zeros(twin: Twin, count: int) -> None:
-    """A gradient of -0.0 (a ReLU makes them): torch's first momentum is a copy of it."""
+    """A ReLU makes gradients of -0.0, and torch's first momentum is a copy of the gradient."""
     values = torch.tensor([0.0, -0.0, 1.0, -1.0])
     grid = torch.cartesian_prod(values, values)
     grads = [grid[:, 1].roll(3 * index).contiguous() for index in range(count)]

@@ -1,4 +1,4 @@
-"""Any pytree of parameters: the same structure, the same types, the same order come back."""
+"""Any pytree of parameters, which keeps its structure, its types, and its order."""
 
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class Affine(NamedTuple):
 
 @dataclass
 class Plain:
-    """A class that optree does not know: a leaf, and no tensor."""
+    """Class that optree does not know, and so takes for a leaf."""
 
     weight: Tensor
 

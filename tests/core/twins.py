@@ -1,4 +1,4 @@
-"""torch's optimizers and ours, side by side: through the same steps, in every way to make them."""
+"""Optimizers of torch and ours, side by side: the same steps, in every way to step."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from .support import like, noise, same_bits
 
 
 class Twin(NamedTuple):
-    """An optimizer of torch's and ours with the same hyper-parameters."""
+    """Optimizer of torch, and ours with the same hyper-parameters."""
 
     case: Case
     hyper: dict[str, Any]
@@ -30,13 +30,13 @@ class Twin(NamedTuple):
         return made
 
     def taken(self, tensor: Tensor) -> Tensor:
-        """The tensor, as a matrix where parameters have to be matrices."""
+        """Return the tensor, as a matrix if the optimizer needs matrices."""
         if not self.case.matrices or tensor.dim() == 2:
             return tensor
         return tensor.reshape(tensor.shape[0] if tensor.dim() else 1, -1)
 
     def apart(self, numbers: Tensor) -> list[Tensor]:
-        """Numbers as parameters, none of which can reach another."""
+        """Return the numbers as parameters that cannot affect one another."""
         return list(numbers.reshape(-1, 1, 1)) if self.case.matrices else [numbers]
 
 
@@ -96,11 +96,11 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "sliced": lambda t: torch.stack([t, t], 2)[..., 1],
     "expanded": lambda t: t[:1].expand(t.shape),
 }
-"""Of matrices; parameters are in all but the last."""
+"""Layouts of matrices; parameters have all but the last."""
 
 
 def matrix(seed: int, dtype: torch.dtype, layout: str) -> Tensor:
-    """Rows longer than a vector of a processor: it shows how a kernel goes through strides."""
+    """Return a matrix whose rows are longer than a processor's vectors, to test strides."""
     return LAYOUTS[layout](noise(seed, 33, 17, dtype=dtype))
 
 
@@ -112,7 +112,7 @@ class Stepped(NamedTuple):
 
 
 Way = Callable[[Optimizer, Tensor, list[Tensor]], Stepped]
-"""``(optimizer, parameter, gradients)`` -> the parameter after a step for each gradient."""
+"""Function of optimizer, parameter and gradients that returns the parameter after all steps."""
 
 
 def pure(optimizer: Optimizer, param: Tensor, grads: list[Tensor]) -> Stepped:
@@ -146,7 +146,7 @@ def bound(optimizer: Optimizer, param: Tensor, grads: list[Tensor]) -> Stepped:
 
 
 def assert_twins(twin: Twin, start: Tensor, grads: list[Tensor], ways: dict[str, Way]) -> None:
-    """Each way has torch's bits and strides, in the parameter and in its state."""
+    """Assert that each way has torch's bits and strides, in the parameter and in its state."""
     theirs = nn.Parameter(like(start, start))
     torch_optimizer = twin.by_torch([theirs])
     for grad in grads:
@@ -163,7 +163,7 @@ def assert_twins(twin: Twin, start: Tensor, grads: list[Tensor], ways: dict[str,
 
 
 def assert_state(state: LeafState, theirs: dict[str, Any]) -> None:
-    """Every tensor that torch keeps is in our state, and no other; the count is the same."""
+    """Assert that our state has exactly the tensors of torch, and the same step count."""
     kept = {key: value for key, value in theirs.items() if value is not None}
     steps = kept.pop("step", state.step)
     assert int(steps) == int(state.step)

@@ -1,4 +1,4 @@
-"""The ways to begin with an optimizer and to step parameters in place, compiled or not."""
+"""Ways to begin with an optimizer and to step parameters in place, compiled or not."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ NAMESPACE = "functional_optim.tests.core"
 
 @optree.dataclasses.dataclass(namespace=NAMESPACE)
 class Layer:
-    """A node with two tensors and a field that belongs to the structure."""
+    """Node with two tensors, and a field that belongs to the structure."""
 
     weight: Tensor
     bias: Tensor
@@ -32,7 +32,7 @@ WAYS_TO_BEGIN: dict[str, Way] = {
     "export": export_step,
 }
 COMPILING = ("script", "script, with a state", "export")
-"""Those that compile what they do not refuse."""
+"""Ways that compile the optimizer."""
 
 
 def body_and_head() -> Any:
@@ -64,7 +64,7 @@ BAD_TREES: dict[str, tuple[Any, type[Exception], str]] = {
     "module": (torch.nn.Linear(2, 2), TypeError, "'<root>' must be a tensor or None, got Linear"),
     "generator": ((p for p in [W]), TypeError, "'<root>' must be a tensor or None, got generator"),
 }
-"""What is no tree of parameters: (tree, error, text)."""
+"""Invalid trees of parameters: (tree, error, text)."""
 
 
 def grads_of(params: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -85,10 +85,10 @@ WAYS_IN_PLACE: dict[str, Way] = {
 
 
 def computed() -> dict[str, Tensor]:
-    """The first is a leaf, and the second what another leaf was multiplied to."""
+    """Return a leaf, and a tensor that autograd computed."""
     return {"a": torch.ones(3, requires_grad=True), "z": torch.ones(3, requires_grad=True) * 2.0}
 
 
 def of_a_view() -> dict[str, Tensor]:
-    """The second is a view of a leaf, into which one could write."""
+    """Return a leaf, and a writable view of another leaf."""
     return {"a": torch.ones(3), "z": torch.ones(4, requires_grad=True)[1:]}

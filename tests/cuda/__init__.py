@@ -1,1 +1,1 @@
-"""Tests that need a CUDA device: skipped, with the reason, where there is none."""
+"""Tests that need a CUDA device; without one, they are skipped with the reason."""

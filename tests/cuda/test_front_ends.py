@@ -1,4 +1,4 @@
-"""Front-ends over parameters on a device: torch.optim's bits, its checkpoints, its scaler."""
+"""Tests of front-ends with parameters on a device: torch.optim's bits, checkpoints, scaler."""
 
 import copy
 from typing import Any
@@ -62,7 +62,7 @@ def close(got: Any, want: Any, ulps: float) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_is_torchs(name: str, executor: ExecutorName, flat: bool) -> None:
     made, options = CASES[name]
-    # torch's Adafactor divides by the number of elements, and fails where there are none.
+    # torch's Adafactor divides by the number of elements, and fails for empty parameters.
     start, other = (
         [one for one in parameters() if one.numel() or made is not torch.optim.Adafactor]
         for _ in range(2)
@@ -72,14 +72,14 @@ def test_is_torchs(name: str, executor: ExecutorName, flat: bool) -> None:
     ours = TorchOptimizer(other, chain_of, flat=flat)
     with torch.no_grad():
         want, got = run(theirs, 0, 1, 2, 3), run(ours, 0, 1, 2, 3)
-    # Adafactor's norms: a sum's last bit depends on where in memory a parameter begins.
+    # The last bit of Adafactor's norms depends on the memory address of a parameter.
     summed = flat and made is torch.optim.Adafactor
     close(got, want, 4.0 if summed else 0.0)
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "gradients contiguous"])
 def test_prefer_fused_steps_what_torchs_fused_class_steps(layout: str) -> None:
-    """By torch's kernels, and by lists what these refuse: gradients of another layout."""
+    """torch's fused kernels step all parameters that they support; lists step the other ones."""
     pairs = []
     for _ in range(2):
         params = [*parameters(), *parameters(torch.bfloat16)]
@@ -102,7 +102,7 @@ def test_prefer_fused_steps_what_torchs_fused_class_steps(layout: str) -> None:
 
 
 def test_parameters_on_two_devices_are_stepped_as_by_torchs_for_loop() -> None:
-    """Each by what steps its device, also where the first step has no gradient."""
+    """Each device has its own kernels, even if the first step has no gradients."""
     pairs = []
     for _ in range(2):
         params = [nn.Parameter(noise(k, 70_001, dtype=torch.bfloat16)) for k in range(4)]
@@ -122,7 +122,7 @@ def test_parameters_on_two_devices_are_stepped_as_by_torchs_for_loop() -> None:
 
 
 def test_many_parameters_are_stepped_by_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the loops that look at tensors, and without."""
+    """Lists step all parameters in one call, with the C++ loops and without them."""
     calls: list[int] = []
 
     def noted(self: ForeachKernel, stages: Any, like: Any, columns: Any) -> Any:

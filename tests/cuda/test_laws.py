@@ -1,4 +1,4 @@
-"""The laws, on a device: the same table, the same laws."""
+"""Tests of the laws on a device, for the same table of optimizers as on the CPU."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
 SLOW = ("compiled is reference", "traced is close")
-"""Of which each choice of options is compiled."""
+"""Laws that compile each choice of options."""
 
 USUAL = tuple(law for law in LAWS if law not in SLOW)
 COMPILED = ("sgd", "adamw", "lion", "clip_by_global_norm, adamw")

@@ -1,4 +1,4 @@
-"""Numbers on a device: hyper-parameters in tensors, coefficients of 16-bit tensors, populations."""
+"""Tests of scalars on a device: hyper-parameters in tensors, 16-bit coefficients, populations."""
 
 from typing import Any
 
@@ -35,9 +35,9 @@ def drawn(seed: int, dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CALLS)
 def test_a_tensor_stands_for_its_number(name: str, dtype: torch.dtype, value: float) -> None:
-    """Rounded to 16 bits where torch does, which differs from the CPU.
+    """16-bit results are rounded where torch rounds, which differs from the CPU.
 
-    There torch divides by a number as it multiplies by its inverse.
+    On a device, torch divides by a number by multiplying with its inverse.
     """
     function, count = CALLS[name]
     given = [drawn(seed, dtype) for seed in range(count)]
@@ -52,7 +52,7 @@ def test_a_tensor_stands_for_its_number(name: str, dtype: torch.dtype, value: fl
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_gradients_are_scaled_by_the_number_itself(dtype: torch.dtype) -> None:
-    """0.3 is 0.30078125 in bfloat16."""
+    """A number keeps its precision: 0.3 would be 0.30078125 in bfloat16."""
     grads = [drawn(seed, dtype) for seed in range(3)]
     scaled = [grad.clone() for grad in grads]
     gradient_norms.scale_([*scaled, None], 0.3)
@@ -62,7 +62,7 @@ def test_gradients_are_scaled_by_the_number_itself(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("make", [rprop, adam, adamw, sgd, lion])
 def test_a_learning_rate_on_the_device_is_that_number(make: Any) -> None:
-    """Also where the state begins with it, as that of Rprop."""
+    """The initial state may also depend on the learning rate, as in Rprop."""
     pairs = [[nn.Parameter(noise(k, 5, 3).cuda()) for k in range(3)] for _ in range(2)]
     rate = torch.tensor(0.0625, device="cuda")
     optimizers = [
@@ -89,7 +89,7 @@ def test_an_initial_value_on_the_device_is_that_number() -> None:
 @pytest.mark.parametrize("name", ["dadapt_sgd", "dadapt_adam", "prodigy", "dog", "adamw"])
 @pytest.mark.parametrize("default", ["cpu", "cuda"])
 def test_a_population_steps_as_its_members(name: str, default: str) -> None:
-    """Whatever the default device is."""
+    """A vmapped population steps like its members, with either default device."""
     optimizer = getattr(algorithms, name)()
     every = [[noise(10 * step + k, 4, 3).double().cuda() for k in range(3)] for step in range(4)]
     with torch.device(default):
@@ -105,7 +105,7 @@ def test_a_population_steps_as_its_members(name: str, default: str) -> None:
 
 @pytest.mark.parametrize("bad", [None, float("inf"), float("nan")])
 def test_gradients_are_looked_at_together(bad: float | None) -> None:
-    """A step is left out for a number that is not finite, and large ones are no such numbers."""
+    """A NaN or infinity skips the step; large finite values do not, even if their sum overflows."""
     params = [nn.Parameter(noise(k, 70).cuda()) for k in range(5)]
     before = [one.detach().clone() for one in params]
     optimizer = TorchOptimizer(params, chain(apply_if_finite(3), sgd(0.5)))

@@ -1,4 +1,4 @@
-"""Leaves that rules need as a whole, on a device: by programs, with the bits of the reference."""
+"""Tests on a device of rules for whole tensors: programs have the bits of the reference."""
 
 from collections.abc import Callable
 
@@ -50,7 +50,7 @@ def test_bits_are_the_references(name: str, dtype: torch.dtype) -> None:
 
 
 def calls_of(make: Callable[[], Optimizer], count: int) -> int:
-    """Calls of Python functions in a warm step of so many matrices, all of other shapes."""
+    """Count the calls of Python functions in a warm step of matrices with different shapes."""
     params = [Parameter(noise(k, 10, 10 + k).cuda()) for k in range(count)]
     set_grads(params, 1)
     optimizer = TorchOptimizer(params, make())
@@ -61,7 +61,7 @@ def calls_of(make: Callable[[], Optimizer], count: int) -> int:
 
 @pytest.mark.parametrize("name", ["lamb", "muon"])
 def test_a_leaf_costs_few_calls_of_python(name: str) -> None:
-    """A program, and the memory of its temporaries."""
+    """A leaf costs only the calls of its program, and of the memory for temporaries."""
     make, _ = CHAINS[name]
     assert calls_of(make, 40) - calls_of(make, 10) <= 30 * 40
 
@@ -79,5 +79,5 @@ def test_memory_of_temporaries_is_freed(name: str) -> None:
     optimizer.step()
     assert torch.cuda.memory_allocated() == held
     largest = max(param.numel() for param in params)
-    # Of one leaf at a time, however many there are.
+    # The temporaries of only one leaf exist at a time.
     assert torch.cuda.max_memory_allocated() - held <= 12 * 4 * largest

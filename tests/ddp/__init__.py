@@ -1,1 +1,1 @@
-"""The step hook on real processes: N ranks over gloo, compared with DDP followed by torch.optim."""
+"""Step hook on real processes over gloo, compared with DDP followed by torch.optim."""

@@ -1,4 +1,4 @@
-"""The table of comparisons: each is our hook beside DDP and torch.optim, bit for bit."""
+"""Table of comparisons of our hook with DDP and torch.optim, bit for bit."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -38,13 +38,13 @@ DOUBLE = partial(Tower, [F64] * 6)
 
 
 def torch_twin(name: str, **options: Any) -> MakeTorch:
-    """A class of torch.optim, in the implementation that we equal bit for bit."""
+    """Return a maker of a class of torch.optim, in the implementation that equals ours."""
     made = getattr(torch.optim, name)
     return lambda params: made(params, foreach=False, **options)
 
 
 def two_groups(params: Sequence[Tensor]) -> torch.optim.Optimizer:
-    """AdamW that treats biases in another way, by torch's parameter groups."""
+    """Return AdamW with other options for biases, by torch's parameter groups."""
     biases = [param for param in params if param.dim() == 1]
     rest = [param for param in params if param.dim() > 1]
     return torch.optim.AdamW(
@@ -56,7 +56,7 @@ def two_groups(params: Sequence[Tensor]) -> torch.optim.Optimizer:
 
 
 def halving(step: float) -> float:
-    """A schedule."""
+    """Return a learning rate that halves at each step."""
     return 0.1 * 0.5**step
 
 
@@ -78,7 +78,7 @@ LION = Case(
 )
 
 CASES: dict[str, Case] = {
-    # First, so that several threads meet a chain that is not compiled yet.
+    # This case comes first, so that several threads meet a chain that is not compiled yet.
     "many buckets at once": ADAMW._replace(
         ddp={"bucket_cap_mb": 1e-4, "find_unused_parameters": True}
     ),
@@ -164,12 +164,14 @@ IN_ORDER: dict[str, Case] = {
     ),
     "power, unused": SGD._replace(inner="power", in_order=True, model=Branches, ddp=UNUSED),
 }
-"""Inner hooks that launch collectives from callbacks, and what DDP may launch before those. Out of
-order, ranks take each other's data for their own; gloo ends the process for that."""
+"""Inner hooks that launch collectives from callbacks, with collectives of DDP before those.
+
+Out of order, ranks use each other's data as their own, and gloo ends the process.
+"""
 
 
 def clipped(model: Any, inner: str = "allreduce", **ddp: Any) -> Case:
-    """By a norm smaller than those that come up."""
+    """Return a case that clips by a norm below all norms that occur."""
     return SGD._replace(
         optimizer=chain(clip_by_global_norm(0.05), sgd(lr=0.1, momentum=0.9)),
         twin=torch_twin("SGD", lr=0.1, momentum=0.9),
@@ -197,7 +199,7 @@ CLIPPED: dict[str, Case] = {
 
 
 def run_cases(names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """Comparisons, on this rank, one after the other."""
+    """Run these comparisons on this rank, one after the other."""
     known = {**CASES, **CLIPPED, **IN_ORDER}
     found = {}
     for name in names:

@@ -1,7 +1,7 @@
 """Programs that end, or destroy their groups, while threads of gloo are at work.
 
-Each is a fork of one that has imported torch, and ends as any program does: the interpreter is
-taken down. Run by ``test_group_lifetime.py``; prints which did not end well.
+Each program is a fork of one that has imported torch. It ends as any program does: the interpreter
+shuts down. ``test_group_lifetime.py`` runs this module, which prints the programs that fail.
 """
 
 import gc
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torch._dynamo  # which torch.optim imports: once, and not in each fork
+import torch._dynamo  # torch.optim imports it: once here, and not in each fork
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
@@ -69,7 +69,7 @@ KINDS: tuple[Register, ...] = (
 
 
 def train(register: Register) -> DistributedDataParallel:
-    """Two iterations in a world of one."""
+    """Train two iterations in a world of one."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     ddp = DistributedDataParallel(torch.nn.Linear(4, 1))
     register(ddp)
@@ -80,14 +80,14 @@ def train(register: Register) -> DistributedDataParallel:
 
 
 def destroyed_at_once(register: Register) -> None:
-    """Over and over: where a thread of gloo is in the middle of something is a matter of luck."""
+    """Train and destroy the group many times, because the timing of gloo's threads is random."""
     for _ in range(30):
         train(register)
         dist.destroy_process_group()
 
 
 def destroyed_first(register: Register) -> None:
-    """Then DDP is dropped, which may be the last to hold the group."""
+    """Destroy the group, then drop DDP, which can be its last owner."""
     for _ in range(30):
         ddp = train(register)
         dist.destroy_process_group()
@@ -95,7 +95,7 @@ def destroyed_first(register: Register) -> None:
 
 
 def ends_while_groups_are_freed(register: Register) -> None:
-    """Their turn comes while the program makes more of them, so some are freed when it ends."""
+    """Make groups while others are freed, so that some are freed as the program ends."""
     group_lifetime.SECONDS = 0.05
     for _ in range(15):
         train(register)
@@ -107,7 +107,7 @@ def threads() -> set[int]:
 
 
 def ends_before_threads_are_done(register: Register, *, destroyed: bool) -> None:
-    """They get a processor where hardly anybody else wants it, and somebody always does."""
+    """End while gloo's threads still work: they have low priority beside a busy process."""
     there = threads()
     ddp = train(register)
     loss = ddp(torch.ones(2, 4)).sum()
@@ -130,7 +130,7 @@ STARVED: dict[str, Callable[[Register], None]] = {
 
 
 def busy() -> int:
-    """A process that always wants the processor that this one runs on."""
+    """Fork a process that always uses the processor of this one; return its id."""
     pid = os.fork()
     while pid == 0:
         pass
@@ -139,10 +139,10 @@ def busy() -> int:
 
 def main() -> None:
     programs = [(name, run, kind) for name, run in PROGRAMS.items() for kind in KINDS]
-    if sys.platform == "linux":  # threads are made to wait by its scheduler
+    if sys.platform == "linux":  # its scheduler makes threads wait
         programs += [(name, run, by_step_hook) for name, run in STARVED.items()]
     gc.collect()
-    gc.freeze()  # what torch has imported: otherwise each program looks through it as it ends
+    gc.freeze()  # otherwise each program scans the objects of torch at its end
     for name, run, kind in programs:
         rival = 0
         if name in STARVED:
@@ -151,7 +151,7 @@ def main() -> None:
         pid = os.fork()
         if pid == 0:
             run(kind)
-            return  # and so this program ends
+            return  # the forked program ends here
         _, status = os.waitpid(pid, 0)
         if rival:
             os.kill(rival, signal.SIGKILL)

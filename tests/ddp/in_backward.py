@@ -39,7 +39,7 @@ GRAPHS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
 
 
 def twin_of(module: nn.Module, **options: Any) -> DistributedDataParallel:
-    """A copy under DDP, which divides as our hook does."""
+    """Return a copy under DDP, which divides as our hook does."""
     twin = DistributedDataParallel(copy.deepcopy(module), **options)
     twin.register_comm_hook(dist.group.WORLD, allreduce_hook)
     return twin
@@ -51,7 +51,7 @@ def assert_same(ours: nn.Module, twin: nn.Module) -> None:
 
 
 def compare_all(cases: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """Comparisons; for each, digests of the parameters after each iteration."""
+    """Run comparisons; return for each the digests of the parameters after each iteration."""
     found = []
     for one in cases:
         with case(**one):
@@ -62,15 +62,15 @@ def compare_all(cases: Sequence[dict[str, Any]]) -> list[list[str]]:
 def compare(
     optimizer: str, when: str, views: bool, graph: str, parts: int, own_hook: bool
 ) -> list[str]:
-    """Both side by side.
+    """Compare both sides; return digests of the parameters after each iteration.
 
     Args:
         optimizer: a key of OPTIMIZERS.
-        when: it is applied, before wrapping, after it, or after some iterations ("late").
-        views: whether gradients are views of DDP's buckets.
+        when: "before" wrapping, "after" wrapping, or after some iterations ("late").
+        views: True if gradients are views of DDP's buckets.
         graph: a key of GRAPHS.
         parts: backward passes per iteration; all but the last are under ``no_sync``.
-        own_hook: whether parameters have hooks of their own.
+        own_hook: True if parameters have their own hooks.
     """
     torch.manual_seed(0)
     optimizer_class, kwargs, make = OPTIMIZERS[optimizer]
@@ -97,7 +97,7 @@ def compare(
     for iteration in range(4):
         if when == "late" and iteration == 2:
             apply()
-            afterwards = [make(twin.parameters())]  # state begins anew, as ours does
+            afterwards = [make(twin.parameters())]  # its state starts from nothing, as ours does
         in_backward = when != "late" or iteration >= 2
         before = digest(module.parameters())
         for one in (ours, twin):
@@ -115,10 +115,10 @@ def compare(
 
 
 def ignored() -> dict[str, str]:
-    """Step parameters that DDP ignores on this rank's gradient, the rest on the mean.
+    """Step parameters that DDP ignores by this rank's gradient, the rest by the mean.
 
     Returns:
-        Digests of what it ignores, and of the rest.
+        Digests of the ignored parameters, and of the rest.
     """
     torch.manual_seed(0)
     module = Tower()
@@ -140,7 +140,7 @@ def ignored() -> dict[str, str]:
 
 
 def stacked() -> None:
-    """Two optimizers each, the second applied after some iterations; a sparse gradient."""
+    """Apply two optimizers to each parameter, the second one later; one gradient is sparse."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Embedding(7, WIDTH, sparse=True), nn.Linear(WIDTH, 3))
     twin = twin_of(module)

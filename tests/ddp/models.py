@@ -1,4 +1,4 @@
-"""Small models with what gives hooks trouble. All are called as ``model(x, rank, iteration)``."""
+"""Small models that are difficult for hooks, called as ``model(x, rank, iteration)``."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ BATCH = 4
 
 
 class Tower(nn.Module):
-    """Layers of one dtype each."""
+    """Tower of layers, each of one dtype."""
 
     def __init__(self, dtypes: Sequence[torch.dtype] = (torch.float32,) * 6) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Tower(nn.Module):
 
 
 class Checkpointed(Tower):
-    """Layers that are computed again in backward, by an inner backward pass of their own."""
+    """Layers that are computed again in backward, by an inner backward pass."""
 
     def forward(self, x: Tensor, rank: int, iteration: int) -> Tensor:
         x = x.requires_grad_()
@@ -34,7 +34,7 @@ class Checkpointed(Tower):
 
 
 class Odd(Tower):
-    """Frozen layers, a parameter without dimensions, one without elements."""
+    """Tower with frozen layers, a parameter without dimensions, and one without elements."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Odd(Tower):
 
 
 class Branches(nn.Module):
-    """A stem, and branches that have a part in the loss on some ranks, in some iterations."""
+    """Stem, and branches that are used on some ranks, in some iterations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Branches(nn.Module):
             self.add_module(name, nn.Linear(WIDTH, WIDTH))
 
     def used(self, rank: int, iteration: int) -> list[str]:
-        """The branches used, in order."""
+        """Return the names of the used branches, in order."""
         uses = {
             "both": True,
             "odd": iteration % 2 == 1,
@@ -72,14 +72,14 @@ class Branches(nn.Module):
 
 
 class FixedBranches(Branches):
-    """The same branches in every iteration, as ``static_graph`` asks for; not on every rank."""
+    """Branches that never change, as ``static_graph`` requires, but differ between ranks."""
 
     def used(self, rank: int, iteration: int) -> list[str]:
         return ["both", "only_one"] if rank == 1 else ["both"]
 
 
 class Tied(nn.Module):
-    """One weight used in three places, under two names."""
+    """Model that uses one weight in three places, under two names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Convolutions(nn.Module):
 
 
 class Complex(nn.Module):
-    """A complex layer among real ones."""
+    """Model with a complex layer among real ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Complex(nn.Module):
 
 
 class Transposed(nn.Module):
-    """A weight that is stored column by column."""
+    """Model with a weight that is stored column by column."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Transposed(nn.Module):
 
 
 class Sparse(nn.Module):
-    """An embedding whose gradient is sparse: other rows on every rank, some of them twice."""
+    """Embedding with sparse gradients: other rows on every rank, some of them twice."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Data-parallel training where not every rank has a compiler, or what others have compiled."""
+"""Data-parallel training in which ranks differ in their compilers and compiled code."""
 
 import os
 import tempfile
@@ -23,7 +23,7 @@ from .comparison import digest
 
 ITERATIONS = 5
 WIDTH = 80
-"""So that a layer has more elements than a step is compiled for."""
+"""Width with which a layer has enough elements for a compiled step."""
 
 OPTIMIZERS: dict[str, Optimizer] = {
     "qhm": qhm(0.1, weight_decay=0.1),
@@ -33,23 +33,23 @@ OPTIMIZERS: dict[str, Optimizer] = {
 
 
 def train_all(cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Train, one case after the other, each rank on data of its own."""
+    """Train one case after the other, each rank on its own data."""
     return [train(**one) for one in cases]
 
 
 def train(front_end: str, optimizer: str, executor: str, compilers: list[str]) -> dict[str, Any]:
-    """Train.
+    """Train one case on this rank.
 
     Args:
-        front_end: "hook" (the step is made in DDP's communication hook) or "class" (by a
-            TorchOptimizer on each rank, after backward).
+        front_end: "hook" (DDP's communication hook makes the step) or "class" (a TorchOptimizer
+            on each rank makes the step after backward).
         optimizer: a key of OPTIMIZERS.
         executor: its name.
-        compilers: for each rank "there" (all may be compiled already), "anew" (nothing is) or
-            "none".
+        compilers: for each rank, "there" (compiled code can exist already), "anew" (no compiled
+            code exists), or "none" (no compiler exists).
 
     Returns:
-        A digest of the parameters of this rank, how many loops it has, and what it was warned of.
+        A digest of this rank's parameters, the number of its loops, and its warnings.
     """
     with _compiler(compilers[dist.get_rank()]), warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
@@ -67,7 +67,7 @@ def train(front_end: str, optimizer: str, executor: str, compilers: list[str]) -
 
 @contextmanager
 def _compiler(which: str) -> Iterator[None]:
-    """As in a process that has compiled nothing, with this compiler."""
+    """Make this process look as if it had compiled nothing, with this compiler."""
     with tempfile.TemporaryDirectory() as empty, mock.patch.dict(os.environ):
         if which != "there":
             os.environ["FUNCTIONAL_OPTIM_CACHE"] = empty

@@ -1,4 +1,4 @@
-"""Runs that are more than a comparison side by side; each returns what the tests look at."""
+"""Runs that go beyond a comparison side by side; each returns data for the tests."""
 
 import copy
 import gc
@@ -32,7 +32,7 @@ ALL = {**CASES, **CLIPPED}
 
 
 def each(scenario: str, names: Sequence[str]) -> dict[str, Any]:
-    """One of the functions below for each of these cases, one after the other."""
+    """Run one of the functions below for each case, one after the other."""
     found = {}
     for name in names:
         with tried(name=name):
@@ -41,7 +41,7 @@ def each(scenario: str, names: Sequence[str]) -> dict[str, Any]:
 
 
 def run_on(ddp: DistributedDataParallel, iterations: range, step: Callable[[], object]) -> None:
-    """Train; ``step`` is what follows a backward pass."""
+    """Train; call ``step`` after each backward pass."""
     for iteration in iterations:
         backward(ddp, iteration)
         step()
@@ -49,11 +49,11 @@ def run_on(ddp: DistributedDataParallel, iterations: range, step: Callable[[], o
 
 
 def nothing() -> None:
-    """Do nothing after a backward pass: our hook has stepped."""
+    """Do nothing after a backward pass, because our hook has stepped."""
 
 
 def resumed(name: str) -> dict[str, Any]:
-    """Two iterations, saved and loaded, two more in new objects; beside four in one go."""
+    """Train two iterations, save, load, and train two more; compare with four in one run."""
     torch.manual_seed(0)
     case = ALL[name]
     first = Ours(case, case.model())
@@ -86,7 +86,7 @@ Part = tuple[Case, dict[str, nn.Parameter]]
 
 
 def split(ddp: DistributedDataParallel, word: str) -> list[Part]:
-    """SGD with the parameters whose name has the word in it, AdamW with the others."""
+    """Assign parameters with the word in their name to SGD, and the others to AdamW."""
     named = trainable(ddp)
     first = {name: param for name, param in named.items() if word in name}
     rest = {name: param for name, param in named.items() if name not in first}
@@ -99,8 +99,10 @@ def by_torch(part: Part) -> torch.optim.Optimizer:
 
 
 def parts(model: type[nn.Module], word: str, ours: int, **options: Any) -> dict[str, Any]:
-    """Two optimizers, of which our hooks (one inside the other) are one or both, and torch.optim
-    the rest; beside a twin that has both from torch."""
+    """Train with two optimizers, of which our hooks are one or both, and torch.optim the rest.
+
+    The twin has both optimizers from torch. If there are two hooks, one is inside the other.
+    """
     torch.manual_seed(0)
     module = model()
     twin = DistributedDataParallel(copy.deepcopy(module), **options)
@@ -141,22 +143,22 @@ def parts(model: type[nn.Module], word: str, ours: int, **options: Any) -> dict[
 
 
 def subset() -> dict[str, Any]:
-    """``params=`` names half of the parameters; the caller steps the others."""
+    """Step half of the parameters by ``params=``; the caller steps the others."""
     return parts(Tower, "weight", ours=1, **SMALL)
 
 
 def small_subset() -> dict[str, Any]:
-    """``params=`` names so few parameters that some buckets have none of them."""
+    """Step so few parameters by ``params=`` that some buckets contain none of them."""
     return parts(Branches, "head", ours=1, **UNUSED)
 
 
 def nested() -> dict[str, Any]:
-    """Two step hooks, one the inner hook of the other."""
+    """Step by two hooks, one of which is the inner hook of the other."""
     return parts(Branches, "weight", ours=2, **UNUSED)
 
 
 def uneven(name: str) -> dict[str, Any]:
-    """Ranks run out of data one after the other, under ``ddp.join()``."""
+    """Let ranks run out of data one after the other, under ``ddp.join()``."""
     ours, twin = made(CASES[name])
     rank, ranks = dist.get_rank(), dist.get_world_size()
     mine = range(2 + 2 * rank)
@@ -165,7 +167,7 @@ def uneven(name: str) -> dict[str, Any]:
     with ours.ddp.join():
         run_on(ours.ddp, mine, nothing)
     return {
-        # torch steps the optimizer only while there is data: state is the last rank's to compare.
+        # torch steps only while a rank has data, so only the last rank can compare its state.
         "differences": [
             pair.name
             for pair in pairs(ours, twin)
@@ -177,7 +179,7 @@ def uneven(name: str) -> dict[str, Any]:
 
 
 def on_subgroup(name: str) -> dict[str, Any]:
-    """A comparison on two ranks of four; the others have left before it begins."""
+    """Compare on two ranks of four; the other ranks leave before the comparison begins."""
     group = dist.new_group([1, 3])
     if dist.get_rank() not in (1, 3):
         return {"group rank": None, "iterations": []}
@@ -185,10 +187,10 @@ def on_subgroup(name: str) -> dict[str, Any]:
 
 
 def freed(unused: bool) -> list[str]:
-    """Return the names of the objects that keep_group_alive a DDP module with our hook.
+    """Return the names of the objects that outlive a dropped DDP module with our hook.
 
-    A thread of gloo may be about to let go of the last bucket, so it is given time; meanwhile the
-    process group is held, through which nothing of the module may be.
+    A thread of gloo can still hold the last bucket, so the function waits for it. Meanwhile the
+    process group stays alive, and must not hold any part of the module.
     """
     held = mock.patch.object(group_lifetime, "SECONDS", 1000.0)
     ours = Ours(SGD._replace(ddp=UNUSED if unused else SMALL), Tower())
@@ -210,7 +212,7 @@ def freed(unused: bool) -> list[str]:
 
 
 def one_fails(rank_that_fails: int, leaves: bool) -> dict[str, str]:
-    """A rank fails in the middle of backward, and ends, or lives on until the other has ended."""
+    """Fail on one rank during backward; this rank then ends, or waits for the other's end."""
     store = dist.distributed_c10d._get_default_store()
     torch.manual_seed(0)
     ours = Ours(ADAMW._replace(ddp=UNUSED), Tower())

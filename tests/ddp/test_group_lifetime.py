@@ -1,4 +1,4 @@
-"""A group that is destroyed right after a backward pass, with all that communicated over it."""
+"""Groups that are destroyed right after a backward pass, while threads use them."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def test_programs_may_end_while_threads_of_gloo_are_at_work() -> None:
-    """Whatever they are doing: with groups destroyed, being freed, or left."""
+    """Programs can end at any moment: with groups destroyed, being freed, or left."""
     made = subprocess.run(
         [sys.executable, "-m", "tests.ddp.ending"],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Optimizers in backward under DDP: every step is by the reduced gradient, on every rank."""
+"""Optimizers in backward under DDP, which step by the reduced gradient on every rank."""
 
 from tests.choices import pairs
 from tests.ranks import Job, run_ranks
@@ -15,7 +15,7 @@ CASES = pairs(
 )
 for one in CASES:
     if one["graph"] == "static":
-        one["parts"] = 1  # torch fails where the first pass over a static graph is under no_sync
+        one["parts"] = 1  # torch fails if the first pass over a static graph is under no_sync
 
 
 def test_as_after_backward() -> None:

@@ -1,4 +1,4 @@
-"""The pool of ranks: results and errors come back; a hang ends, and is told from a death."""
+"""Pool of ranks: results and errors come back, and a hang ends and differs from a death."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,7 +67,7 @@ def test_a_rank_that_dies_is_no_hang(pool: RankPool) -> None:
 
 
 def test_after_a_death_those_that_wait_for_one_that_is_done_are_told(pool: RankPool) -> None:
-    """It ends, as its process would in a training; so far it keeps its connections."""
+    """A rank that is done ends too, as in training, which closes its connections."""
     done, dead, told = pool.run(
         trouble.waits_for_one_that_leaves, ranks=3, group_seconds=600, grace_seconds=100
     )

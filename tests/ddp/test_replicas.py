@@ -1,4 +1,4 @@
-"""Replicas stay replicas: whichever rank has a compiler, or what was compiled before."""
+"""Tests that replicas stay equal if ranks differ in compilers and compiled code."""
 
 from functional_optim.kernels import EXECUTORS
 from tests.choices import case, pairs
@@ -14,8 +14,7 @@ EXACT = [
         if one.exact and one.in_chunks(()) and n not in ("fused", "prefer_fused")
     ),
 ]
-"""Executors whose steps are bit for bit the reference's.
-On the CPU, prefer_fused is blocked."""
+"""Executors whose steps equal the reference's bit for bit. On the CPU, prefer_fused is blocked."""
 COMPILING = ("auto", "compiled")
 COMPILERS = (["there", "none"], ["anew", "there"])
 
@@ -25,7 +24,7 @@ def test_every_exact_executor_is_tried() -> None:
 
 
 def chosen() -> list[dict[str, object]]:
-    """The reference of each kind of training first."""
+    """Return the cases; the reference of each kind of training comes first."""
     trained = [
         {"front_end": front_end, "optimizer": optimizer}
         for front_end in ("hook", "class")
@@ -40,7 +39,7 @@ def chosen() -> list[dict[str, object]]:
 
 
 def test_replicas_are_equal() -> None:
-    """On every rank, as by the reference."""
+    """Parameters are the same on every rank, and equal those of the reference executor."""
     cases = chosen()
     job = Job(replicas.train_all, {"cases": cases})
     ranks = [one.result() for one in run_ranks({"all": job}, ranks=2, seconds=300)["all"]]

@@ -1,4 +1,4 @@
-"""Runs that stop and go on, step a part only, run out of data, or fail; and more ranks."""
+"""Runs that stop and resume, step a part, run out of data, or fail; and runs on four ranks."""
 
 from typing import Any
 
@@ -55,19 +55,19 @@ def test_saved_and_loaded_is_never_stopped(on_two: Outcomes) -> None:
 
 
 def test_ranks_that_run_out_of_data(on_two: Outcomes) -> None:
-    """Under ``ddp.join()`` a rank without data goes on stepping, as it takes part in the mean."""
+    """Under ``ddp.join()``, a rank without data still steps, because it takes part in the mean."""
     found = results(on_two, "uneven")
     for name in UNEVEN[:-1]:
         ranks = [rank[name] for rank in found]
         with case(name=name):
             assert [seen["differences"] for seen in ranks] == [[], []]
             for seen in ranks:
-                assert set(seen["steps"].values()) == {4}  # what the last rank had
+                assert set(seen["steps"].values()) == {4}  # the iterations of the last rank
             assert len({seen["digest"] for seen in ranks}) == 1
 
 
 def test_unused_parameters_of_a_rank_that_ran_out_of_data(on_two: Outcomes) -> None:
-    """torch takes what such a rank used last as used ever after, and steps it with zeros."""
+    """torch treats the parameters that such a rank used last as used, and steps them by zeros."""
     ranks = [rank[UNEVEN[-1]] for rank in results(on_two, "uneven")]
     wanted = {"stem": 4, "both": 4, "odd": 2, "only_one": 4, "some": 1, "never": 0, "head": 4}
     for seen in ranks:
@@ -87,20 +87,20 @@ def test_two_optimizers(on_two: Outcomes) -> None:
 
 
 def test_a_hook_does_not_keep_its_module_alive(on_two: Outcomes) -> None:
-    """DDP holds the hook from C++, where Python's collector does not see a circle."""
+    """DDP holds the hook from C++, where Python's collector cannot see a reference cycle."""
     for job in ("freed", "freed, unused"):
         assert results(on_two, job) == [[], []]
 
 
 def test_one_rank_that_fails_ends_the_other(on_two: Outcomes) -> None:
-    """When its collectives time out."""
+    """The other rank fails when its collectives time out."""
     other, failing = results(on_two, "one fails")
     assert failing == {"type": "OSError", "text": "the disk is full"}
     assert other["type"] in ("RuntimeError", "DistBackendError")
 
 
 def test_one_rank_that_fails_and_leaves_ends_the_other() -> None:
-    """When they find no one there: long before they would time out."""
+    """The other rank fails long before a time-out, because it finds no peer."""
     job = Job(scenarios.one_fails, {"rank_that_fails": 0, "leaves": True}, 1000)
     failing, other = run_ranks({"leaves": job}, ranks=2, seconds=120, fresh=True)["leaves"]
     assert failing.error is not None and "exit code 3" in failing.error
@@ -129,7 +129,7 @@ def test_four_ranks_run_out_of_data(on_four: Outcomes) -> None:
 
 
 def test_a_group_of_some_ranks(on_four: Outcomes) -> None:
-    """Group ranks 0 and 1 are the ranks 1 and 3; the others have nothing to do with it."""
+    """Group ranks 0 and 1 are the ranks 1 and 3; the other ranks take no part."""
     outside, one, outside_too, three = results(on_four, "subgroup")
     assert outside == outside_too == {"group rank": None, "iterations": []}
     assert [one["group rank"], three["group rank"]] == [0, 1]

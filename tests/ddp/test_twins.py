@@ -1,4 +1,4 @@
-"""Bit for bit what DDP followed by torch.optim gives, after every iteration from the first on."""
+"""Step hook on two ranks, equal bit for bit to DDP followed by torch.optim."""
 
 from collections.abc import Collection, Iterator
 from itertools import pairwise
@@ -19,9 +19,9 @@ UNUSED = [name for name, one in ALL.items() if one.model is Branches and one.bac
 
 
 Seen = tuple[dict[str, Any], ...]
-"""What was seen on each rank in an iteration."""
+"""Observations of each rank in one iteration."""
 Runs = dict[str, list[Seen]]
-"""By case: its iterations."""
+"""Iterations of each case, by name."""
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +36,13 @@ def runs() -> Runs:
 
 
 def batched(names: Collection[str], size: int = 12) -> list[list[str]]:
-    """Names of cases that share a group."""
+    """Divide the names of cases into batches that share a group."""
     listed = list(names)
     return [listed[at : at + size] for at in range(0, len(listed), size)]
 
 
 def each(runs: Runs, names: Collection[str]) -> Iterator[tuple[str, int, Seen]]:
-    """Each iteration of each case."""
+    """Yield each iteration of each case."""
     for name in names:
         for number, ranks in enumerate(runs[name]):
             yield name, number, ranks
@@ -57,13 +57,13 @@ def test_equal_to_the_twin(runs: Runs) -> None:
 
 
 def test_clipping_is_that_of_clip_grad_norm(runs: Runs) -> None:
-    """torch adds the squares up in another order, and in the precision of the parameters."""
+    """torch adds the squares in another order, and in the precision of the parameters."""
     for name, number, ranks in each(runs, CLIPPED):
         clipped = CLIPPED[name]
         types = {param.dtype.itemsize for param in clipped.model().parameters()}
         for seen in ranks:
             with case(name=name, iteration=number):
-                assert seen["norm"] > 2 * clipped.clip  # otherwise nothing is clipped
+                assert seen["norm"] > 2 * clipped.clip  # otherwise clipping changes nothing
                 assert seen["apart"] < (1e-12 if types == {8} else 2e-6)
                 assert seen["finite"]
 
@@ -76,7 +76,7 @@ def test_ranks_are_equal_on_different_data(runs: Runs) -> None:
 
 
 def test_no_iteration_is_skipped(runs: Runs) -> None:
-    """Every parameter whose count rises moves, from the first iteration on; no other does."""
+    """Exactly the parameters whose count rises move, from the first iteration on."""
     before: dict[str, int] = {}
     for name, number, ranks in each(runs, ALL):
         before = before if number else {}
@@ -89,9 +89,9 @@ def test_no_iteration_is_skipped(runs: Runs) -> None:
 
 
 def test_one_call_per_bucket(runs: Runs) -> None:
-    """Not one per parameter; and one for all, with the last bucket, where all must be there.
+    """A bucket makes one call, not one for each parameter.
 
-    None for a bucket that brings nothing.
+    Clipping makes a single call, with the last bucket. A bucket without gradients makes none.
     """
     before = 0
     for name, number, ranks in each(runs, ALL):
@@ -105,8 +105,10 @@ def test_one_call_per_bucket(runs: Runs) -> None:
 
 
 def test_buckets_change_once(runs: Runs) -> None:
-    """One bucket (of each dtype) at first, more once DDP has seen a backward pass; with
-    ``find_unused_parameters`` the same all along."""
+    """DDP changes its buckets once, after it has seen a backward pass.
+
+    With ``find_unused_parameters``, the buckets never change.
+    """
     for name in SEVERAL:
         buckets = [ranks[0]["buckets"] for ranks in runs[name]]
         changes = sum(one != other for one, other in pairwise(buckets))
@@ -118,7 +120,7 @@ def test_buckets_change_once(runs: Runs) -> None:
 
 
 def test_unused_parameters_keep_their_count(runs: Runs) -> None:
-    """Stepped if any rank used them, else left alone: count 0 for those never used."""
+    """A parameter steps if any rank used it; one that no rank used keeps the count 0."""
     for name, number, ranks in each(runs, UNUSED):
         counts = {
             "stem": number + 1,

@@ -1,4 +1,4 @@
-"""Ranks that hand everything to one another through shared memory, however small it is."""
+"""Ranks that exchange all data through shared memory, however small the data is."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -8,7 +8,7 @@ from unittest import mock
 from sharding.transport import ring_channel, shared_memory
 
 CHUNK = 256
-"""Bytes: what tests hand over takes many of them, and goes several times around the ring."""
+"""Bytes in a chunk, so few that tests need many chunks and several rounds of the ring."""
 RING = 4 * CHUNK
 
 
@@ -21,7 +21,7 @@ class Seen:
 
 @contextmanager
 def through_memory() -> Iterator[Seen]:
-    """While this is open, on all ranks, transports that are made use memory for everything."""
+    """Make new transports use memory for everything; all ranks must open this together."""
     seen = Seen()
     finish = ring_channel.RingChannel.finish
 

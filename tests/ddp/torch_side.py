@@ -1,4 +1,4 @@
-"""Other half of comparisons: classes and hooks that torch lacks, or has for accelerators."""
+"""torch side of comparisons: classes and hooks that torch lacks, or has for accelerators."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -20,7 +20,7 @@ Hook = Callable[[Any, dist.GradBucket], Future[Any]]
 
 
 class Lion(torch.optim.Optimizer):
-    """Lion with decoupled weight decay, as one writes it for torch."""
+    """Lion with decoupled weight decay, in torch's usual style."""
 
     def __init__(
         self,
@@ -48,12 +48,12 @@ class Lion(torch.optim.Optimizer):
 
 
 def as_list(group: Any, bucket: dist.GradBucket) -> Future[Any]:
-    """An allreduce whose result is a list, as those of torch 1.x were."""
+    """Run an allreduce whose result is a list, as in torch 1.x."""
     return allreduce_hook(group, bucket).then(lambda done: [done.value()])
 
 
 def as_copy(group: Any, bucket: dist.GradBucket) -> Future[Any]:
-    """An allreduce that leaves its result elsewhere, and rubbish in the bucket."""
+    """Run an allreduce that returns a copy, and leaves NaN in the bucket."""
 
     def finish(done: Future[Tensor]) -> Tensor:
         result = done.value().clone()
@@ -64,15 +64,17 @@ def as_copy(group: Any, bucket: dist.GradBucket) -> Future[Any]:
 
 
 def at_once(group: Any, bucket: dist.GradBucket) -> Future[Any]:
-    """An allreduce that is done before the hook returns: its callbacks run inside backward."""
+    """Run an allreduce that is done before the hook returns, so callbacks run inside backward."""
     done: Future[Any] = Future()
     done.set_result(allreduce_hook(group, bucket).wait())
     return done
 
 
 def slow(group: Any, bucket: dist.GradBucket) -> Future[Any]:
-    """A mean, then another collective, launched from a callback: late on rank 1, while rank 0
-    waits for it before it does anything else."""
+    """Run an allreduce, then another collective from a callback.
+
+    The callback is late on rank 1, while rank 0 waits for its end before it continues.
+    """
 
     def then(done: Future[Tensor]) -> Tensor:
         if dist.get_rank() == 1:
@@ -92,7 +94,7 @@ def _power(group: Any) -> tuple[Any, Hook]:
         matrix_approximation_rank=2,
         start_powerSGD_iter=2,
         min_compression_rate=1,
-        orthogonalization_epsilon=1e-6,  # gradients that are all zero give NaN otherwise
+        orthogonalization_epsilon=1e-6,  # otherwise gradients that are all zero give NaN
     )
     return state, powerSGD_hook
 
@@ -111,12 +113,14 @@ INNER: dict[str, Callable[[Any], tuple[Any, Hook]]] = {
 """Inner hooks by name: a process group -> (fresh state, hook)."""
 
 FOR_TORCH = {**INNER, "list": INNER["allreduce"]}
-"""The same for the twin: DDP itself takes no list."""
+"""Inner hooks for the twin: DDP itself takes no list."""
 
 
 def on_cpu(hook: Hook, *, in_order: bool) -> Hook:
-    """The hook under another name, since DDP refuses bf16 on a CPU by name; each bucket awaited
-    if asked for, so that what comes next, of DDP's own too, cannot overtake it."""
+    """Rename a hook, since DDP refuses bf16 on a CPU by name.
+
+    If ``in_order``, wait for each bucket, so that no later collective overtakes it.
+    """
 
     def renamed(state: Any, bucket: dist.GradBucket) -> Future[torch.Tensor]:
         future = hook(state, bucket)

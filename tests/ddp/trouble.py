@@ -1,4 +1,4 @@
-"""Jobs for a pool of ranks that get it into trouble: failures, waits and deaths."""
+"""Jobs that get a pool of ranks into trouble: failures, waits, and deaths."""
 
 import os
 import time
@@ -23,7 +23,7 @@ def fails_on(rank: int) -> str:
 
 
 def waits_for_the_other() -> None:
-    """Rank 0 waits in a collective for rank 1, which is busy."""
+    """Make rank 0 wait in a collective for rank 1, which is busy."""
     if dist.get_rank() == 1:
         at("the work")
         sleeps_too_long()
@@ -50,7 +50,7 @@ def pid() -> int:
 
 
 def waits_for_one_that_leaves() -> str:
-    """Rank 1 dies, rank 0 is done, and rank 2 waits for rank 0."""
+    """End rank 1, finish rank 0, and make rank 2 wait for rank 0."""
     dist.barrier()
     if dist.get_rank() == 1:
         os._exit(0)

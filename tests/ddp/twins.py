@@ -27,37 +27,37 @@ MakeTorch = Callable[[Sequence[Tensor]], torch.optim.Optimizer]
 
 
 class Case(NamedTuple):
-    """One comparison."""
+    """Comparison of our hook with a twin."""
 
     optimizer: Optimizer
     twin: MakeTorch
     """The torch.optim optimizer to compare with."""
     model: Callable[[], nn.Module] = Tower
     ddp: Mapping[str, Any] = {}
-    """Further arguments of DistributedDataParallel, for both."""
+    """Further arguments of DistributedDataParallel, for both sides."""
     inner: str = "allreduce"
     in_order: bool = False
     executor: Any = "blocked"
     iterations: int = 4
     backwards: int = 1
-    """How many per iteration; all but the last are under ``no_sync``."""
+    """Number of backward passes per iteration; all but the last are under ``no_sync``."""
     clip: float | None = None
-    """The twin's gradients are clipped by global norm."""
+    """Global norm to which the twin's gradients are clipped."""
     hyper: Mapping[int, Mapping[str, Any]] = {}
-    """Hyper-parameters that change before an iteration: ``set_hyper`` for ours."""
+    """Hyper-parameters that change before an iteration, on our side by ``set_hyper``."""
     schedule: Callable[[int], float] | None = None
-    """The learning rate of the twin, by iteration; ours has it as a schedule."""
+    """Learning rate of the twin, by iteration; our optimizer has the same schedule."""
 
 
 def batch(rank: int, iteration: int, part: int = 0) -> tuple[Tensor, Tensor]:
-    """Inputs and targets: others on every rank and in every iteration, the same for twins."""
+    """Return inputs and targets that differ by rank and iteration, but are equal for twins."""
     chance = torch.Generator().manual_seed(1 + rank + 100 * part + 10_000 * iteration)
     x = torch.randn(BATCH, WIDTH, generator=chance)
     return x, torch.randn(BATCH, WIDTH, generator=chance)
 
 
 def loss_of(model: nn.Module, rank: int, iteration: int, part: int = 0) -> Tensor:
-    """The loss on this rank's batch."""
+    """Return the loss of this rank's batch."""
     x, target = batch(rank, iteration, part)
     output = model(x.to(next(model.parameters()).device), rank, iteration + part)
     loss: Tensor = (output - target.to(output)).square().mean()
@@ -65,7 +65,7 @@ def loss_of(model: nn.Module, rank: int, iteration: int, part: int = 0) -> Tenso
 
 
 def backward(ddp: DistributedDataParallel, iteration: int, parts: int = 1) -> float:
-    """Forward and backward, over some parts of which only the last is synchronised."""
+    """Run forward and backward over some parts, of which only the last is synchronised."""
     rank = dist.get_rank(ddp.process_group)
     total = 0.0
     for part in range(parts):
@@ -79,14 +79,14 @@ def backward(ddp: DistributedDataParallel, iteration: int, parts: int = 1) -> fl
 def wrapped(
     module: nn.Module, group: dist.ProcessGroup | None, options: Mapping[str, Any]
 ) -> DistributedDataParallel:
-    """The module under DDP, which warns of options that do not go together."""
+    """Wrap a module in DDP, without the warning about options that do not go together."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "You passed find_unused_parameters=true to Distri")
         return DistributedDataParallel(module, process_group=group, **options)
 
 
 class Ours:
-    """A DDP module with our hook."""
+    """DDP module with our hook."""
 
     def __init__(
         self,
@@ -111,15 +111,15 @@ class Ours:
         return found
 
     def tensors(self) -> Iterator[Tensor]:
-        """Parameters, state and step counts."""
+        """Yield parameters, state, and step counts."""
         for name, param in self.state.params.items():
             yield from (param, self.leaf(name).step, *fields(self.leaf(name)).values())
 
 
 def asking(step: Callable[..., None], asked: list[int]) -> Callable[..., None]:
-    """The step of some parameters, with a note of how many they are, if there are any.
+    """Return ``step`` with a record of the number of its parameters, if there are any.
 
-    A hook holds it from C++, so it must not hold the module.
+    A hook holds the function from C++, so the function must not hold the module.
     """
 
     def noting(names: Sequence[str], gradients: Sequence[Tensor]) -> None:
@@ -130,7 +130,7 @@ def asking(step: Callable[..., None], asked: list[int]) -> Callable[..., None]:
 
 
 def noted(hook: Hook, buckets: list[int]) -> Hook:
-    """The hook, with a note of the number of parameters in each bucket."""
+    """Return a hook that records the number of parameters in each bucket."""
 
     def noting(state: Any, bucket: dist.GradBucket) -> Any:
         buckets.append(len(bucket.parameters()))
@@ -140,7 +140,7 @@ def noted(hook: Hook, buckets: list[int]) -> Hook:
 
 
 class Twin:
-    """The same, as one does it with torch."""
+    """DDP module with an optimizer of torch."""
 
     def __init__(
         self, case: Case, module: nn.Module, group: dist.ProcessGroup | None = None
@@ -164,17 +164,17 @@ class Twin:
         return norm
 
     def change(self, options: Mapping[str, Any]) -> None:
-        """Other hyper-parameters."""
+        """Set hyper-parameters in all groups."""
         for group in self.optimizer.param_groups:
             group.update(options)
 
 
 def pairs(ours: Ours, twin: Twin) -> Iterator[Pair]:
-    """Everything that must be equal."""
+    """Yield all pairs that must be equal."""
     for name, param in trainable(ours.ddp).items():
         other = twin.params[name]
         yield Pair(name, param.detach(), other.detach())
-        if twin.clip is None:  # it is clipped in place
+        if twin.clip is None:  # clipping changes gradients in place
             yield Pair(f"{name}: gradient", dense(param.grad), dense(other.grad))
         entries = dict(twin.optimizer.state[other])
         yield from state_pairs(name, ours.leaf(name), entries, twin.steps[name])
@@ -185,7 +185,7 @@ def pairs(ours: Ours, twin: Twin) -> Iterator[Pair]:
 
 @contextmanager
 def executor_calls() -> Iterator[list[int]]:
-    """The number of leaves in each call of an executor, or of a plan, while this is open."""
+    """Yield the number of leaves in each call of an executor, or of a plan."""
     calls: list[int] = []
     with (
         mock.patch.object(ChunkExecutor, "update_", _noting(ChunkExecutor.update_, calls)),
@@ -201,7 +201,7 @@ _INSIDE = threading.local()
 def _noting(method: Callable[..., None], calls: list[int]) -> Callable[..., None]:
     def update_(self: Any, stages: Any, leaves: Any, measured: Any) -> None:
         inside = getattr(_INSIDE, "call", False)
-        if not inside:  # what an executor hands on is no call of its own
+        if not inside:  # a call inside another call is not counted
             calls.append(len(leaves))
         _INSIDE.call = True
         try:
@@ -225,7 +225,7 @@ def _noting_plans(method: Callable[..., None], calls: list[int]) -> Callable[...
 
 
 def made(case: Case, group: dist.ProcessGroup | None = None) -> tuple[Ours, Twin]:
-    """Both sides, with equal parameters."""
+    """Return both sides, with equal parameters."""
     torch.manual_seed(dist.get_rank())  # DDP itself makes the ranks start equal
     module = case.model()
     twin = Twin(case, copy.deepcopy(module), group)
@@ -233,7 +233,7 @@ def made(case: Case, group: dist.ProcessGroup | None = None) -> tuple[Ours, Twin
 
 
 def compare(case: Case, group: dist.ProcessGroup | None = None) -> list[dict[str, Any]]:
-    """Both side by side; what was seen in each iteration, for JSON."""
+    """Compare both sides; return the observations of each iteration, for JSON."""
     ours, twin = made(case, group)
     with executor_calls() as calls:
         return [_iteration(case, ours, twin, number, calls) for number in range(case.iterations)]

@@ -1,4 +1,4 @@
-"""Results as the ranks would report them, to be planted with faults."""
+"""Results as the ranks report them, and a function that plants faults in them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,7 +32,7 @@ def _run(name: str) -> RunResult:
 
 @pytest.fixture
 def ranks() -> list[RankResult]:
-    """Two ranks, with nothing wrong."""
+    """Return the results of two ranks without faults."""
     return [
         RankResult(
             rank=rank,
@@ -47,7 +47,7 @@ def ranks() -> list[RankResult]:
 
 @pytest.fixture
 def plant(ranks: list[RankResult]) -> Callable[..., None]:
-    """Change one run, on one rank or (None) on all."""
+    """Return a function that changes one run, on one rank, or on all ranks if it is None."""
 
     def change(rank: int | None, name: str, **changes: Any) -> None:
         for one in ranks if rank is None else [ranks[rank]]:

@@ -1,4 +1,4 @@
-"""``functional-optim demo``: what it refuses, and its exit code on planted faults."""
+"""Tests of ``functional-optim demo``: refused options, and its exit code for planted faults."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.choices import case
 
 
 def run(monkeypatch: pytest.MonkeyPatch, ranks: list[RankResult], *arguments: str) -> Result:
-    """The command, with these results instead of training."""
+    """Run the command with these results instead of training."""
     monkeypatch.setattr(command, "launch", lambda settings: ranks)
     return CliRunner().invoke(command.demo, arguments)
 

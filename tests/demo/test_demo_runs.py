@@ -1,4 +1,4 @@
-"""The whole demo, as a user starts it, on two processes."""
+"""Tests of the whole demo, started as a user starts it."""
 
 import os
 import re
@@ -52,10 +52,11 @@ def assert_trained_in_half_the_state(results: list[RankResult]) -> None:
         assert sharded.validation == hook.validation == twin.validation
         assert sharded.from_first.same_bits and sharded.from_rank_zero.same_bits
         assert sharded.parameter_bytes == sharded.gradient_bytes == 4 * one.numel
-        # Two averages of all elements; half of them each, to a cut of 128 bytes and step counts.
+        # AdamW has two averages of all elements. Each rank has half of them, up to 128 bytes of
+        # alignment and the step counts.
         assert 8 * one.numel <= twin.state_bytes <= 8 * one.numel + 1000
         assert abs(sharded.state_bytes - 4 * one.numel) <= 2000
-    # What the ranks keep is all there is, and no element is kept twice.
+    # The ranks together have the whole state, and no element twice.
     both = sum(one.runs[2].state_bytes for one in results)
     assert 8 * results[0].numel <= both <= 8 * results[0].numel + 2000
     assert results[0].runs[2].losses != results[1].runs[2].losses  # each rank had its own data
@@ -64,7 +65,7 @@ def assert_trained_in_half_the_state(results: list[RankResult]) -> None:
 def test_a_rank_that_fails_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It got as far as to our own hooks: a folder of that name does not hide them."""
+    """The error comes from our own hooks, so a user's folder of this name does not hide them."""
     (tmp_path / "hooks").mkdir()
     (tmp_path / "hooks" / "__init__.py").write_text("raise SystemExit('the wrong package')\n")
     search = os.environ.get("PYTHONPATH", "").split(os.pathsep)

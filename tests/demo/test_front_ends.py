@@ -1,4 +1,4 @@
-"""Each front-end, on one rank in this process, beside torch."""
+"""Tests that compare each front-end with torch, on one rank in this process."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -52,13 +52,13 @@ def test_it_gives_what_torch_gives_to_the_last_bit(tried: Callable[..., FrontEnd
     assert ours.losses == by_torch.losses
     assert ours.gradient_bytes == 4 * len(begin)
     assert ours.front_end.sent_bytes(100.0, 3) == by_torch.front_end.sent_bytes(100.0, 3) == 300
-    # Two averages of the parameters' size, and a few step counts.
+    # AdamW has two averages of the parameters' size, and a few step counts.
     assert 8 * len(begin) <= ours.front_end.state_bytes() <= 8 * len(begin) + 1000
     assert 8 * len(begin) <= by_torch.front_end.state_bytes() <= 8 * len(begin) + 1000
 
 
 class _CountBuckets(FrontEnd):
-    """A front-end that only notes which buckets arrive."""
+    """Front-end that only records the index of each bucket."""
 
     def __init__(self, ddp: DistributedDataParallel, hyper: HyperParameters) -> None:
         self.seen: list[int] = []

@@ -1,4 +1,4 @@
-"""The demo's transformer: its size, and that it cannot look ahead."""
+"""Tests of the demo's transformer, such as its size and its causal attention."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Processes over torch RPC: what they do where one of them dies."""
+"""Test of processes over torch RPC when one of them dies."""
 
 import os
 import signal

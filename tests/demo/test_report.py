@@ -1,4 +1,4 @@
-"""Tables and the picture."""
+"""Tests of the tables and the picture."""
 
 import re
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def test_everything_measured_is_shown(ranks: list[RankResult], plant: Callable[.
     plant(1, "C", state_bytes=3 * 2**19)
     shown = printed(ranks)
     for expected in ("4.6000", "3.8000", "2.9000", "4.2500", "3.2500"):
-        assert shown.count(expected) == 3, expected  # in each run
+        assert shown.count(expected) == 3, expected  # once in each run
     for expected in ("step-hook", "torch.optim.AdamW", "ZeRO", "1.00", "1.50", "2.00", "262,144"):
         assert expected in shown
     for unbroken in ("valid. C", "optimizer state", "400.00 (all runs)"):

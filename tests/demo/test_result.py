@@ -1,4 +1,4 @@
-"""The verdict: nothing wrong passes, and each planted fault is named."""
+"""Tests of the verdict: good results pass, and each planted fault is named."""
 
 import math
 import re
@@ -91,7 +91,7 @@ def test_a_loss_that_is_no_number_is_near_nothing(
 ) -> None:
     for last in (NAN, INF):
         plant(0, "C", exact=False, validation=[(0, 4.6), (2, 3.9), (4, last)])
-        assert len(judge(ranks)) == 2  # not near, and not fallen
+        assert len(judge(ranks)) == 2  # the loss is not close, and has not fallen
 
 
 def test_every_fault_is_told(ranks: list[RankResult], plant: Callable[..., None]) -> None:

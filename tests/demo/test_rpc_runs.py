@@ -1,4 +1,4 @@
-"""``functional-optim demo --front-end rpc``: a trainer, and workers that own the parameters."""
+"""Tests of ``functional-optim demo --front-end rpc``: a trainer, and workers with parameters."""
 
 import os
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_parameters_on_two_workers_end_with_the_bits_of_one_process(
     assert away.losses == here.losses and away.validation == here.validation
     assert away.losses[-1] < away.losses[0]
     assert away.from_first.same_bits and away.exact
-    # Each parameter is on one worker, about half of them on each, and none on the trainer.
+    # Each worker has about half of the parameters, and the trainer has none.
     assert (away.parameter_bytes, away.state_bytes) == (0, 0)
     assert [part.steps for part in away.workers] == [6, 6]
     assert sum(part.parameter_bytes for part in away.workers) == 4 * one.numel

@@ -1,4 +1,4 @@
-"""The demo's choices, and the schedule that both runs compute from them."""
+"""Tests of the demo's settings, and of the schedule that both runs compute from them."""
 
 import pytest
 import torch

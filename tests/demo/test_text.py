@@ -1,4 +1,4 @@
-"""The text of the demo and what batches are cut from it."""
+"""Tests of the text of the demo, and of the batches that are cut from it."""
 
 import torch
 

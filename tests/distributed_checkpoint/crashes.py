@@ -1,4 +1,4 @@
-"""Ranks that fail or are killed while they save, on processes; what is left is loaded."""
+"""Jobs in which ranks fail or are killed during a save, and jobs that load the rest."""
 
 import os
 from pathlib import Path
@@ -22,7 +22,7 @@ from .laws import BEFORE, content, made, train
 
 VICTIM = 1
 POINTS = ("begin", "sync", "written")
-"""Where a rank is killed: before it writes, before its file is synced, after that."""
+"""Moments at which a rank is killed: before it writes, before its file is synced, or afterwards."""
 
 
 def state_of(model: nn.Module, zero: Any) -> dict[str, Any]:
@@ -41,14 +41,14 @@ def read(model: nn.Module, zero: Any, folder: str, group: Any = None) -> None:
 
 
 def killed_in_a_save(folder: str, point: str) -> None:
-    """All ranks save twice; one is killed in the second save, and the others get an error."""
+    """Save twice; kill one rank in the second save, and expect an error on all other ranks."""
     model, zero = made("adamw", 0, "elements")
     train(zero, range(BEFORE))
     write(model, zero, folder)
     train(zero, range(BEFORE, BEFORE + 1))
 
     def dies(*arguments: Any, **options: Any) -> Any:
-        os._exit(0)  # as if it was killed: nothing is cleaned up
+        os._exit(0)  # a killed process cleans up nothing
 
     if dist.get_rank() == VICTIM:
         place, name = {
@@ -61,7 +61,7 @@ def killed_in_a_save(folder: str, point: str) -> None:
 
 
 def loads_the_first_save(folder: str) -> None:
-    """It is whole; and a save to the same folder removes what the killed one has left."""
+    """Load the complete first save; a new save must remove the files of the killed rank."""
     model, zero = made("adamw", 0, "elements")
     train(zero, range(BEFORE))
     wanted = content(model, zero)
@@ -76,11 +76,14 @@ def loads_the_first_save(folder: str) -> None:
 
 
 def a_rank_fails(folder: str) -> list[str]:
-    """In a save and in a load; every rank raises, the last checkpoint and the state stay."""
+    """Fail on one rank in a save, then in a load; checkpoint and state must not change.
+
+    Return the errors of this rank.
+    """
     model, zero = made("adamw", 0, "elements")
     train(zero, range(BEFORE))
     write(model, zero, folder)
-    files = [*Path(folder).glob("*.distcp")]  # a save that fails may leave others
+    files = [*Path(folder).glob("*.distcp")]  # a failed save may leave other files
     train(zero, range(BEFORE, BEFORE + 1))
     before = content(model, zero)
 
@@ -108,7 +111,7 @@ def a_rank_fails(folder: str) -> list[str]:
 
 
 def other_group_than_the_reader(folder: str) -> str:
-    """The reader must know how many ranks check files."""
+    """Load with another group than that of the reader, and return the error."""
     model, zero = made("adamw", 0, "elements")
     write(model, zero, folder)
     alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
@@ -118,7 +121,7 @@ def other_group_than_the_reader(folder: str) -> str:
 
 
 def on_subgroup(folder: str) -> None:
-    """Two ranks of four, whose group ranks are others, write and read with their group."""
+    """Save and load with two of four ranks, whose group ranks differ from the global ranks."""
     group = dist.new_group([1, 3])
     if dist.get_rank() not in (1, 3):
         return
@@ -133,11 +136,11 @@ def on_subgroup(folder: str) -> None:
 
 
 def in_the_background(folder: str) -> None:
-    """``async_save`` by the writer has the state of when it was called, in the same format."""
+    """Save with ``async_save`` while training continues; the saved state is that of the call."""
     model, zero = made("8-bit", 0, "elements")
     train(zero, range(BEFORE))
     before = content(model, zero)
-    group = dist.new_group()  # training uses the other one meanwhile
+    group = dist.new_group()  # training uses the default group at the same time
     for step in range(2):
         writer = ChecksumWriter(folder)
         state = state_of(model, zero)

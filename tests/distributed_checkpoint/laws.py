@@ -1,4 +1,4 @@
-"""ZeRO to ZeRO, of any chain: stopped on some ranks, gone on with on others."""
+"""Jobs that save the state of ZeRO with any chain, and load it on other ranks."""
 
 import copy
 import functools
@@ -65,14 +65,14 @@ CLASSES: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 NAMES = [*CHAINS, *CLASSES]
 LATE = "pictures.bias"
-"""A parameter that has no gradient before the run stops."""
+"""Parameter that has no gradient before the run stops."""
 BEFORE, AFTER = 2, 3
 
 
 def made(
     name: str, seed: int, policy: str, group: Any = None
 ) -> tuple[Net, ZeroRedundancyOptimizer]:
-    """Of three groups, with names."""
+    """Return a model with names, and its ZeRO optimizer with two groups of parameters."""
     model = net(seed)
     if STORAGES.get(name, {}).get("param", "").startswith("bfloat16"):
         model.to(torch.bfloat16)
@@ -99,10 +99,10 @@ def train(zero: ZeroRedundancyOptimizer, steps: range) -> None:
 
 
 def content(model: nn.Module, zero: ZeroRedundancyOptimizer) -> Any:
-    """Parameters, state and options of all ranks; None, but on rank 0."""
+    """Return the parameters, state and options of all ranks on rank 0, and None on other ranks."""
     zero.consolidate_state_dict(to=0)
     state = zero.state_dict() if zero.rank == 0 else None
-    zero._collected = None  # as a step does
+    zero._collected = None  # a step does the same
     if state is None:
         return None
     groups = [
@@ -113,7 +113,7 @@ def content(model: nn.Module, zero: ZeroRedundancyOptimizer) -> Any:
 
 
 def saves(name: str, policy: str, folder: str) -> None:
-    """Save, and go on: what is compared with is what did not stop."""
+    """Save, then continue training; the continued run is the reference for the loaded one."""
     model, zero = made(name, 0, policy)
     train(zero, range(BEFORE))
     before = digest(one for entries in zero.optim.state.values() for one in entries.values())
@@ -128,7 +128,7 @@ def saves(name: str, policy: str, folder: str) -> None:
 
 
 def goes_on(name: str, policy: str, folder: str) -> list[str]:
-    """Load into a new run; return what is not as in the run that did not stop."""
+    """Load into a new run and train; return the differences from the run that did not stop."""
     model, zero = made(name, 1, policy)
     load(model, zero, folder)
     found = [content(model, zero)]
@@ -138,10 +138,11 @@ def goes_on(name: str, policy: str, folder: str) -> list[str]:
 
 
 def other_data_on_every_rank(folder: str) -> str:
-    """On the same ranks: first each of two nodes has the state, and then all have it together.
+    """Save and load on the same ranks with different data; the results must be equal.
 
-    Gradients are summed parameter by parameter: DDP's sums are rounded by its buckets, which are
-    others in the first iteration.
+    The state is first replicated on each of two nodes, then sharded over all ranks. Gradients are
+    summed parameter by parameter: DDP's sums depend on its buckets, and these change after the
+    first iteration.
     """
     rank = dist.get_rank()
     runs = []
@@ -178,7 +179,7 @@ class Small(nn.Sequential):
 
 
 def on_subgroup(folder: str) -> list[int] | None:
-    """Ranks 1 and 3 of four save, and ranks 3, 2 and 0 load; the rest never calls anything."""
+    """Save on ranks 1 and 3 of four, and load on ranks 3, 2 and 0; other ranks make no calls."""
     rank = dist.get_rank()
     groups = {ranks: dist.new_group(list(ranks)) for ranks in ((1, 3), (0, 2, 3))}
     found = None
@@ -205,12 +206,12 @@ def on_subgroup(folder: str) -> list[int] | None:
 
 
 def in_the_background(folder: str) -> None:
-    """``async_save`` has the state of when it was called; training goes on meanwhile."""
+    """Save with ``async_save`` while training continues; the saved state is that of the call."""
     model, zero = made("8-bit", 0, "elements")
     train(zero, range(BEFORE))
     before = content(model, zero)
     saved = {"model": model.state_dict(), "optim": get_optimizer_state_dict(model, zero)}
-    # Training talks over the default group meanwhile.
+    # Training uses the default group at the same time.
     done = dcp.async_save(saved, checkpoint_id=folder, process_group=dist.new_group())
     train(zero, range(BEFORE, BEFORE + AFTER))
     done.result()
@@ -220,7 +221,7 @@ def in_the_background(folder: str) -> None:
 
 
 def by_number(folder: str) -> None:
-    """The optimizer itself is given to ``dcp.save`` and ``dcp.load``."""
+    """Pass the optimizer itself to ``dcp.save`` and ``dcp.load``."""
     model, zero = made("partition", 0, "elements")
     train(zero, range(BEFORE))
     dcp.save({"optim": zero}, checkpoint_id=folder)
@@ -233,7 +234,7 @@ def by_number(folder: str) -> None:
 
 
 def flattened(folder: str) -> None:
-    """With keys as torchtitan has them, of optimizers that know no names."""
+    """Use flat keys, as torchtitan does, with optimizers that have no parameter names."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 
     flat = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -255,7 +256,10 @@ def flattened(folder: str) -> None:
 
 
 def with_missing_state(folder: str) -> None:
-    """torch.optim has no state of a parameter that it has never stepped; ours begins anew then."""
+    """Load a checkpoint of torch.optim that lacks the state of a parameter that was never stepped.
+
+    A partial load gives this parameter its initial state.
+    """
     plain = net(0)
     optimizer = torch.optim.AdamW(plain.parameters(), lr=0.1, foreach=False)
 
@@ -285,7 +289,7 @@ def with_missing_state(folder: str) -> None:
 
 
 def every_range_is_offered_once(folder: str) -> list[list[Any]]:
-    """Assert that each rank offers its own ranges of the state, and no more; return them."""
+    """Check that each rank offers exactly its own ranges of the state, and return these ranges."""
     model, zero = made("adamw", 0, "elements")
     train(zero, range(BEFORE))
     state = get_optimizer_state_dict(model, zero)["state"]
@@ -305,7 +309,7 @@ def every_range_is_offered_once(folder: str) -> list[list[Any]]:
 
 
 def of_other_ranges(folder: str) -> list[str]:
-    """Parts of an optimizer with another plan; nothing is changed."""
+    """Load parts of an optimizer with another plan; return the errors. Nothing may change."""
     from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 
     model, zero = made("adamw", 0, "elements")
@@ -322,7 +326,10 @@ def of_other_ranges(folder: str) -> list[str]:
 
 
 def damaged(folder: str) -> list[str]:
-    """A file is cut off; and a checkpoint of another optimizer, and of other shapes."""
+    """Load a checkpoint of another optimizer, one of other shapes, and one with truncated files.
+
+    Return the errors of this rank.
+    """
     texts = []
     model, zero = made("adamw", 0, "elements")
     train(zero, range(BEFORE))
@@ -346,6 +353,6 @@ def damaged(folder: str) -> list[str]:
             file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     dist.barrier()
     texts.append(raised(load, other, again, folder))
-    found = content(other, again)  # the model's tensors are torch's to write to
+    found = content(other, again)  # torch may write to the tensors of the model
     assert found is None or difference(found["optim"], before["optim"]) == []
     return texts

@@ -1,4 +1,4 @@
-"""Runs that stop and go on: by ZeRO, by torch.optim in one process, and by FSDP2."""
+"""Runs that stop and continue: by ZeRO, by torch.optim in one process, and by FSDP2."""
 
 import warnings
 from pathlib import Path
@@ -25,12 +25,12 @@ from sharding.checkpoint.flat_ranges import FlatRanges
 from tests.zero_local.compare import same
 
 BEFORE, AFTER = 2, 2
-"""Steps before a run stops, and after it goes on."""
+"""Number of steps before a run stops, and after the load."""
 LR = 0.1
 
 
 class Net(nn.Module):
-    """Layers of sizes that no number of ranks divides, and one that is never trained."""
+    """Model with layer sizes that no number of ranks divides, and one frozen layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,13 +42,13 @@ class Net(nn.Module):
 
 
 def net(seed: int) -> Net:
-    """Weights of a seed: those of a new run are others than those of the saved one."""
+    """Return a model; the seed of a new run differs from that of the saved run."""
     torch.manual_seed(seed)
     return Net()
 
 
 def gradients(params: dict[str, Any], step: int) -> dict[str, Tensor]:
-    """Gradients of one step, the same on all ranks, as after a reduction."""
+    """Return the gradients of one step, equal on all ranks, as after a reduction."""
     chance = torch.Generator().manual_seed(1000 + step)
     return {
         name: torch.randn(param.shape, generator=chance) * 10.0 ** (step % 3 - 1)
@@ -57,7 +57,7 @@ def gradients(params: dict[str, Any], step: int) -> dict[str, Tensor]:
 
 
 def train(model: nn.Module, optimizer: Any, steps: range) -> None:
-    """Step by given gradients; of a DTensor, by the part that this rank has."""
+    """Step with fixed gradients; a DTensor gets this rank's part of its gradient."""
     named = dict(model.named_parameters())
     for step in steps:
         for name, grad in gradients(named, step).items():
@@ -84,7 +84,7 @@ def by_torch(seed: int, lr: float) -> tuple[nn.Module, Any]:
 
 
 def by_ours(seed: int, lr: float) -> tuple[nn.Module, Any]:
-    """It has state for frozen parameters too, which torch's classes do not save."""
+    """Use only trained parameters: ours would have state for frozen ones, and torch saves none."""
     model = net(seed)
     trained = [param for param in model.parameters() if param.requires_grad]
     return model, TorchOptimizer(trained, adamw(lr=lr))
@@ -98,7 +98,7 @@ def by_fsdp2(seed: int, lr: float) -> tuple[nn.Module, Any]:
 
 
 def by_owners(seed: int, lr: float) -> tuple[nn.Module, Any]:
-    """AdamW is pointwise, so each rank has the state of its rows."""
+    """Use AdamW, since its pointwise steps need only the state of a rank's own rows."""
     model = net(seed)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     fully_shard(model, mesh=mesh)
@@ -120,11 +120,11 @@ RANKS = {
     "FSDP2": (2, 3),
     "MatrixOwnerOptimizer": (3, 2),
 }
-"""How many ranks save, and how many load."""
+"""Numbers of ranks that save, and that load."""
 
 
 def never_stopped(steps: int) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-    """Parameters and state of one process after so many steps, by name."""
+    """Return parameters and state of one process after this number of steps, by name."""
     model, optimizer = by_torch(0, LR)
     train(model, optimizer, range(steps))
     named = dict(model.named_parameters())
@@ -143,7 +143,7 @@ def save(model: nn.Module, optimizer: Any, folder: str, group: Any = None) -> No
 
 
 def load(model: nn.Module, optimizer: Any, folder: str, group: Any = None, **options: Any) -> None:
-    """As torch's tutorial does it."""
+    """Load in the way that torch's tutorial shows."""
     state = {
         "model": get_model_state_dict(model),
         "optim": get_optimizer_state_dict(model, optimizer),
@@ -162,12 +162,12 @@ def saves(kind: str, folder: str) -> None:
 
 
 def goes_on(kind: str, folder: str, *, partial: bool = False) -> None:
-    """A new run, of other weights and another rate, loads; it is then the one that was saved.
+    """Load into a run with other weights and another rate, and compare it with the saved run.
 
     Args:
-        kind: of the optimizer.
-        folder: of the checkpoint.
-        partial: whether the checkpoint lacks options.
+        kind: kind of the optimizer.
+        folder: folder of the checkpoint.
+        partial: True if the checkpoint lacks options.
     """
     model, optimizer = KINDS[kind](1, 7 * LR)
     load(model, optimizer, folder, planner=DefaultLoadPlanner(allow_partial_load=partial))
@@ -178,7 +178,7 @@ def goes_on(kind: str, folder: str, *, partial: bool = False) -> None:
 
 
 def passes_on(kind: str, folder: str, to: str, begins: int) -> None:
-    """Load, make a step, check, and save elsewhere."""
+    """Load, make one step, check the result, and save to another folder."""
     model, optimizer = KINDS[kind](begins, 7 * LR)
     load(model, optimizer, folder)
     train(model, optimizer, range(begins, begins + 1))
@@ -187,7 +187,7 @@ def passes_on(kind: str, folder: str, to: str, begins: int) -> None:
 
 
 def check(model: nn.Module, optimizer: Any, steps: int) -> None:
-    """Parameters and state are those of a run that never stopped, bit for bit."""
+    """Check parameters and state, bit for bit, against a run that never stopped."""
     params, states = never_stopped(steps)
     for name, param in model.named_parameters():
         assert same(whole(param), params[name]), (name, steps)

@@ -1,4 +1,4 @@
-"""Saves and loads in which a rank fails, is killed, or finds damage."""
+"""Tests of saves and loads in which a rank fails, is killed, or finds damage."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ def on_ranks(count: int, function: Callable[..., Any], **arguments: object) -> l
 
 @pytest.mark.parametrize("point", crashes.POINTS)
 def test_a_rank_that_is_killed_leaves_the_last_checkpoint_whole(tmp_path: Path, point: str) -> None:
-    """Another launch, of as many ranks as are left, goes on from it."""
+    """A new launch with fewer ranks loads the last complete checkpoint."""
     job = Job(crashes.killed_in_a_save, {"folder": str(tmp_path), "point": point})
     found = run_ranks({point: job}, ranks=3, seconds=120, fresh=True)[point]
     for rank, outcome in enumerate(found):

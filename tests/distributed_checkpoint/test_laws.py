@@ -1,4 +1,4 @@
-"""ZeRO to ZeRO through torch.distributed.checkpoint: every chain, any policy, any ranks."""
+"""Tests of ZeRO with torch.distributed.checkpoint, over chains, policies and numbers of ranks."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ CASES = {
     for number, name in enumerate(laws.NAMES)
     for policies in [WHOLE if name in NOT_CUT else CUT]
 }
-"""The policy that saves, and the one that loads."""
+"""Policy of the run that saves, and policy of the run that loads."""
 ONCE = (
     laws.in_the_background,
     laws.by_number,
@@ -71,7 +71,7 @@ def on_four(base: Path) -> Outcomes:
 def test_goes_on_as_if_it_had_never_stopped(
     on_three: Outcomes, on_two: Outcomes, name: str
 ) -> None:
-    """Saved on 3 ranks, loaded on 2 with another policy: parameters, state and options."""
+    """Two ranks with another policy continue exactly from a checkpoint that three ranks saved."""
     assert [outcome.result() for outcome in on_three[name]] == [None] * 3
     assert [outcome.result() for outcome in on_two[name]] == [[], []]
 
@@ -101,7 +101,7 @@ def test_each_rank_offers_its_own_ranges(on_three: Outcomes) -> None:
 
 
 def test_parts_of_another_plan_are_refused(on_three: Outcomes) -> None:
-    """By all ranks alike; the error names the rank, the parameter and the way out."""
+    """All ranks raise an error that names the rank, the parameter and the solution."""
     for rank, outcome in enumerate(on_three["of_other_ranges"]):
         for text in outcome.result():
             told = f"group rank {rank} (global rank {rank}) was given a part of the state of 'embed"

@@ -1,4 +1,4 @@
-"""Between everything: a run that one kind of optimizer saved goes on with another, bit for bit."""
+"""Tests that each kind of optimizer continues a run of every other kind, bit for bit."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def on_ranks(count: int, function: object, **arguments: object) -> None:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A checkpoint by each kind."""
+    """Return the folders of one checkpoint of each kind."""
     base = tmp_path_factory.mktemp("saved")
     found = {kind: folder_of(base, kind) for kind in KINDS}
     for kind, folder in found.items():
@@ -51,7 +51,7 @@ def test_from_one_to_another(saved: dict[str, str], source: str, target: str) ->
 
 
 def test_from_one_to_the_next_through_all(tmp_path: Path) -> None:
-    """ZeRO on 3 ranks, torch.optim in one process, ZeRO on 2 ranks, FSDP2, and ZeRO on 4 ranks."""
+    """One run goes through ZeRO, torch.optim and FSDP2, on 3, 1, 2, 2 and 4 ranks."""
     folders = [folder_of(tmp_path, number) for number in range(5)]
     on_ranks(3, saves, kind="ZeRO", folder=folders[0])
     route = [("torch.optim", 1), ("ZeRO", 2), ("FSDP2", 2), ("ZeRO", 4)]
@@ -61,7 +61,7 @@ def test_from_one_to_the_next_through_all(tmp_path: Path) -> None:
 
 
 def test_to_a_file_of_torch_save(saved: dict[str, str], tmp_path: Path) -> None:
-    """``dcp_to_torch_save`` reads what ZeRO has saved."""
+    """``dcp_to_torch_save`` reads the checkpoints that ZeRO saves."""
     dcp_to_torch_save(saved["ZeRO"], tmp_path / "one.pt")
     found = torch.load(tmp_path / "one.pt")
     params, states = never_stopped(BEFORE)
@@ -73,7 +73,7 @@ def test_to_a_file_of_torch_save(saved: dict[str, str], tmp_path: Path) -> None:
 
 
 def test_from_a_file_of_torch_save(tmp_path: Path) -> None:
-    """Written by name, as torch's helpers write it, and turned into a folder by torch's tool."""
+    """ZeRO loads a file of ``torch.save`` after torch's tool has converted it to a folder."""
     model, optimizer = by_torch(0, 0.1)
     train(model, optimizer, range(BEFORE))
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict

@@ -1,1 +1,1 @@
-"""Pages of the documentation."""
+"""Tests of the pages of the documentation."""

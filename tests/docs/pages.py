@@ -22,8 +22,6 @@ _BLOCK = re.compile(
 
 
 class Block(NamedTuple):
-    """A block of Python code."""
-
     code: str
     line: int
     """The number of lines of the page before the code."""
@@ -44,7 +42,7 @@ def is_installed(module: str) -> bool:
     """Return True if a module can be imported."""
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the package around it
+    except ModuleNotFoundError:  # the parent package is missing
         return False
 
 

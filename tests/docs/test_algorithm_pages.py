@@ -1,4 +1,4 @@
-"""Each algorithm has a page of its own, and the site has all of them."""
+"""Tests that each algorithm has a page, and that the site includes all of these pages."""
 
 from pathlib import Path
 from types import ModuleType

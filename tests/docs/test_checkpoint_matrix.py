@@ -1,4 +1,4 @@
-"""Each cell of the matrix of checkpoints names a test that there is."""
+"""Test that each cell of the matrix of checkpoints names an existing test."""
 
 import ast
 import re
@@ -17,7 +17,6 @@ CELL = re.compile(r"`(?:(tests/[\w/]+\.py)::)?(test_\w+)(\[[^`]+\])?`")
 
 
 def functions_of(file: Path) -> set[str]:
-    """Return the names of the functions of a module."""
     tree = ast.parse(file.read_text("utf-8"))
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 

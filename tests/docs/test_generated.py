@@ -1,4 +1,4 @@
-"""Pages that are generated from the code are current: ``python -m docs.generate`` writes them."""
+"""Tests that generated pages are up to date; ``python -m docs.generate`` writes them."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from docs.generate import FOLDER, PAGES, main, text_of
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_generated_page_is_current(name: str) -> None:
-    """Each cell of composes-with.md is tried: parameters are those of ``update``, or an error."""
+    """The text of composes-with.md comes from running the combination of each cell."""
     assert (FOLDER / name).read_text(encoding="utf-8") == text_of(name)
 
 

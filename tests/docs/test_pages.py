@@ -1,4 +1,4 @@
-"""Every Python block of a page runs, in the order of the page."""
+"""Tests that every Python block of a page runs, in order, and that pictures are readable."""
 
 import re
 import runpy
@@ -20,14 +20,14 @@ SCRIPTS = [
 ]
 PICTURES = sorted((DOCS / "pictures").glob("*.svg"))
 PHONE = 360
-"""The width of a phone's screen, in pixels of CSS."""
+"""Width of a phone's screen in CSS pixels."""
 ROW = re.compile(r"^\| \*\*(.+?)\*\* \|", flags=re.MULTILINE)
 
 
-@pytest.mark.filterwarnings("ignore")  # those of the libraries that are shown
+@pytest.mark.filterwarnings("ignore")  # for warnings of other libraries
 @pytest.mark.parametrize("name", PAGES)
 def test_blocks_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one namespace for each page, and a folder of its own."""
+    """The blocks of a page run in one namespace, and in an empty folder."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     module = "page_" + re.sub(r"\W", "_", name.removesuffix(".md"))
@@ -37,7 +37,7 @@ def test_blocks_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     try:
         runpy.run_path(str(script), run_name=module)
     finally:
-        for key in registry._REGISTERED.keys() - before:  # what a page registers is of the page
+        for key in registry._REGISTERED.keys() - before:  # other pages must not see these names
             del registry._REGISTERED[key]
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
@@ -45,7 +45,7 @@ def test_blocks_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(("name", "block"), [one for one in SCRIPTS if one[1].mark == "torchrun"])
 def test_scripts_run_on_several_processes(name: str, block: Block, tmp_path: Path) -> None:
-    """Started by torchrun, as the page says."""
+    """The test starts a block with torchrun, as the page says."""
     (tmp_path / "train.py").write_text(block.code, encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
@@ -60,7 +60,7 @@ def test_scripts_run_on_several_processes(name: str, block: Block, tmp_path: Pat
 
 
 def test_marks_say_why() -> None:
-    """A block that does not run has a reason, in a comment that readers of the source see."""
+    """A comment before a block that does not run gives the reason."""
     short = [name for name, block in SCRIPTS if block.mark == "not run" and len(block.value) < 10]
     assert not short
     for page in DOCS.rglob("*.md"):
@@ -92,7 +92,7 @@ def test_pictures_are_readable_on_a_phone(picture: Path) -> None:
 
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda one: one.stem)
 def test_letters_stay_inside_pictures(picture: Path) -> None:
-    """No text is cut off, at 0.62 of the size of letters for the width of a letter."""
+    """No text is cut off, if a letter is 0.62 of the font size wide."""
     root = ET.parse(picture).getroot()
     _, _, width, height = map(float, root.attrib["viewBox"].split())
     for text in root.iter("{http://www.w3.org/2000/svg}text"):

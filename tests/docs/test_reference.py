@@ -1,4 +1,4 @@
-"""The reference has every public name, and Markdown in place of what docstrings are written in."""
+"""Tests that the reference has every public name, and that docstrings become Markdown."""
 
 import dataclasses
 import importlib
@@ -19,7 +19,7 @@ def test_the_reference_has_every_public_name_once() -> None:
 
 
 def test_public_names_are_those_that_can_be_imported() -> None:
-    """The build reads them from text; here the packages are imported."""
+    """The build reads public names from source text, so the test compares them with imports."""
     found = public_names.public_names()
     for package in public_names.PACKAGES:
         exported = importlib.import_module(package).__all__
@@ -56,7 +56,7 @@ def test_what_is_returned_is_not_read_as_a_type() -> None:
 
 
 def test_rule_and_transform_document_every_argument() -> None:
-    """Their own and those of their base, so that ``help`` shows all of them."""
+    """``help`` shows the arguments of a class and of its base."""
     for kind in (Rule, Transform):
         for field in dataclasses.fields(kind):
             with case(kind=kind.__name__, argument=field.name):

@@ -1,4 +1,4 @@
-"""The site is built strict: what is broken in it stops the build."""
+"""Tests that the site builds in strict mode, so that errors such as broken links stop it."""
 
 import os
 import re
@@ -32,7 +32,7 @@ def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of the site, with notebooks that are not run."""
+    """Return the folder of the site, built without running the notebooks."""
     folder = tmp_path_factory.mktemp("documentation") / "site"
     finished = build(ROOT / "mkdocs.yml", folder)
     assert finished.returncode == 0, finished.stderr
@@ -59,7 +59,7 @@ def test_the_reference_tells_the_whole_story_of_an_algorithm(site: Path) -> None
 
 
 def test_every_notebook_is_a_page(site: Path) -> None:
-    """A link in docs/tutorials and a line in mkdocs.yml make it one."""
+    """A notebook becomes a page by a link in docs/tutorials and a line in mkdocs.yml."""
     for notebook in (ROOT / "notebooks").glob("*.ipynb"):
         assert (site / "tutorials" / notebook.stem / "index.html").exists()
 

@@ -1,4 +1,4 @@
-"""Tables that are written by hand have all that the code has."""
+"""Tests that hand-written tables have a row for everything in the code."""
 
 import re
 from typing import get_args
@@ -19,7 +19,7 @@ def first_column(page: str, heading: str) -> set[str]:
 
 
 def in_source(pattern: str) -> set[str]:
-    """Return what a pattern finds in the code."""
+    """Return all matches of a pattern in the source code."""
     texts = (path.read_text(encoding="utf-8") for path in SRC.rglob("*.py"))
     return {found for text in texts for found in re.findall(pattern, text)}
 

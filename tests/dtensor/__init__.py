@@ -1,1 +1,1 @@
-"""Parameters that are DTensors: stepped shard by shard, on real processes."""
+"""Tests of DTensor parameters, which are stepped shard by shard on real processes."""

@@ -1,4 +1,4 @@
-"""Averagers over DTensors: a shard is averaged with the same shards on other ranks, or refused."""
+"""Tests of averagers over DTensors, which average equal shards and refuse other shards."""
 
 from collections.abc import Callable
 
@@ -24,11 +24,11 @@ DILOCO = sgd(lr=0.7, momentum=0.9, nesterov=True)
 def replicas(
     dtype: torch.dtype = torch.float64, *, apart: bool = True
 ) -> tuple[DeviceMesh, nn.Module]:
-    """Replicas, each sharded over two ranks by FSDP2, whose shards are uneven.
+    """Return replicas that FSDP2 shards unevenly over two ranks each.
 
     Args:
-        dtype: of the parameters.
-        apart: whether replicas have other values than one another.
+        dtype: the dtype of the parameters.
+        apart: True if replicas have different values.
     """
     mesh = init_device_mesh(
         "cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("replicas", "shards")
@@ -49,7 +49,7 @@ def wholes(model: nn.Module) -> list[Tensor]:
 
 
 def periodic() -> None:
-    """Fault 39: after an averaging each replica has the mean of all, shard by shard."""
+    """Fault 39: after averaging, each replica has the mean of all replicas, shard by shard."""
     for delay in (0, 1):
         with case(delay=delay):
             mesh, model = replicas()
@@ -68,7 +68,7 @@ def periodic() -> None:
 
 
 def steps_of_its_own(params: list[Tensor], replica: int, step: int) -> None:
-    """A step that depends on the replica and on the element, the same for a shard and its whole."""
+    """Make a step that depends on the replica, and acts equally on a shard and on its whole."""
     with torch.no_grad():
         for param in params:
             param.mul_(1.0 - 0.01 * (1 + replica) * (1 + step % 3)).add_(0.125 * (replica - 1))
@@ -91,7 +91,7 @@ AVERAGERS: dict[str, Callable[[list[Tensor], dist.ProcessGroup], ModelAverager]]
 
 
 def same_as_plain() -> None:
-    """Averaging shards is averaging whole tensors, bit for bit: in float32, over uneven shards."""
+    """Averaging uneven float32 shards gives the bits of averaging whole tensors."""
     for name, make in AVERAGERS.items():
         mesh, model = replicas(torch.float32, apart=False)
         group, replica = mesh.get_group("replicas"), mesh.get_local_rank("replicas")
@@ -114,7 +114,7 @@ def same_as_plain() -> None:
 
 
 def refused() -> None:
-    """Fault 39: shards of different elements are not averaged, and nothing is changed."""
+    """Fault 39: shards of different elements are not averaged, and nothing changes."""
     mesh, model = replicas()
     before = wholes(model)
     for group in (None, mesh.get_group("shards")):

@@ -1,4 +1,4 @@
-"""Jobs of the ranks: models whose parameters are DTensors, stepped by ours and by torch's."""
+"""Jobs of the ranks: models of DTensors, stepped by our optimizers and by torch's."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ from tests.composition.trees import kind
 LR, STEPS = 0.1, 3
 
 Step = Callable[[nn.Module], None]
-"""Makes a step by the gradients of the module that it was made for."""
+"""Function that steps a module by its gradients."""
 
 
 def mesh() -> DeviceMesh:
@@ -45,7 +45,7 @@ def mesh() -> DeviceMesh:
 
 
 def plain(dtype: torch.dtype) -> nn.Sequential:
-    """Sizes that no number of ranks divides; the last bias is on one rank alone."""
+    """Return a model whose sizes no number of ranks divides; one rank has the whole last bias."""
     torch.manual_seed(0)
     layers = [nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 1)]
     for layer in layers:
@@ -55,7 +55,7 @@ def plain(dtype: torch.dtype) -> nn.Sequential:
 
 
 def by_fsdp(dtype: torch.dtype) -> nn.Module:
-    """FSDP2, each layer alone."""
+    """Shard each layer with FSDP2."""
     model, over = plain(dtype), mesh()
     for layer in model:
         if isinstance(layer, nn.Linear):
@@ -65,7 +65,7 @@ def by_fsdp(dtype: torch.dtype) -> nn.Module:
 
 
 def by_hand(dtype: torch.dtype) -> nn.Module:
-    """Sharded and replicated parameters, without anything that gathers them."""
+    """Distribute parameters as sharded and replicated DTensors, without FSDP2."""
     model, over = plain(dtype), mesh()
     for layer in model:
         if isinstance(layer, nn.Linear):
@@ -78,7 +78,7 @@ MODELS = {"fsdp": by_fsdp, "by hand": by_hand}
 
 
 def set_gradients(model: nn.Module, step: int, kind: str, *, missing: bool) -> None:
-    """The same for a model and its twin; of one parameter None at times."""
+    """Set the same gradients for a model and its twin; one can be None."""
     model.zero_grad()
     if kind == "fsdp":
         drawn = torch.Generator().manual_seed(100 * step + dist.get_rank())
@@ -145,7 +145,7 @@ WAYS: dict[str, Way] = {
 
 
 def adamw_as_torch(cases: Sequence[dict[str, Any]]) -> None:
-    """Each way of stepping, step by step beside torch's AdamW, bit for bit."""
+    """Compare each way of stepping with torch's AdamW after every step, bit for bit."""
     for one in cases:
         for name, way in WAYS.items():
             with case(**one, way=name):
@@ -167,14 +167,14 @@ def _as_torch(way: Way, model: str, dtype: str, executor: Any) -> None:
         assert_same(ours, twin)
     for old, version, param in zip(begun, versions, ours.parameters(), strict=True):
         assert old.numel() == 0 or not torch.equal(old, _local(param))
-        assert param._version > version  # as autograd sees
+        assert param._version > version  # autograd checks the version
 
 
 def as_plain_tensors(cases: Sequence[dict[str, Any]]) -> None:
-    """Shards are stepped as plain tensors of their values, whatever rounds there."""
+    """Check that shards are stepped as plain tensors of the same values, with the same rounding."""
     for one in cases:
         for name, way in WAYS.items():
-            # Plain tensors would lie in flat buffers, and be packed there in another order.
+            # Flat buffers would pack plain tensors in another order.
             apart = {"flat": torch_optimizer, "bound": in_place}.get(name, way)
             with case(**one, way=name):
                 _as_plain(way, apart, **one)
@@ -198,7 +198,7 @@ def _as_plain(way: Way, apart: Way, model: str, dtype: str, executor: Any) -> No
 
 
 def checkpoints() -> None:
-    """State is made of DTensors, as torch's, and what torch's class saved is gone on from."""
+    """Load state of torch's AdamW, and check that the next state is equal to torch's."""
     ours, twin = by_fsdp(torch.float32), by_fsdp(torch.float32)
     theirs = torch.optim.AdamW(twin.parameters(), lr=LR, foreach=False)
     before = torch.optim.AdamW(ours.parameters(), lr=LR, foreach=False)
@@ -217,7 +217,7 @@ def checkpoints() -> None:
 
 
 def clipped() -> None:
-    """The norm is that of all shards together, as torch's own clipping finds it."""
+    """Check that the norm is that of all shards together, as in torch's clipping."""
     ours, twin = by_fsdp(torch.float64), by_fsdp(torch.float64)
     step = torch_optimizer(chain(clip_by_global_norm(0.01), sgd(lr=LR)), ours)
     theirs = torch.optim.SGD(twin.parameters(), lr=LR)
@@ -231,7 +231,7 @@ def clipped() -> None:
 
 
 def in_backward() -> None:
-    """Steps of shards in backward."""
+    """Check steps of shards during backward."""
     ours, twin = by_fsdp(torch.float32), by_fsdp(torch.float32)
     apply_optimizer_in_backward(adamw, ours.parameters(), {"lr": LR}, ddp=False)
     theirs = torch.optim.AdamW(twin.parameters(), lr=LR, foreach=False)
@@ -276,7 +276,10 @@ WHOLE = Rule(name="whole", hyper=NoHyper, rule=whole_rule, kind="per_matrix")
 
 
 def redistributed() -> None:
-    """A gradient that is cut otherwise, or not summed yet, is brought to its parameter's shards."""
+    """Check gradients that are sharded differently or not reduced yet.
+
+    They are redistributed to the shards of their parameters.
+    """
     for executor in ("reference", "blocked"):
         for name, placed in {"whole": Replicate(), "other": Shard(0), "sums": Partial()}.items():
             with case(executor=executor, gradient=name):
@@ -286,7 +289,7 @@ def redistributed() -> None:
                 for param in ours.parameters():
                     assert isinstance(param.grad, DTensor)
                     full = param.grad.full_tensor()
-                    if isinstance(placed, Partial):  # of which no rank has the whole
+                    if isinstance(placed, Partial):  # no rank has the whole sum
                         share = full if dist.get_rank() == 1 % dist.get_world_size() else full * 0.0
                         param.grad = DTensor.from_local(share, param.device_mesh, [placed])
                     else:
@@ -297,7 +300,7 @@ def redistributed() -> None:
 
 
 def refused() -> None:
-    """Fault 22: what cannot step a shard names the parameter, and the way out.
+    """Fault 22: an error names the parameter that cannot be stepped and an alternative.
 
     Nothing is changed.
     """
@@ -341,9 +344,9 @@ def refused() -> None:
 
 
 def with_inputs() -> None:
-    """Estimates are sharded as parameters are, and shards stepped as plain tensors of their values.
+    """Check that a Hessian estimate with the sharding of its parameter is used shard by shard.
 
-    Sophia has them in every other step. One that is not sharded so is refused.
+    Sophia gets one in every other step. An estimate with another sharding is refused.
     """
     for make in (sophia, adahessian):
         for executor in ("reference", "blocked"):
@@ -388,7 +391,7 @@ def _with_inputs(optimizer: Optimizer) -> None:
 
 
 def twice() -> None:
-    """Two DTensors of one shard are seen; all others are not taken for one."""
+    """Check that two DTensors of one shard are refused."""
     param = distribute_tensor(torch.ones(6), mesh(), [Shard(0)])
     again = DTensor.from_local(param.to_local(), param.device_mesh, param.placements)
     optimizer, given = sgd(lr=LR), {"a": param, "b": again}
@@ -397,7 +400,7 @@ def twice() -> None:
 
 
 def assert_same(one: nn.Module, other: nn.Module) -> None:
-    """Shard by shard."""
+    """Check that two models have equal shards."""
     for (name, a), b in zip(one.named_parameters(), other.parameters(), strict=True):
         assert torch.equal(_local(a), _local(b)), name
 

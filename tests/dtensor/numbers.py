@@ -1,4 +1,4 @@
-"""State that is one number for a whole parameter, of parameters of which each rank has a shard."""
+"""Test of state that is one scalar for a whole parameter, of which each rank has a shard."""
 
 import torch
 
@@ -9,7 +9,7 @@ from . import jobs
 
 
 def as_torch() -> None:
-    """NAdam and ASGD are those of torch, bit for bit."""
+    """Compare NAdam and ASGD with torch, bit for bit."""
     made = {"nadam": (nadam, torch.optim.NAdam), "asgd": (asgd, torch.optim.ASGD)}
     for name, (factory, cls) in made.items():
         for model in ("fsdp", "by hand"):

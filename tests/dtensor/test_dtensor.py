@@ -1,4 +1,4 @@
-"""Parameters of which each rank holds a shard, on real processes."""
+"""Tests on real processes of parameters of which each rank has a shard."""
 
 import pytest
 
@@ -12,12 +12,14 @@ CASES = [
     *pairs(model=["fsdp", "by hand"], dtype=["float32", "bfloat16"], executor=["blocked"]),
     {"model": "fsdp", "dtype": "bfloat16", "executor": "reference"},
 ]
-"""Which are torch's AdamW(foreach=False) bit for bit."""
+"""Cases that match torch's AdamW(foreach=False) bit for bit."""
 AS_PLAIN = [
     *pairs(model=["by hand"], dtype=["complex64"], executor=["reference", "blocked"]),
 ]
-"""Which are what plain tensors of the same values are: torch's own loses the steps of complex
-shards of different sizes."""
+"""Cases that match plain tensors of the same values.
+
+torch's AdamW loses the steps of complex shards of different sizes.
+"""
 
 
 LIKE_TORCH = ("torch", "numbers", "plain", "checkpoints", "clipped", "in backward", "with inputs")
@@ -25,7 +27,7 @@ LIKE_TORCH = ("torch", "numbers", "plain", "checkpoints", "clipped", "in backwar
 
 @pytest.fixture(scope="module")
 def worlds() -> dict[int, Outcomes]:
-    """By the number of ranks."""
+    """Return the outcomes by the number of ranks."""
     totals_of_two, by_hand, totals_of_three, totals_of_four = (
         {"tried": totals.share(number, of=4)} for number in range(4)
     )
@@ -77,22 +79,22 @@ def assert_well(worlds: dict[int, Outcomes], *names: str) -> None:
 
 
 def test_shards_are_stepped_as_torch_steps_them(worlds: dict[int, Outcomes]) -> None:
-    """Bit for bit, in every way that takes them."""
+    """Steps match torch or plain tensors, for every way of stepping that accepts DTensors."""
     assert_well(worlds, *LIKE_TORCH)
 
 
 def test_totals_are_those_of_all_ranks(worlds: dict[int, Outcomes]) -> None:
-    """Fault 9: every stage with a reduction steps as one process does, whoever has which shard."""
+    """Fault 9: every stage with a reduction steps as one process does, for any sharding."""
     assert_well(worlds, "totals, fsdp", "totals, by hand", "meshes", "tensor parallel", "sums")
 
 
 def test_a_total_is_reduced_once(worlds: dict[int, Outcomes]) -> None:
-    """Fault 9: by one collective over all parameters."""
+    """Fault 9: one collective reduces a total over all parameters."""
     assert_well(worlds, "collectives")
 
 
 def test_averagers_average_shards(worlds: dict[int, Outcomes]) -> None:
-    """Fault 39: with the same shards of other replicas; other shards are refused."""
+    """Fault 39: averagers average equal shards of all replicas, and refuse other shards."""
     assert_well(worlds, "averaged", "averaged as plain tensors", "not averaged")
 
 
@@ -106,10 +108,10 @@ def test_gradients_may_be_cut_otherwise(worlds: dict[int, Outcomes]) -> None:
 
 
 def test_what_cannot_step_a_shard_says_so(worlds: dict[int, Outcomes]) -> None:
-    """It names the parameter, and the way out; nothing has been changed."""
+    """The error names the parameter and an alternative, and changes nothing."""
     assert_well(worlds, "refused")
 
 
 def test_one_shard_at_two_places(worlds: dict[int, Outcomes]) -> None:
-    """Shared memory is found by shards, and said where it is true only."""
+    """Two DTensors of one shard are refused, because they share memory."""
     assert_well(worlds, "twice")

@@ -1,4 +1,4 @@
-"""Totals over DTensors: of all ranks together, by one collective, whoever holds which shard."""
+"""Tests of totals over DTensors: they include all ranks, and one collective reduces them."""
 
 import importlib
 import pkgutil
@@ -92,7 +92,7 @@ def largest_init(hyper: ScaleHyper) -> LargestShared:
 def largest_reduce(
     param: Tensor, grad: Tensor, state: NoState, c: LargestCoefficients
 ) -> tuple[Tensor]:
-    # A norm that an empty shard does not have: a maximum to the power of 0.
+    # This norm has no value on an empty shard, whose maximum does not exist.
     return ((grad.abs() / grad.abs().max().clamp(min=1e-300) * 0.0 + grad.abs()).sum(),)
 
 
@@ -132,11 +132,11 @@ def is_bias(shape: tuple[int, ...]) -> bool:
 
 
 class Reduced(NamedTuple):
-    """A chain with a reduction."""
+    """Chain with a reduction."""
 
     make: Callable[[], Optimizer]
     collectives: int | None
-    """All-reduces of one step, however many parameters there are; None for one of each."""
+    """All-reduces of one step for all parameters, or None if each parameter needs its own."""
 
 
 CASES: dict[str, Reduced] = {
@@ -194,11 +194,11 @@ CASES: dict[str, Reduced] = {
     "a user's measure": Reduced(lambda: chain(LIMIT(limit=0.5), sgd(lr=LR)), 1),
     "a user's reduce": Reduced(lambda: chain(LARGEST(limit=0.5)), 1),
 }
-"""Every stage of the package that needs a total is in one of them."""
+"""Chains that together use every stage of the package that needs a total."""
 
 
 def reducing_stages() -> Iterator[Stage]:
-    """The stages of the package that need a total."""
+    """Yield the stages of the package that need a total."""
     for part in ("algorithms", "transforms", "wrappers"):
         package = importlib.import_module(f"{functional_optim.__name__}.{part}")
         for one in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
@@ -207,7 +207,7 @@ def reducing_stages() -> Iterator[Stage]:
 
 
 def ways_of(name: str) -> dict[str, str]:
-    """The ways of stepping that a chain is tried in, each with an executor."""
+    """Return the ways of stepping to test for a chain, each with an executor."""
     optimizer = CASES[name].make()
     simple = not (optimizer.is_composed or optimizer.overrides or _is_whole(optimizer))
     ways = {"TorchOptimizer": "reference", "update_": "blocked", "update": "reference"}
@@ -219,18 +219,18 @@ def _is_whole(optimizer: Optimizer) -> bool:
 
 
 def share(number: int, of: int) -> list[tuple[str, str]]:
-    """One share of all pairs of a chain and a way; with everything tried, all pairs.
+    """Return one share of all pairs of a chain and a way, or all pairs if everything is tried.
 
-    Shares are dealt in turn, so that each chain and each way are in at least three of four.
+    Shares are dealt in turn, so each chain and each way are in at least three of four shares.
     """
     pairs = [(name, way) for name in CASES for way in ways_of(name)]
     return pairs if EVERYTHING else pairs[number::of]
 
 
 def as_one_process(model: str, tried: Sequence[tuple[str, str]]) -> None:
-    """Fault 9: all ranks decide alike, and as one process by the same gradients.
+    """Fault 9: all ranks make the same decisions as one process with the same gradients.
 
-    In the second step, one shard of a gradient holds NaN.
+    In the second step, one shard of a gradient holds NaN if the chain checks for it.
     """
     for name, way in tried:
         optimizer, executor = CASES[name].make(), ways_of(name)[way]
@@ -259,7 +259,7 @@ def _as_one_process(model: str, optimizer: Optimizer, way: Way, *, is_broken: bo
 
 
 def collectives() -> None:
-    """Fault 9: the parts of a total are reduced together, not one by one for each parameter."""
+    """Fault 9: one collective reduces a total, instead of one for each parameter."""
     for name, one in CASES.items():
         if one.collectives is None:
             continue
@@ -268,7 +268,7 @@ def collectives() -> None:
                 model = MODELS["fsdp"](torch.float64)
                 with torch.no_grad():
                     step = WAYS[kind](one.make(), model)
-                for number in range(2):  # accumulate steps in the second, sam reduces in the first
+                for number in range(2):  # accumulate steps at the second, sam reduces at the first
                     set_gradients(model, number, "fsdp", missing=False)
                     with CommDebugMode() as seen:
                         step(model)
@@ -279,7 +279,7 @@ def collectives() -> None:
 
 
 def on_meshes() -> None:
-    """Replicated parts count once, plain tensors too; each way of sharding is reduced once."""
+    """Check that totals count replicated DTensors and plain tensors once."""
     mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2))
     kinds = {
         "hybrid": [Replicate(), Shard(0)],
@@ -309,13 +309,13 @@ def on_meshes() -> None:
 
 
 def tensor_parallel() -> None:
-    """Parameters of tensor parallelism that FSDP2 cuts once more: each element counts once."""
+    """Check that totals count each element once if FSDP2 shards tensor-parallel parameters."""
     mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("dp", "tp"))
     layer, twin = nn.Linear(3, 8, bias=False), nn.Linear(3, 8, bias=False)
     twin.weight = nn.Parameter(normal(8, 3, seed=1))
     layer.weight = nn.Parameter(distribute_tensor(twin.weight.detach(), mesh["tp"], [Shard(0)]))
     fully_shard(layer, mesh=mesh["dp"])
-    assert not layer.weight.placements[0].is_shard()  # but a strided one
+    assert not layer.weight.placements[0].is_shard()  # a _StridedShard
     for name in ("clip", "finite, clip"):
         with case(name=name):
             for model in (layer, twin):
@@ -326,11 +326,11 @@ def tensor_parallel() -> None:
 
 
 class Ragged(Placement):
-    """A placement that no part of the package knows."""
+    """Placement that the package does not know."""
 
 
 def unknown_placements() -> None:
-    """Fault 9: what is not known to be a part of a sum is refused by name."""
+    """Fault 9: a DTensor with an unknown placement is refused by name."""
     param = distribute_tensor(torch.ones(4), init_device_mesh("cpu", (1,)), [Shard(0)])
 
     class Odd:

@@ -1,4 +1,4 @@
-"""Stages that need whole tensors get them, however unevenly the tensors are sharded."""
+"""Test of a stage whose sums must be those of whole tensors, over uneven shards."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def grad_at(step: int, place: int, like: Tensor) -> Tensor:
 
 
 def stepped(optimizer: Optimizer, *, cut: bool, pure: bool) -> list[Tensor]:
-    """The parameters after some steps, whole."""
+    """Return the whole parameters after some steps."""
     params = params_of(cut=cut)
     front_end, state = TorchOptimizer(params.items(), optimizer), optimizer.init(params)
     now: Any = params
@@ -50,7 +50,7 @@ def stepped(optimizer: Optimizer, *, cut: bool, pure: bool) -> list[Tensor]:
 
 
 def sums() -> None:
-    """Prodigy's, of which the bits are those of one process."""
+    """Check that Prodigy's sums have the bits of one process."""
     for slice_p in (1, 2):
         for pure in (False, True):
             with case(slice_p=slice_p, pure=pure):

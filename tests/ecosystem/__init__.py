@@ -1,1 +1,1 @@
-"""Libraries that train with a torch.optim.Optimizer, with one of ours: the real ones, offline."""
+"""Tests, offline, of our optimizers in libraries that train with a torch.optim.Optimizer."""

@@ -1,4 +1,4 @@
-"""Settings of the libraries: no network, and their own warnings are no errors."""
+"""Settings of the libraries: no network."""
 
 import os
 

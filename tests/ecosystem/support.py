@@ -1,4 +1,4 @@
-"""A model of two layers, data, and the optimizers that the libraries are given."""
+"""Model with two layers, data, and optimizers for the tests of libraries."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,11 +29,11 @@ from ..tensors import normal
 SAMPLES = 24
 
 QUIET = pytest.mark.filterwarnings("ignore")
-"""Their own warnings, and those that they cause, are no errors."""
+"""Mark of tests that ignore warnings, since the libraries cause many."""
 
 
 def partitioned() -> Optimizer:
-    """Muon for one matrix, AdamW beside it, and a frozen layer: clipped together."""
+    """Return Muon for a matrix and AdamW for the rest, clipped together, with a frozen bias."""
     parts = {"matrix": muon(lr=0.02), "rest": adamw(lr=0.05), "frozen": freeze()}
     table = {"frozen": matching("first.bias"), "matrix": matching("first.weight")}
     return chain(clip_by_global_norm(1.0), partition(parts, labels(table, default="rest")))
@@ -51,11 +51,11 @@ TORCH: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw": lambda params: torch.optim.AdamW(params, lr=0.05, foreach=False),
     "momentum": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, foreach=False),
 }
-"""torch's own, by the names above."""
+"""Optimizers of torch with the same names."""
 
 
 class Model(nn.Module):
-    """Gives its loss, as models of Hugging Face do."""
+    """Model that returns its loss, like models of Hugging Face."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Model(nn.Module):
 
 
 class Samples(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """The same in every run."""
+    """Samples that are equal in every run."""
 
     def __len__(self) -> int:
         return SAMPLES
@@ -82,7 +82,7 @@ class Samples(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 def batches(size: int = 4) -> torch.utils.data.DataLoader[dict[str, torch.Tensor]]:
-    """The samples in order."""
+    """Return the samples in order."""
     return torch.utils.data.DataLoader(Samples(), batch_size=size)
 
 
@@ -99,7 +99,7 @@ def values(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def plainly(optimizer: torch.optim.Optimizer, model: nn.Module, steps: int) -> None:
-    """Train without any library, with :func:`schedule_of`."""
+    """Train without a library, with :func:`schedule_of`."""
     schedule = schedule_of(optimizer)
     every = list(batches())
     for step in range(steps):
@@ -111,7 +111,7 @@ def plainly(optimizer: torch.optim.Optimizer, model: nn.Module, steps: int) -> N
 
 @contextmanager
 def grad_mode_kept() -> Iterator[None]:
-    """Some libraries leave autograd in another mode."""
+    """Restore the grad mode after the block, since some libraries change it."""
     before = torch.is_grad_enabled()
     try:
         yield

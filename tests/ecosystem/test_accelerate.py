@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate: prepared, saved, resumed."""
+"""Tests of Hugging Face Accelerate: prepared, saved and resumed runs."""
 
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,14 @@ pytestmark = QUIET
 
 @pytest.fixture(autouse=True)
 def no_accelerator_of_other_tests() -> Any:
-    """Accelerate keeps its state in classes."""
+    """Reset the global state of Accelerate, which is stored in classes."""
     yield
     for one in (AcceleratorState, GradientState, PartialState):
         one._reset_state()
 
 
 class Run:
-    """A prepared model, optimizer, data and schedule."""
+    """Prepared model, optimizer, data and schedule."""
 
     def __init__(self, optimizer: Any, *, accumulated: int = 1) -> None:
         self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulated)
@@ -67,7 +67,7 @@ def test_it_is_the_run_without_it(name: str) -> None:
 
 @each(name=TORCH, accumulated=[1, 2])
 def test_it_is_torchs_optimizer(name: str, accumulated: int) -> None:
-    """Bit for bit, also where Accelerate accumulates gradients."""
+    """The bits are those of torch's optimizer, even if Accelerate accumulates gradients."""
     results = []
     for made in (
         lambda model: optimizer_of(name, model),
@@ -81,7 +81,7 @@ def test_it_is_torchs_optimizer(name: str, accumulated: int) -> None:
 
 @each(name=OPTIMIZERS, stop=[0, 3, 5])
 def test_a_run_is_saved_and_resumed(name: str, stop: int, tmp_path_factory: Any) -> None:
-    """Bit for bit: model, optimizer and schedule."""
+    """Model, optimizer state and rates of a resumed run are those of the whole run, bit for bit."""
     folder = Path(tmp_path_factory.mktemp("state"))
     whole = Run(lambda model: optimizer_of(name, model))
     whole.train(0, stop)

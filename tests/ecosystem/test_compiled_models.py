@@ -1,4 +1,4 @@
-"""torch.compile'd models, and training steps that are compiled with the optimizer's step."""
+"""Tests of models under torch.compile, and of training steps compiled with the optimizer."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def train(model: Any, optimizer: Any, start: int = 0, stop: int = 6) -> None:
 
 @each(name=["partition", "accumulate"])
 def test_a_compiled_model_is_trained(name: str) -> None:
-    """With the numbers of the model as it is: the optimizer is the same."""
+    """A compiled model gets the same parameters as the original model."""
     results = []
     for compiled in (False, True):
         model = Model()
@@ -53,7 +53,7 @@ def test_it_is_torchs_optimizer(name: str) -> None:
 
 @each(name=["adamw", "momentum", "accumulate", "schedule free"])
 def test_checkpoints_go_from_a_compiled_model_to_another(name: str) -> None:
-    """Made of the compiled module, whose parameters have other names."""
+    """The optimizer of a compiled module has other parameter names, which must not matter."""
     whole = Model()
     train(whole, optimizer_of(name, whole))
     model = Model()
@@ -70,7 +70,7 @@ def test_checkpoints_go_from_a_compiled_model_to_another(name: str) -> None:
 
 @each(name=["adamw", "partition", "accumulate"])
 def test_a_step_is_compiled_with_the_model(name: str) -> None:
-    """Train in a function that is compiled whole."""
+    """One compiled function contains the forward pass, the backward pass and the step."""
     whole, model = Model(), Model()
     train(whole, optimizer_of(name, whole))
     optimizer = optimizer_of(name, model)

@@ -1,4 +1,4 @@
-"""Lightning: automatic and manual optimization, LearningRateMonitor, SWA, checkpoints."""
+"""Tests of Lightning: automatic and manual optimization, LearningRateMonitor, SWA, checkpoints."""
 
 import logging
 from pathlib import Path
@@ -28,14 +28,14 @@ from .support import (
 pytestmark = QUIET
 
 STEPS = 6
-"""Of an epoch."""
+"""Number of steps in an epoch."""
 
 for name_ in ("lightning.pytorch", "lightning.fabric"):
     logging.getLogger(name_).setLevel(logging.ERROR)
 
 
 class Trained(lightning.LightningModule):
-    """The model, with an optimizer and a schedule that advances with every step."""
+    """Module with a model, an optimizer and a schedule, which advances by steps or by epochs."""
 
     def __init__(self, optimizer: Any, *, manual: bool = False, every: str = "step") -> None:
         super().__init__()
@@ -98,7 +98,7 @@ def test_it_is_torchs_optimizer(name: str, more: dict[str, Any], tmp_path_factor
 
 @each(name=OPTIMIZERS)
 def test_a_run_is_resumed(name: str, tmp_path_factory: Any) -> None:
-    """Bit for bit, from a checkpoint of Lightning."""
+    """A run continues from a checkpoint of Lightning, bit for bit."""
     folder = tmp_path_factory.mktemp("run")
     whole, first, second = (Trained(lambda model: optimizer_of(name, model)) for _ in range(3))
     fit(whole, 3, folder)
@@ -111,7 +111,7 @@ def test_a_run_is_resumed(name: str, tmp_path_factory: Any) -> None:
 
 @each(name=OPTIMIZERS)
 def test_learning_rates_are_monitored(name: str, tmp_path_factory: Any) -> None:
-    """Fault 17, and 18: of every group; momentum and weight decay too."""
+    """Faults 17 and 18: Lightning reads the rate, momentum and weight decay of every group."""
     folder = tmp_path_factory.mktemp("run")
     monitor = LearningRateMonitor("step", log_momentum=True, log_weight_decay=True)
     module = Trained(lambda model: optimizer_of(name, model))

@@ -1,8 +1,9 @@
-"""torchtitan's optimizer container, by its contract: one optimizer for each part of a model.
+"""Tests of the contract of torchtitan's optimizer container: one optimizer per part of a model.
 
-It is a torch.optim.Optimizer and a Stateful of torch.distributed.checkpoint. It makes optimizers by
-``optimizer_cls(params, **optimizer_kwargs)``, saves them in flat state dicts, by torch's helpers,
-and a scheduler of its own drives each. The library itself needs GPUs and process groups.
+The container is a torch.optim.Optimizer and a Stateful of torch.distributed.checkpoint. It makes
+optimizers by ``optimizer_cls(params, **optimizer_kwargs)``, and saves them in flat state dicts
+with torch's helpers. Each optimizer has its own scheduler. torchtitan itself needs GPUs and
+process groups.
 """
 
 from collections.abc import Callable
@@ -31,7 +32,7 @@ FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 def by_shape() -> Optimizer:
-    """Parameters are given without names."""
+    """Partition by shape, since the container passes parameters without names."""
     parts = {"matrix": muon(lr=0.02), "rest": adamw(lr=0.05), "frozen": freeze()}
     return partition(
         parts,
@@ -46,7 +47,7 @@ CHOSEN: dict[str, Callable[[], Optimizer]] = {
 
 
 class Container(torch.optim.Optimizer, Stateful):
-    """The contract."""
+    """Stand-in for torchtitan's container."""
 
     def __init__(self, parts: list[nn.Module], cls: Any, options: dict[str, Any]) -> None:
         self.parts = parts
@@ -74,7 +75,7 @@ class Container(torch.optim.Optimizer, Stateful):
 
 
 class Part(nn.Module):
-    """A part of a model that keeps the names of the whole."""
+    """Part of a model that keeps the parameter names of the whole model."""
 
     def __init__(self, name: str, layer: nn.Module) -> None:
         super().__init__()
@@ -82,7 +83,7 @@ class Part(nn.Module):
 
 
 class Run:
-    """A model in two parts."""
+    """Training run of a model in two parts."""
 
     def __init__(self, name: str) -> None:
         self.model = Model()
@@ -102,7 +103,7 @@ class Run:
 
 @each(name=CHOSEN, stop=[0, 1, 3])
 def test_a_run_is_saved_and_resumed(name: str, stop: int, tmp_path_factory: Any) -> None:
-    """Bit for bit, through torch.distributed.checkpoint, the schedules too."""
+    """A run and its schedules continue from torch.distributed.checkpoint, bit for bit."""
     folder = Path(tmp_path_factory.mktemp("checkpoint"))
     whole = Run(name)
     whole.train(0, stop)
@@ -121,7 +122,7 @@ def test_a_run_is_saved_and_resumed(name: str, stop: int, tmp_path_factory: Any)
 
 @each(name=CHOSEN)
 def test_the_keys_are_flat_names(name: str) -> None:
-    """Each parameter and option once, for resharding between pipeline stages."""
+    """Each parameter and option has one flat key, for resharding between pipeline stages."""
     run = Run(name)
     run.train(0, 2)
     saved = run.optimizers.state_dict()

@@ -1,4 +1,4 @@
-"""Hugging Face Trainer: trained, saved in the middle and resumed."""
+"""Tests of Hugging Face Trainer: trained, saved and resumed runs."""
 
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @each(name=TORCH, more=[{}, {"gradient_accumulation_steps": 2}])
 def test_it_is_torchs_optimizer(name: str, more: dict[str, Any], folder: Any) -> None:
-    """Bit for bit, with the schedule that Trainer makes."""
+    """The bits are those of torch's optimizer, with the schedule that Trainer makes."""
     results = []
     for made in (
         lambda model: optimizer_of(name, model),
@@ -55,7 +55,7 @@ def test_it_is_torchs_optimizer(name: str, more: dict[str, Any], folder: Any) ->
 
 @each(name=OPTIMIZERS, scheduled=[False, True])
 def test_a_run_is_resumed(name: str, scheduled: bool, folder: Any) -> None:
-    """Bit for bit, from a checkpoint that Trainer wrote; frozen parts are no matter."""
+    """A run with any optimizer continues from a checkpoint of Trainer, bit for bit."""
     place, results = folder(), []
     for resume in (None, str(place / "checkpoint-3")):
         model = Model()
@@ -70,7 +70,7 @@ def test_a_run_is_resumed(name: str, scheduled: bool, folder: Any) -> None:
 
 
 def test_a_class_and_its_arguments(folder: Any) -> None:
-    """Use Trainer's ``optimizer_cls_and_kwargs``: Trainer makes the groups and sets the rates."""
+    """With ``optimizer_cls_and_kwargs``, Trainer makes the groups and sets the rates."""
     model, other = Model(), Model()
     made = Trainer(
         model,

@@ -1,4 +1,4 @@
-"""Each file in ``examples/``, started as its first lines say, on small settings."""
+"""Tests that each file in ``examples/`` runs with small settings."""
 
 import os
 import re
@@ -38,18 +38,18 @@ def make(name, disable_env_checker):
     assert name == "CartPole-v1"
     return Task()
 """
-"""What stands in for gymnasium, which only this example needs."""
+"""Source of a replacement for gymnasium, which only one example needs."""
 
 
 def with_gymnasium(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let processes find this module."""
+    """Let new processes import this source as gymnasium."""
     (folder / "gymnasium.py").write_text(source)
     before = os.environ.get("PYTHONPATH", "")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), before])))
 
 
 def said_by(name: str, tmp_path: Path, *arguments: str) -> str:
-    """Run an example, which must end well and draw a picture; return its output."""
+    """Run an example, which must succeed and draw a picture; return its output."""
     picture = tmp_path / "new" / "folder" / "curves.png"
     command = [sys.executable, str(EXAMPLES / name), *arguments, f"--output={picture}"]
     done = subprocess.run(

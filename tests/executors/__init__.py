@@ -1,1 +1,1 @@
-"""Tests of the ways of running a chain, one file per way."""
+"""Tests of the executors, which run a chain."""

@@ -1,4 +1,4 @@
-"""A tree with a parameter of every kind that matters to flat buffers."""
+"""Tree with a parameter of every kind that matters to flat buffers."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def parameters(seed: int = 0, *, module: bool = False) -> dict[str, Any]:
     made["e"] = made["e"].contiguous(memory_format=torch.channels_last)
     made["i"] = made["i"].t().contiguous().t()
     made["h"] = None
-    made["j"] = noise(seed + 20, 12)[::2]  # stays where it is
+    made["j"] = noise(seed + 20, 12)[::2]  # not moved to a flat buffer
     if module:
         return {k: None if p is None else torch.nn.Parameter(p) for k, p in made.items()}
     return made

@@ -1,4 +1,4 @@
-"""Steps that are captured: trees, replays of a recorded step, and the same steps one by one."""
+"""Captured steps: trees, replays of a recorded step, and the same steps one by one."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from .graph_recorder import Graph
 from .support import noise
 
 COUNT = 640
-"""Elements that compiled steps take whole."""
+"""Number of elements that compiled steps take as a whole."""
 REFERENCE = adamw(0.1).using(executor="reference")
 Between = Callable[[int, Any], Any]
 
@@ -36,7 +36,7 @@ def replays(
     count: int = 4,
     between: Between = lambda k, bound: None,
 ) -> tuple[Any, Any]:
-    """Parameters and state after a step, one that is recorded, and replays of that."""
+    """Return parameters and state after a plain step, a recorded step, and its replays."""
     bound = optimizer.bind(params, capturable=True)
     assert bound.ready()
     into = optree.tree_map(torch.clone, grads(0))
@@ -63,7 +63,7 @@ def steps(
     between: Between = lambda k, bound: None,
     capturable: bool = False,
 ) -> tuple[Any, Any]:
-    """The same steps, one by one: with Python's numbers, or as they would be captured."""
+    """Return the result of the same steps one by one, with Python's numbers or capturable."""
     bound = optimizer.bind(params, capturable=capturable)
     assert bound.ready()
     for k in range(count):
@@ -73,7 +73,7 @@ def steps(
 
 
 def recorded(bound: BoundOptimizer, grads: Any, *, replayed: int = 0) -> Graph:
-    """A graph of one step, replayed so often."""
+    """Return a graph of one step, after ``replayed`` replays."""
     graph = Graph()
     with graph.recording():
         bound.step(grads)
@@ -90,7 +90,7 @@ def captured(optimizer: Optimizer) -> CapturableOptimizer:
 
 
 def assert_close(got: Any, want: Any, ulps: float = 8.0) -> None:
-    """The same up to some units in the last place of the largest number."""
+    """Require equality up to some units in the last place of the largest number."""
     paths, left, _ = optree.tree_flatten_with_path(got)
     for path, a, b in zip(paths, left, optree.tree_leaves(want), strict=True):
         if a.dtype.is_floating_point or a.is_complex():
@@ -109,7 +109,7 @@ def require_replayed(
     ulps: float = 8.0,
     **more: Any,
 ) -> Any:
-    """Each replay is a step of its own number; parameters and state after the last."""
+    """Require that each replay steps with its own number; return parameters and state."""
     given = gradients() if grads is None else grads
     got = replays(optimizer, make(), given, **more)
     assert_close(got, steps(optimizer.using(executor="reference"), make(), given, **more), ulps)

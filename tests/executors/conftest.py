@@ -1,4 +1,4 @@
-"""Fixtures of the tests of the executors."""
+"""Fixtures for the tests of executors."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ HOME = str(Path(functional_optim.__file__).parent)
 
 @pytest.fixture
 def near_borders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks, blocks and loops begin at some hundred elements, so that a test meets them."""
+    """Lower the sizes of chunks, blocks, and loops, so that small tests reach them."""
     monkeypatch.setattr(chunks, "LARGE", 512)
     monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 512)
     monkeypatch.setenv(BLOCK_VARIABLE, "256")
@@ -27,13 +27,13 @@ def near_borders(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def executors(near_borders: None, with_loops: None) -> tuple[str, ...]:
-    """Names of exact executors: here those that compile, in plain/ those that do not."""
+    """Return the names of exact executors that compile; plain/ overrides this fixture."""
     return "compiled", "auto"
 
 
 @pytest.fixture
 def few_are_enough(near_borders: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So few elements of separate gradients are read where they lie."""
+    """Read even the smallest separate gradients in place."""
     monkeypatch.setattr(bound_plans, "LEAST", 1)
 
 
@@ -73,7 +73,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture
 def calls() -> Iterator[Callable[[Callable[[], object]], list[str]]]:
-    """Gives our Python functions that a call comes to."""
+    """Yield a function that lists the package's Python functions that a call runs."""
 
     def of(call: Callable[[], object]) -> list[str]:
         found: list[str] = []
@@ -95,7 +95,7 @@ def calls() -> Iterator[Callable[[Callable[[], object]], list[str]]]:
 
 @pytest.fixture
 def quick_switches() -> Iterator[None]:
-    """Python changes threads as often as it can."""
+    """Make Python switch threads as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -104,7 +104,7 @@ def quick_switches() -> Iterator[None]:
 
 @pytest.fixture
 def captured_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps that may be captured are compiled here as on CUDA, but into torch's own operations."""
+    """Compile capturable steps on the CPU as on CUDA, but into torch's own operations."""
     kernel = InductorKernel(devices=("cpu",), backend="aot_eager")
     for name in ("auto", "compiled"):
         monkeypatch.setitem(EXECUTORS, name, ChunkExecutor(kernel, on_device=True))

@@ -1,8 +1,7 @@
-"""Stand-in on the CPU for a CUDA graph: it records the kernels of some calls and runs them again.
+"""CPU substitute for a CUDA graph: it records the kernels of some calls and runs them again.
 
-As there, the kernels of a replay read and write the memory that they had when they were recorded,
-and get the same numbers from Python; no Python of ours runs. And as there, nothing may wait for the
-device, or bring a number there, while it is recorded.
+A replay uses the memory and the Python numbers of the recording, as on a device. No Python code of
+the package runs. During the recording, nothing can wait for the device or copy a number to it.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,9 +19,9 @@ from functional_optim.core import graph_capture
 from functional_optim.kernels.inductor import InductorKernel
 
 WAITING = {"_local_scalar_dense", "allclose", "equal", "is_nonzero", "nonzero"}
-"""Operations whose result Python waits for."""
+"""Operations that make Python wait for their result."""
 BRINGING = {"lift_fresh", "lift_fresh_copy", "_pin_memory"}
-"""Operations by which numbers get from Python's memory to a device."""
+"""Operations that copy numbers from Python's memory to a device."""
 
 
 def _memory(value: Any) -> int:
@@ -61,7 +60,7 @@ class _Recorder(TorchDispatchMode):
 
 
 class Graph:
-    """Recorded kernels, which can be run again."""
+    """Recorded kernels that can run again."""
 
     def __init__(self) -> None:
         self._kernels: list[Callable[[], None]] = []
@@ -69,7 +68,7 @@ class Graph:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record what is done meanwhile; other than a device, it does it too."""
+        """Record the operations within a block. Unlike a device, also run them."""
         find = InductorKernel._find
 
         def found(kernel: InductorKernel, *chunk: Any) -> Any:
@@ -85,7 +84,7 @@ class Graph:
             self._seen = tuple(recorder.seen.values())
 
     def _recorded(self, step: Callable[..., object]) -> Callable[..., None]:
-        """A compiled program, which is one kernel."""
+        """Wrap a compiled program, which counts as one kernel."""
 
         def kernel(*tensors: Tensor) -> None:
             with _disable_current_modes():
@@ -98,7 +97,7 @@ class Graph:
         return recorded
 
     def replay(self) -> None:
-        """Run the kernels again. Autograd hears nothing of it, as of a device's."""
+        """Run the kernels again. Autograd does not notice, as with a device."""
         with torch.no_grad(), _unsafe_preserve_version_counter(self._seen):
             for kernel in self._kernels:
                 kernel()

@@ -1,4 +1,4 @@
-"""Rules as users might write them, each with something that an executor could get wrong."""
+"""Rules as users write them, each with a detail that an executor could get wrong."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,12 +31,12 @@ class Hyper(NamedTuple):
 
 
 class OneState(NamedTuple):
-    kept: Tensor  # of the parameter's shape and dtype
+    kept: Tensor  # has the parameter's shape and dtype
 
 
 class TwoState(NamedTuple):
-    left: Tensor  # of the parameter's shape and dtype
-    right: Tensor  # the same
+    left: Tensor  # has the parameter's shape and dtype
+    right: Tensor  # has the parameter's shape and dtype
 
 
 def one_init(param: Tensor, hyper: Hyper) -> OneState:
@@ -164,12 +164,12 @@ TEMPLATE = Rule(name="mine", hyper=Hyper, state=OneState, init=one_init, rule=la
 
 
 def optimizer_of(rule: Callable[..., Any], **fields: Any) -> Optimizer:
-    """A chain of one rule, with one state if nothing else is said."""
+    """Return a chain of one rule, with one state by default."""
     return chain(replace(TEMPLATE, rule=rule, **fields)(lr=0.3))
 
 
 def stateless(rule: Callable[..., Any], name: str = "mine", **fields: Any) -> Optimizer:
-    """A chain of one rule that keeps nothing."""
+    """Return a chain of one rule without state."""
     return chain(Rule(name=name, hyper=Hyper, rule=rule, **fields)(lr=0.3))
 
 
@@ -204,7 +204,7 @@ RULES: dict[str, Optimizer] = {
         for one in TWO
     },
 }
-"""Pointwise rules that every executor has to run, by name."""
+"""Pointwise rules by name, which every executor must run."""
 
 VARIANTS: dict[str, Optimizer] = {
     "adadelta": adadelta(weight_decay=0.1),
@@ -219,4 +219,4 @@ VARIANTS: dict[str, Optimizer] = {
     "rprop": rprop(0.1),
     "sgd nesterov": sgd(0.1, momentum=0.9, nesterov=True),
 }
-"""Rules of this package, with options that give them something to do."""
+"""Algorithms of this package, with options that take effect."""

@@ -1,4 +1,4 @@
-"""Support of the tests of the executors: values, steps, comparisons, threads and processes."""
+"""Support for the tests of executors: values, steps, comparisons, threads, and processes."""
 
 import os
 import signal
@@ -25,25 +25,25 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 SHAPES: dict[str, tuple[int, ...]] = {"w": (3, 4), "b": (7,), "s": (), "e": (0, 2)}
 LARGE = 1_301
-"""Elements of a leaf that is a chunk of its own, and of several blocks, with ``near_borders``."""
+"""Number of elements of a leaf that is its own chunk of several blocks with ``near_borders``."""
 
 Tree = dict[str, Tensor]
 
 
 def noise(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Normal numbers, the same for the same seed and shape in every dtype (up to rounding)."""
+    """Return normal numbers, the same for a seed and a shape in every dtype, up to rounding."""
     generator = torch.Generator().manual_seed(seed)
     wide = torch.complex128 if dtype.is_complex else torch.float64
     return torch.randn(shape, generator=generator, dtype=wide).to(dtype)
 
 
 def tensors(*trees: Any) -> list[Tensor]:
-    """Every tensor in some trees."""
+    """Return every tensor in some trees."""
     return [leaf for leaf in optree.tree_leaves(trees) if isinstance(leaf, Tensor)]
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """The bit patterns of a tensor, as integers: -0.0 is not 0.0, and NaN equals itself."""
+    """Return the bits of a tensor as integers: -0.0 differs from 0.0, and NaN equals itself."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
@@ -51,12 +51,12 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Return True if two tensors have one shape, one dtype, and the same bits."""
+    """Return True if two tensors have the same shape, dtype, and bits."""
     return a.shape == b.shape and a.dtype == b.dtype and torch.equal(bits(a), bits(b))
 
 
 def assert_same(got: Any, want: Any) -> None:
-    """Two trees of one structure whose tensors are the same bit for bit."""
+    """Require that two trees have the same structure and the same bits."""
     paths, left, spec = optree.tree_flatten_with_path(got, none_is_leaf=True)
     right, other = optree.tree_flatten(want, none_is_leaf=True)
     assert spec == other
@@ -67,12 +67,12 @@ def assert_same(got: Any, want: Any) -> None:
 
 
 def differ(a: Any, b: Any) -> bool:
-    """Return True if two trees differ anywhere; guards a comparison that could not fail."""
+    """Return True if two trees differ anywhere, to show that a comparison can fail."""
     return not all(map(same_bits, tensors(a), tensors(b)))
 
 
 def tree(seed: int, dtype: torch.dtype = torch.float32, *, large: bool = True) -> Tree:
-    """A tree of small leaves and, where asked for, one that is stepped alone."""
+    """Return small leaves and, if asked for, one large leaf that is stepped alone."""
     made = {
         key: noise(seed + 7 * k, *shape, dtype=dtype)
         for k, (key, shape) in enumerate(SHAPES.items())
@@ -83,7 +83,7 @@ def tree(seed: int, dtype: torch.dtype = torch.float32, *, large: bool = True) -
 def gradients(
     step: int, dtype: torch.dtype = torch.float32, *, large: bool = True
 ) -> dict[str, Any]:
-    """Gradients of a step; one is missing at the second."""
+    """Return the gradients of a step; one is missing in the second step."""
     grads: dict[str, Any] = tree(100 * (step + 1), dtype, large=large)
     if step == 1:
         grads["b"] = None
@@ -93,7 +93,7 @@ def gradients(
 def pure_steps(
     optimizer: Optimizer, params: Any, grads: Callable[[int], Any], count: int = 3
 ) -> Any:
-    """Params and state after some pure steps."""
+    """Return parameters and state after some pure steps."""
     state = optimizer.init(params)
     for step in range(count):
         params, state = optimizer.update(params, grads(step), state)
@@ -103,7 +103,7 @@ def pure_steps(
 def steps_in_place(
     optimizer: Optimizer, params: Any, grads: Callable[[int], Any], count: int = 3
 ) -> Any:
-    """The same in place."""
+    """Return parameters and state after some steps in place."""
     state = optimizer.init(params)
     for step in range(count):
         optimizer.update_(params, grads(step), state)
@@ -113,7 +113,7 @@ def steps_in_place(
 def bound_steps(
     optimizer: Optimizer, params: Any, grads: Callable[[int], Any], count: int = 3
 ) -> Any:
-    """The same by a bound optimizer."""
+    """Return parameters and state after some steps of a bound optimizer."""
     bound = optimizer.bind(params)
     for step in range(count):
         bound.step(grads(step))
@@ -121,12 +121,12 @@ def bound_steps(
 
 
 def copied(trees: Any) -> Any:
-    """The same trees with tensors of their own."""
+    """Return the same trees with copies of their tensors."""
     return optree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, trees)
 
 
 class _Calls(TorchDispatchMode):
-    """Counts results that lie in memory which no argument had."""
+    """Recorder of operations whose result is in new memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class _Calls(TorchDispatchMode):
 
 @contextmanager
 def new_tensors() -> Iterator[list[str]]:
-    """The operations that allocate a result of more than one element, as they are called."""
+    """Record the operations that allocate a result of more than one element."""
     calls = _Calls()
     with calls:
         yield calls.new
@@ -162,9 +162,9 @@ def _preceded(begin: Callable[[], None], call: Callable[..., Any]) -> Callable[.
 def broken_off(
     patch: pytest.MonkeyPatch, at: int, error: type[BaseException] = MemoryError
 ) -> None:
-    """From now on, the call of this number that would step a chunk or a table raises; from 1.
+    """Make call number ``at`` raise, counted from 1, among calls that step a chunk or a table.
 
-    A table is stepped by what a loop in C++ is bound to; where no kernel is, the reference steps.
+    Loops in C++ step tables, and the reference steps leaves without a kernel.
     """
     begun: list[None] = []
 
@@ -194,7 +194,7 @@ def broken_off(
 
 
 def chunk_executor(name: str) -> Chunks:
-    """An executor that runs kernels over chunks."""
+    """Return an executor that runs kernels over chunks."""
     found = EXECUTORS[name].in_chunks(())
     assert found is not None
     return found
@@ -203,7 +203,7 @@ def chunk_executor(name: str) -> Chunks:
 def chunk_of(
     optimizer: Optimizer, param: Tensor, grad: Tensor | None = None, step: float = 1.0
 ) -> Leaf:
-    """One leaf as an executor gets it, before its first step but for the step's number."""
+    """Return a leaf as an executor gets it, with its initial state and any step number."""
     hypers = tuple(link.hyper for link in optimizer.links)
     states = init_leaf(optimizer.stages, hypers, param).stages
     resolved, coefficients = coefficients_at(optimizer.stages, hypers, step)
@@ -217,7 +217,7 @@ def why_not(name: str, optimizer: Optimizer, param: Tensor) -> str:
 
 
 class Twins:
-    """A bound optimizer, and ``update_`` by the reference over an equal tree: the same bits."""
+    """Bound optimizer, and the reference's ``update_`` over an equal tree, with equal bits."""
 
     def __init__(
         self,
@@ -234,7 +234,7 @@ class Twins:
         self.state = optimizer.init(self.plain)
 
     def step(self, grads: Any, plain: Any = None, **options: Any) -> None:
-        """A step of both; ``plain`` are the same gradients where the bound one's lie elsewhere."""
+        """Step both; ``plain`` holds the same gradients for the reference, if given."""
         self.bound.step(grads, **options)
         self.optimizer.update_(self.plain, grads if plain is None else plain, self.state, **options)
         self.require_same()
@@ -244,7 +244,7 @@ class Twins:
 
 
 def together(*works: Callable[[], Any]) -> list[Any]:
-    """Run all at once, each in a thread of its own; what each returned, or the first error."""
+    """Run all works at once in threads; return their results, or raise the first error."""
     barrier, results = threading.Barrier(len(works)), [None] * len(works)
     errors: list[BaseException] = []
 
@@ -267,7 +267,7 @@ def together(*works: Callable[[], Any]) -> list[Any]:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """So many threads compute an operation of torch, or a step."""
+    """Set the number of threads that compute an operation of torch, or a step."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -277,12 +277,12 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def in_a_child(work: Callable[[], Any], seconds: int = 240) -> int:
-    """Run it in a forked child; its exit code, or minus the signal that ended it."""
+    """Run ``work`` in a forked child; return its exit code, or minus the signal that ended it."""
     pid = os.fork()
     if pid == 0:
         try:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # no handler in Python would be called
-            signal.alarm(seconds)  # it ends a child that waits for ever
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a handler in Python would not run
+            signal.alarm(seconds)  # ends a child that hangs
             work()
             os._exit(0)
         finally:

@@ -1,4 +1,4 @@
-"""Loops of chains that work in blocks, over parameters that do not fill their last block."""
+"""Loops of chains that work in blocks, for parameters that do not fill their last block."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
 
 def test_a_parameter_of_any_length_is_compiled() -> None:
-    """Of whole blocks or not."""
+    """A parameter is compiled, whether or not it fills its last block."""
     for count in (5_001, 512, 300, 257, 90):
         twins = Twins(EIGHT_BITS, lambda count=count: {"w": noise(0, count)}, "compiled")
         with case(count=count):
@@ -41,7 +41,7 @@ def test_several_that_do_not_fill_a_block_are_stepped_by_one_call(
     counted: list[tuple[int, ...]],
 ) -> None:
     bound = EIGHT_BITS.using(executor="compiled").bind([noise(0, 300), noise(1, 256), noise(2, 90)])
-    counted.clear()  # of the self-check
+    counted.clear()  # calls of the self-check
     bound.step([noise(3, 300), noise(4, 256), noise(5, 90)])
     assert counted == [(300, 256 + 90)]
     assert bound.explain().startswith("0 and 2 more: 646 elements")
@@ -59,7 +59,7 @@ def test_auto_compiles_it_where_it_lies_and_says_so(
 
 
 def test_of_leaves_that_are_not_bound_it_is_said_how_long_their_chunk_is() -> None:
-    """Together, they are worth the compiler."""
+    """Small leaves are explained as one chunk, which is large enough to compile."""
     leaves = [noise(k, 100) for k in range(200)]
     said = EIGHT_BITS.using(executor="auto").explain(leaves)
     assert said.startswith("200 parameters, 20,000 elements of torch.float32 on cpu, together")
@@ -67,7 +67,7 @@ def test_of_leaves_that_are_not_bound_it_is_said_how_long_their_chunk_is() -> No
 
 
 def test_the_end_of_a_chunk_is_not_a_block_of_something_else() -> None:
-    """But what it is to the rule, a block that is not full."""
+    """The rule gets the end of a chunk as a block that is not full."""
     for count in (16, 35, 61):
         with case(count=count):
             Twins(OPTIMIZERS["own"], lambda count=count: noise(0, count), "compiled").step(
@@ -76,7 +76,7 @@ def test_the_end_of_a_chunk_is_not_a_block_of_something_else() -> None:
 
 
 def test_a_lone_element_does_not_stand_for_longer_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """State per block of a lone element looks like state per element."""
+    """For a lone element, state per block looks like state per element."""
     asked: list[tuple[int, int]] = []
     bind_table = ChunkExecutor.bind_table
 

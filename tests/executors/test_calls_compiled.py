@@ -45,10 +45,10 @@ CHAINS: dict[str, tuple[Callable[[], Optimizer], int]] = {
         140,
     ),
 }
-"""Each chain, and the most calls of its step: torch's own around a step are about 20 of them."""
+"""Each chain, and the most calls of its step. Torch itself makes about 20 of these calls."""
 
 A_LEAF = {"muon": 50, "parts": 50}
-"""Chains whose step calls one function for a leaf, of which each needs products of its own."""
+"""Extra calls for 50 more leaves: these chains call one function for each leaf."""
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -61,7 +61,7 @@ def test_a_warm_step_makes_few_calls(name: str, with_loops: None, monkeypatch: A
 
 
 def test_construction_and_first_step_make_few_calls_for_a_parameter(with_loops: None) -> None:
-    """A first step has to look at each parameter; once, and not by a dozen of calls a question."""
+    """Construction and first step read each parameter with a bounded number of calls."""
 
     def calls(count: int) -> tuple[int, int]:
         params = [Parameter(noise(k, 10, 10)) for k in range(count)]

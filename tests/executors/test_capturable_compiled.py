@@ -1,4 +1,4 @@
-"""Steps that are captured as compiled programs, into torch's own operations or on a device."""
+"""Captured steps as compiled programs, into torch's own operations or on a device."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ COMPILED = {
     "adamw": adamw(0.1),
     "clipped": chain(clip_by_value(0.5), weight_decay(0.1), qhm(0.1)),
     "norm in between": chain(weight_decay(0.1), clip_by_global_norm(1.0), adamw(0.1)),
-    # Random bits of each replay are those of its step; blocks of 256 end within parameters.
+    # Each replay draws the random bits of its step. Blocks of 256 end within parameters.
     "stochastic": stored(adamw(0.01), param="bfloat16+stochastic"),
     "kahan": stored(lion(0.01), param="bfloat16+kahan"),
     "int8+stochastic": stored(sgd(0.01, momentum=0.9), state="int8+stochastic"),
@@ -70,7 +70,7 @@ def test_chunks_of_any_length() -> None:
 
 
 def test_rules_of_a_user_s_own() -> None:
-    """With torch's functions, and without a number but a sum."""
+    """Custom rules with torch functions, or with a sum as their only number, are replayed."""
     for optimizer in (chain(SIGNED(lr=0.1)), chain(NORMED(), MINUS())):
         with case(optimizer=optimizer):
             require_replayed(optimizer.using(executor="compiled"))
@@ -91,7 +91,7 @@ def test_parameters_of_every_kind_and_the_first_step_captured() -> None:
 def test_memory_that_other_optimizers_use_again_is_not_captured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Temporaries of a block lie in scratch, where nothing is captured."""
+    """Captured steps do not use scratch memory, which other optimizers reuse."""
 
     def used(*_: Any) -> Any:
         raise AssertionError("scratch of the thread")
@@ -156,7 +156,7 @@ def test_graphs_of_a_device(name: str, executor: Any) -> None:
             torch.cuda.current_stream().wait_stream(stream)
         else:
             if k == 3:
-                with torch.cuda.graph(graph):  # records, and does nothing
+                with torch.cuda.graph(graph):  # records, but does not run
                     bound.step(into)
             graph.replay()
     want = steps(COMPILED[name], tree(F32), gradients(F32), count=6)

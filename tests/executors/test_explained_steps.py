@@ -1,4 +1,4 @@
-"""A law: what ``explain`` says is what runs."""
+"""A law: ``explain`` names the kernels that run."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -63,13 +63,13 @@ RAN: dict[str, tuple[Any, str]] = {
 
 @contextmanager
 def kernels_seen() -> Iterator[set[str]]:
-    """The names of the kernels that run, by what is called of each."""
+    """Record the names of the kernels that run."""
     seen: set[str] = set()
 
     def noting(name: str, before: Any) -> Any:
         def called(*given: Any, **options: Any) -> Any:
             found = before(*given, **options)
-            if not isinstance(found, str):  # a reason why it does not
+            if not isinstance(found, str):  # a string says why the kernel does not run
                 seen.add(name)
             return found
 
@@ -83,9 +83,9 @@ def kernels_seen() -> Iterator[set[str]]:
 
 
 def said_by(text: str) -> set[str]:
-    """The kernels that an explanation names, one in each line."""
+    """Return the kernels that an explanation names, one in each line."""
     lines = [re.sub(r"^(param_groups\[\d+\]: |  )", "", line) for line in text.splitlines()]
-    lines = [line for line in lines if line[0].isdigit()]  # others are chains
+    lines = [line for line in lines if line[0].isdigit()]  # the other lines are chains
     found = [re.split(r"[;,]", line.partition(": ")[2])[0] for line in lines]
     return {one for one in found if one != "frozen"}
 
@@ -100,9 +100,9 @@ def said_by(text: str) -> set[str]:
 def test_it_is_what_runs(
     name: str, shapes: str, executor: Any, dtype: torch.dtype, steps: int
 ) -> None:
-    """In a warm step: of few steps, and of so many that a small loop is worth a compiler."""
+    """``explain`` is right after two steps, and after enough steps to compile a small loop."""
     if name == "8 bits" and dtype != torch.float32:
-        return  # it is refused
+        return  # refused
     if steps > 2 and "large" in shapes:
         steps = 3
     params = [torch.nn.Parameter(noise(k, *one).to(dtype)) for k, one in enumerate(SHAPES[shapes])]
@@ -120,7 +120,7 @@ def test_it_is_what_runs(
 
 @each(name=OPTIMIZERS, shapes=SHAPES, executor=["auto", "reference", "blocked"])
 def test_it_is_what_runs_in_a_step_of_a_tree(name: str, shapes: str, executor: Any) -> None:
-    """Of an optimizer whose parameters differ in their stages, the lines about each chain."""
+    """``explain`` is right for a step of a tree, also if parameters have different chains."""
     optimizer = OPTIMIZERS[name]().using(executor=executor)
     params = {str(k): noise(k, *one) for k, one in enumerate(SHAPES[shapes])}
     grads = {key: noise(10, *one.shape) for key, one in params.items()}

@@ -1,4 +1,4 @@
-"""A forked child steps on, whatever its parent was doing; and so does its parent."""
+"""A forked child and its parent both continue to step, even if the parent was compiling."""
 
 import threading
 from pathlib import Path
@@ -20,11 +20,11 @@ from .support import copied, in_a_child, noise, torch_threads
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # from Python 3.12
 COUNT = 40_000
-"""Elements that several threads share."""
+"""Number of elements that several threads share."""
 
 
 def require_stepped_on(optimizer: Any, *, bound: bool) -> None:
-    """A step of a child and then one of its parent are the same step."""
+    """Require that a step of a child and then a step of its parent give the same result."""
     params, grad = [noise(0, COUNT)], [noise(1, COUNT)]
     state = optimizer.init(params)
     held = optimizer.bind(params) if bound else None
@@ -44,7 +44,7 @@ def require_stepped_on(optimizer: Any, *, bound: bool) -> None:
 
     def child() -> None:
         step()
-        torch.set_num_threads(1)  # torch itself would wait for threads that are not there
+        torch.set_num_threads(1)  # torch would wait for threads that the child lacks
         assert_equal((params, state if held is None else held.state), want)
 
     assert in_a_child(child) == 0
@@ -54,9 +54,9 @@ def require_stepped_on(optimizer: Any, *, bound: bool) -> None:
 
 
 def test_a_forked_child_steps_on() -> None:
-    """By torch's operations where they have one thread; by loops, which have none in a child.
+    """A child steps by torch's operations with one thread, or by loops, which use no threads there.
 
-    Numbers that change with the step, or do not: then a call is made once for many steps.
+    The numbers of adamw change in each step. Those of lion do not, so one call serves many steps.
     """
     torch_s = pairs(executor=["reference", "blocked"], bound=[True, False])
     for one in torch_s:
@@ -71,7 +71,7 @@ def test_a_forked_child_steps_on() -> None:
 def test_a_child_compiles_that_was_forked_while_another_thread_compiled(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Whose turn it was, nobody ends in the child."""
+    """The child does not wait for the compiling thread, which exists only in the parent."""
     compiler, began, go = waiting_compiler(tmp_path)
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(tmp_path / "cache"))

@@ -98,7 +98,7 @@ def decorated(p: Tensor, g: Tensor, s: NoState, c: Any) -> Any:
 
 
 class Scale:
-    """Its methods read what may change."""
+    """Class whose methods read values that can change."""
 
     k = 1.0
 
@@ -206,7 +206,7 @@ def _as_before() -> Iterator[None]:
 
 
 def values(optimizer: Optimizer, change: Callable[[float], None]) -> list[list[float]]:
-    """Parameters after each step, with another value before each: pure, in place, and bound."""
+    """Return parameters after each step with a new value: pure, in place, and bound."""
     found = []
     for elements in (3, 5_000):
         change(1.0)
@@ -227,7 +227,7 @@ WANTED = [[value] * 3 for value in (0.7, -0.2, -1.1, -1.4)] * 2
 
 
 def test_every_executor_follows_a_value_that_changes() -> None:
-    """Fault 5: its first value was part of kernels, for the whole process."""
+    """Fault 5: kernels kept the first value of a variable for the whole process."""
     for name, (rule, change) in RULES.items():
         for executor in ("reference", *ASKED):
             with case(name=name, executor=executor):
@@ -235,7 +235,7 @@ def test_every_executor_follows_a_value_that_changes() -> None:
 
 
 def test_what_may_change_is_not_compiled_and_the_reason_says_how_to_go_on() -> None:
-    """Fault 5."""
+    """Fault 5: a rule that reads a mutable variable runs by the reference."""
     for name, rule in MUTABLE.items():
         for executor in ("auto", "blocked", "compiled"):
             with case(name=name, executor=executor):
@@ -245,7 +245,7 @@ def test_what_may_change_is_not_compiled_and_the_reason_says_how_to_go_on() -> N
 
 
 def test_a_replaced_function_of_the_same_name_is_another() -> None:
-    """Fault 5: a cell of a notebook that is run again, as it was or changed."""
+    """Fault 5: a notebook cell that runs again, changed or not, replaces its functions."""
     text = (
         "def helper(g):\n    return g * {0}\n"
         "def rule(p, g, s, c):\n    return p - c.lr * helper(g), s"
@@ -299,7 +299,7 @@ def own_init(param: Tensor, hyper: OwnHyper) -> OwnState:
 
 
 def test_methods_of_what_a_rule_is_given_are_part_of_it() -> None:
-    """Fault 5: of its hyper-parameters, and of its state."""
+    """Fault 5: kernels follow values that methods of hyper-parameters and of state read."""
     for rule in (by_property, by_state):
         stage = Rule(name="mine", hyper=OwnHyper, state=OwnState, init=own_init, rule=rule)
         for executor in ("reference", *ASKED):
@@ -312,7 +312,7 @@ SCALED = Transform(name="scaled", hyper=NoHyper, transform=scaled)
 
 
 def test_transforms_stored_stages_and_matrices_follow_it_too() -> None:
-    """Fault 5."""
+    """Fault 5: kernels of these stages follow a constant that changes."""
     chains = {
         "a transform": lambda: chain(SCALED(), sgd(lr=0.3)),
         "a stored one": lambda: stored(stateless(by_constant), param="bfloat16+master"),

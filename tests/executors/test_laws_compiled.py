@@ -1,6 +1,6 @@
-"""Laws of executors that compile nothing, tried with executors that compile.
+"""Tests of plain/, repeated with executors that compile.
 
-Every test of plain/ that takes the fixture ``executors`` is one here too, with other executors.
+This module collects every test of plain/ that takes the fixture ``executors``.
 """
 
 import inspect

@@ -1,4 +1,4 @@
-"""Leaves that are stepped in passes: the reference's bits, whatever the leaves and numbers are."""
+"""Leaves that are stepped in passes have the reference's bits, for all shapes and numbers."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -56,14 +56,14 @@ CHAINS: dict[str, Callable[[], Optimizer]] = {
 
 
 class Spied(NamedTuple):
-    """Steps that were bound in passes, and the number of parts of each."""
+    """Record of the steps bound in passes: the number of parts of each."""
 
     parts: list[int]
 
 
 @pytest.fixture
 def spied(monkeypatch: pytest.MonkeyPatch) -> Spied:
-    """Loops are worth compiling for any leaf, and what passes bind is noted."""
+    """Make loops worth compiling for any leaf, and record the steps bound in passes."""
     monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1)
     found = Spied([])
     bind = leaf_passes.LeafPasses.bind
@@ -79,7 +79,7 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> Spied:
 
 
 def set_grads(params: list[Any], seed: int) -> None:
-    """Set ordinary gradients, and some that are missing, zero, not finite, or of another layout."""
+    """Set gradients: most are ordinary, some are missing, zero, not finite, or transposed."""
     for k, param in enumerate(params):
         grad = noise(1000 * seed + k, *param.shape, dtype=param.dtype)
         if k == 1 and seed % 3 == 1:
@@ -94,10 +94,10 @@ def set_grads(params: list[Any], seed: int) -> None:
 def stepped(
     optimizer: Optimizer, shapes: Any, dtype: torch.dtype, steps: int = 8
 ) -> list[list[Any]]:
-    """Return parameters and states after some steps, with other numbers in each."""
+    """Return parameters and states after some steps, with new numbers in each step."""
     params = [Parameter(noise(k, *shape, dtype=dtype)) for k, shape in enumerate(shapes)]
     with torch.no_grad():
-        params[-2].zero_()  # its norm is 0
+        params[-2].zero_()  # a parameter with norm 0
     made = TorchOptimizer(params, optimizer)
     for seed in range(steps):
         set_grads(params, seed)
@@ -115,14 +115,14 @@ def stepped(
 
 
 def _one_nan(tensor: Tensor) -> Tensor:
-    """Return a tensor in which every NaN has the same bits: no kernel promises its sign."""
+    """Return a tensor in which every NaN has the same bits, because kernels do not fix its sign."""
     if not tensor.is_floating_point():
         return tensor
     return torch.where(tensor.isnan(), torch.full_like(tensor, float("nan")), tensor)
 
 
 def test_bits_are_the_references(spied: Spied, both_ways: str) -> None:
-    """With torch's norms, and with native ones."""
+    """Steps in passes have the reference's bits, with torch's norms and with native norms."""
     for name, make in CHAINS.items():
         for dtype in (torch.float32, torch.float64, torch.bfloat16):
             with case(name=name, dtype=dtype):
@@ -130,7 +130,7 @@ def test_bits_are_the_references(spied: Spied, both_ways: str) -> None:
                 want = stepped(make().using(executor="reference"), SHAPES, dtype)
                 got = stepped(make(), SHAPES, dtype)
                 assert_same(got, want)
-                # In bfloat16, torch rounds Adam's averages by where an element stands.
+                # In bfloat16, torch's rounding of Adam's averages depends on an element's position.
                 assert spied.parts or dtype == torch.bfloat16
 
 
@@ -150,7 +150,7 @@ def test_in_batches_and_without_memory_that_is_kept(
 
 
 def test_many_leaves_and_few_have_the_same_bits(spied: Spied, with_loops: None) -> None:
-    """Ratios of many are computed as one tensor; a huge ratio is infinite in float32."""
+    """Trust ratios of many leaves are one tensor. A huge ratio is infinite in float32."""
     for count in (3, 100):
         for dtype in (torch.float32, torch.float64):
             shapes = [(1 + k % 5, 3) for k in range(count)]
@@ -233,7 +233,7 @@ TAKE = Rule(name="take", hyper=Nothing, rule=take_rule)
 def test_a_stage_of_your_own_has_a_state(
     spied: Spied, dtype: torch.dtype, *, squared: bool, first: bool
 ) -> None:
-    """A state of other shapes than the parameter's, which is written in place."""
+    """Custom state can have another shape than the parameter, and is written in place."""
     spied.parts.clear()
     own = LARGEST(limit=0.5, squared=squared)
     optimizer = chain(own, TAKE()) if first else chain(TAKE(), own, TAKE())
@@ -250,7 +250,7 @@ def test_a_stage_of_your_own_has_a_state(
 def test_factors_are_rounded_as_for_one_leaf(
     spied: Spied, both_ways: str, dtype: torch.dtype, link: Any, count: int
 ) -> None:
-    """In 16 bits, of few leaves and of many."""
+    """Factors round as for one leaf in every dtype, for few leaves and for many."""
     spied.parts.clear()
     shapes = [(1 + k % 7, 5) for k in range(count)]
     optimizer = chain(link, TAKE())
@@ -260,7 +260,7 @@ def test_factors_are_rounded_as_for_one_leaf(
 
 
 def test_a_number_that_is_a_choice_may_change(spied: Spied) -> None:
-    """Loops are bound again where a coefficient that is no float has changed."""
+    """Loops are bound again if a coefficient that is not a float changes."""
     found = []
     for executor in ("auto", "reference"):
         params = [Parameter(noise(k, 5, 4)) for k in range(3)]
@@ -276,7 +276,7 @@ def test_a_number_that_is_a_choice_may_change(spied: Spied) -> None:
 
 
 def test_a_number_with_a_derivative_is_left_to_torch(spied: Spied) -> None:
-    """A step in place takes it as a tensor, as the reference does."""
+    """A step in place uses the differentiated number as a tensor, as the reference does."""
     found = []
     for executor in ("auto", "reference"):
         factor = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
@@ -298,7 +298,7 @@ def mean_transform(
 
 
 def test_a_stage_that_is_not_pointwise_is_left_to_others(spied: Spied) -> None:
-    """It says so, and looks at all elements: whole leaves are stepped right all the same."""
+    """A stage that claims to be pointwise but reads all elements is stepped on whole leaves."""
     mean = Transform(name="mean", hyper=Nothing, transform=mean_transform)
     optimizer = chain(mean(), scale_by_trust_ratio(), TAKE())
     want = stepped(optimizer.using(executor="reference"), SHAPES, torch.float32, 4)
@@ -307,7 +307,7 @@ def test_a_stage_that_is_not_pointwise_is_left_to_others(spied: Spied) -> None:
 
 
 def test_copies_are_stepped_as_well(spied: Spied) -> None:
-    """By ``update``, whose tensors are in other memory at each step."""
+    """``update`` steps in passes too, although its tensors move at each step."""
     optimizer, params = lamb(lr=0.1), {"a": noise(0, 5, 4), "b": noise(1, 9)}
     want, state = params, optimizer.init(params)
     wanted = state

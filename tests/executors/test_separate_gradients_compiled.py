@@ -1,4 +1,4 @@
-"""Separate gradients that exact loops read where they lie: then nothing is copied."""
+"""Separate gradients that exact loops read in place, without a copy."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from .support import Twins, noise
 
 @pytest.mark.usefixtures("both_ways")
 def test_nothing_is_copied(gathers: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also not where gradients are missing, and parameters part by that in their step counts."""
+    """No gradient is copied, even if missing gradients make step counts differ."""
     monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1)
     dtypes = (torch.float32, torch.float64, torch.complex64)
     for one in pairs(executor=["compiled", "auto"], dtype=dtypes):
@@ -31,7 +31,7 @@ def test_nothing_is_copied(gathers: list[Any], monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.usefixtures("both_ways")
 def test_of_what_is_stored_nothing_is_copied(gathers: list[Any]) -> None:
-    """Blocks begin anew with each parameter."""
+    """No gradient is copied for stored chains, whose blocks restart at each parameter."""
     for state in ("int8", "bfloat16"):
         optimizer = stored(lion(0.1), state=state)
         twins = Twins(optimizer, lambda: [noise(0, 300), noise(1, 7), noise(2, 512)], "auto")

@@ -1,4 +1,4 @@
-"""Rules as a user writes them: good ones, and ones that no program can be made of."""
+"""Rules as a user writes them: rules that can be exported, and rules that cannot."""
 
 import math
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ class Hyper(NamedTuple):
 
 
 class Average(NamedTuple):
-    average: Tensor  # of the gradient, of its shape
+    average: Tensor  # average of the gradient, with its shape
 
 
 def init(param: Tensor, hyper: Hyper) -> Average:
@@ -23,7 +23,7 @@ def init(param: Tensor, hyper: Hyper) -> Average:
 
 
 def signed_rule(param: Tensor, grad: Tensor, state: Average, c: Hyper) -> tuple[Tensor, Average]:
-    """torch's functions, with plain numbers among their arguments."""
+    """Pass plain numbers to functions of torch."""
     average = torch.lerp(grad, state.average, c.beta)
     return torch.add(param, average.sign(), alpha=-c.lr), Average(average)
 
@@ -33,7 +33,7 @@ SIGNED = Rule(name="signed", hyper=Hyper, state=Average, init=init, rule=signed_
 
 class OwnState(NamedTuple):
     start: Tensor  # the parameter before the first step
-    pace: Tensor  # 0-d: a number of the leaf's own
+    pace: Tensor  # 0-d: a scalar of this leaf
 
 
 def own_init(param: Tensor, hyper: Hyper) -> OwnState:
@@ -41,7 +41,7 @@ def own_init(param: Tensor, hyper: Hyper) -> OwnState:
 
 
 def own_rule(param: Tensor, grad: Tensor, state: OwnState, c: Hyper) -> tuple[Tensor, OwnState]:
-    """A number that one leaf keeps, and arithmetic with coefficients."""
+    """Use a scalar in the state of a leaf, and arithmetic with coefficients."""
     pace = state.pace * c.beta
     step = (grad * pace).clamp(-c.beta, c.beta) + 0.1 * (param - state.start)
     return param - c.lr * step, OwnState(state.start, pace)
@@ -59,7 +59,7 @@ def row_init(param: Tensor, hyper: Hyper) -> RowState:
 
 
 def row_rule(param: Tensor, grad: Tensor, state: RowState, c: Hyper) -> tuple[Tensor, RowState]:
-    """A rule for whole tensors, which looks at their shapes."""
+    """Use the shapes of whole tensors."""
     norms = state.norms * c.beta + grad.square().sum(dim=-1, keepdim=True)
     size = grad.shape[-1] ** 0.5 if grad.dim() > 1 else 1.0
     return param - c.lr * size * grad / (norms.sqrt() + 1e-8), RowState(norms)
@@ -116,7 +116,7 @@ LOOKING = Rule(name="looking", hyper=Hyper, rule=looking_rule)
 
 
 def four_rule(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
-    scale = torch.arange(64, dtype=param.dtype)  # the length that it is traced with
+    scale = torch.arange(64, dtype=param.dtype)  # the length of the traced parameter
     return param - c.lr * c.beta * scale * grad, state
 
 

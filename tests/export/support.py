@@ -1,4 +1,4 @@
-"""Support of the tests of exporting: a tree of params, and a run of the reference executor."""
+"""Helpers of the tests of exports: parameters, and steps of the reference executor."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ STEPS = 4
 
 
 def tree(dtype: torch.dtype = torch.float32) -> dict[str, Tensor | None]:
-    """Parameters of several shapes; one leaf is None."""
+    """Return parameters of several shapes; one leaf is None."""
     draws = torch.Generator().manual_seed(1)
 
     def drawn(*shape: int) -> Tensor:
@@ -29,7 +29,6 @@ def tree(dtype: torch.dtype = torch.float32) -> dict[str, Tensor | None]:
 
 
 def grads_of(params: Mapping[str, Tensor | None], step: int) -> dict[str, Tensor | None]:
-    """Gradients of a step."""
     draws = torch.Generator().manual_seed(100 + step)
     return {
         name: None
@@ -44,7 +43,7 @@ def copied(values: Any) -> Any:
 
 
 def assert_same(got: Any, want: Any, ulps: float = 0.0) -> None:
-    """Two trees of tensors, equal to the bit, or within ulps of each tensor's largest number."""
+    """Check that two trees are equal bit for bit, or within ulps of each tensor's largest value."""
     ours, spec = optree.tree_flatten(got)
     theirs, other = optree.tree_flatten(want)
     assert spec == other
@@ -59,7 +58,7 @@ def stepped(
     state: State,
     feeds: Iterable[dict[str, float]] = ({},) * STEPS,
 ) -> tuple[Any, State]:
-    """Params and state after steps of the reference executor, as a pure function."""
+    """Return params and state after steps of the reference executor, as a pure function."""
     optimizer = optimizer.using(executor="reference")
     for step, hyper in enumerate(feeds):
         params, state = optimizer.update(params, grads_of(params, step), state, **hyper)
@@ -73,7 +72,7 @@ def run_in_place(
     state: State,
     feeds: Iterable[dict[str, float]] = ({},) * STEPS,
 ) -> tuple[Any, State]:
-    """Params and state after steps of a program in place, on copies."""
+    """Return params and state after steps of a program in place, on copies."""
     params, state = copied(params), copied(state)
     for step, hyper in enumerate(feeds):
         run(*exported.arguments(params, grads_of(params, step), state, **hyper))
@@ -134,7 +133,7 @@ def job(
     state: State,
     feeds: Iterable[dict[str, float]] = ({},) * STEPS,
 ) -> dict[str, str]:
-    """Save what another process is to step with a package."""
+    """Save the inputs with which another process runs a package."""
     calls = [
         exported.arguments(params, grads_of(params, step), state, **hyper)
         for step, hyper in enumerate(feeds)
@@ -150,7 +149,7 @@ def job(
 
 
 def run_elsewhere(jobs: list[dict[str, str]]) -> list[dict[str, Any]]:
-    """Run packages in a new process, in which this package cannot be imported."""
+    """Run packages in a new process that cannot import this package."""
     finished = subprocess.run(
         [sys.executable, "-I", "-c", OTHER_PROCESS, json.dumps(jobs)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Inputs of exported steps: numbers that are fed, numbers that are fixed, and their effect."""
+"""Tests of the scalars of exported steps: inputs, fixed values, and their effect."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Packages, run by a process that has torch and no source of this project."""
+"""Tests of packages in a process that has torch, but no source of this project."""
 
 import json
 import sys
@@ -19,13 +19,13 @@ from .support import STEPS, assert_same, grads_of, job, run_elsewhere, stepped, 
 
 
 class Told(NamedTuple):
-    """An export: an optimizer, its options, and the dtype or length of its parameters."""
+    """Export to test: an optimizer, its options, and the dtype or length of its parameters."""
 
     optimizer: Optimizer
     options: dict[str, Any]
     dtype: torch.dtype = torch.float32
     length: int = 0
-    """Of the one flat parameter that is stepped; 0 for a tree."""
+    """The length of the only, flat parameter; 0 for a tree."""
 
     def params(self, length: int) -> dict[str, Any]:
         return {"flat": torch.linspace(-1, 1, length)} if self.length else tree(self.dtype)
@@ -33,7 +33,7 @@ class Told(NamedTuple):
 
 # Leaves of 2, 1 and 0 dimensions, several groups, a measured stage.
 CLIPPED = chain(clip_by_global_norm(1.0), adamw(lr=0.1)).override(("bias",), lr=0.01)
-# Functions of torch that want plain numbers.
+# Functions of torch that need plain numbers.
 CUSTOM = chain(clip_by_global_norm(1.0), SIGNED(lr=0.1, beta=0.9))
 
 PROGRAMS: dict[str, Told] = {
@@ -48,14 +48,14 @@ PROGRAMS: dict[str, Told] = {
     ),
 }
 ULPS = 8.0
-"""Of the largest number in a tensor, after four steps: Inductor fuses multiplications into
+"""Bound in ulps of a tensor's largest value after four steps: Inductor fuses multiplications into
 additions, and computes ``start + weight * (end - start)`` for a lerp."""
 FEEDS = [{"lr": 0.1 / (1 + made)} for made in range(STEPS)]
 
 
-@pytest.mark.timeout(1200)  # it compiles, on machines that may be busy
+@pytest.mark.timeout(1200)  # compilation is slow on busy machines
 def test_another_process_gets_the_same_numbers(tmp_path: Path) -> None:
-    """From both kinds of package, whose manifest is the one beside it."""
+    """Both kinds of package give the same result, and contain the manifest of the file beside."""
     exported, jobs = [], []
     for name, told in PROGRAMS.items():
         folder = tmp_path / name
@@ -98,7 +98,7 @@ def test_a_package_holds_no_path_of_this_machine(tmp_path: Path) -> None:
 
 
 def test_the_manifest_says_all_that_a_first_step_needs(tmp_path: Path) -> None:
-    """From the manifest alone: inputs made in its order, states as it says they begin."""
+    """The manifest alone is enough to build the inputs and initial states of the first step."""
     optimizer, params = sgd(lr=0.1, momentum=0.9, weight_decay=0.5), tree()
     exported = export_step(optimizer, params, tmp_path / "step.pt2")
     made = json.loads((tmp_path / "step.pt2.json").read_text("utf-8"))
@@ -129,7 +129,7 @@ def test_the_manifest_says_all_that_a_first_step_needs(tmp_path: Path) -> None:
 
 
 def test_states_that_do_not_begin_alike_everywhere() -> None:
-    params = {"w": torch.ones(3)}  # all ones: the state that copies it looks like a constant
+    params = {"w": torch.ones(3)}  # with ones only, the copied state looks like a constant
     entries = export_step(chain(OWN(lr=0.1, beta=0.5)), params).manifest["inputs"]
     begin = {one["name"]: one["initial"] for one in entries if one["list"] == "states"}
     assert begin == {"w.own.start": None, "w.own.pace": 2.0}
@@ -143,11 +143,12 @@ def test_numbers_without_end_are_text_in_json(tmp_path: Path) -> None:
     assert exported.arguments(params, grads, state)[-1][1] == float("inf")
 
 
-@pytest.mark.timeout(1200)  # it compiles, on machines that may be busy
+@pytest.mark.timeout(1200)  # compilation is slow on busy machines
 def test_a_step_counts_once_in_any_number_of_threads(tmp_path: Path) -> None:
-    """Also if the process that compiled it had one thread: Inductor leaves out what it needs then.
+    """A compiled step counts once in many threads, even if a process with one thread compiled it.
 
-    The threads wait for one another on a busy machine, so that each sees what another has counted.
+    With one thread, Inductor leaves out the code by which only one thread counts a step. Threads
+    on a busy machine wait for each other, so each thread would see the counts of other threads.
     """
     told = PROGRAMS["flat, compiled"]
     params = told.params(told.length)

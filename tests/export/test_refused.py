@@ -1,4 +1,4 @@
-"""Refusals of exporting, raised before anything is traced, compiled or written."""
+"""Tests of refused exports: the error comes before tracing, compilation and writing."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The program, run by torch's interpreter, is the reference executor to the bit."""
+"""Tests that the program has the bits of the reference executor in torch's interpreter."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from .support import assert_same, copied, grads_of, run_in_place, stepped, tree
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 
 ULPS = 8.0
-"""Of the largest number in a tensor, after four steps, where numbers stay in tensors."""
+"""Bound in ulps of a tensor's largest value after four steps, for scalars in tensors."""
 
 
 def assert_alike(
@@ -32,7 +32,7 @@ def assert_alike(
     ulps: float = 0.0,
     **options: Any,
 ) -> None:
-    """Assert that an exported step is the reference's: to the bit, or close if compiled."""
+    """Check that an exported step equals the reference: bit for bit, or closely if compiled."""
     state = optimizer.init(params)
     exported = export_step(optimizer, params, path, **options)
     found = run_in_place(exported, exported.program.module(), params, state)
@@ -40,13 +40,13 @@ def assert_alike(
 
 
 def small(dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    """Of two dimensions and of none."""
+    """Return parameters of two dimensions and of none."""
     params = tree(dtype)
     return {"weight": params["weight"], "frozen": None, "scale": params["scale"]}
 
 
 LAST_PLACE = ("asgd", "adafactor")
-"""Their numbers for a whole parameter are tensors, which a program rounds once more."""
+"""Algorithms whose scalars of a whole parameter are tensors, which a program rounds once more."""
 
 
 @pytest.mark.parametrize("name", ONE_CHAIN)
@@ -74,7 +74,7 @@ COMPILED = {
 def test_what_is_given_to_the_compiler_is_the_same_mathematics(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Without compiling: the program, its numbers in tensors, run by torch's interpreter."""
+    """The program for the compiler, with scalars in tensors, gives the same results without it."""
     monkeypatch.setattr(exporting, "write_package", lambda *_: None)
     assert_alike(*COMPILED[name], tmp_path / "step.pt2", package="aoti")
 
@@ -87,7 +87,7 @@ def test_what_is_given_to_the_compiler_is_the_same_mathematics(
     ]
 )
 def test_rules_of_a_user(optimizer: Optimizer) -> None:
-    """torch's functions, a number of the leaf's own, an override."""
+    """Rules of users may use functions of torch, scalars of a leaf, and overrides."""
     assert_alike(optimizer, tree())
 
 

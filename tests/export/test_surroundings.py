@@ -1,4 +1,4 @@
-"""Effects of exporting beyond the step: imports, files after a failure, and the example."""
+"""Tests of the effects of an export beyond the step: imports, files after a failure, an example."""
 
 import subprocess
 import sys

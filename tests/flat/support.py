@@ -18,7 +18,7 @@ KEYS = (None, "a", ("b", 1))
 
 
 def values(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
-    """A contiguous tensor, in memory of its own."""
+    """Return a contiguous tensor that owns its memory."""
     generator = torch.Generator().manual_seed(seed)
     if dtype.is_complex:
         return torch.randn(shape, generator=generator, dtype=dtype)
@@ -27,7 +27,7 @@ def values(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Drawn:
-    """One parameter as Hypothesis draws it."""
+    """Parameter that Hypothesis draws."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -44,14 +44,14 @@ class Drawn:
 
     @property
     def stays(self) -> bool:
-        """Return True if it cannot move: it has gaps, or is a view of another tensor."""
+        """Return True if the parameter cannot move: it has gaps, or is a view of another tensor."""
         sliced = self.layout == "sliced" and len(self.shape) > 0
         turned = self.layout == "transposed" and len(self.shape) > 1
         has_gaps = sliced and torch.Size(self.shape).numel() > 0
         return has_gaps or (not self.module and (sliced or turned))
 
     def gradient(self, seed: int, layout: str) -> Tensor:
-        """A gradient in strides of its own."""
+        """Return a gradient with its own memory layout."""
         return laid_out(values(self.shape, self.dtype, seed + 1000), layout)
 
 
@@ -87,11 +87,11 @@ def lives_in(layout: FlatLayout, param: Tensor) -> bool:
 
 
 class Refuses:
-    """Guards of a torch that has changed them."""
+    """Stand-in for the guards of a torch version that has changed their signature."""
 
     def __init__(self, *examples: Tensor, **options: Any) -> None:
         raise TypeError("another signature")
 
 
 GUARDS = {"torch's": guard.TensorGuards, "none": None, "unusable": Refuses}
-"""What torch.compile guards its inputs with: the answers are the same with any."""
+"""Guards of torch.compile that a test installs. Each of them must give the same answers."""

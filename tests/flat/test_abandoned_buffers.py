@@ -1,4 +1,4 @@
-"""Parameters in the buffers of an optimizer that is no longer there."""
+"""Parameters in the buffers of an optimizer that was deleted."""
 
 import gc
 import weakref
@@ -11,7 +11,10 @@ from functional_optim.plan.flat.move_checks import immovable_reason
 
 
 def test_whether_garbage_was_collected_makes_no_difference() -> None:
-    """Ranks lay out parameters alike, and each collects its garbage in its own time."""
+    """The reason not to move a parameter does not depend on garbage collection.
+
+    Ranks must lay out parameters alike, and each rank collects its garbage at another time.
+    """
     reasons = []
     for collects in (False, True):
         params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""``check`` sees every way out of a buffer, and runs no Python per parameter."""
+"""``check`` detects every way out of a buffer, and runs no Python for each parameter."""
 
 import gc
 import sys
@@ -121,7 +121,7 @@ def test_what_changes_values_is_no_way_out() -> None:
 def test_autograd_is_told_by_who_writes_and_not_by_who_looks() -> None:
     params = [Parameter(torch.ones(2)), Parameter(torch.ones(3))]
     layout = FlatLayout(params, ["a", "b"])
-    for _ in range(3):  # looked at in full, then as it is remembered
+    for _ in range(3):  # the first check is a full one, and later checks use what it remembers
         versions = [param._version for param in params]
         layout.check()
         assert [param._version for param in params] == versions
@@ -136,7 +136,7 @@ def test_autograd_is_told_by_who_writes_and_not_by_who_looks() -> None:
 
 @contextmanager
 def counted_opcodes() -> Iterator[list[int]]:
-    """Count every bytecode instruction that is executed inside, but those of finalizers."""
+    """Count the bytecode instructions that run in this context, except those of finalizers."""
     count = [0]
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
@@ -157,7 +157,7 @@ def counted_opcodes() -> Iterator[list[int]]:
 
 
 def opcodes(run: Callable[[], object]) -> int:
-    run()  # what is made once is made
+    run()  # the first run creates what later runs reuse
     with counted_opcodes() as count:
         run()
     return count[0]

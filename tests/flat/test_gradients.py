@@ -1,4 +1,4 @@
-"""Gradients: accumulated into the flat buffers, recognised there, or gathered from elsewhere."""
+"""Gradients that are accumulated in the flat buffers, recognized there, or gathered."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ from .support import Drawn, aligns, flatten, make_all, several
 
 
 def gathered(layout: FlatLayout) -> dict[int, Tensor]:
-    """The real views of the gradient buffers, by place in the list of parameters."""
+    """Return the real views of the gradient buffers, by index of the parameter."""
     return {
         segment.index: view
         for buffer, flat in zip(layout.buffers, layout.gradient_buffers(), strict=True)
@@ -85,15 +85,15 @@ def test_gather_brings_every_gradient_to_its_place(
 
 
 def test_gradients_of_any_shape_and_strides_are_gathered() -> None:
-    """Turned, 0-d, empty and complex ones."""
+    """``gather`` copies transposed, 0-d, empty and complex gradients in one foreach operation."""
     shapes: list[tuple[int, ...]] = [(2, 3), (3,), (4, 3), (), (0, 3), (5,), (1, 3)]
     params = [torch.ones(shape) for shape in shapes]
     params += [Parameter(torch.ones(3, 2).t()), torch.ones(2, dtype=torch.complex64)]
     layout = flatten(params)
     grads = [torch.randn_like(param) for param in params]
     grads[2], grads[8] = grads[2].t().contiguous().t(), grads[8].conj()
-    layout.gradient_buffers()  # they are made when they are first asked for
-    # A conjugate is cloned by torch itself, wherever it goes.
+    layout.gradient_buffers()  # the first call creates the buffers
+    # Torch clones a conjugate wherever it is copied to.
     assert operations(lambda: layout.gather(grads)) == ["aten::clone", "aten::_foreach_copy_"]
     for i, view in gathered(layout).items():
         assert_same(view, real(grads[i]))
@@ -134,7 +134,7 @@ def test_attaching_keeps_what_was_accumulated() -> None:
     layout = flatten(params)
     layout.gather([torch.full((2,), 9.0), torch.full((3,), 9.0)])
     (params[0] * 4).sum().backward()
-    for again in (4.0, 5.0):  # the second time, one of them is there and one was taken away
+    for again in (4.0, 5.0):  # then one gradient is attached, and one is missing
         layout.attach_gradients()
         grads = [param.grad for param in params]
         assert layout.gradients_in_place(grads)
@@ -191,7 +191,7 @@ NOT_IN_PLACE: dict[str, Callable[[list[Tensor]], list[Any]]] = {
 
 
 class Other(Tensor):
-    """A class with functions of its own."""
+    """Tensor subclass with its own torch functions."""
 
 
 def test_gradients_that_are_not_in_place() -> None:

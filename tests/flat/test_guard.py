@@ -1,4 +1,4 @@
-"""Tensors are looked at by loops in C, and by slower ones where those are not there."""
+"""Guards look at tensors by loops in C, and by slower Python where these loops are missing."""
 
 from itertools import product
 from typing import Any
@@ -18,7 +18,10 @@ from .support import GUARDS
 
 @pytest.fixture(params=GUARDS, autouse=True)
 def torchs_guards(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The answers are the same with any; with our own loops: tests/flat/compiled."""
+    """Run each test with every kind of torch guards: the answers must be the same.
+
+    The tests in tests/flat/compiled run with the package's own loops.
+    """
     monkeypatch.setattr(guard, "TensorGuards", GUARDS[request.param])
 
 
@@ -36,7 +39,7 @@ def made() -> list[Tensor]:
 
 @only_torchs
 def test_torch_has_guards() -> None:
-    """Or else this file compares the slow way with itself."""
+    """Without torch's guards, this file would compare the slow way with itself."""
     assert LayoutGuard([torch.zeros(1)])._guards is not None
 
 
@@ -75,7 +78,7 @@ def test_who_requires_grad_and_of_what_class_does_not_matter() -> None:
 
 @only_torchs
 def test_guards_learn_from_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The slow way is gone once, and not at each step."""
+    """After the slow way accepts tensors once, later checks of the same tensors do not use it."""
     there = MemoryGuard(made())
     params = [Parameter(one) for one in made()]
     assert there.alike(params)
@@ -90,7 +93,7 @@ def test_guards_learn_from_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_that_a_buffer_leaves_stays_with_its_parameters() -> None:
-    """``share_memory_`` gives a storage other memory: parameters keep theirs, and it is seen."""
+    """Parameters keep their memory if ``share_memory_`` moves the buffer; ``check`` reports it."""
     param = Parameter(torch.ones(2))
     layout = FlatLayout([param, Parameter(torch.ones(3))], ["a", "b"])
     before = param.data_ptr()

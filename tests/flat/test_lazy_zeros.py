@@ -1,4 +1,4 @@
-"""Zeros that take no memory before they are written to: as any zeros."""
+"""Zeros that take no memory before the first write, and otherwise behave like any zeros."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Modules whose parameters live in flat buffers behave as others do."""
+"""Modules with parameters in flat buffers behave like other modules."""
 
 import copy
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from .support import lives_in, of_module
 
 
 class Tied(nn.Module):
-    """An embedding whose weights are the output layer's too."""
+    """Embedding that shares its weights with the output layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Tied(nn.Module):
 
 
 class Last(nn.Module):
-    """The output of a recurrent network, without its state."""
+    """Output of a recurrent network, without its state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def loss_of(out: Tensor) -> Tensor:
 
 
 def run(model: nn.Module, data: Tensor) -> list[Tensor]:
-    """The output and all gradients of one pass."""
+    """Return the output and all gradients of one forward and backward pass."""
     model.zero_grad()
     out = model(data)
     loss_of(out).backward()
@@ -98,7 +98,7 @@ def test_it_trains_as_its_twin_and_is_undone(name: str) -> None:
         for _ in range(2):
             found, expected = run(model, data), run(twin, data)
             assert len(found) == len(expected) == 1 + len(list(model.parameters()))
-            # A kernel may take another path where memory begins at another multiple of bytes.
+            # A kernel may take another path if memory starts at another alignment.
             torch.testing.assert_close(found, expected)
             layout.gather(found[1:])
             descend(layout)
@@ -178,7 +178,7 @@ def test_parameters_to_vector_and_back() -> None:
     vector_to_parameters(vector * 2, model.parameters())
     assert_same(parameters_to_vector(model.parameters()), vector * 2)
     with pytest.raises(RuntimeError, match="has left its flat buffer"):
-        layout.check()  # it assigns to .data
+        layout.check()  # vector_to_parameters assigns to .data
 
 
 @pytest.mark.usefixtures("world_of_one")
@@ -214,7 +214,7 @@ def test_a_graph_of_before_gives_what_it_would_have_given() -> None:
 
 
 def test_a_graph_that_needs_values_from_before_a_step_raises() -> None:
-    """Both for a graph made before the parameters were moved, and for one made after."""
+    """A graph that needs old values raises, if it is built before or after the move to a buffer."""
     x = torch.ones(2, 2, requires_grad=True)
     graphs: dict[str, Callable[[Tensor], Tensor]] = {
         "the parameter": lambda param: (param * param).sum(),

@@ -1,4 +1,4 @@
-"""Models in flat buffers are saved as any other model is."""
+"""Models in flat buffers are saved like any other model."""
 
 import io
 import pickle
@@ -18,7 +18,7 @@ from ..tensors import assert_same
 from .support import of_module
 
 SLACK = 1.1
-"""Names, zip entries and padding."""
+"""Factor that leaves room for names, zip entries and padding."""
 
 
 def saved(value: object) -> bytes:
@@ -43,7 +43,7 @@ PUT_IN_BUFFERS = (bound, flat, of_module)
 
 
 def test_a_whole_model_takes_what_it_took() -> None:
-    """Each parameter is written once."""
+    """A saved model is no larger than before, so each parameter is written once."""
     for put_in_buffers in PUT_IN_BUFFERS:
         model = model_of()
         before = saved(model.state_dict())
@@ -55,7 +55,7 @@ def test_a_whole_model_takes_what_it_took() -> None:
 
 
 def test_a_part_takes_what_it_took() -> None:
-    """Fault 20: a part of a model wrote the whole buffer, and ``pickle`` once for each tensor."""
+    """Fault 20: a part of a model wrote the whole buffer; ``pickle`` wrote it once per tensor."""
     for put_in_buffers in PUT_IN_BUFFERS:
         model = model_of()
         alone = len(saved(model[0].state_dict()))
@@ -83,7 +83,7 @@ def through_accelerate(model: nn.Module, path: Path) -> dict[str, Tensor]:
 
 
 def test_safetensors_and_accelerate_write_every_parameter(tmp_path: Path) -> None:
-    """Fault 20: of four tensors one was written, or ``save_model`` raised."""
+    """Fault 20: only one of four tensors was written, or ``save_model`` raised."""
     for n, (put_in_buffers, save) in enumerate(
         product(PUT_IN_BUFFERS, (through_safetensors, through_accelerate))
     ):
@@ -98,7 +98,7 @@ def test_safetensors_and_accelerate_write_every_parameter(tmp_path: Path) -> Non
 
 
 def test_a_run_that_accelerate_saved_goes_on(tmp_path: Path) -> None:
-    """Fault 20: ``save_state`` raised. Loaded into another model, the run goes on bit for bit."""
+    """Fault 20: ``save_state`` raised. Another model that loads the state continues bit for bit."""
 
     def prepared() -> tuple[nn.Module, torch.optim.Optimizer, accelerate.Accelerator]:
         own = accelerate.Accelerator(cpu=True)

@@ -1,4 +1,4 @@
-"""Parameters that cannot be moved unnoticed stay; what cannot be trained at all is refused."""
+"""Parameters that cannot move unnoticed stay in place; those that cannot be trained are refused."""
 
 import warnings
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from ..choices import case
 
 
 class Named(Parameter):
-    """A subclass that overrides nothing."""
+    """Subclass that overrides nothing."""
 
 
 class Overriding(Tensor):
-    """A subclass with torch functions of its own."""
+    """Subclass with its own torch functions."""
 
 
 def shared() -> Tensor:
@@ -38,7 +38,7 @@ def freed() -> Tensor:
 
 def nested() -> Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # it says that it is a prototype
+        warnings.simplefilter("ignore", UserWarning)  # torch calls nested tensors a prototype
         return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
 
 
@@ -70,7 +70,7 @@ ALONE: dict[str, tuple[Callable[[], Tensor], str]] = {
 
 
 def where(param: Tensor) -> object:
-    """Its memory and how it lies there, if it has any of the usual kind."""
+    """Return the address, strides and shape, or None for tensors without ordinary memory."""
     odd = param.layout != torch.strided or param.is_nested or hasattr(param, "materialize")
     return None if odd else (param.data_ptr(), param.stride(), param.shape)
 

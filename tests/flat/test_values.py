@@ -147,7 +147,7 @@ def test_views_refuse_what_is_not_such_a_tensor() -> None:
 
 
 def test_parameters_stand_in_their_order_whatever_their_rows() -> None:
-    """Or in the order that is asked for."""
+    """A buffer holds parameters in their order, or in the order that the caller gives."""
     shapes = [(2, 5), (2,), (3, 5), (4,), (2, 2)]
     for order in ([0, 1, 2, 3, 4], [3, 0, 4, 2, 1]):
         params = [torch.full(shape, float(k)) for k, shape in enumerate(shapes)]

@@ -1,1 +1,1 @@
-"""Registry, torch.optim interop and TorchOptimizer, as the people who come from torch use them."""
+"""Tests of the registry, of interoperation with torch.optim, and of TorchOptimizer."""

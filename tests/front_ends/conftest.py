@@ -1,4 +1,4 @@
-"""A registry that is after each test what it was before."""
+"""Fixture that restores the registry after each test."""
 
 from collections.abc import Iterator
 

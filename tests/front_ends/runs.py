@@ -1,4 +1,4 @@
-"""A run of an optimizer in each of the forms that it can be continued in, and its history."""
+"""Runs of an optimizer, and the forms in which a run can continue."""
 
 import copy
 import io
@@ -14,26 +14,28 @@ from functional_optim import TorchOptimizer, as_functional_optim, from_torch, to
 from .support import CASES, SHAPES, Params, grouped, noise, parameters, params_of, set_grads
 
 KINDS = ("torch", "ours", "flat", "functional")
-"""torch's class, TorchOptimizer apart and flat, and the pure update between from_torch and
-to_torch_state_dict."""
+"""Forms of a run: torch's class, TorchOptimizer without and with flat buffers, pure update.
+
+The pure update starts from ``from_torch``, and ends in ``to_torch_state_dict``.
+"""
 
 
 @dataclass(frozen=True)
 class History:
-    """The parameters of a run, and the steps before it is written."""
+    """Parameters of a run, and its steps before the checkpoint."""
 
     steps: Sequence[Collection[int]] = ((), ())
-    """For each, the parameters without a gradient."""
+    """For each step, the indices of the parameters without a gradient."""
     after: Collection[int] = ()
-    """Those without one afterwards."""
+    """Indices of the parameters without a gradient after the checkpoint."""
     dtype: torch.dtype = torch.float32
     shapes: Sequence[tuple[int, ...]] = SHAPES
     changed: Callable[[Params], Any] = list
-    """What is done to fresh parameters."""
+    """Function that changes fresh parameters."""
     groups: Callable[[str], Callable[[Params], Any]] = lambda name: list
 
     def params(self) -> Params:
-        """Fresh ones."""
+        """Return fresh parameters."""
         made: Params = self.changed(parameters(1, self.dtype, self.shapes))
         return made
 
@@ -66,15 +68,15 @@ FORMS = {
     ),
     "strides": History(changed=_strided),
 }
-"""Histories in which it is the form of the parameters that counts."""
+"""Histories that vary the form of the parameters."""
 
 
 class Functional:
-    """The pure update, from a live optimizer of torch's: what from_torch makes of it."""
+    """Run of the pure update that ``from_torch`` makes from a live optimizer."""
 
     def __init__(self, live: torch.optim.Optimizer) -> None:
         self.optimizer, params, self.state = from_torch(live)
-        # The live ones go on being stepped.
+        # The live optimizer continues to step its own parameters.
         self.tree = tuple({n: p.detach().clone() for n, p in group.items()} for group in params)
         self.cls = type(live) if _is_told_apart(live) else None
 
@@ -100,7 +102,7 @@ def _is_told_apart(live: torch.optim.Optimizer) -> bool:
 
 
 class Live:
-    """One of torch's classes, or ours."""
+    """Run of one of torch's classes, or of TorchOptimizer."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
@@ -121,7 +123,7 @@ Run = Live | Functional
 
 
 def optimizer_of(kind: str, case: str, given: Any, options: dict[str, Any]) -> Any:
-    """An optimizer of ours, or torch's."""
+    """Return a TorchOptimizer, or an optimizer of torch."""
     cls: Any = CASES[case][0]
     if kind in ("ours", "flat"):
         return TorchOptimizer(given, as_functional_optim(cls, **options), flat=kind == "flat")
@@ -129,14 +131,17 @@ def optimizer_of(kind: str, case: str, given: Any, options: dict[str, Any]) -> A
 
 
 def begun(kind: str, case: str, history: History) -> Run:
-    """A run that has made no step."""
+    """Return a run without steps."""
     given = history.groups(case)(history.params())
     optimizer = optimizer_of(kind, case, given, CASES[case][1])
     return Functional(optimizer) if kind == "functional" else Live(optimizer)
 
 
 def resumed(kind: str, case: str, one: Run, through: str) -> Run:
-    """The same run in another form, from what it writes; of another lr before that is loaded."""
+    """Continue a run in another form, from its state dict.
+
+    The new optimizer has another lr until it loads the state dict.
+    """
     if kind == "functional" and isinstance(one, Live) and type(one.optimizer) is CASES[case][0]:
         return Functional(one.optimizer)
     written = WAYS[through](one.state_dict())
@@ -144,19 +149,19 @@ def resumed(kind: str, case: str, one: Run, through: str) -> Run:
     groups = [{"params": [next(fresh) for _ in g["params"]]} for g in written["param_groups"]]
     options = {"lr": 0.7}
     if kind in ("ours", "flat") and "decoupled_weight_decay" in CASES[case][1]:
-        options["decoupled_weight_decay"] = True  # of the chain, which a state dict cannot change
+        options["decoupled_weight_decay"] = True  # a state dict cannot change the chain
     optimizer = optimizer_of(kind, case, groups, options)
     optimizer.load_state_dict(written)
     return Functional(optimizer) if kind == "functional" else Live(optimizer)
 
 
 def _through_a_file(written: Any) -> Any:
-    """As torch.load reads it under its defaults."""
+    """Save to a file, and load with the defaults of torch.load."""
     file = io.BytesIO()
     torch.save(written, file)
     file.seek(0)
     return torch.load(file)
 
 
-# torch's classes keep the tensors that they are given: without a copy, both would step them.
+# torch's classes keep the tensors that they load: without a copy, both runs would step them.
 WAYS: dict[str, Callable[[Any], Any]] = {"copy": copy.deepcopy, "file": _through_a_file}

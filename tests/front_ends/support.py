@@ -24,7 +24,7 @@ CLASSES: tuple[type[torch.optim.Optimizer], ...] = (
     torch.optim.ASGD,
     torch.optim.Adafactor,
 )
-"""Those that take parameters of any shape."""
+"""Torch's classes that accept parameters of any shape."""
 
 REGISTERED = (*CLASSES, torch.optim.Muon, torch.optim.SparseAdam)
 
@@ -82,7 +82,7 @@ CASES: dict[str, Case] = {
         {"lr": 0.1, "eps": (0.1, 0.5), "d": 1.5, "maximize": True},
     ),
 }
-"""Every class with every option that changes its numbers or its state."""
+"""Every class with every option that changes its values or its state."""
 
 ONE_EACH = [
     "SGD momentum",
@@ -98,7 +98,7 @@ ONE_EACH = [
     "ASGD",
     "Adafactor",
 ]
-"""One case of each class, where a law looks at no more than that."""
+"""One case of each class, for laws that need no more."""
 
 OTHER: dict[str, dict[str, Any]] = {
     "SGD": {"lr": 0.01, "weight_decay": 0.5, "maximize": True},
@@ -114,10 +114,10 @@ OTHER: dict[str, dict[str, Any]] = {
     "ASGD": {"lr": 0.01, "lambd": 0.1, "t0": 2},
     "Adafactor": {"lr": 0.01, "eps": (None, 1e-2), "beta2_decay": -0.5},
 }
-"""What differs in a second group, for each class."""
+"""Options of the second group, for each class."""
 
 FLAT = (False, True)
-"""Whether parameters lie in flat buffers: all that is asked of TorchOptimizer is asked of both."""
+"""Values of ``flat``: each law of TorchOptimizer holds with and without flat buffers."""
 
 SHAPES: tuple[tuple[int, ...], ...] = ((3, 4), (37,), (), (2, 3))
 
@@ -127,7 +127,7 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """The bit patterns: -0.0 is not 0.0, and NaN is itself."""
+    """Return the bit patterns, in which -0.0 differs from 0.0, and NaN equals itself."""
     tensor = tensor.detach().resolve_conj()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
@@ -140,7 +140,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def noise(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Normal numbers, the same for the same seed and shape."""
+    """Return normal random numbers that depend only on the seed and the shape."""
     generator = torch.Generator().manual_seed(seed)
     wide = torch.complex128 if dtype.is_complex else torch.float64
     return torch.randn(shape, generator=generator, dtype=wide).to(dtype)
@@ -149,7 +149,7 @@ def noise(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def parameters(
     seed: int = 1, dtype: torch.dtype = torch.float32, shapes: Sequence[tuple[int, ...]] = SHAPES
 ) -> Params:
-    """Fresh parameters; the same values for the same seed."""
+    """Return fresh parameters, with values that depend only on the seed."""
     return [
         torch.nn.Parameter(noise(100 * seed + i, *shape, dtype=dtype))
         for i, shape in enumerate(shapes)
@@ -157,45 +157,44 @@ def parameters(
 
 
 def set_grads(params: Sequence[Tensor], seed: int, without: Collection[int] = ()) -> None:
-    """A new gradient for each parameter, None for those in ``without``."""
+    """Set a new gradient for each parameter, and None for the indices in ``without``."""
     for i, param in enumerate(params):
         grad = noise(7919 * (seed + 1) + i, *param.shape, dtype=param.dtype)
         param.grad = None if i in without else grad
 
 
 def params_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """All parameters of an optimizer, group by group."""
+    """Return all parameters of an optimizer, group by group."""
     return [param for group in optimizer.param_groups for param in group["params"]]
 
 
 def values_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Copies of their values."""
+    """Return copies of the parameters of an optimizer."""
     return [param.detach().clone() for param in params_of(optimizer)]
 
 
 def run(optimizer: torch.optim.Optimizer, *seeds: int, without: Collection[int] = ()) -> None:
-    """A step with the gradients of each seed."""
+    """Make a step with the gradients of each seed."""
     for seed in seeds:
         set_grads(params_of(optimizer), seed, without)
         optimizer.step()
 
 
 def assert_same_tensors(got: Sequence[Tensor], want: Sequence[Tensor]) -> None:
-    """Two lists of tensors, bit for bit."""
+    """Check that two lists of tensors have the same bits."""
     assert len(got) == len(want)
     for index, (one, two) in enumerate(zip(got, want, strict=True)):
         assert same_bits(one, two), f"tensor {index}: {one} is not {two}"
 
 
 def assert_same_params(got: torch.optim.Optimizer, want: torch.optim.Optimizer) -> None:
-    """The parameters of two optimizers, bit for bit."""
     assert_same_tensors(params_of(got), params_of(want))
 
 
 def assert_same_entries(got: Mapping[str, Any], want: Mapping[str, Any]) -> None:
-    """The state of one parameter, ours against torch's.
+    """Check that our state of one parameter equals torch's.
 
-    Step counts are compared as numbers, and where torch keeps none (SGD), ours is not looked at.
+    Step counts are compared as numbers. Where torch has no step count (SGD), ours is ignored.
     """
     if "step" in want:
         assert float(got["step"]) == float(want["step"])
@@ -207,28 +206,28 @@ def assert_same_entries(got: Mapping[str, Any], want: Mapping[str, Any]) -> None
 
 @dataclass
 class Twins:
-    """One of torch's optimizers and ours, over parameters of the same values."""
+    """One of torch's optimizers and ours, over parameters with equal values."""
 
     theirs: torch.optim.Optimizer
     ours: TorchOptimizer
 
     @property
     def both(self) -> tuple[TorchOptimizer, torch.optim.Optimizer]:
-        """Ours first."""
+        """Return our optimizer first."""
         return self.ours, self.theirs
 
     def step(self, *seeds: int, without: Collection[int] = ()) -> None:
-        """Steps of both, on the same new gradients."""
+        """Make steps of both optimizers, with the same new gradients."""
         for optimizer in self.both:
             run(optimizer, *seeds, without=without)
 
     def each(self, change: Callable[[torch.optim.Optimizer], Any]) -> None:
-        """Do the same to both."""
+        """Apply a change to both optimizers."""
         for optimizer in self.both:
             change(optimizer)
 
     def assert_same(self) -> None:
-        """Parameters and state are equal; state only where torch has made one yet."""
+        """Check that parameters are equal, and state where torch has created any."""
         assert_same_params(self.ours, self.theirs)
         for ours, theirs in zip(params_of(self.ours), params_of(self.theirs), strict=True):
             assert ours.stride() == theirs.stride()
@@ -244,7 +243,10 @@ def twins(
     flat: bool = False,
     executor: Any = None,
 ) -> Twins:
-    """Both optimizers for a case; ``groups`` makes what is handed to them from the parameters."""
+    """Return both optimizers for a case.
+
+    ``groups`` makes the argument of both constructors from the parameters.
+    """
     cls, options = CASES[case] if isinstance(case, str) else case
     made: Any = cls
     chain = as_functional_optim(cls, **options).using(executor=executor)
@@ -255,7 +257,7 @@ def twins(
 
 
 def grouped(case: str, *, named: bool = False) -> Callable[[Params], list[dict[str, Any]]]:
-    """Three groups, of which the second has options of its own."""
+    """Return a function that makes three groups, the second with other options."""
 
     def groups(params: Params) -> list[dict[str, Any]]:
         given = [(f"p{i}", one) for i, one in enumerate(params)] if named else params
@@ -266,7 +268,7 @@ def grouped(case: str, *, named: bool = False) -> Callable[[Params], list[dict[s
 
 
 def assert_same_written(got: Mapping[str, Any], want: Mapping[str, Any]) -> None:
-    """Two state dicts, ours against torch's: entries, the dtype of step counts, and options."""
+    """Check that our state dict has torch's entries, dtypes of step counts, and options."""
     for number, entries in want["state"].items():
         assert_same_entries(got["state"][number], entries)
         if "step" in entries and "step" in got["state"][number]:

@@ -1,4 +1,4 @@
-"""Averaged weights: by name, and swapped into a model for evaluation."""
+"""Averaged weights: read by name, and swapped into a model for evaluation."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -86,7 +86,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 def wanted(name: str) -> dict[str, Tensor]:
-    """Return the result of the optimizer itself."""
+    """Return the averages that the pure optimizer computes."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
     optimizer = OPTIMIZERS[name]()
@@ -105,7 +105,7 @@ def wanted(name: str) -> dict[str, Tensor]:
 @each_door
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_views_are_by_name(door: str, name: str) -> None:
-    """Fault 8: a list in the order of the groups, which a partition divides."""
+    """Fault 8: ``view`` returned a list in the order of the groups, which a partition changes."""
     _, optimizer = trained(door, name)
     assert same(optimizer.view(), wanted(name))
 
@@ -127,7 +127,7 @@ def test_views_of_parameters_without_names_are_in_the_order_of_groups(door: str)
 def test_a_model_is_evaluated_with_averages_and_trained_on(
     door: str, name: str, named: bool
 ) -> None:
-    """Fault 8: nothing put the averages into a model."""
+    """Fault 8: no method put the averages into a model."""
     model, optimizer = trained(door, name, named=named)
     twin, other = trained(door, name, named=named)
     before, averages = values(model), wanted(name)
@@ -154,7 +154,7 @@ def fail(error: type[BaseException], model: nn.Module, before: dict[str, Tensor]
 
 @each_door
 def test_parameters_come_back_after_an_exception(door: str) -> None:
-    """Fault 8: an exception, an interrupt, or a generator that is closed."""
+    """Fault 8: parameters are restored after an exception, an interrupt, or a closed generator."""
     model, optimizer = trained(door, "average")
     before = values(model)
     for error in (ValueError, KeyboardInterrupt, GeneratorExit):
@@ -194,7 +194,7 @@ def test_what_would_take_averages_for_parameters_is_refused(door: str, call: Any
 
 @each_door
 def test_who_writes_to_a_parameter_is_told(door: str) -> None:
-    """Write parameters as a hook that steps in backward does."""
+    """A write to a parameter inside of ``averaged`` raises, such as one by a backward hook."""
     model, optimizer = trained(door, "average")
     before = values(model)
     with (

@@ -1,4 +1,4 @@
-"""Closures, step hooks, gradients: what stands around a step."""
+"""Closures, step hooks and gradients of TorchOptimizer."""
 
 import warnings
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from .support import (
 
 
 def made(flat: bool) -> TorchOptimizer:
-    """With gradients."""
+    """Return an optimizer whose parameters have gradients."""
     params = parameters()
     set_grads(params, 0)
     return TorchOptimizer(params, adam(0.1), flat=flat)
@@ -126,7 +126,7 @@ def test_a_pre_hook_may_change_the_arguments() -> None:
 
 def test_global_hooks_see_it_once_and_a_subclass_too() -> None:
     class Mine(TorchOptimizer):
-        """A subclass is hooked once too."""
+        """Subclass whose steps run each hook once."""
 
     seen: list[str] = []
     handles = [

@@ -1,7 +1,7 @@
-"""Complex parameters: what the real view gives, bit for bit, in every front-end.
+"""Complex parameters: each front-end gives the bits of a step on the real view.
 
-torch.optim sees most complex parameters through their real view too; where it adds complex numbers
-instead (SGD, and every coupled weight decay), it rounds otherwise than itself on the real view.
+torch.optim also steps most complex parameters through their real view. SGD and coupled weight decay
+add complex numbers instead, so they round in another way than on the real view.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from .runs import Functional
 from .support import CASES, FLAT, assert_same_tensors, parameters, params_of, run, set_grads, twins
 
 COMPLEX = [name for name, (cls, _) in CASES.items() if cls is not torch.optim.Adafactor]
-"""Adafactor takes none, here and in torch."""
+"""Cases with complex parameters, which Adafactor refuses, here and in torch."""
 
 
 def adds_complex_numbers(name: str) -> bool:
@@ -30,12 +30,12 @@ def adds_complex_numbers(name: str) -> bool:
 
 
 def real(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Views."""
+    """Return detached real views."""
     return [torch.view_as_real(one.detach()) for one in tensors]
 
 
 def assert_as_on_real_views(ours: Any, theirs: torch.optim.Optimizer) -> None:
-    """The next steps of ours, on complex numbers, are torch's on their parts."""
+    """Check that our next steps on complex numbers equal torch's steps on their real views."""
     for seed in range(60, 63):
         given = parameters(1, torch.complex64)
         set_grads(given, seed)

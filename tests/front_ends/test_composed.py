@@ -1,4 +1,4 @@
-"""A torch.optim front-end over what is composed: every group has one chain."""
+"""TorchOptimizer over composed optimizers, in which every group has one chain."""
 
 import copy
 import io
@@ -36,7 +36,7 @@ def step_at(
 
 @pytest.mark.parametrize("name", COMPOSED)
 def test_it_is_the_optimizer_itself(name: str) -> None:
-    """Its state, and what one evaluates with, too."""
+    """TorchOptimizer has the parameters, view, scalars and step counts of the pure update."""
     params, chosen = named(), COMPOSED[name]()
     optimizer = TorchOptimizer(params.items(), chosen)
     for step in range(STEPS):
@@ -54,7 +54,7 @@ def test_it_is_the_optimizer_itself(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMPOSED)
 def test_a_checkpoint_goes_on_in_the_middle(name: str) -> None:
-    """By torch.save, a copy, and torch.distributed.checkpoint's form, after every step."""
+    """A run continues bit for bit from a saved checkpoint or a deep copy after any step."""
     params, chosen = named(), COMPOSED[name]()
     optimizer = TorchOptimizer(params.items(), chosen)
     for step in range(STEPS):
@@ -152,7 +152,7 @@ def test_the_loss_of_a_closure_is_an_input_for_who_needs_it() -> None:
         loss.backward()
         return loss
 
-    optimizer.step(closure)  # by loss / |g|^2 = 1/2
+    optimizer.step(closure)  # the step size is loss / |g|^2 = 1/2
     torch.testing.assert_close(weight.detach(), torch.tensor([1.5, 2.0]))
     with pytest.raises(TypeError, match="polyak needs 'loss'"):
         optimizer.step()
@@ -173,7 +173,7 @@ def broken(name: str, saved: dict[str, Any]) -> str:
 
 
 def test_shared_numbers_of_steps_in_place_are_no_part_of_a_graph() -> None:
-    """Of parameters that require gradients, where totals are of the parameters themselves."""
+    """Shared scalars hold no graph, if totals come from parameters that require gradients."""
     params, optimizer = named(), TorchOptimizer(named().items(), prodigy())
     for param in (param for group in optimizer.param_groups for param in group["params"]):
         param.grad = torch.ones_like(param)
@@ -229,7 +229,7 @@ def test_a_plain_chain_has_nothing_of_it() -> None:
 def test_a_group_that_is_refused_leaves_every_group_as_it_was(
     fused_on_the_cpu: None, kind: str, steps_before: int
 ) -> None:
-    """At the first step, and where plans of steps before would make it."""
+    """A refused group changes no group, at the first step and in a planned step."""
     vector, matrix = (nn.Parameter(normal(*shape)) for shape in ((3,), (4, 2)))
     optimizer = TorchOptimizer(
         [vector, matrix],

@@ -1,4 +1,4 @@
-"""Composed steps hold plans: once they are steady nothing is planned, and nothing goes by leaf."""
+"""Composed steps reuse their plans: a steady step plans nothing, and steps no leaf alone."""
 
 import copy
 import gc
@@ -57,7 +57,7 @@ def named() -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("executor", ["reference", "blocked"])
 @pytest.mark.parametrize("name", COMPOSED)
 def test_planned_steps_are_those_of_update(name: str, executor: str) -> None:
-    """With gradients that are missing in turn, and another learning rate at each step."""
+    """Planned steps equal ``update``, with missing gradients and a new learning rate each time."""
     chosen = COMPOSED[name]()
     params, want = named(), params_of()
     optimizer = TorchOptimizer(params.items(), chosen.using(executor=executor))
@@ -100,7 +100,7 @@ def test_a_steady_step_plans_nothing_and_steps_no_leaf_alone(
 
 @pytest.mark.parametrize("name", ["batches of parts", "clip over parts", "frozen"])
 def test_no_step_holds_its_gradients(name: str) -> None:
-    """They go as soon as nobody else has them, without the garbage collector."""
+    """Gradients are freed when the caller drops them, without the garbage collector."""
     params = named()
     optimizer = TorchOptimizer(params.items(), COMPOSED[name]())
     arrays: list[Any] = []
@@ -143,7 +143,7 @@ def test_python_is_called_as_often_for_many_leaves_as_for_few(name: str) -> None
         for _ in range(12):
             optimizer.step()
         counted.append([calls_of(optimizer.step) for _ in range(6)])
-    # Of what lies apart, torch's operations over blocks bring each gradient along: one call.
+    # Torch's blocked operations copy each separate gradient, with one call for each.
     assert max(counted[1]) <= max(counted[0]) + 36
 
 
@@ -206,7 +206,10 @@ def test_a_wrong_gradient_changes_nothing_in_a_planned_step() -> None:
 
 
 def test_a_run_that_is_refused_leaves_planned_runs_before_it_unmade(fused_on_the_cpu: None) -> None:
-    """By hyper-parameters that a strict executor cannot step by, in mid-run."""
+    """A run that a strict executor refuses leaves the parameters of earlier runs unchanged.
+
+    A new value of a hyper-parameter causes the refusal after four planned steps.
+    """
     vector, matrix = (nn.Parameter(normal(*shape)) for shape in ((3,), (4, 2)))
     decays = chain(weight_decay(0.0), adamw(0.1, weight_decay=0.1))
     parts = partition({"v": sgd(0.1, momentum=0.9), "m": decays}, two_dimensional)
@@ -229,7 +232,7 @@ def two_dimensional(path: Any, shape: Any) -> str:
 
 @pytest.fixture
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The runs that are made, with an interrupt before the first of them."""
+    """Record the runs of a step, and interrupt the process before the first of them."""
     made: list[int] = []
     before = BoundStep.run
 

@@ -45,7 +45,7 @@ def made(kind: str, name: str) -> Trained:
 
 
 def train(*trained: Trained, seeds: range) -> None:
-    """All of them, which then have the same parameters."""
+    """Make steps of each model, and check that all models have the same parameters."""
     for model, optimizer in trained:
         for seed in seeds:
             data = torch.randn(5, 2, generator=torch.Generator().manual_seed(seed))
@@ -61,15 +61,15 @@ def train(*trained: Trained, seeds: range) -> None:
 def test_saved_and_loaded_it_goes_on(
     name: str, writer: str, reader: str, option: str, steps: int
 ) -> None:
-    """In torch's class as in ours; and nothing is stepped on the way."""
+    """A checkpoint continues in torch's class and in ours. Saving and loading make no step."""
     _, options = CASES[name]
     buffers = options.get("momentum", 0.0) != 0.0 and "dampening" not in options
     if name.startswith("SGD") and not (buffers and steps):
-        option = "plain"  # torch's loading in full, and under flat names, needs a tensor there
+        option = "plain"  # torch's full and flat loading need a tensor in the state
     if option != "plain" and writer == "torch":
-        reader = writer  # an option of torch's class alone has no place in ours
+        reader = writer  # our optimizer cannot hold options that only torch's class has
     if option == "flat names" and reader == "torch":
-        writer = reader  # and none may be missing
+        writer = reader  # torch's class requires all of its options
     one, other = made(writer, name), made(reader, name)
     train(one, made("torch", name), seeds=range(steps))
     before = copy.deepcopy(list(one[0].parameters()))

@@ -1,4 +1,4 @@
-"""Tables of embeddings, trained by the rules that are made for them, under TorchOptimizer."""
+"""Embedding tables under TorchOptimizer, with rules made for them."""
 
 import copy
 import io
@@ -26,12 +26,12 @@ BAGS = [
     ([4, 1, 1, 9, 0, 4], [0, 1, 4]),
     ([2, 2, 3], [0, 1]),
 ]
-"""Indices of rows, some of them several times, and where bags begin."""
+"""Indices of rows, some of them repeated, and the offsets at which bags begin."""
 MISSING = [5, 6, 8, 10, 11]
 
 
 class Model(torch.nn.Module):
-    """Bags of embeddings, and a dense layer above them."""
+    """Embedding bags, and a dense layer above them."""
 
     def __init__(self, *, sparse: bool) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def run(model: Model, optimizer: torch.optim.Optimizer, steps: range) -> None:
 
 
 def by_update(optimizer: Optimizer, steps: range) -> tuple[dict[str, Tensor], State]:
-    """The pure step of each number, by what the model makes of its rows."""
+    """Return parameters and state after pure updates with the gradients of the model."""
     model = Model(sparse=True)
     named = dict(model.named_parameters())
     params: Any = {name: one.detach().clone() for name, one in named.items()}
@@ -71,7 +71,7 @@ def by_update(optimizer: Optimizer, steps: range) -> tuple[dict[str, Tensor], St
 
 @each(name=RULES, flat=FLAT, executor=EXECUTORS)
 def test_bags_are_trained_by_rows(name: str, flat: bool, executor: ExecutorName) -> None:
-    """With the bits of the pure step; rows that no bag has are left alone."""
+    """Steps have the bits of the pure update, and rows in no bag stay unchanged."""
     optimizer, model = RULES[name].using(executor=executor), Model(sparse=True)
     start = model.table.weight.detach().clone()
     front = TorchOptimizer(model.parameters(), optimizer, flat=flat)
@@ -89,7 +89,7 @@ def test_bags_are_trained_by_rows(name: str, flat: bool, executor: ExecutorName)
 
 @each(name=["rowwise_adagrad", "ftrl"], flat=FLAT)
 def test_a_dense_gradient_does_the_same(name: str, flat: bool) -> None:
-    """Up to the order in which the gradients of a row are added up."""
+    """A dense gradient gives the same table, up to the order of sums within a row."""
     models = [Model(sparse=sparse) for sparse in (True, False)]
     for model in models:
         run(model, TorchOptimizer(model.parameters(), RULES[name], flat=flat), range(6))
@@ -99,7 +99,7 @@ def test_a_dense_gradient_does_the_same(name: str, flat: bool) -> None:
 
 @each(name=RULES, flat=FLAT, sparse=[True, False])
 def test_a_checkpoint_is_continued(name: str, flat: bool, sparse: bool) -> None:
-    """Through a file that torch.load reads with its safe defaults."""
+    """A run continues from a file that torch.load reads with its safe defaults."""
     whole, model = Model(sparse=sparse), Model(sparse=sparse)
     run(whole, TorchOptimizer(whole.parameters(), RULES[name], flat=flat), range(7))
     front = TorchOptimizer(model.parameters(), RULES[name], flat=flat)

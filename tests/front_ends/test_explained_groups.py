@@ -24,7 +24,7 @@ from ..composition.trees import COMPOSED, params_of
 
 @each(name=COMPOSED)
 def test_every_composed_optimizer_is_explained(name: str) -> None:
-    """Fault 29: a line for each kind of parameters; nothing is stepped."""
+    """Fault 29: ``explain`` has a line for each kind of parameters, and makes no step."""
     params = {name: one.requires_grad_() for name, one in params_of().items()}
     optimizer = TorchOptimizer(params.items(), COMPOSED[name]())
     said = [one for one in optimizer.explain().splitlines() if not one.startswith("a step waits")]
@@ -35,7 +35,7 @@ def test_every_composed_optimizer_is_explained(name: str) -> None:
 
 
 def test_each_part_of_a_partition_has_its_lines() -> None:
-    """Fault 29: among them the frozen ones."""
+    """Fault 29: each part has a line, and the frozen part too."""
     parts = {"matrices": muon(lr=0.1), "rest": adamw(lr=0.1), "frozen": freeze()}
     chosen = partition(
         parts, labels({"frozen": ("body.bias",), "matrices": matching("*.weight")}, default="rest")
@@ -50,7 +50,7 @@ def test_each_part_of_a_partition_has_its_lines() -> None:
         ),
         "param_groups[1]: 1 parameters, 6 elements of torch.float32 on cpu: frozen",
     ]
-    # By the loop that another step of this process has compiled, or by none.
+    # Another step of this process may have compiled the loop already.
     start = "param_groups[2]: 1 parameters, 1 elements of torch.float32 on cpu, together: "
     assert last.removeprefix(start) in {
         "blocked; no loop is compiled for so few elements",
@@ -66,7 +66,10 @@ def test_one_group_is_explained_as_it_is() -> None:
 
 
 def test_what_a_step_waits_for_is_named() -> None:
-    """In both doors; of one chain without gates and shared scalars, nothing is."""
+    """Both ``explain`` methods name the stages at which a step waits.
+
+    A chain without gates and shared scalars waits at no stage.
+    """
     weight = torch.ones(3, requires_grad=True)
     whole = chain(accumulate(2), prodigy(), ema(0.9))
     for text in (TorchOptimizer([weight], whole).explain(), whole.explain([weight])):

@@ -1,4 +1,4 @@
-"""State before the first step: what a caller writes there, and what starts as the parameter."""
+"""State before the first step: values that a caller writes, and state that copies a parameter."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -44,7 +44,7 @@ PAIRS: dict[str, tuple[Optimizer, Any, str]] = {
 
 
 def _state_of(optimizer: Any, param: Tensor) -> Any:
-    """The dict of state that is stepped."""
+    """Return the dict of state that the optimizer steps."""
     return getattr(optimizer, "optim", optimizer).state[param]
 
 
@@ -54,7 +54,7 @@ def _weights() -> list[torch.nn.Parameter]:
 
 @each(door=DOORS, name=PAIRS, in_place=[False, True])
 def test_what_is_written_there_is_stepped_from(door: str, name: str, in_place: bool) -> None:
-    """As torch's class does: a warm start."""
+    """A step uses state that the caller wrote, as torch's class does: a warm start."""
     optimizer, theirs, key = PAIRS[name]
     weights = _weights()
     pair = DOORS[door]([weights[0]], optimizer), theirs([weights[1]])
@@ -73,9 +73,9 @@ def test_what_is_written_there_is_stepped_from(door: str, name: str, in_place: b
 
 @each(door=DOORS, in_a_part=[False, True])
 def test_a_count_that_is_set_back_leaves_the_averages(door: str, in_a_part: bool) -> None:
-    """As in torch's class, and by planned steps too."""
+    """Averages stay if the caller resets a step count, as in torch's class and planned steps."""
     if in_a_part and door == "flat":
-        return  # it takes no partition
+        return  # flat buffers accept no partition
     weights, optimizer = _weights(), adamw(lr=0.1)
     if in_a_part:
         parts = {"long": optimizer, "short": sgd(0.1)}
@@ -97,7 +97,7 @@ def test_a_count_that_is_set_back_leaves_the_averages(door: str, in_a_part: bool
 def test_a_state_that_starts_as_a_hyper_parameter_starts_as_that_of_the_first_step(
     door: str,
 ) -> None:
-    """Rprop's step sizes start as ``lr``, which a schedule may have changed by then."""
+    """Rprop's step sizes start as ``lr``, which may have changed since construction."""
     weights = _weights()
     pair = (
         DOORS[door]([weights[0]], rprop(lr=0.1)),
@@ -119,7 +119,7 @@ def test_a_state_that_starts_as_a_hyper_parameter_starts_as_that_of_the_first_st
 def test_an_average_starts_from_the_weights_of_the_first_step(
     first: list[float], gate: str, door: str
 ) -> None:
-    """Calls that a gate lets through to no step leave it where it is."""
+    """Calls in which a gate allows no step do not start the average."""
     opens = apply_if_finite(3) if gate == "apply_if_finite" else accumulate(len(first) + 1)
     (weight, _), optimizer = _weights(), chain(opens, sgd(lr=1.0), ema(0.5))
     front = DOORS[door]([weight], optimizer)
@@ -127,7 +127,7 @@ def test_an_average_starts_from_the_weights_of_the_first_step(
         weight.grad = torch.full((3,), grad if gate == "apply_if_finite" else 1.0)
         front.step()
     with torch.no_grad():
-        weight.fill_(10.0)  # weights are loaded
+        weight.fill_(10.0)  # stands for loaded weights
     weight.grad = torch.ones(3)
     front.step()
     assert weight.tolist() == [9.0] * 3
@@ -137,7 +137,7 @@ def test_an_average_starts_from_the_weights_of_the_first_step(
 
 @each(gate=[[], [apply_if_finite(3)], [accumulate(1)]], door=["TorchOptimizer", "ZeRO"])
 def test_with_a_count_that_is_set_back_an_average_starts_again(gate: list[Any], door: str) -> None:
-    """Behind a gate too, and where steps like it are planned."""
+    """The average also starts again behind a gate, and after planned steps of the same kind."""
     (weight, _), optimizer = _weights(), chain(*gate, sgd(lr=1.0), ema(0.5))
     front = DOORS[door]([weight], optimizer)
     for step in range(5):
@@ -160,7 +160,7 @@ def test_a_state_whose_parameter_has_another_dtype_by_now_is_made_anew(door: str
     )
     for one, weight in zip(pair, weights, strict=True):
         weight.data = weight.data.double()
-        for entries in one.state_dict()["state"].values():  # of torch's class, none yet
+        for entries in one.state_dict()["state"].values():  # torch's class has no state yet
             assert entries["exp_avg"].dtype == torch.float64
         for _ in range(3):
             weight.grad = torch.arange(3.0, dtype=torch.float64) - 1
@@ -171,7 +171,7 @@ def test_a_state_whose_parameter_has_another_dtype_by_now_is_made_anew(door: str
 
 @each(door=DOORS, warm_up=[False, True])
 def test_a_scheduler_fills_a_learning_rate_before_the_first_step(door: str, warm_up: bool) -> None:
-    """Of a state that begins with it: the tensor is the same object, with another number."""
+    """A scheduler may change a tensor ``lr`` in place before state is initialized with it."""
     found = []
     for ours in (True, False):
         param = torch.nn.Parameter(torch.ones(3))

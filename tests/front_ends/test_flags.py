@@ -1,4 +1,4 @@
-"""A flag that a parameter group lacks is off: checkpoints of classes without it, and older ones."""
+"""Flags that a parameter group lacks count as off, as in checkpoints of other classes."""
 
 import copy
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def heavy(lr: float = 0.1, momentum: float = 0.9, *, maximize: bool = False) -> 
 
 
 class Heavy(torch.optim.Optimizer):
-    """A class without ``maximize``."""
+    """Class without ``maximize``."""
 
     def __init__(self, params: Any, lr: float = 0.1, momentum: float = 0.9) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum})
@@ -69,7 +69,7 @@ class Heavy(torch.optim.Optimizer):
 
 
 def stepped(make: Callable[[list[Tensor]], Any]) -> tuple[Tensor, Any]:
-    """A parameter and its optimizer after one step."""
+    """Return a parameter and its optimizer after one step."""
     param = torch.nn.Parameter(torch.ones(2))
     optimizer = make([param])
     step(param, optimizer)
@@ -87,7 +87,7 @@ def without(state_dict: dict[str, Any], flag: str = "maximize") -> dict[str, Any
 
 
 def test_checkpoints_of_a_class_without_maximize_go_both_ways() -> None:
-    """Fault 24: the idiom ``chain(maximized(maximize), ...)``."""
+    """Fault 24: a class without ``maximize`` exchanges state with a chain that has the flag."""
     param, live = stepped(Heavy)
     saved = copy.deepcopy(live.state_dict())
     for _ in range(2):
@@ -105,7 +105,7 @@ def test_checkpoints_of_a_class_without_maximize_go_both_ways() -> None:
 
 
 def test_state_dicts_are_written_for_a_class_without_maximize() -> None:
-    """Fault 24: unless it is on."""
+    """Fault 24: the written dict has no ``maximize``, and ``maximize=True`` is refused."""
     register_functional_optim(Heavy, heavy)
     param, live = stepped(Heavy)
     optimizer, params, state = from_torch(live)
@@ -117,7 +117,7 @@ def test_state_dicts_are_written_for_a_class_without_maximize() -> None:
 
 
 def test_checkpoints_older_than_a_flag_are_loaded() -> None:
-    """Fault 24: as torch.optim loads them, whatever the optimizer had before."""
+    """Fault 24: a missing flag is loaded as off, as torch.optim does, even if the flag was on."""
     old = without(stepped(torch.optim.AdamW)[1].state_dict())
     for maximize in (False, True):
         with case(maximize=maximize):
@@ -140,7 +140,7 @@ def test_checkpoints_older_than_a_flag_are_loaded() -> None:
 
 
 def test_a_flag_that_decides_something_here_is_not_turned_off() -> None:
-    """Fault 24: only ``maximize`` has the same meaning in every class."""
+    """Fault 24: a missing flag is refused if it is on here and adds state, such as ``amsgrad``."""
     optimizer = TorchOptimizer([torch.ones(2)], adamw(amsgrad=True))
     with pytest.raises(ValueError, match="has no amsgrad"):
         optimizer.load_state_dict(without(optimizer.state_dict(), "amsgrad"))
@@ -150,7 +150,7 @@ def test_a_flag_that_decides_something_here_is_not_turned_off() -> None:
 
 
 def test_ascent_is_not_lost() -> None:
-    """Fault 24: a checkpoint that ascends is refused by an optimizer that cannot."""
+    """Fault 24: an optimizer without ``maximize`` refuses a checkpoint with ``maximize=True``."""
     optimizer = TorchOptimizer([torch.ones(2, 2)], muon())
     saved = optimizer.state_dict()
     saved["param_groups"][0]["maximize"] = True

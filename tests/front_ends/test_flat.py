@@ -1,4 +1,4 @@
-"""Flat parameters: where they lie, what is noticed between steps, and what is made anew then."""
+"""Flat parameters: their memory, changes between steps, and what a change rebuilds."""
 
 import copy
 import gc
@@ -46,12 +46,12 @@ Pair = tuple[Ours, Ours]
 
 
 def both(optimizer: Any = CHAIN) -> Pair:
-    """Flat and apart, over parameters of the same values."""
+    """Return a flat and an ordinary optimizer, over parameters with equal values."""
     return Ours(parameters(), optimizer, flat=True), Ours(parameters(), optimizer)
 
 
 def step(pair: Pair, *seeds: int) -> None:
-    """And they are alike afterwards."""
+    """Make steps of both optimizers, and check that they stay equal."""
     for seed in seeds:
         for one in pair:
             run(one, seed)
@@ -64,7 +64,7 @@ def assert_alike(pair: Pair) -> None:
     for one, other in zip(params_of(flat), params_of(apart), strict=True):
         mine, its = flat.state.get(one, {}), apart.state.get(other, {})
         if mine.get("step", 0) == 0 and its.get("step", 0) == 0:
-            continue  # made anew in the first step, if not before
+            continue  # the first step creates this state, if it does not exist yet
         assert mine.keys() == its.keys()
         for key, value in mine.items():
             assert same_bits(value, its[key]), key
@@ -77,7 +77,7 @@ def in_one_buffer(tensors: list[Tensor]) -> bool:
 
 
 def layouts_made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A list that grows with each layout from now on."""
+    """Return a list that grows with each new layout."""
     made: list[int] = []
     construct = FlatLayout.__init__
 
@@ -116,7 +116,7 @@ def test_no_parameter_is_stepped_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "prepare", noted)
     for optimizer, is_new in zip(pair, (False, True), strict=True):
         if is_new:
-            del optimizer.param_groups[0]["params"][0]  # so that it has no plan yet
+            del optimizer.param_groups[0]["params"][0]  # a new list has no plan
         set_grads(params_of(optimizer), 1)
         optimizer.step()
         assert not steps
@@ -168,7 +168,7 @@ def no_state_at_all(one: Ours, param: Tensor) -> None:
 
 def back_to_the_first_step(one: Ours, param: Tensor) -> None:
     entries = one.state.get(param, {})
-    if entries and entries["step"] != 0:  # otherwise it is made anew
+    if entries and entries["step"] != 0:  # the next step creates missing state
         entries["step"].zero_()
 
 
@@ -215,7 +215,7 @@ def test_what_is_changed_between_steps_counts(change: Callable[[Ours, Tensor], N
 
 @each(by_name=[("weight",), matching("*weight")])
 def test_an_override_by_name_is_one_of_flat_parameters_too(by_name: Any) -> None:
-    """Fault 16: the names that an override selects were looked for among numbers."""
+    """Fault 16: an override looked for parameter names among numbers."""
     models = [torch.nn.Linear(3, 2) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
     optimizer = adamw(lr=0.1).override(by_name, lr=0.5)
@@ -311,7 +311,7 @@ places = st.integers(0, 20)
 
 
 class FlatAndApart(RuleBasedStateMachine):
-    """Two optimizers to which the same is done."""
+    """State machine that applies the same changes to a flat and an ordinary optimizer."""
 
     executor: Any = "reference"
     pair: Any = ()
@@ -357,7 +357,7 @@ class FlatAndApart(RuleBasedStateMachine):
 
     @rule()
     def load(self) -> None:
-        """Each loads what the other has written."""
+        """Load into each optimizer the state dict of the other."""
         if self.saved is not None:
             sizes = [len(group["params"]) for group in self.saved[0]["param_groups"]]
             if sizes == [len(group["params"]) for group in self.pair[0].param_groups]:

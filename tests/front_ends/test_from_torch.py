@@ -1,7 +1,7 @@
-"""from_torch: what it makes of groups, options and names, and what it refuses.
+"""Groups, options and names that from_torch returns, and optimizers that it refuses.
 
-That what it makes goes on as the instance does, for all classes and histories, is in
-test_runs_go_on.py.
+The tests in test_runs_go_on.py check that the result continues the run, for all classes and
+histories.
 """
 
 import inspect
@@ -37,7 +37,7 @@ from .support import (
 
 
 def assert_continued(live: torch.optim.Optimizer) -> None:
-    """The next three steps of both are the same."""
+    """Check that the next three steps of both optimizers are equal."""
     made = Functional(live)
     for seed in range(50, 53):
         run(live, seed)
@@ -51,7 +51,7 @@ def test_options_that_choose_an_implementation_do_not_count(name: str) -> None:
     made: Any = cls
     for more in ({}, {"foreach": True}, {"differentiable": False}):
         if not more.keys() <= inspect.signature(cls).parameters.keys():
-            continue  # Adafactor has one of them
+            continue  # Adafactor has only some of these options
         optimizer = made(parameters(), **options, **more)
         run(optimizer, 0)
         assert from_torch(optimizer).optimizer == as_functional_optim(cls, **options)
@@ -105,7 +105,7 @@ def test_momentum_in_one_group_only(second: dict[str, Any], stepped: int) -> Non
 
 @each(name=["SGD momentum", "SGD"])
 def test_momentum_turned_on_or_off_in_mid_run(name: str) -> None:
-    # torch leaves a buffer where it is, and does not use it.
+    # torch keeps the buffer, and does not use it.
     optimizer = twins(name).theirs
     run(optimizer, 0, 1)
     group = optimizer.param_groups[0]
@@ -136,7 +136,7 @@ def test_an_empty_group_keeps_its_options() -> None:
 
 
 def test_groups_that_agree_are_changed_together() -> None:
-    # A scheduler computes each group's lr for itself: equal numbers, but not one object.
+    # A scheduler computes the lr of each group: equal numbers in different objects.
     params = parameters(shapes=[(2,), (2,)])
     optimizer = torch.optim.SGD([{"params": [param]} for param in params], lr=0.1)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
@@ -183,16 +183,16 @@ def test_sparse_momentum_buffers() -> None:
 
 
 class Mine(torch.optim.SGD):
-    """Whose step may be another."""
+    """Subclass whose step may differ from the step of SGD."""
 
 
 def with_a_name_twice(params: list[Tensor]) -> Any:
-    # torch takes them; a dict by name has room for one.
+    # torch accepts a name twice, but a dict of names has one entry for it.
     return torch.optim.SGD([("w", params[0]), ("w", params[1])], lr=0.1)
 
 
 def with_a_parameter_twice(params: list[Tensor]) -> Any:
-    # torch steps it twice; in a tree of parameters each has one place.
+    # torch steps the parameter twice, but a tree of parameters holds each parameter once.
     with pytest.warns(UserWarning, match="duplicate"):
         return torch.optim.SGD([params[0], params[0]], lr=0.1)
 

@@ -1,4 +1,4 @@
-"""Frozen parameters in a torch.optim front-end: schedulers and torch's checkpoint helpers."""
+"""Frozen parameters in front-ends with torch's interface: schedulers and checkpoint helpers."""
 
 import copy
 import io
@@ -73,7 +73,7 @@ DOORS: dict[str, Callable[[nn.Module, Optimizer], Any]] = {
 
 @each(schedule={**SCHEDULES, **SETTING}, name=FROZEN, door=DOORS)
 def test_every_scheduler_of_torch_takes_a_frozen_group(schedule: str, name: str, door: str) -> None:
-    """Fault 18: the others have the learning rates that they have without it."""
+    """Fault 18: a frozen group changes no learning rate of the other groups."""
     made, plain = model(), model()
     optimizer = DOORS[door](made, FROZEN[name]())
     trained = {p for group in optimizer.param_groups if "betas" in group for p in group["params"]}
@@ -95,7 +95,7 @@ def test_every_scheduler_of_torch_takes_a_frozen_group(schedule: str, name: str,
 
 @each(schedule={**SCHEDULES, **SETTING}, name=FROZEN)
 def test_so_does_one_over_workers(schedule: str, name: str) -> None:
-    """Fault 18: of DistributedOptimizer."""
+    """Fault 18: schedulers accept a DistributedOptimizer with a frozen group."""
     made = model()
     placement = dict.fromkeys(dict(made.named_parameters()), "worker")
     optimizer = DistributedOptimizer.over_threads(FROZEN[name](), made, placement)
@@ -132,7 +132,7 @@ PARTS: dict[str, Callable[[], Optimizer]] = {
 
 @each(schedule=CYCLED, name=PARTS, door=DOORS)
 def test_momentum_is_cycled_in_every_part(schedule: str, name: str, door: str) -> None:
-    """torch asks ``defaults`` what may be cycled."""
+    """Every part gets the scheduled momentum: the scheduler looks for it in ``defaults``."""
     made, plain = model(), model()
     optimizer = DOORS[door](made, PARTS[name]())
     named = dict(plain.named_parameters())
@@ -154,7 +154,7 @@ def test_momentum_is_cycled_in_every_part(schedule: str, name: str, door: str) -
 
 
 def test_options_that_some_groups_lack_are_no_defaults() -> None:
-    """A group that is added later does not get them."""
+    """``defaults`` lacks an option that some groups lack, and a later group does not get it."""
     frozen = DOORS["TorchOptimizer"](model(), FROZEN["a part"]())
     assert frozen.defaults == {}
     with pytest.raises(ValueError, match="cycle_momentum"):
@@ -178,7 +178,7 @@ def test_a_frozen_group_has_the_rate_that_it_is_given() -> None:
 
 
 def test_a_checkpoint_without_a_rate_for_frozen_parameters_loads() -> None:
-    """Fault 18: as earlier versions wrote them."""
+    """Fault 18: checkpoints of earlier versions have no lr and no state for frozen parameters."""
     made = model()
     optimizer = DOORS["TorchOptimizer"](made, FROZEN["a part"]())
     step(made, optimizer, 0)
@@ -197,7 +197,7 @@ HELPED = [{}, {"flatten_optimizer_state_dict": True}, {"full_state_dict": True}]
 def test_torchs_strict_checkpoint_helpers_take_frozen_parameters(
     name: str, options: dict[str, bool], stepped: bool
 ) -> None:
-    """Fault 18: those that require gradients, too."""
+    """Fault 18: torch's helpers accept frozen parameters, even those that require gradients."""
     results = []
     for stops in (False, True):
         made = model()
@@ -216,7 +216,7 @@ def test_torchs_strict_checkpoint_helpers_take_frozen_parameters(
 
 @each(name=FROZEN)
 def test_a_checkpoint_goes_from_door_to_door(name: str) -> None:
-    """Fault 18: with an empty entry for each frozen parameter, through torch.save."""
+    """Fault 18: either front-end loads the other's file, where frozen parameters have no state."""
     results = []
     for source, opened in DOORS.items():
         for other in DOORS.values():
@@ -238,7 +238,7 @@ def test_a_checkpoint_goes_from_door_to_door(name: str) -> None:
 
 @each(door=DOORS)
 def test_a_group_that_is_refused_adds_no_part(door: str) -> None:
-    """Its first part is a new one, and its second one has a parameter of another group."""
+    """A group is refused because of its second part, and its new first part is not added."""
     made = model()
     chosen = partition(
         {"matrix": adamw(0.1), "rest": sgd(0.125)},

@@ -1,4 +1,4 @@
-"""Options of parameter groups: a misspelt one is refused, entries of torch are taken."""
+"""Options of parameter groups: misspelt options are refused, and torch's entries are accepted."""
 
 from collections.abc import Callable
 from typing import Any
@@ -64,14 +64,14 @@ def test_a_misspelt_option_of_a_group_is_refused(door: str) -> None:
 
 @pytest.mark.parametrize("door", DOORS)
 def test_the_options_and_entries_of_torch_are_taken(door: str) -> None:
-    """Fault 30: what torch's classes and schedulers write, and a name."""
+    """Fault 30: groups may hold entries that torch's classes and schedulers write, and a name."""
     first, second = pair()
     entries = {"name": "all", "initial_lr": 0.1, "swa_lr": 0.1, "foreach": None, "fused": False}
     DOORS[door]([{"params": [first, second], "lr": 0.1, "weight_decay": 0.5, **entries}])
 
 
 def test_groups_of_other_optimizers_are_taken() -> None:
-    """Fault 30: those of torch's class, and of our own, with numbers of all parameters."""
+    """Fault 30: groups of torch's class, and of our composed optimizers, are accepted."""
     params = list(pair())
     theirs = torch.optim.AdamW(params, lr=0.5)
     torch.optim.lr_scheduler.OneCycleLR(theirs, 0.1, total_steps=10)
@@ -83,14 +83,14 @@ def test_groups_of_other_optimizers_are_taken() -> None:
 
 
 def test_an_option_that_stands_in_several_stages_is_said_to() -> None:
-    """Fault 30: as before, the error names both."""
+    """Fault 30: an option of several stages still gets the error about several stages."""
     optimizer = chain(adamw(), sgd(weight_decay=0.5))
     with pytest.raises(ValueError, match="several stages"):
         TorchOptimizer([{"params": list(pair()), "weight_decay": 0.5}], optimizer)
 
 
 def test_distributed_optimizers_refuse_before_a_worker_is_asked() -> None:
-    """Fault 30: for one chain, for parts, and for a class of torch."""
+    """Fault 30: one chain, parts, and a class of torch refuse it before they call a worker."""
     kinds: list[Any] = [adamw, torch.optim.AdamW, lambda: PARTS]
     for kind in kinds:
         groups = [{"params": list(zip("ab", pair(), strict=True)), "wd": 0.1}]

@@ -1,4 +1,4 @@
-"""Classes that keep their step count in the parameter group, as many outside of torch do."""
+"""Classes with their step count in the parameter group, like many classes outside of torch."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from .support import FLAT, Params, assert_same_tensors, noise, parameters, set_g
 
 
 class GroupAdam(torch.optim.Optimizer):
-    """Adam, which counts its steps in the group."""
+    """Adam that counts its steps in the group."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class GroupAdam(torch.optim.Optimizer):
 
 
 class Uncounted(GroupAdam):
-    """Adam that counts where nobody looks."""
+    """Adam with its step count under a name that no front-end reads."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -74,7 +74,7 @@ class Uncounted(GroupAdam):
 
 
 class PlainLion(torch.optim.Optimizer):
-    """Lion, in which nothing depends on the step, and nothing counts it."""
+    """Lion, whose step depends on no step count, so that it has none."""
 
     def __init__(self, params: Any, lr: float = 0.1, betas: tuple[float, float] = (0.9, 0.99)):
         super().__init__(params, {"lr": lr, "betas": betas})
@@ -121,7 +121,7 @@ def assert_close(got: Sequence[Any], want: Sequence[Any]) -> None:
 
 
 def continued(params: Params, live: Any, others: Params, other: Any) -> None:
-    """Both make the same next steps."""
+    """Check that both optimizers make the same next steps."""
     for seed in range(50, 53):
         run(params, live, seed)
         run(others, other, seed)
@@ -131,7 +131,7 @@ def continued(params: Params, live: Any, others: Params, other: Any) -> None:
 def loaded(
     params: Params, state_dict: Any, optimizer: Any = None, *, flat: bool = False
 ) -> tuple[Params, TorchOptimizer]:
-    """TorchOptimizer, over copies of the parameters."""
+    """Return copies of the parameters, and a TorchOptimizer over them that loaded the state."""
     others = copies(params)
     made = TorchOptimizer(others, optimizer or adam(0.1), flat=flat)
     made.load_state_dict(state_dict)
@@ -140,7 +140,7 @@ def loaded(
 
 @each(steps=[0, 1, 4], without=[(), (1,)])
 def test_from_torch_takes_the_count_of_the_group(steps: int, without: Any) -> None:
-    """Also for a parameter that never had a gradient: in the class it is at that step."""
+    """Every parameter gets the group's step count, even if it never had a gradient."""
     params, live = stepped(GroupAdam, steps, without)
     made = Functional(live)
     assert {int(leaf.step) for leaf in made.state.leaves[0].values()} == {steps}
@@ -152,7 +152,7 @@ def test_from_torch_takes_the_count_of_the_group(steps: int, without: Any) -> No
 
 @each(steps=[0, 1, 4], flat=FLAT)
 def test_there_and_back(steps: int, flat: bool) -> None:
-    """TorchOptimizer loads it, goes on as the class does, and writes it as that does."""
+    """TorchOptimizer loads the group's step count, continues the run, and writes the count back."""
     params, live = stepped(GroupAdam, steps, without=(1,))
     others, optimizer = loaded(params, live.state_dict(), flat=flat)
     assert {int(optimizer.state[one]["step"]) for one in others} == {steps}
@@ -168,7 +168,7 @@ def test_there_and_back(steps: int, flat: bool) -> None:
 
 @each(flat=FLAT)
 def test_a_stored_chain_loads_it_too(flat: bool) -> None:
-    """The count comes along, whatever state is kept as."""
+    """A chain with stored state loads the group's step count."""
     params, live = stepped(GroupAdam, 4)
     chain = stored(adam(0.1), state="bfloat16")
     others, optimizer = loaded(params, live.state_dict(), chain, flat=flat)
@@ -176,7 +176,6 @@ def test_a_stored_chain_loads_it_too(flat: bool) -> None:
 
 
 def test_to_torch_state_dict_counts_in_the_group() -> None:
-    """A class that counts there is given the count there."""
     params, live = stepped(GroupAdam, 4)
     made = to_torch_state_dict(*from_torch(live), GroupAdam)
     assert [group["step"] for group in made["param_groups"]] == [4]
@@ -187,7 +186,7 @@ def test_to_torch_state_dict_counts_in_the_group() -> None:
 
 
 def test_parameters_at_different_steps_have_no_common_count() -> None:
-    """A class that has one for all cannot go on from them, and it is said."""
+    """A class with one count per group cannot continue from different counts, so it is refused."""
     optimizer = adam(0.1)
     params = {"a": noise(0, 3), "b": noise(1, 3)}
     state = optimizer.init(params)
@@ -199,7 +198,7 @@ def test_parameters_at_different_steps_have_no_common_count() -> None:
 
 @each(count=[None, 0], flat=FLAT)
 def test_filled_state_without_a_count_is_refused(count: int | None, flat: bool) -> None:
-    """Nothing begins anew without a word, and nothing is changed."""
+    """State without a step count raises an error, and the optimizer does not change."""
     params, live = stepped(Uncounted, 3)
     if count is not None:
         for param in params:
@@ -234,7 +233,6 @@ def zero_of(params: Params, made: Any) -> Any:
 @pytest.mark.usefixtures("world_of_one")
 @each(made=[GroupAdam, adam])
 def test_zero_takes_and_writes_the_count_of_the_group(made: Any) -> None:
-    """As TorchOptimizer does, into state dicts and out of them."""
     params, live = stepped(GroupAdam, 4, without=(1,))
     others = copies(params)
     zero = zero_of(others, made)
@@ -246,7 +244,7 @@ def test_zero_takes_and_writes_the_count_of_the_group(made: Any) -> None:
 
 @pytest.mark.usefixtures("world_of_one")
 def test_zero_refuses_filled_state_without_a_count() -> None:
-    """Before anything is changed."""
+    """ZeRO refuses the state dict before it changes any state."""
     params, live = stepped(Uncounted, 3)
     zero = zero_of(copies(params), Uncounted)
     with pytest.raises(ValueError, match="it has no step count"):
@@ -256,7 +254,7 @@ def test_zero_refuses_filled_state_without_a_count() -> None:
 
 
 def test_a_buffer_that_is_put_there_by_hand_is_kept() -> None:
-    """Without a count, as in torch, whose SGD has none."""
+    """The buffer is kept without a step count, as in torch's SGD, which has none."""
     results = []
     for make in (
         lambda one: TorchOptimizer([one], sgd(0.5, momentum=0.5)),

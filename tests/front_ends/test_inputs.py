@@ -1,4 +1,4 @@
-"""TorchOptimizer is given inputs of parameters as mappings: by parameter, or by name."""
+"""Inputs of TorchOptimizer for each parameter: mappings by parameter, or by name."""
 
 import copy
 import io
@@ -61,7 +61,7 @@ def named() -> dict[str, Tensor]:
 def step_at(
     optimizer: TorchOptimizer, params: Mapping[str, Tensor], step: int, every: int, form: str
 ) -> None:
-    """One step, given what the pure update is given there."""
+    """Make one step with the inputs that the pure update gets."""
     for name, grad in grads_at(step, missing=HOLES).items():
         params[name].grad = grad
     extra: dict[str, Any] = dict(given_at(step, every))
@@ -73,7 +73,7 @@ def step_at(
 
 @each(name=list(CHOSEN), form=FORMS, executor=["reference", "blocked"])
 def test_it_is_the_optimizer_itself(name: str, form: str, executor: Any) -> None:
-    """With gradients missing, with groups that are divided, and frozen parameters among them."""
+    """TorchOptimizer equals the pure update with missing gradients, parts and frozen leaves."""
     make, every = CHOSEN[name]
     params = named()
     optimizer = TorchOptimizer(params.items(), make().using(executor=executor))
@@ -106,7 +106,7 @@ def test_a_checkpoint_goes_on_in_the_middle(name: str) -> None:
 
 
 def test_steps_without_it_are_planned_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One with it is none that a plan makes; those before and after it are."""
+    """Steps without the input use plans; a step with it does not use those plans."""
     params = named()
     optimizer = TorchOptimizer(params.items(), sophia(0.1, gamma=0.5))
     planned: list[int] = []
@@ -118,7 +118,7 @@ def test_steps_without_it_are_planned_as_ever(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(StepPlan, "prepare", noted)
     own: Any = params_of()
-    alone = sophia(0.1, gamma=0.5).using(executor="reference")  # which no plan steps
+    alone = sophia(0.1, gamma=0.5).using(executor="reference")  # the reference makes no plan
     state = alone.init(own)
     for step in range(12):
         extra: Any = given_at(step, 4)
@@ -127,12 +127,12 @@ def test_steps_without_it_are_planned_as_ever(monkeypatch: pytest.MonkeyPatch) -
             params[name].grad = grad
         optimizer.step(extra=extra)
         own, state = alone.update(own, grads, state, extra=extra)
-    assert set(planned) == {2, 3, 5, 6, 7, 9, 10, 11}  # planned after step 1
+    assert set(planned) == {2, 3, 5, 6, 7, 9, 10, 11}  # planning starts after step 1
     assert_same({one: param.detach() for one, param in params.items()}, own)
 
 
 def test_steps_that_all_need_it_are_planned_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once they are steady, nothing goes leaf by leaf; nor does what is given change."""
+    """Steady steps with inputs step no leaf alone, and do not change the inputs."""
     found: list[str] = []
     for owner, name in ((StepPlan, "__init__"), (engine, "prepare")):
         monkeypatch.setattr(owner, name, counted(found, name, getattr(owner, name)))
@@ -217,7 +217,7 @@ def test_what_is_no_mapping_of_its_parameters() -> None:
 
 
 def test_a_required_one_is_asked_for_at_each_step() -> None:
-    """Also where the steps before were planned; and not where a gate is closed."""
+    """A missing input raises in planned steps too, but not while a gate is closed."""
     params = named()
     optimizer = TorchOptimizer(params.items(), chain(accumulate(2), adahessian(0.1)))
     for step in range(4):

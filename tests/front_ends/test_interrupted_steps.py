@@ -1,4 +1,4 @@
-"""A step of TorchOptimizer that is broken off is whole for what came before, and not made else."""
+"""Interrupted steps of TorchOptimizer: each leaf is either fully stepped, or not stepped at all."""
 
 from typing import Any
 
@@ -19,8 +19,8 @@ def _made() -> TorchOptimizer:
 
 
 def test_between_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The steps that follow are those of whoever had no gradients for what was not stepped."""
-    monkeypatch.setattr(chunks, "LARGE", 1)  # each leaf is one
+    """After an error, the run continues as if the leaves not yet stepped had no gradient."""
+    monkeypatch.setattr(chunks, "LARGE", 1)  # steps each leaf alone
     for at in range(1, len(SHAPES) + 1):
         broken, plain = _made(), _made()
         with case(at=at):

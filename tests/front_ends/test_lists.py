@@ -1,4 +1,4 @@
-"""Steps by lists of tensors, as they are planned on an accelerator; here on the CPU."""
+"""Steps by lists of tensors, planned as on an accelerator, but run on the CPU."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -42,7 +42,7 @@ OPTIMIZERS: dict[str, Callable[[], Optimizer]] = {
 
 
 class Noting(ForeachKernel):
-    """Notes how many leaves each list has."""
+    """Kernel that records the number of leaves in each list."""
 
     def __init__(self) -> None:
         super().__init__(on_cpu=True)
@@ -70,7 +70,7 @@ def parameters() -> list[Parameter]:
 def set_grads(params: list[Parameter], seed: int, without: int) -> None:
     for k, param in enumerate(params):
         grad = noise(1000 * seed + k, *param.shape)
-        # Of this one, the gradient is laid out otherwise now and then.
+        # The gradient of the first parameter has other strides in some steps.
         if k == 0 and seed % 3 == 2:
             grad = grad.t().contiguous().t()
         param.grad = None if k == without else grad

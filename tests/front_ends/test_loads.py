@@ -1,4 +1,4 @@
-"""Loads that fail change nothing, odd checkpoints that torch's classes load, and hooks."""
+"""Loads: failures change nothing, odd checkpoints load as in torch's classes, and hooks run."""
 
 import copy
 from collections.abc import Callable
@@ -55,7 +55,7 @@ BROKEN: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 @each(what=["text", 3.5, [1, 2]], loaded=[True, False], flat=FLAT)
 def test_an_entry_of_state_that_is_no_tensor_is_named(what: Any, loaded: bool, flat: bool) -> None:
-    """Where a tensor is kept, and where nothing is."""
+    """The entry is named, if it replaces a tensor of the state, or if its name is unknown."""
     for key, error, match in (
         ("exp_avg", TypeError, r"has .* as 'exp_avg', and a tensor is kept there"),
         ("mine", ValueError, r"does not fit this optimizer: .*\(differing: mine\)"),
@@ -110,23 +110,23 @@ def test_a_checkpoint_of_another_class_is_a_value_error(
 
 
 def emptied(saved: dict[str, Any]) -> None:
-    """As before a first step."""
+    """Remove all state, as before the first step."""
     saved["state"] = {}
 
 
 def with_numbers(saved: dict[str, Any]) -> None:
-    """Step counts that are no tensors, as old checkpoints have them."""
+    """Replace step counts by plain numbers, as in old checkpoints."""
     for entries in saved["state"].values():
         entries["step"] = 1
 
 
 def with_nones(saved: dict[str, Any]) -> None:
-    """SGD's buffers before there were any."""
+    """Replace the state by SGD's missing buffers."""
     saved["state"] = {number: {"momentum_buffer": None} for number in range(4)}
 
 
 def with_more(saved: dict[str, Any]) -> None:
-    """State that belongs to no parameter."""
+    """Add state that belongs to no parameter."""
     saved["state"]["note"] = {"by": "the user"}
     saved["state"]["number"] = 3
 
@@ -256,12 +256,15 @@ BEGIN_AT_PARAMS: dict[str, Callable[[], Optimizer]] = {
     "prodigy": lambda: prodigy(1.0, d0=1e-2),
     "schedule-free": lambda: schedule_free_adamw(0.1),
 }
-"""Their state is made of the parameters."""
+"""Optimizers whose state starts from the parameters."""
 
 
 @pytest.mark.parametrize("name", BEGIN_AT_PARAMS)
 def test_a_frozen_parameter_may_be_loaded_after_the_state(name: str) -> None:
-    """A checkpoint has what its state was then; it begins at what the parameter is."""
+    """The order of loading the model and the optimizer does not matter for a frozen parameter.
+
+    Its state starts from the parameter at the first step after it is unfrozen.
+    """
 
     def made(scale: float) -> tuple[list[torch.Tensor], TorchOptimizer]:
         params = [scale * one.detach() for one in parameters()]

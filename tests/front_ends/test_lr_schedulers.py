@@ -1,4 +1,4 @@
-"""torch.optim.lr_scheduler over TorchOptimizer: the same schedule on torch's class, bit for bit."""
+"""torch.optim.lr_scheduler over TorchOptimizer and over torch's class, with equal bits."""
 
 import copy
 import inspect
@@ -34,7 +34,7 @@ SCHEDULES: dict[str, Make] = {
     "ReduceLROnPlateau": lambda one: schedules.ReduceLROnPlateau(one, factor=0.5, patience=0),
     "SWALR": lambda one: swa_utils.SWALR(one, swa_lr=0.01, anneal_epochs=4),
 }
-"""Those that start from the lr of a group."""
+"""Schedules that start from the lr of a group."""
 
 SETTING: dict[str, Make] = {
     "ChainedScheduler": lambda one: schedules.ChainedScheduler(
@@ -73,13 +73,13 @@ def in_groups(params: Params) -> list[dict[str, Any]]:
 
 
 def advance(schedule: Any, seed: int) -> None:
-    """One step of a schedule."""
+    """Make one step of a schedule."""
     plateau = isinstance(schedule, schedules.ReduceLROnPlateau)
     schedule.step(*[float(seed % 3)] * plateau)
 
 
 def run(pair: Twins, make: Make, steps: int = STEPS) -> list[Any]:
-    """Both optimizers under the same schedule; their groups stay equal in every option."""
+    """Run both optimizers under the same schedule, and check that all options stay equal."""
     seen = set[float]()
     made = [make(one) for one in pair.both]
     for seed in range(steps):
@@ -114,7 +114,7 @@ NAMES = ["SGD nesterov", "AdamW amsgrad maximize", "Adagrad"]
 def test_a_schedule_is_the_same_on_torch_s_class(
     schedule: str, name: str, groups: Any, flat: bool
 ) -> None:
-    """Also where it cycles momentum; a class that has none refuses that, as torch's does."""
+    """Schedules that cycle momentum agree too; a class without momentum refuses them like torch."""
     pair = twins(name, groups=groups, flat=flat)
     if schedule in CYCLED and not pair.ours.defaults.keys() & {"betas", "momentum"}:
         for one in pair.both:
@@ -163,7 +163,7 @@ def test_a_run_is_resumed_with_its_schedule(name: str, flat: bool) -> None:
 
 
 def test_no_warning_about_the_order_of_steps() -> None:
-    # torch warns (an error here) where a schedule steps before its optimizer.
+    # torch warns if a schedule steps before its optimizer, and a warning is an error here.
     pair = twins("AdamW")
     schedule = schedules.StepLR(pair.ours, 1)
     pair.step(0)

@@ -1,4 +1,4 @@
-"""torch.optim.Muon, whose parameters are matrices, and ours: the same steps, the same dicts."""
+"""Equal steps and state dicts of our Muon and torch.optim.Muon, whose parameters are matrices."""
 
 from typing import Any
 
@@ -68,7 +68,7 @@ def test_a_torch_optimizer_is_torchs_and_goes_on_with_its_state_dict(
 def test_a_tensor_lr_is_multiplied_in_its_dtype(
     dtype: torch.dtype, lr_dtype: torch.dtype, adjust: str | None, *, flat: bool
 ) -> None:
-    """Fault 14: the factor by the shape, too; also where lr and product are below normal halfs."""
+    """Fault 14: the shape factor is multiplied in the dtype of ``lr``, even for subnormal halfs."""
     for number in (0.3, 1e-5) if lr_dtype.is_floating_point else (2,):
         lr = torch.tensor(number, dtype=lr_dtype)
         params, theirs = _params(dtype), _params(dtype)

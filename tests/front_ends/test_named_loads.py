@@ -1,4 +1,4 @@
-"""Where a checkpoint and an optimizer have names, state is loaded by name, in every front-end."""
+"""Loading state by name in every front-end, if checkpoint and optimizer have names."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
@@ -49,7 +49,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
 
 
 def params_of() -> dict[str, nn.Parameter]:
-    """Parameters of one shape: nothing but the name tells them apart."""
+    """Return parameters of one shape, so that only their names differ."""
     return {name: nn.Parameter(torch.full((2, 2), float(k))) for k, name in enumerate(NAMES)}
 
 
@@ -84,7 +84,7 @@ def flat(params: Mapping[str, nn.Parameter], optimizer: Optimizer) -> TorchOptim
 
 
 class Sharded(ZeroRedundancyOptimizer):
-    """Whose state is collected when it is asked for."""
+    """ZeRO optimizer whose ``state_dict`` consolidates the state first."""
 
     def state_dict(self) -> dict[str, Any]:
         self.consolidate_state_dict()
@@ -96,7 +96,7 @@ def sharded(params: Mapping[str, nn.Parameter], optimizer: Optimizer) -> Sharded
 
 
 class Given:
-    """An optimizer that is given its gradients, stepped by those of its parameters."""
+    """Adapter that passes the parameters' gradients to an optimizer."""
 
     def __init__(self, optimizer: Any, params: Mapping[str, nn.Parameter]) -> None:
         self.optimizer, self.params = optimizer, params
@@ -142,7 +142,7 @@ PAIRS = [
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(("door", "name"), PAIRS)
 def test_parameters_in_another_order_get_their_own_state(door: str, name: str) -> None:
-    """Fault 7: state was loaded by position, so that each parameter had that of another."""
+    """Fault 7: state was loaded by position, so a parameter got the state of another."""
     params = params_of()
     optimizer = DOORS[door](params, OPTIMIZERS[name])
     for seed in range(2):
@@ -160,7 +160,7 @@ def test_parameters_in_another_order_get_their_own_state(door: str, name: str) -
 
 
 def test_workers_take_groups_in_another_order() -> None:
-    """Fault 7: groups were matched by number, and names only inside of each group."""
+    """Fault 7: groups were matched by index, and names only inside of each group."""
     placement = {name: f"worker{k % 2}" for k, name in enumerate(NAMES)}
     made = []
     for order in ((0, 1), (1, 0)):
@@ -242,7 +242,7 @@ WRONG: dict[str, tuple[Callable[[list[dict[str, Any]]], None], str]] = {
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("door", ["TorchOptimizer", "ZeRO"])
 def test_names_that_do_not_fit_are_refused_and_change_nothing(door: str, wrong: str) -> None:
-    """Fault 7: they were not looked at."""
+    """Fault 7: the names of a checkpoint were ignored."""
     params = params_of()
     named = list(params.items())
     groups = [{"params": named[:2]}, {"params": named[2:], "lr": 0.5}]
@@ -259,7 +259,10 @@ def test_names_that_do_not_fit_are_refused_and_change_nothing(door: str, wrong: 
 
 
 def test_torchs_distributed_checkpoints_go_by_name_once() -> None:
-    """They have put parameters in order before, and leave "param_names" in the order of then."""
+    """torch's helpers reorder the state by name, and leave "param_names" in the old order.
+
+    TorchOptimizer must not reorder the state a second time.
+    """
 
     class Reversed(nn.Linear):
         def named_parameters(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,7 @@
-"""NaN, infinity, no gradient, 16 bits: what clips, skips and unscales does it alike everywhere."""
+"""Clipping, skipping and unscaling with NaN, infinity, missing gradients, or 16 bits.
+
+All front-ends must agree.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -35,13 +38,13 @@ from tests.tensors import normal
 Tree = dict[str, Tensor]
 Grads = Mapping[str, Tensor | None]
 FrontEnd = Callable[[Optimizer, torch.dtype, Sequence[Grads]], tuple[Tree, set[int]]]
-"""Makes steps by given gradients; what parameters are then, and the steps that were counted."""
+"""Function that makes steps with given gradients, and returns parameters and step counts."""
 
 SHAPES = {"a": (4, 3), "b": (5,), "c": (), "d": (2, 2)}
 DTYPES = (torch.float32, torch.bfloat16)
 BAD = {"nan": math.nan, "inf": math.inf, "none": None}
 NEVER = "d"
-"""The parameter that gets no gradient."""
+"""Name of the parameter that never gets a gradient."""
 RANKS = 2
 
 
@@ -52,7 +55,7 @@ def params_of(dtype: torch.dtype) -> Tree:
 
 
 def grads_at(step: int, dtype: torch.dtype, bad: float | None = 1.0, scale: float = 1.0) -> Grads:
-    """Of "b" an element that is not finite, or nothing."""
+    """Return gradients; the one of "b" may have an element that is not finite, or be missing."""
     found: dict[str, Tensor | None] = {
         name: (normal(*shape, seed=10 * step + k + 20) * scale).to(dtype)
         for k, (name, shape) in enumerate(SHAPES.items())
@@ -78,7 +81,7 @@ def detached(params: Mapping[str, Tensor]) -> Tree:
 
 
 class Model(nn.Module):
-    """Its gradients are what one sets; a parameter without one takes no part."""
+    """Model whose gradients the caller gives. Parameters without a gradient take no part."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -94,7 +97,7 @@ class Model(nn.Module):
 
 
 class _Given(torch.autograd.Function):
-    """A number whose gradient is given, whatever the loss is scaled by."""
+    """Loss term with a given gradient, which the scale of the loss does not change."""
 
     @staticmethod
     def forward(ctx: Any, param: Tensor, grad: Tensor) -> Tensor:
@@ -114,7 +117,7 @@ def wrapped(dtype: torch.dtype, group: Any) -> DistributedDataParallel:
 
 
 def every(runs: Sequence[tuple[Tree, Any]]) -> tuple[Tree, Any]:
-    """Return the first rank's run; assert that all ranks have the same."""
+    """Return the first rank's run, and assert that all ranks have the same."""
     for params, counted in runs[1:]:
         assert_same(params, runs[0][0])
         assert counted == runs[0][1]
@@ -122,7 +125,7 @@ def every(runs: Sequence[tuple[Tree, Any]]) -> tuple[Tree, Any]:
 
 
 def assert_same(got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> None:
-    """Bit for bit, NaN beside NaN."""
+    """Check that two trees have equal values, where NaN equals NaN."""
     for name, one in got.items():
         torch.testing.assert_close(one, want[name], rtol=0, atol=0, equal_nan=True)
 
@@ -223,7 +226,7 @@ FRONT_ENDS: dict[str, FrontEnd] = {
     "workers": by_workers,
 }
 SHARE_NOTHING = ("flat", "bind", "ZeRO", "ZeRO hook")
-"""Front-ends of one chain for all leaves, that keeps no number for all of them."""
+"""Front-ends that need one chain for all leaves, without shared scalars."""
 TAIL = sgd(lr=0.5, momentum=0.5)
 CLIPS = chain(clip_by_global_norm(0.3), TAIL)
 SKIPS = chain(apply_if_finite(3), clip_by_global_norm(0.3), TAIL)
@@ -231,7 +234,10 @@ SKIPS = chain(apply_if_finite(3), clip_by_global_norm(0.3), TAIL)
 
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_a_chain_clips_alike(front_end: str) -> None:
-    """NaN in one gradient makes all of them NaN, an infinity 0 or NaN; bit for bit on all ranks."""
+    """NaN in one gradient makes all parameters NaN; infinity makes the factor zero.
+
+    All ranks agree bit for bit.
+    """
     for dtype in DTYPES:
         for what, bad in BAD.items():
             with case(dtype=dtype, what=what):
@@ -246,7 +252,7 @@ def test_a_chain_clips_alike(front_end: str) -> None:
 
 @pytest.mark.parametrize("front_end", [name for name in FRONT_ENDS if name not in SHARE_NOTHING])
 def test_a_chain_skips_alike(front_end: str) -> None:
-    """A step with NaN or an infinity is made by no leaf, and counted by none."""
+    """A step with NaN or infinity changes no leaf, and increases no step count."""
     for dtype in DTYPES:
         for what, bad in BAD.items():
             with case(dtype=dtype, what=what):
@@ -318,12 +324,12 @@ CLIPPED: dict[str, Any] = {
     "held": partial(clipped_by_hook, "held"),
 }
 RTOL = {torch.float32: 1e-6, torch.bfloat16: 6 * 2.0**-8}
-"""Torch rounds each norm, that of all, 1e-6 more, the factor and the product in their dtype."""
+"""Tolerances, because torch rounds norms, factor and product in the dtype of the gradients."""
 
 
 @pytest.mark.parametrize("way", CLIPPED)
 def test_clip_grad_norm_is_torch_s(way: str) -> None:
-    """And what a chain makes of the same gradients: bit for bit, but that it rounds its factor."""
+    """Clipping equals torch's up to rounding, and a chain's bit for bit in float32."""
     for dtype in DTYPES:
         for what, bad in {**BAD, "finite": 1.0}.items():
             for limit in (0.3, 1e4):
@@ -347,7 +353,7 @@ def test_clip_grad_norm_is_torch_s(way: str) -> None:
 
 @pytest.mark.parametrize("way", ["ZeRO", "workers"])
 def test_what_is_not_finite_may_be_an_error(way: str) -> None:
-    """Before anything is scaled."""
+    """A norm that is not finite raises an error on request."""
     for what in ("nan", "inf"):
         grads = grads_at(1, torch.float32, BAD[what])
         with case(what=what), pytest.raises(RuntimeError, match="cannot be clipped"):
@@ -360,18 +366,18 @@ def test_what_is_not_finite_may_be_an_error(way: str) -> None:
 
 
 SCALE = 24.0
-"""No power of two: to divide by it rounds."""
+"""Scale that is no power of two, so that a division by it rounds."""
 
 
 class Scaled:
-    """A scaler, and a loop that steps by scaled gradients, as one writes it for an optimizer."""
+    """GradScaler with the usual training loop over scaled gradients."""
 
     def __init__(self) -> None:
         self.scaler = torch.amp.GradScaler("cpu", init_scale=SCALE, growth_interval=1000)
         self.scaler.scale(torch.ones(()))
 
     def step(self, optimizer: Any, unscale: Callable[[], Any], *more: Any) -> None:
-        """Unscaled by hand, which is done once; or not, where that is for the scaler."""
+        """Unscale by hand, check that a second unscaling raises, and make a step."""
         unscale()
         with pytest.raises(RuntimeError, match="already"):
             unscale()
@@ -382,7 +388,7 @@ class Scaled:
 def scaled_torch(
     make: Callable[[Tree, Any], Any], by_hand: bool, dtype: torch.dtype, steps: Sequence[Grads]
 ) -> Any:
-    """Of what has its gradients in ``.grad``."""
+    """Run an optimizer whose parameters hold the gradients in ``.grad``."""
 
     def run(group: Any) -> Any:
         params, loop = params_of(dtype), Scaled()
@@ -454,7 +460,7 @@ SCALED: dict[str, Any] = {
 
 @pytest.mark.parametrize("way", SCALED)
 def test_a_scaler_unscales_once_and_skips_alike(way: str) -> None:
-    """By its own step or by hand before it: to the bits of gradients divided by its scale."""
+    """The scaler divides gradients once, by itself or by hand, and skips steps with bad values."""
     for dtype in DTYPES:
         for what, bad in BAD.items():
             for by_hand in (False, True):

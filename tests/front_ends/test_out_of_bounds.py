@@ -1,4 +1,4 @@
-"""A hyper-parameter out of bounds in a group: refused before anything is changed."""
+"""Hyper-parameters out of bounds in a group are refused before anything changes."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ TOLD = "must|needs"
 
 
 def grouped(cls: type, *, flat: bool) -> TorchOptimizer:
-    """After a step."""
+    """Return an optimizer with two groups, after one step."""
     groups = [{"params": [param]} for param in parameters()[:2]]
     made = TorchOptimizer(groups, as_functional_optim(cls), flat=flat)
     run(made, 0)
@@ -52,7 +52,7 @@ def grouped(cls: type, *, flat: bool) -> TorchOptimizer:
 
 @each(number=range(len(ALL)))
 def test_it_is_refused_before_anything_is_changed(number: int) -> None:
-    """In the constructors, in a group that is added, and in a step."""
+    """Constructors, a new group, and a step refuse the value."""
     (cls, bad), flat = ALL[number], bool(number % 2)
     with pytest.raises(ValueError, match=TOLD):
         as_functional_optim(cls, **bad)
@@ -83,8 +83,8 @@ def test_it_is_refused_before_anything_is_changed(number: int) -> None:
         ({"lr": [0.1]}, TypeError, "lr must be a number"),
         ({"lr": 1j}, TypeError, "lr must be a number"),
         ({"lr": (0.1,)}, TypeError, "lr must be a number"),
-        # An option that needs another state: in mid-run, as torch.optim.Adam, which has no such
-        # buffer then either.
+        # This option needs another state field. torch.optim.Adam also fails in mid-run, because
+        # its buffer is missing.
         ({"amsgrad": True}, (KeyError, ValueError), "max_exp_avg_sq"),
         (None, KeyError, "eps"),
     ],
@@ -128,7 +128,7 @@ def test_a_tensor_in_a_pair_that_became_bad_in_place(flat: bool) -> None:
 
 
 def test_an_option_under_a_name_of_two_stages_is_not_taken_silently() -> None:
-    # Both decays have a weight_decay: its plain name means neither.
+    # Both decays have a weight_decay, so the plain name selects neither.
     both = chain(adamw(0.1).links[1], sgd(0.1, weight_decay=0.2))
     assert "weight_decay" not in both.hyper
     with pytest.raises((TypeError, ValueError), match="weight_decay"):

@@ -1,4 +1,4 @@
-"""A hyper-parameter that is a tensor: each optimizer and each group of parameters has its own."""
+"""Hyper-parameters that are tensors: each optimizer and each group has its own copy."""
 
 from collections.abc import Callable
 from typing import Any
@@ -70,7 +70,7 @@ MADE: dict[str, Callable[[Tensor], list[dict[str, Any]]]] = {
 
 @pytest.mark.usefixtures("world_of_one")
 def test_every_group_has_its_own() -> None:
-    """Fault 15: made from one tensor, groups and optimizers do not move together."""
+    """Fault 15: groups and optimizers made from one tensor have separate values."""
     for name, made in MADE.items():
         with case(made=name):
             given = number()
@@ -81,7 +81,7 @@ def test_every_group_has_its_own() -> None:
 
 
 def test_a_scheduler_moves_one_optimizer() -> None:
-    """Fault 15: neither another optimizer, nor the chain that both were made from."""
+    """Fault 15: a scheduler changes neither another optimizer, nor the chain of both."""
     optimizer = adamw(number())
     own = [TorchOptimizer(params().values(), optimizer) for _ in range(2)]
     scheduler = StepLR(own[0], 1, gamma=0.5)
@@ -93,7 +93,7 @@ def test_a_scheduler_moves_one_optimizer() -> None:
 
 
 def test_a_chain_has_its_own() -> None:
-    """Fault 15: however it was given a tensor."""
+    """Fault 15: a chain copies its tensor, in each way of giving it one."""
     for name, made in {
         "made": sgd,
         "replaced": lambda lr: sgd(0.1).replace(lr=lr),
@@ -141,7 +141,7 @@ def test_a_number_of_this_step_is_the_callers() -> None:
 
 
 def test_what_autograd_follows_stays_itself() -> None:
-    """Its derivative is wanted, and its owner changes it."""
+    """A tensor that requires gradients is not copied, so that autograd fills its gradient."""
     given = number().requires_grad_()
     optimizer = sgd(given)
     assert optimizer.hyper["lr"] is given
@@ -155,7 +155,7 @@ def test_what_autograd_follows_stays_itself() -> None:
 
 
 def test_within_a_transform_a_plain_tensor_is_a_number() -> None:
-    """torch.func follows every copy that is made inside of it: none is kept."""
+    """torch.func tracks every copy made in a transform, so the tensor itself is kept."""
     outer = number()
     made: list[Optimizer] = []
 

@@ -1,4 +1,4 @@
-"""as_functional_optim and the registry it looks into."""
+"""``as_functional_optim`` and its registry."""
 
 import inspect
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ EXECUTION = ["foreach", "fused", "capturable", "differentiable"]
 
 
 class Unknown(torch.optim.Optimizer):
-    """A class that nobody registered."""
+    """Class that is not registered."""
 
     def __init__(self, params: Any, lr: float = 0.1) -> None:
         super().__init__(params, {"lr": lr})
@@ -47,7 +47,7 @@ class Several(torch.optim.Optimizer):
 
 
 class Mine(torch.optim.SGD):
-    """Whose step may be another than its base's."""
+    """Subclass whose step may differ from that of its base class."""
 
 
 @each(cls=REGISTERED)
@@ -59,7 +59,7 @@ def test_every_default_is_the_class_s_own(cls: type) -> None:
         if name not in ("params", *EXECUTION)
     }
     decoupled = defaults.pop("decoupled_weight_decay", cls is torch.optim.AdamW)
-    # A flag that is off means what a class without the flag does.
+    # A flag that is off has the same meaning as a missing flag.
     made = {key: one for key, one in optimizer.hyper.items() if key in defaults or one is not False}
     assert made == defaults
     assert [s.name == "decoupled_weight_decay" for s in optimizer.stages].count(True) == decoupled
@@ -72,7 +72,7 @@ def test_the_defaults_in_which_torch_s_functional_classes_differ() -> None:
 
 @each(name=CASES)
 def test_arguments_by_name(name: str) -> None:
-    """Arguments that choose an implementation have no effect; a class without them refuses."""
+    """Arguments that choose an implementation have no effect, or are refused as in the class."""
     cls, options = CASES[name]
     made = as_functional_optim(cls, **options)
     numbers = options.keys() - {"decoupled_weight_decay"}
@@ -87,7 +87,7 @@ def test_arguments_by_name(name: str) -> None:
 
 @each(cls=REGISTERED)
 def test_arguments_by_position(cls: Any) -> None:
-    """In the order of the class, in which options stand that choose an implementation."""
+    """Positions follow the class, which counts options that choose an implementation."""
     kinds = inspect.signature(cls).parameters.items()
     names = [name for name, one in kinds if one.kind is one.POSITIONAL_OR_KEYWORD][1:]
     defaults = cls([torch.zeros(1, 1, requires_grad=True)], 0.25).defaults
@@ -105,7 +105,7 @@ def test_positions_are_torch_s_where_they_mean_different_things() -> None:
 
 @each(cls=REGISTERED)
 def test_an_argument_that_the_class_has_not_is_a_type_error(cls: type) -> None:
-    """Also one that its factory has."""
+    """The argument is refused even if the factory accepts it."""
     for bad in ({"learning_rate": 0.1}, {"params": []}, {"decoupled_weight_decay": True}):
         if bad.keys().isdisjoint(inspect.signature(cls).parameters.keys() - {"params"}):
             with pytest.raises(TypeError):
@@ -116,7 +116,7 @@ def test_an_argument_that_the_class_has_not_is_a_type_error(cls: type) -> None:
 
 @each(key=[Unknown, Mine, torch.optim.Optimizer, int, "qhm", ("a", 1), None])
 def test_an_unknown_key_is_a_value_error_that_says_what_is_known(key: Any) -> None:
-    """A subclass of a known class is not known."""
+    """The error lists the known keys. A subclass of a known class is unknown."""
     with pytest.raises(ValueError, match=r"Adadelta.*register_functional_optim"):
         as_functional_optim(key)
 
@@ -146,7 +146,7 @@ def test_a_second_registration_raises_and_changes_nothing() -> None:
 
 
 def test_a_factory_takes_the_arguments_of_its_class() -> None:
-    """Fault 25: the difference is listed at registration, not met by a user later."""
+    """Fault 25: registration reports all differences between the arguments of both."""
 
     def bare(lr: float = 0.1) -> Optimizer:
         return sgd(lr)
@@ -187,21 +187,21 @@ def test_names_and_other_hashable_keys_hand_their_arguments_on() -> None:
         register_functional_optim(key, clipped)
         assert as_functional_optim(key, 2.0) == clipped(2.0)
         assert as_functional_optim(key, bound=2.0, lr=0.1) == clipped(2.0, lr=0.1)
-        # Whatever a factory without a torch class calls its arguments, they are its own.
+        # Arguments of a factory without a torch class always go to the factory.
         assert as_functional_optim(key, 2.0, fused=True) == clipped(2.0, fused=True)
         with pytest.raises(TypeError):
             as_functional_optim(key, 2.0, momentum=0.9)
 
 
 class QHM(torch.optim.Optimizer):
-    """With an order of its own."""
+    """Class with its own order of arguments."""
 
     def __init__(self, params: Any, nu: float = 0.25, lr: float = 0.5, *, foreach: Any = None):
         super().__init__(params, {"lr": lr, "nu": nu, "foreach": foreach})
 
 
 class Open(torch.optim.Optimizer):
-    """With arguments that its signature does not tell."""
+    """Class with arguments that its signature does not show."""
 
     def __init__(self, params: Any, *rest: Any, lr: float = 0.5, **options: Any) -> None:
         super().__init__(params, {"lr": lr, **options})
@@ -237,7 +237,7 @@ WHOLE = Rule(name="normalised", hyper=Hyper, rule=normalised, kind="per_matrix")
 
 
 def test_a_rule_that_says_it_is_pointwise_and_is_not_is_refused_with_an_example() -> None:
-    """Where it is registered; one that needs arguments, when it gets them."""
+    """The rule is refused at registration, or at its first use if it needs arguments."""
     with pytest.raises(ValueError, match=r"two parts.*\[0\.5, -1\.25\].*per_matrix"):
         register_functional_optim("normalised", lambda lr=0.1: chain(NORMALISED(lr=lr)))
     assert "normalised" not in functional_optim_map

@@ -1,4 +1,4 @@
-"""Parameters that are put into ``param_groups`` in place of others, as tensor parallelism does."""
+"""Parameters that replace others in ``param_groups``, as tensor parallelism does."""
 
 import copy
 from typing import Any
@@ -46,7 +46,7 @@ def replaced(name: str, *, flat: bool = False) -> tuple[dict[str, nn.Parameter],
 
 @each(name=SEVERAL, flat=[False, True], steps=[0, 1, 3])
 def test_replaced_before_the_first_step(name: str, flat: bool, steps: int) -> None:
-    """Fault 19: it is saved, before and after steps, and goes on as one made of the new ones."""
+    """Fault 19: the optimizer saves and steps like one made from the new parameters."""
     flat = flat and name == "adamw"
     params, optimizer = replaced(name, flat=flat)
     wanted = params_of(10)
@@ -67,7 +67,7 @@ def test_replaced_before_the_first_step(name: str, flat: bool, steps: int) -> No
 
 @each(name=SEVERAL)
 def test_replaced_after_a_step(name: str) -> None:
-    """Fault 19: the message says what to do, and that is enough."""
+    """Fault 19: the error tells how to move the state, and a run continues after that."""
     before, after = params_of(0), params_of(10)
     optimizer = TorchOptimizer(before.items(), SEVERAL[name])
     step(before, optimizer, 0)
@@ -83,7 +83,7 @@ def test_replaced_after_a_step(name: str) -> None:
 
 
 def test_a_parameter_that_was_dropped_needs_no_state() -> None:
-    """Fault 19: a group that became smaller."""
+    """Fault 19: a parameter removed from its group has no entry in the state dict."""
     params = params_of(0)
     optimizer = TorchOptimizer(params.values(), adamw(0.1))
     del optimizer.param_groups[0]["params"][1]

@@ -1,4 +1,4 @@
-"""A run goes on in any form from what it writes in any other, bit for bit."""
+"""Runs that continue in any form from the state dict of any other form, bit for bit."""
 
 import copy
 from typing import Any
@@ -56,7 +56,7 @@ def test_a_run_of_any_form_does(
 
 
 def assert_goes_on(made: History, name: str, writer: str, reader: str, through: str) -> None:
-    """Beside it, torch's class makes the same steps and is never interrupted."""
+    """Check that a run goes on in both forms as an uninterrupted run of torch's class."""
     if is_torchs_own_break(made, name, {writer, reader}):
         return
     torchs, one = begun("torch", name, made), begun(writer, name, made)
@@ -64,7 +64,7 @@ def assert_goes_on(made: History, name: str, writer: str, reader: str, through: 
     for seed, without in enumerate(made.steps):
         for stepped in runs:
             stepped.step(seed, without)
-    # There and back: SGD of torch, for one, keeps our step count, and does not count on.
+    # The run changes its form and changes back. torch's SGD keeps our step count unchanged.
     for seed, kind in enumerate([reader, writer], start=50):
         assert_same_written(runs[-1].state_dict(), torchs.state_dict())
         runs.append(resumed(kind, name, runs[-1], through))
@@ -77,10 +77,10 @@ def assert_goes_on(made: History, name: str, writer: str, reader: str, through: 
 
 
 def is_torchs_own_break(made: History, name: str, kinds: set[str]) -> bool:
-    """Return True if torch's class does not go on as if it had not been interrupted.
+    """Return True if torch's class itself does not continue a run exactly.
 
-    Where it loads a number that it keeps in float32, it gives it the dtype of the parameter. And
-    its Adafactor divides by the number of elements.
+    When torch loads a float32 number of the state, it casts the number to the parameter's dtype.
+    Its Adafactor divides by the number of elements.
     """
     keeps_numbers = name.startswith(("NAdam", "ASGD")) and made.dtype != torch.float32
     is_empty = any(0 in shape for shape in made.shapes)
@@ -89,7 +89,7 @@ def is_torchs_own_break(made: History, name: str, kinds: set[str]) -> bool:
 
 
 def parts(value: Any) -> list[Any]:
-    """Every dict, list and tensor inside a checkpoint."""
+    """Return every dict, list and tensor inside a checkpoint."""
     found = [value] if isinstance(value, (dict, list, Tensor)) else []
     if isinstance(value, (dict, list, tuple)):
         for item in value.values() if isinstance(value, dict) else value:
@@ -147,7 +147,7 @@ def test_dtypes_follow_the_parameters(flat: bool) -> None:
 
 @each(names=[("AdamW", "Adam"), ("Adam", "AdamW")], flat=FLAT)
 def test_a_decay_of_the_other_kind_is_not_taken_silently(names: Any, flat: bool) -> None:
-    # The dict says "decoupled_weight_decay"; the chain cannot do it.
+    # The state dict says "decoupled_weight_decay", which this chain cannot do.
     source, target = (twins(name, flat=flat) for name in names)
     with pytest.raises(ValueError, match="decoupled"):
         target.ours.load_state_dict(source.theirs.state_dict())
@@ -211,7 +211,7 @@ LATE = {
 def test_a_first_gradient_that_comes_late_finds_the_learning_rate_of_then(
     optimizer: Optimizer, resumed: bool
 ) -> None:
-    """A rule whose state starts as that begins as torch's, which makes its state in that step."""
+    """State that starts as ``lr`` uses the value of the first step with a gradient, as in torch."""
     ours, theirs = ([torch.nn.Parameter(torch.ones(3)) for _ in range(3)] for _ in range(2))
     named = list(zip("abc", ours, strict=True))
     pair = TorchOptimizer(named, optimizer), torch.optim.Rprop(theirs, lr=0.01)

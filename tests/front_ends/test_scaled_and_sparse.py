@@ -1,4 +1,4 @@
-"""GradScaler, and the sparse gradients of embeddings, under TorchOptimizer."""
+"""GradScaler and sparse gradients of embeddings under TorchOptimizer."""
 
 import copy
 from typing import Any
@@ -82,12 +82,12 @@ def sparse_step(pair: Twins, tables: list[torch.nn.Embedding], rows: list[int]) 
         seen.mul(torch.arange(float(seen.numel())).reshape(seen.shape).cos()).sum().backward()
         assert table.weight.grad is not None
         assert table.weight.grad.is_sparse
-        with torch.sparse.check_sparse_tensor_invariants():  # torch's Adagrad warns without
+        with torch.sparse.check_sparse_tensor_invariants():  # else torch's Adagrad warns
             optimizer.step()
 
 
 def assert_close(tables: list[torch.nn.Embedding]) -> None:
-    """Up to rounding: torch adds the entries of one row one by one, or in another order."""
+    """Check equality up to rounding, because torch adds the entries of a row in another order."""
     torch.testing.assert_close(tables[0].weight, tables[1].weight, rtol=1e-6, atol=1e-6)
 
 
@@ -110,7 +110,7 @@ REFUSED = [
 
 @each(name=CLOSE, flat=FLAT)
 def test_rows_are_stepped_as_torch_steps_them(name: str, flat: bool) -> None:
-    """Bit for bit by SGD where each row comes once; rows that do not come are left alone."""
+    """SGD has torch's bits if no row repeats, and rows without a gradient stay unchanged."""
     pair, tables = embeddings(CLOSE[name], flat=flat)
     before = tables[0].weight.detach().clone()
     for rows in ([1, 4], [4, 0, 6], [2]):
@@ -178,7 +178,7 @@ def test_a_transform_before_sparse_rows(flat: bool) -> None:
 
 @each(kinds=["rows, dense", "dense, rows", "rows, rows"])
 def test_parameters_that_share_memory_are_stepped_one_after_the_other(kinds: str) -> None:
-    """Rows are read when the parameters before them, in the same memory, were stepped."""
+    """A step reads rows after the earlier parameters in the same memory were stepped."""
     params, optimizers = [], []
     for make in (lambda own: TorchOptimizer(own, sgd(1.0)), lambda own: torch.optim.SGD(own, 1.0)):
         memory = torch.arange(6.0).view(3, 2)

@@ -1,4 +1,4 @@
-"""A chain with a schedule of its own, in a torch.optim.Optimizer: what torch's schedulers meet."""
+"""torch's schedulers over optimizers whose chain has its own schedule."""
 
 import copy
 import pickle
@@ -41,7 +41,7 @@ def halving(made: float) -> float:
 
 
 def falling(made: float) -> float:
-    """Schedule with values that betas may have, too."""
+    """Return values that are also allowed for betas."""
     return 0.5 * 0.5**made
 
 
@@ -54,7 +54,7 @@ def step(optimizer: torch.optim.Optimizer) -> float:
 
 @each(schedule=ALL, maker=MAKERS, steps=[0, 1])
 def test_a_scheduler_beside_a_schedule_is_refused(schedule: str, maker: str, steps: int) -> None:
-    """Fault 28: when the scheduler is made, before anything is changed; the message names both."""
+    """Fault 28: making the scheduler raises an error that names both, and changes nothing."""
     optimizer = MAKERS[maker](halving)
     for _ in range(steps):
         step(optimizer)
@@ -67,7 +67,7 @@ def test_a_scheduler_beside_a_schedule_is_refused(schedule: str, maker: str, ste
 
 @each(schedule=ALL, maker=["TorchOptimizer", "flat"])
 def test_a_scheduler_beside_a_loaded_schedule_is_refused(schedule: str, maker: str) -> None:
-    """Fault 28: loading a checkpoint makes new groups."""
+    """Fault 28: loading a checkpoint makes new groups, over which a scheduler is refused too."""
     optimizer = MAKERS[maker](0.5)
     optimizer.load_state_dict(MAKERS[maker](halving).state_dict())
     with pytest.raises(TypeError, match=MESSAGE):
@@ -76,7 +76,7 @@ def test_a_scheduler_beside_a_loaded_schedule_is_refused(schedule: str, maker: s
 
 @each(schedule=ALL)
 def test_a_scheduler_beside_a_schedule_on_workers_is_refused(schedule: str) -> None:
-    """Fault 28: DistributedOptimizer, also where groups differ in their chains."""
+    """Fault 28: DistributedOptimizer refuses the scheduler, even if groups have other chains."""
     for optimizer in (sgd(halving), chain(freeze(("a",)), sgd(halving))):
         params = {"a": one(), "b": one()}
         made = DistributedOptimizer.over_threads(
@@ -89,7 +89,7 @@ def test_a_scheduler_beside_a_schedule_on_workers_is_refused(schedule: str) -> N
 
 @each(schedule=CYCLED, flat=[False, True])
 def test_a_momentum_that_is_scheduled_is_not_replaced(schedule: str, flat: bool) -> None:
-    """Fault 28: alone, or as one number of betas."""
+    """Fault 28: a scheduled momentum, or a scheduled value of betas, is not replaced."""
     for optimizer in (adamw(0.1, betas=(falling, 0.9)), sgd(0.1, momentum=falling)):
         made = TorchOptimizer([one()], optimizer, flat=flat)
         with pytest.raises(TypeError, match="(betas|momentum) is the schedule falling"):
@@ -98,7 +98,7 @@ def test_a_momentum_that_is_scheduled_is_not_replaced(schedule: str, flat: bool)
 
 @each(maker=MAKERS)
 def test_a_scheduler_that_is_not_torchs_is_refused_at_the_next_step(maker: str) -> None:
-    """Scheduler that keeps the first learning rate as torch's schedulers do."""
+    """Another scheduler only writes ``initial_lr`` into the groups, so the next step raises."""
     optimizer = MAKERS[maker](halving)
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
@@ -108,7 +108,7 @@ def test_a_scheduler_that_is_not_torchs_is_refused_at_the_next_step(maker: str) 
 
 @each(maker=MAKERS)
 def test_the_schedule_alone_is_followed_and_a_number_is_scheduled(maker: str) -> None:
-    """The two ways out are ways."""
+    """Both remedies that the error names work."""
     optimizer = MAKERS[maker](halving)
     assert [step(optimizer) for _ in range(3)] == [0.0, -0.5, -0.75]
     assert optimizer.param_groups[0]["lr"] == halving
@@ -123,7 +123,7 @@ def test_the_schedule_alone_is_followed_and_a_number_is_scheduled(maker: str) ->
 
 @each(maker=["TorchOptimizer", "flat"])
 def test_a_number_put_in_its_place_is_scheduled(maker: str) -> None:
-    """Also after a scheduler was refused."""
+    """A number that replaces the schedule can be scheduled, even after a refused scheduler."""
     optimizer = MAKERS[maker](halving)
     with pytest.raises(TypeError, match=MESSAGE):
         schedules.ConstantLR(optimizer, 0.5)

@@ -1,4 +1,4 @@
-"""Rules that keep other fields for other shapes: what ``init`` is asked, and what is kept."""
+"""Rules whose state depends on the shape: calls of ``init``, and the fields that are kept."""
 
 import copy
 from collections.abc import Callable
@@ -66,7 +66,7 @@ def params() -> list[torch.nn.Parameter]:
 
 
 class Live(torch.optim.Optimizer):
-    """Holds a state that was made elsewhere."""
+    """Optimizer that only holds a state made elsewhere."""
 
     def __init__(self, params: Any, lr: float = 0.1) -> None:
         super().__init__(params, {"lr": lr})
@@ -93,7 +93,7 @@ def run(own: list[torch.nn.Parameter], optimizer: Any, steps: range) -> None:
 
 @each(flat=FLAT)
 def test_stepped_and_resumed(flat: bool) -> None:
-    """Every tensor of a list has a name of its own, and comes back."""
+    """Every tensor of a list has its own name, and is restored from a checkpoint."""
     own = params()
     one = TorchOptimizer(own, sided(), flat=flat)
     run(own, one, range(3))
@@ -111,7 +111,7 @@ def test_stepped_and_resumed(flat: bool) -> None:
 
 @each(flat=FLAT)
 def test_a_list_that_lacks_a_tensor_is_refused(flat: bool) -> None:
-    """It is named."""
+    """The error names the missing tensor."""
     own = params()
     one = TorchOptimizer(own, sided(), flat=flat)
     run(own, one, range(1))
@@ -123,7 +123,7 @@ def test_a_list_that_lacks_a_tensor_is_refused(flat: bool) -> None:
 
 @each(flat=FLAT)
 def test_init_is_asked_about_shapes_that_there_are(flat: bool) -> None:
-    """Never about an empty tensor that nobody announces."""
+    """``init`` gets only shapes of parameters, and never an empty tensor."""
     asked: set[tuple[int, ...]] = set()
 
     def init(param: Tensor, hyper: Hyper) -> Sides:
@@ -139,7 +139,7 @@ def test_init_is_asked_about_shapes_that_there_are(flat: bool) -> None:
 
 @each(flat=FLAT)
 def test_an_init_that_looks_at_values(flat: bool) -> None:
-    """It cannot be asked without memory, and is given some."""
+    """Such an ``init`` cannot run on a tensor without memory, so it gets one with memory."""
 
     def init(param: Tensor, hyper: Hyper) -> Sides:
         start = float(param.abs().sum())
@@ -171,7 +171,7 @@ def matrices_rule(param: Tensor, grad: Tensor, state: Kept, c: Hyper) -> tuple[T
 
 @each(flat=FLAT)
 def test_element_by_element_but_for_matrices_only(flat: bool) -> None:
-    """A parameter in a flat buffer has the fields of its shape, or is not put there."""
+    """A parameter in a flat buffer has the fields of its shape, or stays outside of the buffer."""
     stage = Rule(name="m", hyper=Hyper, state=Kept, init=matrices_init, rule=matrices_rule)
     optimizer, own = chain(stage(lr=0.1)), params()
     run(own, TorchOptimizer(own, optimizer, flat=flat), range(3))
@@ -179,14 +179,14 @@ def test_element_by_element_but_for_matrices_only(flat: bool) -> None:
 
 
 def test_fields_tell_shapes_apart() -> None:
-    """Two shapes of as many dimensions."""
+    """Shapes with equally many dimensions may have different fields."""
     stages, hypers = sided().stages, (Hyper(0.1),)
     counts = [fields_of(stages, hypers, shape, torch.float32)[0][0].tensors for shape in SHAPES]
     assert counts == [2, 0, 1, 0]
 
 
 def test_from_torch_takes_what_is_there() -> None:
-    """Lists of several tensors too."""
+    """``from_torch`` also reads lists of several tensors."""
     register_functional_optim(Live, lambda lr: sided())
     own = params()
     ours = TorchOptimizer(own, sided())

@@ -1,4 +1,4 @@
-"""The names of state: one for each tensor in every front-end, also of a stage that stands twice."""
+"""Names of state: unique for each tensor in every front-end, even if a stage occurs twice."""
 
 import copy
 from pathlib import Path
@@ -37,7 +37,7 @@ class TraceState(NamedTuple):
 
 
 def trace_stage(name: str, dtype: torch.dtype | None = None) -> Transform:
-    """A decaying sum of gradients, which is kept in a dtype of its own if it has one."""
+    """Return a stage that keeps a decaying sum of gradients, in the given dtype if any."""
 
     def init(param: Tensor, hyper: TraceHyper) -> TraceState:
         return TraceState(torch.zeros_like(param, dtype=dtype))
@@ -85,7 +85,7 @@ def step(param: Tensor, optimizer: Any, steps: range) -> None:
 
 
 def test_the_names_of_chains() -> None:
-    """Numbered where a stage stands twice; as they always were where none does."""
+    """A field has the name of its stage if fields clash, and a number if the stage occurs twice."""
     names = [name for own in state_names(twice().stages) for name in own]
     assert names == ["trace.buf", "trace_2.buf", "momentum_buffer"]
     once = chain(trace(decay=0.9), sgd(lr=0.1))
@@ -98,7 +98,7 @@ def test_the_names_of_chains() -> None:
 def test_a_stage_that_stands_twice_keeps_two_states(
     chain_of: Any, storage: str, flat: bool
 ) -> None:
-    """Stepped as by the pure update, and resumed, whatever they are kept as."""
+    """Steps equal the pure update, and continue from a checkpoint, in each storage."""
     optimizer = stored(chain_of(), state=storage)
     param, one = made(optimizer, flat=flat)
     step(param, one, range(3))
@@ -116,7 +116,7 @@ def test_a_stage_that_stands_twice_keeps_two_states(
 
 @each(flat=FLAT)
 def test_a_stored_chain_takes_the_plain_state(flat: bool) -> None:
-    """Each field finds its own."""
+    """Each stored field loads the plain field of the same name."""
     param, plain = made(measured_between(), flat=flat)
     step(param, plain, range(2))
     optimizer = stored(measured_between(), state={"trace.buf": "bfloat16"})
@@ -129,7 +129,7 @@ def test_a_stored_chain_takes_the_plain_state(flat: bool) -> None:
 
 @each(flat=FLAT)
 def test_a_field_with_a_dtype_of_its_own_under_a_longer_name(flat: bool) -> None:
-    """It is taken as it was saved, not rounded to the parameter's dtype on the way."""
+    """The field is loaded as saved, and not rounded to the parameter's dtype."""
     optimizer = chain(double(decay=0.9), double(decay=0.7), sgd(lr=0.1))
     param, one = made(optimizer, flat=flat)
     step(param, one, range(3))
@@ -140,13 +140,13 @@ def test_a_field_with_a_dtype_of_its_own_under_a_longer_name(flat: bool) -> None
 
 
 def test_described_under_its_names() -> None:
-    """A row for each."""
+    """The table has a row for each field."""
     rows = [row.name for row in describe(twice(), noise(0, 8)).rows]
     assert {"trace.buf", "trace_2.buf"} <= set(rows)
 
 
 def test_entries_and_back() -> None:
-    """Nothing is lost on the way."""
+    """The conversion to entries and back loses nothing."""
     optimizer, param = twice(), noise(0, 3)
     params, state = optimizer.update(param, noise(1, 3), optimizer.init(param))
     hypers = optimizer.hypers_at(())
@@ -163,7 +163,7 @@ def sharded() -> tuple[torch.nn.Parameter, Any]:
 
 @pytest.mark.usefixtures("world_of_one")
 def test_zero_writes_both(tmp_path: Path) -> None:
-    """Into its state dict and into its checkpoint, and reads both again."""
+    """ZeRO writes both states into its state dict and its checkpoint, and reads both again."""
     param, zero = sharded()
     step(param, zero, range(3))
     zero.consolidate_state_dict()
@@ -196,14 +196,14 @@ def rule(param: Tensor, grad: Tensor, state: Any, c: Any) -> tuple[Tensor, Any]:
 
 @each(name=["step", "params", "param_names", "initial_lr", "decoupled_weight_decay"])
 def test_reserved_hyper_parameters_are_refused(name: str) -> None:
-    """When the stage is made, with the names that are taken."""
+    """The error occurs when the stage is made, and names the hyper-parameter."""
     hyper = NamedTuple("Hyper", [(name, float)])  # type: ignore[misc]  # the name is drawn
     with pytest.raises(ValueError, match=f"odd: a hyper-parameter cannot be called '{name}'"):
         Rule(name="odd", hyper=hyper, rule=rule)
 
 
 def test_a_field_of_state_called_step_is_refused() -> None:
-    """When the stage is made: under that name torch keeps the step count."""
+    """The error occurs when the stage is made, because torch keeps the step count as 'step'."""
     with pytest.raises(
         ValueError, match=r"odd: a field of state cannot be called 'step'.*odd_step"
     ):

@@ -1,6 +1,6 @@
-"""TorchOptimizer is torch.optim.X(foreach=False), bit for bit: parameters and state.
+"""TorchOptimizer has the bits of torch.optim.X(foreach=False) in parameters and state.
 
-Also where options and state are changed by hand between steps.
+Some tests change options and state by hand between steps.
 """
 
 import collections
@@ -62,12 +62,12 @@ def double_by_default() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A few steps; by default of float32 parameters with a gradient each, in one group."""
+    """Short run; by default of float32 parameters with a gradient each, in one group."""
 
     dtype: torch.dtype = torch.float32
     groups: Callable[[str], Callable[[Params], Any]] = lambda name: list
     without: Sequence[Collection[int]] = ((), (), ())
-    """For each step, the parameters without a gradient."""
+    """For each step, the indices of the parameters without a gradient."""
     lrs: Sequence[float] = ()
     around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
@@ -104,17 +104,17 @@ def test_steps_are_those_of_torch_s_class(scenario: str, name: str, flat: bool) 
 def test_a_tensor_lr_is_read_in_each_step(cls: Any, shape: tuple[int, ...], flat: bool) -> None:
     pair = twins((cls, {"lr": torch.full(shape, 0.1)}), flat=flat)
     for one in pair.both:
-        one.param_groups[0]["lr"] = torch.full(shape, 0.1)  # not one tensor for both
+        one.param_groups[0]["lr"] = torch.full(shape, 0.1)  # both need their own tensor
     for seed in range(2):
         pair.step(seed)
         pair.assert_same()
-        # Schedulers write into a tensor.
+        # Schedulers write into the tensor.
         pair.each(lambda optimizer: optimizer.param_groups[0]["lr"].mul_(0.5))
 
 
 @each(name=ONE_EACH, flat=FLAT)
 def test_another_default_device(name: str, flat: bool) -> None:
-    # "meta" stands for an accelerator: what is made there without being told where is seen.
+    # "meta" stands in for an accelerator: tensors made without an explicit device appear there.
     pair = twins(name)
     cls, options = CASES[name]
     with torch.device("meta"):
@@ -148,13 +148,13 @@ def test_a_parameter_without_gradient_is_left_alone_with_its_state(flat: bool) -
     versions = [param._version for param in params]
     optimizer.step()
     changed = [p._version != v for p, v in zip(params, versions, strict=True)]
-    assert changed == [True, flat, True, True]  # of a flat buffer, autograd is told as a whole
+    assert changed == [True, flat, True, True]  # a flat buffer has one version
     assert [int(optimizer.state[p]["step"]) for p in params] == [1, 0, 1, 1]
 
 
 @each(name=["SGD momentum", "AdamW", "Adagrad", "Rprop"], flat=FLAT)
 def test_one_parameter_twice_in_a_group_is_stepped_once(name: str, flat: bool) -> None:
-    """torch warns, and steps it twice; here it warns too, and a step is one step."""
+    """torch warns, and steps the parameter twice. TorchOptimizer warns, and steps it once."""
     cls, options = CASES[name]
     (one, two), once = parameters()[:2], parameters()[:2]
     optimizer = as_functional_optim(cls, **options)
@@ -209,7 +209,7 @@ CHAINS = {
 
 @each(name=CHAINS, executor=["reference", "blocked"], flat=FLAT)
 def test_any_chain_is_what_update_gives(name: str, executor: Any, flat: bool) -> None:
-    """And gradients are not changed."""
+    """Steps have the bits of ``update``, and leave the gradients unchanged."""
     optimizer = CHAINS[name]
     ours = TorchOptimizer(parameters(), optimizer.using(executor=executor), flat=flat)
     params = {str(i): p.detach() for i, p in enumerate(parameters())}
@@ -321,7 +321,7 @@ def test_a_first_gradient_of_negative_zeros(flat: bool) -> None:
 def test_state_that_is_zeroed_where_it_lies_is_stepped_as_torch_s_class_steps_it(
     name: str, steps: int
 ) -> None:
-    """Planned or not: the count begins again, and all else is as it stands."""
+    """The step count restarts, and the other fields continue from zero, in planned steps too."""
     pair = twins(name)
     for seed in range(steps + 3):
         if seed == steps:
@@ -335,9 +335,9 @@ def test_state_that_is_zeroed_where_it_lies_is_stepped_as_torch_s_class_steps_it
 
 
 def test_it_is_not_taken_for_a_wrapper() -> None:
-    """Fault 17: libraries look into ``.optimizer`` of whatever has one, for the optimizer inside.
+    """Fault 17: libraries take an object with ``.optimizer`` for a wrapper of an optimizer.
 
-    So no optimizer of ours that is torch's has one.
+    So our subclasses of torch.optim.Optimizer have no such attribute.
     """
     weight = torch.ones(1, requires_grad=True)
     optimizer = TorchOptimizer([weight], adam(0.1))
@@ -350,7 +350,7 @@ def test_it_is_not_taken_for_a_wrapper() -> None:
 
 
 def test_the_state_of_a_parameter_without_a_gradient_is_not_looked_at() -> None:
-    """As in torch.optim, whatever somebody has made of it; also where steps are planned."""
+    """As in torch.optim, such state may hold anything, in planned steps too."""
     params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
     optimizer = TorchOptimizer(params, adamw(lr=0.1))
     for step in range(4):

@@ -28,7 +28,7 @@ STORAGES: dict[str, dict[str, Any]] = {
     "smallest": {"param": "bfloat16+kahan", "state": "int8", "seed": 3},
 }
 SHAPES = [(3, 91), (5,), (0, 3), ()]
-"""One has more elements than the 256 that int8 gives a scale, and does not end with them."""
+"""Shapes, of which one has more than a block of 256 elements, and a partial last block."""
 BASE = adamw(lr=0.01, amsgrad=True)
 
 Pairs = list[tuple[str, nn.Parameter]]
@@ -50,7 +50,7 @@ LOADS = [both for both in ALL if both not in REFUSED]
 
 
 def parameters(storage: str, values: list[Tensor] | None = None) -> Pairs:
-    """Parameters as a storage has them, with values of their own or those given."""
+    """Return named parameters in the dtype of a storage, with random or given values."""
     chance = torch.Generator().manual_seed(3)
     dtype = PARAM_STORAGES[STORAGES[storage].get("param", "float32")].dtype
     given = values or [torch.randn(shape, generator=chance) for shape in SHAPES]
@@ -68,7 +68,7 @@ def local(storage: str, pairs: Pairs, *, flat: bool = False) -> TorchOptimizer:
 
 
 def steps(optimizer: Any, pairs: Pairs, *numbers: int) -> None:
-    """Steps with gradients that depend on their numbers only."""
+    """Make steps with gradients that depend only on the step numbers."""
     for number in numbers:
         chance = torch.Generator().manual_seed(50 + number)
         for _, param in pairs:
@@ -82,7 +82,7 @@ def values_of(pairs: Pairs) -> list[Tensor]:
 
 
 def written(zero: Any) -> dict[str, Any]:
-    """The state dict that it writes: plain, whatever the storage."""
+    """Return the state dict of ZeRO, which has plain values in any storage."""
     zero.consolidate_state_dict()
     found: dict[str, Any] = zero.state_dict()
     return found
@@ -102,7 +102,7 @@ def assert_same_values(one: Pairs, two: Pairs) -> None:
 
 @each(both=LOADS)
 def test_either_front_end_reads_what_either_writes(both: tuple[str, str]) -> None:
-    """ZeRO writes plain values, TorchOptimizer its storage: what is read of them is the same."""
+    """ZeRO writes plain values, and TorchOptimizer its storage: both load to the same state."""
     source, target = both
     flat = bool(LOADS.index(both) % 2)
     pairs, same = parameters(source), parameters(source)
@@ -130,7 +130,7 @@ def test_either_front_end_reads_what_either_writes(both: tuple[str, str]) -> Non
     for reader, stepped in [*readers, (other, read)]:
         steps(reader, stepped, 3)
         assert_same_values(stepped, wanted)
-    if source == target:  # as if it had never stopped
+    if source == target:  # the run equals one without a break
         steps(zero, same, 3)
         assert_same_values(wanted, same)
 
@@ -165,7 +165,7 @@ def damped(momentum: float) -> Optimizer:
 
 
 def in_groups(pairs: Pairs) -> list[dict[str, Any]]:
-    """One has a field of state that the other has not."""
+    """Return two groups, of which only the second has the field ``max_exp_avg_sq``."""
     return [{"params": pairs[:2], "amsgrad": False}, {"params": pairs[2:], "lr": 0.1}]
 
 
@@ -226,7 +226,7 @@ def test_what_a_load_hook_puts_there_is_converted(flat: bool) -> None:
 
 @each(flat=FLAT)
 def test_a_field_that_an_option_has_left_behind(flat: bool) -> None:
-    """The state as it is kept is taken as it is, with what else there is."""
+    """A field of an option that was turned off is loaded with the rest of the stored state."""
     pairs = parameters("float32")
     one = local("state int8", pairs, flat=flat)
     steps(one, pairs, 0)

@@ -1,6 +1,7 @@
-"""to_torch_state_dict: numbers, groups and options of the tree, and what it refuses.
+"""to_torch_state_dict: indices, groups and options of a tree, and calls that it refuses.
 
-That torch's classes go on from it, for all classes and histories, is in test_runs_go_on.py.
+The tests in test_runs_go_on.py check that torch's classes continue from the state dict, for all
+classes and histories.
 """
 
 from collections import OrderedDict
@@ -38,12 +39,12 @@ def one() -> torch.Tensor:
 
 
 def written(optimizer: Optimizer, tree: Any, *rest: Any, **options: Any) -> dict[str, Any]:
-    """Of parameters that were not stepped."""
+    """Return the state dict of parameters without steps."""
     return to_torch_state_dict(optimizer, tree, optimizer.init(tree), *rest, **options)
 
 
 class Pair(NamedTuple):
-    """A tree of which optree knows by itself."""
+    """Tree that optree knows without registration."""
 
     second: Any
     first: Any
@@ -187,7 +188,7 @@ def test_a_user_s_step_hooks_see_no_step_that_the_user_did_not_make() -> None:
 
 @each(optimizer=[lion(0.1), qhm(0.1), chain(clip_by_value(1.0), adam(0.1))])
 def test_a_chain_that_torch_does_not_know_is_refused(optimizer: Optimizer) -> None:
-    """Also where a factory that needs arguments is registered, which cannot be asked."""
+    """The search for a class skips a registered factory that needs arguments."""
 
     def needs_lr(lr: float) -> Optimizer:
         return sgd(lr)

@@ -1,4 +1,4 @@
-"""Names that select no parameter: refused by every front-end that is made over parameters."""
+"""Names that select no parameter: every front-end over parameters refuses them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -92,7 +92,7 @@ BY_NAME: dict[str, Optimizer] = {
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_what_selects_by_name_is_refused_where_parameters_have_none(name: str) -> None:
-    """It would be meant for nothing, and what is to be frozen would be trained."""
+    """The selector would match nothing, and parameters meant to be frozen would be trained."""
     params = list(params_of().values())
     ways: dict[str, Callable[[], object]] = {
         "TorchOptimizer": lambda: TorchOptimizer(
@@ -126,7 +126,7 @@ MAY_BE_NONE: dict[str, Callable[[Any], Optimizer]] = {
 @pytest.mark.parametrize("name", MAY_BE_NONE)
 @pytest.mark.parametrize("way", [*OVER_PARAMS, "init"])
 def test_a_misspelt_name_is_said_wherever_it_selects(way: str, name: str) -> None:
-    """It would be meant for nothing, and what is to be frozen would be trained."""
+    """The selector would match nothing, and parameters meant to be frozen would be trained."""
     params = {key: one.requires_grad_() for key, one in params_of().items()}
     ways = {**OVER_PARAMS, "init": lambda params, one: one.init(params)}
     make = MAY_BE_NONE[name]
@@ -152,7 +152,7 @@ def test_predicates_and_beginnings_of_paths_are_names_too() -> None:
         with case(where=where), pytest.raises(ValueError, match=rf"{shown}.*\.if_any\(where\)"):
             chain(freeze(where), sgd(0.1)).init(params)
     none_such = with_shape(lambda shape: len(shape) == 7)
-    chain(freeze(none_such), sgd(0.1)).init(params)  # a model may have none of a kind
+    chain(freeze(none_such), sgd(0.1)).init(params)  # a model may have no such shape
 
 
 def test_a_rule_is_tried_on_a_tensor_that_has_no_name() -> None:
@@ -172,7 +172,7 @@ def test_numbers_predicates_and_shapes_select_what_has_no_name() -> None:
 
 
 def test_workers_are_told_whether_the_caller_gave_names() -> None:
-    """Without names, those that RRefs are given here are no names to select by."""
+    """Workers refuse to select by names that were only generated for unnamed RRefs."""
     found = resolve_recipe(BY_NAME["freeze"], (), {})
     params = [PlacedParam("head", "worker", None, torch.ones(2))]
     ChainGroups([PlacedGroup(params, {}, named=True)], found)

@@ -1,4 +1,4 @@
-"""State that depends on parameters begins at what they are in their first step."""
+"""State that depends on parameters starts from their values at the first step."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -94,7 +94,7 @@ def alone() -> Iterator[None]:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("door", DOORS)
 def test_weights_may_be_loaded_after_construction(door: str, name: str) -> None:
-    """Fault 44: no docstring said what such state begins with, and no test held it."""
+    """Fault 44: such state starts from weights that were loaded after construction."""
     dtype = torch.bfloat16 if name == "master" else torch.float32
     weights = model_of(dtype, 1).state_dict()
     found = []
@@ -113,7 +113,7 @@ def test_weights_may_be_loaded_after_construction(door: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_after_the_first_step_state_is_kept(name: str) -> None:
-    """Fault 44: however a parameter is given other values, and in a flat buffer too."""
+    """Fault 44: a later write to a parameter does not change the state, also in a flat buffer."""
     dtype = torch.bfloat16 if name == "master" else torch.float32
     weights = model_of(dtype, 1).state_dict()
     found = []

@@ -1,1 +1,1 @@
-"""Hooks in one process: what they account for, what they step, and what they refuse."""
+"""Hooks in one process: their accounts, their steps, and their refusals."""

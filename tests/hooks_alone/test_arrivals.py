@@ -1,4 +1,4 @@
-"""Index of each bucket in its iteration, found for each bucket by itself."""
+"""Index of each bucket in its iteration, tested without DDP."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ PARAMS = {name: torch.empty(()) for name in "abcde"}
 
 
 class Bucket(NamedTuple):
-    """Stand-in for DDP's bucket: its index, its parameters, and if it is the last."""
+    """Stand-in for DDP's bucket: an index, parameters, and a flag for the last bucket."""
 
     number: int
     is_the_last: bool
@@ -31,7 +31,7 @@ class Bucket(NamedTuple):
 
 
 def places(arrivals: BucketPositions, backward: int, *buckets: Bucket) -> list[tuple[int, bool]]:
-    """The places of buckets that come in one backward pass."""
+    """Return the positions of buckets that come in one backward pass."""
     with mock.patch.object(buckets_module, "current_graph_task_id", return_value=backward):
         made: Sequence[Any] = buckets
         found: list[BucketPosition] = [arrivals.position_of(bucket) for bucket in made]
@@ -55,7 +55,7 @@ def test_what_ddp_says() -> None:
 
 
 def test_the_first_iteration_of_a_static_graph() -> None:
-    """DDP calls all buckets the first one, and none the last."""
+    """In this iteration, DDP gives all buckets the index 0, and calls none the last."""
     arrivals = arrivals_of()
     assert places(arrivals, 4, *FIRST_OF_STATIC) == [(0, False), (1, False), (2, True)]
     assert places(arrivals, 5, *SEVERAL) == [(0, False), (1, False), (2, True)]
@@ -68,7 +68,7 @@ def test_a_first_iteration_that_was_cut_short() -> None:
 
 
 def test_another_module_with_these_parameters_in_the_same_pass() -> None:
-    """It begins an iteration of its own, which the account of parameters then refuses."""
+    """The other module begins its own iteration, which the account of parameters then refuses."""
     arrivals = arrivals_of()
     assert places(arrivals, 4, SEVERAL[0], SEVERAL[0]) == [(0, False), (0, False)]
 

@@ -1,4 +1,4 @@
-"""Gradients in a bucket lie as their parameters do, where those are dense."""
+"""Layout of gradients in a bucket: that of their parameters, if these are dense."""
 
 import torch
 from hypothesis import given
@@ -11,7 +11,7 @@ from tests.choices import case, examples
 
 @st.composite
 def layouts(draw: st.DrawFn) -> Tensor:
-    """A tensor with elements: permuted, or with any strides at all."""
+    """Draw a tensor with elements, with permuted or arbitrary strides."""
     sizes = draw(st.lists(st.integers(1, 3), max_size=4))
     if draw(st.booleans()):
         order = draw(st.permutations(range(len(sizes))))
@@ -30,14 +30,14 @@ PARAMS = {
     "one": torch.randn(3, 4),
     "transposed": torch.randn(4, 3).t(),
     "channels_last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
-    "sliced": torch.randn(6, 4)[::2, 1:3],  # with gaps: DDP lays its gradient out contiguously
+    "sliced": torch.randn(6, 4)[::2, 1:3],  # with gaps: DDP stores its gradient contiguously
     "0-d": torch.randn(()),
     "empty": torch.randn(0, 3),
 }
 
 
 def test_views_one_after_the_other() -> None:
-    """Each view covers its own part of the buffer, in the order of the parameter's memory."""
+    """Each view covers its own part of the buffer, in the memory order of its parameter."""
     for dtype in (torch.float32, torch.complex64):
         params = [param.to(dtype) for param in PARAMS.values()]
         numel = sum(param.numel() for param in params) * (2 if dtype.is_complex else 1)

@@ -1,4 +1,4 @@
-"""Tensors that are given to gloo are held as long as its threads hold them."""
+"""Tests that tensors given to gloo live as long as its threads hold them."""
 
 import threading
 import time
@@ -15,7 +15,7 @@ from hooks.communication import keep_alive
 
 @pytest.fixture
 def work(world_of_one: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """A collective that holds its tensor, as a thread of gloo does; the tensor is given."""
+    """Return a collective that holds its tensor, as a thread of gloo does."""
     monkeypatch.setattr(communication, "_SENT", [])
     tensor = torch.ones(2)
     launched: Any = dist.all_reduce(tensor, async_op=True)
@@ -25,7 +25,7 @@ def work(world_of_one: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def settle() -> None:
-    """Until threads of gloo have let go of what was dropped here."""
+    """Wait until gloo's threads release the tensor that the test dropped."""
     until = time.monotonic() + 60
     while use_count(communication._SENT[0]) > 1 and time.monotonic() < until:
         time.sleep(0.001)
@@ -34,7 +34,7 @@ def settle() -> None:
 def test_a_tensor_is_held_until_nobody_else_does(work: list[Any]) -> None:
     given = communication._SENT
     for count in (2, 2, 2):
-        keep_alive(torch.ones(1))  # nobody else has it, so the next one drops it
+        keep_alive(torch.ones(1))  # nothing else holds this tensor, so the next call drops it
         assert len(given) == count
     work.clear()
     settle()

@@ -1,4 +1,4 @@
-"""A step hook steps what is composed, bit for bit as the optimizer does by the same gradients."""
+"""Step hook with composed optimizers, equal bit for bit to the optimizer itself."""
 
 import copy
 from collections import OrderedDict
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("world_of_one")
 
 
 class Model(nn.Sequential):
-    """Parameters with the names of the trees of compositions."""
+    """Model whose parameters have the names that composed optimizers select."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,14 +40,14 @@ def losses(step: int) -> Any:
 
 @pytest.mark.parametrize("name", COMPOSED)
 def test_it_is_the_optimizer_itself(name: str) -> None:
-    """In buckets of a few bytes, which are several, and in one."""
+    """The step hook equals the optimizer, with several small buckets and with one."""
     for megabytes, executor in ((1e-5, "reference"), (25.0, "auto")):
         with case(megabytes=megabytes, executor=executor):
             ddp = DistributedDataParallel(Model(), bucket_cap_mb=megabytes)
             state = step_hook(ddp, COMPOSED[name](), executor=executor)
             plain, optimizer = Model(), COMPOSED[name]()
             pairs = [(one, p.detach().clone()) for one, p in plain.named_parameters()]
-            params: Any = OrderedDict(pairs)  # sums are in this order, as those of the hook
+            params: Any = OrderedDict(pairs)  # sums are in this order, as in the hook
             own = optimizer.init(params)
             for step in range(6):
                 ddp(losses(step)).backward()
@@ -65,13 +65,13 @@ def test_it_is_the_optimizer_itself(name: str) -> None:
 def test_a_steady_step_plans_nothing_and_steps_no_leaf_alone(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With gradients of some and of others in turn, and other hyper-parameters at each step."""
+    """A steady step plans nothing, although gradients and hyper-parameters change."""
     made: list[str] = []
     for owner, what in ((StepPlan, "__init__"), (engine, "prepare")):
         monkeypatch.setattr(owner, what, noted(made, what, getattr(owner, what)))
     state = OptimizerState(COMPOSED[name](), DistributedDataParallel(Model()))
     params: Any = {one: p.detach().clone() for one, p in state.params.items()}
-    alone = COMPOSED[name]().using(executor="reference")  # which no plan steps
+    alone = COMPOSED[name]().using(executor="reference")  # the reference executor uses no plan
     own = alone.init(params)
     names = [k for k, v in state.chain.hyper.items() if k[-2:] == "lr" and type(v) is float]
     for step in range(36):

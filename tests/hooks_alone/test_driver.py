@@ -1,4 +1,4 @@
-"""The driver of all hooks: jobs in one order, and none after one that failed."""
+"""Driver of all hooks: jobs run in one order, and none runs after a failed one."""
 
 import threading
 from typing import Any
@@ -65,7 +65,7 @@ def test_all_groups_of_a_process_have_one_queue_and_each_rank_that_is_a_thread_i
 
 @pytest.mark.usefixtures("world_of_one")
 def test_jobs_of_two_hooks_are_done_in_the_order_in_which_they_came() -> None:
-    """Also where the first one waits for something."""
+    """Jobs run in the order of submission, even if the first one waits."""
     drivers = [driver_of(dist.group.WORLD), driver_of(dist.new_group([0]))]
     release, order = threading.Event(), []
 

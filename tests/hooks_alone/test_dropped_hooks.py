@@ -1,4 +1,4 @@
-"""A hook that nobody holds any more, with parameters on their way."""
+"""Hook that is dropped while parameters are in flight."""
 
 import logging
 
@@ -9,14 +9,14 @@ from hooks.zero.overlap import _finish_gathers, _PendingGather
 
 
 class Lost:
-    """A gather whose other ranks are gone."""
+    """Gather whose other ranks are gone."""
 
     def wait(self) -> None:
         raise RuntimeError("lost group rank 1")
 
 
 def test_parameters_that_do_not_arrive_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    """A finalizer has no caller who could be told by an exception."""
+    """The failure is logged, because a finalizer has no caller for an exception."""
     lost = _PendingGather([torch.ones(1)], Lost())
     with caplog.at_level(logging.ERROR):
         _finish_gathers({0: lost}, [])

@@ -1,4 +1,4 @@
-"""The hooks that torch calls around the steps of all optimizers see a step once."""
+"""torch's global step hooks, which see each step once."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -21,12 +21,12 @@ pytestmark = pytest.mark.usefixtures("world_of_one")
 
 
 class Alone(torch.optim.SGD):
-    """A class without a functional equivalent."""
+    """Optimizer class without functional equivalent."""
 
 
 @pytest.fixture
 def seen() -> Iterator[list[str]]:
-    """The calls of hooks on all optimizers."""
+    """Yield the recorded calls of global step hooks."""
     found: list[str] = []
     handles = [
         register_optimizer_step_pre_hook(lambda *_: found.append("before")),
@@ -53,7 +53,7 @@ NESTED: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
 
 
 def test_once_in_each_step(seen: list[str]) -> None:
-    """Fault 32: also where an optimizer holds another one."""
+    """Global hooks see one step, also if an optimizer holds another one (fault 32)."""
     for name, make in NESTED.items():
         params: Any = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))]
         optimizer = make(params)
@@ -68,10 +68,10 @@ def test_once_in_each_step(seen: list[str]) -> None:
 
 
 def test_once_over_workers(seen: list[str]) -> None:
-    """Fault 32: a class that each worker calls as it is."""
+    """Global hooks see one step, although each worker steps a class as it is (fault 32)."""
     module = nn.Linear(2, 2)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a class without a functional equivalent
+        warnings.simplefilter("ignore")  # the class has no functional equivalent
         optimizer = DistributedOptimizer.over_threads(
             Alone, module, {"weight": "a", "bias": "b"}, lr=0.1
         )
@@ -81,7 +81,7 @@ def test_once_over_workers(seen: list[str]) -> None:
 
 
 def test_hooks_of_either_optimizer_are_called(seen: list[str]) -> None:
-    """In torch's order, and around a scheduler's patch of the optimizer within."""
+    """Hooks of both optimizers run in torch's order, also if a scheduler patches the inner step."""
     param = nn.Parameter(torch.ones(2))
     inner = torch.optim.SGD([param], lr=0.1)
     outer = averaged(inner)

@@ -1,4 +1,4 @@
-"""Lifetime of a process group after its hook has let go of it."""
+"""Lifetime of a process group after its hook has dropped it."""
 
 import os
 import threading
@@ -29,7 +29,7 @@ def test_it_is_freed_in_another_thread_some_time_later(monkeypatch: pytest.Monke
     owner = Owner()
     keep_group_alive(owner, group)
     del group, owner
-    assert not freed.wait(0.1)  # threads of gloo may have something to do yet
+    assert not freed.wait(0.1)  # threads of gloo can still be at work
     assert freed.wait(120)
     assert threads != [threading.current_thread().name]
 

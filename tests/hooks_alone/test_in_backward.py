@@ -1,4 +1,4 @@
-"""Optimizers in backward: what steps, when, and in which order."""
+"""Optimizers in backward: which parameters step, when, and in which order."""
 
 import copy
 import functools
@@ -94,7 +94,7 @@ def test_calls_stack_in_order() -> None:
     half, decaying = (SGD, {"lr": 0.5}), (adamw, {"lr": 0.1})
     for optimizer_class, kwargs in (half, decaying):
         apply_optimizer_in_backward(optimizer_class, ours.parameters(), kwargs)
-    for optimizer_class, kwargs in (decaying, half):  # decay after the step: another result
+    for optimizer_class, kwargs in (decaying, half):  # decay after the step gives another result
         apply_optimizer_in_backward(optimizer_class, reversed_.parameters(), kwargs)
     assert [type(one) for one in get_in_backward_optimizers(ours)] == [SGD, TorchOptimizer]
     plain = [SGD(twin.parameters(), lr=0.5), TorchOptimizer(twin.parameters(), adamw(lr=0.1))]
@@ -133,7 +133,7 @@ def test_listed_twice_is_stepped_twice_as_by_torch() -> None:
 
 
 def groups(module: nn.Module) -> list[dict[str, Any]]:
-    """Weights by a generator, and biases with momentum."""
+    """Return a group of weights, by a generator, and a group of biases with momentum."""
     named = list(module.named_parameters())
     return [
         {"params": (param for name, param in named if "weight" in name)},

@@ -1,4 +1,4 @@
-"""Optimizers in backward: what cannot be stepped rightly is not stepped, and says so."""
+"""Optimizers in backward: cases that cannot step correctly, which are refused."""
 
 import gc
 from typing import Any
@@ -19,7 +19,7 @@ from .support import model
 
 
 class Stranger:
-    """A class that is no optimizer."""
+    """Class that is no optimizer."""
 
     def __init__(self, params: Any, lr: float) -> None:
         self.lr = lr
@@ -110,7 +110,7 @@ def test_with_a_process_group_it_is_said_what_reduces_gradients() -> None:
     with pytest.raises(ValueError, match=r"no parameter of ddp.module has an optimizer in"):
         reduce_in_backward(ddp)
     apply(module, ddp)
-    apply(module, None)  # it was said before
+    apply(module, None)  # ddp is known from the call before
     run(ddp)
     assert module.weight.tolist() == [[-1.0, -1.0]]
 
@@ -128,7 +128,7 @@ def test_a_ddp_module_that_has_another_hook() -> None:
 
 @pytest.mark.usefixtures("world_of_one")
 def test_a_ddp_module_that_was_not_called_since() -> None:
-    """Applied between forward and backward; or wrapped, and nobody said so."""
+    """Optimizers are applied between forward and backward, or before wrapping in DDP."""
     between = DistributedDataParallel(linear())
     value = between(torch.ones(1, 2)).sum()
     apply(between, between)
@@ -163,7 +163,7 @@ def test_a_module_called_without_its_ddp_module() -> None:
     assert alone.weight.tolist() == [[-1.0, -1.0]] and alone.weight.grad is None
     del ddp
     gc.collect()
-    run(alone)  # there is none any more
+    run(alone)  # there is no DDP module any more
     assert alone.weight.tolist() == [[-2.0, -2.0]]
     again = DistributedDataParallel(alone)
     reduce_in_backward(again)
@@ -188,7 +188,7 @@ def test_a_parameter_that_ddp_reduces_late() -> None:
 
 @pytest.mark.usefixtures("world_of_one")
 def test_torch_s_ddp_does_not_find_optimizers_that_were_applied_before_wrapping() -> None:
-    """It would register a hook of its own at the first forward pass."""
+    """torch's DDP does not register its own hook at the first forward pass."""
     module = linear()
     apply(module)
     ddp = DistributedDataParallel(module)

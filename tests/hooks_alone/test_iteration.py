@@ -1,4 +1,4 @@
-"""The account of an iteration, by itself: every parameter in exactly one bucket."""
+"""Account of an iteration, tested alone: every parameter is in exactly one bucket."""
 
 from collections.abc import Sequence
 
@@ -31,7 +31,7 @@ WRONG: dict[str, tuple[Sequence[str], str]] = {
 
 
 def test_a_parameter_that_does_not_come_once_is_named() -> None:
-    """And an iteration with such an error is over: the next one begins anew."""
+    """The error names the parameter and ends the iteration, so the next one can begin."""
     for name, (buckets, text) in WRONG.items():
         iteration = Iteration(NAMES)
         for _ in range(2):
@@ -57,7 +57,7 @@ def test_an_iteration_cut_short_is_noticed_by_the_next() -> None:
 
 
 def test_two_modules_in_one_backward_are_noticed() -> None:
-    """Both bring all parameters, in one bucket each."""
+    """Two modules that bring all parameters in one backward pass cause an error."""
     iteration = Iteration(NAMES)
     iteration.add_bucket(0, NAMES, backward=7)
     iteration.finish()

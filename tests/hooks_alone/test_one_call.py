@@ -34,7 +34,7 @@ from .support import assert_same, loss, model
 pytestmark = pytest.mark.usefixtures("world_of_one")
 
 SMALL: dict[str, Any] = {"bucket_cap_mb": 1e-5}
-"""Each parameter in a bucket of its own."""
+"""Options of DDP that give each parameter its own bucket."""
 
 
 def wrapped(**options: Any) -> DistributedDataParallel:
@@ -50,7 +50,7 @@ def twin(optimizer: Optimizer) -> tuple[Any, TorchOptimizer]:
 
 
 def test_it_registers_itself_and_returns_the_state() -> None:
-    """With an inner hook and the state of that hook."""
+    """step_hook registers the hook, calls the inner hook with its state, and returns the state."""
     seen: list[Any] = []
 
     def inner(state: Any, bucket: Any) -> Any:
@@ -75,7 +75,7 @@ def test_it_registers_itself_and_returns_the_state() -> None:
 
 
 def test_the_spelling_before() -> None:
-    """A state that is made first, and a hook that the caller registers."""
+    """The earlier form still works: make a state, then register the hook."""
     ddp = wrapped()
     state = OptimizerState(adamw(lr=0.1), ddp)
     with pytest.warns(DeprecationWarning, match=r"step_hook\(ddp, optimizer\)"):
@@ -89,7 +89,7 @@ def test_the_spelling_before() -> None:
 
 
 def test_it_goes_on_from_a_state_that_init_made_where_autograd_is_on() -> None:
-    """Fault 31, in a hook."""
+    """A state from ``init`` works if autograd was on (fault 31)."""
     ddp, optimizer = wrapped(), schedule_free_sgd(lr=0.1)
     state = step_hook(ddp, optimizer, state=optimizer.init(dict(ddp.module.named_parameters())))
     module, plain = twin(optimizer)
@@ -117,7 +117,7 @@ SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
 
 
 def test_schedulers_of_torch_drive_it() -> None:
-    """Fault 32: as they drive a TorchOptimizer, and without a word of torch's on their order."""
+    """torch's schedulers drive a step hook like a TorchOptimizer, without a warning (fault 32)."""
     for name, make in SCHEDULERS.items():
         for optimizer in (adamw(lr=0.1), chain(clip_by_global_norm(1.0), adamw(lr=0.1))):
             ddp = wrapped(**SMALL)
@@ -137,7 +137,7 @@ def test_schedulers_of_torch_drive_it() -> None:
 
 
 def test_the_plateau_scheduler_drives_it() -> None:
-    """Fault 32: it is told of losses."""
+    """The plateau scheduler gets losses, and changes the learning rate (fault 32)."""
     state = step_hook(wrapped(), adamw(lr=0.1))
     scheduler = lr_scheduler.ReduceLROnPlateau(state, patience=0)
     for _ in range(3):
@@ -145,11 +145,11 @@ def test_the_plateau_scheduler_drives_it() -> None:
     assert state.param_groups[0]["lr"] < 0.1
 
 
-# -- what else an optimizer is asked for --------------------------------------------------------
+# -- other methods of an optimizer --------------------------------------------------------------
 
 
 def test_hooks_on_steps_see_one_step_in_an_iteration() -> None:
-    """Fault 32: those of all optimizers, and its own, when all buckets are stepped."""
+    """Global and own hooks see one step, when all buckets are stepped (fault 32)."""
     seen: list[Any] = []
     for optimizer in (adamw(lr=0.1), chain(clip_by_global_norm(1.0), adamw(lr=0.1))):
         ddp = wrapped(**SMALL)
@@ -177,7 +177,7 @@ def test_hooks_on_steps_see_one_step_in_an_iteration() -> None:
 
 
 def test_step_does_nothing_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    """A closure is called: the hook steps in the backward pass within."""
+    """A closure is called, and the hook steps in its backward pass."""
     ddp = wrapped()
     state = step_hook(ddp, sgd(lr=0.1))
     with caplog.at_level(logging.WARNING):
@@ -195,7 +195,7 @@ def test_step_does_nothing_and_says_so(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_a_grad_scaler_is_refused() -> None:
-    """It comes too late, so the hook has stepped by scaled gradients."""
+    """A GradScaler comes too late: the hook has already stepped by scaled gradients."""
     ddp = wrapped()
     state = step_hook(ddp, sgd(lr=1e-9))
     scaler = GradScaler("cpu")
@@ -204,7 +204,7 @@ def test_a_grad_scaler_is_refused() -> None:
         scaler.step(state)
 
 
-# -- gradients that nobody cleared --------------------------------------------------------------
+# -- gradients that were not cleared ------------------------------------------------------------
 
 
 def by_step_hook(**options: Any) -> DistributedDataParallel:
@@ -231,7 +231,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def test_a_forgotten_zero_grad_is_told_of_once() -> None:
-    """Fault 32: the next backward pass steps by the sum."""
+    """A forgotten ``zero_grad`` warns once: the next backward pass steps by the sum (fault 32)."""
     for make in (by_step_hook, by_zero):
         for name, options in OPTIONS.items():
             ddp = make(**options)
@@ -240,11 +240,11 @@ def test_a_forgotten_zero_grad_is_told_of_once() -> None:
                 loss(ddp, 0).backward()
                 with pytest.warns(UserWarning, match="gradients were not cleared"):
                     loss(ddp, 1).backward()
-                loss(ddp, 2).backward()  # once
+                loss(ddp, 2).backward()  # no second warning
 
 
 def test_cleared_gradients_and_accumulation_pass() -> None:
-    """Set to None or to zero, before or after forward; summed up under ``no_sync`` on purpose."""
+    """Gradients are set to None or zero, before or after forward, or summed under ``no_sync``."""
     for make in (by_step_hook, by_zero):
         for name, options in OPTIONS.items():
             for to_none in (True, False):
@@ -263,7 +263,7 @@ def test_cleared_gradients_and_accumulation_pass() -> None:
 
 
 class _NoDerivative(torch.autograd.Function):
-    """An operation that has no derivative by its second argument."""
+    """Operation without a derivative by its second argument."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -275,7 +275,7 @@ class _NoDerivative(torch.autograd.Function):
 
 
 class Scaled(nn.Module):
-    """A layer, and a scale that is used in some ways."""
+    """Layer with a scale, which ``way`` includes in the output or not."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -291,7 +291,7 @@ class Scaled(nn.Module):
 @pytest.mark.parametrize("way", ["no derivative", "autograd.grad"])
 @pytest.mark.parametrize("by_hook", [True, False])
 def test_a_parameter_without_a_gradient_from_ddp_is_left_alone(by_hook: bool, way: str) -> None:
-    """Momentum and weight decay would move it. A warning would be an error, too."""
+    """Momentum or weight decay would move the parameter; a warning would fail the test."""
     torch.manual_seed(0)
     nets = Scaled(), Scaled()
     nets[1].load_state_dict(nets[0].state_dict())
@@ -313,7 +313,7 @@ def test_a_parameter_without_a_gradient_from_ddp_is_left_alone(by_hook: bool, wa
                 assert net.scale.grad is None
         theirs.step()
         if way == "autograd.grad":
-            for net in nets:  # as one logs the gradient of a penalty
+            for net in nets:  # as a user does who logs the gradient of a penalty
                 torch.autograd.grad(net.scale.square().sum(), net.scale)
         for ours, wanted in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
             assert torch.equal(ours, wanted), iteration

@@ -1,4 +1,4 @@
-"""Tests of OptimizerState: arguments, ``set_hyper``, and when state begins."""
+"""OptimizerState: its arguments, ``set_hyper``, and the start of its state."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,14 +15,14 @@ from tests.ddp.models import WIDTH, Tower
 
 
 class Alone(torch.optim.SGD):
-    """A class that nobody has registered."""
+    """Optimizer class that nobody has registered."""
 
 
 pytestmark = pytest.mark.usefixtures("world_of_one")
 
 
 def test_it_takes_what_every_front_end_takes() -> None:
-    """A class of torch.optim with its options, a constructor, an optimizer: the same in the end."""
+    """A class with options, a constructor, and an optimizer give the same steps."""
     made = []
     for given, options in (
         (torch.optim.AdamW, {"lr": 0.1, "amsgrad": True}),
@@ -106,7 +106,7 @@ def test_hyper_parameters_that_are_refused_change_nothing() -> None:
     wrong: dict[str, tuple[type[Exception], str]] = {
         "beta": (TypeError, "no hyper-parameter 'beta'"),
         "lr": (ValueError, "lr must be .* got -1.0"),
-        "amsgrad": (ValueError, "max_exp_avg_sq"),  # there is no state for it
+        "amsgrad": (ValueError, "max_exp_avg_sq"),  # the state has no such field
     }
     for name, (error, text) in wrong.items():
         with case(hyper=name), pytest.raises(error, match=text):
@@ -131,7 +131,7 @@ def test_momentum_that_is_turned_on_later_begins_then_as_in_torch() -> None:
 
 
 def test_state_begins_with_the_parameter_of_the_first_step() -> None:
-    """State that is made of parameters: a module may be loaded after the hook was made."""
+    """A module can be loaded after the hook is made, also if state is made of parameters."""
     ddp = DistributedDataParallel(Tower())
     optimizer = schedule_free_sgd(lr=0.1)
     given = optimizer.init({name: one.clone() for name, one in ddp.module.named_parameters()})
@@ -146,6 +146,7 @@ def test_state_begins_with_the_parameter_of_the_first_step() -> None:
         hooked.step_some(list(grads), list(grads.values()))
         params, own = optimizer.update(params, grads, own)
     assert all(torch.equal(hooked.params[name], one) for name, one in params.items())
-    # A state that is given and is not what parameters begin with was stepped: it must say so.
+    # A given state that differs from the initial parameters was stepped, so its count must not be
+    # 0.
     with pytest.raises(ValueError, match="its step count is 0"):
         OptimizerState(optimizer, ddp, state=given)

@@ -1,4 +1,4 @@
-"""Ranges that torch.profiler shows of each front-end, by name."""
+"""Ranges that torch.profiler shows for each front-end, by name."""
 
 from collections.abc import Callable
 from typing import Any
@@ -72,7 +72,7 @@ SHOWN = (
 
 
 def test_the_profiler_shows_steps_by_name(world_of_one: None) -> None:
-    """A bucket is stepped by the thread that has reduced it, so a profiler must look at all."""
+    """The thread that reduced a bucket steps it, so the profiler must watch all threads."""
     everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     for name, front_end in SHOWN:
         step = front_end()

@@ -1,4 +1,4 @@
-"""A step hook's state goes to TorchOptimizer and torch.optim, and comes back, bit for bit."""
+"""State of a step hook, moved to TorchOptimizer and torch.optim and back, bit for bit."""
 
 import copy
 from collections.abc import Callable
@@ -54,7 +54,7 @@ FOUND: dict[str, Callable[[], Optimizer]] = {
     "dadapt_sgd": lambda: dadapt_sgd(d0=0.1, momentum=0.5),
     "dog": lambda: dog(reps_rel=0.1),
 }
-"""Optimizers that find their step size by sums over all parameters."""
+"""Optimizers that find their step size from sums over all parameters."""
 
 
 def _halved(made: Any) -> Any:
@@ -80,7 +80,7 @@ def hook_steps(ddp: nn.Module, iterations: range) -> None:
 
 
 def assert_equal(one: Any, other: Any) -> None:
-    """State dicts, bit for bit."""
+    """Assert that two state dicts are equal bit for bit."""
     assert type(one) is type(other)
     if isinstance(one, dict):
         assert one.keys() == other.keys()
@@ -133,7 +133,7 @@ def test_to_torch_optim_and_back() -> None:
     back, other = hooked(adamw())
     back.module.load_state_dict(twin.state_dict())
     other.load_state_dict(plain.state_dict())
-    assert "foreach" in other.param_groups[0]  # torch's own options are kept for it
+    assert "foreach" in other.param_groups[0]  # torch's own options are kept
     hook_steps(back, range(4, 6))
     plain_steps(twin, plain, range(4, 6))
     assert_same(back.module, twin)
@@ -144,7 +144,7 @@ def _is_bias(path: Any) -> bool:
 
 
 def test_groups_are_those_of_overrides() -> None:
-    """They can be written one by one, and go to groups of TorchOptimizer and back."""
+    """Groups can be changed one by one, and move to groups of TorchOptimizer and back."""
     made = adamw(lr=0.1, weight_decay=0.5).override(_is_bias, weight_decay=0.0)
     ddp, state = hooked(made)
     twin = copy.deepcopy(ddp.module)
@@ -174,7 +174,7 @@ def test_groups_are_those_of_overrides() -> None:
     plain_steps(twin, plain, range(2, 3))
     assert_same(back.module, twin)
     other.param_groups[1]["weight_decay"] = 0.75
-    other.set_hyper(weight_decay=0.125, lr=0.4)  # an override has another value for the second
+    other.set_hyper(weight_decay=0.125, lr=0.4)  # an override sets the second group's weight decay
     assert [one["weight_decay"] for one in other.param_groups] == [0.125, 0.75]
     assert [one["lr"] for one in other.param_groups] == [0.4, 0.4]
 
@@ -242,7 +242,7 @@ def test_what_others_write_into_a_group_is_kept() -> None:
 
 @each_value(make=FOUND)
 def test_what_is_composed_has_groups_and_checkpoints_too(make: Callable[[], Optimizer]) -> None:
-    """As a TorchOptimizer of the same optimizer has them."""
+    """Composed optimizers have the same groups and checkpoints in TorchOptimizer."""
 
     def made() -> Optimizer:
         return chain(clip_by_global_norm(0.5), make())

@@ -1,6 +1,6 @@
-"""The step hook on one rank: bit for bit what DDP followed by torch.optim gives; no loss is silent.
+"""Step hook on one rank: equal bit for bit to DDP and torch.optim, without silent losses.
 
-On several ranks: see ``tests/ddp``.
+Tests on several ranks are in ``tests/ddp``.
 """
 
 from typing import Any
@@ -53,13 +53,13 @@ def test_equal_to_the_twin() -> None:
 
 def test_clipping_is_that_of_clip_grad_norm() -> None:
     for seen in compare(CLIPPED["clip"]._replace(executor="reference")):
-        assert seen["norm"] > 2 * CLIPPED["clip"].clip  # otherwise nothing is clipped
+        assert seen["norm"] > 2 * CLIPPED["clip"].clip  # otherwise clipping changes nothing
         assert seen["apart"] < 1e-12 and seen["finite"]
-        assert len(seen["calls"]) == 1  # with the last bucket
+        assert len(seen["calls"]) == 1  # one call, with the last bucket
 
 
 def wrapped(**options: Any) -> DistributedDataParallel:
-    """A tower under DDP, in several buckets from the first iteration on."""
+    """Return a tower under DDP, with several buckets from the first iteration on."""
     return DistributedDataParallel(Tower(), **{**UNUSED, **options})
 
 
@@ -71,7 +71,7 @@ def with_hook(ddp: DistributedDataParallel, **options: Any) -> OptimizerState:
 
 
 def test_a_parameter_that_comes_twice() -> None:
-    """Two DDP modules around the same parameters, both with the hook of one OptimizerState."""
+    """Two DDP modules around the same parameters, with one OptimizerState, cause an error."""
     for options in (ONE, UNUSED):
         module = Tower()
         both = [DistributedDataParallel(module, **options) for _ in range(2)]
@@ -87,7 +87,7 @@ def test_a_parameter_that_comes_twice() -> None:
 
 
 def test_a_parameter_that_never_comes() -> None:
-    """One that DDP does not know; one that requires gradients only since DDP has wrapped it."""
+    """One parameter is unknown to DDP; the other requires gradients only after wrapping."""
     ddp = wrapped()
     params = {**dict(ddp.module.named_parameters()), "stranger": nn.Parameter(torch.ones(2))}
     with_hook(ddp, params=params)
@@ -109,7 +109,7 @@ def test_what_takes_more_than_gradients_is_refused() -> None:
 
 
 def test_an_ignored_parameter() -> None:
-    """Refused, unless ``params=`` leaves it out."""
+    """A parameter that DDP ignores is refused, unless ``params=`` leaves it out."""
     module = Tower()
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["layers.1.weight"])
     ddp = DistributedDataParallel(module, **SMALL)
@@ -123,7 +123,7 @@ def test_an_ignored_parameter() -> None:
 
 
 class HalfUsed(nn.Module):
-    """One layer has no part in the loss."""
+    """Model with one layer that takes no part in the loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class HalfUsed(nn.Module):
 
 
 def test_buckets_that_ddp_leaves_out_are_no_silent_loss() -> None:
-    """With ``skip_all_reduce_unused_params`` DDP calls no hook for buckets that nobody used."""
+    """With ``skip_all_reduce_unused_params``, DDP calls no hook for buckets that are not used."""
     ddp = DistributedDataParallel(HalfUsed(), **UNUSED, skip_all_reduce_unused_params=True)
     state = with_hook(ddp)
     said: list[str] = []

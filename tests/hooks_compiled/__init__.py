@@ -1,1 +1,1 @@
-"""Hooks that run inside of compiled code."""
+"""Hooks that run inside compiled code."""

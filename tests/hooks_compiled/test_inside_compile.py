@@ -1,4 +1,4 @@
-"""Backward passes in compiled code, whose hooks the compiler comes across: they run as they are."""
+"""Backward passes in compiled code, whose hooks run as they do outside."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,13 +13,13 @@ from hooks import apply_optimizer_in_backward, step_hook, zero_step_hook
 from sharding import ZeroRedundancyOptimizer
 
 pytestmark = [
-    # Of the compiler, which looks at the loss.
+    # The compiler reads the gradient of the loss.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
     pytest.mark.usefixtures("world_of_one", "fresh_compiler"),
 ]
 
 Trainee = tuple[nn.Module, Callable[[], None]]
-"""What is called, and what is to be called after backward."""
+"""Module to call, and function to call after backward."""
 
 
 def model() -> nn.Sequential:
@@ -83,7 +83,7 @@ def train(trainee: Trainee, compile_: Callable[..., Any]) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", TRAINEES)
 def test_hooks_step_as_outside_of_compiled_code(name: str) -> None:
-    """Parameters of one shape have each their own state, whoever steps them."""
+    """Parameters of one shape have separate states, whichever optimizer steps them."""
     got = train(TRAINEES[name](), lambda function: torch.compile(function, backend="eager"))
     want = train(TRAINEES[name](), lambda function: function)
     for one, other, begun in zip(got, want, model().parameters(), strict=True):

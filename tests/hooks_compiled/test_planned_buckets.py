@@ -1,4 +1,4 @@
-"""OptimizerState keeps a plan for each bucket: the numbers of update, and nothing planned anew."""
+"""Plans of OptimizerState: one for each bucket, with the numbers of ``update``."""
 
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from tests.steady import NOTHING, made_by
 
 @pytest.mark.usefixtures("world_of_one")
 def test_buckets_in_turn_have_a_plan_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where one parameter is stepped more often, and the learning rate is always another."""
+    """Each bucket has one plan, although one parameter steps more often and the rate changes."""
     monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1)
     planned: list[tuple[str, ...]] = []
     before = StepPlan.__init__
@@ -61,7 +61,7 @@ def test_buckets_in_turn_have_a_plan_each(monkeypatch: pytest.MonkeyPatch) -> No
 def test_twelve_buckets_in_turn_make_nothing_once_all_is_found_out(
     optimizer: Optimizer, with_loops: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No plan, no program, no memory; as many buckets as a large model has."""
+    """A step makes no plan, no program, and no memory; a large model has as many buckets."""
     monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1)
     model = nn.ModuleList([nn.Linear(7, 5 + k) for k in range(12)])
     state = OptimizerState(optimizer, DistributedDataParallel(model))

@@ -1,4 +1,4 @@
-"""Optimizers with a fault in them, one for each law, and how the law reports it."""
+"""Optimizers with one planted fault for each law, and the reports of the laws."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +30,7 @@ class Hyper(NamedTuple):
 
 
 def runs_on(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
-    """Each element depends on those before it, and the shapes do not tell."""
+    """Step each element by all elements before it, which shapes alone do not show."""
     return param - c.lr * grad.reshape(-1).cumsum(0).reshape(grad.shape), state
 
 
@@ -105,7 +105,7 @@ LAST: list[Tensor] = [torch.zeros(())]
 
 
 def sees_another(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
-    """Of the gradient of another leaf, only what is not finite shows."""
+    """Add 0 times another leaf's gradient, which shows only if that gradient is not finite."""
     other, LAST[0] = LAST[0], grad.detach().sum()
     return param - c.lr * grad + (0.0 * other).to(param.dtype), state
 
@@ -114,7 +114,7 @@ COMMON = torch.zeros(())
 
 
 def common(param: Tensor, hyper: Hyper) -> Momentum:
-    """One tensor for all parameters of all optimizers."""
+    """Return a state whose tensor is shared by all parameters of all optimizers."""
     return Momentum(COMMON)
 
 
@@ -183,7 +183,7 @@ REFUSALS = (AssertionError, NotPointwiseError, RuntimeError)
 
 
 def require_caught_in_one_run(law: str, factory: Any, oracle: Any = None) -> None:
-    """And a sound optimizer is not."""
+    """Make sure that the law catches the fault in one run, and accepts a sound optimizer."""
     run = replace(RUN, dtype=torch.float64 if LAWS[law].double_only else torch.float32)
     with case(law=law):
         if oracle is None:

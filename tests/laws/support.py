@@ -1,4 +1,4 @@
-"""Laws to try with each chain, dtype and storage, and the runs that try them."""
+"""Choice of laws for each chain, dtype and storage, and the runs that check them."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -24,15 +24,15 @@ COMPILED = (
     "compiled is reference",
     "traced is close",
 )
-"""Laws for which something is compiled."""
+"""Laws that compile something."""
 
 SLOW = ("one result", "capturable is close")
-"""Laws of which one run takes a tenth of a second."""
+"""Laws whose runs take a tenth of a second each."""
 
 QUICK = tuple(law for law in LAWS if law not in COMPILED + SLOW)
 
 OWN = ("pure", "in place")
-"""Laws of a chain as an executor runs it."""
+"""Laws that are checked for each executor."""
 
 OF_VALUES = (
     "any split by leaves",
@@ -41,20 +41,20 @@ OF_VALUES = (
     "any moment",
     "contained",
 )
-"""Laws of what it computes: for executors that are the reference bit for bit, asked of that."""
+"""Laws of the computed values: checked on the reference if the executor equals it in every bit."""
 
 AS_REFERENCE: dict[str, tuple[str, ...]] = {
     "blocked": ("blocked is reference", "bound is reference"),
     "auto": ("auto is reference",),
 }
-"""Laws that hold an executor against the reference."""
+"""Laws that compare an executor with the reference."""
 
 BLOCKS = ((), (3,), (0, 2), (256,), (300,), (2, 300))
-"""Shapes of a block of an 8-bit code, of less and of more."""
+"""Shapes of one block of an 8-bit code, of less, and of more."""
 
 
 def drawn(number: int, strategy: st.SearchStrategy[Run], check: Callable[[Run], None]) -> None:
-    """Look for a run that fails."""
+    """Search random runs for one that fails."""
 
     def property_(run: Run) -> None:
         with case(run=run):
@@ -64,7 +64,7 @@ def drawn(number: int, strategy: st.SearchStrategy[Run], check: Callable[[Run], 
 
 
 def dtypes_of(law: str, turn: int) -> list[torch.dtype]:
-    """In which dtypes a law is tried: in one or another; with everything tried, in all."""
+    """Return the dtypes to check a law in: one by turns, or all if everything is tested."""
     one = LAWS[law]
     if one.complex_only or one.double_only:
         return [torch.complex64 if one.complex_only else torch.float64]
@@ -73,7 +73,7 @@ def dtypes_of(law: str, turn: int) -> list[torch.dtype]:
 
 
 def require_laws(name: str, number: int) -> None:
-    """All quick laws of a chain, over a few runs of small tensors."""
+    """Check all quick laws of a chain, on a few runs of small tensors."""
     subject, turn = TABLE[name].subject(), list(TABLE).index(name)
     laws = [law for law in QUICK if LAWS[law].concerns(subject)]
 
@@ -86,7 +86,7 @@ def require_laws(name: str, number: int) -> None:
                 with case(law=law, dtype=dtype):
                     LAWS[law].check(subject, replace(run, dtype=dtype))
 
-    # A complex run has numbers enough for a real one.
+    # A run in a real dtype takes its numbers from the complex run.
     shapes = (*SMALL_SHAPES, (1, 2, 1, 2), WIDE_SHAPE)
     shapes = subject.shapes(shapes)
     complex_runs = runs(
@@ -100,7 +100,7 @@ def require_laws(name: str, number: int) -> None:
 
 
 def require_some_laws(name: str, laws: Sequence[str], number: int) -> None:
-    """Some laws of a chain, as :func:`check_law` tries them."""
+    """Check some laws of a chain with :func:`check_law`."""
     for law in laws:
         dtypes = dtypes_of(law, list(TABLE).index(name))
         with case(law=law, dtypes=dtypes):
@@ -114,13 +114,13 @@ def require_some_laws(name: str, laws: Sequence[str], number: int) -> None:
 
 @functools.cache
 def possible_storages(name: str, executor: ExecutorName) -> list[str]:
-    """The storages in which an executor can run a chain."""
+    """Return the storages in which an executor can run a chain."""
     chain = TABLE[name].factory()
     return [one for one in STORAGES if why_not(chain, one, executor) is None]
 
 
 def require_combination(name: str, storage: str, executor: ExecutorName, number: int) -> None:
-    """All laws of a chain in a storage, run by an executor."""
+    """Check all laws of a chain in one storage with one executor."""
     subject = TABLE[name].subject()
     options = subject.options
     plain = replace(subject, oracle=None, options=options, dtypes=(torch.float32,))

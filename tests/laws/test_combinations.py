@@ -1,4 +1,4 @@
-"""Every storage, run by executors that compile nothing; the others: tests/laws/compiled."""
+"""Laws of every storage, for executors that compile nothing. See also tests/laws/compiled."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from .support import TABLE, possible_storages, require_combination
 
 @pytest.mark.parametrize("name", TABLE)
 def test_laws(name: str) -> None:
-    """Each chain in one storage or another; with everything tried, in all."""
+    """Each chain obeys the laws in one storage by turns, or in all if everything is tested."""
     for executor in ("reference", "blocked"):
         storages = possible_storages(name, executor)
         turn = list(TABLE).index(name) % max(1, len(storages))
@@ -25,7 +25,7 @@ def test_every_storage_is_in_some_combination() -> None:
     params = {one.get("param", "float32") for one in STORAGES.values()}
     assert params == set(PARAM_STORAGES)
     assert {one.get("state", "float32") for one in STORAGES.values()} == set(STATE_STORAGES)
-    assert len(TABLE) >= len(STORAGES)  # or one of them has no turn
+    assert len(TABLE) >= len(STORAGES)  # otherwise some storage has no turn
 
 
 def test_unknown_names_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""``check_optimizer`` over optimizers that users compose."""
+"""``check_optimizer`` on optimizers that users compose."""
 
 from typing import Any, NamedTuple
 
@@ -28,13 +28,13 @@ from functional_optim.testing import LawNotTried, check_optimizer
 
 
 def test_a_total_is_added_up_in_the_order_of_the_leaves() -> None:
-    """Also where some of them come late, or are in different parts."""
+    """Totals are added in the order of the leaves, also with gates and partitions."""
     factory = lambda: chain(clip_by_global_norm(1.0), adamw(lr=1e-3))  # noqa: E731
     check_optimizer(factory, laws=("accumulation", "partition"), dtypes=(torch.float64,))
 
 
 def test_a_partition_by_shape_obeys_every_law() -> None:
-    """As README composes it: matrices by a rule that takes no other parameters."""
+    """The partition by shape from the README, with Muon for matrices, obeys every law."""
 
     def made() -> Optimizer:
         lr = warmup(2, then=cosine(1e-3, steps=5))
@@ -46,7 +46,7 @@ def test_a_partition_by_shape_obeys_every_law() -> None:
 
 
 def test_a_rule_that_fails_on_complex_numbers_is_not_left_out() -> None:
-    """Only what is refused before the first step is."""
+    """A rule that fails on complex numbers in a step is reported, and not skipped."""
 
     class Hyper(NamedTuple):
         lr: float
@@ -64,7 +64,7 @@ def test_a_rule_that_fails_on_complex_numbers_is_not_left_out() -> None:
 
 
 def test_an_optimizer_that_selects_by_name_is_checked_with_names() -> None:
-    """Runs with fewer parameters lack some of the names, which is no mistake there."""
+    """``check_optimizer`` accepts selectors of names, also in runs that lack some of the names."""
     seen: set[str] = set()
 
     def is_bias(path: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The laws that relate two programs, over every wrapper, alone and in pairs."""
+"""Laws that relate two optimizers, for every wrapper, alone and in pairs."""
 
 import itertools
 from collections.abc import Callable
@@ -71,7 +71,10 @@ def subject_of(wrappers: tuple[str, ...], inner: str) -> Subject:
 
 @pytest.mark.parametrize("wrappers", PAIRS, ids=" ".join)
 def test_wrappers_in_pairs_obey_the_laws_of_composition(wrappers: tuple[str, ...]) -> None:
-    """Faults 1 and 3: stages behind a closed gate do not run, and count no step."""
+    """Pairs of wrappers obey the laws of composition (faults 1 and 3).
+
+    In particular, stages after a closed gate do not run and count no step.
+    """
     inner = list(INNER) if EVERYTHING else [list(INNER)[PAIRS.index(wrappers) % len(INNER)]]
     for name in inner:
         subject = subject_of(wrappers, name)

@@ -1,4 +1,4 @@
-"""Parameters of 16 bits cut by elements: where torch rounds twice, and by how much that shows."""
+"""16-bit parameters cut between elements: torch rounds some elements twice, with a small effect."""
 
 import torch
 from hypothesis import given
@@ -10,7 +10,7 @@ from functional_optim import adamw, sgd
 from ..choices import case, examples
 
 ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
-"""The largest relative error of one rounding."""
+"""Largest relative error of one rounding."""
 LENGTHS = st.integers(1, 200)
 
 
@@ -19,7 +19,10 @@ def numbers(seed: int, count: int, dtype: torch.dtype) -> Tensor:
 
 
 def test_it_is_torch_that_rounds_the_end_of_a_tensor_twice() -> None:
-    """If this fails, torch has changed: what is said of cuts is then no longer needed."""
+    """torch rounds the last elements of a tensor twice.
+
+    If this test fails, torch has changed, and the documentation of cuts is out of date.
+    """
     param, grad = numbers(0, 165, torch.bfloat16), numbers(1, 165, torch.bfloat16)
     whole = torch.add(param, grad, alpha=-0.1)
     alpha = torch.tensor(-0.1, dtype=torch.bfloat16).double()
@@ -38,7 +41,10 @@ def _halves(param: Tensor, grad: Tensor, at: int) -> tuple[list[Tensor], list[Te
 def test_sgd_is_cut_within_two_roundings_and_adamw_bit_for_bit(
     count: int, at: int, seed: int
 ) -> None:
-    """One of the product with the learning rate, one of the result."""
+    """A cut changes SGD by at most two roundings, and AdamW not at all.
+
+    The two roundings are those of the product with the learning rate and of the result.
+    """
     lr = 0.1
     for dtype, roundoff in ROUNDOFF.items():
         param, grad = numbers(seed, count, dtype), numbers(seed + 10, count, dtype)

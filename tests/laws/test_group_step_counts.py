@@ -1,4 +1,4 @@
-"""A class that counts steps for a whole group is compared without missing gradients."""
+"""A torch class that counts steps per group is compared without missing gradients."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +36,10 @@ LAW = "same as the oracle"
 
 
 def test_it_is_checked_without_missing_gradients() -> None:
-    """Fault 23: with them, a parameter that comes late has another count in the class."""
+    """The class passes without missing gradients (fault 23).
+
+    With missing gradients, the error has a hint, since the group counts steps for all parameters.
+    """
     check_optimizer(decaying, Decaying, missing=False, laws=[LAW, "one step each"])
     with pytest.raises(LawBroken) as caught:
         check_optimizer(decaying, Decaying, laws=[LAW])
@@ -45,7 +48,7 @@ def test_it_is_checked_without_missing_gradients() -> None:
 
 
 def test_the_hint_is_for_missing_gradients_alone() -> None:
-    """Fault 23: another difference is not explained away."""
+    """The error has no hint if the difference is not due to missing gradients (fault 23)."""
     with pytest.raises(LawBroken) as caught:
         check_optimizer(rmsprop, torch.optim.Adagrad, laws=[LAW])
     assert "missing=False" not in str(caught.value)

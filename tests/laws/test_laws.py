@@ -1,4 +1,4 @@
-"""Every quick law, over every case of the table. No test names an algorithm."""
+"""Every quick law, for every case of the table. No test names an algorithm."""
 
 import inspect
 from dataclasses import replace
@@ -20,7 +20,7 @@ from .support import COMPILED, QUICK, SLOW, TABLE, drawn, require_laws
 
 @pytest.mark.parametrize("name", TABLE)
 def test_laws(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In blocks so small that small tensors are several."""
+    """Each algorithm obeys the quick laws, with blocks so small that small tensors have several."""
     monkeypatch.setenv(BLOCK_VARIABLE, "64")
     require_laws(name, 4)
 
@@ -28,7 +28,10 @@ def test_laws(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_laws_of_small_tensors_are_tried_with_no_wide_matrix(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Batched or not, products are rounded otherwise, and so are eigenvectors of equal values."""
+    """Laws of small tensors get no wide matrix.
+
+    Batched products of wide matrices round differently, and so do eigenvectors of equal values.
+    """
     seen: list[tuple[int, ...]] = []
     name = "vmap is the loop"
     noted = replace(
@@ -47,7 +50,7 @@ ORACLES = [name for name, one in CASES.items() if one.oracle is not None]
 
 @pytest.mark.parametrize("name", ORACLES)
 def test_it_is_torchs(name: str) -> None:
-    """With all of its options."""
+    """Each algorithm matches its oracle with all options."""
     subject = CASES[name].subject()
 
     def same(run: Run) -> None:
@@ -67,7 +70,7 @@ def test_every_law_is_tried_here_or_in_the_folder_of_compiled_steps() -> None:
 def test_every_algorithm_has_a_case() -> None:
     found = {name: one for name, one in TABLE.items() if name in {*CASES, *algorithms.__all__}}
     assert set(found) == set(algorithms.__all__)
-    for name, one in found.items():  # sparse_adam has an option that all laws need
+    for name, one in found.items():  # the case of sparse_adam sets an option that all laws need
         assert inspect.unwrap(one.factory) is inspect.unwrap(getattr(algorithms, name))
 
 

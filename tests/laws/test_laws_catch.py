@@ -1,4 +1,4 @@
-"""Each law catches the fault it is there for: optimizers with one fault planted in each."""
+"""Each law catches the fault that is planted for it."""
 
 import math
 from collections.abc import Iterator
@@ -38,7 +38,10 @@ from .support import QUICK, SLOW
 
 
 def test_each_law_catches_its_fault_in_one_run_and_accuses_nobody_else() -> None:
-    """Looked for in drawn runs: tests/laws/compiled."""
+    """Each law catches its fault in one run, and accepts sound optimizers.
+
+    tests/laws/compiled searches random runs for the same faults.
+    """
     for law, factory, oracle in FAULTS:
         require_caught_in_one_run(law, factory, oracle)
 
@@ -59,7 +62,7 @@ def test_the_example_is_small() -> None:
 
 
 class Parts(NamedTuple):
-    """A drawn value that only ``smaller`` can shrink: Hypothesis draws it whole."""
+    """A random value that Hypothesis cannot shrink, but ``smaller`` can."""
 
     numbers: tuple[int, ...]
 
@@ -82,7 +85,7 @@ def test_what_is_not_needed_is_left_out_while_it_fails_in_the_same_way() -> None
 
 
 def test_numbers_are_made_as_simple_as_they_can_be() -> None:
-    """Whatever Hypothesis began with: here it can change nothing."""
+    """The search simplifies a failing run, also where Hypothesis has nothing to shrink."""
     leaf = LeafSpec((2,), "contiguous", Values((-0.0, 5.0)))
     run = Run((), torch.float32, (leaf, leaf), ((Values((1e-4, -3.0)), None),) * 2)
 
@@ -117,9 +120,10 @@ def test_an_unknown_law_is_named() -> None:
 
 
 def test_every_law_has_a_fault_or_cannot_be_broken_by_a_rule() -> None:
-    """Some are about the machinery alone: no rule reaches step counts, complex views or names.
+    """Every law has a planted fault, except for laws that no rule can break.
 
-    Nor does one decide whether others run: faults in what decides it are planted in the source.
+    Such laws concern step counts, complex views, names, and the gates that decide which stages run.
+    Their faults are planted in the source instead.
     """
     caught = {law for law, _, _ in FAULTS}
     assert {*QUICK, *SLOW} - caught == {
@@ -138,7 +142,7 @@ def test_every_law_has_a_fault_or_cannot_be_broken_by_a_rule() -> None:
 
 @pytest.mark.parametrize("factor", [1.5, 1.0 + 2**-8])
 def test_what_computes_coarsely_may_be_off_by_roundings_and_no_more(factor: float) -> None:
-    """Under vmap, on a part of its way."""
+    """A rule that rounds to bfloat16 may differ by a few roundings under vmap, but not by more."""
 
     def off(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
         batched = torch._C._functorch.is_batchedtensor(grad)
@@ -174,7 +178,7 @@ SHARING = {
 
 
 def test_shared_memory_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The law of memory, were results handed out as rules return them."""
+    """The law "own memory" finds results that share memory if the engine does not copy them."""
     for factory in SHARING.values():
         check_optimizer(factory, laws=["own memory"], max_examples=2)
     monkeypatch.setattr(AliasTracker, "copy_if_aliased", lambda self, result: result)

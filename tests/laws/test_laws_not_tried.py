@@ -1,4 +1,4 @@
-"""Reports of dtypes and options that an optimizer refuses: not tried, and no broken law."""
+"""Dtypes and options that an optimizer refuses: the law is reported as not tried, not as broken."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def plain(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor
 
 
 def whitened(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
-    """An eigenvalue decomposition, which the CPU has in float32 and float64 only."""
+    """Step by an eigenvalue decomposition, which the CPU has in float32 and float64 only."""
     row = grad.reshape(1, -1)
     values, _ = torch.linalg.eigh(torch.mm(row, row.t()))
     return torch.add(param, grad * values.reshape(()), alpha=-c.lr), state
@@ -25,7 +25,7 @@ def whitened(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Ten
 def wrong_in_bfloat16(
     param: Tensor, grad: Tensor, state: NoState, c: Hyper
 ) -> tuple[Tensor, NoState]:
-    """It refuses nothing but bfloat16, and writes to its gradient in the others."""
+    """Refuse bfloat16, and write to the gradient in every other dtype."""
     if param.dtype == torch.bfloat16:
         raise NotImplementedError("no kernel for bfloat16")
     grad.mul_(2.0)
@@ -33,7 +33,7 @@ def wrong_in_bfloat16(
 
 
 def test_a_dtype_that_the_rule_has_no_kernel_for_breaks_no_law() -> None:
-    """The reference refuses it too."""
+    """A dtype without a kernel breaks no law, since the reference refuses that dtype too."""
     factory = optimizer_of(whitened, kind="per_matrix")
     with pytest.raises(LawNotTried, match="dtypes=") as caught:
         check_optimizer(factory, laws=["pure"])
@@ -42,7 +42,7 @@ def test_a_dtype_that_the_rule_has_no_kernel_for_breaks_no_law() -> None:
 
 
 def test_whichever_law_meets_it_first() -> None:
-    """Also where the refusal comes out of an executor."""
+    """Any law that meets the refusal reports its own name, also if an executor raised the error."""
     for law in ("in place", "blocked is reference"):
         with case(law=law), pytest.raises(LawNotTried) as caught:
             check_optimizer(optimizer_of(whitened, kind="per_matrix"), laws=[law])
@@ -50,7 +50,7 @@ def test_whichever_law_meets_it_first() -> None:
 
 
 def test_the_dtypes_that_it_takes_are_tried() -> None:
-    """The way out is one."""
+    """``dtypes=``, the remedy in that error, runs the law in the supported dtypes."""
     factory = optimizer_of(whitened, kind="per_matrix")
     check_optimizer(factory, dtypes=(torch.float32, torch.float64), laws=["pure"], max_examples=5)
 
@@ -63,13 +63,13 @@ def test_a_declared_dtype_is_named() -> None:
 
 
 def test_options_that_the_constructor_refuses_are_no_broken_law() -> None:
-    """An example of no options is refused by one that needs some."""
+    """Options that the constructor refuses break no law."""
     with pytest.raises(LawNotTried, match="mine takes its lr from the last rule"):
         check_optimizer(lambda: chain(Rule(name="mine", hyper=Hyper, rule=plain)()), laws=["pure"])
 
 
 def test_a_broken_law_is_still_one() -> None:
-    """Also of a rule that refuses some inputs."""
+    """A broken law is reported as broken, also for a rule that refuses some dtypes."""
     with pytest.raises(LawBroken, match="gradient"):
         check_optimizer(optimizer_of(wrong_in_bfloat16), laws=["pure"], dtypes=(torch.float32,))
     with pytest.raises((LawBroken, LawNotTried)) as caught:

@@ -1,4 +1,4 @@
-"""The law of one result names the operation that has several, and accuses nobody else."""
+"""The law "one result" names the operation with several results, and accepts sound rules."""
 
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ def number_with_alpha(p: Tensor, g: Tensor, s: NoState, c: Hyper) -> tuple[Tenso
 
 
 def looks_at_its_numbers(p: Tensor, g: Tensor, s: NoState, c: Hyper) -> tuple[Tensor, NoState]:
-    """No graph is made of it."""
+    """Step by a rule that reads a hyper-parameter in Python, so that no graph can be made."""
     return (p - c.lr * torch.sigmoid(g) if c.lr > 0.0 else p), s
 
 

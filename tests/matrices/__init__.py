@@ -1,1 +1,1 @@
-"""Whole matrices under FSDP2, each stepped by its owner."""
+"""Tests of whole matrices under FSDP2, each stepped by its owner."""

@@ -1,4 +1,4 @@
-"""Runs of MatrixOwnerOptimizer that stop and go on, through torch.distributed.checkpoint."""
+"""Runs of MatrixOwnerOptimizer that stop and continue through torch.distributed.checkpoint."""
 
 import warnings
 from collections.abc import Sequence
@@ -27,11 +27,11 @@ from tests.tensors import normal
 from .models import OPTIMIZERS, plain, shard, whole, world
 
 BEFORE = 2
-"""Steps of the run that is saved first."""
+"""Number of steps before the first save."""
 
 
 def owned(name: str, mesh: DeviceMesh) -> tuple[nn.Module, Any]:
-    """A sharded model whose weights are not those of the saved one."""
+    """Return a sharded model and its optimizer; the weights differ from the saved ones."""
     model = plain()
     with torch.no_grad():
         for param in model.parameters():
@@ -41,13 +41,13 @@ def owned(name: str, mesh: DeviceMesh) -> tuple[nn.Module, Any]:
 
 
 def alone(name: str) -> tuple[nn.Module, Any]:
-    """The same in one process."""
+    """Return the model and its optimizer for one process."""
     model = plain()
     return model, TorchOptimizer(model.named_parameters(), OPTIMIZERS[name]())
 
 
 def train(model: nn.Module, optimizer: Any, steps: range) -> None:
-    """Gradients that do not depend on the ranks; in one step some are missing."""
+    """Train with gradients that do not depend on the ranks; in step 1 some are missing."""
     for step in steps:
         for place, (name, param) in enumerate(model.named_parameters()):
             grad = normal(*param.shape, seed=100 * step + place)
@@ -59,7 +59,7 @@ def train(model: nn.Module, optimizer: Any, steps: range) -> None:
 
 
 def check(model: nn.Module, optimizer: Any, name: str, steps: int) -> None:
-    """Parameters, state and options are those of one process that never stopped."""
+    """Check that parameters, state and options match an uninterrupted run of one process."""
     twin, other = alone(name)
     train(twin, other, range(steps))
     theirs = dict(twin.named_parameters())
@@ -111,7 +111,7 @@ def load(model: nn.Module, optimizer: Any, folder: str, group: Any = None) -> No
 
 
 def has_names_in_groups(optimizer: Any) -> bool:
-    """Return True for an optimizer whose groups have names, which no sharded checkpoint has."""
+    """Return True if groups have names, which sharded checkpoints lack."""
     return not isinstance(optimizer, MatrixOwnerOptimizer)
 
 
@@ -147,7 +147,7 @@ def passes_on(names: Sequence[str], folder: str, to: str, begins: int, copies: i
 
 
 def passes_on_alone(names: Sequence[str], folder: str, to: str, begins: int) -> None:
-    """The same by a TorchOptimizer in one process."""
+    """Load in one process with a TorchOptimizer, check, make a step, check, and save."""
     for name in names:
         with case(optimizer=name):
             model, optimizer = alone(name)
@@ -159,7 +159,7 @@ def passes_on_alone(names: Sequence[str], folder: str, to: str, begins: int) -> 
 
 
 def on_subgroup(names: Sequence[str], folder: str, begins: int) -> None:
-    """Two ranks of four, whose group ranks are others, load what others saved, and save it."""
+    """Load a checkpoint on two ranks of four, whose group ranks differ from the global ranks."""
     mesh = DeviceMesh("cpu", [1, 3])
     group = dist.new_group([1, 3])
     if dist.get_rank() not in (1, 3):
@@ -174,7 +174,7 @@ def on_subgroup(names: Sequence[str], folder: str, begins: int) -> None:
 
 
 def in_the_background(folder: str) -> None:
-    """``async_save`` has the state of when it was called; training goes on meanwhile."""
+    """Check that ``async_save`` saves the state at its call while training continues."""
     model, optimizer = owned("soap", world())
     train(model, optimizer, range(BEFORE))
     wanted = {name: whole(param).clone() for name, param in model.named_parameters()}

@@ -1,4 +1,4 @@
-"""Jobs of the ranks: sharded models stepped by owners, beside one process."""
+"""Jobs of the ranks: sharded models stepped by owners, compared with one process."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -36,7 +36,7 @@ MATRIX, BIAS = "2.weight", "2.bias"
 
 
 def as_one_process(names: Sequence[str], dtype: str = "float32") -> None:
-    """Parameters and state, step by step; in two steps gradients are missing."""
+    """Compare parameters and state after every step; in two steps gradients are missing."""
     for name in names:
         with case(optimizer=name, dtype=dtype):
             pair = Pair(OPTIMIZERS[name](), world(), lambda: plain(getattr(torch, dtype)))
@@ -46,7 +46,7 @@ def as_one_process(names: Sequence[str], dtype: str = "float32") -> None:
 
 
 def on_replicas(names: Sequence[str]) -> list[list[str]]:
-    """Replicas of shards: owners are in the sharded dimension, and replicas are alike."""
+    """Train replicas of shards; owners are in the sharded dimension, and replicas are equal."""
     size = dist.get_world_size() // 2
     mesh = init_device_mesh("cpu", (2, size), mesh_dim_names=("replicate", "shard"))
     for name in names:
@@ -60,7 +60,7 @@ def on_replicas(names: Sequence[str]) -> list[list[str]]:
 
 
 def on_subgroup(names: Sequence[str]) -> int | None:
-    """Two ranks of four, whose group ranks are others."""
+    """Train two ranks of four, whose group ranks differ from their global ranks."""
     mesh = DeviceMesh("cpu", [1, 3])
     if dist.get_rank() not in (1, 3):
         return None
@@ -80,7 +80,10 @@ def on_subgroup(names: Sequence[str]) -> int | None:
 
 
 def collectives() -> None:
-    """Two for all matrices, one more for each total, none for what is stepped by rows."""
+    """Check that a step takes two collectives for all matrices and one for each total.
+
+    Parameters that are stepped by rows take none.
+    """
     there_and_back = ["alltoall_base_", "alltoall_base_"]
     wanted = {
         "muon": there_and_back,
@@ -100,10 +103,10 @@ def collectives() -> None:
 
 
 def overlapped() -> None:
-    """Matrices are on their way back before the other parameters are stepped."""
+    """Check that matrices are sent back before the other parameters are stepped."""
     for name in ("muon", "clipped"):
         pair = Pair(OPTIMIZERS[name](), world())
-        for step in range(3):  # without a plan, and with one
+        for step in range(3):  # the first step has no plan yet
             pair.backward(step)
             rest = [one.tensor for one in pair.ours._stand_ins.by_tensor.values()]
             rest = [one for one in rest if not pair.ours._is_matrix(one)]
@@ -125,7 +128,7 @@ def overlapped() -> None:
 
 
 def planned() -> str:
-    """The digest of a plan of blocks, made on every rank alone, and read on another one."""
+    """Return the digest of a plan of blocks that each rank makes, and that other ranks can read."""
     specs = [
         ParameterSpec("qkv", (24, 8), kind="per_matrix", blocks=MatrixBlocks(row_blocks=6)),
         ParameterSpec("up", (32, 8), kind="per_matrix"),
@@ -143,7 +146,7 @@ def planned() -> str:
 
 
 class Experts(nn.Module):
-    """A stack of matrices, one for each expert, and a router."""
+    """Model with a stack of matrices, one for each expert, and a router."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,7 +160,7 @@ class Experts(nn.Module):
 
 
 def experts() -> None:
-    """Each rank steps its experts without communication, as one process steps all of them."""
+    """Check that each rank steps its experts itself, with the result of one process."""
     for optimizer in (
         muon(lr=LR, batch_axes=1, iteration_dtype="float32"),
         muon(lr=LR, batch_axes=1),
@@ -177,7 +180,7 @@ def _by_dimensions(stacked: Any) -> Any:
 
 
 def experts_alone() -> None:
-    """A model of stacks alone takes no collective at all."""
+    """Check that a model of stacks alone takes no collective."""
     stack = distribute_tensor(normal(5, 6, 4, seed=1), world(), [Shard(0)])
     param = nn.Parameter(stack)
     optimizer = MatrixOwnerOptimizer([("up", param)], muon(lr=LR, batch_axes=1))
@@ -189,7 +192,7 @@ def experts_alone() -> None:
 
 
 class Tied(nn.Module):
-    """Its first and last layers have one weight."""
+    """Model whose first and last layers share one weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,7 +206,7 @@ class Tied(nn.Module):
 
 
 def frozen_and_tied() -> None:
-    """A frozen matrix takes no memory, and is stepped from its first gradient on."""
+    """Check that a frozen matrix has no state, and is stepped from its first gradient on."""
 
     def train_middle(model: nn.Module, trained: bool = False) -> None:
         model.get_submodule("middle").requires_grad_(trained)
@@ -231,7 +234,7 @@ def _check_params(pair: Pair) -> None:
 
 
 def scheduled() -> None:
-    """Options of groups and torch's schedulers act at every step; weights may be written to."""
+    """Check that group options, schedulers and writes to weights act at each step."""
     model, twin = shard(plain(), world()), plain()
     made = []
     for kind, one in ((MatrixOwnerOptimizer, model), (TorchOptimizer, twin)):
@@ -260,7 +263,7 @@ def scheduled() -> None:
 
 
 def added_group() -> None:
-    """A later group gets owners of its own; a group that is refused changes nothing."""
+    """Check that a later group gets owners, and that a refused group changes nothing."""
     optimizer = OPTIMIZERS["lamb"]()
     model, twin = shard(plain(), world()), plain()
     ours = MatrixOwnerOptimizer([model.get_parameter(MATRIX)], optimizer)
@@ -291,7 +294,7 @@ def added_group() -> None:
 
 
 def saved(names: Sequence[str]) -> None:
-    """Loaded into a new optimizer of the same ranks, it is as if the run never stopped."""
+    """Check that a new optimizer continues from a state dict on the same ranks."""
     for name in names:
         with case(optimizer=name):
             pair = Pair(OPTIMIZERS[name](), world())
@@ -308,7 +311,7 @@ def saved(names: Sequence[str]) -> None:
 
 
 def _from_one_process(name: str, whole_state: dict[str, Any]) -> None:
-    """The whole state of one process is taken part by part."""
+    """Check that each rank takes its part of the state of one process."""
     pair = Pair(OPTIMIZERS[name](), world())
     pair.ours.load_state_dict(whole_state)
     pair.theirs.load_state_dict(whole_state)
@@ -318,13 +321,13 @@ def _from_one_process(name: str, whole_state: dict[str, Any]) -> None:
 
 
 def from_dtensors() -> None:
-    """State that a TorchOptimizer kept in DTensors is gone on from."""
+    """Check that the state of a TorchOptimizer over DTensors can be loaded."""
     pair = Pair(OPTIMIZERS["lamb"](), world())
     before = TorchOptimizer(pair.model.named_parameters(), OPTIMIZERS["lamb"]())
     pair.backward(0)
     before.step()
     pair.theirs.step()
-    for name, param in pair.model.named_parameters():  # norms over ranks round otherwise
+    for name, param in pair.model.named_parameters():  # norms over ranks round differently
         with torch.no_grad():
             twin = pair.twin.get_parameter(name).detach()
             param.copy_(distribute_tensor(twin, param.device_mesh, param.placements))
@@ -335,7 +338,7 @@ def from_dtensors() -> None:
 
 
 def evaluated() -> None:
-    """Averages of matrices are at their owners; each rank has its rows of them."""
+    """Check the averages for evaluation; each rank gets its rows from the owners."""
     pair = Pair(chain(parts(muon(lr=LR)), ema(0.5)), world())
     for step in range(3):
         pair.step(step)
@@ -352,7 +355,7 @@ def evaluated() -> None:
 
 
 def not_finite() -> None:
-    """All ranks leave a step out if one shard of a gradient holds NaN."""
+    """Check that all ranks skip a step if one shard of a gradient holds NaN."""
     pair = Pair(OPTIMIZERS["finite, clipped"](), world())
     for step in range(4):
         pair.backward(step)
@@ -370,7 +373,7 @@ def not_finite() -> None:
 
 
 def beside_plain() -> None:
-    """Plain parameters are stepped on every rank, and count once in totals."""
+    """Check that plain parameters are stepped on every rank, and count once in totals."""
     matrix, bias = normal(6, 4, seed=1), normal(4, seed=2)
     ours = {
         "w": nn.Parameter(distribute_tensor(matrix.clone(), world(), [Shard(0)])),
@@ -393,7 +396,7 @@ def beside_plain() -> None:
 
 
 def moved() -> None:
-    """A parameter whose memory is replaced is followed."""
+    """Check that a parameter is still stepped after its memory is replaced."""
     pair = Pair(adamw(lr=LR), world())
     pair.step(0)
     for param in pair.model.parameters():

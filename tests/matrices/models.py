@@ -1,4 +1,4 @@
-"""Sharded models beside the same model in one process, and optimizers for both."""
+"""Sharded models, the same models in one process, and optimizers for both."""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +40,7 @@ LR = 0.05
 
 
 def kind(path: tuple[Any, ...], shape: tuple[int, ...]) -> str:
-    """The part of a partition that steps a parameter: by its global shape."""
+    """Return the part of a partition that steps a parameter of a global shape."""
     return "matrices" if len(shape) == 2 and shape[0] > 1 else "rest"
 
 
@@ -81,11 +81,11 @@ OPTIMIZERS: dict[str, Callable[[], Optimizer]] = {
     "prodigy, sliced": lambda: prodigy(1.0, d0=1e-2, slice_p=2),
     "pointwise": lambda: adamw(lr=LR),
 }
-"""All of them step as one process does, bit for bit, where gradients are the same."""
+"""Optimizers that match one process bit for bit, if gradients are equal."""
 
 
 def plain(dtype: torch.dtype = torch.float32) -> nn.Sequential:
-    """Rows that no number of ranks divides; the last layer's are on one rank alone."""
+    """Return a model whose rows no number of ranks divides; one rank has the whole last layer."""
     torch.manual_seed(0)
     layers = [nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 4)]
     layers += [nn.Tanh(), nn.Linear(4, 1)]
@@ -97,7 +97,7 @@ def world() -> DeviceMesh:
 
 
 def shard(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """FSDP2, each layer alone."""
+    """Shard each layer with FSDP2."""
     for layer in model.children():
         if isinstance(layer, nn.Linear):
             fully_shard(layer, mesh=mesh)
@@ -106,7 +106,7 @@ def shard(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def shard_as_one(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """FSDP2, all layers together: parameters may be tied across layers."""
+    """Shard all layers together with FSDP2, so that layers can share parameters."""
     return fully_shard(model, mesh=mesh)
 
 
@@ -116,14 +116,14 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 class Pair:
-    """A sharded model with its optimizer, beside the same in one process.
+    """Sharded model with its optimizer, and the same in one process.
 
     Args:
-        optimizer: of both.
-        mesh: over which the model is sharded.
-        make: the model.
-        prepare: is called with both.
-        wrap: shards one of them.
+        optimizer: the optimizer of both models.
+        mesh: the mesh over which the model is sharded.
+        make: creates a model.
+        prepare: is called with both models.
+        wrap: shards a model.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Pair:
         self.theirs = TorchOptimizer(self.twin.named_parameters(), optimizer)
 
     def backward(self, step: int, missing: tuple[str, ...] = ()) -> None:
-        """Gradients of other data on each rank; the twin has the same as all ranks together."""
+        """Compute gradients of different data on each rank, and copy their mean to the twin."""
         self.ours.zero_grad()
         drawn = torch.Generator().manual_seed(100 * step + dist.get_rank())
         first = next(self.twin.parameters())
@@ -160,7 +160,7 @@ class Pair:
         self.theirs.step()
 
     def check(self) -> None:
-        """Parameters and state are those of one process."""
+        """Check that parameters and state are those of one process."""
         theirs = dict(self.twin.named_parameters())
         for name, param in self.model.named_parameters():
             assert torch.equal(whole(param), theirs[name].detach()), name
@@ -188,7 +188,7 @@ def raised(call: Any, *args: Any, **kwargs: Any) -> str:
 
 
 class Collectives(TorchDispatchMode):
-    """Count collectives of any kind while open."""
+    """Dispatch mode that records the names of all collectives."""
 
     def __init__(self) -> None:
         super().__init__()

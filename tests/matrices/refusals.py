@@ -1,4 +1,4 @@
-"""Refusals on ranks: errors name parameters and ranks, and nothing is changed."""
+"""Refusals on ranks: errors name parameters and ranks, and change nothing."""
 
 import copy
 import pickle
@@ -33,7 +33,7 @@ MATRIX, BIAS = "2.weight", "2.bias"
 
 
 def of_another_rank() -> None:
-    """Parts of another rank or plan are refused, and no part is written as if it were the whole."""
+    """Check that a part of the state of another rank or plan is refused, and cannot be pickled."""
     pair = Pair(OPTIMIZERS["muon"](), world())
     pair.step(0)
     with Collectives() as seen:
@@ -57,7 +57,7 @@ def of_another_rank() -> None:
 
 
 def refused() -> None:
-    """Errors name the parameter and the rank, come on every rank, and change nothing."""
+    """Check that errors name the parameter and the rank, come on every rank, and change nothing."""
     pair = Pair(OPTIMIZERS["clipped"](), world())
     pair.step(0)
     rank, last = dist.get_rank(), dist.get_world_size() - 1
@@ -90,7 +90,7 @@ def refused() -> None:
 
 
 def failing_owner() -> None:
-    """A failing owner raises its error; the other ranks name the owner, and none waits."""
+    """Check that a failing owner raises its error, and that the other ranks name the owner."""
     for name in ("muon", "lamb", "clipped"):
         with case(optimizer=name):
             pair = Pair(OPTIMIZERS[name](), world())
@@ -111,7 +111,10 @@ class StepHyper(NamedTuple):
 
 
 def failing_after_sending() -> None:
-    """Matrices are on their way when a rank fails: it says so now, and to the others next time."""
+    """Let a rank fail after it has sent matrices.
+
+    The rank raises its error at once, and the other ranks raise one in the next step.
+    """
     victim, fails = dist.get_world_size() - 1, list[bool]()
 
     def rule(param: Tensor, grad: Tensor, state: NoState, c: StepHyper) -> tuple[Tensor, NoState]:
@@ -148,7 +151,7 @@ def failing_after_sending() -> None:
 
 
 def mended() -> None:
-    """Without a matrix that is sent, a step that fails changes nothing, and the next goes on."""
+    """Check that training continues after a failed step that sends no matrix."""
     pair = Pair(OPTIMIZERS["pointwise"](), world())
     pair.step(0)
     pair.backward(1)
@@ -161,7 +164,7 @@ def mended() -> None:
 
 
 def refused_meshes() -> None:
-    """Tensor parallelism and other meshes are refused by name before anything is changed."""
+    """Check that tensor parallelism and other meshes are refused by name before any change."""
     size = dist.get_world_size()
     mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("dp", "tp"))
     flat = world()

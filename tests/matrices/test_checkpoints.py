@@ -1,4 +1,4 @@
-"""MatrixOwnerOptimizer through torch.distributed.checkpoint: other ranks, and one process."""
+"""Tests of MatrixOwnerOptimizer checkpoints on other ranks and in one process."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +21,7 @@ def on_ranks(count: int, function: Callable[..., Any], **arguments: object) -> N
 
 
 def test_on_fewer_ranks_in_one_process_and_on_more_ranks_again(tmp_path: Path) -> None:
-    """4 ranks, 2 ranks, one process, 2 replicas of 2 shards; each makes a step."""
+    """A run continues on 4 ranks, 2 ranks, one process, and 2 replicas of 2 shards."""
     folders = [str(tmp_path / str(number)) for number in range(5)]
     on_ranks(4, checkpoints.saves, names=NAMES, folder=folders[0])
     route = (

@@ -1,4 +1,4 @@
-"""Rules for whole matrices over FSDP2's shards, on real processes."""
+"""Tests on real processes of rules for whole matrices, sharded by FSDP2."""
 
 import pytest
 
@@ -13,7 +13,7 @@ NAMES = [*OPTIMIZERS]
 
 @pytest.fixture(scope="module")
 def worlds() -> dict[int, Outcomes]:
-    """By the number of ranks."""
+    """Return the outcomes by the number of ranks."""
     of_two = {
         "as one": Job(jobs.as_one_process, {"names": NAMES}),
         "bfloat16": Job(jobs.as_one_process, {"names": ["muon", "clipped"], "dtype": "bfloat16"}),
@@ -76,7 +76,7 @@ def test_owners_step_as_one_process(worlds: dict[int, Outcomes]) -> None:
 
 
 def test_ranks_make_the_same_plan_of_blocks(worlds: dict[int, Outcomes]) -> None:
-    """In processes with other seeds of hashes; and no owner has two ranges of one element."""
+    """Ranks make the same plan of blocks, though each process has another hash seed."""
     digests = {outcome.result() for outcome in worlds[4]["planned"]}
     assert len(digests) == 1
 

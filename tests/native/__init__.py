@@ -1,1 +1,1 @@
-"""The loops in C++, how libraries are compiled, and where they are kept."""
+"""Tests of the loops in C++, of their compilation, and of the cache of libraries."""

@@ -1,4 +1,4 @@
-"""Compilers that note each run, and end when they are told to."""
+"""Fake compilers that record each run, and finish when a test releases them."""
 
 import os
 import shlex
@@ -7,24 +7,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 HANGS = """sh -c 'case "$*" in *--version*) ;; *) mkfifo never; read _ < never;; esac' sh"""
-"""The command of one that never gets done."""
+"""Command of a compiler that never finishes."""
 
 FAILS: dict[str, tuple[str, str]] = {
     "no compiler": ("no_such_compiler", "there is no C\\+\\+ compiler here \\(no_such_compiler is"),
     "fails": ("sh -c 'echo no luck; exit 1' sh", "status 1: no luck"),
     "makes nothing": ("true", "left nothing: .*No such file"),
 }
-"""Commands of some that make nothing, and what is said of it."""
+"""Commands that make no library, and the messages of their errors."""
 
 
 class Compiler:
-    """A script that copies what was made beforehand.
+    """Script that copies a library compiled beforehand.
 
     Args:
-        folder: of its files.
-        copies: in the language of the shell, what writes the library to ``$3``; ``$1`` is the
-            source.
-        held: whether each run waits for :meth:`release`.
+        folder: folder of its files.
+        copies: shell code that writes the library to ``$3``; ``$1`` is the source.
+        held: True if each run waits for :meth:`release`.
     """
 
     def __init__(self, folder: Path, copies: str, *, held: bool = False) -> None:
@@ -42,11 +41,10 @@ class Compiler:
 
     @property
     def runs(self) -> int:
-        """The number of runs of the compiler."""
         return len(self._noted.read_text().split())
 
     def release(self) -> None:
-        """Let those that wait, and a few more, go on."""
+        """Let waiting runs, and a few later runs, finish."""
         os.write(self._go, b"go\n" * 16)
 
     def close(self) -> None:
@@ -54,7 +52,7 @@ class Compiler:
 
 
 class Clock:
-    """In place of ``time``: it can be put forward."""
+    """Stand-in for ``time`` that a test can move ahead."""
 
     sleep = staticmethod(time.sleep)
 
@@ -66,7 +64,7 @@ class Clock:
 
 
 def children(count: int, work: Callable[[], bool]) -> list[int]:
-    """Begin some work in forked processes; their numbers."""
+    """Start the work in forked processes, and return their process ids."""
     started = []
     for _ in range(count):
         pid = os.fork()
@@ -80,5 +78,5 @@ def children(count: int, work: Callable[[], bool]) -> list[int]:
 
 
 def all_well(pids: list[int]) -> bool:
-    """Wait for processes: whether all have done their work."""
+    """Wait for the processes, and return True if all of them succeeded."""
     return [os.waitpid(pid, 0)[1] for pid in pids] == [0] * len(pids)

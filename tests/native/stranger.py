@@ -1,4 +1,4 @@
-"""Another user of the machine."""
+"""Files that belong to another user of the machine."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ STRANGER = 12345
 
 
 def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To another user; without the right to do so, by what the system says of it."""
+    """Give a file to another user; without root rights, only ``os.fstat`` reports that user."""
     if os.geteuid() == 0:
         os.chown(path, STRANGER, STRANGER)
         return

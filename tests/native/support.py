@@ -1,9 +1,9 @@
-"""The loops, where they are there."""
+"""Access to the loops, which must be loaded."""
 
 from functional_optim.native import LOOPS, Loops
 
 MANY = 2500
-"""Very many tensors."""
+"""Number of tensors in tests with very many."""
 
 
 def loops() -> Loops:

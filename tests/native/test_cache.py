@@ -1,4 +1,4 @@
-"""The folder of what is compiled: nobody else has a say in what is loaded from it."""
+"""Cache folder of compiled libraries: no other user affects the libraries that are loaded."""
 
 import os
 import shlex
@@ -23,18 +23,18 @@ NUMBERS = range(4)
 
 
 def text(number: int) -> str:
-    """Of a library that knows a number."""
+    """Return the source of a library that returns a number."""
     return f'extern "C" int number() {{ return {number}; }}'
 
 
 def loaded(number: int) -> int:
-    """Load a library, found or compiled by this call; return the number that it says."""
+    """Load a library, from the cache or compiled by this call, and return its number."""
     cache._LOADED.clear()
     return library(text(number), FLAGS).number()
 
 
 def entry(folder: Path) -> Path:
-    """The only one there is."""
+    """Return the only entry."""
     [found] = folder.glob("*.so")
     return found
 
@@ -53,7 +53,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where entries are kept; nothing has been said so far."""
+    """Return an empty cache folder; no warning about it was given yet."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(folder))
     monkeypatch.setattr(cache, "_LOADED", {})
@@ -76,7 +76,7 @@ def compiler(
 
 @pytest.fixture
 def gcc(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real one."""
+    """Use the real compiler."""
     monkeypatch.delenv("CXX")
 
 
@@ -119,10 +119,10 @@ def test_a_folder_that_others_can_write_to_is_no_cache(
             assert loaded(1) == 1
         assert not list(folder.iterdir())
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # once is enough
+        warnings.simplefilter("error")  # the first warning is enough
         assert [loaded(1), loaded(2), loaded(1)] == [1, 2, 1]
     assert not list(folder.iterdir())
-    assert compiler.runs == 2  # they are found in the temporary folder
+    assert compiler.runs == 2  # later loads find both libraries in the temporary folder
     [temporary] = {open_folder().path, open_folder().path}
     assert stat.S_IMODE(temporary.stat().st_mode) == 0o700
     private_folder._TEMPORARY.remove()
@@ -203,7 +203,7 @@ def test_what_is_not_as_it_was_written_is_made_anew(folder: Path, compiler: Comp
 def test_what_is_loaded_is_what_was_looked_at(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file is another one between looking and loading; so is the whole folder."""
+    """The checked bytes are loaded, even if the file and its folder change after the check."""
     assert [loaded(1), loaded(2)] == [1, 2]
     read = Folder.read
 
@@ -235,7 +235,7 @@ def test_a_folder_is_looked_up_once(folder: Path, tmp_path: Path) -> None:
 
 
 def test_libraries_that_are_loaded_from_one_descriptor_are_not_mistaken() -> None:
-    """Descriptors are used again, and what loads libraries remembers them by their paths."""
+    """The loader of libraries caches them by path, and a reused descriptor has the same path."""
     assert [loaded(number) for number in (*NUMBERS, *NUMBERS)] == [*NUMBERS, *NUMBERS]
 
 
@@ -329,7 +329,7 @@ def test_a_compiler_that_hangs(monkeypatch: pytest.MonkeyPatch, folder: Path) ->
 def test_a_compiler_that_does_not_say_its_version(
     monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
 ) -> None:
-    """Fault 42: it is given as long as a compilation, and asked once, whoever wants a library."""
+    """Fault 42: the version query has a time limit, and runs once for all libraries."""
     os.mkfifo(tmp_path / "never")
     asked, script = tmp_path / "asked", tmp_path / "silent.sh"
     script.write_text(f"echo asked >> {asked}\n(read _ < {tmp_path / 'never'}; echo late)\n")

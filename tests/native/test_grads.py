@@ -1,4 +1,4 @@
-"""Gradients are the objects that Python would give, whatever holds them."""
+"""The loops return the same gradient objects as Python, for all kinds of parameters."""
 
 import warnings
 
@@ -18,7 +18,7 @@ MANY = 30
 
 
 class Own(Parameter):
-    """A class of somebody."""
+    """Tensor subclass of a user."""
 
 
 def parameters() -> list[Tensor]:
@@ -27,7 +27,7 @@ def parameters() -> list[Tensor]:
         if k % 3:
             param.grad = torch.full((2,), float(k))
     made[7].grad = torch.ones(2).to_sparse()
-    made[8] = torch.ones(2)  # requires none
+    made[8] = torch.ones(2)  # does not require a gradient
     return made
 
 
@@ -47,7 +47,7 @@ def test_those_that_autograd_made_and_nobody_has_seen() -> None:
     assert all(one.tolist() == [2.0, 2.0] for one in found)
     params[3].grad = None
     assert loops().grads(params)[3] is None
-    assert found[3].tolist() == [2.0, 2.0]  # it is held
+    assert found[3].tolist() == [2.0, 2.0]  # the list keeps the gradient
 
 
 def test_what_python_has_to_ask_is_left_to_it() -> None:

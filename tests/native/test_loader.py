@@ -1,4 +1,4 @@
-"""The loops are compiled once, by one process, and a step never fails or waits for want of them."""
+"""The loops are compiled once, by one process, and steps neither fail nor wait without them."""
 
 import os
 import subprocess
@@ -24,12 +24,12 @@ from .compilers import FAILS, HANGS, Clock, Compiler, all_well, children
 from .stranger import give_away
 
 LONG = 900.0
-"""Seconds; on a busy machine too, what is waited for is done by then."""
+"""Seconds that suffice for a compilation, even on a busy machine."""
 
 
 @pytest.fixture
 def loader(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loader]:
-    """One that looks each time whether the compiler is done."""
+    """Return a loader that checks at each call if the compiler has finished."""
     monkeypatch.setattr(module, "POLL_SECONDS", 0.0)
     made = Loader()
     yield made
@@ -38,7 +38,7 @@ def loader(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loader]:
 
 @pytest.fixture
 def made(tmp_path: Path, with_loops: None) -> Path:
-    """The loops, as the compiler leaves them."""
+    """Return a file with the compiled loops."""
     content = open_folder().read(build.recipe().key)
     assert content is not None
     file = tmp_path / "made.so"
@@ -48,7 +48,7 @@ def made(tmp_path: Path, with_loops: None) -> Path:
 
 @pytest.fixture
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Path) -> Path:
-    """A cache of nothing."""
+    """Return an empty cache folder."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(folder))
     return folder
@@ -58,7 +58,7 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Path) -> Path:
 def held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Path, empty: Path
 ) -> Iterator[Compiler]:
-    """A compiler that is not done before it is let go."""
+    """Return a compiler whose runs wait until a test releases them."""
     compiler = Compiler(tmp_path, f'cp "{made}" "$3"\n', held=True)
     monkeypatch.setenv("CXX", compiler.command)
     yield compiler
@@ -67,7 +67,7 @@ def held(
 
 @pytest.fixture
 def compiler(held: Compiler) -> Compiler:
-    """The same, for one run after the other, which waits for nothing."""
+    """Return a compiler whose runs do not wait."""
     held.release()
     return held
 
@@ -81,7 +81,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing has been said of the folder so far."""
+    """Reset the temporary folder and its warnings."""
     made = private_folder._Temporary()
     monkeypatch.setattr(private_folder, "_TEMPORARY", made)
     yield
@@ -95,7 +95,7 @@ def test_a_second_process_finds_them_on_disk(loader: Loader) -> None:
 
 def test_nobody_waits_while_they_are_compiled(empty: Path, held: Compiler, loader: Loader) -> None:
     assert loader.get(MANY - 1) is None
-    assert loader._build is None  # not for so few
+    assert loader._build is None  # so few tensors start no compilation
     assert loader.get(MANY) is None
     assert not loader.wait(0)
     assert loader.get(MANY) is None
@@ -120,7 +120,7 @@ def test_ranks_of_one_machine_compile_once(empty: Path, held: Compiler) -> None:
 
 
 def test_what_does_not_load_is_made_anew(empty: Path, compiler: Compiler, loader: Loader) -> None:
-    """Made beside another torch, say; what is not as it was written: test_cache."""
+    """An intact file that cannot be loaded is compiled again, such as one for another torch."""
     assert loader.wait(LONG)
     [library] = empty.iterdir()
     whole = library.read_bytes()
@@ -136,7 +136,7 @@ def test_what_does_not_load_is_made_anew(empty: Path, compiler: Compiler, loader
 def test_loops_of_another_user_are_not_loaded(
     empty: Path, compiler: Compiler, loader: Loader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever can write there could run code as whoever steps."""
+    """A user who can write the library could run code as the user who steps."""
     assert loader.wait(LONG)
     [library] = empty.iterdir()
     for runs, (place, is_said) in enumerate({library: False, empty: True}.items(), start=2):
@@ -171,7 +171,7 @@ def test_without_them_a_step_still_runs(
         steps()
     stepped = sgd(0.5).bind(params)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # once is enough
+        warnings.simplefilter("error")  # the first warning is enough
         stepped.step([torch.ones(3), torch.ones(2)])
         MemoryGuard([torch.zeros(1)])
     assert params[0].tolist() == [0.5] * 3
@@ -248,12 +248,12 @@ def test_a_compiler_that_hangs_is_not_waited_for(
 
 
 def test_giving_up_is_not_for_ever(held: Compiler, loader: Loader, clock: Clock) -> None:
-    """A machine that was too busy for a compiler may be less busy later."""
+    """A machine that is too busy for the compiler now may have time later."""
     assert not loader.wait(0)
     clock.ahead += 601
     assert not loader.wait(0)
     assert "it is tried again in 10 minutes" in loader.pending_warning
-    assert loader.get(MANY) is None  # it rests
+    assert loader.get(MANY) is None  # the loader pauses before it tries again
     held.release()
     clock.ahead += cache.RETRY_SECONDS
     assert loader.wait(None)
@@ -317,7 +317,7 @@ def test_a_fork_leaves_the_compiler_to_its_parent(held: Compiler, loader: Loader
     assert loader.get(MANY) is None
 
     def finds_them() -> bool:
-        loader.reset()  # what would end a compiler of its own
+        loader.reset()  # ends a compiler that this process started
         return loader.wait(LONG) and loader.get(0) is not None
 
     child = children(1, finds_them)
@@ -331,7 +331,7 @@ def test_a_fork_leaves_the_compiler_to_its_parent(held: Compiler, loader: Loader
 def test_of_torchs_headers_few_are_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fault 35: what pybind11 needs takes 13 s; a torch that has other tensors is asked for all."""
+    """Fault 35: compiling pybind11 takes 13 s, so it is skipped unless torch's tensors differ."""
     key = build.recipe().key
     assert "-DWHOLE_HEADER" not in build.recipe().flags
     whole, other = build._VARIABLE.read_text(), tmp_path / "python_variable.h"
@@ -355,7 +355,7 @@ def test_of_torchs_headers_few_are_compiled(
 def test_few_parameters_do_not_wait_for_them(
     held: Compiler, monkeypatch: pytest.MonkeyPatch, loader: Loader
 ) -> None:
-    """Fault 35: a step of few uses the loops only where they are there."""
+    """Fault 35: a step of few parameters uses the loops only if they are loaded already."""
     monkeypatch.setattr(bound, "LOOPS", loader)
     monkeypatch.setattr(guard, "LOOPS", loader)
     for count in (MANY - 1, MANY):
@@ -376,7 +376,7 @@ def test_loops_that_were_compiled_otherwise_are_others(monkeypatch: pytest.Monke
 
 
 def test_all_of_their_text_is_in_the_recipe() -> None:
-    """The files that the source includes decide what it is compiled to."""
+    """Included files also decide the compiled code, so the recipe contains their text."""
     source = build.recipe().source
     assert '#include "' not in source
     headers = sorted(build.SOURCE.parent.glob("*.hpp"))
@@ -390,7 +390,7 @@ def test_all_of_their_text_is_in_the_recipe() -> None:
 def test_who_began_and_steps_no_more_keeps_nobody_waiting(
     empty: Path, held: Compiler, loader: Loader
 ) -> None:
-    """Such as a rank that evaluates from now on: the others find what its compiler made."""
+    """A rank may stop stepping, such as to evaluate; other ranks use the library it compiled."""
     idle = Loader()
     assert idle.get(MANY) is None
     held.release()

@@ -1,4 +1,4 @@
-"""The loops in C++ say of tensors what Python says, and copy what may be copied."""
+"""The loops in C++ agree with Python about tensors, and copy only tensors that they may copy."""
 
 import itertools
 import sys
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("with_loops")
 
 
 class Own(Tensor):
-    """A class of somebody."""
+    """Tensor subclass of a user."""
 
 
 def flat() -> Tensor:
@@ -34,7 +34,7 @@ def flat() -> Tensor:
 
 
 def views(of: Tensor) -> list[Tensor]:
-    """Of one buffer: a matrix, one that lies the other way round, a scalar, nothing at all."""
+    """Return views of one buffer: a matrix, a transposed one, a scalar, an empty one, a vector."""
     return [of[:6].view(2, 3), of[6:12].view(2, 3).t(), of[12], of[13:13], of[14:20]]
 
 
@@ -73,7 +73,7 @@ def test_who_looks_changes_nothing_and_autograd_is_told_when_asked() -> None:
     assert loops().hold(there, ours, True)
     assert [one._version for one in ours] == versions
     loops().bump(ours)
-    # Views of one tensor have one version.
+    # Views of one tensor share a version.
     assert [one._version for one in ours] == [version + len(ours) for version in versions]
     apart = [torch.zeros(2), torch.zeros(3), torch.zeros(4)]
     loops().bump(apart[:2])
@@ -309,7 +309,7 @@ def test_a_mask_tells_what_is_missing() -> None:
 
 @st.composite
 def sources(draw: st.DrawFn) -> list[Tensor]:
-    """Gradients for the views: like them, or not."""
+    """Draw gradients for the views, some of them with another layout, dtype or sign."""
     made = []
     for k, one in enumerate(views(flat())):
         grad = torch.full_like(one, 100.0 + k)
@@ -422,7 +422,7 @@ def test_nobody_elses_module_is_replaced() -> None:
 
 
 def test_no_module_says_that_it_is_from_the_file_that_the_loops_were_loaded_from() -> None:
-    """Hypothesis reads those of all modules: a descriptor that is a pipe by now, for ever."""
+    """Hypothesis reads the files of all modules, and a descriptor may be a pipe that blocks."""
     assert not hasattr(loops(), "__file__")
     files = [str(getattr(one, "__file__", "")) for one in list(sys.modules.values())]
     assert not [one for one in files if one.startswith(("/proc", "/dev"))]

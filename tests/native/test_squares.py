@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("with_loops")
 
 
 def drawn(count: int, seed: int, dtype: torch.dtype) -> Tensor:
-    """Numbers of very different sizes, so that the order of their sum shows."""
+    """Return numbers of very different sizes, so that the order of a sum matters."""
     return (normal(count, seed=seed) * normal(count, seed=seed + 1).mul(4).exp()).to(dtype)
 
 
@@ -37,7 +37,7 @@ def wanted(parts: list[Tensor]) -> list[float]:
 )
 @examples(30)
 def test_they_are_torchs(lengths: list[int], dtype: torch.dtype, most: int) -> None:
-    """Of tensors of any lengths, added up side by side, whole or in parts."""
+    """Squares of tensors of any lengths have torch's bits, for whole tensors or parts."""
     loops()
     tensors = [drawn(count, 2 * k, dtype) for k, count in enumerate(lengths)]
     found = native_squares(tensors, most)
@@ -52,7 +52,7 @@ def test_they_are_torchs(lengths: list[int], dtype: torch.dtype, most: int) -> N
 )
 @examples(30)
 def test_norms_are_torchs(lengths: list[int], dtype: torch.dtype) -> None:
-    """Of whole tensors, in one thread; in several, torch is asked for large ones."""
+    """Norms of whole tensors have torch's bits. With several threads, torch computes large ones."""
     loops()
     tensors = [drawn(count, 2 * k, dtype) for k, count in enumerate(lengths)]
     norms: Any = [torch.linalg.vector_norm(one, 2.0, dtype=torch.float64) for one in tensors]
@@ -120,7 +120,7 @@ def test_torch_is_asked_for_all_others() -> None:
 def test_torch_is_asked_inside_of_a_transform_and_there_alone(
     transform: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is found out of the loops where tensors are wrapped, or numbers cannot be drawn."""
+    """Inside a transform, torch computes the squares, and nothing is recorded about the loops."""
     loops()
     monkeypatch.setattr(squares, "_KNOWN", {})
     plain, seen = [torch.ones(3), torch.ones(2)], []
@@ -134,9 +134,9 @@ def test_torch_is_asked_inside_of_a_transform_and_there_alone(
     assert native_squares(plain, BLOCK) == wanted(plain)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # of torch's own decompositions
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # caused by torch
 def test_derivatives_are_torchs() -> None:
-    """A dual gradient has a tangent, which the loops do not see."""
+    """The loops do not see the tangent of a dual gradient, so they are not used."""
     loops()
     grads = [torch.full((3,), 2.0), torch.ones(2)]
     with forward_ad.dual_level():
@@ -147,7 +147,10 @@ def test_derivatives_are_torchs() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_sums_are_those_of_each_gradient_alone(dtype: torch.dtype) -> None:
-    """With and without the loops, in one thread or two; large gradients are added up in parts."""
+    """The sums of a list equal those of each gradient alone, in one thread or two.
+
+    Large gradients are added up in parts.
+    """
     loops()
     sizes = (1, 40, BLOCK, BLOCK + 1, 5 * BLOCK + 3, 70_000, 3_000_000)
     grads = [drawn(size, size, dtype) for size in sizes]

@@ -1,4 +1,4 @@
-"""Every notebook runs, shows what its text says, and is stored without output."""
+"""Tests that every notebook runs, shows the results in its text, and is stored without output."""
 
 import os
 import re
@@ -42,7 +42,7 @@ def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-# ------------------------------------------------------------------------------------ as kept
+# ------------------------------------------------------------------------------------ as stored
 
 
 def test_the_notebooks_are_these() -> None:
@@ -80,17 +80,17 @@ class Executed:
         self.pictures = sum("image/png" in one.get("data", {}) for one in outputs)
 
     def numbers(self, pattern: str) -> list[float]:
-        """The numbers that a line of output holds."""
+        """Return the numbers in the output that match the groups of a pattern."""
         found = re.search(pattern, self.text)
         assert found, f"{pattern!r} is not in:\n{self.text}"
         return [float(number) for number in found.groups()]
 
 
 class Runner:
-    """Runs notebooks with the interpreter and packages of the tests, all in one kernel.
+    """Runner of notebooks in one kernel, with the interpreter and packages of the tests.
 
-    A kernel imports torch in seconds. Each notebook begins without the names of an earlier one, and
-    in an empty working directory; a notebook that fails ends the kernel.
+    A new kernel needs seconds to import torch. Each notebook starts without the names of earlier
+    notebooks, and in an empty working directory. A notebook that fails ends the kernel.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -106,8 +106,8 @@ class Runner:
         notebook.cells.insert(0, first)
         if self._manager is None:
             self._manager = self._new_manager()
-        client = NotebookClient(notebook, km=self._manager, timeout=None)  # a test has one
-        try:  # CellExecutionError where a cell raises
+        client = NotebookClient(notebook, km=self._manager, timeout=None)  # each test has a timeout
+        try:  # a cell that raises causes CellExecutionError
             client.execute(env=self._environment(), cleanup_kc=False)
         except BaseException:
             self.close()
@@ -118,13 +118,11 @@ class Runner:
         return Executed(notebook)
 
     def close(self) -> None:
-        """End the kernel."""
         if self._manager is not None:
             run_sync(self._manager.shutdown_kernel)(now=True)
             self._manager = None
 
     def interpreter(self) -> str:
-        """Return the interpreter that the kernel runs on."""
         manager = self._new_manager()
         assert manager.kernel_spec is not None
         return str(manager.kernel_spec.argv[0])
@@ -133,7 +131,7 @@ class Runner:
         specs = KernelSpecManager(
             kernel_dirs=[str(self._folder / "kernels")], ensure_native_kernel=False
         )
-        # Sockets in the folder: no port is opened, and the path is short enough for a socket.
+        # Sockets in the folder open no port, and the path is short enough for a socket.
         return AsyncKernelManager(
             kernel_name="python3",
             kernel_spec_manager=specs,
@@ -238,7 +236,7 @@ def test_plan_shards(run: Runner) -> None:
 
 
 def test_overlap_timeline(run: Runner) -> None:
-    """Times are of this machine, now; that each bucket was stepped is not."""
+    """Times depend on the machine, so the test only checks the parameters and the ranks."""
     shown = run("overlap_timeline")
     assert shown.stderr == ""
     assert shown.pictures == 1

@@ -1,5 +1,5 @@
-"""Folders that ``ZeroRedundancyOptimizer.save`` wrote: read, rewritten, refused.
+"""Tests of folders that ``ZeroRedundancyOptimizer.save`` wrote: read, converted, refused.
 
-``saved/`` has folders that the writer made before it was removed, and beside each a file with the
-state and the parameters of that run.
+``saved/`` has folders that the writer made before it was removed. A file beside each folder has
+the state and the parameters of that run.
 """

@@ -1,4 +1,4 @@
-"""Changes to the files of a folder of the old format, with right checksums or with none."""
+"""Changes to the files of a folder of the old format, with valid checksums or with none."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ def table_path(folder: Path) -> Path:
 
 
 def change(folder: Path, change_table: Callable[[dict[str, Any]], Any]) -> None:
-    """Change the table of the only shard, and all checksums with it, as a forger would."""
+    """Change the table of the only shard, and update all checksums, as an attacker can."""
     path = table_path(folder)
     table = read(path)
     change_table(table["tensors"])
@@ -32,14 +32,13 @@ def change(folder: Path, change_table: Callable[[dict[str, Any]], Any]) -> None:
 
 
 def change_manifest(folder: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
-    """Change the manifest, and its checksum."""
     content = read(folder / MANIFEST)
     edit(content)
     (folder / MANIFEST).write_text(json.dumps(with_crc32(content)))
 
 
 def reseal(folder: Path) -> None:
-    """Bring the checksums of the manifest to what the files are."""
+    """Update the checksums in the manifest to match the files."""
 
     def enter(content: dict[str, Any]) -> None:
         for shard in content["shards"] if content["version"] > 1 else ():
@@ -59,7 +58,7 @@ def with_crc32(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_version_1(folder: Path) -> None:
-    """Take all checksums out, as they were not there in the first version."""
+    """Remove all checksums, since the first version had none."""
 
     def enter(content: dict[str, Any]) -> None:
         content["version"] = 1
@@ -70,7 +69,7 @@ def as_version_1(folder: Path) -> None:
 
 @contextmanager
 def restored(folder: Path) -> Iterator[None]:
-    """The files of a folder are afterwards what they were."""
+    """Restore the files of a folder after the block."""
     files = {path: path.read_bytes() for path in folder.iterdir()}
     yield
     shutil.rmtree(folder)

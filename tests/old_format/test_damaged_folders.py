@@ -1,4 +1,4 @@
-"""Folders that were damaged, or made by someone else: refused before anything is changed."""
+"""Tests that damaged or forged folders are refused before anything is changed."""
 
 import json
 import os
@@ -24,13 +24,13 @@ ABSURD = 3_000_000_000
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A checkpoint of one rank after three steps."""
+    """Return a checkpoint of one rank after three steps."""
     shutil.copytree(SAVED / "one_rank", tmp_path / "saved")
     return tmp_path / "saved"
 
 
 def is_refused(folder: Path, zero: Any, error: type[Exception] = ValueError) -> str:
-    """Loading raises, and changes nothing."""
+    """Check that a load raises and changes nothing; return the error."""
     before = saved.state_of(zero)
     with pytest.raises(error) as raised:
         zero.load(folder)
@@ -64,7 +64,7 @@ EDITS: dict[str, Callable[[Tensors], Any]] = {
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_tables_that_do_not_tile_are_refused(folder: Path, version: int) -> None:
-    """With right checksums, and with none."""
+    """The table is checked with valid checksums (version 2) and without checksums (version 1)."""
     if version == 1:
         forgery.as_version_1(folder)
     zero = saved.made(1)
@@ -77,12 +77,12 @@ def test_tables_that_do_not_tile_are_refused(folder: Path, version: int) -> None
 
 
 def re_of_paths(folder: Path) -> str:
-    """Errors name the file or the folder."""
+    """Return a pattern that matches errors with the path of the file or the folder."""
     return str(folder)
 
 
 def test_state_of_another_shape_is_refused(folder: Path) -> None:
-    """A transposed buffer is not that of the parameter."""
+    """A transposed buffer does not match the shape of the parameter."""
     for version in (2, 1):
         if version == 1:
             forgery.as_version_1(folder)
@@ -93,7 +93,7 @@ def test_state_of_another_shape_is_refused(folder: Path) -> None:
 
 
 def test_each_flipped_bit_is_found(folder: Path) -> None:
-    """In every byte of every file, of which one in nineteen is tried."""
+    """`make test` tries one byte in 19 of every file, and `make test-all` tries every byte."""
     whole = read_state_dict(folder)
     for path in sorted(folder.iterdir()):
         content = path.read_bytes()
@@ -110,9 +110,9 @@ def test_each_flipped_bit_is_found(folder: Path) -> None:
 @pytest.mark.parametrize("change", ["shorter", "longer", "gone", "link", "folder"])
 @pytest.mark.parametrize("ending", ["bin", "json"])
 def test_files_that_are_not_as_written(folder: Path, ending: str, change: str) -> None:
-    """Size and kind of each.
+    """A file of another size or kind is refused.
 
-    Fault 34: a missing table was a FileNotFoundError, as if there were no checkpoint.
+    Fault 34: a missing table raised FileNotFoundError, as if no checkpoint existed.
     """
     path = forgery.table_path(folder).with_suffix(f".{ending}")
     content = path.read_bytes()
@@ -184,7 +184,7 @@ def test_a_manifest_of_another_form_is_refused(folder: Path) -> None:
 
 
 def test_json_that_cannot_be_read(folder: Path) -> None:
-    """Deeper nesting than Python has a stack for, numbers that are too long."""
+    """Examples are nesting that is too deep for Python's stack, and numbers that are too long."""
     for text in ("", "[]", "{", "1" * 5000, "[" * 200_000, "\x00", '"\\ud800"'):
         with case(text=text[:9]):
             (folder / forgery.MANIFEST).write_text(text)
@@ -192,14 +192,14 @@ def test_json_that_cannot_be_read(folder: Path) -> None:
 
 
 def test_a_manifest_that_is_a_pipe_is_not_waited_for(folder: Path) -> None:
-    """Nor a link or a device followed."""
+    """A read of a pipe would wait forever."""
     (folder / forgery.MANIFEST).unlink()
     os.mkfifo(folder / forgery.MANIFEST)
     assert "is no regular file" in is_refused(folder, saved.made(1))
 
 
 def test_absurd_shapes_allocate_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of a few bytes is no reason to ask for gigabytes."""
+    """A file of a few bytes must not cause an allocation of gigabytes."""
     forgery.as_version_1(folder)
     forgery.change(folder, lambda t: t["w/exp_avg"].__setitem__(1, [ABSURD]))
     forgery.change_manifest(folder, lambda m: m["parameters"].update(w=[ABSURD]))
@@ -219,7 +219,7 @@ def test_absurd_shapes_allocate_nothing(folder: Path, monkeypatch: pytest.Monkey
 
 
 def paths_in(tree: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where the nodes of a JSON tree stand."""
+    """Return the paths of all nodes of a JSON tree."""
     if isinstance(tree, list):
         tree = dict(enumerate(tree))
     inner = tree.items() if isinstance(tree, dict) else ()
@@ -241,7 +241,7 @@ NODES = st.one_of(
 def test_whatever_stands_in_the_files_it_is_loaded_or_refused(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, version: int, of_table: bool
 ) -> None:
-    """One node of one of the files is something else, with right checksums."""
+    """One node of one file is replaced, with valid checksums; a refused load changes nothing."""
     folder = tmp_path_factory.mktemp("drawn")
     shutil.copytree(SAVED / "one_rank", folder, dirs_exist_ok=True)
     if version == 1:

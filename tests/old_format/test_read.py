@@ -1,4 +1,4 @@
-"""Folders of the old format are loaded by ZeRO and by torch.optim, and are converted."""
+"""Tests that ZeRO and torch.optim load folders of the old format, and that they are converted."""
 
 import warnings
 from collections.abc import Callable
@@ -28,18 +28,18 @@ from .forgery import SAVED
 
 SHAPES = {"wide": (5, 7), "long": (300,), "number": (), "none": (0, 3), "late": (4,)}
 BEFORE, AFTER = 2, 4
-"""Steps before the checkpoint, and all steps."""
+"""Number of steps before the checkpoint, and number of all steps."""
 MADE: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
     "adamw": lambda: (torch.optim.AdamW, {"lr": 0.7, "amsgrad": True}),
     "stored": lambda: (stored(adamw(lr=0.7), param="bfloat16+master", state="int8"), {}),
     "unnamed": lambda: (torch.optim.SGD, {"lr": 0.7, "momentum": 0.9}),
     "accumulated": lambda: (chain(accumulate(3), adamw(lr=0.7)), {}),
 }
-"""The optimizers that were saved, here with another rate, which is loaded."""
+"""Optimizers that were saved, with another rate here, since the load restores the rate."""
 
 
 class Model(nn.Module):
-    """The parameters that were saved."""
+    """Model with the saved parameters."""
 
     def __init__(self, values: dict[str, torch.Tensor]) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def zero_of(model: nn.Module, name: str, group: Any = None, policy: str = "greed
 
 
 def goes_on(model: nn.Module, optimizer: Any, name: str) -> None:
-    """Two more steps are those of the run that was saved, bit for bit."""
+    """Make two more steps, and compare them with the saved run, bit for bit."""
     for step in range(BEFORE, AFTER):
         chance = torch.Generator().manual_seed(100 + step)
         for param in model.parameters():
@@ -110,7 +110,7 @@ def test_torch_optim_goes_on(name: str) -> None:
 @pytest.mark.usefixtures("world_of_one")
 @pytest.mark.parametrize("name", MADE)
 def test_converted_it_is_a_distributed_checkpoint(name: str, tmp_path: Path) -> None:
-    """One process converts, without ranks; nameless parameters need the names of a model."""
+    """One process converts a folder; parameters without names need the names of a model."""
     given = ("convert", SAVED / name, tmp_path / "new")
     if name == "unnamed":
         assert "has no names of parameters" in failed(1, *given)
@@ -136,7 +136,7 @@ def test_converted_to_a_file(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_named() -> None:
-    """And changes nothing."""
+    """The error names the parameter, and a refused load changes nothing."""
     (group,) = LocalWorld(1).groups
     model = Model(wanted("adamw")["before"])
     named = list(model.named_parameters())
@@ -157,7 +157,7 @@ def test_what_does_not_fit_is_named() -> None:
 
 
 def test_a_checkpoint_of_the_first_version_is_read() -> None:
-    """It has no checksums; its sizes and tables are checked."""
+    """The first version has no checksums, but its sizes and tables are checked."""
     params = [
         ("a.weight", torch.nn.Parameter(torch.arange(6.0).view(2, 3))),
         ("b", torch.nn.Parameter(torch.tensor(2.0))),

@@ -1,8 +1,8 @@
-"""``make test-install``: packages and README in new environments, as a user installs them.
+"""Installation of packages and README in new environments: ``make test-install``.
 
-``python -m tests.packaging.install wheel types`` runs some of the parts; without a name, all.
-Each environment is a folder that is removed afterwards. Everything comes from the package index
-that pip uses, torch included, which takes minutes.
+``python -m tests.packaging.install wheel types`` runs some of the parts; without names, all parts
+run. Each environment is a temporary folder. All packages, including torch, come from the package
+index of pip, which takes minutes.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ print(bound.explain().splitlines()[0])
 assert LOOPS.wait(600), "the loops in C++ were not compiled"
 print(sharding.plan(params, 2).table())
 """
-"""Sources in C++ are part of the package, and are compiled."""
+"""Program that checks an installation, including the compilation of the C++ sources."""
 
 
 def run(arguments: list[str | Path], folder: Path, **environment: str) -> str:
@@ -72,11 +72,10 @@ class Environment:
         self.bin = folder / "venv" / "bin"
 
     def pip(self, *arguments: str | Path) -> None:
-        """Install something."""
         run([self.bin / "python", "-m", "pip", "install", "--quiet", *arguments], self.folder)
 
     def python(self, *arguments: str | Path) -> str:
-        """Run Python in an empty folder of this environment."""
+        """Run Python of this environment in an empty folder."""
         work = Path(tempfile.mkdtemp(dir=self.folder))
         path = f"{self.bin}{os.pathsep}{os.environ['PATH']}"
         cache = str(self.folder / "cache")
@@ -86,14 +85,14 @@ class Environment:
 
 @contextlib.contextmanager
 def timed(what: str) -> Iterator[None]:
-    """Print how long something takes. Nothing depends on it."""
+    """Print the duration of the block. Nothing depends on it."""
     start = time.monotonic()
     yield
     print(f"   {what}: {time.monotonic() - start:.0f} s", flush=True)
 
 
 def source_copy(folder: Path) -> Path:
-    """Copy what git tracks, so that nothing is built from leftovers."""
+    """Copy the files that git does not ignore, so that nothing is built from leftovers."""
     names = run(["git", "ls-files", "-co", "--exclude-standard"], ROOT).splitlines()
     for name in names:
         if (ROOT / name).is_file():

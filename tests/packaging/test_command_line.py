@@ -1,4 +1,4 @@
-"""The console script, with and without what it needs."""
+"""Tests of the console script, with and without its dependencies."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""A file of the user that hides a package of ours is named, with the way out."""
+"""Tests that an error names a user's file that hides one of our packages, with the solution."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ from functional_optim.core.packages import FOLDER, require_package
 
 
 def run_beside(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
-    """Run a script in a folder that has files of the user; ours come later on the search path."""
+    """Run a script in a folder with files of the user, which come first on the search path."""
     script = folder / "train.py"
     script.write_text(program)
     return subprocess.run(

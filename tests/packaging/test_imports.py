@@ -1,4 +1,4 @@
-"""Tests of imports: one direction between packages, and nothing heavy with the core."""
+"""Tests of imports: one direction between packages, and no heavy imports by the core."""
 
 import ast
 import json
@@ -18,7 +18,7 @@ ABOVE = {
 
 
 def imported(source: str) -> set[str]:
-    """The top-level packages that a module names in imports, wherever they stand in it."""
+    """Return the top-level packages of all imports of a module, including those in functions."""
     found = set[str]()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -38,7 +38,7 @@ def declared() -> set[str]:
 
 
 def test_what_is_imported_is_declared() -> None:
-    """Not left to what another package happens to need."""
+    """The package must not rely on dependencies of other packages."""
     own = {*ABOVE, *sys.stdlib_module_names}
     found: dict[str, str] = {}
     for file in sorted(SOURCE.rglob("*.py")):
@@ -63,7 +63,7 @@ def test_no_package_imports_one_above_it() -> None:
 
 
 def modules(package: str) -> dict[str, set[str]]:
-    """The modules of a package that each of its modules names in imports, wherever they stand."""
+    """Return, for each module of a package, the modules of the package that it imports."""
     files = {
         ".".join(file.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): file
         for file in sorted((SOURCE / package).rglob("*.py"))
@@ -72,7 +72,7 @@ def modules(package: str) -> dict[str, set[str]]:
 
 
 def named(source: str, known: set[str]) -> set[str]:
-    """The known modules that a module names: in imports, and by import_module."""
+    """Return the known modules that a module imports, by a statement or by import_module."""
     found = set[str]()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -86,7 +86,7 @@ def named(source: str, known: set[str]) -> set[str]:
 
 
 def rings(graph: dict[str, set[str]]) -> set[str]:
-    """The modules that import themselves by way of others."""
+    """Return the modules that import themselves through other modules."""
 
     def reached(start: str) -> set[str]:
         found, left = set[str](), [*graph[start]]
@@ -101,7 +101,7 @@ def rings(graph: dict[str, set[str]]) -> set[str]:
 
 
 def test_no_executor_is_in_a_ring_of_imports() -> None:
-    """Not for types, and not inside of a function either."""
+    """This includes imports for types and imports inside functions."""
     found = rings(modules("functional_optim"))
     assert {name for name in found if ".kernels" in name} == set()
 
@@ -126,7 +126,7 @@ def test_importing_the_core_is_quiet_and_brings_nothing_heavy() -> None:
 
 
 def test_the_first_step_brings_no_computer_algebra() -> None:
-    """Asking what a state looks like once imported sympy: a third of a second in every process."""
+    """Computing the form of a state once imported sympy, which took a third of a second."""
     brought = modules_brought_by(
         "import functional_optim as fo",
         "params, grads = [[torch.ones(9), torch.ones(3, 5)] for _ in range(2)]",

@@ -1,4 +1,4 @@
-"""Tests of declared dependencies: few, all of them pinned for the tests, types shipped."""
+"""Tests of dependencies: the core has few, the tests pin all of them, and types are shipped."""
 
 import tomllib
 from pathlib import Path
@@ -20,7 +20,6 @@ def project() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def pins() -> dict[str, str]:
-    """Pinned versions by name."""
     found = {}
     for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):

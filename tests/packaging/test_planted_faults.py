@@ -1,4 +1,4 @@
-"""The script that plants faults: it tells a fault that is seen from all that is none."""
+"""Tests of the script that plants faults, and reports faults that no test detects."""
 
 import json
 from dataclasses import asdict
@@ -21,11 +21,11 @@ BROKEN = Fault("broken", "src/tiny_sum/__init__.py", "a + b", "a +", SMALLER.tes
 NO_PLUGINS = "".join(
     f" -p no:{name}" for name in ("hypothesispytest", "xdist", "xdist.looponfail", "timeout")
 )
-"""Each takes longer to import than the one test runs."""
+"""Options that disable plugins, since importing them takes longer than the test itself."""
 
 
 def written(fault: Fault) -> str:
-    """As the table has it."""
+    """Return a fault in the format of the table."""
     fields = asdict(fault)
     return "\n".join(
         ["[[fault]]", *(f"{name} = {json.dumps(fields[name])}" for name in fields), ""]
@@ -34,7 +34,7 @@ def written(fault: Fault) -> str:
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project of one function and one test, and of two faults."""
+    """Return a project with one function, one test of it, and two faults."""
     files = {
         "src/tiny_sum/__init__.py": "def total(a, b):\n    return a + b\n",
         "tests/test_sum.py": (

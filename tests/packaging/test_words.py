@@ -1,4 +1,4 @@
-"""One word for one thing: no two classes that a module offers have the same name."""
+"""Test that no two public classes have the same name."""
 
 import ast
 from collections import defaultdict
@@ -7,12 +7,12 @@ from pathlib import Path
 SRC = Path(__file__).parents[2] / "src"
 
 SHARED = {"Transport"}
-"""What users know under one name in two packages: it moves gradients between ranks, or calls to
+"""Names that users know from two packages: a transport moves gradients between ranks, or calls to
 workers."""
 
 
 def classes() -> dict[str, list[str]]:
-    """The files that define a class of each name which does not begin with an underscore."""
+    """Return the files that define each public class name."""
     found: dict[str, list[str]] = defaultdict(list)
     for file in sorted(SRC.rglob("*.py")):
         for node in ast.parse(file.read_text("utf-8")).body:

@@ -1,4 +1,4 @@
-"""``functional-optim plan`` in this process, and files for it to read."""
+"""Runs of ``functional-optim plan`` in this process, and files for it to read."""
 
 import json
 from pathlib import Path
@@ -15,14 +15,14 @@ def run(*arguments: object) -> Result:
 
 
 def shown(*arguments: object) -> str:
-    """Return the output of the command, which must succeed."""
+    """Return the output of the command, after it succeeds."""
     result = run(*arguments)
     assert result.exit_code == 0, result.output
     return result.output
 
 
 def refused(message: str, *arguments: object) -> str:
-    """Return the output of the command, in one line, which must fail with this message."""
+    """Return the output of the command, in one line, after it fails with this message."""
     result = run(*arguments)
     said = " ".join(result.output.split())
     with case(arguments=arguments):
@@ -38,7 +38,7 @@ def shapes(folder: Path, content: Any) -> Path:
 
 
 def safetensors(folder: Path, header: Any, *, length: int | None = None) -> Path:
-    """A file with a header and no tensors: nothing after the header may be read."""
+    """Write a safetensors file with a header and no tensors, since only the header is read."""
     text = json.dumps(header).encode()
     path = folder / "model.safetensors"
     length = len(text) if length is None else length

@@ -1,4 +1,4 @@
-"""Shapes of real models, strategies for others, and what tests of plans have in common."""
+"""Shapes of real models, strategies for other models, and helpers for tests of plans."""
 
 import math
 from itertools import count, pairwise
@@ -31,11 +31,11 @@ TORCH = {
     (EMBEDDING, 8): 7.8,
     (EMBEDDING, 64): 62.0,
 }
-"""torch's own partition, largest rank over mean of elements, as measured with its class."""
+"""Measured imbalance of torch's own partition: elements of the largest rank over the mean."""
 
 
 def of_sizes(*sizes: int, **fields: Any) -> list[ParameterSpec]:
-    """Vectors of these sizes, named p0, p1, ..."""
+    """Return vectors of these sizes, named p0, p1, ..."""
     return [ParameterSpec(f"p{place}", (size,), **fields) for place, size in enumerate(sizes)]
 
 
@@ -43,7 +43,7 @@ def of_sizes(*sizes: int, **fields: Any) -> list[ParameterSpec]:
 def specs(
     draw: st.DrawFn, *, most: int = 12, largest: int = 40, matrices: bool = False
 ) -> list[ParameterSpec]:
-    """Parameters of any kind: empty, 0-d, frozen, of several dtypes and groups."""
+    """Draw parameters of any kind: empty, 0-d, frozen, of several dtypes and groups."""
     number = count()
     side = math.isqrt(largest)
     one = st.builds(
@@ -66,7 +66,7 @@ def specs(
 
 @st.composite
 def scattered(draw: st.DrawFn, parameters: list[ParameterSpec], ranks: int) -> ShardPlan:
-    """A plan that no policy makes: a rank may have several ranges of one parameter."""
+    """Draw a plan that no policy makes. A rank may have several ranges of one parameter."""
     owner = st.integers(0, ranks - 1)
     rows = []
     for index, spec in enumerate(parameters):
@@ -80,7 +80,7 @@ def scattered(draw: st.DrawFn, parameters: list[ParameterSpec], ranks: int) -> S
 
 @st.composite
 def any_plan(draw: st.DrawFn, parameters: list[ParameterSpec]) -> ShardPlan:
-    """A plan by any policy or none, over any number of ranks."""
+    """Draw a plan of a random policy, or of none, over a random number of ranks."""
     name = draw(st.sampled_from(["", *sorted(POLICIES)]))
     ranks = draw(st.integers(1, 9))
     if not name:
@@ -105,13 +105,13 @@ def any_plan(draw: st.DrawFn, parameters: list[ParameterSpec]) -> ShardPlan:
 
 
 def values(spec: ParameterSpec, seed: int = 0) -> Tensor:
-    """Different numbers for every element of every parameter, laid flat."""
+    """Return flat values for a parameter that differ for all elements of all parameters."""
     start = seed + 1000 * int(spec.path.removeprefix("p"))
     return torch.arange(start, start + spec.numel)
 
 
 def sharded(plan: ShardPlan, tensors: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Return the elements that a plan gives each rank: of each parameter its ranges, joined."""
+    """Return the elements of each rank by a plan. Ranges of one parameter are joined."""
     held: list[dict[str, Tensor]] = []
     for rank in range(plan.world_size):
         mine: dict[str, Tensor] = {}

@@ -1,4 +1,4 @@
-"""Blocks: what they divide, and steps of blocks by their owners against Muon's own options."""
+"""Blocks: how they divide a parameter, and steps of their owners compared with Muon's options."""
 
 from typing import Any
 
@@ -72,7 +72,7 @@ def test_blocks_that_do_not_fit_are_refused() -> None:
 def stepped_by_owners(
     specs: list[ParameterSpec], ranks: int, rule: Optimizer, start: Any, grads: list[Any]
 ) -> dict[str, torch.Tensor]:
-    """Return the parameters after each rank has stepped its views as parameters of its own."""
+    """Return the parameters after each rank has stepped its views as separate parameters."""
     params = {path: one.clone() for path, one in start.items()}
     made = plan(specs, ranks, "two_resource")
     for rank in range(ranks):
@@ -86,7 +86,10 @@ def stepped_by_owners(
 @examples(20)
 @given(st.data())
 def test_blocks_that_owners_step_are_those_of_muon_bit_for_bit(data: st.DataObject) -> None:
-    """Heads, Q, K and V of different sizes, and experts, with plain matrices between them."""
+    """Owners that step their blocks match Muon with the same blocks in every bit.
+
+    Blocks are heads, Q, K and V of different sizes, and experts, with plain matrices in between.
+    """
     columns, ranks = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 7))
     size, count = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 5))
     sizes = tuple(data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=4)))

@@ -1,4 +1,4 @@
-"""``functional-optim plan``: tables, pictures and files, and what it refuses."""
+"""``functional-optim plan``: its tables, pictures and files, and the errors that it reports."""
 
 import json
 import sys
@@ -79,7 +79,10 @@ def test_nodes(tmp_path: Path) -> None:
 def test_makespan_and_memory_are_shown_with_their_bounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of matrices with blocks, by an optimizer of the user."""
+    """The command shows makespan and memory beside their bounds.
+
+    The model has a matrix with blocks, and the optimizer is the user's.
+    """
     (tmp_path / "planned_rule.py").write_text(
         "import functional_optim as fo\n"
         "def split():\n"

@@ -1,4 +1,4 @@
-"""``functional-optim plan`` on what others wrote: nothing runs, nothing hangs."""
+"""``functional-optim plan`` on files from others: no code runs, and no input makes it hang."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Cost models and reports: bytes are those of the tensors that init would make."""
+"""Cost models and reports: their byte counts are those of the tensors that ``init`` makes."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from .support import any_plan, of_sizes, specs
 
 
 def state_bytes(optimizer: Optimizer, path: str, tensor: Tensor) -> int:
-    """The bytes in the state that the optimizer makes for a tensor."""
+    """Return the number of bytes in the state that the optimizer makes for a tensor."""
     leaf = optimizer.init({path: tensor}).leaves[path]
     tensors = [leaf.step]
     for state in leaf.stages:
@@ -41,7 +41,7 @@ ALL = {name: getattr(functional_optim, name)() for name in algorithms.__all__}
 EVERY = {
     name: one
     for name, one in ALL.items()
-    # Parameters may be complex.
+    # Keep only optimizers that take complex parameters.
     if all(s.kind == "pointwise" and not s.dtypes for s in one.stages)
 } | {
     "amsgrad": adam(amsgrad=True),
@@ -79,8 +79,8 @@ class _Hyper(NamedTuple):
 
 
 class _Blocks(NamedTuple):
-    scales: Tensor  # one number for each block of 4 elements
-    codes: Tensor  # uint8, the parameter's shape
+    scales: Tensor  # one scale for each block of 4 elements
+    codes: Tensor  # uint8, the shape of the parameter
 
 
 class _Factors(NamedTuple):
@@ -137,7 +137,10 @@ def test_state_that_grows_unevenly_is_refused_with_the_way_out() -> None:
 
 
 def test_costs_are_chosen_by_what_is_given() -> None:
-    """Eight-byte elements weigh twice as much once bytes are counted."""
+    """A plan balances elements without an optimizer, and bytes with one.
+
+    So float64 elements cost twice as much once bytes count. An explicit cost overrides both.
+    """
     parameters = [ParameterSpec("d", (6,), torch.float64), *of_sizes(6, 6)]
     assert sorted(plan(parameters, 2).report().elements) == [6, 12]
     by_bytes = plan(parameters, 2, optimizer=sgd(0.1))
@@ -194,9 +197,9 @@ def test_traffic_is_what_the_steps_of_it_add_up_to(data: st.DataObject) -> None:
             size = (one.stop - one.start) * spec.dtype.itemsize * spec.requires_grad
             for other in range(ranks):
                 if other != owner:
-                    sent[other] += size  # its gradient
+                    sent[other] += size  # the gradient goes to its owner
                     received[owner] += size
-                    sent[owner] += size  # the parameter, stepped
+                    sent[owner] += size  # the owner sends the new parameter
                     received[other] += size
     assert report.sent_bytes == tuple(sent)
     assert report.received_bytes == tuple(received)
@@ -204,7 +207,7 @@ def test_traffic_is_what_the_steps_of_it_add_up_to(data: st.DataObject) -> None:
 
 def test_between_replicas_only_what_is_owned_is_reduced() -> None:
     report = plan(of_sizes(800), 8, "hierarchical", node_size=4, within="elements").report()
-    assert report.between_bytes == (800,) * 4  # 2 * (2 - 1) / 2 of 200 elements of 4 bytes
+    assert report.between_bytes == (800,) * 4  # 2 * (2 - 1) / 2 times 200 elements of 4 bytes
     assert plan(of_sizes(800), 4).report().between_bytes == (0,) * 4
 
 

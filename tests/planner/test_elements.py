@@ -1,4 +1,4 @@
-"""``elements`` and ``sliced``: cuts at any element, equal loads, whole where rules need it."""
+"""Policies ``elements`` and ``sliced``: cuts at any element, equal loads, some parameters whole."""
 
 from itertools import combinations_with_replacement
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ COLUMNS = ("elements", "total_bytes", "state_bytes", "parameter_bytes", "gradien
 
 @pytest.mark.parametrize("name", MODELS)
 def test_real_shapes_are_level_in_elements_and_in_bytes(name: str) -> None:
-    """State and step counts included."""
+    """Real models have equal elements and equal bytes on all ranks, with state and step counts."""
     optimizer = adamw()
     for ranks in WORLDS:
         with case(ranks=ranks):
@@ -37,7 +37,10 @@ def test_real_shapes_are_level_in_elements_and_in_bytes(name: str) -> None:
 def test_loads_differ_by_less_than_the_alignment(
     parameters: list[ParameterSpec], ranks: int, align: int | None
 ) -> None:
-    """And by default the largest is within a twentieth of a percent of the mean."""
+    """Loads exceed the mean by less than the alignment.
+
+    The default alignment keeps the largest load within 0.05 % of the mean.
+    """
     found = plan(parameters, ranks, "elements", align=align)
     loads = found.report().elements
     mean, level_up = sum(loads) / ranks, -(-sum(loads) // ranks)
@@ -73,7 +76,7 @@ def test_a_rank_owns_one_range_of_each_flat_buffer(
 
 
 def brute_force(weights: list[Weight], numels: list[int], ranks: int) -> int:
-    """The best of all ways to cut a line of elements, of whatever price, into runs."""
+    """Return the smallest largest load, over all ways to cut a line of elements into runs."""
     line = [place for place, numel in enumerate(numels) for _ in range(numel)]
 
     def price(run: list[int]) -> int:
@@ -95,7 +98,7 @@ def brute_force(weights: list[Weight], numels: list[int], ranks: int) -> int:
 def test_the_largest_load_is_the_smallest_that_cuts_allow(
     parts: list[tuple[int, int, int]], ranks: int
 ) -> None:
-    """Also where a rank pays for every parameter of which it has a part."""
+    """The largest load is the smallest possible, also if each part of a parameter has a cost."""
     numels = [numel for numel, _, _ in parts]
     weights = [Weight(each, per_piece=once) for _, each, once in parts]
     columns = Weights.of_each(weights)
@@ -106,7 +109,7 @@ def test_the_largest_load_is_the_smallest_that_cuts_allow(
     assert max(costs) == brute_force(weights, numels, ranks)
 
 
-# ------------------------------------------------------------------------- what must stay whole
+# ----------------------------------------------------------------------------- whole parameters
 
 
 @examples(20)
@@ -172,7 +175,7 @@ def test_each_parameter_may_have_an_optimizer_of_its_own() -> None:
     assert found.report().elements == (16, 16)
 
 
-# ------------------------------------------------------------------------------------ the edges
+# ----------------------------------------------------------------------------------- edge cases
 
 
 def test_wrong_options_are_refused() -> None:
@@ -195,7 +198,7 @@ def test_aligned_shares_leave_no_rank_emptier_than_need_be() -> None:
     assert found == (16, 16, 16, 8, 8, 8, 8, 8, 8, 4)
 
 
-# ------------------------------------------------------------------------------------ in slices
+# --------------------------------------------------------------------------------------- slices
 
 
 @examples(20)

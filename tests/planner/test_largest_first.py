@@ -1,4 +1,4 @@
-"""``largest_first`` and ``contiguous``: near the bound, optimal where that is known."""
+"""Policies ``largest_first`` and ``contiguous``: near the bound, or optimal where that is known."""
 
 from dataclasses import replace
 from itertools import combinations, combinations_with_replacement, product
@@ -48,7 +48,10 @@ def test_the_optimum_of_few_items_is_bounded_on_both_sides(
 @examples(15)
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=60), st.integers(1, 16))
 def test_it_is_within_one_large_item_of_the_bound(items: list[int], ranks: int) -> None:
-    """So within 1 % wherever no item is larger than 1 % of the mean."""
+    """The largest load exceeds the bound by at most one large item.
+
+    So it is within 1 % of the bound if no item is larger than 1 % of the mean.
+    """
     held = [0] * ranks
     found = largest_load(spread(items, held), items, held)
     assert ranks * found <= ranks * lower_bound(items, held) + (ranks - 1) * max(items)
@@ -59,7 +62,7 @@ def test_it_is_within_one_percent_where_no_item_is_large() -> None:
     for ranks in (1, 4, 10):
         items = [random.randint(10, 20) for _ in range(250 * ranks)]
         held = [0] * ranks
-        assert 100 * ranks * max(items) <= sum(items)  # what the promise asks for
+        assert 100 * ranks * max(items) <= sum(items)  # the condition of the 1 % bound
         found = largest_load(spread(items, held), items, held)
         assert 100 * found <= 101 * lower_bound(items, held)
 
@@ -74,7 +77,7 @@ def test_real_shapes_are_within_one_percent_of_the_bound(name: str) -> None:
 
 
 def test_compute_is_levelled_where_it_is_the_cost() -> None:
-    """A square matrix costs more than a long one with as many elements."""
+    """Compute is balanced if it is the cost: a square matrix costs more than a long one."""
     shapes = {"square": (64, 64), "long": (4, 1024), "other": (4, 1024)}
     parameters = [ParameterSpec(*one, kind="per_matrix") for one in shapes.items()]
     found = plan(parameters, 2, cost=FlopCost(muon()))
@@ -86,7 +89,7 @@ def test_compute_is_levelled_where_it_is_the_cost() -> None:
 def test_contiguous_runs_are_the_best_there_are(sizes: list[int], ranks: int) -> None:
     found = plan(of_sizes(*sizes), ranks, "contiguous")
     assert list(found.pieces.rank) == sorted(found.pieces.rank)
-    # One place to cut at may be chosen twice, for an empty run.
+    # The same cut may be chosen twice, which gives an empty run.
     every_cut = combinations_with_replacement(range(len(sizes) + 1), ranks - 1)
     best = min(
         max(sum(sizes[a:b]) for a, b in zip((0, *cuts), (*cuts, len(sizes)), strict=True))

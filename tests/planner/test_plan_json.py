@@ -1,4 +1,4 @@
-"""Plans as values and as JSON: there and back, digests that notice everything, and no plans."""
+"""Plans as values and as JSON: round trips, digests, and errors for invalid JSON."""
 
 import copy
 import json
@@ -22,7 +22,7 @@ from .support import any_plan, of_sizes, specs
 @examples(25)
 @given(st.data())
 def test_plans_are_values(data: st.DataObject) -> None:
-    """Copied, pickled, written as JSON and read."""
+    """Plans are equal after a copy, a pickle and a JSON round trip, and they are immutable."""
     made = data.draw(any_plan(data.draw(specs(matrices=True))))
     read = ShardPlan.from_json(made.to_json())
     assert read.to_json() == made.to_json()

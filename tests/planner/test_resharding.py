@@ -1,4 +1,4 @@
-"""reshard and diff: between any two plans, the copies on real tensors give what they should."""
+"""``reshard`` and ``diff``: for any two plans, the copies on real tensors give the new shards."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ from .support import any_plan, of_sizes, sharded, specs, values
 def carried_out(
     copies: tuple[RangeCopy, ...], held: list[dict[str, Tensor]], after: ShardPlan
 ) -> list[dict[str, Tensor]]:
-    """New buffers, filled by the copies alone; -1 stands where nothing was written."""
+    """Return new buffers that the copies fill. Elements that no copy writes are -1."""
     new: list[dict[str, Tensor]] = []
     for rank in range(after.world_size):
         lengths: dict[str, int] = {}
@@ -44,14 +44,17 @@ def same(ours: list[dict[str, Tensor]], theirs: list[dict[str, Tensor]]) -> bool
 
 
 def elements(made: ShardPlan, rank: int) -> set[tuple[str, int]]:
-    """All that a rank owns."""
+    """Return all elements that a rank owns."""
     return {(one.path, at) for one in made.owned(rank) for at in range(one.start, one.stop)}
 
 
 @examples(30)
 @given(st.data())
 def test_the_copies_give_what_direct_sharding_gives(data: st.DataObject) -> None:
-    """There and back; and no element crosses ranks that its target had already."""
+    """Copies from one plan to another give the new shards, and copies back give the old shards.
+
+    No copy moves an element to another rank that has it already.
+    """
     parameters = data.draw(specs(matrices=True))
     tensors = {spec.path: values(spec) for spec in parameters}
     before = data.draw(any_plan(parameters))
@@ -92,7 +95,7 @@ def test_a_rank_has_its_own_copies_and_no_others(data: st.DataObject) -> None:
 
 
 def test_the_copies_of_a_rank_do_not_grow_with_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted as they are made: all of them, and those of one rank."""
+    """The number of copies of one rank does not grow with the number of ranks."""
     made = []
     real = resharding._range_copy
 

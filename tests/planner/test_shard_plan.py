@@ -1,4 +1,4 @@
-"""ShardPlan: every element has exactly one owner, who is easy to ask for."""
+"""ShardPlan: every element has exactly one owner, which is easy to look up."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -35,7 +35,7 @@ def of_rows(*rows: tuple[int, int, int, int]) -> Pieces:
 @examples(30)
 @given(st.data())
 def test_every_element_has_one_owner_in_each_replica(data: st.DataObject) -> None:
-    """Both ways of asking for it give the same."""
+    """Every element has exactly one owner in each replica, by ``owned`` and by ``owners`` alike."""
     parameters = data.draw(specs(matrices=True))
     made = data.draw(any_plan(parameters))
     size = made.shard_ranks
@@ -218,7 +218,7 @@ def test_a_plan_knows_whose_it_is() -> None:
     ]:
         with pytest.raises(ValueError, match=f"this plan is for another model: .*{message}"):
             made.check(other)
-    plan(specs_of(model, "per_matrix"), 2).check(model)  # a model does not say what steps it
+    plan(specs_of(model, "per_matrix"), 2).check(model)  # a model has no kinds to check
 
 
 def test_what_is_not_there_is_said() -> None:
@@ -280,7 +280,7 @@ def test_specs_of_nothing_are_refused() -> None:
         ({"kind": "rows"}, ValueError, "pointwise, per_matrix, got 'rows'"),
         ({"group": -1}, ValueError, "index of a group"),
         ({"requires_grad": "no"}, TypeError, "must be True or False, got 'no'"),
-        # Fault 34: any text was taken for a device.
+        # Fault 34: any text was accepted as a device.
         ({"device": "garbage"}, ValueError, "device of 'w' must be .*, got 'garbage'"),
         ({"device": ""}, ValueError, "got ''"),
         ({"device": "cuda one"}, ValueError, "got 'cuda one'"),

@@ -1,4 +1,4 @@
-"""The policies that torch has too give exactly what torch's own class gives."""
+"""Policies that torch has, too, give exactly the plan of torch's own class."""
 
 import warnings
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from sharding import ParameterSpec, plan
 from tests.choices import case, examples
 
-with warnings.catch_warnings():  # importing that package of torch scripts functions
+with warnings.catch_warnings():  # the import runs torch.jit.script
     warnings.filterwarnings("ignore", r"`torch.jit\.\w+` is deprecated", DeprecationWarning)
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -21,7 +21,7 @@ Group = list[Tensor]
 
 
 def torch_zero(groups: list[Group], ranks: int) -> ZeroRedundancyOptimizer:
-    """torch's class with what its partition needs, and no process group."""
+    """Return torch's class with the attributes that its partition reads, and no process group."""
     zero = object.__new__(ZeroRedundancyOptimizer)
     zero.param_groups = [{"params": group} for group in groups]
     zero.world_size = ranks
@@ -30,13 +30,13 @@ def torch_zero(groups: list[Group], ranks: int) -> ZeroRedundancyOptimizer:
 
 
 def torch_partition(groups: list[Group], ranks: int) -> list[list[list[int]]]:
-    """For each rank and group, the ids of its parameters."""
+    """Return the ids of the parameters for each rank and group, by torch's partition."""
     parts = torch_zero(groups, ranks)._partition_parameters()
     return [[sorted(map(id, group["params"])) for group in part] for part in parts]
 
 
 def meta(sizes: list[int]) -> Group:
-    """Every third one is frozen: in torch's partition it counts as the others do."""
+    """Return parameters of these sizes. Every third is frozen, but counts like the others."""
     return [
         torch.empty(size, device="meta", requires_grad=place % 3 != 1)
         for place, size in enumerate(sizes)

@@ -1,4 +1,4 @@
-"""``two_resource``: every element has one owner, and time and bytes are near their bounds."""
+"""Policy ``two_resource``: each element has one owner, and time and bytes are near their bounds."""
 
 import itertools
 from typing import Any
@@ -27,7 +27,7 @@ from .support import of_sizes
 
 @st.composite
 def blocks_of_rows(draw: st.DrawFn, rows: int) -> MatrixBlocks | None:
-    """Any division of the rows of a matrix, or none."""
+    """Draw a division of the rows of a matrix, or None."""
     divisors = [count for count in range(1, rows + 1) if rows % count == 0]
     cuts = sorted(draw(st.sets(st.integers(1, max(1, rows - 1)), max_size=3))) if rows > 1 else []
     ends = [0, *cuts, rows]
@@ -38,7 +38,7 @@ def blocks_of_rows(draw: st.DrawFn, rows: int) -> MatrixBlocks | None:
 
 @st.composite
 def model(draw: st.DrawFn) -> list[ParameterSpec]:
-    """Matrices with and without blocks, stacks of experts, and pointwise parameters."""
+    """Draw matrices with and without blocks, stacks of experts, and pointwise parameters."""
     specs = []
     for number in range(draw(st.integers(0, 5))):
         rows, columns = draw(st.integers(1, 12)), draw(st.integers(1, 6))
@@ -89,7 +89,7 @@ def test_each_element_has_one_owner_and_blocks_stay_whole(
 def test_the_largest_rank_is_never_below_the_bound(
     specs: list[ParameterSpec], ranks: int, policy: str
 ) -> None:
-    """For any plan: the bound holds for all that leave matrices whole."""
+    """No plan that leaves matrices whole is better than the lower bounds of time and memory."""
     numbers = plan(specs, ranks, policy, small).report(small)
     assert numbers.flops_bound <= numbers.makespan
     assert numbers.bytes_bound <= numbers.memory
@@ -99,7 +99,10 @@ def test_the_largest_rank_is_never_below_the_bound(
 @examples(25)
 @given(model(), st.integers(1, 5))
 def test_time_is_within_one_matrix_of_the_bound(specs: list[ParameterSpec], ranks: int) -> None:
-    """By one of the three orders at least, and so by the plan that is taken, in one resource."""
+    """For matrices alone, the makespan exceeds its bound by at most one matrix.
+
+    One of the three orders has this guarantee, so the plan that is chosen has it too.
+    """
     specs = [spec for spec in specs if spec.kind == "per_matrix" and spec.requires_grad]
     cost = FlopCost(small)
     made = plan(specs, ranks, "two_resource", cost=cost)
@@ -147,7 +150,7 @@ def test_a_plan_that_grows_levels_both_resources() -> None:
 
 
 def small_step(elements: int) -> int:
-    """The operations of AdamW on half of the elements, which each rank has."""
+    """Return the operations of AdamW on half of the elements, the share of each rank."""
     (count,) = FlopCost(adamw())(of_sizes(elements)).whole([elements])
     return count // 2
 
@@ -167,7 +170,10 @@ def test_costs_of_any_kind_are_levelled() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_real_models_reach_their_bounds(name: str) -> None:
-    """Within a tenth, and the targets of the mean are met wherever the bound allows that."""
+    """Real models come within 10 % of both bounds.
+
+    They also meet the targets for the imbalance where the bounds allow it.
+    """
     numbers = plan(MODELS[name](), RANKS, "two_resource", rule).report(rule)
     assert numbers.makespan_over_bound <= 1.1
     assert numbers.memory_over_bound <= 1.1

@@ -1,4 +1,4 @@
-"""The work that planning takes, counted in bytecodes: it grows with the parameters, no faster."""
+"""Work of the planner in bytecodes: it grows no faster than the number of parameters."""
 
 import sys
 from collections.abc import Callable
@@ -58,7 +58,7 @@ def test_twice_the_parameters_take_twice_the_work() -> None:
 def test_resharding_takes_work_in_proportion_to_the_pieces() -> None:
     def work(number: int) -> int:
         before, after = (plan(parameters(number), ranks, "elements") for ranks in (16, 17))
-        reshard(before, after)  # fills what plans keep
+        reshard(before, after)  # fills the caches of the plans
         return opcodes(lambda: reshard(before, after))
 
     assert work(800) < 2.5 * work(400)

@@ -1,4 +1,4 @@
-"""The page of agreement: its table is what the laws say, and executors take what it says.
+"""Tests of the page of agreement: its table has the results of the laws, and executors are named.
 
 ``python -m tests.readme.test_agreement`` writes the table into the page.
 """
@@ -68,13 +68,13 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 REFUSING = re.compile(r"^Only `(\w+)`, [^`]*refuses a chain", flags=re.MULTILINE)
 
 EXAMPLES = 30 if EVERYTHING else 4
-"""So few, since ``tests/laws`` has every law of every optimizer."""
+"""Number of examples; few, since ``tests/laws`` tests every law of every optimizer."""
 
 Values = list[float]
 
 
 def qhm_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
-    """Ma & Yarats 2019, eq. 3-4, by plain Python numbers: lr 0.1, beta 0.9, nu 0.7, decay 0.01."""
+    """Compute Ma & Yarats 2019, eq. 3-4: lr 0.1, beta 0.9, nu 0.7, decay 0.01."""
     buffer = [0.0] * len(p)
     for grad in grads:
         g = [a + 0.01 * b for a, b in zip(grad, p, strict=True)]
@@ -84,7 +84,7 @@ def qhm_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
 
 
 def lion_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
-    """Chen et al. 2023, algorithm 2, in plain numbers: lr 0.1, betas 0.9, 0.99, decay 0.01."""
+    """Compute Chen et al. 2023, algorithm 2: lr 0.1, betas 0.9, 0.99, decay 0.01."""
     m = [0.0] * len(p)
     for g in grads:
         sign = [math.copysign(1.0, 0.9 * b + (1 - 0.9) * a) for a, b in zip(g, m, strict=True)]
@@ -94,7 +94,7 @@ def lion_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
 
 
 def lamb_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
-    """You et al. 2020, algorithm 2, in plain numbers: lr 0.1, betas 0.9, 0.999, decay 0.01."""
+    """Compute You et al. 2020, algorithm 2: lr 0.1, betas 0.9, 0.999, decay 0.01."""
     m, v = [0.0] * len(p), [0.0] * len(p)
     for t, g in enumerate(grads, start=1):
         m = [0.9 * b + (1 - 0.9) * a for a, b in zip(g, m, strict=True)]
@@ -107,9 +107,9 @@ def lamb_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
 
 
 def lars_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
-    """You et al. 2017, algorithm 1, in plain numbers: lr 0.1, momentum 0.9, decay 0.01, trust 0.5.
+    """Compute You et al. 2017, algorithm 1: lr 0.1, momentum 0.9, decay 0.01, trust 0.5.
 
-    With the norm of the sum of gradient and decay.
+    The ratio uses the norm of the sum of gradient and decay.
     """
     b = [0.0] * len(p)
     for g in grads:
@@ -121,7 +121,7 @@ def lars_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
 
 
 def adagrad_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
-    """Each element is a row of its own, in plain numbers: lr 0.1, eps 1e-8, decay 0.01."""
+    """Compute Adagrad, with each element as a row: lr 0.1, eps 1e-8, decay 0.01."""
     s = [0.0] * len(p)
     for grad in grads:
         g = [a + 0.01 * x for a, x in zip(grad, p, strict=True)]
@@ -131,7 +131,7 @@ def adagrad_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
 
 
 def ftrl_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
-    """McMahan et al. 2013, algorithm 1, in plain numbers: alpha 0.1, beta 1, l1 0.1, l2 0.01."""
+    """Compute McMahan et al. 2013, algorithm 1: alpha 0.1, beta 1, l1 0.1, l2 0.01."""
     ends = [_ftrl(*one) for one in zip(p, *grads, strict=True)]
     return [p for p, _ in ends], [0.1 * z for _, z in ends]
 
@@ -147,7 +147,7 @@ def _ftrl(w: float, *grads: float) -> tuple[float, float]:
 
 
 def soap_by_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
-    """Vyas et al. 2024, algorithm 3, in float64: lr 0.1, betas 0.9, 0.95, decay 0.01, refreshed."""
+    """Compute Vyas et al. 2024, algorithm 3, in float64: lr 0.1, betas 0.9, 0.95, decay 0.01."""
 
     def matrix(values: Values) -> Tensor:
         return torch.tensor(values, dtype=torch.float64).reshape(MATRIX)
@@ -159,7 +159,7 @@ def soap_by_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
 
 
 def prodigy_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
-    """Mishchenko & Defazio 2024, algorithm 4, in plain numbers: d0 0.1, decay 0.01."""
+    """Compute Mishchenko & Defazio 2024, algorithm 4: d0 0.1, decay 0.01."""
     start, d, r = list(p), 0.1, 0.0
     s, m, v = ([0.0] * len(p) for _ in range(3))
     for g in grads:
@@ -179,9 +179,9 @@ def prodigy_formula(p: Values, grads: list[Values]) -> tuple[Values, Values]:
 def schedule_free_formula(
     p: Values, grads: list[Values], *, squares: bool
 ) -> tuple[Values, Values]:
-    """Defazio et al. 2024, eq. 9-11 and algorithm 1, in plain numbers: lr 0.1, b 0.9, decay 0.01.
+    """Compute Defazio et al. 2024, eq. 9-11 and algorithm 1: lr 0.1, b 0.9, decay 0.01.
 
-    With weights that are all the same, and of AdamW b2 = 0.99.
+    All weights are equal, and AdamW has b2 = 0.99.
     """
     x, y, z, v = list(p), list(p), list(p), [0.0] * len(p)
     for t, g in enumerate(grads, start=1):
@@ -212,7 +212,7 @@ def given_formula(
     p: Values,
     grads: list[Values],
 ) -> tuple[Values, Values]:
-    """A formula that takes estimates, which are made of gradients as the laws make them."""
+    """Compute a formula that needs estimates, which are scaled gradients, as in the laws."""
     columns = [[(g, SCALE * g) for g in column] for column in zip(*grads, strict=True)]
     made = [formula(one, own, hyper) for one, own in zip(p, columns, strict=True)]
     return [one[0] for one in made], [one[1] for one in made]
@@ -255,15 +255,15 @@ FORMULAS: dict[str, tuple[Callable[[], Optimizer], Callable[..., tuple[Values, V
     **ADAPTIVE_FORMULAS,
 }
 MATRIX = (5, 100)
-"""The shape of the parameter, where that has to be a matrix; its shorter side is turned."""
+"""Shape of a parameter that must be a matrix; algorithms rotate its shorter side."""
 BOUND = 4
-"""Units in the last place of the largest magnitude, after 5 steps."""
+"""Bound in units in the last place of the largest value, after 5 steps."""
 BOUNDS = {"galore_adamw": 32, "soap": 16}
-"""Eigenvectors of what is rounded are turned by more than that."""
+"""Larger bounds, since rounded matrices have rotated eigenvectors."""
 
 
 def distance(name: str, dtype: torch.dtype) -> float:
-    """The largest distance of params and state from the formula, in units in the last place."""
+    """Return the largest distance of params and state from the formula, in ulps."""
     build, formula = FORMULAS[name]
     optimizer = fed(build())
     generator = torch.Generator().manual_seed(0)
@@ -301,7 +301,6 @@ def verdict(law: str, subject: Subject) -> str:
 
 
 def parity_table() -> str:
-    """The table of the page."""
     head = ["optimizer", "compared with", "float32", "float64", "bfloat16"]
     head += ["complex = its real view", "script = reference"]
     rows = [head, ["---"] * len(head)]
@@ -336,7 +335,7 @@ class Hyper(NamedTuple):
 
 
 def by_data(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
-    """A branch on data, which no graph has, and an import, which TorchScript has not."""
+    """Branch on data, which no graph can, and import a module, which TorchScript cannot."""
     import math
 
     if math.isfinite(float(grad.sum())):
@@ -345,7 +344,7 @@ def by_data(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tens
 
 
 def test_who_takes_every_chain() -> None:
-    """The page names the executors that do not, and no other refuses one."""
+    """Only the executors that the page names refuse this chain."""
     stage = Rule(name="by_data", hyper=Hyper, rule=by_data, kind="per_matrix")
     refusing: list[tuple[str, bool]] = []
     for name in get_args(ExecutorName):

@@ -1,4 +1,4 @@
-"""Docstrings of public names: each has one, with a runnable example if it can be called."""
+"""Tests that public names have docstrings, and that callable names have a runnable example."""
 
 import inspect
 

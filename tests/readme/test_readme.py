@@ -1,6 +1,6 @@
-"""The README: its blocks run, its links lead somewhere, its figures are those of the pages.
+"""Tests of the README: its blocks run, its links work, and its figures are those of the pages.
 
-``make test-install`` runs the blocks in a new environment that is made as the README says.
+``make test-install`` runs the blocks in a new environment, installed as the README says.
 """
 
 import re
@@ -31,7 +31,7 @@ def page(name: str) -> str:
 
 
 def rows(name: str, mark: str) -> list[str]:
-    """The rows of the table of a page that stands between two marks."""
+    """Return the rows of a table between two marks of a page."""
     table = page(name).split(f"<!-- {mark} -->\n")[1].split(f"<!-- /{mark} -->")[0]
     return table.splitlines()[2:]
 
@@ -46,7 +46,7 @@ def test_it_is_short() -> None:
 def test_blocks_run_in_sequence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """But the last, which is a program of its own. The mistake that one shows is reported."""
+    """All blocks but the last run in one module; the law reports the mistake that a block shows."""
     script = tmp_path / "readme_blocks.py"
     script.write_text("\n".join(BLOCKS[:-1]))
     spec = spec_from_file_location("readme_blocks", script)
@@ -60,7 +60,7 @@ def test_blocks_run_in_sequence(
 
 
 def test_the_program_for_ranks_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By one rank, that finds its group as torchrun tells it."""
+    """The program runs on one rank, with the environment variables of torchrun."""
     given = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}
     for name, value in given.items():
         monkeypatch.setenv(name, str(value))
@@ -90,7 +90,7 @@ def test_each_figure_stands_on_the_page_that_it_links_to() -> None:
 
 
 def numbers(what: str) -> list[int]:
-    """The whole numbers of the row that begins so."""
+    """Return the whole numbers of the row with this beginning."""
     (row,) = [one for one in ROWS if one[0].startswith(what)]
     return [int(one) for one in re.findall(r"\*\*(\d+)\*\*", row[1])]
 

@@ -1,4 +1,4 @@
-"""The table of schedules is what they are, and what was measured.
+"""Test that the table of schedules agrees with the code and with the measurements.
 
 ``python -m tests.readme.test_schedules`` writes the table into the page.
 """
@@ -16,14 +16,14 @@ TABLE = re.compile(r"<!-- schedules -->\n(.*?)<!-- /schedules -->", flags=re.DOT
 
 
 def call(name: str) -> str:
-    """A constructor with its arguments, as one writes it."""
+    """Return a constructor call with all arguments and defaults."""
     made = inspect.signature(getattr(schedules, name))
     plain = [one.replace(annotation=one.empty) for one in made.parameters.values()]
     return f"{name}{inspect.Signature(plain)}"
 
 
 def compared(name: str) -> str:
-    """With what a schedule is compared, and how close it comes, in all its forms."""
+    """Return the scheduler that a schedule is compared with, and the largest distance."""
     twins = [twin for full, twin in TWINS.items() if full.split()[0] == name]
     if not twins:
         return "the schedule that it marks"
@@ -39,7 +39,6 @@ def compared(name: str) -> str:
 
 
 def schedule_table() -> str:
-    """The table of the page."""
     rows = [["schedule", "what it is", "compared with, at every step"], ["---"] * 3]
     for name in schedules.__all__:
         story = inspect.getdoc(getattr(schedules, name)) or ""

@@ -1,4 +1,4 @@
-"""Documentation of trust: files that may run code when loaded, and files that cannot."""
+"""Tests of the documentation of trust: files that may run code when loaded, and safe files."""
 
 import contextlib
 import json
@@ -33,15 +33,15 @@ def test_the_readme_leads_to_the_page() -> None:
 
 
 class Planted:
-    """Pickled, it runs code where it is loaded."""
+    """Object whose pickle runs code when it is loaded."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return exec, ("import builtins; builtins.planted = True",)
 
 
-@pytest.mark.filterwarnings("ignore")  # torch says that it falls back
+@pytest.mark.filterwarnings("ignore")  # torch warns about a fallback
 def test_an_exported_package_runs_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So it has to be trusted, as the page says."""
+    """A user must therefore trust a package, as the page says."""
     import builtins
 
     monkeypatch.setattr(builtins, "planted", False, raising=False)
@@ -54,7 +54,7 @@ def test_an_exported_package_runs_code(tmp_path: Path, monkeypatch: pytest.Monke
             if name.endswith("sample_inputs/model.pt"):
                 content = (tmp_path / "planted.pt").read_bytes()
             made.writestr(name, content)
-    with contextlib.suppress(Exception):  # what was planted is no input
+    with contextlib.suppress(Exception):  # the planted object is not a valid input
         torch.export.load(changed)
     assert builtins.planted
 
@@ -112,7 +112,7 @@ dist.destroy_process_group()
 
 
 def test_what_need_not_be_trusted_runs_nothing(tmp_path: Path) -> None:
-    """Checkpoints, plans, shapes, headers, mapped state."""
+    """Loading checkpoints, plans, shapes, headers and mapped state runs no code."""
     command = [sys.executable, "-c", READING, str(tmp_path), str(OLD)]
     done = subprocess.run(command, check=True, timeout=900, stdout=subprocess.PIPE, text=True)
     assert json.loads(done.stdout) == []

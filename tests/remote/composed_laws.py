@@ -1,4 +1,4 @@
-"""Laws of optimizers of optimizers, over every transport."""
+"""Laws of composed optimizers, for every transport."""
 
 import itertools
 import threading
@@ -43,7 +43,7 @@ def placement(workers: int, shift: int = 0) -> dict[str, str]:
 
 
 def composed_optimizers_equal_the_local_run(make: Make) -> None:
-    """In the middle of a batch their state goes to threads, and from there to other workers."""
+    """In the middle of a batch, the state moves to threads, and from there to other workers."""
     for name, chosen in MORE.items():
         with case(name=name):
             optimizer = make(chosen(), named(), placement(2))
@@ -61,7 +61,7 @@ def composed_optimizers_equal_the_local_run(make: Make) -> None:
 def stepped(
     optimizer: DistributedOptimizer, numbers: range
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """State and parameters after these steps; the workers are let go."""
+    """Make these steps, close the optimizer, and return its state and its parameters."""
     for step in numbers:
         optimizer.step(grads_at(step, missing=HOLES))
     saved, params = optimizer.state_dict(), values(optimizer)
@@ -70,11 +70,11 @@ def stepped(
 
 
 BATCHES_OF_TWO = chain(accumulate(2), clip_by_global_norm(0.5), adamw(lr=0.1))
-"""The order of steps decides which gradients are clipped together."""
+"""Chain in which the order of steps decides which gradients are clipped together."""
 
 
 def steps_at_once_have_one_order_on_all_workers(make: Make) -> None:
-    """Of what is accumulated, counted and measured too."""
+    """The order also covers accumulated gradients, step counts, and totals."""
     optimizer = make(BATCHES_OF_TWO, named(), placement(2))
     calls = [threading.Thread(target=optimizer.step, args=(grads_at(k),)) for k in range(4)]
     for one in calls:
@@ -87,7 +87,7 @@ def steps_at_once_have_one_order_on_all_workers(make: Make) -> None:
 
 
 def is_one_of_the_serial_orders(found: dict[str, Tensor], steps: Sequence[int]) -> None:
-    """By ``BATCHES_OF_TWO``, from the first parameters."""
+    """Assert that some serial order of these steps of ``BATCHES_OF_TWO`` gives ``found``."""
     for order in itertools.permutations(steps):
         params: Any = params_of()
         state = BATCHES_OF_TWO.init(params)

@@ -7,10 +7,10 @@ from torch import Tensor
 from functional_optim import DistributedOptimizer
 
 Make = Callable[..., DistributedOptimizer]
-"""Makes an optimizer, as ``DistributedOptimizer.over_threads`` does."""
+"""Function that makes an optimizer, as ``DistributedOptimizer.over_threads`` does."""
 
 
 def values(optimizer: DistributedOptimizer) -> dict[str, Tensor]:
-    """The parameters of all workers."""
+    """Return copies of the parameters of all workers."""
     with optimizer.snapshot() as snapshot:
         return {name: one.detach().clone() for name, one in snapshot.parameters.items()}

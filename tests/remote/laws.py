@@ -1,7 +1,8 @@
 """Laws of DistributedOptimizer over every transport: bit for bit the same numbers.
 
-Each law is given a function that makes an optimizer, as ``DistributedOptimizer.over_threads`` does,
-on the workers "ps0" and "ps1" or what a transport has for them. Parameters are read by snapshots.
+Each law takes a function that makes an optimizer, as ``DistributedOptimizer.over_threads`` does.
+The workers are "ps0" and "ps1", or the equivalents of the transport. The laws read parameters by
+snapshots.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +25,7 @@ __all__ = ["LAWS", "Make", "values"]
 
 
 def every_optimizer_equals_the_local_run(make: Make) -> None:
-    """Registered optimizers and chains, and the class of torch.optim where there is one."""
+    """The test covers all registered optimizers and chains."""
     steps = [gradients(0), gradients(1, ("scale",))]
     for name, one in ONE_CHAIN.items():
         with case(name=name):
@@ -36,7 +37,7 @@ def every_optimizer_equals_the_local_run(make: Make) -> None:
 
 
 def groups_schedulers_and_state(make: Make) -> None:
-    """As torch.optim; the state goes to torch.optim, to other workers, and back."""
+    """The state moves to torch.optim, to other workers, and back."""
 
     def grouped(own: Mapping[str, Any]) -> list[dict[str, Any]]:
         pairs = list(own.items())
@@ -81,7 +82,7 @@ def groups_schedulers_and_state(make: Make) -> None:
 
 
 def snapshots_are_versions_and_too_old_ones_refused(make: Make) -> None:
-    """A snapshot is that of its step, whatever comes later; the age of gradients is counted."""
+    """A snapshot keeps the values of its step; counters record the age of gradients."""
     optimizer = make(sgd, parameters(), placement(2), lr=0.1)
     optimizer.limit_staleness(1)
     held = [optimizer.snapshot() for _ in range(3)]
@@ -108,7 +109,7 @@ def snapshots_are_versions_and_too_old_ones_refused(make: Make) -> None:
 
 
 def clipping_and_a_scaler_are_over_all_workers(make: Make) -> None:
-    """By hand, in the chain, and with a step that GradScaler skips."""
+    """The test clips by a call and in the chain, and GradScaler skips one step."""
     made = chain(clip_by_global_norm(0.1), adamw(lr=0.1))
     optimizer = make(made, parameters(), placement(2))
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
@@ -134,7 +135,7 @@ def clipping_and_a_scaler_are_over_all_workers(make: Make) -> None:
 
 
 def sparse_gradients_touch_their_rows(make: Make) -> None:
-    """Sparse gradients of an embedding bag step their rows, where the table is stored."""
+    """Sparse gradients of an embedding bag change only their rows of the stored table."""
     for factory in (rowwise_adagrad, ftrl):
         with case(factory=factory):
             bag = nn.EmbeddingBag(6, 3, mode="sum", sparse=True)
@@ -160,7 +161,7 @@ def sparse_gradients_touch_their_rows(make: Make) -> None:
 
 
 def what_does_not_fit_reaches_no_worker(make: Make) -> None:
-    """A gradient of one worker's, or an option: no other one makes the step."""
+    """A wrong gradient or option of one worker is refused before any worker steps."""
     pairs = list(parameters().items())
     groups = [{"params": pairs[:1]}, {"params": pairs[1:]}]
     where = dict.fromkeys(parameters(), "ps1") | {"embed.weight": "ps0"}
@@ -186,7 +187,7 @@ def what_does_not_fit_reaches_no_worker(make: Make) -> None:
 
 
 class Writing(torch.optim.Optimizer):
-    """A class without functional equivalent, which writes to the gradients that it is given."""
+    """Optimizer class without functional equivalent that writes to its gradients."""
 
     def __init__(self, params: Any, lr: float = 0.5) -> None:
         super().__init__(params, {"lr": lr})
@@ -201,7 +202,7 @@ class Writing(torch.optim.Optimizer):
 
 
 def any_class_steps(make: Make) -> None:
-    """Its options and its state too, which loads where parameters have moved to."""
+    """The options and the state of a class without functional equivalent can change and load."""
     with pytest.warns(UserWarning, match="Writing.* has no functional equivalent"):
         optimizer = make(Writing, parameters(), placement(2), lr=0.25)
     optimizer.step(gradients(0))

@@ -1,4 +1,4 @@
-"""Support of these tests: a small model by name, gradients, and the parameters of a local run."""
+"""Support of these tests: a small named model, its gradients, and a local run."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from functional_optim import Optimizer
 
 SHAPES = {"embed.weight": (5, 3), "hidden.weight": (4, 4), "hidden.bias": (4,), "scale": ()}
 LIMIT = 240.0
-"""Seconds for what other threads and processes do: long on a busy machine, within a test's time."""
+"""Seconds to wait for other threads and processes; a test's own limit is longer."""
 Gradients = Mapping[str, Tensor | None]
 
 
@@ -33,12 +33,12 @@ def gradients(step: int, without: Sequence[str] = ()) -> dict[str, Tensor | None
 
 
 def placement(workers: int, shift: int = 0) -> dict[str, str]:
-    """Each parameter on a worker; the last ones share one where there are fewer workers."""
+    """Assign the parameters to the workers in turn."""
     return {name: f"ps{(place + shift) % workers}" for place, name in enumerate(SHAPES)}
 
 
 def locally(optimizer: Optimizer, steps: Sequence[Gradients], **changes: Any) -> dict[str, Tensor]:
-    """Parameters after these steps in one process, by the reference."""
+    """Return the parameters after these steps in one process."""
     params = list(parameters().values())
     with torch.no_grad():
         state = optimizer.init(params)
@@ -48,7 +48,7 @@ def locally(optimizer: Optimizer, steps: Sequence[Gradients], **changes: Any) ->
 
 
 def assert_same(got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> None:
-    """Bit for bit, and no NaN."""
+    """Assert that tensors are equal bit for bit, without NaN."""
     assert list(got) == list(want)
     for name, one in got.items():
         assert torch.equal(one.detach(), want[name].detach()), f"{name}: {one} is not {want[name]}"

@@ -1,4 +1,4 @@
-"""Optimizers of optimizers over threads: the numbers of one process, whatever the placement."""
+"""Composed optimizers over threads, which equal one process for any placement."""
 
 import copy
 import threading
@@ -44,7 +44,7 @@ def detached(params: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("name", MORE)
 def test_over_workers_it_is_the_optimizer_itself(name: str) -> None:
-    """State dicts too, from some workers to others, and to a TorchOptimizer and back."""
+    """State dicts move between workers, to a TorchOptimizer, and back."""
     chosen = MORE[name]()
     want, state = run_of(chosen, missing=HOLES)
     for workers in (1, 2, 3):
@@ -66,7 +66,7 @@ def test_over_workers_it_is_the_optimizer_itself(name: str) -> None:
 
 
 def stepped(optimizer: DistributedOptimizer, numbers: range) -> dict[str, Any]:
-    """The state after these steps; the workers are let go."""
+    """Make these steps, close the optimizer, and return its state."""
     for step in numbers:
         optimizer.step(grads_at(step, missing=HOLES))
     saved = optimizer.state_dict()
@@ -76,7 +76,7 @@ def stepped(optimizer: DistributedOptimizer, numbers: range) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", MORE)
 def test_here_gradients_are_in_the_order_of_the_groups(name: str) -> None:
-    """Fault 43: also of an optimizer of optimizers, which divides them."""
+    """Gradients have the order of the groups, also if parts divide the groups (fault 43)."""
     chosen, params = MORE[name](), named()
     local = local_optimizer(chosen, params.items())
     for step in range(STEPS):
@@ -99,7 +99,7 @@ def test_here_gradients_are_in_the_order_of_the_groups(name: str) -> None:
 
 
 def test_parts_that_share_totals_step_as_one() -> None:
-    """Vectors of totals, too: what each parameter adds is a row."""
+    """A total can also be a vector, to which each parameter adds one row."""
     for name in ("clip over parts", "sam", "prodigy"):
         with case(name=name):
             chosen, params = MORE[name](), named()
@@ -139,7 +139,7 @@ def test_a_scheduler_of_torch_changes_every_part() -> None:
 
 
 def test_what_workers_cannot_agree_on_is_refused() -> None:
-    """And nothing is changed then."""
+    """A refused setting changes nothing."""
     params, where = named(), placement(2)
     inside = partition({"matrices": chain(accumulate(2), sgd()), "rest": adamw()}, kind)
     wrong: list[tuple[type[Exception], str, Callable[[], Any]]] = [
@@ -191,7 +191,7 @@ def test_what_workers_cannot_agree_on_is_refused() -> None:
         optimizer.load_state_dict(wrong_state)
     assert_same(optimizer.state_dict()["state"], kept["state"])
     optimizer.close()
-    local = local_optimizer(inside, pairs_)  # alone, it has nobody to agree with
+    local = local_optimizer(inside, pairs_)  # one process has no other worker to agree with
     with pytest.raises(ValueError, match="got 1 gradients for 4 parameters"):
         local.step([None])
     with pytest.raises(ValueError, match="no measured stage"):
@@ -199,8 +199,8 @@ def test_what_workers_cannot_agree_on_is_refused() -> None:
 
 
 def test_totals_are_summed_in_the_order_of_the_parameters() -> None:
-    """As one process sums them, whoever has which parameter, and whatever its part is."""
-    # Squares that are lost beside 1 one by one, and not together.
+    """Totals equal those of one process bit for bit, for any placement and any partition."""
+    # The small squares are lost if each is added to 1 alone, but not if they are added together.
     grads = {"a": 1.0, **dict.fromkeys("bcdefghi", 1e-08)}
     seen = []
     for parts in (1, 2, 3):
@@ -224,7 +224,7 @@ def apart() -> Optimizer:
 
 
 class Unordered(ThreadTransport):
-    """A transport that makes the first step of "ps0" when it is told to, after later calls."""
+    """Transport that delays the first step of "ps0" until an event, past later calls."""
 
     keeps_order = False
     sent, go = threading.Event(), threading.Event()
@@ -242,10 +242,10 @@ class Unordered(ThreadTransport):
 
 
 def test_a_step_that_needs_totals_waits_for_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where calls may overtake each other, what is measured is of the state after that step."""
+    """Calls can overtake each other, but totals must be of the state after the earlier step."""
 
     def wait_and_tell(futures: Any) -> None:
-        if futures:  # the first step has none before it
+        if futures:  # the first step has no step before it
             Unordered.go.set()
         wait(futures)
 

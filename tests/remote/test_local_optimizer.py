@@ -1,4 +1,4 @@
-"""The seam: a class and its options bound to parameters, stepped by gradients that are given."""
+"""Tests of local_optimizer, which binds a class to parameters and steps by given gradients."""
 
 import pickle
 import warnings
@@ -42,7 +42,7 @@ def test_a_class_for_sparse_gradients_takes_no_others() -> None:
 def test_every_class_as_torch_and_its_state_both_ways() -> None:
     for cls in [one.oracle for one in ANY_SHAPE.values() if one.oracle is not None]:
         if cls is torch.optim.SparseAdam:
-            continue  # it takes sparse gradients only
+            continue  # SparseAdam takes only sparse gradients
         with case(cls=cls):
             params, twins = parameters(), parameters()
             local = local_optimizer(cls, params.values(), lr=0.1)
@@ -86,7 +86,7 @@ def test_what_stands_in_grad_is_neither_read_nor_changed() -> None:
 
 
 class WithoutEquivalent(torch.optim.SGD):
-    """A class that is called as it is."""
+    """Optimizer class without functional equivalent."""
 
 
 def test_what_was_resolved_can_be_sent() -> None:
@@ -112,7 +112,7 @@ def test_a_state_of_torch_optimizer_loads() -> None:
 
 
 def test_totals_of_several_parts() -> None:
-    """Two optimizers that share a norm step as one."""
+    """Two optimizers that share a norm step as one optimizer."""
     made = chain(clip_by_global_norm(0.1), sgd(lr=0.5, momentum=0.9))
     params = parameters()
     halves = [list(SHAPES)[:2], list(SHAPES)[2:]]
@@ -158,7 +158,7 @@ def test_groups_and_bad_input() -> None:
 
 
 class Divides(torch.optim.SGD):
-    """A class without an equivalent that makes groups of its own."""
+    """Optimizer class without functional equivalent that makes its own groups."""
 
     def __init__(self, params: Any, lr: float) -> None:
         first, *others = params
@@ -182,7 +182,7 @@ OF_GROUPS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 @each_value(name=list(OF_GROUPS))
 def test_gradients_are_in_the_order_of_the_groups(name: str) -> None:
-    """Fault 43: with equal shapes another order would step wrong parameters, silently."""
+    """With equal shapes, another order would silently step wrong parameters (fault 43)."""
     chosen, options = OF_GROUPS[name]
     params = {key: torch.zeros(2, requires_grad=True) for key in "abcd"}
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Options travel to a worker when it does not have them, and at no other step."""
+"""Options of workers, which are sent only to a worker that does not have them."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from .support import assert_same, gradients, locally, parameters, placement
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """For each call with options, whether they were sent whole."""
+    """Return a list that records for each call if its options were sent in full."""
     found: list[Any] = []
     call = ThreadTransport.call
 
@@ -57,7 +57,7 @@ def test_options_are_sent_when_they_have_changed(sent: list[Any]) -> None:
     optimizer.load_state_dict(optimizer.state_dict())
     assert step(4, 0.5) == [True, True]
     assert step(5, 0.5) == [False, False]
-    # What may change inside is sent each time, and taken each time.
+    # Options that can change in place are sent and applied in each step.
     group["lr"] = torch.tensor(0.25)
     assert step(6, 0.25) == [True, True]
     group["lr"].fill_(0.125)
@@ -68,7 +68,7 @@ def test_options_are_sent_when_they_have_changed(sent: list[Any]) -> None:
 
 
 class Choosy(torch.optim.SGD):
-    """A class without functional equivalent, which refuses a learning rate in its step."""
+    """Optimizer class without functional equivalent whose step refuses a learning rate."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         if self.param_groups[0]["lr"] < 0:
@@ -93,7 +93,7 @@ def test_options_that_were_refused_are_not_taken_for_acknowledged(sent: list[Any
 
 
 def test_options_that_one_worker_would_refuse_reach_none(sent: list[Any]) -> None:
-    """A step is made on all workers or on none; so is an optimizer."""
+    """All workers make a step or an optimizer, or none does."""
 
     def grouped(params: Any, **options: Any) -> list[dict[str, Any]]:
         pairs = list(params.items())
@@ -124,7 +124,7 @@ def test_options_that_one_worker_would_refuse_reach_none(sent: list[Any]) -> Non
 
 
 def test_a_worker_that_does_not_have_the_options_is_sent_them(sent: list[Any]) -> None:
-    """One that was given others meanwhile makes each step once, with those of the step."""
+    """A worker that got other options meanwhile gets the options of the step, and steps once."""
     own = chain(clip_by_global_norm(0.1), sgd(lr=0.1))
     params = parameters()
     optimizer = DistributedOptimizer.over_threads(own, params, placement(2))

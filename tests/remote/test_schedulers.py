@@ -1,4 +1,4 @@
-"""Every scheduler of torch changes the options that workers step by."""
+"""Schedulers of torch, which change the options of the workers."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from .support import assert_same, gradients, parameters, placement
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_scheduler_of_torch(name: str) -> None:
-    """Two groups, one of which is on one worker alone."""
+    """Every scheduler of torch drives two groups, one of which is on a single worker."""
 
     def grouped(own: Any) -> list[dict[str, Any]]:
         pairs = list(own.items())

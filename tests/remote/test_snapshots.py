@@ -1,4 +1,4 @@
-"""Snapshots over threads: no step disturbs a backward pass, none is lost, and little is copied."""
+"""Snapshots over threads: steps disturb no backward pass, no step is lost, little is copied."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -50,8 +50,8 @@ def all_read_then_step_in_turn(
 ) -> tuple[int, int]:
     """Train in rounds; return the number of failed backward passes, and of steps.
 
-    Every round, all trainers read and run forward before the first goes backward; each goes
-    backward when the one before has stepped.
+    In each round, all trainers read and run forward before the first one runs backward. Each
+    trainer runs backward after the step of the trainer before it.
     """
     begun = threading.Barrier(TRAINERS)
     may_go = [[threading.Event() for _ in range(TRAINERS + 1)] for _ in range(ROUNDS)]
@@ -84,7 +84,7 @@ def all_read_then_step_in_turn(
 
 
 def run(calls: Sequence[Callable[[], None]]) -> None:
-    """Each in a thread of its own; an error in any is raised."""
+    """Run each call in its own thread; raise the first error."""
     errors: list[BaseException] = []
 
     def caught(call: Callable[[], None]) -> None:
@@ -103,7 +103,7 @@ def run(calls: Sequence[Callable[[], None]]) -> None:
 
 
 def test_no_step_disturbs_a_backward_pass() -> None:
-    """torch's optimizer, stepped in place, fails all but the first trainer's in each round."""
+    """If torch's optimizer steps in place, only the first trainer of each round succeeds."""
     shared = model()
     plain = torch.optim.AdamW(shared.parameters(), lr=0.01, foreach=False)
 
@@ -141,7 +141,7 @@ def reader(optimizer: DistributedOptimizer) -> Callable[[], tuple[Mapping[str, T
 
 
 class Plain(torch.optim.Optimizer):
-    """A class that has no functional equivalent."""
+    """Optimizer class without functional equivalent."""
 
     def __init__(self, params: Any, lr: float = 0.5) -> None:
         super().__init__(params, {"lr": lr})
@@ -161,7 +161,7 @@ def made_quietly(optimizer: Any, params: Any, where: Mapping[str, str]) -> Distr
 
 
 def test_every_step_is_made_whole_and_none_is_lost() -> None:
-    """Whole numbers, so that sums are exact in any order; and read versions are whole steps."""
+    """Sums of whole numbers are exact in any order; a snapshot shows only whole steps."""
     params = {name: torch.zeros(shape, requires_grad=True) for name, shape in SHAPES.items()}
     optimizer = over_threads(sgd, params, placement(3), lr=0.5)
     torn: list[Any] = []
@@ -183,7 +183,7 @@ def test_every_step_is_made_whole_and_none_is_lost() -> None:
 
 
 def test_one_trainer_copies_nothing_and_gets_the_local_run() -> None:
-    """Though it holds its loss, and with that all that autograd holds, while it steps."""
+    """The trainer holds its loss, and so the graph of autograd, during the step."""
     made = chain(clip_by_global_norm(0.1), adamw(lr=0.1))
     params = parameters()
     optimizer = over_threads(made, params, placement(2))
@@ -206,7 +206,7 @@ def test_one_trainer_copies_nothing_and_gets_the_local_run() -> None:
 
 
 def test_as_many_versions_as_readers_and_one() -> None:
-    """They are let go with their readers; parameters and state are the same all along."""
+    """Versions are freed with their readers; parameters and state do not depend on readers."""
     params = parameters()
     optimizer = over_threads(adamw, params, placement(2), lr=0.1)
     size = sum(4 * param.numel() for param in params.values())
@@ -229,7 +229,7 @@ def test_as_many_versions_as_readers_and_one() -> None:
     view = held[0].parameters["scale"].detach().view(1)
     del snapshot
     held.clear()
-    assert [one.expired() for one in watched].count(False) == 1  # what someone made of it
+    assert [one.expired() for one in watched].count(False) == 1  # the view still holds its storage
     del view
     assert all(one.expired() for one in watched)
     optimizer.close()
@@ -253,7 +253,7 @@ def test_only_what_is_stepped_makes_way() -> None:
 
 
 def test_a_trainer_that_dies_lets_go_of_its_version() -> None:
-    """A trainer dies between forward and backward, or by an error that somebody keeps."""
+    """A dead trainer releases its version, also if it fails with an error that is kept."""
     params = model()
     where = dict.fromkeys(dict(params.named_parameters()), "ps")
     optimizer = over_threads(sgd, params, where, lr=0.1)
@@ -275,7 +275,7 @@ def test_a_trainer_that_dies_lets_go_of_its_version() -> None:
 
 
 def test_what_was_given_back_is_not_gone_backward_through() -> None:
-    """Silently, it would see the values of after the step."""
+    """Without the error, the pass would silently use the values after the step."""
     params = model()
     names = [name for name, _ in params.named_parameters()]
     optimizer = over_threads(sgd, params, dict.fromkeys(names, "ps"), lr=0.1)
@@ -291,7 +291,7 @@ def test_what_was_given_back_is_not_gone_backward_through() -> None:
 
 
 def test_snapshots_of_any_memory() -> None:
-    """Strides, dtypes, slices, frozen parameters: leaves are like the parameters."""
+    """Leaves of a snapshot are like the parameters, for any strides, dtypes, and slices."""
     base = noise(3, 6, 4)
     params = {
         "transposed": noise(0, 3, 2).t().requires_grad_(),
@@ -303,7 +303,7 @@ def test_snapshots_of_any_memory() -> None:
     }
     before = {name: one.detach().clone() for name, one in params.items()}
     optimizer = over_threads(sgd, params, dict.fromkeys(params, "ps"), lr=0.5)
-    for _ in range(2):  # shared memory; then a copy
+    for _ in range(2):  # first with shared memory, then with a copy
         held = optimizer.snapshot()
         assert_same(held.parameters, before)
         for name, leaf in held.parameters.items():
@@ -318,7 +318,7 @@ def test_snapshots_of_any_memory() -> None:
 
 
 def test_what_has_memory_in_common_with_others_stays_there() -> None:
-    """A step that finds a reader moves only what nobody would miss."""
+    """A step with a reader moves only parameters that share no memory with other tensors."""
     table = noise(0, 4, 3)
     params = {"rows": table[1:3].requires_grad_(), "alone": noise(2, 3).requires_grad_()}
     before = {name: one.detach().clone() for name, one in params.items()}
@@ -328,12 +328,12 @@ def test_what_has_memory_in_common_with_others_stays_there() -> None:
         assert_same(held.parameters, before)
     assert torch.equal(table[1:3], before["rows"] - 1.0)
     copied = optimizer.counters()["ps"].copied_bytes
-    assert copied == 4 * 6 + 4 * 3  # the reader's copy; the move of what is alone
+    assert copied == 4 * 6 + 4 * 3  # the reader's copy, and the moved parameter
     optimizer.close()
 
 
 class Odd(nn.Module):
-    """A module in two places, tied parameters, a buffer, an LSTM, and what is None."""
+    """Module that is used twice, with tied parameters, a buffer, an LSTM, and None entries."""
 
     steps: Tensor
 
@@ -391,7 +391,7 @@ def accumulating(params: Mapping[str, Tensor], **workers: str) -> DistributedOpt
 
 
 def test_a_parameter_that_a_gate_lets_through_late_makes_way_too() -> None:
-    """It is stepped without a gradient in that step, by what was accumulated before."""
+    """An accumulated gradient steps the parameter, and a snapshot keeps the old values."""
     params = {name: nn.Parameter(torch.ones(3)) for name in ("p", "q")}
     optimizer = accumulating(params, p="w0", q="w0")
     optimizer.step({"p": torch.ones(3), "q": torch.ones(3)})

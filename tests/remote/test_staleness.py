@@ -1,4 +1,4 @@
-"""The bound on the age of gradients: what is too old is refused, or readers wait before it is."""
+"""Limit on the age of gradients: old gradients are refused, or readers wait."""
 
 import threading
 from functools import partial
@@ -49,7 +49,7 @@ def test_a_step_that_is_too_old_is_refused_on_all_workers() -> None:
 
 
 def waiting(optimizer: DistributedOptimizer, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set once a reader waits, when nobody else can change the limit until it does."""
+    """Return an event that is set when a reader waits, before others can change the limit."""
     found, changed = threading.Event(), optimizer._limit._changed
     original = changed.wait_for
 
@@ -62,7 +62,7 @@ def waiting(optimizer: DistributedOptimizer, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_reader_waits_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until it has stepped, closed its snapshot, or died."""
+    """The wait ends with a step, a closed snapshot, a dead trainer, or the end of the limit."""
 
     def step(optimizer: DistributedOptimizer, slow: list[Any]) -> None:
         optimizer.step(gradients(0), slow.pop())
@@ -103,7 +103,7 @@ def steps(optimizer: DistributedOptimizer, *, reads: bool) -> None:
 
 
 def test_where_readers_wait_no_gradient_is_too_old() -> None:
-    """Whatever the order in which four threads come; and all steps are made."""
+    """With waiting readers, no gradient is too old and all steps are made, in any thread order."""
     for most in (0, 1, 3, 5):
         with case(most=most):
             optimizer = over_threads(sgd, parameters(), placement(2), lr=0.1)

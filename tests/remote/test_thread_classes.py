@@ -1,4 +1,4 @@
-"""DistributedOptimizer over threads: any class, what fails, what is refused, what is counted."""
+"""DistributedOptimizer over threads: any class, failures, refusals, and counters."""
 
 import threading
 from typing import Any
@@ -21,7 +21,7 @@ over_threads = DistributedOptimizer.over_threads
 
 
 class Doubling(torch.optim.Optimizer):
-    """A class that has no functional equivalent."""
+    """Optimizer class without functional equivalent."""
 
     def __init__(self, params: Any, lr: float = 0.5) -> None:
         super().__init__(params, {"lr": lr})
@@ -60,7 +60,7 @@ def test_any_class_steps_with_one_warning_and_leaves_grad_alone() -> None:
 
 
 class Failing(Doubling):
-    """Fails where it is made for the worker that has the embedding, or in each step."""
+    """Optimizer class that fails in its constructor, or in each step."""
 
     def __init__(self, params: Any, where: str) -> None:
         super().__init__(params)
@@ -143,7 +143,7 @@ def test_counters() -> None:
     optimizer.step(gradients(0))
     optimizer.step(gradients(1, ("embed.weight",)))
     found = optimizer.counters()
-    at_ps0 = 4 * (15 + 4) + 4 * 4  # embedding and bias, then the bias alone
+    at_ps0 = 4 * (15 + 4) + 4 * 4  # embedding and bias, then only the bias
     at_ps1 = 2 * 4 * (16 + 1)
     assert {worker: one[:3] for worker, one in found.items()} == {
         "ps0": (2, 0, at_ps0),
@@ -153,7 +153,7 @@ def test_counters() -> None:
 
 
 class Waiting(Doubling):
-    """Steps when it is let go."""
+    """Optimizer class whose steps wait for an event."""
 
     go = threading.Event()
 

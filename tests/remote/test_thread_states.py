@@ -103,7 +103,7 @@ def test_a_state_that_one_worker_refuses_changes_none() -> None:
 
 
 def test_distributed_checkpoint_takes_the_state_and_no_step_is_made() -> None:
-    """Fault 10, of another class: torch found ``state`` empty, and left a learning rate of 0."""
+    """In fault 10, torch found ``state`` empty, and left a learning rate of 0."""
     model, twin = (torch.nn.Linear(3, 2) for _ in range(2))
     twin.load_state_dict(model.state_dict())
     optimizer = over_threads(torch.optim.AdamW, model, {"weight": "a", "bias": "b"}, lr=0.1)

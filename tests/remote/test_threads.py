@@ -1,4 +1,4 @@
-"""DistributedOptimizer over threads: the numbers of one process, whatever the placement."""
+"""DistributedOptimizer over threads, which equals one process for any placement."""
 
 import itertools
 import threading
@@ -39,7 +39,7 @@ def test_every_optimizer_equals_the_local_run(
     options = data.draw(ONE_CHAIN[name].options)
     steps = [gradients(0), gradients(1, missing), gradients(2)]
     want = locally(ONE_CHAIN[name].factory(**options), steps)
-    # RMSprop, centered and with alpha 0, takes roots of what rounding made negative, as torch does.
+    # Centered RMSprop with alpha 0 takes roots of numbers that rounding made negative, as in torch.
     assume(all(bool(one.isfinite().all()) for one in want.values()))
     params = parameters()
     optimizer = over_threads(ONE_CHAIN[name].factory, params, placement(workers), **options)
@@ -52,7 +52,7 @@ def test_every_optimizer_equals_the_local_run(
 
 def test_every_registered_class_is_torchs_to_the_bit() -> None:
     for one in ONE_CHAIN.values():
-        if one.oracle in (None, torch.optim.SparseAdam):  # which takes sparse gradients only
+        if one.oracle in (None, torch.optim.SparseAdam):  # SparseAdam takes only sparse gradients
             continue
         with case(cls=one.oracle):
             params, twins = parameters(), parameters()
@@ -74,7 +74,7 @@ def test_every_registered_class_is_torchs_to_the_bit() -> None:
 
 
 def test_eight_threads_at_once_make_one_of_the_serial_orders() -> None:
-    """Momentum, so that each order has other bits; three workers, so that all must agree on one."""
+    """With momentum, each order gives other bits; all three workers must agree on one order."""
     steps = [gradients(step) for step in range(4)]
     params = parameters()
     optimizer = over_threads(sgd, params, placement(3), lr=0.1, momentum=0.9)
@@ -101,7 +101,7 @@ def test_eight_threads_at_once_make_one_of_the_serial_orders() -> None:
 
 
 def all_orders(steps: list[Any], orders: set[tuple[int, ...]]) -> list[Tensor]:
-    """Elementwise, in the rule's own operations; all orders at once, one row each."""
+    """Return the parameters after each order, computed elementwise for all orders at once."""
     start = torch.cat([one.detach().reshape(-1) for one in parameters().values()])
     flat = torch.stack([torch.cat([g.reshape(-1) for g in one.values()]) for one in steps])
     which = torch.tensor(sorted(orders))
@@ -125,7 +125,7 @@ def test_a_plan_places_parameters() -> None:
 
 
 def test_groups_and_schedulers() -> None:
-    """Options reach the workers with the next step; torch's scheduler computes them."""
+    """Options that torch's schedulers compute reach the workers with the next step."""
     for options in pairs(optimizer=[torch.optim.AdamW, torch.optim.SGD], workers=[1, 3]):
         with case(**options):
             params, twins = parameters(), parameters()

@@ -1,4 +1,4 @@
-"""Laws of every transport, tried over threads; other folders try them over RPC and Ray."""
+"""Laws of every transport, over threads; other folders test them over RPC and Ray."""
 
 import sys
 
@@ -38,7 +38,7 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_worker_that_owns_nothing_is_none() -> None:
-    """A plan may have more ranks than parameters; who asks for such a one is told who there is."""
+    """A plan can have more ranks than parameters; the error names the existing workers."""
     plan = sharding.plan(parameters(), 6, "greedy")
     optimizer = DistributedOptimizer.over_threads(sgd, parameters(), plan)
     assert len(optimizer.workers) == 4

@@ -1,4 +1,4 @@
-"""Calls that every transport must answer, tried on one worker."""
+"""Calls that every transport must answer, made on one worker."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from .support import LIMIT
 
 
 class Shelf:
-    """Object to place on a worker: it keeps tensors."""
+    """Object to place on a worker; it stores tensors."""
 
     def __init__(self, first: Tensor) -> None:
         if first.numel() == 0:
@@ -30,7 +30,7 @@ class Shelf:
 
 
 class Count:
-    """Object to place on a worker that weak references cannot refer to."""
+    """Object to place on a worker, without support for weak references."""
 
     __slots__ = ("made",)
 
@@ -43,7 +43,7 @@ class Count:
 
 
 def tried(transport: Transport, worker: str) -> dict[str, Any]:
-    """Try calls and errors over a transport; return the results as JSON can hold them."""
+    """Try calls and errors over a transport; return results that JSON can store."""
     handle = transport.place(worker, Shelf, torch.ones(2)).result(LIMIT)
     other = transport.place(worker, Shelf, torch.zeros(2)).result(LIMIT)
     added = [transport.call(handle, "add", torch.full((2,), float(k))) for k in range(5)]

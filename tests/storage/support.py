@@ -42,18 +42,18 @@ CHOICES: dict[str, tuple[str, dict[str, Any]]] = {
     "smallest": ("adamw", {"param": "bfloat16+stochastic", "state": "int8+stochastic"}),
     "clipped": ("clipped", {"param": "bfloat16+kahan", "state": MIXED, "state_device": "cpu"}),
 }
-"""(A base, arguments of ``stored``)."""
+"""For each name, the key of a base, and arguments of ``stored``."""
 
 
 def made(name: str) -> tuple[Optimizer, torch.dtype]:
-    """A stored optimizer, and the dtype of its parameters."""
+    """Return a stored optimizer, and the dtype of its parameters."""
     base, arguments = CHOICES[name]
     dtype = torch.bfloat16 if "param" in arguments else torch.float32
     return stored(BASES[base](), **arguments), dtype
 
 
 def steps(optimizer: Optimizer, params: Any, grads: list[Any], **hyper: Any) -> tuple[Any, Any]:
-    """Params and state after several pure steps."""
+    """Return parameters and state after several pure steps."""
     state = optimizer.init(params)
     for one in grads:
         params, state = optimizer.update(params, one, state, **hyper)

@@ -1,4 +1,4 @@
-"""Tables of what is kept, in bytes."""
+"""Tables of stored tensors, in bytes."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The 8-bit code and bfloat16: error bounds, what is exact, and what is not finite."""
+"""8-bit codes and bfloat16: error bounds, exact values, and values that are not finite."""
 
 import torch
 from hypothesis import given
@@ -24,7 +24,7 @@ values = st.one_of(
 
 @st.composite
 def tensors(draw: st.DrawFn) -> Tensor:
-    """Lengths around the block's, values listed or spread over many magnitudes, maybe no sign."""
+    """Draw tensors near the block length, with listed or widely spread values, maybe unsigned."""
     count = draw(st.one_of(st.integers(0, 5), st.sampled_from([255, 256, 257, 600])))
     if count <= 5:
         tensor = torch.tensor(draw(st.lists(values, min_size=count, max_size=count)))
@@ -37,7 +37,7 @@ def tensors(draw: st.DrawFn) -> Tensor:
 
 
 def of_block(tensor: Tensor) -> Tensor:
-    """For each element, the largest of its block."""
+    """Return, for each element, the largest element of its block."""
     rows = torch.nn.functional.pad(tensor, (0, -tensor.numel() % BLOCK)).view(-1, BLOCK)
     return rows.amax(dim=1).repeat_interleave(BLOCK)[: tensor.numel()]
 
@@ -54,7 +54,7 @@ def kept(name: str, x: Tensor, step: float = 1.0) -> Tensor:
 
 
 def room(x: Tensor, *, stochastic: bool) -> Tensor:
-    """The stated error of a code."""
+    """Return the documented error bound of a code."""
     signed = of_block(x.signbit().to(torch.float32)) > 0
     share, least = (1 / 8, 2.0**-18) if stochastic else (1 / 16, 2.0**-19)
     absolute = torch.where(signed, least, 2.0**-34).double() * of_block(x.abs())
@@ -86,7 +86,7 @@ def test_largest_zero_and_sign_are_exact_and_what_was_decoded_encodes_to_itself(
 
 
 def test_a_code_that_is_off_by_one_breaks_the_bound() -> None:
-    """A guard on the tests above."""
+    """A code with an error of one breaks the bound, so the tests above can fail."""
     one = STATE_STORAGES["int8"]
     x = normal(BLOCK)
     codes, scale = one.encode(x, None, 1)
@@ -99,7 +99,7 @@ def test_without_negative_numbers_only_zero_becomes_zero() -> None:
     for name in CODES:
         assert (kept(name, x) > 0).tolist() == [True, True, True, True, False], name
         signed = torch.cat([x, torch.tensor([-1.0])])
-        assert kept(name, signed)[3] == 0, name  # with a sign bit, what is tiny may go
+        assert kept(name, signed)[3] == 0, name  # with a sign bit, a tiny number may become zero
 
 
 def test_what_is_not_finite_makes_its_block_so() -> None:

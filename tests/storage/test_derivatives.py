@@ -1,4 +1,4 @@
-"""Stored state has no derivative: one that is asked for is refused, and not taken for zero."""
+"""Stored state has no derivative: a request for one is refused, and not answered with zero."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ PARAMS = {"big": normal(64), "small": normal(3, seed=1)}
 
 
 def total(optimizer: Any, params: Any, factor: Any = 0.3, state: Any = None, **hyper: Any) -> Any:
-    """The sum of all parameters after a step."""
+    """Return the sum of all parameters after a step."""
     state = optimizer.init(params) if state is None else state
     grads = {name: factor * value.detach() + 1 for name, value in params.items()}
     made, _ = optimizer.update(params, grads, state, **hyper)
@@ -54,7 +54,7 @@ def test_a_derivative_is_refused(asked: str, optimizer: Any) -> None:
 
 
 def test_where_none_is_asked_for_it_steps() -> None:
-    """Parameters of a module, inside of other transforms, and without autograd."""
+    """Steps work for parameters of a module, inside other transforms, and without autograd."""
     module = nn.ParameterDict({name: value.clone() for name, value in PARAMS.items()})
     want = total(STORED, PARAMS)
     assert torch.equal(total(STORED, dict(module.items())), want)
@@ -69,14 +69,14 @@ def test_where_none_is_asked_for_it_steps() -> None:
     stacked = {name: value.expand(2, *value.shape).clone() for name, value in PARAMS.items()}
     both = torch.vmap(lambda params: total(STORED, params))(stacked)
     torch.testing.assert_close(both, want.expand(2))
-    # Of a part that has one, the derivative is taken: nothing stored depends on it.
+    # A part without stored state has a derivative, even beside a stored part.
     found = torch.func.grad(lambda lr: total(PARTS, PARAMS, **{"rest.lr": lr}))(torch.tensor(0.1))
     assert found.item() == pytest.approx(-float((0.3 * PARAMS["small"] + 1).sum()))
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 def test_forward_mode_beside_a_population() -> None:
-    """A tangent of something else is no reason; one of an outer level counts."""
+    """A dual level without tangents of the step is accepted; a tangent of an outer level is not."""
     stacked = {name: value.expand(2, *value.shape).clone() for name, value in PARAMS.items()}
     want = torch.vmap(lambda params: total(STORED, params))(stacked)
     with forward_ad.dual_level(), torch.no_grad():

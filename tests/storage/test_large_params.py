@@ -23,7 +23,7 @@ STORED = {
 
 @pytest.mark.parametrize("name", STORED)
 def test_pieces_make_the_state_of_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of parameters that end within a block, within a piece, and at the end of one."""
+    """The shapes end inside a block, inside a piece, or at the end of a piece."""
     optimizer = STORED[name]
     dtype = next((stage.dtypes[0] for stage in optimizer.stages if stage.dtypes), torch.float32)
     for shape in ((1025,), (3072,), (5, 1000), (1024 + 256,)):
@@ -41,10 +41,10 @@ def test_pieces_make_the_state_of_the_whole(name: str, monkeypatch: pytest.Monke
 
 
 def test_a_large_parameter_needs_little_more_memory_than_its_state() -> None:
-    """Its values in float32, and the steps of their encoding, would take 40 bytes an element."""
+    """Float32 values and the encoding of the whole would take 40 bytes for each element."""
     param = torch.zeros(4 * pieces.PIECE, dtype=torch.bfloat16)
     made = made_by(lambda: STORED["int8"].init(param))
-    assert made.largest <= 8 * pieces.PIECE  # words of 64 bits for a piece
+    assert made.largest <= 8 * pieces.PIECE  # 64-bit words of one piece
 
 
 def test_what_is_not_contiguous_or_needs_its_whole_tensor_is_not_cut() -> None:

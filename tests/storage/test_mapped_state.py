@@ -45,7 +45,7 @@ def require_there_again(optimizer: Optimizer, dtype: torch.dtype, folder: Path) 
     step(optimizer, params, state, 3)
     step(optimizer, mapped, again, 3)
     assert_same((mapped, again), (params, state))
-    assert_same(files, again)  # the same memory
+    assert_same(files, again)  # both use the same memory
     strides = [
         [tensor.stride() for tensor in state_tensors(one.leaves["t"].stages)]
         for one in (again, state)
@@ -135,7 +135,7 @@ def test_stateless_chains_have_a_step_count(tmp_path: Path) -> None:
 
 
 def test_there_is_room_for_all_of_it_from_the_beginning(tmp_path: Path) -> None:
-    """Of files with holes too, when they are opened again."""
+    """New files have no holes, and holes are filled when files are opened again."""
     param = torch.ones(1 << 15)
     for _ in range(2):
         state = mapped_state(adamw(), param, tmp_path)
@@ -149,7 +149,7 @@ def test_there_is_room_for_all_of_it_from_the_beginning(tmp_path: Path) -> None:
 
 
 def fails(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no room left, at that moment."""
+    """Simulate a full disk at the given moment."""
     calls = []
 
     def full(*_: Any) -> None:
@@ -187,7 +187,7 @@ def test_what_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
 def test_where_room_cannot_be_reserved_zeros_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on macOS."""
+    """Some systems, such as macOS, cannot reserve room."""
     monkeypatch.delattr(state_files.os, "posix_fallocate")
     param = torch.ones(1 << 15)
     state = mapped_state(adamw(), param, tmp_path)

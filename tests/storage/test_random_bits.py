@@ -33,7 +33,7 @@ def test_one_value_under_many_gradients_has_no_bias() -> None:
 
 
 def test_one_element_over_many_steps_has_no_bias() -> None:
-    """The same value and gradient in each step: a gradient of zero, say."""
+    """The value and the gradient are the same in each step, such as with a zero gradient."""
     value, grad, steps = torch.tensor([1 + 0.3 * 2.0**-7]), torch.zeros(1), 1024
     ups = [
         bool(round_stochastically(value, Noise.of(grad, salt(float(t), 0)), 0) > 1)
@@ -41,7 +41,7 @@ def test_one_element_over_many_steps_has_no_bias() -> None:
     ]
     assert abs(sum(ups) / steps - 0.3) < 5 * math.sqrt(0.21 / steps)
     pairs = sum(a and b for a, b in itertools.pairwise(ups)) / (steps - 1)
-    assert abs(pairs - 0.09) < 0.03  # one step tells nothing of the next
+    assert abs(pairs - 0.09) < 0.03  # one step does not predict the next
 
 
 def test_many_values_have_no_bias_under_simple_gradients() -> None:
@@ -74,7 +74,7 @@ def test_all_sixteen_bits_are_even_and_unrelated_to_the_value() -> None:
 
 def test_int8_codes_have_no_bias() -> None:
     one = STATE_STORAGES["int8+stochastic"]
-    # What is below 2^-34 of the largest is rounded up to that on purpose, so not from zero on.
+    # Values below 2^-34 of the largest are rounded up on purpose, so all values are above zero.
     value = normal(COUNT, seed=5).square() + 1e-6
     total = torch.zeros(COUNT, dtype=torch.float64)
     rounds = 20
@@ -82,7 +82,7 @@ def test_int8_codes_have_no_bias() -> None:
         noise = Noise.of(normal(COUNT, seed=step), salt(float(step + 1), 0))
         total += one.decode(one.encode(value, noise, 1))
     relative = total / rounds / value - 1
-    # A step is an eighth to a sixteenth; its variance is at most a quarter of its square.
+    # A step is at most an eighth of a value; the variance is at most a quarter of its square.
     assert abs(float(relative.mean())) < 5 * 0.0625 / math.sqrt(COUNT * rounds)
 
 
@@ -120,7 +120,7 @@ def test_a_salt_may_be_a_number_or_a_tensor() -> None:
 
 
 def every_kind_of_float() -> Tensor:
-    """Both signs of every exponent, with the significands at which rounding turns."""
+    """Return both signs of every exponent, with the significands at which rounding changes."""
     low = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
     ends = torch.tensor([0, 1, 0x55, 0x7E, 0x7F])
     words = torch.arange(512)[:, None, None] << 23 | ends[:, None] << 16 | low

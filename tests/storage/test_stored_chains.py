@@ -1,4 +1,4 @@
-"""``stored`` over chains: names, schedules, overrides, copies, front-ends, and what is refused."""
+"""``stored`` over chains: names, schedules, overrides, copies, front-ends, and refusals."""
 
 import copy
 import pickle
@@ -41,7 +41,7 @@ def master(optimizer: Optimizer) -> Optimizer:
 
 
 def follows(optimizer: Optimizer, made: Optimizer, count: int = 4, **hyper: Any) -> None:
-    """A master is the float32 run, so hyper-parameters that go wrong show in it."""
+    """Check that the master equals the float32 run, so that wrong hyper-parameters show."""
     param = {"a": normal(10).bfloat16(), "b": normal(3, seed=9).bfloat16()}
     grads = [
         {name: normal(*t.shape, seed=step).bfloat16() for name, t in param.items()}
@@ -175,7 +175,7 @@ VIEWED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", VIEWED)
 def test_an_average_that_is_stored_is_what_one_evaluates_with(name: str) -> None:
-    """Beside the run in float32, whose parameters are far from their average."""
+    """The view is close to that of a float32 run, whose parameters are far from their average."""
     plain = chain(sgd(lr=0.5, momentum=0.9), ema(0.9))
     kept = stored(plain, **VIEWED[name])
     dtype = torch.bfloat16 if "param" in VIEWED[name] else torch.float32
@@ -193,7 +193,7 @@ def test_an_average_that_is_stored_is_what_one_evaluates_with(name: str) -> None
     seen, want = kept.view(params, state), plain.view(wide, own)
     assert seen.dtype == dtype
     assert float((want - wide).abs().min()) > 1
-    room = 0.4 if "int8" in name else 0.05  # rounded in each of four steps, to 1/16 of a value
+    room = 0.4 if "int8" in name else 0.05  # four roundings, each to 1/16 of a value
     torch.testing.assert_close(seen.float(), want, rtol=0.02, atol=room)
     with front.averaged(model):
         assert_same(model["w"].detach(), seen)
@@ -201,7 +201,7 @@ def test_an_average_that_is_stored_is_what_one_evaluates_with(name: str) -> None
 
 @pytest.mark.parametrize("param", ["bfloat16", "bfloat16+master", "bfloat16+kahan"])
 def test_a_stored_optimizer_behind_other_stages_is_handed_their_gradient(param: str) -> None:
-    """Whose state has the parameter's dtype. The mean of equal gradients is exact."""
+    """The outer state has the parameter's dtype. The mean of equal gradients is exact."""
     inner = stored(adamw(lr=0.1, maximize=True), param=param)
     start, grads = normal(30).bfloat16(), [normal(30, seed=k).bfloat16() for k in range(3)]
     twice = chain(accumulate(2), inner)

@@ -1,6 +1,6 @@
-"""A stored step is the same however a parameter is laid out, and learns as float32 does.
+"""Stored steps do not depend on the layout of a parameter, and learn as float32 does.
 
-The laws of all optimizers, over every storage and rule: tests/laws.
+The tests in tests/laws check the laws of all optimizers, over every storage and rule.
 """
 
 import pytest
@@ -63,5 +63,5 @@ def test_it_learns_as_float32_does() -> None:
         with case(**arguments):
             dtype = torch.bfloat16 if "param" in arguments else torch.float32
             assert distance(stored(base, **arguments), dtype) == pytest.approx(plain, rel=0.1)
-    # Rounding to nearest does not: so the above is able to fail.
+    # Rounding to nearest learns worse, so the assertion above can fail.
     assert distance(stored(base, param="bfloat16"), torch.bfloat16) > 1.25 * plain

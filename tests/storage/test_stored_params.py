@@ -1,4 +1,4 @@
-"""Parameters in bfloat16: what each storage promises."""
+"""Parameters in bfloat16, and the promises of each storage."""
 
 import itertools
 from typing import Any
@@ -74,7 +74,7 @@ def test_a_compensation_keeps_seventeen_bits(significand: int, exponent: int, si
     param, extras = one.encode(value, None)
     back = one.decode(param, extras)
     assert abs(float(back) - float(value)) <= 2.0**-17 * abs(float(value))
-    assert float(back) == float(param) + float(extras[0])  # nothing is lost in the sum
+    assert float(back) == float(param) + float(extras[0])  # the sum is exact
     again, more = one.encode(back, None)
     assert_same(one.decode(again, more), back)
 
@@ -85,7 +85,7 @@ def test_a_compensation_of_another_parameter_is_dropped() -> None:
     grad = torch.full((2,), 2.0**-9 * 0.75).bfloat16()
     param, state = optimizer.update(param, grad, optimizer.init(param))
     assert bool((state.leaves.stages[-1].compensation != 0).all())
-    param = torch.tensor([0.0, 1.0]).bfloat16()  # the first one is written to
+    param = torch.tensor([0.0, 1.0]).bfloat16()  # the first element is overwritten
     after, state = optimizer.update(param, torch.zeros_like(grad), state)
     assert after[0] == 0 and state.leaves.stages[-1].compensation[0] == 0
     assert state.leaves.stages[-1].compensation[1] != 0
@@ -104,7 +104,7 @@ STEPS = 100
 
 
 def after_small_steps(param: str) -> float:
-    """Where 1.0 is after steps of 2^-12, each a quarter of half a unit."""
+    """Return the value of 1.0 after steps of 2^-12, each a quarter of half a unit."""
     optimizer = stored(sgd(lr=1.0), param=param)
     value = torch.ones(64).bfloat16()
     state = optimizer.init(value)
@@ -131,12 +131,12 @@ def test_stochastic_rounding_keeps_small_steps_on_average() -> None:
         value, state = steps(optimizer, torch.ones(1024).bfloat16(), grads)
         errors.append((value.double() - want).mean())
         assert state.leaves.stages[-1].momentum_buffer == []
-    # Elements that are equal, with equal gradients, move together: of 1024, some hundred differ.
+    # Equal elements with equal gradients move together: some hundred of the 1024 differ.
     assert abs(float(torch.stack(errors).mean())) < 0.03 * (STEPS * 2.0**-12)
 
 
 def test_the_rule_sees_float32() -> None:
-    """A clip between two bfloat16 numbers shows in the float32 that it makes."""
+    """A clip to a value between two bfloat16 numbers shows in the float32 result."""
     optimizer = chain(clip_by_global_norm(1.0), sgd(lr=1.0))
     params, grad = torch.zeros(3).bfloat16(), torch.tensor([1.0, 2.0, 3.0]).bfloat16()
     _, state = steps(stored(optimizer, param="bfloat16+master"), params, [grad])

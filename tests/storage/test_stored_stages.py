@@ -1,4 +1,4 @@
-"""``stored`` over stages of anyone's: what of their state is encoded, and what is refused."""
+"""``stored`` over custom stages: state that is encoded, and stages that are refused."""
 
 import copy
 from dataclasses import replace
@@ -89,7 +89,7 @@ def test_a_transform_with_state_in_front_of_a_measured_one_is_stored_too() -> No
     kept = state.leaves.stages[1]
     assert kept.average.dtype == torch.uint8 and kept.average_scale.shape == (2,)
     want, _ = steps(optimizer, normal(300), [normal(300, seed=s) for s in range(3)])
-    # Lion steps by a sign, which a small average may lose; most do not.
+    # Lion steps by a sign. Encoding may lose the sign of a small average, but keeps most signs.
     assert float((param == want).double().mean()) > 0.9
 
 
@@ -196,7 +196,7 @@ def test_a_state_of_another_tree_is_refused() -> None:
 
 
 def test_blocks_that_do_not_fit_those_of_the_state() -> None:
-    """The state would have a scale for pieces of two blocks, or of a part of one."""
+    """A scale would cover pieces of two blocks of the rule, or only a part of one block."""
     for granularity in (6, 512):
         coarse = chain(replace(PACED, granularity=granularity)(lr=0.1))
         said = rf"blocks of {granularity} elements.*float32 or bfloat16"
@@ -217,7 +217,7 @@ class _Means(NamedTuple):
 
 
 def test_a_field_of_an_option_that_cannot_be_encoded_is_named_by_init() -> None:
-    """The state that a stage has by default does not show the field."""
+    """The default state of the stage lacks the field, so only ``init`` can find the error."""
     rule = Rule(
         name="means",
         hyper=_Option,

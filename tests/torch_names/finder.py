@@ -1,4 +1,4 @@
-"""Finds where source code names a private part of torch."""
+"""Finder of private names of torch in source code."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ from itertools import chain
 from typing import NamedTuple
 
 PLAIN = frozenset({"_asdict", "_field_defaults", "_fields", "_make", "_replace"})
-"""Names of a NamedTuple that are public, whatever they begin with."""
+"""Names of a NamedTuple that are public despite their underscore."""
 
 OF_TENSORS = frozenset(
     {
@@ -17,19 +17,19 @@ OF_TENSORS = frozenset(
         *("_is_view", "_make_subclass", "_nnz", "_typed_storage", "_values", "_version"),
     }
 )
-"""Private names of torch's classes that a class of ours may have too."""
+"""Private names of torch's tensors, which our own classes may define, too."""
 
 _SPELLED = re.compile(r"(?<![\w.])torch(?:\.\w+)*\._[a-zA-Z]\w*")
 
 
 @lru_cache(maxsize=None)
 def nodes(source: str) -> list[ast.AST]:
-    """All nodes of a module, the module first."""
+    """Return all nodes of a module, the module first."""
     return list(ast.walk(ast.parse(source)))
 
 
 class Found(NamedTuple):
-    """A private name, and its line."""
+    """A private name and its line."""
 
     line: int
     name: str
@@ -40,7 +40,7 @@ def is_private(name: str) -> bool:
 
 
 def own_names(sources: Iterable[str]) -> set[str]:
-    """The private names that these modules define: as functions, attributes or fields."""
+    """Return the private names that modules define as functions, attributes or fields."""
     found = set[str]()
     for node in chain.from_iterable(map(nodes, sources)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -56,7 +56,7 @@ def own_names(sources: Iterable[str]) -> set[str]:
 
 
 def known_names(sources: Iterable[str]) -> set[str]:
-    """The private names that modules use of something else: as attributes, and in strings."""
+    """Return the private names that modules use, as attributes, imports, or in strings."""
     found = set[str]()
     for source in sources:
         every = nodes(source)
@@ -71,15 +71,15 @@ def known_names(sources: Iterable[str]) -> set[str]:
 
 
 def private_names(source: str, own: set[str], known: set[str]) -> list[Found]:
-    """Where a module names a private part of torch, in the order of lines.
+    """Return the private names of torch in a module, in the order of lines.
 
-    An attribute of what was imported from torch is torch's. Of anything else, a private attribute
-    is torch's where none of our modules defines it, or where it is known to be one of torch's.
+    A private attribute of something imported from torch belongs to torch. Any other private
+    attribute belongs to torch if no module of ours defines it, or if it is a known name of torch.
 
     Args:
-        source: of the module.
+        source: the source code of the module.
         own: the private names that our modules define.
-        known: those that are known to be torch's.
+        known: the known private names of torch.
     """
     every = nodes(source)
     found = [*_in_imports(every), *_Attributes(every, own, known | OF_TENSORS).found]
@@ -105,7 +105,7 @@ def _in_imports(every: list[ast.AST]) -> Iterator[Found]:
 
 
 def _strings(every: list[ast.AST]) -> Iterator[tuple[int, str]]:
-    """The strings of a module that are no docstrings."""
+    """Yield the strings of a module with their lines, without docstrings."""
     told = {id(node.value) for node in every if isinstance(node, ast.Expr)}
     for node in every:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told:
@@ -113,7 +113,7 @@ def _strings(every: list[ast.AST]) -> Iterator[tuple[int, str]]:
 
 
 class _Attributes(ast.NodeVisitor):
-    """The longest private attributes, each once."""
+    """Collector of private attributes of torch, each with its longest path."""
 
     def __init__(self, every: list[ast.AST], own: set[str], known: Iterable[str]) -> None:
         self.found: list[Found] = []
@@ -143,7 +143,7 @@ class _Attributes(ast.NodeVisitor):
 
 
 def _bound(every: list[ast.AST]) -> Iterator[tuple[str, str]]:
-    """Names that imports bind, wherever they stand, and the package that each comes from."""
+    """Yield each name that an import binds, anywhere in the module, with its package."""
     for node in every:
         if isinstance(node, ast.Import):
             for one in node.names:

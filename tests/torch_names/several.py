@@ -1,4 +1,4 @@
-"""The rows of names of modules, of GradScaler, of backward passes, DDP and groups of processes."""
+"""Rows for modules, GradScaler, backward passes, DDP and process groups."""
 
 import os
 import tempfile
@@ -34,7 +34,7 @@ C10D: Any = dist.distributed_c10d
 
 
 class _Tree(nn.Module):
-    """With a child twice, and a place for one that is not there."""
+    """Module that registers one child twice, and None as another."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def children(names: Any) -> None:
     tree = _Tree()
     assert names.get_children(tree) == {"first": tree.first, "again": tree.first, "none": None}
     names.get_children(tree)["again"] = None
-    assert tree.again is None  # it is the module's own
+    assert tree.again is None  # get_children returns the dict of the module
 
 
 @row((nn.Module, "_replicate_for_data_parallel"), ("nn.Module", "_parameters"), ("it", "_buffers"))
@@ -66,13 +66,13 @@ def replicas(names: Any) -> None:
 
 @row(("nn.RNNBase", "_flat_weights"))
 def replica_of_lists_beside_parameters(names: Any) -> None:
-    """An LSTM's copy, made by the class's own method, has a list of its own."""
+    """The copy of an LSTM has its own list of flat weights."""
     module = nn.LSTM(2, 2)
     assert vars(names.copy_module(module))["_flat_weights"] is not vars(module)["_flat_weights"]
 
 
 class _Owner(torch.optim.SGD):
-    """An optimizer that a row hides names of."""
+    """Optimizer class in which a row hides names."""
 
 
 OWNER = _Owner([torch.zeros(1)], lr=0.1)
@@ -101,7 +101,7 @@ def hooks_of_loading(names: Any) -> None:
     refuses=lambda names: names.step_without_global_hooks(OWNER),
 )
 def hooks_of_steps(names: Any) -> None:
-    """Hooks of the optimizer are called, and global hooks are not."""
+    """The step calls the hooks of the optimizer, and no global hooks."""
     optimizer, seen = _Owner([torch.zeros(1)], lr=0.1), []
     optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
     optimizer.register_step_post_hook(lambda *_: seen.append("after"))
@@ -123,7 +123,7 @@ SCALER = GradScaler("cpu")
     refuses=lambda names: names.scaler_state(SCALER, OWNER),
 )
 def scaler_states(names: Any) -> None:
-    """It believes what it finds there: a step that is not finite is left out, and counts."""
+    """GradScaler uses the state that we write: it skips an infinite step and lowers the scale."""
     for infinite in (0.0, 1.0):
         param = torch.zeros(1, requires_grad=True)
         optimizer = torch.optim.SGD([param], lr=1.0)
@@ -161,7 +161,7 @@ def _rpc_of_one(options: Any = rpc.TensorPipeRpcBackendOptions) -> Iterator[None
 
 @row(("rpc.TensorPipeRpcBackendOptions", "_transports"))
 def sockets_of_rpc(names: Any) -> None:
-    """No thread looks for messages in shared memory; without the option, one does."""
+    """With this option, no thread of RPC polls shared memory."""
     with _rpc_of_one(names.rpc_over_sockets):
         tasks = Path("/proc/self/task").glob("*/comm")
         assert not any("SHM" in task.read_text() for task in tasks)
@@ -191,7 +191,7 @@ def current_context(names: Any) -> None:
 
 
 def _in_backward(*functions: Any) -> list[Any]:
-    """Call functions within a backward pass; return their results."""
+    """Call functions within a backward pass, and return their results."""
     found: list[Any] = []
     param = torch.ones(1, requires_grad=True)
     param.register_hook(lambda _: found.extend(one() for one in functions))
@@ -215,7 +215,7 @@ def numbers_of_backward_passes(names: Any) -> None:
     refuses=lambda names: names.queue_callback(print),
 )
 def end_of_backward(names: Any) -> None:
-    """A callback that is queued by a callback runs after all that were queued before."""
+    """A callback that a callback queues runs after all callbacks that were queued before."""
     order: list[str] = []
     param = torch.ones(1, requires_grad=True)
 
@@ -243,14 +243,14 @@ def optimizers_in_backward(names: Any) -> None:
 
 @row((DistributedDataParallel, "_lazy_init"), refuses=lambda names: names.finish_init(None))
 def end_of_init(names: Any) -> None:
-    """DDP looks for optimizers in backward once, and not at its first forward pass any more."""
+    """After ``finish_init``, DDP no longer looks for optimizers in its first forward pass."""
     with world_of_one():
         module = nn.Linear(2, 1)
         ddp = DistributedDataParallel(module)
         names.finish_init(ddp)
         setattr(module.weight, names.IN_BACKWARD_OPTIMIZERS, [None])
         ddp(torch.ones(1, 2)).sum().backward()
-        ddp.register_comm_hook(None, allreduce_hook)  # torch's would have been there
+        ddp.register_comm_hook(None, allreduce_hook)  # raises if DDP had set its own hook
 
 
 @row((torch.Tensor, "_use_count"), refuses=lambda names: names.use_count(None))
@@ -261,7 +261,7 @@ def holders_of_a_tensor(names: Any) -> None:
         assert names.use_count(tensor) == 1
         work: Any = dist.all_reduce(tensor, async_op=True)
         work.wait()
-        assert names.use_count(tensor) > 1  # the work holds it
+        assert names.use_count(tensor) > 1  # the work references the tensor
         del work
         until = time.monotonic() + 60
         while names.use_count(also[0]) > 1 and time.monotonic() < until:
@@ -324,7 +324,10 @@ def strided_shards(names: Any) -> None:
     refuses=lambda names: names.gloo_options(None, [0], SECONDS),
 )
 def options_of_gloo(names: Any) -> None:
-    """Over and over: torch reads beyond a list of ranks that is empty."""
+    """Groups with these options work repeatedly.
+
+    torch reads out of bounds if the list of ranks is empty, so the options name the ranks.
+    """
     for _ in range(3):
         with world_of_one():
             world: Any = dist.group.WORLD
@@ -337,7 +340,7 @@ def options_of_gloo(names: Any) -> None:
             own, others = (one._get_backend(CPU).options for one in (part, world))
             assert own.global_ranks_in_group == others.global_ranks_in_group == [0]
     with mock.patch.dict(os.environ, {"GLOO_SOCKET_IFNAME": "lo,lo"}), world_of_one():
-        # The interfaces of the parent, not the one that the name of the host leads to.
+        # The group uses the interfaces of its parent, not the one of the host name.
         devices = names.gloo_options(dist.group.WORLD, [0], SECONDS)._devices
         assert len(devices) == 2
         assert devices == dist.group.WORLD._get_backend(CPU).options._devices  # type: ignore[union-attr]  # there is one
@@ -349,7 +352,7 @@ def number_of_groups(names: Any) -> None:
         name, count = C10D._hash_ranks_to_str([0]), names.group_count()
         filler = dist.new_group([0], use_local_synchronization=True)
         assert names.group_count() == count + 1
-        assert C10D._hash_ranks_to_str([0]) != name  # the next group's, which counts them
+        assert C10D._hash_ranks_to_str([0]) != name  # names depend on the number of groups
         dist.destroy_process_group(filler)
         assert names.group_count() == count and C10D._hash_ranks_to_str([0]) == name
 
@@ -368,6 +371,6 @@ def timeouts(names: Any) -> None:
     refuses=lambda names: names.names_in_metadata(),
 )
 def names_in_metadata(names: Any) -> None:
-    """They are found by the names under which they are pickled."""
+    """Each object has the module and the name under which metadata pickles it."""
     for (module, name), one in names.names_in_metadata().items():
         assert (one.__module__, one.__qualname__) == (module, name)

@@ -1,4 +1,4 @@
-"""The rows of names that need one process and no group: operators, tensors, tracing."""
+"""Rows for operators, tensors and tracing, which need one process and no process group."""
 
 import ast
 import importlib.util
@@ -31,7 +31,7 @@ def adding_to_each(names: Any) -> None:
 
 @row((torch, "_foreach_mul_"))
 def multiplying_each(names: Any) -> None:
-    """By the number itself, and not as 16 bits have it."""
+    """The factor is not rounded to 16 bits before the product."""
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64):
         given = [NORMAL.to(dtype, copy=True), NORMAL[0].to(dtype, copy=True)]
         wanted = [one * 0.3 for one in given]
@@ -41,7 +41,7 @@ def multiplying_each(names: Any) -> None:
 
 @row((torch, "_foreach_div_"))
 def dividing_each(names: Any) -> None:
-    """Each tensor by a number of its own."""
+    """Each tensor is divided by its own number."""
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         given = [NORMAL.to(dtype, copy=True), NORMAL[0].to(dtype, copy=True)]
         wanted = [one / number for one, number in zip(given, (0.3, 7.0), strict=True)]
@@ -98,11 +98,11 @@ def unscaling_each(names: Any) -> None:
             names.amp_foreach_non_finite_check_and_unscale_(grads, found, inverse)
             assert all(map(same, grads, wanted)) and found.item() == float(bad != 1.0)
             names.amp_foreach_non_finite_check_and_unscale_([torch.ones(2)], before, inverse)
-            assert before.item() == 1.0  # what was found stays found
+            assert before.item() == 1.0  # an earlier infinity is not cleared
 
 
 def _fused_alike(kernel: Any, torchs: Any, states: int, kwargs: dict[str, Any]) -> None:
-    """A kernel's first step is that of torch's class, called with the same numbers."""
+    """Make sure that the first step of a kernel equals that of torch's class."""
     theirs = Parameter(NORMAL.clone())
     theirs.grad = 2 * NORMAL
     torchs([theirs], lr=0.1, fused=True).step()
@@ -181,13 +181,13 @@ def memories(names: Any) -> None:
     for device in ("cpu", "meta"):
         first, other = torch.empty(3, device=device), torch.empty(3, device=device)
         number = names.storage_id(first.untyped_storage())
-        taken = [torch.empty(1).untyped_storage() for _ in range(100)]  # of the freed object
+        taken = [torch.empty(1).untyped_storage() for _ in range(100)]  # may reuse freed memory
         assert number == names.storage_id(first[1:].untyped_storage())
         assert number not in {names.storage_id(one) for one in (other.untyped_storage(), *taken)}
 
 
 class Wrapped(Tensor):
-    """A tensor that keeps its elements itself."""
+    """Tensor subclass that records the functions called on it."""
 
     called: ClassVar[list[Any]] = []
 
@@ -222,7 +222,7 @@ SPARSE = torch.sparse_coo_tensor([[2, 0, 2]], [1.0, 2.0, 3.0], (4,), check_invar
 @row((Tensor, "_values"), refuses=lambda names: names.values_of(SPARSE))
 def values_of_any(names: Any) -> None:
     assert names.values_of(SPARSE).tolist() == [1.0, 2.0, 3.0]
-    names.values_of(SPARSE).add_(0.0)  # it is their memory
+    names.values_of(SPARSE).add_(0.0)  # the result shares memory with the tensor
     assert names.values_of(SPARSE).data_ptr() == names.values_of(SPARSE.detach()).data_ptr()
 
 
@@ -267,7 +267,7 @@ def guards(names: Any) -> None:
 
 
 def _in_transforms(look: Any) -> dict[str, Any]:
-    """Return what ``look`` sees of a vector in each transform of torch.func."""
+    """Return the results of ``look`` on a vector in each transform of torch.func."""
     seen: dict[str, Any] = {"none": look(torch.ones(3)), "meta": look(torch.ones(3, device="meta"))}
 
     def looked(name: str) -> Any:
@@ -344,13 +344,13 @@ def modes(names: Any) -> None:
 def without_autograd(names: Any) -> None:
     assert (
         names.without_grad(torch.is_grad_enabled) is False
-    )  # torch calls it too: it is not hidden
+    )  # torch calls this function too, so the row does not hide it
     assert torch.is_grad_enabled()
 
 
 @row(("forward_ad", "_current_level"))
 def tangents(names: Any) -> None:
-    assert forward_ad._current_level == -1  # torch looks at it too: it is hidden from us alone
+    assert forward_ad._current_level == -1  # torch reads this, too: only our code does not see it
     assert names.tangent_of(NORMAL) is None
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(NORMAL, 2 * NORMAL)
@@ -362,7 +362,7 @@ def tangents(names: Any) -> None:
 
 @row((torch, "_disable_dynamo"))
 def not_compiled(names: Any) -> None:
-    if hasattr(torch, "_disable_dynamo"):  # the public one imports the compiler here
+    if hasattr(torch, "_disable_dynamo"):  # the public one imports the compiler in this version
         assert names.disable_dynamo(lambda x: x + 1)(1) == 2
     else:
         assert names.disable_dynamo is torch.compiler.disable
@@ -403,7 +403,10 @@ def without_numbers(names: Any) -> None:
 
 @row(("torch", "_inductor"))
 def packages_of_machine_code(names: Any) -> None:
-    """Read and not imported, which takes seconds; tests of packages call it."""
+    """The test reads the source of torch, since its import takes seconds.
+
+    Tests of packages call the function itself.
+    """
     text = (Path(torch.__file__).parent / "_inductor" / "__init__.py").read_text("utf-8")
     (made,) = (
         node

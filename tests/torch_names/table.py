@@ -1,7 +1,7 @@
-"""Table of checks: what is relied on of each private part of torch, and torch without it.
+"""Table of checks: how this project uses each private part of torch, and what happens without it.
 
-Each check is run with torch as it is, and again with the name hidden: then it holds as well, by
-what is done instead, or there is another check, of the error.
+Each check runs with torch as it is, and again with the name hidden. With the name hidden, the same
+check passes through a fallback, or a second check expects an error.
 """
 
 import importlib
@@ -19,22 +19,21 @@ Check = Callable[[Any], None]
 
 
 class Row(NamedTuple):
-    """A private name, or several that are used together."""
+    """One private name, or several that are used together."""
 
     names: tuple[tuple[Any, str], ...]
-    """Whose it is, and what it is called. Where its owner is only told of, as a string, the check
-    alone finds out whether it is there, and it is not hidden."""
+    """Owner and name of each. An owner given as a string is not hidden; only the check uses it."""
     holds: Check
-    """Raises where what the package ``_torch`` has is not as it is relied on."""
+    """Check that raises if the part in the package ``_torch`` does not behave as expected."""
     refuses: Check | None
-    """Calls what raises an ImportError, where the name is hidden; None: ``holds`` holds."""
+    """Call that raises an ImportError if the name is hidden, or None if ``holds`` passes then."""
 
 
 ROWS: dict[str, Row] = {}
 
 
 def row(*names: tuple[Any, str], refuses: Check | None = None) -> Callable[[Check], Check]:
-    """Enter a check into the table, under its own name."""
+    """Return a decorator that adds a check to the table under the name of its function."""
 
     def entered(holds: Check) -> Check:
         assert holds.__name__ not in ROWS
@@ -45,16 +44,16 @@ def row(*names: tuple[Any, str], refuses: Check | None = None) -> Callable[[Chec
 
 
 def hide(owner: Any, name: str, patch: pytest.MonkeyPatch) -> None:
-    """Let torch have no such name, as far as this project looks."""
+    """Hide a name of torch from this project."""
     if isinstance(owner, type):
-        patch.setattr(owner, name, None)  # it may be a base's, or a builtin class's
+        patch.setattr(owner, name, None)  # the name may belong to a base or a builtin class
     else:
         patch.delattr(owner, name)
 
 
 @contextmanager
 def loaded_anew() -> Iterator[ModuleType]:
-    """The package ``_torch``, with the names that torch has now."""
+    """Yield a new import of the package ``_torch``, which sees the current names of torch."""
     package = "functional_optim._torch"
     ours = {name: one for name, one in sys.modules.items() if f"{name}.".startswith(f"{package}.")}
     for name in ours:

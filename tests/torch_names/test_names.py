@@ -1,4 +1,4 @@
-"""Each private part of torch is there and as it is relied on; without it, what is said happens.
+"""Each private part of torch behaves as expected, and so does our code without that part.
 
 A failure of the first test says what torch has changed.
 """
@@ -23,7 +23,7 @@ from .test_one_place import THERE
 
 assert single and several, "they fill the table"
 
-pytestmark = [  # torch's own, at the first jvp and at the first world of RPC
+pytestmark = [  # torch itself warns at the first jvp and the first RPC world
     pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:You are using a Backend:UserWarning"),
 ]

@@ -1,4 +1,4 @@
-"""Private parts of torch are named in functional_optim/_torch, and nowhere else."""
+"""Only functional_optim/_torch names private parts of torch."""
 
 import ast
 from pathlib import Path
@@ -37,7 +37,7 @@ PLANTED = {
     "NAME = '_known_in_torch'\n": [(1, "_known_in_torch")],
     "import_module('torch._inductor.config')\n": [(1, "torch._inductor")],
     "exec(f'{x} = torch.ops.aten._foreach_add_({y})')\n": [(1, "torch.ops.aten._foreach_add_")],
-    # And what is none.
+    # Sources without a private name of torch.
     '"""A sentence on torch._inductor."""\nX = 1\n"""And torch._dynamo."""\n': [],
     "import sys, torch\nsys._current_frames(), torch.__version__, torch.foo\n": [],
     "def f(x):\n    return x._replace(a=x._fields), x._own, x.functional_optim._own\n": [],
@@ -64,7 +64,7 @@ def test_they_are_found() -> None:
 
 
 def test_what_is_known_is_found_out_of_the_files() -> None:
-    """Private names to look for are found, and so are the names that a file defines itself."""
+    """The finder knows the names that ``_torch`` uses, and the names that a file defines itself."""
     known = known_names(THERE.values())
     assert {"_foreach_add_", "_C", "_functorch", "_version", "_join_config", "_dynamo"} <= known
     source = (
@@ -74,7 +74,7 @@ def test_what_is_known_is_found_out_of_the_files() -> None:
 
 
 def test_each_name_is_used() -> None:
-    """A name that nobody imports any more must be deleted."""
+    """Every name that ``_torch`` exports is imported somewhere."""
     wanted = set[str]()
     for source in OTHERS.values():
         for node in nodes(source):

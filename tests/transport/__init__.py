@@ -1,1 +1,1 @@
-"""The transport: on real processes over gloo, and piece by piece."""
+"""Tests of the transport on several processes over gloo."""

@@ -1,4 +1,4 @@
-"""Buffers that differ on every rank, how they may be cut, and what one process makes of them."""
+"""Buffers that differ on every rank, ways to cut them, and sums by one process."""
 
 import functools
 import operator
@@ -21,9 +21,9 @@ CUTS = {
 
 
 def gradient(rank: int, n: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
-    """A rank's buffer: numbers of very different size, so that the order of a sum shows."""
+    """Return a rank's buffer, with values of very different size, so that sums depend on order."""
     chance = torch.Generator().manual_seed(17 * seed + rank)
-    # bfloat16 and float16 would lose everything, or overflow, at larger ratios
+    # bfloat16 and float16 would lose all digits, or overflow, with a larger spread
     spread = 2.0 if dtype in (torch.bfloat16, torch.float16) else 6.0
     real = torch.randn(2, n, generator=chance, dtype=torch.float64)
     real *= 10 ** (spread * (torch.rand(2, n, generator=chance, dtype=torch.float64) - 0.5))
@@ -39,7 +39,7 @@ def reduced(terms: list[Tensor]) -> Tensor:
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """Bit by bit."""
+    """Return True if two tensors are equal bit for bit."""
     return torch.equal(_bits(one), _bits(other))
 
 

@@ -1,6 +1,6 @@
-"""Counts bytes that four ranks send, and prints what they found; run by ``test_bytes.py``.
+"""Program that counts the bytes that four ranks send; ``test_bytes.py`` runs it.
 
-A program, so that it can be started in a network namespace where nobody else sends anything.
+A program can be started in a network namespace that no other process uses.
 """
 
 import json
@@ -24,8 +24,10 @@ TRIES = 3
 
 
 def count() -> list[dict[str, Any]]:
-    """Of groups of 2 and 4 ranks, with and without memory that they share: bytes at the loopback
-    interface, and as the transport counts them."""
+    """Count the bytes of groups of 2 and 4 ranks, with and without shared memory.
+
+    The counts are those of the loopback interface, and those of the transport.
+    """
     groups = [dist.new_group([0, 1]), dist.group.WORLD]
     return [
         {"ranks": size, "memory": memory, **_counted(group, size, memory)}
@@ -60,17 +62,17 @@ def _counted(group: Any, size: int, memory: str) -> dict[str, int]:
 
 
 def _loopback(operation: Callable[[], object]) -> int:
-    """Bytes sent through the loopback interface while all ranks do something."""
+    """Return the bytes sent through the loopback interface while all ranks run an operation."""
     before = _settled()
     operation()
     return _settled() - before
 
 
 def _settled() -> int:
-    dist.barrier()  # whatever was sent has come, and was counted
+    dist.barrier()  # all sent bytes have arrived and were counted
     table = Path("/proc/net/dev").read_text().splitlines()
     lines = [line.split() for line in table if line.strip().startswith("lo:")]
-    dist.barrier()  # nobody goes on before all have read
+    dist.barrier()  # no rank continues before all ranks have read the counter
     return int(lines[0][9])
 
 

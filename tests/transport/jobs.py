@@ -1,4 +1,4 @@
-"""Jobs of the ranks: exchanges of buffers that differ on every rank, and one process's sums."""
+"""Jobs of the ranks: exchanges of buffers that differ on every rank, compared with one process."""
 
 import functools
 import operator
@@ -21,14 +21,14 @@ from .buffers import CUTS, gradient, reduced, same
 
 
 def exchange(name: str, arguments: dict[str, Any], memory: bool) -> dict[str, Any]:
-    """One of the functions below; everything goes through memory, or nothing."""
+    """Run one of the functions below, with all operations in memory or none."""
     with through_memory.through_memory() if memory else nullcontext() as seen:
         found = globals()[name](**arguments)
     return {"found": found, "operations": seen.operations if seen else 0}
 
 
 def sums(cases: Sequence[dict[str, Any]], n: int = 1009) -> dict[str, list[str]]:
-    """reduce_scatter and all_gather beside the sums of one process: by case, what is wrong."""
+    """Compare reduce_scatter and all_gather with sums of one process; return the errors by case."""
     transport = make_transport()
     wrong = {str(one): _sum(transport, n=n, **one) for one in cases}
     return {name: found for name, found in wrong.items() if found}
@@ -51,7 +51,7 @@ def _sum(transport: Any, *, n: int, dtype: str, cut: str, average: bool) -> list
     right["gaps"] = same(flat[gaps], terms[rank][gaps])
     transport.all_gather(flat, ranges).wait()
     right["gathered"] = same(flat[~gaps], expected[~gaps])
-    # Another order, or rounding after every term, would give something else.
+    # The sum must differ in another order, or with rounding after every term.
     narrow = functools.reduce(operator.add, added)
     other = reduced(added[::-1]) if same(narrow, expected) else narrow
     right["shows"] = size == 2 or not same(expected, other)
@@ -59,7 +59,7 @@ def _sum(transport: Any, *, n: int, dtype: str, cut: str, average: bool) -> list
 
 
 def layouts(n: int = 1500) -> bool:
-    """The same sums, whatever the buckets and the ranges."""
+    """Return True if the sums are equal for all sizes of buckets."""
     rank, size = dist.get_rank(), dist.get_world_size()
     transport = make_transport()
     found = []
@@ -68,7 +68,7 @@ def layouts(n: int = 1500) -> bool:
         pieces = flat.split(bucket)
         works = [(piece, CUTS["even"](piece.numel(), size)) for piece in pieces]
         pending = [transport.reduce_scatter(piece, ranges) for piece, ranges in works]
-        for work in reversed(pending):  # in another order than they were launched
+        for work in reversed(pending):  # not in the order of the launches
             work.wait()
         for piece, ranges in works:
             transport.all_gather(piece, ranges).wait()
@@ -77,12 +77,12 @@ def layouts(n: int = 1500) -> bool:
 
 
 def beside_ddp() -> bool:
-    """With two ranks, where a sum has one order, the mean is DDP's, bit for bit."""
+    """Return True if the mean of two ranks is DDP's, bit for bit. Two terms have only one order."""
     rank, size, n = dist.get_rank(), dist.get_world_size(), 4099
     flat = gradient(rank, n, torch.float32)
 
     class Bucket:
-        """Stand-in for a GradBucket, with what ``allreduce_hook`` calls."""
+        """Stand-in for a GradBucket, with the methods that ``allreduce_hook`` calls."""
 
         def buffer(self) -> Tensor:
             return theirs
@@ -97,7 +97,7 @@ def beside_ddp() -> bool:
 
 
 def more_than_under_way() -> dict[str, Any]:
-    """More operations than may be under way at once; one that is waited for again."""
+    """Launch more operations than ``in_flight`` allows, and wait twice for one of them."""
     rank, size, n = dist.get_rank(), dist.get_world_size(), 300
     transport = GlooTransport(dist.group.WORLD, in_flight=2)
     flats = [gradient(rank, n, torch.float32, seed) for seed in range(9)]
@@ -115,7 +115,7 @@ def more_than_under_way() -> dict[str, Any]:
 
 
 def other_dtypes() -> bool:
-    """A gather copies, whatever the dtype."""
+    """Return True if a gather copies tensors of every dtype."""
     rank, size = dist.get_rank(), dist.get_world_size()
     transport = make_transport()
     right = []
@@ -130,7 +130,7 @@ def other_dtypes() -> bool:
 
 
 def subgroup(ranks: list[int], n: int = 501) -> dict[str, Any] | None:
-    """A group whose group ranks are not the global ones; members only."""
+    """Use a group whose group ranks differ from the global ranks; only members take part."""
     others = dist.new_group([0, 1])  # so that ranks know different numbers of groups
     group = dist.new_group(ranks)
     if dist.get_rank() not in ranks:
@@ -157,7 +157,7 @@ def subgroup(ranks: list[int], n: int = 501) -> dict[str, Any] | None:
     total = torch.tensor(float(rank))
     dist.all_reduce(total, group=twin)
     seen["sum"] = total.item()
-    # A part of the part: its ranks have other numbers in it, in the group and in the world.
+    # In a part of the part, ranks have different numbers in the part, the group and the world.
     last = new_subgroup(twin, ranks[1:]) if rank else new_subgroup(twin, ranks[:1])
     seen["part"] = [ranks_of(last), last.rank(), global_rank(last, GroupRank(0))]
     assert others is not None
@@ -165,7 +165,7 @@ def subgroup(ranks: list[int], n: int = 501) -> dict[str, Any] | None:
 
 
 def groups_of_one(by_torch: bool = False) -> list[bool]:
-    """Twins after groups were destroyed: torch then counts as it did before, and names by that."""
+    """Make twin groups after groups were destroyed: torch then reuses counts, and so names."""
     other = mock.patch.object(groups, "_device_of_each_backend", return_value={"cpu": "another"})
     with other if by_torch else nullcontext():
         return _groups_of_one()
@@ -189,7 +189,7 @@ def _groups_of_one() -> list[bool]:
 
 
 def dropped_groups(times: int = 30) -> int:
-    """Count sub-groups that were made, each dropped by its owner at once."""
+    """Make sub-groups, and drop each of them at once; return their number."""
     world, rank = dist.group.WORLD, dist.get_rank()
     assert world is not None
     for _ in range(times):
@@ -214,7 +214,7 @@ def different_counts() -> str | None:
 
 
 def mesh() -> bool:
-    """A DeviceMesh of one dimension, and one dimension of a mesh of two."""
+    """Use a DeviceMesh of one dimension, and each dimension of a mesh of two."""
     rank = dist.get_rank()
     whole = init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
     square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))
@@ -235,7 +235,7 @@ def mesh() -> bool:
 
 
 def any_order() -> bool:
-    """Two transports, and gathers beside reductions, waited for in different orders."""
+    """Launch reductions and gathers of two transports in different orders on different ranks."""
     rank, size, n = dist.get_rank(), dist.get_world_size(), 400
     first, second = make_transport(), make_transport()
     ranges = CUTS["even"](n, size)
@@ -246,7 +246,7 @@ def any_order() -> bool:
         lambda: second.reduce_scatter(b, ranges),
         lambda: first.all_gather(c, ranges),
     ]
-    # Tags keep them apart: here ranks launch in different orders, which NCCL would not forgive.
+    # Tags keep the messages apart. NCCL would not allow different orders on different ranks.
     works = [launches[(at + rank) % 3]() for at in range(3)]
     for work in works:
         work.wait()

@@ -1,4 +1,4 @@
-"""Jobs of the ranks with shared memory, and where no memory can be shared."""
+"""Jobs of the ranks with shared memory, and without."""
 
 import os
 import platform
@@ -23,7 +23,7 @@ N = 1001
 
 
 def _exchanged(transport: Any) -> bool:
-    """One operation of each kind; whether it was right."""
+    """Run one operation of each kind, and return True if the results are right."""
     rank, size = transport.rank, transport.size
     flat = gradient(rank, N, torch.float32)
     ranges = CUTS["backwards, with gaps"](N, size)
@@ -44,7 +44,7 @@ def names() -> list[int]:
 
 
 def weak_order() -> dict[str, Any]:
-    """On processors that mix the order of what is written."""
+    """Run on a simulated processor that may reorder writes."""
     with (
         mock.patch.object(platform, "machine", return_value="aarch64"),
         through_memory() as seen,
@@ -84,7 +84,7 @@ WITHOUT: dict[str, Callable[[], Any]] = {
 
 
 def without() -> dict[str, dict[str, Any]]:
-    """One rank cannot share memory, or is not to: all use the network, to the same bits."""
+    """Prevent one rank from sharing memory: all ranks must use the network, with equal results."""
     found = {}
     for name, patched in WITHOUT.items():
         with through_memory() as seen:
@@ -101,7 +101,7 @@ def without() -> dict[str, dict[str, Any]]:
 
 
 def killed_before_others_know(file: str) -> None:
-    """Between making its memory and telling the others, a rank is killed."""
+    """Kill a rank after it has made its memory, and before it tells the other ranks."""
 
     def killed(*_: Any) -> None:
         maps = Path("/proc/self/maps").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""The two operations together send an all-reduce's bytes: counted at the network interface."""
+"""Test that reduce_scatter and all_gather together send as many bytes as an all-reduce."""
 
 import json
 import os
@@ -18,9 +18,10 @@ ALONE = ["unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up &
 
 
 def alone() -> list[str]:
-    """A prefix for commands: a network of their own, where this machine allows it.
+    """Return a prefix that gives a command its own network, or nothing if that is not allowed.
 
-    Otherwise the counters also see what others send; the least of several tries is then taken.
+    Without the prefix the counters include the traffic of other processes. The minimum of several
+    tries reduces this error.
     """
     if not (shutil.which("unshare") and shutil.which("ip")):
         return []
@@ -44,7 +45,7 @@ def counted() -> list[dict[str, Any]]:
 
 
 def test_bytes_of_an_all_reduce() -> None:
-    """Over the network; ranks of one host that share memory hand over as many, and send nothing."""
+    """Ranks that share memory count the same bytes, but send almost none through the network."""
     runs = counted()
     assert [(one["ranks"], one["memory"]) for one in runs] == [
         (2, "0"),

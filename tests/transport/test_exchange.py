@@ -1,6 +1,7 @@
-"""Both operations on several real processes, with other data on every rank.
+"""Tests of both operations on several processes, with different data on every rank.
 
-Through the network and through memory: there, in chunks that go around a ring many times.
+The operations use the network or shared memory. In shared memory, chunks go around a ring many
+times.
 """
 
 from typing import Any
@@ -20,7 +21,7 @@ OF_TWO: dict[str, dict[str, Any]] = {"beside_ddp": {}}
 OF_FOUR: dict[str, dict[str, Any]] = {"subgroup": {"ranks": [1, 3]}, "mesh": {}}
 
 Runs = dict[tuple[str, int, bool], list[dict[str, Any]]]
-"""By job, number of ranks, and whether it goes through memory: what was seen on each rank."""
+"""Results of each rank, by job, number of ranks, and True if shared memory is used."""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def runs() -> Runs:
 
 
 def of(runs: Runs, wanted: str) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """The runs of a job: which, and what was seen on each rank."""
+    """Return the runs of a job: its parameters, and the results of each rank."""
     return [
         ({"job": name, "ranks": ranks, "memory": memory}, seen)
         for (name, ranks, memory), seen in runs.items()
@@ -62,7 +63,7 @@ def test_sums_are_those_of_one_process(runs: Runs) -> None:
 
 
 def test_on_every_rank(runs: Runs) -> None:
-    """Buckets of any size, waited for in any order; gathers of any dtype; the mean is DDP's."""
+    """Results do not depend on bucket sizes, on the order of waits, on dtypes, or on the mesh."""
     for name in ("layouts", "other_dtypes", "any_order", "beside_ddp", "mesh"):
         for which, seen in of(runs, name):
             with case(**which):
@@ -75,7 +76,7 @@ def test_more_than_under_way(runs: Runs) -> None:
         for one in seen:
             with case(**which):
                 assert one["found"]["right"] and one["found"]["again"]
-                assert one["found"]["scratch"] <= 2  # in_flight, for nine operations
+                assert one["found"]["scratch"] <= 2  # in_flight is 2, for nine operations
 
 
 def test_group_ranks_are_not_global_ranks(runs: Runs) -> None:
@@ -91,7 +92,7 @@ def test_group_ranks_are_not_global_ranks(runs: Runs) -> None:
 
 
 def test_groups_dropped_at_once() -> None:
-    """A rank's drop closes no connection that another is still opening."""
+    """A rank that drops a group closes no connection that another rank is still opening."""
     [outcomes] = run_ranks({"dropped": Job(jobs.dropped_groups, {})}, ranks=4, seconds=120).values()
     assert [outcome.result() for outcome in outcomes] == [30] * 4
 

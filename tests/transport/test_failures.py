@@ -1,4 +1,4 @@
-"""A rank that dies, never comes, or does not go on: an error that names it, on all others."""
+"""Tests that all ranks get an error that names a rank that dies, never comes, or stops."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.ranks import Job, Outcomes, run_ranks
 from . import trouble
 
 PATIENT = 300.0
-"""Seconds of the group of all ranks, which is none of those that an error is waited for in."""
+"""Timeout of the group of all ranks in seconds, longer than the timeouts under test."""
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def outcomes() -> Outcomes:
 
 def test_a_rank_that_never_comes_is_named(outcomes: Outcomes) -> None:
     for rank, outcome in enumerate(outcomes["absent"][:2]):
-        # Its own range, or that of rank 2.
+        # reduce_scatter waits for this rank's range, and all_gather for that of rank 2
         for operation, elements in (("reduce_scatter", 1333 + rank), ("all_gather", 1334)):
             seen = outcome.result()[operation]
             with case(operation=operation, rank=rank):
@@ -58,7 +58,7 @@ def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
         for operation, seen in json.loads((tmp_path / str(rank)).read_text()).items():
             with case(operation=operation, rank=rank):
                 assert f"group rank {rank} (global rank {rank}) of 4 ranks lost " in seen["error"]
-                # Beside it, perhaps, one that gloo cut off when it lost rank 1 itself.
+                # The error may also name a rank that gloo disconnected when that rank lost rank 1.
                 lost = seen["error"].split(" ranks lost ")[1].split(" while")[0]
                 assert "group rank 1 (global rank 1)" in lost
                 assert "go on from the last checkpoint" in seen["error"]
@@ -67,7 +67,7 @@ def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
 
 
 def test_who_knows_of_a_death_sends_the_others_what_is_theirs(outcomes: Outcomes) -> None:
-    """One that gave up at the first message left the others waiting for it, until it ended too."""
+    """A rank that gave up at the first message left other ranks waiting until it ended."""
     for rank in (0, 1):
         error = outcomes["known"][rank].result()["error"]
         assert f"group rank {rank} (global rank {rank}) of 3 ranks lost group rank 2 " in error
@@ -92,7 +92,7 @@ def test_a_rank_that_does_not_go_on_is_named(outcomes: Outcomes) -> None:
             with case(operation=operation, rank=rank):
                 begin, end = seen["error"].split(" ranks waited ")
                 assert begin == f"{operation} 1: group rank {rank} (global rank {rank}) of 3"
-                # And the third one, perhaps: it cannot go on either, as rank 1 takes nothing of it.
+                # The error may also name the third rank, because rank 1 takes nothing from it.
                 assert "group rank 1 (global rank 1) to send" in end
                 assert "timeout of 0:00:03" in end
 

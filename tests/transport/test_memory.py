@@ -1,4 +1,4 @@
-"""Memory that ranks share: where they cannot, and what is left of it."""
+"""Tests of memory that ranks share: failures to share it, and leftovers."""
 
 import os
 import signal
@@ -25,20 +25,20 @@ def test_where_one_rank_cannot_all_use_the_network() -> None:
         for how, seen in outcome.result().items():
             with case(how=how, rank=rank):
                 assert seen["right"] and seen["operations"] == 0
-                # Both kinds of operation ask; in a program the same warning is shown once.
+                # Both kinds of operation warn here; a normal program shows the same warning once.
                 assert len(seen["said"]) == (2 if how in REASONS and rank == 1 else 0)
                 for said in seen["said"]:
                     assert f"{REASONS[how]}; ranks will exchange through the network" in said
 
 
 def test_nothing_of_it_has_a_name() -> None:
-    """So nothing stays behind, whoever is killed, and none of /dev/shm is used."""
+    """Shared memory has no file names, so killed ranks leave nothing, and /dev/shm is not used."""
     for outcome in run_ranks({"names": Job(memory_jobs.names)}, ranks=3, seconds=120)["names"]:
         assert outcome.result() == [0] * 6
 
 
 def test_what_a_killed_rank_leaves(tmp_path: Path) -> None:
-    """Between making its memory and telling the others, where nobody else knows it."""
+    """A rank killed before other ranks know its memory leaves no file."""
     file = tmp_path / "mapped"
     job = Job(memory_jobs.killed_before_others_know, {"file": str(file)})
     (outcome,) = run_ranks({"killed": job}, ranks=1, seconds=120, fresh=True)["killed"]
@@ -49,7 +49,7 @@ def test_what_a_killed_rank_leaves(tmp_path: Path) -> None:
 
 
 def lives_with_a_child(tell: int, stays: int) -> None:
-    """Make a segment, and a child that lives on; wait to be killed."""
+    """Make a segment and a child process that stays alive; wait to be killed."""
     one = SharedSegment.create(4096)
     if os.fork() == 0:
         os.read(stays, 1)
@@ -60,8 +60,8 @@ def lives_with_a_child(tell: int, stays: int) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # from Python 3.12 on
 def test_what_a_fork_inherits_does_not_count_as_the_rank() -> None:
-    """The child of a fork, which outlives a rank, does not keep its lock."""
-    (told, tell), (stays, go) = os.pipe(), os.pipe()  # whoever reads stays until go is closed
+    """The child of a fork outlives a rank, and must not keep the lock of that rank."""
+    (told, tell), (stays, go) = os.pipe(), os.pipe()  # the reader waits until go is closed
     rank = os.fork()
     if rank == 0:
         try:
@@ -82,11 +82,11 @@ def test_what_a_fork_inherits_does_not_count_as_the_rank() -> None:
             os.close(end)
 
 
-# ------------------------------------- where processors mix the order of what is written
+# ------------------------------------- processors that may reorder writes
 
 
 def test_where_the_processor_keeps_no_order_two_functions_do() -> None:
-    """As on ARM and POWER."""
+    """ARM and POWER may reorder writes, so two compiled functions order them."""
     outcomes = run_ranks({"weak order": Job(memory_jobs.weak_order)}, ranks=3, seconds=120)
     for outcome in outcomes["weak order"]:
         assert outcome.result() == {"right": True, "operations": 2, "said": [], "functions": True}

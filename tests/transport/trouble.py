@@ -1,6 +1,6 @@
 """Jobs of ranks in trouble: one dies, never comes, stops, or asks for another size.
 
-Ranks meet at files, not over the network: where one is dead, the others still can.
+Ranks meet at a file store, not over the network, so that they can meet after a rank has died.
 """
 
 import json
@@ -24,11 +24,11 @@ OPERATIONS = ("reduce_scatter", "all_gather")
 N = 4001
 SHORT = timedelta(seconds=3)
 LONG = timedelta(seconds=300)
-"""Longer than the time that a pool gives the others when a rank has died."""
+"""Timeout that is longer than the time for which a pool waits after a rank has died."""
 
 
 def meet(where: str, ranks: list[int] | None = None) -> None:
-    """Wait until these ranks (or all) have come here."""
+    """Wait until these ranks, or all ranks, have come to this point."""
     store = dist.distributed_c10d._get_default_store()
     store.set(f"{where} {dist.get_rank()}", "")
     store.wait([f"{where} {rank}" for rank in ranks or range(dist.get_world_size())], LONG)
@@ -39,7 +39,7 @@ def new_group(timeout: timedelta) -> Any:
 
 
 class Launch:
-    """An operation on a transport of its own, of which the first has been done."""
+    """Operation on a new transport, after ``done`` runs of the operation."""
 
     def __init__(self, operation: str, timeout: timedelta, *, done: int) -> None:
         self.rank, size = dist.get_rank(), dist.get_world_size()
@@ -53,7 +53,7 @@ class Launch:
             self.launch().wait()
 
     def error(self, work: Callable[[], Any]) -> dict[str, str]:
-        """Run work; return the text and the cause of its TransportError, empty without one."""
+        """Run work; return the text and the cause of its TransportError, or nothing without one."""
         try:
             work()
         except TransportError as error:
@@ -62,10 +62,11 @@ class Launch:
 
 
 def absent(never: int) -> dict[str, Any]:
-    """One rank never comes; the others say so after the timeout.
+    """Start operations that one rank never joins; return the errors after the timeout.
 
-    Each in groups of its own, in which the others have patience: gloo cuts off whoever waits for a
-    rank that has given up, and which of two gives up first is a matter of luck.
+    Each waiting rank has its own groups, in which other ranks have a long timeout. gloo
+    disconnects a rank that waits for one that gave up, so one group would make the results depend
+    on luck.
     """
     rank, ranks = dist.get_rank(), range(dist.get_world_size())
     started = {
@@ -79,7 +80,7 @@ def absent(never: int) -> dict[str, Any]:
         meet("looked")
         return {}
     works = {key: one.launch() for key, one in started.items()}
-    meet("launched")  # what the others send is on its way before anybody waits for it
+    meet("launched")  # all messages are sent before any rank waits for them
     seen: dict[str, Any] = {}
     for operation in OPERATIONS:
         one = started[rank, operation]
@@ -91,9 +92,9 @@ def absent(never: int) -> dict[str, Any]:
 
 
 def killed(victim: int, folder: str) -> None:
-    """One rank dies; the others say so (in files of this folder), and end.
+    """Kill one rank; all other ranks write their errors to files in the folder, and end.
 
-    However often it is asked.
+    A second wait must raise the same error.
     """
     started = {operation: Launch(operation, LONG, done=1) for operation in OPERATIONS}
     meet("begun")
@@ -102,7 +103,8 @@ def killed(victim: int, folder: str) -> None:
         os._exit(0)
     seen: dict[str, Any] = {}
     for operation, one in started.items():
-        # A piece that is gathered may have to pass through others: who is told ends, for the rest.
+        # A gathered piece may pass through other ranks, and a rank with an error ends. So all ranks
+        # meet before each operation.
         meet(operation, [other for other in range(dist.get_world_size()) if other != victim])
         texts: list[str] = []
 
@@ -120,7 +122,7 @@ def killed(victim: int, folder: str) -> None:
 
 
 def known() -> dict[str, Any]:
-    """Rank 2 dies, and rank 0 knows before it launches: rank 1 waits for what rank 0 has for it."""
+    """Kill rank 2, and let rank 0 know before it launches, while rank 1 waits for rank 0."""
     one = Launch("reduce_scatter", LONG, done=1)
     work = one.launch() if one.rank == 1 else None
     meet("begun")
@@ -129,12 +131,12 @@ def known() -> dict[str, Any]:
     if one.rank == 0:
         _until_it_is_known(one.transport.group)
     seen = one.error(one.launch if work is None else work.wait)
-    meet("told", [0, 1])  # each lives until the other has been told
+    meet("told", [0, 1])  # each rank lives until the other one has its error
     return seen
 
 
 def _until_it_is_known(group: Any) -> None:
-    """Return when gloo refuses to send to rank 2."""
+    """Wait until gloo refuses to send to rank 2."""
     while True:
         try:
             dist.isend(torch.zeros(1), group=group, group_dst=2, tag=7)
@@ -147,7 +149,7 @@ def _until_it_is_known(group: Any) -> None:
 
 
 def stopped(victim: int, dies: bool) -> dict[str, Any]:
-    """A rank launches large operations, and dies, or does not go on with them."""
+    """Launch large operations that one rank does not continue; it dies, or it stops."""
     others = [rank for rank in range(dist.get_world_size()) if rank != victim]
     goes_on = threading.Event()
     with through_memory():
@@ -174,7 +176,7 @@ def stopped(victim: int, dies: bool) -> dict[str, Any]:
 
 
 def never_came(never: int) -> dict[str, str]:
-    """A rank does not come to the first operation, in which ranks find out whether they share."""
+    """Skip the first operation on one rank; ranks decide in this operation if they share memory."""
     group = new_group(SHORT)
     seen: dict[str, str] = {}
     if dist.get_rank() != never:
@@ -189,11 +191,11 @@ def never_came(never: int) -> dict[str, str]:
 
 
 def ends_early() -> bool:
-    """A rank that has done its part ends; what it has sent is still there for the others."""
+    """End a rank after its last operation; other ranks must still get the data that it sent."""
     rank, size = dist.get_rank(), dist.get_world_size()
     with through_memory():
         transport: Any = make_transport(new_group(LONG))
-        n = RING // 4  # of rank 0: it fits
+        n = RING // 4  # number of elements of rank 0, which fit into the ring
         flat, ranges = gradient(rank, n, torch.float32), [(0, n)] + [(n, n)] * (size - 1)
         transport.all_gather(flat.clone(), ranges).wait()
         meet("begun")
@@ -217,7 +219,7 @@ def _wait_until(condition: Callable[[], bool]) -> None:
 
 
 def out_of_step() -> str:
-    """Ranks whose ranges differ."""
+    """Run a gather on ranks whose ranges differ, and return the error."""
     rank = dist.get_rank()
     with through_memory():
         transport = make_transport()

@@ -1,1 +1,1 @@
-"""The transport in one process: buffers, sums, shared memory, and the choice of one."""
+"""Tests of the transport in one process: buffers, sums, shared memory, and the choice of one."""

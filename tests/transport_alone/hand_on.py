@@ -1,4 +1,4 @@
-"""Chunks handed on through a ring, as drawn."""
+"""Random sequences of chunks through a ring."""
 
 import functools
 import platform
@@ -15,7 +15,7 @@ from sharding.transport.segment import SharedSegment
 
 @contextmanager
 def as_on(machine: str) -> Iterator[None]:
-    """On a processor of another kind."""
+    """Simulate a processor of another kind."""
     with mock.patch.object(platform, "machine", return_value=machine):
         atomics._functions.cache_clear()
         try:
@@ -25,7 +25,7 @@ def as_on(machine: str) -> Iterator[None]:
 
 
 def hand_on(readers: int, slots: int, data: st.DataObject) -> None:
-    """Each reader gets all that was put there for it, once and in order."""
+    """Check that each reader gets all chunks for it, once and in order."""
     shape = RingShape(readers, slots, 64)
     segment = SharedSegment.create(shape.nbytes)
     writer = RingWriter(segment.memory, shape)

@@ -1,4 +1,4 @@
-"""Buffers and ranges that a transport refuses; its memory, and the tags of its messages."""
+"""Tests of buffers and ranges that a transport refuses, of its memory, and of message tags."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ def test_refused() -> None:
 
 
 class Divisions(TorchDispatchMode):
-    """Counts divisions in place."""
+    """Mode that counts divisions in place."""
 
     count = 0
 
@@ -65,7 +65,7 @@ class Divisions(TorchDispatchMode):
 
 
 def test_one_division_for_ranges_beside_one_another() -> None:
-    """Fault 41: each rank's range was divided by itself, one call after the other."""
+    """Fault 41: each rank's range was divided separately, one call after the other."""
     cases = {
         "side by side": ([(3 * rank, 3 * rank + 3) for rank in range(40)], 1),
         "in another order, some empty": ([(8, 20), (0, 0), (30, 30), (0, 8), (20, 31)], 1),
@@ -88,7 +88,7 @@ def test_one_division_for_ranges_beside_one_another() -> None:
 @examples(30)
 @given(st.lists(st.integers(-4, 50), max_size=40))
 def test_scratch_is_bounded(wishes: list[int]) -> None:
-    """Non-negative: take so many bytes; negative: give one back."""
+    """A non-negative number acquires that many bytes; a negative number releases one buffer."""
     scratch = ScratchPool()
     used: list[torch.Tensor] = []
     most = 0
@@ -105,11 +105,11 @@ def test_scratch_is_bounded(wishes: list[int]) -> None:
 
 
 class SimpleGroup:
-    """Stands for a process group: it is a key, and nothing else."""
+    """Stand-in for a process group, which is only used as a key."""
 
 
 def test_no_two_sequences_share_a_tag() -> None:
-    """Each transport has one or two; users' tags begin at 0, and a tag is a 32-bit number."""
+    """Each transport has one or two sequences; tags of users start at 0, and a tag has 32 bits."""
     group: Any = SimpleGroup()
     seen: set[int] = set()
     for _ in range(600):
@@ -121,7 +121,7 @@ def test_no_two_sequences_share_a_tag() -> None:
 
 
 def test_a_group_has_many_sequences_and_no_tag_twice() -> None:
-    """Fault 40: the 1,025th sequence had the tags of the first, without a word."""
+    """Fault 40: the 1,025th sequence silently had the tags of the first one."""
     group: Any = SimpleGroup()
     other: Any = SimpleGroup()
     firsts = [MessageTags(group).next()[1] for _ in range(1 << CHANNEL_BITS)]
@@ -134,7 +134,7 @@ def test_a_group_has_many_sequences_and_no_tag_twice() -> None:
 
 
 def test_numbers_of_operations_start_again() -> None:
-    """They go on within the tags of their own sequence."""
+    """After an overflow, numbers start again within the tags of their own sequence."""
     group: Any = SimpleGroup()
     numbers, others = MessageTags(group), MessageTags(group)
     given = [numbers.next() for _ in range((1 << NUMBER_BITS) + 1)]

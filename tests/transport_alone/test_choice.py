@@ -1,4 +1,4 @@
-"""The choice of a transport, and what it does alone and refuses."""
+"""Tests of the choice of a transport, of one rank alone, and of refused arguments."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""The device on which a group's collectives run, as its backends say it."""
+"""Tests of the device on which the collectives of a group run, according to its backends."""
 
 from datetime import timedelta
 from typing import Any
@@ -22,20 +22,21 @@ DEVICES = {
     "cpu:gloo,cuda:gloo": CPU,
     "cpu:gloo": CPU,
 }
-"""By what torch says of a group: where small numbers of its ranks are compared."""
+"""Device on which ranks compare small numbers, by torch's description of a group."""
 
 
 class EndError(Exception):
-    """Ends the making of a group: this torch may lack its backend."""
+    """End of the construction of a group, since this torch may lack its backend."""
 
 
 pytestmark = pytest.mark.usefixtures("world_of_one")
 
 
 def test_device_is_one_that_the_group_has_a_backend_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault 40: the name "nccl" alone was a backend for CUDA; "cuda:nccl" was not.
+    """Fault 40: the name "nccl" was a backend for CUDA, but "cuda:nccl" was not.
 
-    torch's words for a group are replaced, and its collectives: this torch may lack NCCL.
+    The test replaces torch's description and collectives of a group, since this torch may lack
+    NCCL.
     """
     asked: list[torch.device] = []
 
@@ -70,7 +71,7 @@ def test_device_is_one_that_the_group_has_a_backend_for(monkeypatch: pytest.Monk
 
 
 def test_device_of_groups_as_they_are() -> None:
-    """Fault 40: groups that this torch can make."""
+    """Fault 40: the device is right for real groups that this torch can make."""
     assert device_of(LocalWorld(1).groups[0]) == CPU
     for backend in ("gloo", "cpu:gloo", "cpu:gloo,cuda:gloo"):
         with case(backend=backend):
@@ -79,7 +80,7 @@ def test_device_of_groups_as_they_are() -> None:
 
 
 def test_a_part_has_each_backend_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """split_group makes a backend of two device types twice, under one name."""
+    """split_group would make a backend for two device types twice, under one name."""
     for config, expected in {
         "cpu:gloo,cuda:gloo": {"cpu": "gloo"},
         "cuda:gloo,cpu:gloo": {"cpu": "gloo"},
@@ -93,7 +94,7 @@ def test_a_part_has_each_backend_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_part_of_a_part_over_and_over() -> None:
-    """torch 2.13 reads the ranks of the world from an empty list."""
+    """torch 2.13 reads the ranks of the world from an empty list, so nested parts need care."""
     part: Any = dist.group.WORLD
     names = set()
     for _ in range(5):

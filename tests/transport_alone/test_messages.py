@@ -1,4 +1,4 @@
-"""Errors of messages that did not arrive."""
+"""Tests of the errors of messages that did not arrive."""
 
 import time
 from datetime import timedelta
@@ -14,7 +14,7 @@ from tests.choices import case
 
 
 class Work:
-    """A message that does not arrive."""
+    """Message that does not arrive."""
 
     def __init__(self, says: str, seconds: float = 0.0) -> None:
         self._says, self._seconds = says, seconds
@@ -31,7 +31,7 @@ def message(says: str) -> PartMessage:
 
 @pytest.mark.usefixtures("world_of_one")
 def test_the_first_of_two_whose_time_is_up_ends_the_other() -> None:
-    """gloo then says of the other one that its application timed out: no rank is lost."""
+    """gloo then says that the application of the other rank timed out, but no rank is lost."""
     world: Any = dist.group.WORLD
     own = "[pair.cc:1] Timed out waiting 3000ms for recv operation to complete"
     beside = "[pair.cc:2] Application timeout caused pair closure"

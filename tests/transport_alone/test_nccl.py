@@ -1,4 +1,4 @@
-"""The NCCL transport's calls (its collectives themselves need a device: see ``tests/cuda``)."""
+"""Tests of the NCCL transport's calls; ``tests/cuda`` tests its collectives on a device."""
 
 from itertools import pairwise
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from tests.transport.buffers import gradient, same
 
 
 class Calls:
-    """Stands for torch.distributed in a world of ``terms``: adds and hands on at once."""
+    """Stand-in for torch.distributed in a world of ``terms``, which adds and copies at once."""
 
     def __init__(self, terms: list[Tensor], rank: int, ranges: list[tuple[int, int]]) -> None:
         self.terms, self.rank, self.ranges = terms, rank, ranges
@@ -67,7 +67,7 @@ class Calls:
 
 @st.composite
 def cuts(draw: st.DrawFn) -> list[tuple[int, int]]:
-    """Ranges side by side, of one size or of any; or of one size in another order, with gaps."""
+    """Draw adjacent ranges of any size, or ranges of equal size in any order with gaps."""
     size = draw(st.integers(2, 5))
     if draw(st.booleans()):
         each, start, gap = (draw(st.integers(low, high)) for low, high in ((0, 9), (0, 3), (0, 2)))
@@ -80,7 +80,7 @@ def cuts(draw: st.DrawFn) -> list[tuple[int, int]]:
 @examples(40)
 @given(cuts(), st.data())
 def test_nccl_calls(ranges: list[tuple[int, int]], data: st.DataObject) -> None:
-    """Ranges of one size take one collective each; others, one for each rank."""
+    """Ranges of equal size take the ``_single`` collectives; other ranges take lists of pieces."""
     size = len(ranges)
     rank = data.draw(st.integers(0, size - 1))
     terms = [gradient(q, max(b for _, b in ranges) + 2, torch.float32) for q in range(size)]
@@ -99,7 +99,7 @@ def test_nccl_calls(ranges: list[tuple[int, int]], data: st.DataObject) -> None:
         assert torch.equal(flat[own], total)
         flat[own] = terms[rank][own]
         if not _lies_there(ranges):
-            work.wait()  # once more: what came is brought to its place by the first waiter alone
+            work.wait()  # only the first wait copies the result to its range
             assert torch.equal(flat[own], terms[rank][own])
         gathering = transport.all_gather(flat, ranges)
         gathering.wait()

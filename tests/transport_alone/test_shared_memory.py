@@ -1,4 +1,4 @@
-"""Memory that processes share, and the ring of chunks in it, in one process."""
+"""Tests, in one process, of memory that processes share, and of the ring of chunks in it."""
 
 import os
 from contextlib import suppress
@@ -21,7 +21,7 @@ from .hand_on import as_on, hand_on
 def test_a_ring_hands_on_everything_once_and_in_order(
     readers: int, slots: int, data: st.DataObject
 ) -> None:
-    """Where the processor keeps the order; for others, see ``tests/transport``."""
+    """This processor keeps the order of writes; ``tests/transport`` tests other processors."""
     with as_on("x86_64"):
         assert atomics._functions() is None and not atomics.unsupported_reason()
         hand_on(readers, slots, data)
@@ -44,7 +44,7 @@ def test_a_segment_is_found_by_its_address_and_size() -> None:
         SharedSegment.attach(Address(process, file.fileno(), token), 5000)
     with pytest.raises(OSError, match="No such file"):
         SharedSegment.attach(Address(process, 10**6, token), 5000)
-    for nbytes in (100, 10000):  # shorter, and who writes to it would be ended by a signal
+    for nbytes in (100, 10000):  # a shorter file would end a writer by a signal
         with pytest.raises(PermissionError):
             os.ftruncate(descriptor, nbytes)
     del own
@@ -53,10 +53,10 @@ def test_a_segment_is_found_by_its_address_and_size() -> None:
 
 
 def open_segments() -> list[str]:
-    """The titles of this process's open files that are segments."""
+    """Return the titles of this process's open segments."""
     titles = []
     for file in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # that of the folder itself is closed by now
+        with suppress(FileNotFoundError):  # the descriptor of the folder itself is closed by now
             titles.append(str(file.readlink()))
     return sorted(title for title in titles if "functional-optim-" in title)
 

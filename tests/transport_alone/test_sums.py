@@ -1,4 +1,4 @@
-"""Sums in rank order, and where the terms of an average are divided."""
+"""Tests of sums in rank order, and of when the terms of an average are divided."""
 
 import functools
 import operator
@@ -81,7 +81,7 @@ def test_division_leaves_what_nobody_owns() -> None:
 
 
 def test_complex_terms_are_divided_at_once() -> None:
-    """A third of a complex number is not made of thirds of its parts."""
+    """Real and imaginary parts divided separately give other bits than a complex division."""
     flat = torch.tensor([1.0 + 2.0j, 3.0 - 1.0j, 5.0 + 0.0j], dtype=torch.complex64)
     want = flat / 3
     assert prepare_average(flat, [(0, 1), (1, 2), (2, 2)]) == 1

@@ -1,1 +1,1 @@
-"""ZeroRedundancyOptimizer: on real processes, beside torch's own and beside one process."""
+"""Tests of ZeroRedundancyOptimizer against torch's own class and against one process."""

@@ -1,4 +1,4 @@
-"""A world of one rank, for tests of this folder that ask for it."""
+"""Fixture of a process group with one rank."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 @pytest.fixture
 def alone() -> Iterator[None]:
-    """The default process group has this process alone."""
+    """Set up a default process group of this process alone."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()

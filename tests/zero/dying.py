@@ -1,7 +1,7 @@
-"""Jobs of the ranks, one of which dies in a step, or while state is collected.
+"""Jobs in which one rank dies, in a step or while state is collected.
 
-The timeout of the group is far away: a rank that waited for it would be taken for a hang. The rank
-that dies ends with the code of one that ends well, so that the others have their time.
+The group's timeout is so long that a rank that waits for it counts as a hang. The dying rank exits
+with code 0, so that the launcher does not stop the other ranks early.
 """
 
 import os
@@ -16,13 +16,12 @@ from sharding.zero import full_state_dict, stream
 from .towers import give, raised, tower
 
 FAR = 3600.0
-"""Seconds of a group's timeout: far more than a launch has."""
+"""Timeout of a group in seconds, far longer than a launch may take."""
 DYING = 1
 
 
 def dies_in(what: str) -> str:
-    """One rank dies: before a step, before its state is collected, or while it sends that; what the
-    others raise."""
+    """Let one rank die in a step or a collection, and return the error of the other ranks."""
     _, zero = tower("adamw", policy="elements")
     for step in range(2):
         give(zero, step)
@@ -38,15 +37,15 @@ def dies_in(what: str) -> str:
     def dies(*arguments: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
-        if what != "sending" or calls == 3:  # the first two say what is to come
+        if what != "sending" or calls == 3:  # the first two announce the tensors
             os._exit(0)
         return function(*arguments, **options)
 
     if dist.get_rank() == DYING:
         mock.patch.object(place, name, dies).start()
     error = raised(action)
-    if what != "step":  # others may wait for pieces of a rank that has failed, until it is gone
-        # Whoever left would be gone, too, for those that have not noticed yet.
+    if what != "step":  # other ranks may wait for a failed rank's data until it exits
+        # Ranks that have not noticed the death would report a rank that leaves early.
         store = dist.distributed_c10d._get_default_store()
         store.set(f"told {dist.get_rank()}", "")
         others = [rank for rank in range(dist.get_world_size()) if rank != DYING]

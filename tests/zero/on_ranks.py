@@ -1,4 +1,4 @@
-"""Jobs of the ranks: training beside torch's own class, and beside one process of the core."""
+"""Jobs of the ranks that compare training with torch's own class and with one process."""
 
 import copy
 import functools
@@ -38,11 +38,11 @@ from .towers import (
 
 
 def beside_core(chain_name: str, policy: str, views: bool, kind: str) -> str:
-    """Train under DDP with other data on every rank; after every step, what one process gets."""
+    """Train under DDP and compare the parameters of every step with one process."""
     model, optimizer = KINDS[kind], CHAINS[chain_name]
     ddp = DistributedDataParallel(made(model), find_unused_parameters=True, bucket_cap_mb=0.02)
     taken: Any = policy
-    # The weights of Schedule-Free's mean are one for all parameters, and depend on lr.
+    # Schedule-Free's averaging weights are shared by all parameters, and depend on lr.
     option = "weight_decay" if chain_name.startswith("schedule-free") else "lr"
     if policy == "hierarchical":
         taken = functools.partial(POLICIES[policy], node_size=2, within="elements")
@@ -53,7 +53,7 @@ def beside_core(chain_name: str, policy: str, views: bool, kind: str) -> str:
     own: dict[str, Any] = {option: 0.03}
     for name, param in zero.params.items():
         if param.dim() <= 1:
-            stepper = stepper.override(if_any((name,)), **own)  # it may be frozen
+            stepper = stepper.override(if_any((name,)), **own)  # a frozen parameter matches nothing
     params = {n: p.detach().clone() for n, p in zero.params.items() if p.requires_grad}
     state = stepper.init(params)
     before = digest(zero.params.values())
@@ -72,7 +72,7 @@ def beside_core(chain_name: str, policy: str, views: bool, kind: str) -> str:
 
 
 def beside_torch(name: str, views: bool, groups: bool) -> None:
-    """The default policy: torch's partition, parameters, state dict and options."""
+    """Check that partition, parameters, state dict and options are those of torch's class."""
     from torch.distributed.optim import ZeroRedundancyOptimizer as TorchZero
 
     cls, options = CLASSES[name]
@@ -88,7 +88,7 @@ def beside_torch(name: str, views: bool, groups: bool) -> None:
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        # torch's own cannot have more than one group with bucket views.
+        # torch's own class takes only one group with bucket views.
         other = TorchZero(
             parameters(theirs.module),
             cls,
@@ -122,8 +122,10 @@ def beside_torch(name: str, views: bool, groups: bool) -> None:
 
 
 def uneven(name: str, policy: str, schedule: bool) -> str:
-    """Ranks run out of data one after the other; beside the plain optimizer of a rank that never
-    does, under the same DDP."""
+    """Compare ranks that run out of data one after the other with a plain optimizer.
+
+    The plain optimizer is compared on the last rank, which runs out of data last.
+    """
     rank, size = dist.get_rank(), dist.get_world_size()
     ddp, twin = (DistributedDataParallel(made(), find_unused_parameters=True) for _ in "ab")
     if name in CHAINS:
@@ -153,7 +155,7 @@ def uneven(name: str, policy: str, schedule: bool) -> str:
 
 
 def on_subgroup(name: str) -> list[int] | None:
-    """Two ranks of four, whose group ranks are others; the rest never calls anything."""
+    """Train two of four ranks, whose group ranks differ from their global ranks."""
     group = dist.new_group([1, 3])
     if dist.get_rank() not in (1, 3):
         return None
@@ -169,7 +171,7 @@ def on_subgroup(name: str) -> list[int] | None:
 
 
 def on_mesh() -> int:
-    """One dimension of a mesh."""
+    """Train over one dimension of a mesh."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
     _, zero = tower("adamw", mesh["inner"], "elements")
     reference = made()
@@ -193,7 +195,7 @@ def _trained(ddp: nn.Module, zero: ZeroRedundancyOptimizer, steps: range) -> Non
 
 
 def asked_for_its_state(name: str, policy: str, steps: int) -> str:
-    """torch.distributed.checkpoint asks, before and after the state was collected on one rank."""
+    """Check that torch.distributed.checkpoint gets the state without a step."""
     rank = dist.get_rank()
     ddp, zero = _sharded(name, policy)
     _trained(ddp, zero, range(steps))
@@ -224,7 +226,7 @@ def asked_for_its_state(name: str, policy: str, steps: int) -> str:
 
     other, loaded = _sharded(name, policy)
     other.load_state_dict(ddp.state_dict())
-    # What was never used has no momentum, which torch takes only where it is told to.
+    # Unused parameters have no momentum, and torch accepts such a state only if not strict.
     set_optimizer_state_dict(other, loaded, shared[0], options=StateDictOptions(strict=False))
     for one in ((ddp, zero), (other, loaded)):
         _trained(*one, range(steps, steps + 3))

@@ -1,4 +1,4 @@
-"""State in one storage as it should be in another, beside one process."""
+"""Expected state of one storage after conversion to another, computed by one process."""
 
 import functools
 from typing import Any
@@ -47,7 +47,7 @@ def dtype_of(storage: str) -> torch.dtype:
 
 
 def kept_as(storage: str, field: str) -> str:
-    """The storage of a field."""
+    """Return the storage of a field."""
     state = STORAGES[storage].get("state", "float32")
     found = state if isinstance(state, str) else state.get(field, state["*"])
     assert isinstance(found, str)
@@ -60,7 +60,7 @@ def values(dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def grads(dtype: torch.dtype, step: int) -> dict[str, Tensor]:
-    """The same in every dtype: numbers of bfloat16."""
+    """Return gradients that bfloat16 represents exactly, so that they agree in every dtype."""
     chance = torch.Generator().manual_seed(50 + step)
     made = {n: torch.randn(shape, generator=chance) for n, shape in SHAPES.items()}
     return {name: one.to(torch.bfloat16).to(dtype) for name, one in made.items()}
@@ -68,7 +68,7 @@ def grads(dtype: torch.dtype, step: int) -> dict[str, Tensor]:
 
 @functools.cache
 def twin_of(storage: str, steps: int) -> tuple[dict[str, Tensor], Any]:
-    """One process, which never stops."""
+    """Return the parameters and the state of one uninterrupted process."""
     optimizer, params = chain_of(storage), values(dtype_of(storage))
     state = optimizer.init(params)
     for step in range(steps):
@@ -79,7 +79,7 @@ def twin_of(storage: str, steps: int) -> tuple[dict[str, Tensor], Any]:
 def made(
     storage: str | Optimizer, group: LocalGroup, policy: str, views: bool, start: dict[str, Tensor]
 ) -> Any:
-    """A sharded optimizer over parameters that have these values."""
+    """Return a sharded optimizer over parameters with these values."""
     dtype = dtype_of(storage) if isinstance(storage, str) else torch.float32
     params = {name: nn.Parameter(one.to(dtype, copy=True)) for name, one in start.items()}
     return ZeroRedundancyOptimizer(
@@ -98,7 +98,7 @@ def give(zero: Any, step: int) -> None:
 
 
 class Plain:
-    """State of one parameter of a twin, decoded by the storages themselves."""
+    """State of one parameter of the twin, decoded by the storages themselves."""
 
     def __init__(self, storage: str, param: Tensor, leaf: Any) -> None:
         state = leaf.stages[-1]
@@ -118,12 +118,12 @@ class Plain:
         return way.decode(tuple(p[0] if isinstance(p, list) else p for p in parts))
 
     def as_kept(self, storage: str) -> tuple[Tensor, dict[str, Tensor]]:
-        """(the parameter, the tensors of its state) in another storage."""
+        """Return the parameter and its state tensors in another storage."""
         kept = STORAGES[storage].get("param", "float32")
         param = self.value if kept == "float32" else self.param.to(torch.bfloat16)
         found: dict[str, Tensor] = {}
         for name in PARAM_STORAGES[kept].extras:
-            # Of a bfloat16 parameter alone, nothing is known beyond it.
+            # A bfloat16 parameter without extras has no value of higher precision.
             value = self.value if self.extras else param.float()
             made = PARAM_STORAGES[kept].encode(value, None)[1][0]
             found[name] = self.extras.get(name, made)
@@ -135,7 +135,7 @@ class Plain:
 
 
 def own_part(one: Any, name: str, whole: Tensor) -> Tensor:
-    """Of a tensor for a whole parameter, what belongs to a range of it."""
+    """Return the part of a parameter's tensor that belongs to a range."""
     if one.whole:
         return whole
     unit = 256 if name.endswith("_scale") else 1
@@ -143,7 +143,7 @@ def own_part(one: Any, name: str, whole: Tensor) -> Tensor:
 
 
 def wrong_state(zero: Any, wanted: dict[str, tuple[Tensor, dict[str, Tensor]]]) -> list[str]:
-    """Return the parameters, and the entries of this rank's state, that are not as wanted."""
+    """Return the names of the parameters and of this rank's state entries that are wrong."""
     wrong = [
         f"{name}: parameter"
         for name, (param, _) in wanted.items()
@@ -158,7 +158,7 @@ def wrong_state(zero: Any, wanted: dict[str, tuple[Tensor, dict[str, Tensor]]]) 
             continue
         for name, whole in expected.items():
             part = own_part(one, name, whole)
-            if name == "master":  # by one unit, where a value is halfway between two parameters
+            if name == "master":  # ties between two parameters may differ by one unit
                 same_here = torch.allclose(entries[name], part, rtol=2.0**-23, atol=0.0)
             else:
                 same_here = same(entries[name].detach(), part)
@@ -167,6 +167,6 @@ def wrong_state(zero: Any, wanted: dict[str, tuple[Tensor, dict[str, Tensor]]]) 
 
 
 def wanted_of(source: str, storage: str) -> dict[str, tuple[Tensor, dict[str, Tensor]]]:
-    """Parameters and state of three steps in one storage, as another has them."""
+    """Return parameters and state after three steps in one storage, converted to another."""
     params, state = twin_of(source, 3)
     return {n: Plain(source, p, state.leaves[n]).as_kept(storage) for n, p in params.items()}

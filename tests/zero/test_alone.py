@@ -53,7 +53,7 @@ def test_a_parameter_twice_is_torchs_business(views: bool) -> None:
             [param, param], torch.optim.SGD, parameters_as_bucket_view=views, lr=0.5
         )
     step(zero)
-    assert param.tolist() == [-0.5, 0.5, 1.5]  # once
+    assert param.tolist() == [-0.5, 0.5, 1.5]  # stepped once
     with pytest.raises(ValueError, match="more than one parameter group"):
         ZeroRedundancyOptimizer([{"params": [param]}, {"params": [param]}], torch.optim.SGD)
 
@@ -103,7 +103,7 @@ def test_a_group_with_a_wrong_option_is_refused() -> None:
 
 
 class Functional(nn.Module):
-    """As torch's functional classes are named, without the import that warns."""
+    """Stand-in for a functional class of torch, whose import would warn."""
 
 
 Functional.__module__ = "torch.distributed.optim.functional_adam"
@@ -210,7 +210,7 @@ def test_a_plan_for_another_model(specs: Any, ranks: int, told: str) -> None:
 
 
 def test_a_plan_of_blocks_is_refused() -> None:
-    """It would step the parameter as one matrix."""
+    """A plan of blocks is refused, because the parameter would be stepped as one matrix."""
     blocks = MatrixBlocks(row_blocks=2)
     made = plan([ParameterSpec("w", (4, 2), kind="per_matrix", blocks=blocks)], 1)
     named = [("w", nn.Parameter(torch.ones(4, 2)))]

@@ -1,4 +1,4 @@
-"""With one rank: a flag that a parameter group of a state dict lacks is off."""
+"""Tests with one rank of flags and misspelt options in parameter groups."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("alone")
 
 
 def test_a_state_dict_older_than_maximize() -> None:
-    """Fault 24: as torch.optim loads it, whatever the optimizer had before."""
+    """Fault 24: a flag that the loaded state dict lacks is off, as in torch.optim."""
     param = torch.nn.Parameter(torch.ones(2))
     old = torch.optim.AdamW([param]).state_dict()
     del old["param_groups"][0]["maximize"]
@@ -30,7 +30,7 @@ def test_a_state_dict_older_than_maximize() -> None:
 
 
 def test_a_misspelt_option_of_a_group_is_refused() -> None:
-    """Fault 30: at construction, and when a group is added."""
+    """Fault 30: the constructor and add_param_group refuse a misspelt option."""
     param, other = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
     kinds: list[Any] = [torch.optim.AdamW, adamw, adamw().override(if_any(("a",)), lr=0.5)]
     for kind in kinds:

@@ -1,4 +1,4 @@
-"""State dicts on one rank."""
+"""Tests of state dicts on one rank."""
 
 import copy
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_state_dict_hooks_and_errors(tmp_path: Path) -> None:
     assert seen == [[0, 1], 2, "loaded"]
     kept = copy.deepcopy(found)
     step(zero)
-    assert difference(found, kept) == []  # no memory is shared
+    assert difference(found, kept) == []  # the state dict shares no memory with the optimizer
 
 
 @pytest.mark.parametrize(

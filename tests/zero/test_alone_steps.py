@@ -1,4 +1,4 @@
-"""Steps on one rank: torch's habits, options, gradients, and chains of other kinds."""
+"""Tests of steps on one rank: hooks, options, gradients, and several kinds of chains."""
 
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ def test_an_option_that_needs_other_state_is_named() -> None:
 
 
 def test_an_option_that_needs_other_state_before_the_first_step() -> None:
-    """State is made in the first step, as torch's is, by the options of then."""
+    """The first step creates the state by the options of that step, as torch's optimizers do."""
     one, two = params(), params()
     zero = ZeroRedundancyOptimizer(one, torch.optim.Adam, lr=0.5)
     other = torch.optim.Adam(two, lr=0.5, foreach=False)
@@ -108,7 +108,7 @@ def test_an_option_that_is_switched_off_and_on() -> None:
 
 
 def test_a_learning_rate_in_a_tensor() -> None:
-    """It is a copy: what is written into the group's own tensor holds from the next step on."""
+    """The group holds a copy of the tensor, and each step reads the current value of that copy."""
     one, two = params(), params()
     rate = torch.tensor(0.5)
     zero = ZeroRedundancyOptimizer(one, torch.optim.AdamW, lr=rate)
@@ -136,7 +136,7 @@ def test_gradients_that_do_not_fit_are_refused_before_anything_changes() -> None
 
 def test_sparse_gradients() -> None:
     tables = [nn.Embedding(6, 2, sparse=True) for _ in range(2)]
-    for table in tables:  # numbers that no order of adding rounds
+    for table in tables:  # sums of these values are exact in any order
         table.weight.data = torch.arange(12.0).view(6, 2) / 4
     zero = ZeroRedundancyOptimizer(tables[0].parameters(), torch.optim.SGD, lr=0.5)
     other = torch.optim.SGD(tables[1].parameters(), lr=0.5)
@@ -148,7 +148,7 @@ def test_sparse_gradients() -> None:
 
 @pytest.mark.parametrize("planned", [False, True])
 def test_a_group_that_is_refused_leaves_the_others_alone(planned: bool) -> None:
-    """Also once there are plans for both."""
+    """A refused gradient in one group changes no parameter of another group, planned or not."""
     weight, table = nn.Parameter(torch.ones(3)), nn.Embedding(6, 2, sparse=True).weight
     groups = [{"params": [weight]}, {"params": [table], "lr": 0.5}]
     zero = ZeroRedundancyOptimizer(groups, torch.optim.AdamW, lr=0.1)
@@ -180,7 +180,7 @@ def test_state_is_seen_and_taken_over() -> None:
 
 
 def test_state_that_is_deleted_begins_anew() -> None:
-    """No parameter is left out of a step."""
+    """A parameter whose state is deleted starts again from zero state, as in torch.optim."""
     one, two = params(), params()
     zero = ZeroRedundancyOptimizer(one, torch.optim.Adam, lr=0.5)
     other = torch.optim.Adam(two, lr=0.5, foreach=False)
@@ -194,7 +194,7 @@ def test_state_that_is_deleted_begins_anew() -> None:
 
 
 def test_parameters_that_are_trained_late() -> None:
-    """They are stepped from then on, and those that were planned before go on."""
+    """A parameter that becomes trainable later is stepped, and the others go on as before."""
     one, two = params(3, 2, 4), params(3, 2, 4)
     for every in (one, two):
         every[0].requires_grad_(False)
@@ -245,7 +245,7 @@ def test_views_keep_objects_values_and_strides() -> None:
 
 
 def test_parameters_in_buffers_are_saved_by_safetensors(tmp_path: Path) -> None:
-    """Fault 20: ``save_model`` raised, since all parameters were in one storage."""
+    """Fault 20: ``save_model`` raised an error, since all parameters shared one storage."""
     module = nn.Linear(3, 2)
     zero = ZeroRedundancyOptimizer(
         module.parameters(), torch.optim.SGD, lr=0.1, parameters_as_bucket_view=True

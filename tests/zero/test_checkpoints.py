@@ -1,4 +1,4 @@
-"""State that is collected for torch.optim; on threads."""
+"""Tests on threads of state that is collected for torch.optim."""
 
 import copy
 from pathlib import Path
@@ -16,7 +16,10 @@ from .towers import give, raised, tower
 
 
 def test_what_was_never_stepped_is_consolidated_as_torch_has_it() -> None:
-    """torch's SGD would take a buffer of zeros for one of a later step, and dampen the first."""
+    """A parameter that was never stepped gets no momentum buffer in the collected state.
+
+    torch's SGD would take a buffer of zeros for momentum, and dampen the first gradient.
+    """
     options: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}
 
     def law(group: LocalGroup) -> None:
@@ -41,7 +44,7 @@ def test_what_was_never_stepped_is_consolidated_as_torch_has_it() -> None:
 
 
 def test_save_names_what_has_replaced_it(tmp_path: Path) -> None:
-    """On every rank, before anything is written."""
+    """``save`` names its replacement on every rank, before anything is written."""
 
     def law(group: LocalGroup) -> str:
         return raised(tower("adam", group)[1].save, tmp_path / "saved")
@@ -53,7 +56,7 @@ def test_save_names_what_has_replaced_it(tmp_path: Path) -> None:
 
 
 def test_a_rate_that_a_scheduler_has_set_is_collected() -> None:
-    """It was taken from the optimizer of the shard, which hears of it with the next step."""
+    """A collected learning rate is the one that a scheduler set after the last step."""
 
     def law(group: LocalGroup) -> None:
         _, zero = tower("adam", group)

@@ -1,4 +1,7 @@
-"""A function in the place of a class: one that makes an Optimizer, or a torch.optim.Optimizer."""
+"""Tests of functions in place of an optimizer class.
+
+Such a function makes a functional Optimizer, or a torch.optim.Optimizer.
+"""
 
 import functools
 from collections.abc import Callable
@@ -104,7 +107,7 @@ def test_one_s_own_constructor_is_taken() -> None:
 
 
 def test_one_that_takes_parameters_is_torchs() -> None:
-    """As it was."""
+    """A function that takes parameters makes a torch.optim.Optimizer."""
     want = stepped(lambda params: torch.optim.SGD(params, lr=0.25, momentum=0.9, foreach=False))
     for name, given in THEIRS.items():
         with case(name=name):
@@ -135,14 +138,14 @@ WHOLE = Rule(name="whole", hyper=Hyper, rule=halve, kind="per_matrix")
     ids=["another argument", "a link", "nothing", "a stage", "no function"],
 )
 def test_what_makes_no_optimizer_is_told(given: Any, message: str) -> None:
-    """Before anything is changed."""
+    """A function that makes no optimizer is refused with a short message."""
     with pytest.raises(TypeError, match=message) as caught:
         ZeroRedundancyOptimizer([nn.Parameter(torch.ones(3))], given, lr=0.5)
     assert len(str(caught.value)) < 300
 
 
 def test_in_backward_takes_them_too() -> None:
-    """A function of parameters was called without them."""
+    """apply_optimizer_in_backward accepts the same functions as ZeroRedundancyOptimizer."""
     for name, given in (OURS | THEIRS).items():
         with case(name=name):
             linear = nn.Linear(2, 1)
@@ -157,7 +160,7 @@ def test_in_backward_takes_them_too() -> None:
 
 @pytest.mark.parametrize("name", ["elements", "sliced"])
 def test_what_a_policy_asks_for_can_be_given(name: str) -> None:
-    """Its message names the form that is taken here, and that form is taken."""
+    """The error of a policy names an option that solves the problem, in a form that is accepted."""
     linear = nn.Linear(3, 3)
     given = f"functools.partial(sharding.POLICIES['{name}'], mixed=True)"
     with pytest.raises(ValueError, match="needs it whole") as caught:
@@ -170,7 +173,7 @@ def test_what_a_policy_asks_for_can_be_given(name: str) -> None:
 
 
 def test_an_option_that_a_policy_needs_is_told() -> None:
-    """With the place where it goes."""
+    """The error for a missing option of a policy names the option and the policy."""
     linear = nn.Linear(3, 3)
     message = r"the policy 'hierarchical': missing .* 'node_size'.*POLICIES\['hierarchical'\],"
     with pytest.raises(TypeError, match=message):

@@ -1,4 +1,4 @@
-"""Corners: parameters of one element and of none, odd layouts, lifetimes; seen with one rank."""
+"""Tests with one rank of corner cases: tiny parameters, odd layouts, lifetimes."""
 
 import gc
 import weakref
@@ -25,7 +25,7 @@ def stepped(zero: Any, seed: int = 0) -> None:
 
 
 def test_blocks_of_a_parameter_that_lies_in_another_order() -> None:
-    """A block of 8-bit state is of elements in the order of the shape, as in one process."""
+    """8-bit blocks follow the order of the shape, not the memory layout, as in one process."""
     torch.manual_seed(1)
     optimizer = stored(adamw(lr=0.1), state="int8")
     value = torch.randn(8, 16, 3, 3).to(memory_format=torch.channels_last)
@@ -80,7 +80,7 @@ def test_a_checkpoint_with_a_parameter_without_elements(storage: str, tmp_path: 
 
 @pytest.mark.parametrize("views", [False, True])
 def test_parameters_are_freed_with_their_last_user(views: bool) -> None:
-    """By reference counts, as with torch.optim: the collector may come much later."""
+    """Reference counts free parameters and optimizer, without the garbage collector."""
     module = nn.Linear(3, 3)
     zero = ZeroRedundancyOptimizer(
         module.parameters(),

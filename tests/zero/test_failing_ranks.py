@@ -1,7 +1,6 @@
-"""A rank fails or dies in something that all ranks do: the others end, and say which one, and why.
+"""Tests of a rank that fails or dies in a collective: the others end, and name it and its error.
 
-No time is measured: a rank that waited for the group's timeout would be taken for a hang, and have
-no result.
+No time is measured: a rank that waits for the group's timeout counts as a hang, and has no result.
 """
 
 import errno
@@ -42,7 +41,7 @@ ERRORS: dict[str, tuple[Callable[[], BaseException], str]] = {
 
 @contextmanager
 def failing(place: Any, name: str, ranks: list[int], error: Callable[[], Any]) -> Iterator[None]:
-    """A function of ours raises on some ranks, which are threads."""
+    """Let a function raise an error on some ranks, which are threads."""
     function = getattr(place, name)
 
     def maybe(*arguments: Any, **options: Any) -> Any:
@@ -64,7 +63,7 @@ def stepped(group: LocalGroup, steps: int) -> ZeroRedundancyOptimizer:
 
 @pytest.mark.parametrize("what", ERRORS)
 def test_a_rank_that_fails_is_named_with_its_error(what: str) -> None:
-    """Whatever it raises, and raises it itself: an interrupt stays one."""
+    """The failing rank raises its own error, and the other ranks name that rank and the error."""
     error, told = ERRORS[what]
     world = LocalWorld(3)
     zeros = world.run(lambda group: stepped(group, 1))
@@ -78,7 +77,7 @@ def test_a_rank_that_fails_is_named_with_its_error(what: str) -> None:
         for rank, text in enumerate(each()):
             there = "RuntimeError: group rank 1 (global rank 1) could not prepare its state to be "
             assert text.startswith(told if rank == 1 else f"{there}collected: {told}")
-    # Of several that fail, the first one is named with its error.
+    # If several ranks fail, the error names the first one with its error.
     with failing(full_state_dict, "local_content", [0, 2], error):
         own, other, again = each()
     assert own == again and own.startswith(told)
@@ -89,7 +88,7 @@ def test_a_rank_that_fails_is_named_with_its_error(what: str) -> None:
 
 
 def test_an_interrupt_while_a_plan_is_made() -> None:
-    """It stays one, and the others are told."""
+    """An interrupted rank raises KeyboardInterrupt, and the other ranks name that rank."""
     with failing(optimizer, "build_plan", [1], KeyboardInterrupt):
         first, own, last = LocalWorld(3).run(lambda group: raised(tower, "adamw", group))
     assert own == "KeyboardInterrupt: "
@@ -99,7 +98,7 @@ def test_an_interrupt_while_a_plan_is_made() -> None:
 
 
 def test_state_that_cannot_travel_is_an_error_on_all_ranks() -> None:
-    """Before any of it does; so is another target on another rank."""
+    """Differing targets, or state of an unsupported type, are an error on all ranks."""
 
     def collects(group: LocalGroup) -> None:
         params = [torch.nn.Parameter(torch.ones(3)) for _ in range(3)]
@@ -126,7 +125,7 @@ DEATHS = ("step", "collect", "sending")
 
 @pytest.fixture(scope="module")
 def outcomes() -> Outcomes:
-    """On processes, each launch its own: the one that dies takes the others' jobs with it."""
+    """Run each death in a separate launch, because it also ends the jobs of the other ranks."""
     found: Outcomes = {}
     for what in DEATHS:
         job = Job(dying.dies_in, {"what": what}, dying.FAR)
@@ -136,13 +135,15 @@ def outcomes() -> Outcomes:
 
 @pytest.mark.parametrize("what", DEATHS)
 def test_a_rank_that_dies_is_named(outcomes: Outcomes, what: str) -> None:
-    """By all others, and none that lives is; in training, perhaps with one that has ended because
-    of it."""
+    """All other ranks name the dead rank, and collecting ranks name no living one.
+
+    In a step, a rank may also name a rank that ended because of the death.
+    """
     assert outcomes[what][dying.DYING].error is not None
     for rank in (0, 2):
         error = outcomes[what][rank].result()
         assert error.startswith("TransportError: ")
-        if what == "sending" and rank == 2:  # it was told by the first
+        if what == "sending" and rank == 2:  # rank 0 forwards the error
             error = error.removeprefix("TransportError: ")
             assert error.startswith("TransportError: ")
         lost = re.search("lost (.*) while", error)

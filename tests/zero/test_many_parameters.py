@@ -1,4 +1,4 @@
-"""The work of the constructor and of a checkpoint grows in proportion to the parameters."""
+"""Tests that the calls of the constructor and of state dicts grow linearly with the parameters."""
 
 from collections.abc import Callable
 
@@ -16,14 +16,14 @@ pytestmark = pytest.mark.usefixtures("alone")
 
 
 def is_proportional(calls: Callable[[int], int]) -> bool:
-    """Return True if each further parameter costs as many calls as the one before."""
-    calls(20)  # imports what is imported when it is first needed
+    """Return True if each further parameter costs equally many calls."""
+    calls(20)  # the first call imports modules
     few, more, most = calls(20), calls(40), calls(80)
     return more > few and most - more == 2 * (more - few)
 
 
 def test_checking_parameters_of_one_shape_compares_no_pairs() -> None:
-    """Fault 37: each parameter was compared with all parameters of its shape before it."""
+    """Fault 37: the check compared each parameter with all earlier parameters of its shape."""
 
     def calls(count: int) -> int:
         every = params(*[3] * count)
@@ -33,7 +33,7 @@ def test_checking_parameters_of_one_shape_compares_no_pairs() -> None:
 
 
 def test_constructor_and_state() -> None:
-    """Fault 37: the whole way, from parameters to a state dict and back."""
+    """Fault 37: constructor, state_dict and load_state_dict take linearly many calls."""
 
     def made(count: int) -> ZeroRedundancyOptimizer:
         return ZeroRedundancyOptimizer(params(*[3] * count), torch.optim.AdamW)

@@ -1,4 +1,4 @@
-"""Ranges are planned once: with new numbers, nothing is planned anew, and every bit is the same."""
+"""Tests that step plans are built once, reused in later steps, and change no bit."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def values(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
 
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Record the number of ranges of each plan that is made."""
+    """Record the number of ranges of each step plan."""
     monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1)
     made: list[int] = []
     before = StepPlan.__init__
@@ -53,7 +53,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_steady_iteration_plans_nothing(
     name: str, views: bool, executor: str, planned: list[int]
 ) -> None:
-    """Each bucket has a plan, though its gradients are handed over anew at each step."""
+    """Steady iterations reuse one plan per bucket, though each step passes the gradients again."""
     planned.clear()
     optimizer = CHAINS[name]
     params, state = values(1), optimizer.init(values(1))
@@ -88,7 +88,10 @@ def test_a_steady_iteration_plans_nothing(
 
 
 def test_sets_of_gradients_in_turn_have_a_plan_each(planned: list[int]) -> None:
-    """As experts have them; and with an option that is turned off, and on again."""
+    """Sets of gradients that alternate, as with experts, have one plan each.
+
+    Turning an option off adds plans, and turning it on again reuses the first plans.
+    """
     named = [
         [(path, nn.Parameter(one)) for path, one in values(1).items() if one.numel()]
         for _ in range(2)
@@ -108,8 +111,8 @@ def test_sets_of_gradients_in_turn_have_a_plan_each(planned: list[int]) -> None:
                 optimizer.step()
             ours, theirs = ({path: one.detach() for path, one in params} for params in named)
             assert differing(ours, theirs) == []
-        # The first plan had all at one step together, and they have parted: it is made anew. Those
-        # of the first option are still there at the end.
+        # The first plan has all parameters at one step count. The counts then differ, so that a new
+        # plan is built. The plans of the first option are still cached at the end.
         assert planned == made
 
 
@@ -117,7 +120,7 @@ def test_sets_of_gradients_in_turn_have_a_plan_each(planned: list[int]) -> None:
 def test_the_state_of_a_large_shard_is_made_some_blocks_at_a_time(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Encoded state is made in float32 first, and never for the whole shard at once."""
+    """Encoded state is initialized in float32 by chunks, never for the whole shard at once."""
     asked: list[int] = []
 
     def noted(stages: Any, hypers: Any, param: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""On processes: beside one process of the pure core, and beside torch's own class."""
+"""Tests on processes against one process and against torch's own class."""
 
 import pytest
 
@@ -15,7 +15,7 @@ TRAINED = [
     for one in pairs(
         policy=POLICIES, chain_name=("adamw", "clipped"), views=VIEWS, kind=("Tower", "Pictures")
     )
-    # A norm whose parts were summed by rank is rounded otherwise.
+    # A norm that is summed rank by rank rounds differently.
     if one["chain_name"] != "clipped" or one["policy"] in ("greedy", "largest_first", "contiguous")
     if one["kind"] == "Tower" or one["policy"] in ("greedy", "largest_first", "contiguous")
 ]
@@ -87,7 +87,7 @@ def test_a_mesh(on_four: Outcomes) -> None:
 
 
 def test_distributed_checkpoint_asks_for_the_state_and_no_step_is_made(on_two: Outcomes) -> None:
-    """Fault 10: torch found ``zero.state`` empty, made a step, and left zeros for gradients."""
+    """Fault 10: torch found ``zero.state`` empty, made a step, and left gradients of zeros."""
     for one in ASKED:
         with case(**one):
             digests = {outcome.result() for outcome in on_two[f"asked {one}"]}

@@ -1,4 +1,4 @@
-"""Stepping by ranges, as communication hooks do; on threads."""
+"""Tests on threads of stepping by ranges, as communication hooks do."""
 
 import random
 from typing import Any
@@ -27,12 +27,12 @@ CASES = [
 
 
 def given(one: OwnedRange, grad: Tensor) -> Ranges:
-    """An owned range with its gradient."""
+    """Return an owned range with its gradient."""
     return {one.path: [(one.start, one.stop, grad.reshape(-1)[one.start : one.stop])]}
 
 
 def measured(zero: ZeroRedundancyOptimizer, wanted: list[Ranges]) -> list[Tensor]:
-    """The totals that a chain needs."""
+    """Return the totals that a chain needs."""
     if not zero.measured_stages:
         return []
     none = torch.zeros(len(zero.plan.specs), dtype=torch.float64)
@@ -43,8 +43,11 @@ def measured(zero: ZeroRedundancyOptimizer, wanted: list[Ranges]) -> list[Tensor
 def test_ranges_in_any_order_are_one_process(
     name: str, policy: str, views: bool, kind: str
 ) -> None:
-    """In several calls; with parameters that are not used, and rates that change."""
-    exact = (name, policy) != ("clipped", "elements")  # a norm of parts is rounded otherwise
+    """Ranges in random order, in several calls, step as one process does.
+
+    Some parameters are unused, and the learning rates change.
+    """
+    exact = (name, policy) != ("clipped", "elements")  # sums by parts round differently
 
     def law(group: LocalGroup) -> None:
         chance, optimizer = random.Random(group.rank()), CHAINS[name]
@@ -85,13 +88,13 @@ def test_ranges_in_any_order_are_one_process(
             torch.testing.assert_close(found, params, rtol=1e-6, atol=1e-6)
             for one in zero.param_groups:
                 one["lr"] *= 0.5
-        assert raised(zero.step) == "nothing"  # it only logs a warning
+        assert raised(zero.step) == "nothing"  # step() only logs a warning
 
     LocalWorld(3).run(law)
 
 
 def test_account_of_an_iteration() -> None:
-    """A refused call changes nothing."""
+    """Calls that do not fit the iteration are refused, and change nothing."""
 
     def law(group: LocalGroup) -> None:
         weight, bias = (torch.nn.Parameter(torch.ones(size)) for size in (8, 2))
@@ -147,7 +150,7 @@ def test_account_of_an_iteration() -> None:
         for param in zero.params.values():
             param.requires_grad_(False)
         zero.begin_iteration()
-        zero.end_iteration()  # nothing is trainable
+        zero.end_iteration()  # no parameter is trainable
         for param in zero.params.values():
             param.requires_grad_(True)
         zero.gather()

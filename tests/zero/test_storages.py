@@ -1,4 +1,4 @@
-"""Checkpoints from every storage into every other, between numbers of ranks; on threads."""
+"""Tests on threads of checkpoints between storages and between numbers of ranks."""
 
 import copy
 from pathlib import Path
@@ -44,7 +44,7 @@ class Saved(NamedTuple):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Saved]:
-    """By storage; parameters are those of one process."""
+    """Return the checkpoints by storage, after training on two ranks that matches one process."""
     found = {}
     for storage in STORAGES:
         folder = tmp_path_factory.mktemp("storages")
@@ -64,12 +64,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Saved]:
 
 
 def kept_of(storage: str) -> str:
-    """Return what is kept of the parameter."""
+    """Return the storage of the parameter."""
     return str(STORAGES[storage].get("param", "float32"))
 
 
 def targets(source: str) -> list[str]:
-    """All, where everything is tried; otherwise itself, float32, and two more, others for each."""
+    """Return the storages to load into: all of them, or a sample that depends on the source."""
     place = NAMES.index(source)
     some = [source, "float32", NAMES[(place + 2) % 9], NAMES[(place + 5) % 9]]
     return NAMES if EVERYTHING else list(dict.fromkeys(some))
@@ -77,7 +77,7 @@ def targets(source: str) -> list[str]:
 
 @pytest.mark.parametrize("source", STORAGES)
 def test_from_any_storage_into_any(saved: dict[str, Saved], source: str) -> None:
-    """By files and by state dicts; then one more step."""
+    """Checkpoints and state dicts load into each storage, and training goes on with equal bits."""
     params = twin_of(source, 3)[0]
     for number, storage in enumerate(targets(source)):
         wanted = wanted_of(source, storage)
@@ -88,7 +88,7 @@ def test_from_any_storage_into_any(saved: dict[str, Saved], source: str) -> None
             by_dict, other = (made(storage, group, policy, views, params) for _ in range(2))
             by_dict.load_state_dict(saved[source].state_dict)
             by_file = by_dict
-            if kept_of(source) == kept_of(storage):  # torch loads what is there under its name
+            if kept_of(source) == kept_of(storage):  # files hold state by name
                 by_file = other
                 checkpoints.load(by_file, saved[source].folder)
             assert wrong_state(by_file, wanted) == []
@@ -98,7 +98,7 @@ def test_from_any_storage_into_any(saved: dict[str, Saved], source: str) -> None
                 zero.step()
             assert differing(by_file.params, by_dict.params) == []
             if source == storage or (source, storage) == ("master", "float32"):
-                # As if it had never stopped; a master's steps are those of float32.
+                # The run continues as if never interrupted. Steps with a master are float32 steps.
                 never, state = twin_of(source, 4)
                 if storage == "float32":
                     never = {n: Plain(source, p, state.leaves[n]).value for n, p in never.items()}
@@ -110,7 +110,7 @@ def test_from_any_storage_into_any(saved: dict[str, Saved], source: str) -> None
 
 @pytest.mark.parametrize("source", STORAGES)
 def test_into_torchs_class_and_back(saved: dict[str, Saved], source: str) -> None:
-    """And into torch's class, sharded: the name of the algorithm is all that is the same."""
+    """State dicts go to torch.optim.AdamW and back, and to a sharded torch.optim.AdamW."""
     params, state = twin_of(source, 3)
     plain = {n: Plain(source, p, state.leaves[n]) for n, p in params.items()}
     found = saved[source].state_dict
@@ -137,7 +137,7 @@ def test_into_torchs_class_and_back(saved: dict[str, Saved], source: str) -> Non
 
 
 def of_class(group: LocalGroup, start: dict[str, torch.Tensor], **options: Any) -> Any:
-    """torch's class, sharded, over float32 parameters that have these values."""
+    """Return a sharded torch.optim.AdamW over float32 parameters with these values."""
     named = [(n, nn.Parameter(p.to(torch.float32, copy=True))) for n, p in start.items()]
     options = {"executor": "blocked", **OPTIONS, **options}
     return ZeroRedundancyOptimizer(named, torch.optim.AdamW, group, **options)
@@ -154,7 +154,7 @@ def whole_state(zero: Any) -> dict[str, Any]:
 
 
 def test_from_torchs_class() -> None:
-    """Into every storage; and what does not fit."""
+    """The state of torch's class loads into every storage; state that does not fit is refused."""
 
     def law(group: LocalGroup) -> None:
         start, params = values(torch.float32), twin_of("float32", 3)[0]
@@ -169,7 +169,7 @@ def test_from_torchs_class() -> None:
             assert wrong_state(into, wanted_of("float32", storage)) == [], storage
         norm = stored(chain(clip_by_global_norm(1.0), base()), state="int8")
         clipped = made(norm, group, "greedy", False, params)
-        assert raised(clipped.load_state_dict, of_plain) == "nothing"  # it keeps no state
+        assert raised(clipped.load_state_dict, of_plain) == "nothing"  # the clip has no state
         other = made(
             stored(sgd(lr=0.1, momentum=0.9), state="int8"), group, "greedy", False, params
         )
@@ -191,7 +191,7 @@ def test_from_torchs_class() -> None:
 
 
 def test_whatever_the_default_device() -> None:
-    """All of it while torch makes tensors on another device, unless it is told where."""
+    """Steps and checkpoints do not depend on torch's default device."""
 
     def law(group: LocalGroup) -> None:
         wanted = wanted_of("state int8", "state int8")

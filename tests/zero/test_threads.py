@@ -1,4 +1,4 @@
-"""Beside torch.optim, on ranks that are threads: state dicts, groups, scalers, disagreement."""
+"""Tests on threads against torch.optim: state dicts, groups, scalers, ranks that disagree."""
 
 import copy
 import functools
@@ -31,7 +31,7 @@ from .towers import (
 )
 
 BOTH = {"greedy": False, "elements": True}
-"""Policies, and whether parameters are moved into buffers."""
+"""For each policy, True if parameters are views of buffers."""
 either = pytest.mark.parametrize("policy", BOTH)
 
 
@@ -42,7 +42,7 @@ def on_threads(law: Callable[..., Any], *given: Any, ranks: int = 3) -> list[Any
 @either
 @pytest.mark.parametrize("name", ["sgd", "damped", "adam", "adagrad"])
 def test_state_dicts_are_the_plain_optimizers(name: str, policy: str) -> None:
-    """Sharded to plain, plain to sharded with another policy; each then goes on."""
+    """State dicts load into a plain optimizer and, under another policy, into a sharded one."""
 
     def law(group: LocalGroup) -> None:
         rank, to = group.rank(), group.size() - 1
@@ -75,7 +75,7 @@ def test_state_dicts_are_the_plain_optimizers(name: str, policy: str) -> None:
 
 @pytest.mark.parametrize("views", [False, True])
 def test_any_other_class(views: bool) -> None:
-    """One without a functional equivalent, with state that is not only tensors."""
+    """A class without a functional equivalent works, even if its state is not only tensors."""
 
     def law(group: LocalGroup) -> None:
         module, reference = made(), made()
@@ -106,7 +106,7 @@ def test_any_other_class(views: bool) -> None:
 
 @either
 def test_a_group_that_is_added(policy: str) -> None:
-    """Adding a group moves no range that is owned, and a wrong option changes nothing."""
+    """An added group moves no owned range, and a group with a wrong option changes nothing."""
 
     def law(group: LocalGroup) -> None:
         cls, options = CLASSES["adam"]
@@ -151,7 +151,7 @@ def test_trainability_may_change(policy: str) -> None:
 
 @pytest.mark.parametrize("views", [False, True])
 def test_schedulers_and_accumulation(views: bool) -> None:
-    """Under DDP; lr and momentum are others at every step."""
+    """A scheduler and gradient accumulation work under DDP, with a new lr at every step."""
 
     def law(group: LocalGroup) -> None:
         ddp, twin = (
@@ -184,7 +184,7 @@ def test_schedulers_and_accumulation(views: bool) -> None:
 
 @pytest.mark.parametrize("unscaled_first", [False, True])
 def test_a_step_is_skipped_on_all_ranks(unscaled_first: bool) -> None:
-    """GradScaler, with an infinite gradient on one rank only at one step."""
+    """An infinite gradient on one rank makes GradScaler skip the step on all ranks."""
 
     def law(group: LocalGroup) -> None:
         _, zero = tower("adam", group)
@@ -192,7 +192,7 @@ def test_a_step_is_skipped_on_all_ranks(unscaled_first: bool) -> None:
         other = plain("adam", reference)
         scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=1000)
         theirs = dict(reference.named_parameters())
-        scaler.scale(torch.ones(()))  # the first call makes the scale
+        scaler.scale(torch.ones(()))  # the first call creates the scale
         for step in range(4):
             give(zero, step)
             for name, param in zero.params.items():

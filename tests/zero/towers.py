@@ -1,4 +1,4 @@
-"""Models, optimizers and gradients of the tests: other data on every rank, equal models."""
+"""Models, optimizers and data of the tests: equal models, but different data on each rank."""
 
 import threading
 import warnings
@@ -23,7 +23,7 @@ from functional_optim import (
 from sharding import ZeroRedundancyOptimizer
 from tests.zero_local.compare import differing
 
-# torch deprecates its own TorchScript; importing its class says so.
+# torch's import of its functional optimizers warns that TorchScript is deprecated.
 warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
 warnings.filterwarnings("ignore", "You passed find_unused_parameters=true", UserWarning)
 
@@ -42,7 +42,7 @@ AT_ONCE: dict[str, Optimizer] = {
     "finite": chain(apply_if_finite(3), adamw(lr=0.01)),
     "schedule-free": schedule_free_adamw(lr=0.01),
 }
-"""They keep numbers for all parameters."""
+"""Optimizers with scalars that are shared by all parameters."""
 
 CHAINS: dict[str, Optimizer] = {
     "sgd": sgd(lr=0.1, momentum=0.9),
@@ -53,11 +53,11 @@ CHAINS: dict[str, Optimizer] = {
     **AT_ONCE,
 }
 _SEED = threading.Lock()
-"""torch's random numbers are those of the process, and ranks may be threads of it."""
+"""Lock for torch's global random state, which ranks share if they are threads."""
 
 
 class Tower(nn.Module):
-    """Layers of very different sizes, one that is never trained, and one that is not used."""
+    """Layers of very different sizes; one of them is frozen, and one is unused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Tower(nn.Module):
 
 
 class Pictures(nn.Module):
-    """Weights that do not lie in the order of their shape."""
+    """Layers whose weights are stored in channels_last or transposed order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,14 +93,14 @@ KINDS = {"Tower": Tower, "Pictures": Pictures}
 
 
 def made(kind: type[nn.Module] = Tower) -> nn.Module:
-    """The same model on every rank."""
+    """Return the same model on every rank."""
     with _SEED:
         torch.manual_seed(0)
         return kind()
 
 
 def data(kind: type[nn.Module], rank: int, step: int) -> Tensor:
-    """Of one rank and one step."""
+    """Return the input of one rank in one step."""
     chance = torch.Generator().manual_seed(100 * step + rank)
     if kind is Pictures:
         return torch.randn(2, 3, 8, 8, generator=chance)
@@ -108,7 +108,7 @@ def data(kind: type[nn.Module], rank: int, step: int) -> Tensor:
 
 
 def groups_of(module: nn.Module, option: str = "lr") -> list[dict[str, Any]]:
-    """Two groups with names, the second with an option of its own."""
+    """Return two groups with parameter names; the second has its own value of the option."""
     named = list(module.named_parameters())
     return [
         {"params": [(name, p) for name, p in named if p.dim() > 1]},
@@ -117,7 +117,7 @@ def groups_of(module: nn.Module, option: str = "lr") -> list[dict[str, Any]]:
 
 
 def gradients(params: dict[str, Tensor], step: int) -> dict[str, Tensor]:
-    """The same on all ranks, as after a reduction."""
+    """Return gradients that are equal on all ranks, as after a reduction."""
     chance = torch.Generator().manual_seed(1000 + step)
     return {
         name: torch.randn(param.shape, generator=chance, dtype=torch.float64).to(param.dtype)
@@ -126,7 +126,7 @@ def gradients(params: dict[str, Tensor], step: int) -> dict[str, Tensor]:
 
 
 def give(zero: ZeroRedundancyOptimizer, step: int) -> None:
-    """Gradients for one step."""
+    """Set the gradients of one step."""
     grads = gradients(zero.params, step)
     for name, param in zero.params.items():
         param.grad = grads[name] if param.requires_grad else None
@@ -135,7 +135,7 @@ def give(zero: ZeroRedundancyOptimizer, step: int) -> None:
 def tower(
     name: str, group: Group | None = None, policy: str = "greedy", views: bool = False
 ) -> tuple[nn.Module, ZeroRedundancyOptimizer]:
-    """A new model, and a sharded optimizer over it."""
+    """Return a new model and a sharded optimizer over it."""
     cls, options = CLASSES[name]
     module = made(Tower)
     zero = ZeroRedundancyOptimizer(
@@ -145,7 +145,7 @@ def tower(
 
 
 def plain(name: str, module: nn.Module) -> torch.optim.Optimizer:
-    """torch's own optimizer over the same groups."""
+    """Return torch's own optimizer over the same groups."""
     cls, options = CLASSES[name]
     return cls(groups_of(module), foreach=False, **options)
 
@@ -156,7 +156,7 @@ def both(
     theirs: nn.Module | dict[str, nn.Parameter],
     steps: range,
 ) -> None:
-    """Step a sharded and a plain optimizer alike; parameters are then the same."""
+    """Step a sharded and a plain optimizer, and check that the parameters stay equal."""
     if isinstance(theirs, nn.Module):
         theirs = dict(theirs.named_parameters())
     for step in steps:
@@ -170,7 +170,7 @@ def both(
 
 
 class Halving(torch.optim.Optimizer):
-    """A class that nobody knows, with a state that is not only tensors."""
+    """Optimizer without a functional equivalent, whose state is not only tensors."""
 
     def __init__(self, params: Any, lr: float = 0.1, tricks: tuple[int, ...] = (1, 2)) -> None:
         super().__init__(params, {"lr": lr, "tricks": tricks})
@@ -190,7 +190,7 @@ class Halving(torch.optim.Optimizer):
 
 
 def raised(function: Any, *arguments: Any, **named: Any) -> str:
-    """Return the error that a call raises, an interrupt too, as ``Type: text``."""
+    """Return the error of a call as ``Type: text``, including an interrupt."""
     try:
         function(*arguments, **named)
     except BaseException as error:  # noqa: BLE001  the test says which it should be

@@ -1,1 +1,1 @@
-"""The hooks of ZeRO under DDP on real processes, over cases that hypothesis draws."""
+"""Tests of ZeRO hooks under DDP on real processes, over cases that hypothesis draws."""

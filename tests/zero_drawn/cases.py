@@ -25,7 +25,7 @@ ADAMW = adamw(lr=1e-2, weight_decay=0.1)
 
 
 class Made(NamedTuple):
-    """An optimizer as ZeRO takes it, and as one process steps by it."""
+    """Optimizer for ZeRO, and the equal optimizer for one process."""
 
     given: Any
     oracle: Optimizer
@@ -58,7 +58,7 @@ POLICIES: Mapping[str, Callable[[int], Any]] = MappingProxyType(
                 *("elements", "sliced", "two_resource"),
             )
         },
-        # "sliced" cuts only what is large; this one cuts nearly everything.
+        # The policy "sliced" cuts only large parameters, but thin slices cut nearly all.
         "thin slices": lambda ranks: partial(sliced, least=2, align=1, mixed=True),
         "nodes of one": lambda ranks: partial(hierarchical, node_size=1),
         "nodes of two": lambda ranks: partial(hierarchical, node_size=2),
@@ -67,35 +67,35 @@ POLICIES: Mapping[str, Callable[[int], Any]] = MappingProxyType(
         ),
     }
 )
-"""From the number of ranks to what ZeroRedundancyOptimizer takes."""
+"""Functions from the number of ranks to a policy for ZeroRedundancyOptimizer."""
 CUTTING = ("elements", "sliced", "thin slices", "nodes, cut")
 NODES = ("nodes of one", "nodes of two", "nodes, cut")
 
 HOOKS = ("scatter", "forward", "held", "interleaved")
-"""zero_step_hook, the same with gathers that run into forward, and torch's two."""
+"""zero_step_hook, the same hook with gathers that overlap with forward, and torch's two hooks."""
 REDUCING = ("scatter", "forward")
 INNERS = ("ordered", "allreduce", "list", "copy", "at once", "fp16", "bf16")
-"""PowerSGD is left out: its result is no mean, so no process alone can say what it should be."""
+"""PowerSGD is left out: its result is no mean, so one process alone cannot compute it."""
 DTYPES = MappingProxyType(
     {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 )
 
 
 class Drawn(NamedTuple):
-    """One parameter."""
+    """One drawn parameter."""
 
     shape: Sequence[int]
     dtype: str = "float32"
     turned: bool = False
-    """Whether its elements lie in another order than its shape has them."""
+    """True if the parameter is transposed in memory."""
     frozen: bool = False
     used: str = "always"
     """See :func:`is_used`."""
     group: int = 0
     left: bool = False
-    """Whether DDP reduces it, and ZeRO does not have it."""
+    """True if DDP reduces the parameter, but ZeRO does not have it."""
     beside: bool = False
-    """Whether it is of the same module as the one before."""
+    """True if the parameter belongs to the same module as the one before."""
 
 
 class Group(NamedTuple):
@@ -116,7 +116,7 @@ class Case(NamedTuple):
     inner: str = "allreduce"
     world: int = 2
     members: Sequence[int] | None = None
-    """The ranks that train, where they are not all."""
+    """The ranks that train, or None if all do."""
     cap: float = 0.03
     """``bucket_cap_mb`` of DDP."""
     unused: bool = False
@@ -130,35 +130,35 @@ class Case(NamedTuple):
     overlap: bool = True
     """``overlap_with_ddp`` of ZeroRedundancyOptimizer."""
     backwards: int = 1
-    """See :meth:`parts`."""
+    """Number of backward passes in an iteration, see :meth:`parts`."""
     iterations: int = 4
     changes: int | None = None
-    """Before which iteration hyper-parameters change."""
+    """The iteration before which hyper-parameters change, or None."""
     memory: bool = False
-    """Whether ranks hand everything to one another through shared memory, however small it is."""
+    """True if ranks exchange all data through shared memory, even tiny messages."""
     executor: str | None = None
-    """What runs the steps; by default what is the fastest."""
+    """Executor of the steps, or None for the fastest."""
     seed: int = 0
 
     @property
     def ranks(self) -> int:
-        """The number of ranks that train."""
+        """Return the number of ranks that train."""
         return self.world if self.members is None else len(self.members)
 
     def parts(self, iteration: int) -> int:
-        """Backward passes in an iteration, all but the last under ``no_sync``.
+        """Return the number of backward passes in an iteration; all but the last use ``no_sync``.
 
-        DDP itself fails, without any hook, where the first forward pass of a static graph is under
+        DDP itself fails, even without a hook, if the first forward pass of a static graph uses
         ``no_sync``.
         """
         return 1 if self.static and not iteration else self.backwards
 
     @property
     def exact(self) -> bool:
-        """Return True if gradients are small whole numbers, which add up alike in any order.
+        """Return True if gradients must be small whole numbers, whose sums are exact in any order.
 
-        An all-reduce of gloo's among more than two ranks adds in an order of its own, and a
-        compressed one rounds: neither can be foreseen for other numbers.
+        With more than two ranks, gloo's all-reduce adds in an unknown order. A compressed
+        all-reduce rounds. So the results for other numbers cannot be predicted.
         """
         if self.hook in REDUCING or self.inner == "ordered":
             return False
@@ -166,14 +166,14 @@ class Case(NamedTuple):
 
 
 def of_json(told: Mapping[str, Any]) -> Case:
-    """A case again."""
+    """Return a case from its JSON data."""
     params = [Drawn(*one) for one in told["params"]]
     groups = [Group(*one) for one in told["groups"]]
     return Case(**{**told, "params": params, "groups": groups})
 
 
 def is_used(used: str, rank: int, iteration: int) -> bool:
-    """Return True if a parameter has a part in the loss of a rank in an iteration."""
+    """Return True if a parameter contributes to the loss of a rank in an iteration."""
     return {
         "always": True,
         "never": False,
@@ -185,11 +185,11 @@ def is_used(used: str, rank: int, iteration: int) -> bool:
 
 USES = ("always", "never", "one rank", "odd", "now and then")
 FIXED_USES = USES[:3]
-"""The same in all iterations, as static_graph asks for."""
+"""Uses that are the same in all iterations, as static_graph requires."""
 
 
 def refusals(case: Case) -> list[str]:
-    """Return the errors that the documentation allows for a case; empty if it must run."""
+    """Return the errors that the documentation allows for a case, empty if the case must run."""
     nodes = {"nodes of one": 1, "nodes of two": 2, "nodes, cut": max(1, case.ranks // 2)}
     size = nodes.get(case.policy, case.ranks)
     stepped = [one for one in case.params if not one.left and not one.frozen]

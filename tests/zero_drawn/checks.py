@@ -1,4 +1,4 @@
-"""Checks of what the ranks saw of a case."""
+"""Checks of the results of a case on all ranks."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from .cases import NODES, Case, refusals
 
 
 def check(case: Case, every: list[Any]) -> None:
-    """A case is refused for one of the reasons there are, or each rank is the one process."""
+    """Check that a case is refused for a documented reason, or that its ranks equal one process."""
     assert [rank for rank, seen in enumerate(every) if seen is not None] == members_of(case)
     ranks = [seen for seen in every if seen is not None]
     reasons = refusals(case)
@@ -21,7 +21,7 @@ def members_of(case: Case) -> list[int]:
 
 
 def check_refused(reasons: list[str], ranks: list[Any]) -> None:
-    """All ranks say why, and nothing is changed on any."""
+    """Check that all ranks give the same reason, and that no rank has changed anything."""
     assert len({seen["refused"] for seen in ranks}) == 1
     for seen in ranks:
         said = seen["refused"] or "nothing"
@@ -30,7 +30,7 @@ def check_refused(reasons: list[str], ranks: list[Any]) -> None:
 
 
 def check_same(case: Case, ranks: list[Any]) -> None:
-    """Parameters, state, and gradients where all ranks have them; each element stepped once."""
+    """Check that all ranks match one process, and that each element is stepped once."""
     for seen in ranks:
         assert seen["refused"] is None, seen["refused"]
         assert not any(seen["differences"]), seen["differences"]
@@ -44,7 +44,7 @@ def check_same(case: Case, ranks: list[Any]) -> None:
 
 
 def check_once(case: Case, iteration: int, ranks: list[Any]) -> None:
-    """The ranges that ranks have stepped are all of what was used, and none is there twice."""
+    """Check that the stepped ranges cover all used parameters, once in each replica."""
     sizes, used = ranks[0]["sizes"], ranks[0]["used"][iteration]
     found: dict[str, list[tuple[int, int]]] = {name: [] for name in used if sizes[name]}
     for seen in ranks:
@@ -60,6 +60,6 @@ def check_once(case: Case, iteration: int, ranks: list[Any]) -> None:
 
 
 def node_size(case: Case) -> int:
-    """Ranks that share everything once."""
+    """Return the number of ranks in one replica."""
     sizes = (1, 2, max(1, case.ranks // 2))
     return dict(zip(NODES, sizes, strict=True)).get(case.policy, case.ranks)

@@ -23,22 +23,22 @@ from .cases import (
 
 SMALL = [(), (1,), (0,), (3,), (7, 3), (1, 1), (33, 5), (257,), (513,), (40, 50)]
 LARGE = [(66_001,), (300, 230)]
-"""They travel by themselves; small ones are packed."""
+"""Shapes large enough for a message each; small parameters share messages."""
 AS_DRAWN = {"phases": (Phase.explicit, Phase.generate)}
-"""A case that fails is told as it was drawn: to make it smaller takes minutes."""
+"""Settings that report a failing case as drawn, because shrinking takes minutes."""
 CAPS = [1e-4, 1e-3, 0.03, 25.0]
 MEMBERS = [[1, 3], [0, 2, 3]]
 
 
 def turned(options: Sequence[Any], turn: int) -> st.SearchStrategy[Any]:
-    """One of them; hypothesis begins with what is first here: another one at each turn."""
+    """Sample one option; hypothesis begins with another option at each turn."""
     first = turn % len(options)
     return st.sampled_from([*options[first:], *options[:first]])
 
 
 @st.composite
 def params_of(draw: st.DrawFn, uses: tuple[str, ...], groups: int, turn: int) -> list[Drawn]:
-    """Up to 8 parameters, of which one at least is trained, and used."""
+    """Draw up to 8 parameters; at least one of them is trained and used."""
     trait = st.sampled_from([False] * 5 + [True])
     drawn = st.builds(
         Drawn,
@@ -59,7 +59,7 @@ def params_of(draw: st.DrawFn, uses: tuple[str, ...], groups: int, turn: int) ->
 
 @st.composite
 def cases(draw: st.DrawFn, policy: str, executors: tuple[str | None, ...] = (None,)) -> Case:
-    """Any combination with a policy, also those that are refused."""
+    """Draw any combination with a policy, including combinations that are refused."""
     turn = list(POLICIES).index(policy)
     hook = draw(turned(HOOKS, turn))
     world, members = draw(turned([(2, None), (4, None), *((4, one) for one in MEMBERS)], turn))
@@ -95,19 +95,19 @@ RATES = st.sampled_from([1.0, 0.5, 2.0])
 
 
 def _claimed(case: Case) -> Case:
-    """A case of which the exact claim is made: what it is not made of is changed."""
+    """Change a case so that ranks and one process must have equal bits."""
     changes: dict[str, Any] = {}
     if case.exact and case.ranks == 3:
-        changes["inner"] = "ordered"  # a third of a whole number is none
+        changes["inner"] = "ordered"  # a third of a whole number is not exact
     if case.optimizer == "clip by norm" and case.policy in CUTTING:
-        # Squares of a parameter that is cut are summed part by part: another rounding.
+        # Squares of a cut parameter are summed piece by piece, which rounds differently.
         changes["optimizer"] = "clip by value"
     if case.optimizer == "int8" and case.seed:
-        # Others than float32 are refused: seen often enough with one seed of ten.
+        # Other dtypes than float32 are refused. One seed of ten is enough to test that.
         changes["params"] = [one._replace(dtype="float32") for one in case.params]
     case = case._replace(**changes)
     if case.optimizer in ("sgd", "torch sgd", "clip by value") and case.policy in CUTTING:
-        # torch's add(alpha=) of bfloat16 rounds otherwise in what a vector does not fill, which
+        # torch's add(alpha=) of bfloat16 rounds differently in the tail of a vector loop. The tail
         # depends on where a parameter is cut.
         params = [
             one._replace(dtype="float32") if one.dtype == "bfloat16" else one for one in case.params

@@ -1,4 +1,4 @@
-"""The module of a case."""
+"""The model of a drawn case."""
 
 from collections.abc import Mapping
 
@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from .cases import DTYPES, Case, Drawn, is_used
 
 LARGEST = 8
-"""Of the whole numbers that exact gradients are: sums of them are exact in every dtype here."""
+"""Largest exact gradient; sums of such whole numbers are exact in every dtype of the cases."""
 
 
 class Part(nn.Module):
-    """A module with some of the parameters, which waits for them when it is called."""
+    """Module with some of the parameters; its forward waits for these parameters."""
 
     def __init__(self, numbers: list[int], tensors: list[nn.Parameter]) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Part(nn.Module):
 
 
 class Model(nn.Module):
-    """The parameters of a case; its gradients are others on each rank, in each iteration."""
+    """Model with the parameters of a case; gradients depend on rank and iteration."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""One process that does what all ranks of a case do."""
+"""One process that computes what all ranks of a case compute."""
 
 import functools
 from collections import OrderedDict
@@ -17,14 +17,14 @@ from .model import Model
 
 
 def added(terms: list[Tensor]) -> Tensor:
-    """Added in order; short numbers as float32, and rounded once."""
+    """Add terms in order; bfloat16 terms are added in float32 and rounded once."""
     if terms[0].dtype == torch.bfloat16:
         return functools.reduce(torch.add, [one.float() for one in terms]).to(torch.bfloat16)
     return functools.reduce(torch.add, terms)
 
 
 def options_of(case: Case, optimizer: Optimizer, group: int, iteration: int) -> dict[str, float]:
-    """The hyper-parameters of a group in an iteration."""
+    """Return the hyper-parameters of a group in an iteration."""
     told, hyper = case.groups[group], optimizer.hyper
     found = {key: hyper[key] * getattr(told, key) for key in told._fields}
     if case.changes is not None and iteration >= case.changes:
@@ -33,7 +33,7 @@ def options_of(case: Case, optimizer: Optimizer, group: int, iteration: int) -> 
 
 
 def named(case: Case, module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters in the order of the model, with their names."""
+    """Return the named parameters, in the order of the model."""
     found = dict(module.named_parameters())
     assert len(found) == len(case.params)
     return found
@@ -42,7 +42,7 @@ def named(case: Case, module: nn.Module) -> dict[str, nn.Parameter]:
 def grouped(
     case: Case, module: nn.Module, optimizer: Optimizer
 ) -> tuple[list[int], list[dict[str, Any]]]:
-    """The groups that have parameters: their numbers, and what ZeRO takes."""
+    """Return the indices of the groups with parameters, and these groups for ZeRO."""
     numbers, groups = [], []
     pairs = list(zip(case.params, named(case, module).items(), strict=True))
     for number in range(len(case.groups)):
@@ -54,12 +54,12 @@ def grouped(
 
 
 class Alone:
-    """One process that goes through all ranks' data, and steps by the pure core."""
+    """One process that computes the gradients of all ranks, and steps by the pure core."""
 
     def __init__(self, case: Case, module: Model) -> None:
         self.case, self.module = case, module
         self.optimizer = OPTIMIZERS[case.optimizer].oracle
-        # In the order of groups: sums over gradients go by it.
+        # Parameters are ordered by group, because sums over gradients follow this order.
         _, groups = grouped(case, module, self.optimizer)
         pairs = [pair for group in groups for pair in group["params"]]
         self.params = OrderedDict((name, param) for name, param in pairs if param.requires_grad)
@@ -76,7 +76,7 @@ class Alone:
         return found
 
     def gradients(self, iteration: int) -> tuple[dict[str, Tensor | None], list[float]]:
-        """The mean of the ranks' gradients, added in rank order; and the ranks' losses."""
+        """Return the mean of the ranks' gradients, added in rank order, and the ranks' losses."""
         trained = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         terms: dict[str, list[Tensor]] = {name: [] for name in trained}
         used: set[str] = set()
@@ -92,7 +92,7 @@ class Alone:
         return total, losses
 
     def entries(self, name: str) -> dict[str, Tensor]:
-        """The state of a parameter as torch.optim has it."""
+        """Return the state of a parameter as in torch.optim."""
         stages, hypers = self.optimizer.stages, self.optimizer.hypers_at((name,))
         param = self.params[name]
         entries = to_entries(stages, hypers, param, self.state.leaves[name])
@@ -108,7 +108,6 @@ class Alone:
         return total
 
     def step(self, gradients: Mapping[str, Tensor | None], iteration: int) -> None:
-        """One step of the pure core."""
         grads = OrderedDict((name, gradients[name]) for name in self.params)
         self.used.append([name for name, grad in grads.items() if grad is not None])
         with torch.no_grad():

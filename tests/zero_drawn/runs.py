@@ -1,4 +1,4 @@
-"""Job of each rank in a case: training beside one process that does what all ranks do."""
+"""Job of each rank in a case: training, compared with one process."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ from .one_process import Alone, added, grouped, options_of
 
 
 def in_rank_order(group: Any, bucket: dist.GradBucket) -> Future[Tensor]:
-    """A mean as ``zero_step_hook`` makes it, for all of a bucket."""
+    """Reduce a whole bucket to the mean, in rank order as ``zero_step_hook`` does."""
     buffer, size = bucket.buffer(), group.size()
     own = buffer / size
     every = [torch.empty_like(own) for _ in range(size)]
@@ -35,7 +35,7 @@ def in_rank_order(group: Any, bucket: dist.GradBucket) -> Future[Tensor]:
 
 
 class Run:
-    """A DDP module with its optimizer and its hook."""
+    """DDP module with its optimizer and its hook."""
 
     def __init__(self, case: Case, module: Model, group: dist.ProcessGroup | None) -> None:
         self.case = case
@@ -52,7 +52,7 @@ class Run:
         self.stepped: list[list[tuple[str, int, int]]] = []
 
     def register(self) -> None:
-        """Make the optimizer and the hook; either may refuse."""
+        """Create the optimizer and the hook; each may raise an error."""
         case, made = self.case, OPTIMIZERS[self.case.optimizer]
         self.numbers, groups = grouped(case, self.ddp.module, made.oracle)
         self.zero = ZeroRedundancyOptimizer(
@@ -82,7 +82,7 @@ class Run:
         return torch_side.INNER[self.case.inner](self.group)
 
     def iterate(self, iteration: int) -> float:
-        """One iteration; the loss. Gradients are left."""
+        """Run one iteration and return the loss; gradients are kept."""
         oracle = OPTIMIZERS[self.case.optimizer].oracle
         for number, group in zip(self.numbers, self.zero.param_groups, strict=True):
             group.update(options_of(self.case, oracle, number, iteration))
@@ -107,7 +107,7 @@ class Run:
 
 
 def run_case(case: dict[str, Any]) -> Any:
-    """Run a case on this process's rank; None if this rank does not train."""
+    """Run a case on the rank of this process; return None if this rank does not train."""
     told = of_json(case)
     with through_memory.through_memory() if told.memory else nullcontext():
         group = None if told.members is None else dist.new_group(list(told.members))
@@ -130,7 +130,7 @@ def run_locally(case: Case) -> list[Any]:
 
 
 def run_on(group: dist.ProcessGroup | None, told: Case) -> Any:
-    """Run a case on one rank; return its refusal, or its differences from one process."""
+    """Run a case on one rank; return its error, or its differences from one process."""
     module = Model(told)
     twin = copy.deepcopy(module)
     run = Run(told, module, group)
@@ -145,14 +145,14 @@ def run_on(group: dist.ProcessGroup | None, told: Case) -> Any:
 
 
 def train(run: Run, alone: Alone) -> dict[str, Any]:
-    """Train beside one process; return the differences, bit for bit, of each iteration."""
+    """Train beside one process; return the differences of each iteration, bit for bit."""
     case, module = run.case, run.ddp.module
     seen: dict[str, Any] = {"differences": [], "losses": [], "gradients": []}
     for iteration in range(case.iterations):
         loss = run.iterate(iteration)
         gradients, losses = alone.gradients(iteration)
         alone.step(gradients, iteration)
-        # What forward has computed tells whether parameters were whole by then.
+        # The loss shows if parameters were complete when forward read them.
         seen["losses"].append(loss == losses[run.rank])
         last = iteration == case.iterations - 1
         if case.hook != "forward" or iteration % 2 or last:
@@ -170,12 +170,12 @@ def train(run: Run, alone: Alone) -> dict[str, Any]:
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """All bits of a tensor, in the order of its shape."""
+    """Return all bytes of a tensor, in the order of its shape."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def differing(module: nn.Module, wanted: Mapping[str, Tensor]) -> list[str]:
-    """The parameters that are not equal, bit for bit; frozen and left out ones too."""
+    """Return the parameters that differ in any bit, including frozen ones and ones outside ZeRO."""
     return [
         name
         for name, param in module.named_parameters()
@@ -184,7 +184,7 @@ def differing(module: nn.Module, wanted: Mapping[str, Tensor]) -> list[str]:
 
 
 def wrong_gradients(module: nn.Module, wanted: Mapping[str, Tensor | None]) -> list[str]:
-    """Return the parameters whose gradients are not those that one process computes."""
+    """Return the parameters whose gradients differ from those of one process."""
     return [
         name
         for name, param in module.named_parameters()
@@ -194,14 +194,14 @@ def wrong_gradients(module: nn.Module, wanted: Mapping[str, Tensor | None]) -> l
 
 
 def left_behind(module: nn.Module) -> list[str]:
-    """Hooks on the module and its parameters."""
+    """Return the hooks that remain on the module and its parameters."""
     parts = [one for one in module.modules() if one._forward_pre_hooks or one._state_dict_pre_hooks]
     params = [name for name, one in module.named_parameters() if one._backward_hooks]
     return [f"hooks on {one}" for one in (*parts, *params)]
 
 
 def wrong_state(run: Run, alone: Alone) -> list[str]:
-    """Return the entries of collected state that are not one process's. Collective."""
+    """Return the entries of collected state that differ from one process. Collective."""
     run.zero.consolidate_state_dict()
     if run.rank:
         return []
@@ -216,7 +216,7 @@ def wrong_state(run: Run, alone: Alone) -> list[str]:
 
 
 def odd_entries(found: Mapping[str, Any], wanted: dict[str, Tensor], steps: int) -> list[str]:
-    """The entries that differ; those that torch makes in the first step may be missing before."""
+    """Return the entries that differ; a parameter without steps needs no entries."""
     odd = [] if int(wanted.pop("step")) == int(found.get("step", steps)) == steps else ["step"]
     odd += [key for key in found if key != "step" and key not in wanted]
     if steps:

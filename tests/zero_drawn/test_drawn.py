@@ -1,6 +1,6 @@
-"""Whatever is combined, every rank holds what one process would, bit for bit; on processes.
+"""Test on processes that each rank of a drawn case matches one process bit for bit.
 
-The same law on threads, over more examples: tests/zero_local/test_hooks.py.
+tests/zero_local/test_hooks.py tests the same law on threads, with two executors.
 """
 
 import json

@@ -1,1 +1,1 @@
-"""Faults of torch's ZeroRedundancyOptimizer, run beside ours on real processes."""
+"""Tests of faults of torch's ZeroRedundancyOptimizer, beside ours on real processes."""

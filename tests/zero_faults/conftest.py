@@ -1,4 +1,4 @@
-"""Results of the ranks, shared by the tests of this folder, and the option that writes a table."""
+"""Results of the ranks for all tests of this folder, and the option that writes the table."""
 
 import pytest
 
@@ -18,11 +18,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def on_two() -> Outcomes:
-    """Of each job, on two ranks."""
+    """Return the results of each job on two ranks."""
     return run_ranks(jobs.ON_TWO, ranks=2, seconds=60)
 
 
 @pytest.fixture(scope="session")
 def on_four() -> Outcomes:
-    """Of each job, on four ranks."""
+    """Return the results of each job on four ranks."""
     return run_ranks(jobs.ON_FOUR, ranks=4, seconds=90)

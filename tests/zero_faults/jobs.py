@@ -1,4 +1,4 @@
-"""All runs of this folder, by name; two launches of processes for all tests."""
+"""All jobs of this folder by name; two launches of processes run all of them."""
 
 from benchmarks import sockets
 from tests.ranks import Job
@@ -12,7 +12,7 @@ DDP = {
     "static_graph": {"static_graph": True},
     "find_unused_parameters": {"find_unused_parameters": True},
 }
-"""Options of DDP under which iterations are counted."""
+"""Options of DDP for the jobs that count moved parameters."""
 WIRED = (PLAIN, STEP, *SIDES)
 ONE_HOST = "one host"
 CUT = "zero_step_hook, elements"
@@ -49,7 +49,7 @@ ON_FOUR = {
     **{f"pickles, {side}": Job(scenarios.pickles, {"side": side}) for side in WITHOUT_OVERLAP},
 }
 UNCOUNTED = sockets.uncounted()
-"""Why bytes are not counted on this machine; None where they are."""
+"""Reason why this machine cannot count bytes, or None."""
 if UNCOUNTED is None:
     BYTES = {f"bytes, {kind}": Job(scenarios.sent_bytes, {"kind": kind}) for kind in WIRED}
     BYTES[f"bytes, {CUT}"] = Job(scenarios.sent_bytes, {"kind": OURS[0], "policy": "elements"})

@@ -1,6 +1,6 @@
-"""One function for each fault, called for torch's class and for ours: what was seen, as plain data.
+"""Scenarios for each fault, which run torch's class or ours and return plain data.
 
-The model has 12 parameters. A count of those that moved is compared with 12 by the tests.
+The model has 12 parameters. The tests compare the number of moved parameters with 12.
 """
 
 import copy
@@ -28,13 +28,13 @@ ITERATIONS = 6
 
 
 def iterations(side: str, ddp: dict[str, Any]) -> dict[str, Any]:
-    """Some iterations under overlap, with options of DDP: how many parameters each has moved."""
+    """Run some iterations under overlap, and return how many parameters each iteration moved."""
     run = Overlapped(side, ddp=ddp)
     return {"moved": [run.iterate() for _ in range(ITERATIONS)], "as plain": run.as_plain()}
 
 
 def on_subgroup(side: str) -> dict[str, Any] | None:
-    """Two ranks of more; the second has another number in the group than in the world."""
+    """Train on a subgroup, whose second rank has another number in the group than in the world."""
     group = dist.new_group([0, 2])
     if dist.get_rank() not in (0, 2):
         return None
@@ -44,7 +44,7 @@ def on_subgroup(side: str) -> dict[str, Any] | None:
 
 
 def learning_rates(side: str) -> dict[str, Any]:
-    """The learning rate is set to 0 for two iterations, and then to something else."""
+    """Set the learning rate to 0 for two iterations, and then to another value."""
     run = Overlapped(side)
     for _ in range(3):
         run.iterate()
@@ -61,7 +61,7 @@ def refused_on_gloo(side: str) -> str:
 
 
 def two_groups(module: nn.Module) -> list[dict[str, Any]]:
-    """Biases apart, with a learning rate of their own."""
+    """Return two groups; the second has the biases and its own learning rate."""
     named = dict(module.named_parameters())
     return [
         {"params": [one for name, one in named.items() if "weight" in name]},
@@ -70,7 +70,7 @@ def two_groups(module: nn.Module) -> list[dict[str, Any]]:
 
 
 def several_groups(side: str) -> dict[str, Any]:
-    """Two groups under overlap: which iteration fails, by its number from 1, and how."""
+    """Train two groups under overlap; return the error and the number of the failed iteration."""
     run = Overlapped(side, groups=two_groups)
     moved: list[int] = []
     error = raised(lambda: moved.extend(_moving(run)))
@@ -87,12 +87,12 @@ def _moving(run: Overlapped) -> Iterator[int]:
 
 
 def mixed() -> nn.Module:
-    """Layers in float32, float64 and bfloat16."""
+    """Return a model with layers in float32, float64 and bfloat16."""
     return models.Tower([torch.float32, torch.float64, torch.bfloat16] * 2)
 
 
 def mixed_dtypes(side: str) -> dict[str, Any]:
-    """Parameters of three dtypes: what the constructor says, or whether training goes right."""
+    """Train parameters of three dtypes; return the constructor's error, or if training is right."""
     error = raised(lambda: zero_class(side)(mixed().parameters(), torch.optim.SGD, lr=0.1))
     if error:
         return {"error": error, "as plain": False}
@@ -109,13 +109,13 @@ def _state_of_torch(run: Overlapped) -> dict[str, Any]:
     """Return the state dict of torch.optim.SGD after a step of the same model."""
     module = copy.deepcopy(run.start)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, foreach=False)
-    twins.loss_of(module, 0, 0).backward()  # the same on all ranks
+    twins.loss_of(module, 0, 0).backward()  # the gradients are the same on all ranks
     optimizer.step()
     return optimizer.state_dict()
 
 
 def saved_under_overlap(side: str) -> dict[str, Any]:
-    """Return the errors of saving before the first iteration and later, and what is saved."""
+    """Return the errors of collecting state at first and later, and the number of entries."""
     run = Overlapped(side, momentum=0.9)
     before, _ = _saved(run.zero)
     for _ in range(4):
@@ -130,16 +130,16 @@ def _saved(zero: Any) -> tuple[str, int]:
     for to in range(dist.get_world_size()):
         error = raised(partial(zero.consolidate_state_dict, to))
         if error:
-            return error, entries  # after it, one rank would wait for what another one has not sent
+            return error, entries  # otherwise ranks would wait for data that never comes
         if to == dist.get_rank():
             entries = len(zero.state_dict()["state"])
     return "", entries
 
 
 def loaded_under_overlap(side: str) -> dict[str, Any]:
-    """A checkpoint is loaded before the first iteration, as a resumed program does; and later.
+    """Load a checkpoint before the first iteration, as a resumed program does, and later again.
 
-    What is said of it, and whether the next iteration is that of DDP with torch.optim.
+    Return the errors, and if the next iteration is equal to DDP with torch.optim.
     """
     run = Overlapped(side, momentum=0.9)
     state = _state_of_torch(run)
@@ -163,7 +163,7 @@ def loaded_under_overlap(side: str) -> dict[str, Any]:
 
 
 def _stepped(side: str) -> Any:
-    """An optimizer without overlap that has some state, momentum or the like, on every rank."""
+    """Return an optimizer without overlap that has state on every rank."""
     torch.manual_seed(0)
     ddp = DistributedDataParallel(models.Tower())
     zero = zero_class(side)(ddp.parameters(), torch.optim.AdamW, lr=0.01)
@@ -179,7 +179,7 @@ def _is_whole(given: Any, kept: Any) -> bool:
 
 
 def callers_dict(side: str) -> dict[str, Any]:
-    """A dict is loaded, without overlap; of how many parameters it still has the state after."""
+    """Load a dict without overlap, and count the states that the dict holds before and after."""
     zero = _stepped(side)
     given: dict[str, Any] = {}
     for to in range(dist.get_world_size()):
@@ -198,7 +198,7 @@ def callers_dict(side: str) -> dict[str, Any]:
 
 
 def pickles(side: str) -> dict[str, Any]:
-    """State is collected on rank 0, without overlap: pickles that this rank writes and reads."""
+    """Collect state on rank 0 without overlap, and count the pickles of this rank."""
     zero = _stepped(side)
     with _counting() as other:
         dist.all_gather_object([None] * dist.get_world_size(), "something")
@@ -215,7 +215,7 @@ READERS = ((pickle, "Unpickler"), (pickle, "load"), (pickle, "loads"), (c10d, "_
 
 @contextmanager
 def _counting() -> Iterator[dict[str, int]]:
-    """Count the pickles that are written and read by whatever pickles in this process."""
+    """Count all pickles that this process writes and reads."""
     counts = {"written": 0, "read": 0}
     with ExitStack() as stack:
         for what, places in (("written", WRITERS), ("read", READERS)):
@@ -234,7 +234,7 @@ def _counted(original: Any, counts: dict[str, int], what: str) -> Any:
 
         return function
 
-    class Counted(original):  # torch derives its own from it
+    class Counted(original):  # torch derives its own class from it
         def __init__(self, *arguments: Any, **options: Any) -> None:
             counts[what] += 1
             super().__init__(*arguments, **options)
@@ -246,7 +246,7 @@ def _counted(original: Any, counts: dict[str, int], what: str) -> Any:
 
 
 class Broad(nn.Module):
-    """Enough parameters that messages about them weigh little: 3 MB."""
+    """Model of 3 MB, so that messages about its parameters are comparatively small."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -259,19 +259,19 @@ class Broad(nn.Module):
         return x
 
 
-WARM_UP, COUNTED = 3, 1  # by then DDP has its final buckets, and torch's overlap has begun
+WARM_UP, COUNTED = 3, 1  # by then, DDP's buckets are final, and torch's overlap runs
 PLAIN = "DDP"
 STEP = "step()"
-"""torch's class without overlap."""
+"""Side of torch's class without overlap."""
 
 
 def sent_bytes(kind: str, policy: str = "greedy", memory: bool = False) -> dict[str, Any]:
-    """Bytes that this rank sends in some iterations, as the kernel counts them.
+    """Return the bytes that this rank sends in an iteration, as counted by the kernel.
 
     Args:
         kind: a side, ``PLAIN`` for DDP alone, or ``STEP``.
-        policy: of ours.
-        memory: let ours go through the host's memory, as they do by default.
+        policy: the policy of our class.
+        memory: True if our class exchanges data through shared memory, as by default.
     """
     with mock.patch.dict(os.environ, {ring_channel.SWITCH: str(int(memory))}):
         return _sent_bytes(kind, policy)
@@ -298,7 +298,7 @@ def _sent_bytes(kind: str, policy: str) -> dict[str, Any]:
         if kind == STEP:
             zero.step()
         ddp.zero_grad()
-    # Whoever is here has received everything: it has left the sockets of those who sent it.
+    # A rank at this barrier has received everything, so the sockets of the senders have sent it.
     dist.barrier()
     numel = sum(param.numel() for param in module.parameters())
     return {"sent": sockets.since(before) / COUNTED, "numel": numel}
@@ -306,7 +306,7 @@ def _sent_bytes(kind: str, policy: str) -> dict[str, Any]:
 
 @mock.patch.dict(os.environ, {ring_channel.SWITCH: "0"})
 def broadcasts(kind: str) -> int:
-    """Count the broadcasts of one iteration, between hosts, of 12 parameters in one bucket."""
+    """Count the broadcasts of 12 parameters in one bucket in an iteration without shared memory."""
     torch.manual_seed(0)
     ddp = DistributedDataParallel(models.Tower())
     overlap = kind != STEP

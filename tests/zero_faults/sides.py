@@ -1,9 +1,8 @@
-"""One training loop for both: torch's ZeroRedundancyOptimizer and hook, and ours.
+"""One training loop for torch's ZeroRedundancyOptimizer and hook, and for ours.
 
-torch's hooks refuse gloo, because the interleaved one may hang there. Where that refusal is not
-itself what is looked at, it is taken away while the hook is made, and nothing else: the hook of
-torch that is run here is the other one, which broadcasts after the last bucket, in one order on
-all ranks. Everything after that check is torch's own code.
+torch's hooks refuse gloo, because the interleaved hook may hang. The loop disables this check while
+it creates a hook, except in the test of the check. It runs only torch's other hook, which
+broadcasts after the last bucket, in the same order on all ranks. All other code is torch's own.
 """
 
 import copy
@@ -26,18 +25,18 @@ from tests.ddp import comparison, models, twins
 TORCH = "torch"
 OURS = ("zero_step_hook", "hook_with_zero_step", "hook_with_zero_step_interleaved")
 SIDES = (TORCH, *OURS)
-"""torch's class with its ``hook_with_zero_step``; ours with each of our hooks."""
+"""torch's class with its ``hook_with_zero_step``, and our class with each of our hooks."""
 
 LR = 0.1
 Groups = Callable[[nn.Module], Any]
 
 
 def zero_class(side: str) -> Any:
-    """The class, of torch or of ours."""
+    """Return the class of torch, or ours."""
     if side != TORCH:
         return sharding.ZeroRedundancyOptimizer
     with warnings.catch_warnings():
-        # torch deprecates its own TorchScript; importing its functional optimizers says so.
+        # torch's import of its functional optimizers warns that TorchScript is deprecated.
         warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
         from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -45,7 +44,7 @@ def zero_class(side: str) -> Any:
 
 
 def make_hook(side: str, ddp: DistributedDataParallel, zero: Any, *, on_gloo: bool = True) -> Any:
-    """The hook; torch's check of the backend is taken away, unless that is what is tested."""
+    """Return a hook; torch's check of the backend is disabled if ``on_gloo``."""
     if side == "zero_step_hook":
         return hooks.zero_step_hook(ddp, zero)
     if side != TORCH:
@@ -58,12 +57,12 @@ def make_hook(side: str, ddp: DistributedDataParallel, zero: Any, *, on_gloo: bo
 
 
 def every(module: nn.Module) -> list[Tensor]:
-    """One group of parameters."""
+    """Return all parameters as one group."""
     return list(module.parameters())
 
 
 class Overlapped:
-    """A module under DDP, stepped by a hook while backward goes on."""
+    """Module under DDP that a hook steps during backward."""
 
     def __init__(
         self,
@@ -94,7 +93,7 @@ class Overlapped:
         self.rates: list[float | None] = []
 
     def iterate(self, lr: float | None = None) -> int:
-        """One iteration, with a new learning rate if there is one; how many parameters moved."""
+        """Run an iteration, with a new learning rate if any; return the count of moved ones."""
         for group in self.zero.param_groups if lr is not None else ():
             group["lr"] = lr
         before = comparison.copied(self.ddp)
@@ -104,7 +103,7 @@ class Overlapped:
         return len(comparison.moved(before, self.ddp))
 
     def as_plain(self) -> bool:
-        """Return True if parameters are bit for bit those of DDP with torch.optim."""
+        """Return True if the parameters are bit for bit those of DDP with torch.optim."""
         ddp = DistributedDataParallel(self.start, **self.arguments)
         optimizer = torch.optim.SGD(self.groups(self.start), foreach=False, **self.options)
         for number, lr in enumerate(self.rates):
@@ -118,7 +117,7 @@ class Overlapped:
 
 
 def raised(action: Callable[[], object]) -> str:
-    """``Type: first sentence`` of what an action raises; empty if it raises nothing."""
+    """Return ``Type: first sentence`` of the error of an action, or an empty string."""
     try:
         action()
     except Exception as error:  # noqa: BLE001  the test says which it should be

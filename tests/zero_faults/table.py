@@ -1,4 +1,4 @@
-"""The page's comparison with torch's class, made of what the ranks saw."""
+"""Comparison with torch's class for docs/zero.md, computed from the results of the ranks."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -16,11 +16,11 @@ from .sides import OURS, TORCH
 PAGE = Path(__file__).parents[2] / "docs" / "zero.md"
 MARKED = re.compile(r"(<!-- zero -->\n)(.*?)(<!-- /zero -->)", flags=re.DOTALL)
 Show = Callable[[list[Any]], str]
-"""A cell, of what each rank saw."""
+"""Function from the results of all ranks to the text of a cell."""
 
 
 class Row(NamedTuple):
-    """One line."""
+    """One line of the table."""
 
     what: str
     job: str
@@ -37,7 +37,7 @@ def _each(ranks: list[Any]) -> Any:
 
 
 def _then(right: bool) -> str:
-    """The mark of parameters that are those of DDP with torch.optim, bit for bit."""
+    """Return the mark for parameters that are bit for bit those of DDP with torch.optim."""
     return " (=)" if right else ""
 
 
@@ -149,7 +149,6 @@ NAMES = {STEP: "`step()`", TORCH: "`hook_with_zero_step`", **{one: f"`{one}`" fo
 
 
 def line(row: Row, outcomes: Outcomes) -> str:
-    """A line of the table."""
     cells = []
     for sides in (row.torchs, row.ours):
         found = {}
@@ -161,7 +160,6 @@ def line(row: Row, outcomes: Outcomes) -> str:
 
 
 def bytes_line(outcomes: Outcomes) -> str:
-    """The line about bytes."""
     torchs = {side: f"{ratio(outcomes, side):.2f}" for side in (STEP, TORCH)}
     ours = {
         side: f"{ratio(outcomes, side):.2f}, and {ratio(outcomes, f'{side}, {ONE_HOST}'):.2f}"
@@ -171,17 +169,17 @@ def bytes_line(outcomes: Outcomes) -> str:
 
 
 def total(outcomes: Outcomes, kind: str) -> float:
-    """Bytes that all ranks send in one iteration."""
+    """Return the bytes that all ranks send in one iteration."""
     return float(sum(outcome.result()["sent"] for outcome in outcomes[f"bytes, {kind}"]))
 
 
 def ratio(outcomes: Outcomes, kind: str) -> float:
-    """The same as a multiple of what DDP alone sends."""
+    """Return the bytes that all ranks send, as a multiple of those of DDP alone."""
     return total(outcomes, kind) / total(outcomes, PLAIN)
 
 
 def _cell(found: dict[str, str]) -> str:
-    """One text if all say the same; otherwise who says what."""
+    """Return the common text of all sides, or each text with its sides."""
     if len(set(found.values())) == 1:
         return next(iter(found.values()))
     by_text: dict[str, list[str]] = {}
@@ -195,13 +193,13 @@ def _joined(cells: Sequence[str]) -> str:
 
 
 def head() -> str:
-    """The first two lines."""
+    """Return the two header lines."""
     version = ".".join(torch.__version__.split(".")[:2])
     return _joined(["what", f"torch {version}", "functional-optim"]) + "\n| --- | --- | --- |"
 
 
 def lines(on_two: Outcomes, on_four: Outcomes) -> list[str]:
-    """All lines, without that about bytes where nobody counts them."""
+    """Return all lines; the one about bytes is missing if bytes are not counted."""
     found = [line(row, on_four if row.ranks == 4 else on_two) for row in ROWS]
     if f"bytes, {PLAIN}" in on_four:
         found.append(bytes_line(on_four))
@@ -212,7 +210,7 @@ def in_page() -> str:
     """Return the text between the marks of the page.
 
     Raises:
-        ValueError: the marks are not there, or not once.
+        ValueError: the marks are missing, or occur more than once.
     """
     found = MARKED.findall(PAGE.read_text(encoding="utf-8"))
     if len(found) != 1:
@@ -225,7 +223,7 @@ def in_page() -> str:
 
 
 def write(measured: Sequence[str]) -> None:
-    """Put the table between the marks."""
+    """Write the table between the marks of the page."""
     in_page()
     text = "\n".join([head(), *measured]) + "\n"
     whole = PAGE.read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Ours is right where torch's ZeroRedundancyOptimizer, as it is installed, is not.
+"""Tests that our class is right where torch's installed ZeroRedundancyOptimizer is not.
 
-What torch's does instead is in the table of docs/zero.md, which test_page.py compares. Where
-torch's side of a test fails here, torch has changed: mend the test, and say so on the page.
+The table of docs/zero.md says what torch's class does instead; test_page.py compares it. If torch's
+side of a test fails here, torch has changed: fix the test, and update the page.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from .scenarios import STEP
 from .sides import OURS, TORCH
 
 TRAINED = {"moved": [12] * 6, "as plain": True}
-"""Six iterations, each of which changes all parameters; as DDP with torch.optim does."""
+"""Six iterations that each change all parameters, with the result of DDP with torch.optim."""
 RIGHT: dict[str, Any] = {
     "iterations ": TRAINED,
     "iterations static_graph": TRAINED,
@@ -27,7 +27,7 @@ RIGHT: dict[str, Any] = {
     "saved_under_overlap": {"at first": "", "later": "", "entries": 12},
     "loaded_under_overlap": {"at first": ["", True], "later": ["", True]},
 }
-"""By job, what each of two ranks sees of ours, with each of our hooks."""
+"""Expected result of each job for our class, on each of two ranks and with each hook."""
 
 
 def results(outcomes: Outcomes, job: str) -> list[Any]:
@@ -43,7 +43,7 @@ def test_ours_is_right_and_torchs_is_not(on_two: Outcomes, job: str) -> None:
 
 
 def test_ranks_of_a_subgroup(on_four: Outcomes) -> None:
-    """torch takes a rank's number in the world for that in the group."""
+    """Our class trains on a subgroup; torch's takes the rank in the world for the group rank."""
     for side in OURS:
         with case(side=side):
             assert results(on_four, f"on_subgroup, {side}") == [TRAINED, None, TRAINED, None]
@@ -58,7 +58,10 @@ def test_the_dict_that_is_loaded_stays_whole(on_two: Outcomes) -> None:
 
 
 def test_nothing_is_pickled(on_four: Outcomes) -> None:
-    """Three ranks write one each, with torch's; three ranks read each, of which one needed it."""
+    """Our class pickles nothing, while in torch's three ranks write a pickle each.
+
+    Three ranks read each of these pickles, though only one rank needs them.
+    """
     ours, torchs = (results(on_four, f"pickles, {side}") for side in (OURS[0], TORCH))
     assert [(seen["written"], seen["read"]) for seen in ours] == [(0, 0)] * 4
     assert [seen["written"] for seen in torchs] == [0, 1, 1, 1]
@@ -68,7 +71,7 @@ def test_nothing_is_pickled(on_four: Outcomes) -> None:
 
 
 def test_small_parameters_are_sent_together(on_two: Outcomes) -> None:
-    """One broadcast for each owner, as they are in one bucket; torch sends them one by one."""
+    """Our class sends one broadcast for each owner; torch's sends one for each parameter."""
     assert results(on_two, f"broadcasts, {STEP}") == [12, 12]
     for side in OURS:
         assert results(on_two, f"broadcasts, {side}") == [2, 2]

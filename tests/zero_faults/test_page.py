@@ -1,6 +1,6 @@
-"""The page's comparison is what the ranks saw.
+"""Test that the comparison in docs/zero.md shows the results of the ranks.
 
-``python -m pytest tests/zero_faults --write-comparison`` writes it anew.
+``python -m pytest tests/zero_faults --write-comparison`` rewrites the comparison.
 """
 
 import pytest
@@ -22,6 +22,6 @@ def measured(request: pytest.FixtureRequest, on_two: Outcomes, on_four: Outcomes
 
 def test_the_table_is_the_measured_one(measured: list[str]) -> None:
     lines = table.in_page().splitlines()
-    if jobs.UNCOUNTED is not None:  # the last line is then compared on other machines
+    if jobs.UNCOUNTED is not None:  # other machines check the last line
         assert lines.pop().startswith(f"| {table.BYTES} |")
     assert lines == [*table.head().splitlines(), *measured]

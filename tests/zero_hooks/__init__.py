@@ -1,1 +1,1 @@
-"""The hooks of ZeRO under DDP: on real processes, and piece by piece."""
+"""Tests of ZeRO hooks under DDP: on processes, on threads, and of single parts."""

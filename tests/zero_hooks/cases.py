@@ -1,4 +1,4 @@
-"""The table of comparisons with one process, bit for bit."""
+"""Cases that are compared with one process bit for bit."""
 
 from functools import partial
 
@@ -28,7 +28,7 @@ STATIC = {"static_graph": True}
 
 
 class Images(nn.Module):
-    """Weights in channels_last layout; elements do not lie in the order of the shape."""
+    """Convolutions in channels_last layout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Images(nn.Module):
 
 
 class Wide(nn.Module):
-    """Parameters large enough to travel by themselves, between small ones."""
+    """Model with parameters large enough for a message each, between small ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Wide(nn.Module):
 
 
 class Attention(nn.Module):
-    """A module that reads parameters of another one, which is never called (its out_proj)."""
+    """Model with an attention that reads the weight of its out_proj, but never calls out_proj."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ CASES: dict[str, Case] = {
         hook={"max_norm": 0.05},
     ),
 }
-"""By what is tested: modules that are not drawn (see tests/zero_drawn), and a few that are."""
+"""Cases by name: mainly modules that tests/zero_drawn does not draw."""
 NOT_CUT = (
     "tied",
     "attention",
@@ -106,9 +106,9 @@ NOT_CUT = (
 
 
 def variants(name: str) -> list[Case]:
-    """Each hook, and some with parameters that are cut."""
+    """Return the case with each hook, and with some policies that cut parameters."""
     base = CASES[name]
-    # What the inner hook gave is read from .grad, where max_norm has scaled it already.
+    # Inner hooks are compared by .grad, which max_norm has already scaled.
     kinds = KINDS if name != "max_norm" else ("scatter", "forward")
     found = [base._replace(kind=kind) for kind in kinds]
     if name not in NOT_CUT:

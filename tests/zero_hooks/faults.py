@@ -1,4 +1,4 @@
-"""Things that must end in an error that says what is wrong; each returns what was raised."""
+"""Mistakes that must end in a clear error; each function returns the error."""
 
 import os
 from collections.abc import Callable
@@ -28,7 +28,7 @@ SMALL = {"bucket_cap_mb": 1e-4, **UNUSED}  # several buckets from the first iter
 
 
 def raised(action: Callable[[], object]) -> list[str]:
-    """Type and text of what an action raises; empty if it raises nothing."""
+    """Return type and text of the error of an action, or an empty list."""
     try:
         action()
     except Exception as error:  # noqa: BLE001  the test says which it should be
@@ -39,19 +39,17 @@ def raised(action: Callable[[], object]) -> list[str]:
 def made(
     group: Group, module: nn.Module | None = None, **options: Any
 ) -> tuple[DistributedDataParallel, ZeroRedundancyOptimizer]:
-    """A module under DDP, and its optimizer."""
+    """Return a module under DDP and its optimizer."""
     ddp = wrapped(group, models.Tower() if module is None else module)
     options = {"overlap_with_ddp": True, "process_group": group, **options}
     return ddp, ZeroRedundancyOptimizer(ddp.module.named_parameters(), sgd(lr=0.1), **options)
 
 
 def wrapped(group: Group, module: nn.Module, **more: Any) -> DistributedDataParallel:
-    """A module under DDP."""
     return DistributedDataParallel(module, process_group=group, **SMALL, **more)
 
 
 def make_hook(kind: str, ddp: Any, zero: Any, **options: Any) -> Any:
-    """A hook of one of three kinds."""
     if kind == "scatter":
         return zero_step_hook(ddp, zero, **options)
     return INNER_KINDS[kind](allreduce_hook, ddp, zero, **options)
@@ -89,7 +87,7 @@ def refused(group: LocalGroup) -> dict[str, list[str]]:
 
 
 def one_hook_on_two_modules(group: Group, kind: str) -> dict[str, Any]:
-    """Two DDP modules around the same parameters, both with one hook."""
+    """Register one hook on two DDP modules around the same parameters."""
     module = models.Tower()
     both = [wrapped(group, module) for _ in range(2)]
     _, zero = made(group, module)
@@ -99,12 +97,12 @@ def one_hook_on_two_modules(group: Group, kind: str) -> dict[str, Any]:
     x = torch.ones(2, models.WIDTH)
     loss = sum(ddp(x, group.rank(), 0).sum() for ddp in both)
     found = raised(loss.backward)
-    raised(hook.wait)  # what is under way needs the other ranks
+    raised(hook.wait)  # its pending work needs the other ranks
     return {"raised": found, "names": sorted(zero.params)}
 
 
 def thawed(group: Group, kind: str, when: str) -> list[str]:
-    """A parameter that requires gradients only after DDP, or the hook, was made."""
+    """Make a parameter trainable after DDP, or after the hook, was created."""
     module = models.Tower()
     weight = module.layers[1].weight
     weight.requires_grad_(False)
@@ -120,7 +118,7 @@ def thawed(group: Group, kind: str, when: str) -> list[str]:
 
 
 def frozen_at_run_time(group: Group, kind: str) -> dict[str, Any]:
-    """A parameter that stops to require gradients is left alone from then on."""
+    """Freeze a parameter during training; later iterations must leave it unchanged."""
     run, alone = pair(Case(kind=kind, optimizer=adamw(lr=0.01), ddp=UNUSED), group)
     for number in range(4):
         if number == 2:
@@ -140,7 +138,7 @@ def frozen_at_run_time(group: Group, kind: str) -> dict[str, Any]:
 
 
 def added_later(group: Group, kind: str) -> dict[str, Any]:
-    """A group that is added under overlap, of parameters that DDP had reduced all along."""
+    """Add a group under overlap, with parameters that DDP has reduced from the start."""
     ddp = wrapped(group, fresh(models.Tower))
     named = dict(ddp.module.named_parameters())
     first = [(name, one) for name, one in named.items() if "weight" in name]
@@ -164,7 +162,7 @@ def added_later(group: Group, kind: str) -> dict[str, Any]:
 
 
 def added_strange(group: Group) -> list[str]:
-    """A group of parameters that DDP does not know."""
+    """Add a group of parameters that DDP does not have."""
     ddp, zero = made(group)
     ddp.register_comm_hook(ddp.process_group, make_hook("interleaved", ddp, zero))
     backward(ddp, 0)
@@ -174,7 +172,7 @@ def added_strange(group: Group) -> list[str]:
 
 
 class HalfUsed(nn.Module):
-    """One layer has no part in the loss."""
+    """Model with one layer that does not contribute to the loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,7 +184,7 @@ class HalfUsed(nn.Module):
 
 
 def skipped_by_ddp(group: Group) -> dict[str, Any]:
-    """DDP is told to leave out the buckets that nobody uses."""
+    """Let DDP skip the buckets that no rank uses."""
     ddp = wrapped(group, HalfUsed(), skip_all_reduce_unused_params=True)
     zero = ZeroRedundancyOptimizer(
         ddp.module.named_parameters(), sgd(lr=0.1), group, overlap_with_ddp=True
@@ -203,14 +201,14 @@ def skipped_by_ddp(group: Group) -> dict[str, Any]:
 
 
 def sparse(group: Group) -> list[str]:
-    """A gradient that is sparse has no ranges."""
+    """Return the error for a sparse gradient, which cannot be divided into ranges."""
     ddp, zero = made(group, models.Sparse())
     ddp.register_comm_hook(None, zero_step_hook(ddp, zero))
     return raised(lambda: backward(ddp, 0))
 
 
 def version_counters(group: Group, kind: str) -> list[str]:
-    """A parameter that the rest of a backward pass still needs as it was."""
+    """Return the error if a step changes a parameter that the backward pass still needs."""
 
     class Reused(nn.Module):
         def __init__(self) -> None:
@@ -219,7 +217,7 @@ def version_counters(group: Group, kind: str) -> list[str]:
             self.last = nn.LayerNorm(models.WIDTH)
 
         def forward(self, x: Tensor, rank: int, iteration: int) -> Tensor:
-            # Two uses, of which the second, without a gradient, comes later in backward.
+            # The second use has no gradient, and needs the weight later in backward.
             return self.first(x) * self.last.weight.detach() + self.last(x)
 
     ddp, zero = made(group, Reused())
@@ -270,14 +268,14 @@ INNER: dict[str, Any] = {
 
 
 def inner_hook(group: Group, kind: str, name: str) -> dict[str, list[str]]:
-    """An inner hook that breaks its promise, on all ranks; and what later iterations say."""
+    """Return the errors of an inner hook that breaks its contract, also in later iterations."""
     ddp, zero = made(group)
     hook = INNER_KINDS[kind](INNER[name], ddp, zero)
     ddp.register_comm_hook(ddp.process_group, hook)
     found = {"first": raised(lambda: backward(ddp, 0))}
     raised(hook.wait)
     if name == "fails at once":
-        # Backward ended there, with buckets that never came. DDP itself refuses to go on.
+        # Backward ended early, without the remaining buckets. DDP itself refuses to go on.
         for number, later in enumerate(("second", "third"), start=1):
             ddp.zero_grad()
             found[later] = raised(partial(backward, ddp, number))
@@ -288,9 +286,9 @@ def inner_hook(group: Group, kind: str, name: str) -> dict[str, list[str]]:
 
 
 def one_dies(kind: str, victim: int, where: str) -> list[str]:
-    """A rank dies in the middle of a step; the others wait for it no longer than they must."""
+    """Let one rank die in an iteration, and return the error of the other rank."""
     run = Run(Case(kind=kind, ddp={"bucket_cap_mb": 1e-4}), fresh(models.Tower))
-    for number in range(2):  # until DDP has rebuilt its buckets, by collectives of its own
+    for number in range(2):  # until DDP has rebuilt its buckets, which takes collectives
         run.iterate(number)
         run.ddp.zero_grad()
     dist.barrier()
@@ -300,11 +298,11 @@ def one_dies(kind: str, victim: int, where: str) -> list[str]:
         else:
             dies_in_step(run.zero)
     found = raised(lambda: run.iterate(2))
-    return found or raised(lambda: run.iterate(3))  # gathers run on into forward
+    return found or raised(lambda: run.iterate(3))  # gathers may end only in forward
 
 
 def dies_in_step(zero: ZeroRedundancyOptimizer) -> None:
-    """From now on, this process ends when it has stepped a bucket, and not all of them."""
+    """Let this process exit when it begins the second call of step_owned."""
     step, calls = zero.step_owned, 0
 
     def dying(*arguments: Any, **options: Any) -> None:
@@ -318,13 +316,13 @@ def dies_in_step(zero: ZeroRedundancyOptimizer) -> None:
 
 
 def shorten(group: Group, seconds: float) -> None:
-    """Wait no longer than this for ranks; called once all are made: that may take its time."""
+    """Shorten the timeout of a group, once all ranks are ready, since startup may take long."""
     for one in (group, gather_group(group)):
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), one)
 
 
 def one_is_absent(kind: str, absent: int) -> list[str]:
-    """A rank does not come to the next backward pass; the others say who is missing."""
+    """Let one rank skip a backward pass, and return the error of the other rank."""
     run = Run(Case(kind=kind, ddp=SMALL), fresh(models.Tower))
     run.iterate(0)
     run.ddp.zero_grad()

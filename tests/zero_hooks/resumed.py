@@ -1,4 +1,4 @@
-"""Training that ends when a rank dies in the middle of a step, and goes on from what was saved."""
+"""Training that loses a rank in the middle of a step, and continues from a checkpoint."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,12 +17,12 @@ from .faults import dies_in_step, raised, shorten
 
 SIZES = ((40, 3), (7,), (5, 5), (), (130,), (64, 2))
 SAVED, DIES, END = 3, 4, 7
-"""Iterations: after which one is saved, in which one a rank dies, and how many there are."""
+"""Iterations before the checkpoint, the iteration of the death, and all iterations."""
 OPTIONS = {"lr": 0.05, "weight_decay": 0.1, "foreach": False}
 
 
 class Weighted(nn.Module):
-    """A sum of all parameters, each element of which has a weight: its gradient."""
+    """Weighted sum of all parameters, so that the weights are the gradients."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,10 +35,10 @@ class Weighted(nn.Module):
 
 
 def weights(iteration: int, apart: int = 0) -> list[Tensor]:
-    """Of this iteration; small multiples of 1/8, and as far as told from those of other ranks.
+    """Return the weights of an iteration, shifted by ``apart`` times a drawn offset.
 
-    Sums and means of such numbers over 2 and 4 ranks are exact, so that they do not depend on how
-    many ranks there are.
+    The weights are multiples of 1/8, so sums and means over 2 and 4 ranks are exact. The mean does
+    not depend on the number of ranks.
     """
     drawn = torch.Generator().manual_seed(iteration)
     mean = [torch.randint(-40, 40, size, generator=drawn) / 8 for size in SIZES]
@@ -58,7 +58,7 @@ def alone() -> list[Tensor]:
 
 
 class Training:
-    """One rank of it."""
+    """One rank of the training."""
 
     def __init__(self, policy: str, group: dist.ProcessGroup | None = None) -> None:
         self.ddp = DistributedDataParallel(Weighted(), process_group=group, bucket_cap_mb=3e-4)
@@ -75,14 +75,14 @@ class Training:
         self.ddp.register_comm_hook(None, self.hook)
 
     def iterate(self, iteration: int) -> None:
-        """With data of this rank's own."""
+        """Run an iteration with the data of this rank."""
         apart = 2 * self.group.rank() - (self.group.size() - 1)
         self.ddp(weights(iteration, apart)).backward()
         self.ddp.zero_grad()
 
 
 def dies(folder: str, victim: int, memory: bool) -> list[str]:
-    """Train, save once, and lose a rank later on; what is raised then."""
+    """Train, save once, and lose a rank later; return the error."""
     with through_memory.through_memory() if memory else nullcontext():
         training = Training("elements")
         for iteration in range(SAVED):
@@ -100,7 +100,7 @@ def dies(folder: str, victim: int, memory: bool) -> list[str]:
 
 
 def goes_on(group: dist.ProcessGroup, folder: Path, policy: str) -> None:
-    """From what was saved, on as many ranks as there are: bit for bit what one process makes."""
+    """Continue from the checkpoint, and check that parameters match one process bit for bit."""
     training = Training(policy, group)
     saved = torch.load(folder / "model.pt", weights_only=True)
     training.ddp.module.load_state_dict(saved)

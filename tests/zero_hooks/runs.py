@@ -1,4 +1,4 @@
-"""A DDP module stepped by a ZeRO hook, beside one process that does what all ranks do together."""
+"""DDP module that a ZeRO hook steps, and one process that computes the same."""
 
 import copy
 import functools
@@ -21,17 +21,17 @@ from tests.ddp import comparison, models, torch_side, twins
 
 Named = dict[str, nn.Parameter]
 _SEED = threading.Lock()
-"""torch's random numbers are those of the process, and ranks may be threads of it."""
+"""Lock for torch's global random state, which ranks share if they are threads."""
 
 
 class Case(NamedTuple):
-    """One comparison."""
+    """One comparison of ranks with one process."""
 
     kind: str = "scatter"
-    """Which hook, see :data:`KINDS`."""
+    """Kind of hook, see :data:`KINDS`."""
     optimizer: Optimizer = adamw(lr=1e-2, weight_decay=0.1)
     oracle: Optimizer | None = None
-    """What one process steps by, where that is not ``optimizer``."""
+    """Optimizer of the one process, or None for ``optimizer``."""
     model: Callable[[], nn.Module] = models.Tower
     ddp: Mapping[str, Any] = {}
     policy: str | Policy = "greedy"
@@ -44,18 +44,18 @@ class Case(NamedTuple):
     iterations: int = 4
     backwards: int = 1
     hyper: Mapping[int, Mapping[str, Any]] = {}
-    """Hyper-parameters that change before an iteration."""
+    """New hyper-parameters, by the iteration before which they change."""
 
 
 def fresh(model: Callable[[], nn.Module]) -> nn.Module:
-    """The same on all ranks, threads too."""
+    """Return the same model on all ranks, also on threads."""
     with _SEED:
         torch.manual_seed(0)
         return model()
 
 
 def backward(ddp: DistributedDataParallel, number: int, parts: int = 1) -> float:
-    """Forward and backward on this rank's data; all parts but the last are under ``no_sync``."""
+    """Run forward and backward on the data of this rank; all parts but the last use ``no_sync``."""
     total = 0.0
     for part in range(parts):
         with nullcontext() if part == parts - 1 else ddp.no_sync():
@@ -70,11 +70,11 @@ INNER_KINDS = {
     "interleaved": hook_with_zero_step_interleaved,
 }
 KINDS = ("scatter", "forward", *INNER_KINDS)
-"""zero_step_hook, the same with gathers that run into forward, and torch's two."""
+"""zero_step_hook, the same hook with gathers that overlap with forward, and torch's two hooks."""
 
 
 class Run:
-    """A DDP module with its optimizer and its hook."""
+    """DDP module with its optimizer and its hook."""
 
     def __init__(
         self, case: Case, module: nn.Module, group: dist.ProcessGroup | None = None
@@ -104,28 +104,29 @@ class Run:
         self.ddp.register_comm_hook(state, self.hook)
 
     def iterate(self, number: int) -> float:
-        """One iteration; the loss. Gradients are left."""
+        """Run one iteration and return the loss; gradients are kept."""
         for group in self.zero.param_groups:
             group.update(self.case.hyper.get(number, {}))
         return backward(self.ddp, number, self.case.backwards)
 
 
 class Alone:
-    """One process that goes through all ranks' data, and steps by the pure core."""
+    """One process that computes the gradients of all ranks, and steps by the pure core."""
 
     def __init__(self, case: Case, module: nn.Module, ranks: int) -> None:
         self.case = case
         self.module = module
         self.ranks = ranks
         self.optimizer = case.oracle or case.optimizer
-        # In the model's order: optree sorts a dict, and sums over gradients go by this order.
+        # Parameters are in the order of the model, because sums over gradients follow this order.
+        # optree would sort the keys of a dict.
         self.params: Named = OrderedDict(
             (name, param) for name, param in module.named_parameters() if param.requires_grad
         )
         self.state = self.optimizer.init(self.params)
 
     def gradients(self, iteration: int) -> tuple[dict[str, Tensor | None], list[float]]:
-        """The mean of the ranks' gradients, added in rank order; and the ranks' losses."""
+        """Return the mean of the ranks' gradients, added in rank order, and the ranks' losses."""
         terms: dict[str, list[Tensor]] = {name: [] for name in self.params}
         losses = []
         used: set[str] = set()
@@ -149,7 +150,6 @@ class Alone:
         return total
 
     def step(self, gradients: Mapping[str, Tensor | None], number: int) -> None:
-        """One step of the pure core."""
         if number in self.case.hyper:
             self.optimizer = self.optimizer.replace(**self.case.hyper[number])
         with torch.no_grad():
@@ -166,7 +166,7 @@ def _sum(terms: list[Tensor]) -> Tensor:
 
 
 def pair(case: Case, group: dist.ProcessGroup | None = None) -> tuple[Run, Alone]:
-    """Both, with equal parameters."""
+    """Return a run and one process with equal parameters."""
     module = fresh(case.model)
     twin = copy.deepcopy(module)
     run = Run(case, module, group)
@@ -174,7 +174,7 @@ def pair(case: Case, group: dist.ProcessGroup | None = None) -> tuple[Run, Alone
 
 
 def compare(case: Case, group: dist.ProcessGroup | None = None) -> dict[str, Any]:
-    """Compare a run with one process's, bit for bit, in each iteration."""
+    """Compare a run with one process in each iteration, bit for bit."""
     run, alone = pair(case, group)
     rank = run.group.rank()
     seen: dict[str, Any] = {"differences": [], "apart": [], "losses": [], "moved": []}
@@ -183,7 +183,7 @@ def compare(case: Case, group: dist.ProcessGroup | None = None) -> dict[str, Any
         loss = run.iterate(number)
         gradients, losses = alone.gradients(number)
         if case.kind in INNER_KINDS:
-            # How the inner hook adds is not ours to say; what it gave is stepped.
+            # The order in which an inner hook adds is unknown, so one process steps by its result.
             found = dict(run.ddp.module.named_parameters())
             gradients = {
                 name: None if unused is None else found[name].grad.clone()
@@ -191,8 +191,8 @@ def compare(case: Case, group: dist.ProcessGroup | None = None) -> dict[str, Any
             }
         alone.step(gradients, number)
         run.ddp.zero_grad()
-        # A loss is computed by what forward has seen: whole parameters, also where gathers were
-        # still on their way when it began.
+        # The loss shows if forward read complete parameters, even if gathers were still pending
+        # when forward began.
         seen["losses"].append(loss == losses[rank])
         if case.kind != "forward" or number == case.iterations - 1:
             run.hook.wait()
@@ -206,7 +206,7 @@ def compare(case: Case, group: dist.ProcessGroup | None = None) -> dict[str, Any
 
 
 def apart(run: Run, alone: Alone) -> float:
-    """The largest difference of a parameter, relative to its largest element."""
+    """Return the largest difference of a parameter, relative to its largest element."""
     params = dict(run.ddp.module.named_parameters())
     with torch.no_grad():
         return max(
@@ -217,7 +217,7 @@ def apart(run: Run, alone: Alone) -> float:
 
 
 def different(run: Run, alone: Alone) -> list[str]:
-    """The parameters that are not equal, bit for bit."""
+    """Return the parameters that differ in any bit."""
     params = dict(run.ddp.module.named_parameters())
     return [
         name

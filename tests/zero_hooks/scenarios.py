@@ -1,4 +1,4 @@
-"""Runs that are more than a comparison side by side; each returns what the tests look at."""
+"""Runs with more than a plain comparison; each returns the data that tests check."""
 
 import copy
 import gc
@@ -32,7 +32,7 @@ T = TypeVar("T")
 def on_processes(
     name: str, kind: str, policy: str, memory: bool, members: tuple[int, ...] | None
 ) -> dict[str, Any] | None:
-    """A comparison on all ranks, or on some, whose group ranks are not their global ranks."""
+    """Compare on all ranks, or on a subgroup whose group ranks differ from the global ranks."""
     group = None if members is None else dist.new_group(list(members))
     if members is not None and dist.get_rank() not in members:
         return None
@@ -43,7 +43,6 @@ def on_processes(
 
 
 def scheduled(group: Group, kind: str) -> list[str]:
-    """A scheduler of torch's, which knows nothing of hooks."""
     run, alone = pair(Case(kind=kind, optimizer=sgd(lr=0.1, momentum=0.9)), group)
     scheduler = torch.optim.lr_scheduler.StepLR(run.zero, 1, gamma=0.5)
     for number in range(4):
@@ -57,7 +56,7 @@ def scheduled(group: Group, kind: str) -> list[str]:
 
 
 def not_finite(group: Group, kind: str, where: str) -> dict[str, Any]:
-    """A gradient of rank 1 is infinite or NaN in one iteration: no rank steps anything."""
+    """Let a gradient of rank 1 be infinite or NaN in one iteration, which no rank may step."""
     case = Case(kind=kind, optimizer=sgd(lr=0.1, momentum=0.9), hook={"skip_nonfinite": True})
     run, alone = pair(case, group)
     weight = run.ddp.module.layers[3].weight
@@ -81,7 +80,7 @@ def not_finite(group: Group, kind: str, where: str) -> dict[str, Any]:
 
 
 def scaled(group: Group, kind: str) -> dict[str, Any]:
-    """A GradScaler, as one uses it with any optimizer; a gradient of rank 1 overflows once."""
+    """Train with a GradScaler; a gradient of rank 1 overflows in one iteration."""
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
     hook = {"grad_scaler": scaler, "max_norm": 0.05}
     sgd_ = sgd(lr=0.1, momentum=0.9)
@@ -111,9 +110,9 @@ def scaled(group: Group, kind: str) -> dict[str, Any]:
 
 
 def uneven(kind: str, name: str, memory: bool, late: bool = False) -> dict[str, Any]:
-    """Ranks run out of data one after the other, under ``ddp.join()``.
+    """Let ranks run out of data one after the other, under ``ddp.join()``.
 
-    A rank without data takes part with zeros, in the mean and in the stepping.
+    A rank without data contributes zeros to the mean, and still steps what it owns.
     """
     if memory:
         return in_memory(lambda: uneven(kind, name, memory=False))
@@ -126,7 +125,7 @@ def uneven(kind: str, name: str, memory: bool, late: bool = False) -> dict[str, 
             run.iterate(number)
             run.ddp.zero_grad()
     at_once = comparison.copied(run.ddp)
-    run.hook.wait()  # what is still on its way would arrive now
+    run.hook.wait()  # completes any pending gather
     moved = comparison.moved(at_once, run.ddp)
     for number in range(2 * ranks):
         _step_with_the_rest(alone, number)
@@ -138,7 +137,7 @@ def uneven(kind: str, name: str, memory: bool, late: bool = False) -> dict[str, 
 
 
 def uneven_scaled(kind: str) -> dict[str, Any]:
-    """The same under GradScalers, whose scales grow while some ranks have no data any more."""
+    """Run out of data under GradScalers, whose scales grow while some ranks have no data."""
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
     optimizer = sgd(lr=0.1, momentum=0.9)
     run, alone = pair(Case(kind=kind, optimizer=optimizer, hook={"grad_scaler": scaler}))
@@ -160,7 +159,7 @@ def uneven_scaled(kind: str) -> dict[str, Any]:
 
 
 def _step_with_the_rest(alone: Alone, number: int) -> None:
-    """One process, with the data of the ranks that still have some."""
+    """Step one process by the data of the ranks that still have some."""
     total: dict[str, Tensor] = {}
     for rank in range(alone.ranks):
         for param in alone.params.values():
@@ -174,7 +173,7 @@ def _step_with_the_rest(alone: Alone, number: int) -> None:
 
 
 def freed(kind: str, unused: bool, memory: bool) -> list[str]:
-    """Return the names of the objects that keep_group_alive a DDP module with a hook."""
+    """Return the names of the objects that a DDP module with a hook leaves alive."""
     if memory:
         return in_memory(lambda: freed(kind, unused, memory=False))
     run = Run(Case(kind=kind, ddp=UNUSED if unused else {}), models.Tower())
@@ -185,7 +184,7 @@ def freed(kind: str, unused: bool, memory: bool) -> list[str]:
         "parameter": weakref.ref(run.ddp.module.layers[0].weight),
     }
     del run
-    for _ in range(6000):  # the last frame of the hook's thread may still be going
+    for _ in range(6000):  # the hook's thread may still hold its last frame
         gc.collect()
         if all(reference() is None for reference in watched.values()):
             break
@@ -194,7 +193,7 @@ def freed(kind: str, unused: bool, memory: bool) -> list[str]:
 
 
 def bytes_sent(policy: str, cap: float) -> dict[str, Any]:
-    """Return the bytes that each iteration sends, by the transports' count, and an all-reduce's."""
+    """Return the bytes that each iteration sends, and the bytes of an all-reduce."""
     made = []
 
     def recorded(*arguments: Any, **options: Any) -> Any:
@@ -216,7 +215,7 @@ def bytes_sent(policy: str, cap: float) -> dict[str, Any]:
 
 
 def _hold(run: Run, before: Callable[[], object]) -> None:
-    """From now on, this rank's parameters leave only after something else."""
+    """Call a function before each gather of this rank."""
     gathers = run.hook._overlap._gathers
     gather = gathers.all_gather
 
@@ -230,7 +229,7 @@ def _hold(run: Run, before: Callable[[], object]) -> None:
 def late_owner(
     group: Group, over: list[threading.Event], attention: bool, how: str
 ) -> dict[str, Any]:
-    """Rank 1 sends its parameters when rank 0's backward is over, and not before."""
+    """Let rank 1 send its parameters only after the backward pass of rank 0."""
     case = Case(kind="forward", model=Attention if attention else models.Tower)
     run, alone = pair(case, group)
     rank = group.rank()
@@ -253,13 +252,13 @@ def late_owner(
     found: dict[str, Tensor] = dict(run.ddp.module.named_parameters())
     if how == "state_dict":
         found = {name: one.clone() for name, one in run.ddp.module.state_dict().items()}
-    run.hook.wait()  # what came later than a load would undo it
+    run.hook.wait()  # a late gather would overwrite loaded values
     seen["differences"] = [n for n, p in alone.params.items() if not torch.equal(found[n], p)]
     return seen
 
 
 def jitter(kind: str, memory: bool) -> dict[str, Any]:
-    """Ranks whose work takes different times, differently at each moment."""
+    """Train with random delays on each rank."""
     if memory:
         return in_memory(lambda: jitter(kind, memory=False))
     run, alone = pair(Case(kind=kind, ddp={"bucket_cap_mb": 1e-4}))
@@ -285,7 +284,7 @@ def jitter(kind: str, memory: bool) -> dict[str, Any]:
 
 
 def nested(group: Group) -> dict[str, Any]:
-    """Two optimizers on one module, the hook of one inside that of the other."""
+    """Train one module with two optimizers, whose hooks are nested."""
     module = fresh(models.Tower)
     alone = copy.deepcopy(module)
     ddp = DistributedDataParallel(module, process_group=group, bucket_cap_mb=0.03)
@@ -324,13 +323,13 @@ def nested(group: Group) -> dict[str, Any]:
 
 
 def saved_under_overlap(group: Group) -> dict[str, Any]:
-    """Three iterations, saved and loaded, three more in new objects; beside six in one go."""
+    """Save after three iterations, load into new objects, and compare three more iterations."""
     run, _ = pair(Case(), group)
     for number in range(3):
         run.iterate(number)
         run.ddp.zero_grad()
     states = []
-    for to in range(group.size()):  # every rank is given all of it once
+    for to in range(group.size()):  # each rank gets the whole state once
         run.zero.consolidate_state_dict(to)
         if to == group.rank():
             states.append(copy.deepcopy(run.zero.state_dict()))
@@ -372,7 +371,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 class Lonely(nn.Module):
-    """One parameter, and more ranks than that."""
+    """Model with one parameter, fewer than there are ranks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -383,7 +382,7 @@ class Lonely(nn.Module):
 
 
 def in_memory(job: Callable[[], T]) -> T:
-    """Another job, with everything handed over through the host's shared memory."""
+    """Run a job in which ranks exchange all data through shared memory."""
     with through_memory.through_memory() as seen:
         found = job()
     assert seen.operations, "nothing went through memory"

@@ -1,4 +1,4 @@
-"""Nothing silent: what is wrong ends in an error that says what, on every rank."""
+"""Tests that every mistake ends in a clear error on every rank."""
 
 import re
 from collections.abc import Callable
@@ -38,7 +38,7 @@ ALL = {f"{kind}: {what}": wanted for kind in HOOKS for what, wanted in REFUSED.i
 
 def test_refused() -> None:
     for seen in on_threads(faults.refused):
-        assert seen.pop("deterministic") == []  # sums are in rank order
+        assert seen.pop("deterministic") == []  # sums are always in rank order
         assert seen.keys() == ALL.keys()
         for what, (wanted, pattern) in ALL.items():
             with case(what=what):
@@ -88,7 +88,10 @@ def test_a_group_that_ddp_does_not_know() -> None:
 
 
 def test_buckets_that_ddp_leaves_out_are_no_silent_loss() -> None:
-    """With ``skip_all_reduce_unused_params`` DDP calls no hook for buckets that nobody used."""
+    """Buckets that DDP skips raise an error, or leave only unused parameters unchanged.
+
+    With ``skip_all_reduce_unused_params`` DDP calls no hook for buckets that no rank used.
+    """
     for seen in on_threads(faults.skipped_by_ddp):
         if seen["raised"]:
             assert "'never.weight'" in seen["raised"][1] or "'never.bias'" in seen["raised"][1]
@@ -104,7 +107,7 @@ def test_sparse() -> None:
 
 @pytest.mark.parametrize("kind", ["scatter", "interleaved"])
 def test_a_parameter_that_backward_still_needs(kind: str) -> None:
-    """autograd says so; it would compute with the value after the step."""
+    """autograd raises an error instead of using the parameter's value after the step."""
     for seen in on_threads(faults.version_counters, kind=kind):
         assert seen, "it computed with a parameter that had been stepped"
         assert seen[0] == "RuntimeError"
@@ -123,8 +126,8 @@ SAYS = {
 def test_an_inner_hook_that_breaks_its_promise(name: str) -> None:
     """Backward raises an error that says what the inner hook did.
 
-    Where it raised before it returned a future, DDP is left with a reduction that has not ended,
-    and refuses every forward pass from then on: nothing can be lost in silence.
+    If the inner hook raised an error before it returned a future, DDP has an unfinished reduction.
+    So DDP refuses every later forward pass, and no gradient is lost silently.
     """
     for kind in INNER_KINDS:
         for seen in on_threads(faults.inner_hook, kind=kind, name=name):
@@ -155,9 +158,9 @@ def on_processes() -> Outcomes:
 
 @pytest.mark.parametrize("kind", ["scatter", "held"])
 def test_a_rank_that_does_not_come_is_named(on_processes: Outcomes, kind: str) -> None:
-    """Within the group's timeout."""
+    """Ranks name an absent rank once the group's timeout has passed."""
     error, text = on_processes[f"absent {kind}"][0].result()
-    assert error in ("RuntimeError", "TransportError")  # the latter where backward itself waits
+    assert error in ("RuntimeError", "TransportError")  # a TransportError if backward itself waits
     assert "group rank 1 (global rank 1)" in text
     assert "in vain" in text or "lost" in text
 
@@ -168,6 +171,6 @@ def test_a_rank_that_dies_is_named(on_processes: Outcomes, kind: str, where: str
     assert victim.error is not None
     seen = survivor.result()
     assert seen, "it went on"
-    # A gather that forward waits for raises there, where autograd has not made it a RuntimeError.
+    # If forward waits for a gather, autograd does not convert the error to a RuntimeError.
     assert seen[0] in ("RuntimeError", "TransportError")
     assert "group rank 1 (global rank 1)" in seen[1], seen[1]

@@ -1,4 +1,4 @@
-"""Bit for bit what one process makes of all ranks' data, from the first iteration on."""
+"""Tests that hooks on all ranks match one process bit for bit from the first iteration on."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def same_everywhere(ranks: list[Any]) -> None:
     for seen in ranks:
         assert not any(seen["differences"]), seen["differences"]
         assert seen["moved"] and all(seen["moved"]) and seen["finite"]
-        # Also where gathers were on their way when forward began.
+        # Losses also match if gathers were still pending when forward began.
         assert all(seen["losses"])
     assert len({seen["digest"] for seen in ranks}) == 1
 
@@ -30,7 +30,7 @@ def test_equal_to_one_process(name: str) -> None:
 
 
 def test_an_inner_hook_whose_collectives_are_in_order() -> None:
-    """PowerSGD, which launches some from callbacks."""
+    """PowerSGD, which starts some collectives in callbacks, works with ``in_order=True``."""
     for kind in INNER_KINDS:
         one = Case(inner="power", kind=kind, hook={"in_order": True}, iterations=5)
         with case(kind=kind):
@@ -67,7 +67,7 @@ ON_PROCESSES += [
 
 
 def test_processes_are_one_process() -> None:
-    """Over gloo and through shared memory; groups of all and of some, with other numbers."""
+    """Processes match one process over gloo and shared memory, in the world and in a subgroup."""
     jobs = {str(one): Job(scenarios.on_processes, one) for one in ON_PROCESSES}
     outcomes = run_ranks(jobs, ranks=4, seconds=90)
     for one in ON_PROCESSES:

@@ -1,4 +1,4 @@
-"""Hooks with schedulers, scalers and modules that are wrapped again, tested with one rank."""
+"""Tests on one rank of hooks with schedulers, scalers and modules that are wrapped again."""
 
 import copy
 import functools
@@ -32,7 +32,7 @@ HOOKS: dict[str, Callable[..., Any]] = {
 
 
 def made(kind: str, module: nn.Module, optimizer: Any = torch.optim.SGD, **more: Any) -> Any:
-    """A wrapped module, the optimizer that steps it, and the hook."""
+    """Return a module under DDP, its optimizer, and its hook."""
     group = LocalWorld(1).groups[0]
     ddp = DistributedDataParallel(module, process_group=group, bucket_cap_mb=1e-4, **UNUSED)
     views = more.pop("parameters_as_bucket_view", False)
@@ -47,13 +47,13 @@ each_kind = pytest.mark.parametrize("kind", HOOKS)
 
 
 def loss(module: nn.Module) -> torch.Tensor:
-    """Of one row of ones."""
+    """Return the loss of one row of ones."""
     found: torch.Tensor = module(torch.ones(1, 3)).sum()
     return found
 
 
 class Halves(nn.Module):
-    """A layer that is used, and one that is not."""
+    """Model with a used and an unused layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,9 @@ class Halves(nn.Module):
 
 @each_kind
 def test_a_scheduler_sees_that_the_optimizer_steps(kind: str) -> None:
-    """Warnings are errors here: torch's says that ``optimizer.step()`` was never called."""
+    """A scheduler does not warn that ``optimizer.step()`` was never called; warnings are errors
+    here.
+    """
     ddp, zero, _ = made(kind, Halves())
     scheduler = torch.optim.lr_scheduler.StepLR(zero, 1, gamma=0.5)
     loss(ddp).backward()
@@ -94,12 +96,12 @@ def test_a_scaler_that_it_knows(kind: str, caplog: pytest.LogCaptureFixture) -> 
     scaler.step(zero)
     scaler.update()
     assert ddp.module.used.bias.item() == 0.5
-    assert caplog.text == ""  # step() is called by the scaler, as it has to be
+    assert caplog.text == ""  # the scaler's call of step() logs no warning
 
 
 @each_kind
 def test_a_module_that_is_wrapped_again(kind: str) -> None:
-    """Nothing of an earlier wrapping is kept, nor called, by the module that goes on."""
+    """A module that is wrapped again keeps no hook and no optimizer of an earlier wrapping."""
     module = Halves()
     seen = []
     for _ in range(3):
@@ -111,7 +113,7 @@ def test_a_module_that_is_wrapped_again(kind: str) -> None:
         del ddp, zero
     gc.collect()
     deadline = time.monotonic() + 120.0
-    # The thread of the last job lets go of the optimizer, and of the hook that looks at gradients.
+    # The hook's thread releases the optimizer and the gradient hooks a little later.
     while any(one() is not None for one in seen) or any(
         k._backward_hooks for k in module.parameters()
     ):
@@ -127,7 +129,7 @@ def test_a_module_that_is_wrapped_again(kind: str) -> None:
 
 @each_kind
 def test_another_default_device(kind: str) -> None:
-    """Numbers that belong on the CPU are made there, whatever torch's default device is."""
+    """Tensors that belong on the CPU are created there under any default device of torch."""
     optimizer = chain(clip_by_global_norm(1.0), adamw())
     x = torch.ones(1, 3)
     ddp, _, _ = made(kind, Halves(), optimizer, max_norm=1.0)
@@ -140,7 +142,7 @@ def test_another_default_device(kind: str) -> None:
 
 
 class Failing(torch.autograd.Function):
-    """Something of the user's that fails in backward."""
+    """User function that fails in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -152,7 +154,7 @@ class Failing(torch.autograd.Function):
 
 
 class Fails(nn.Module):
-    """Fails in backward when half of it is done."""
+    """Model whose backward can fail halfway."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,9 +170,12 @@ class Fails(nn.Module):
 
 @pytest.mark.parametrize("kind", ["scatter", "interleaved"])
 def test_what_a_failed_backward_leaves_under_way_is_waited_for(kind: str) -> None:
-    """Or else it would write into parameters that a checkpoint has been loaded into by then."""
+    """``hook.wait`` waits for steps that a failed backward left pending.
+
+    Otherwise a late step could overwrite a checkpoint that was loaded meanwhile.
+    """
     ddp, zero, hook = made(kind, Fails())
-    loss(ddp).backward()  # from the second one on, there are several buckets
+    loss(ddp).backward()  # later backward passes have several buckets
     ddp.zero_grad()
     ddp.module.fails = True
     go_on, made_steps, step = threading.Event(), [], zero.step_owned
@@ -185,12 +190,12 @@ def test_what_a_failed_backward_leaves_under_way_is_waited_for(kind: str) -> Non
             loss(ddp).backward()
         threading.Timer(0.05, go_on.set).start()
         hook.wait()
-        assert made_steps  # of the buckets that had come
+        assert made_steps  # the buckets before the failure
 
 
 @each_kind
 def test_a_parameter_in_other_memory_is_stepped_there(kind: str) -> None:
-    """A hook prepares a parameter again after the parameter's memory has changed."""
+    """A parameter whose memory is replaced is stepped in its new memory."""
     module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
     twin = copy.deepcopy(module)
     ddp, _, hook = made(kind, module, torch.optim.Adam)
@@ -224,7 +229,7 @@ def test_a_parameter_that_has_left_its_buffer_is_named() -> None:
 
 @each_kind
 def test_an_option_that_asks_for_state_once_buckets_are_prepared(kind: str) -> None:
-    """State that is made anew is found, though the bucket is the one that it was."""
+    """A bucket that is prepared already finds state that an option adds later."""
     module = nn.Linear(3, 2)
     twin = copy.deepcopy(module)
     ddp, zero, hook = made(kind, module)

@@ -1,4 +1,4 @@
-"""A rank is lost in the middle of a step under overlap: training goes on from the last save."""
+"""Tests that training continues from the last checkpoint after a rank died in a step."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,7 @@ from . import resumed
 VICTIM = 2
 WAYS = {"network": False, "memory": True}
 AFTERWARDS = ((4, "elements"), (2, "sliced"), (1, "greedy"))
-"""Numbers of ranks that go on, and by which policy."""
+"""Number of ranks that continue, and their policy."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def outcomes(base: Path) -> Outcomes:
 
 
 def test_ranks_differ_and_their_mean_does_not() -> None:
-    """The data is such that the number of ranks makes no difference, to the bit."""
+    """The mean of the ranks' data is the same on any number of ranks, bit for bit."""
     for ranks in (1, 2, 4):
         every = [resumed.weights(5, 2 * rank - (ranks - 1)) for rank in range(ranks)]
         for parts in zip(*every, resumed.weights(5), strict=True):
@@ -45,7 +45,7 @@ def test_ranks_differ_and_their_mean_does_not() -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_all_others_end_and_name_a_rank_that_is_gone(outcomes: Outcomes, way: str) -> None:
-    """The one that died, or one that ended because of it."""
+    """All other ranks end with an error that names a lost rank, and some error names the victim."""
     assert outcomes[way][VICTIM].error is not None
     raised = [outcomes[way][rank].result() for rank in range(4) if rank != VICTIM]
     assert all(raised), "one went on"

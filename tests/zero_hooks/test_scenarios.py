@@ -1,4 +1,4 @@
-"""Runs in which ranks stop, wait, fail to come, or differ."""
+"""Tests of runs in which ranks stop, wait, run out of data, or differ in speed."""
 
 import threading
 from collections.abc import Callable
@@ -71,7 +71,7 @@ def test_no_rank_steps_by_what_is_not_finite(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_grad_scaler(kind: str) -> None:
-    """An overflow on one rank skips the step of all ranks, and lowers the scale of all."""
+    """An overflow on one rank skips the step of all ranks, and lowers the scale of all ranks."""
     for seen in on_threads(scenarios.scaled, kind=kind):
         assert seen["moved"][2] == 0 and all(seen["moved"][:2] + seen["moved"][3:])
         assert seen["scales"] == [2.0**10, 2.0**11, 2.0**10, 2.0**10, 2.0**11]
@@ -81,7 +81,7 @@ def test_a_grad_scaler(kind: str) -> None:
 
 @pytest.mark.parametrize("how", ["wait", "state_dict", "load"])
 def test_gathers_that_run_on_into_forward(how: str) -> None:
-    """Each rank goes on, and nothing is read before it is whole."""
+    """Gathers may end in forward, and no rank reads an incomplete parameter."""
     for attention in (False, True):
         over = [threading.Event() for _ in range(4)]
         given = {"over": over, "attention": attention, "how": how}
@@ -90,7 +90,7 @@ def test_gathers_that_run_on_into_forward(how: str) -> None:
             for seen in ranks:
                 assert all(seen["losses"])
                 assert seen["differences"] == []
-            assert min(ranks[0]["left"]) > 0  # backward ended before they had come
+            assert min(ranks[0]["left"]) > 0  # backward ended before the gathers
 
 
 def test_two_optimizers() -> None:
@@ -114,7 +114,7 @@ def test_ranks_of_different_speed(on_processes: Outcomes) -> None:
 
 
 def test_ranks_that_run_out_of_data(on_processes: Outcomes) -> None:
-    """Gathers do not run on where a join ends: whoever ends it reads parameters."""
+    """All gathers are complete when a join ends, because the caller may read parameters then."""
     for one in UNEVEN:
         with case(**one):
             ranks = results(on_processes, f"uneven {one}")
@@ -123,7 +123,7 @@ def test_ranks_that_run_out_of_data(on_processes: Outcomes) -> None:
 
 
 def test_ranks_that_run_out_of_data_have_the_scale_of_the_others(on_processes: Outcomes) -> None:
-    """They step what they own by gradients that are scaled by it."""
+    """Ranks without data follow the scale of the others, since they step scaled gradients."""
     for kind in SCALED:
         with case(kind=kind):
             ranks = results(on_processes, f"scaled {kind}")
@@ -132,7 +132,10 @@ def test_ranks_that_run_out_of_data_have_the_scale_of_the_others(on_processes: O
 
 
 def test_a_hook_does_not_keep_its_module_alive(on_processes: Outcomes) -> None:
-    """DDP holds the hook from C++, where Python's collector does not see a circle."""
+    """A hook does not keep its module alive, though DDP references the hook from C++.
+
+    Python's garbage collector cannot find such a reference cycle.
+    """
     for one in FREED:
         with case(**one):
             assert results(on_processes, f"freed {one}") == [[]] * 3

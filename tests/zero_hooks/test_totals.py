@@ -1,4 +1,4 @@
-"""Bytes that a total over all ranks sends, and the order in which it adds."""
+"""Tests of the bytes and of the order of a sum over all ranks."""
 
 import functools
 from typing import Any
@@ -18,7 +18,7 @@ PARAMS = 50
 
 
 def addends_of(rank: int, bucket: int, rows: int) -> Tensor:
-    """Numbers of many magnitudes, so that every order of addition has its own bits."""
+    """Return values of many magnitudes, so that each order of addition has different bits."""
     generator = torch.Generator().manual_seed(10 * rank + bucket)
     shape = (rows, PARAMS) if rows else (PARAMS,)
     numbers = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -34,7 +34,7 @@ def summed(vector: Tensor) -> Tensor:
 
 
 def test_each_rank_sends_a_few_numbers_for_each_parameter() -> None:
-    """Fault 38: every rank sent all its numbers to every other rank, and held those of all."""
+    """Fault 38: every rank sent all its values to every other rank, and stored all values."""
     specs = [
         ParameterSpec(f"p{place}", (4,), torch.float32, "cpu", True, "pointwise", 0)
         for place in range(PARAMS)

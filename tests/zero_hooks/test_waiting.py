@@ -1,4 +1,4 @@
-"""Waits of forward for parameters that are still being gathered: for which ones, and when."""
+"""Tests of which parameters a forward pass waits for, and when, while they are gathered."""
 
 from collections.abc import Iterable
 
@@ -13,7 +13,7 @@ from .cases import Attention
 
 
 class Watched:
-    """A module whose waits are written down, by name."""
+    """Module that records the names of the parameters that it waits for."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -37,13 +37,13 @@ X = torch.ones(2, models.WIDTH)
 def test_each_module_waits_for_its_own() -> None:
     watched = Watched(models.Tower())
     every = set(watched.names.values())
-    assert watched.forward(X)[0] == every  # nobody knows yet which modules are called
+    assert watched.forward(X)[0] == every  # no module is known to be called yet
     later = watched.forward(X)
     assert later == [{f"layers.{i}.weight", f"layers.{i}.bias"} for i in range(6)]
 
 
 def test_parameters_of_a_module_that_is_never_called() -> None:
-    """``nn.MultiheadAttention`` reads the weight of its out_proj, which is a module."""
+    """``nn.MultiheadAttention`` reads the weight of its module out_proj, but never calls it."""
     watched = Watched(Attention())
     watched.forward(X)
     first, *later = watched.forward(X)

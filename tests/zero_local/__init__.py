@@ -1,1 +1,1 @@
-"""Sharded optimizers and hooks on ranks that are threads of one process."""
+"""Tests of sharded optimizers and hooks on ranks that are threads of one process."""

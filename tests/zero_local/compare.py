@@ -1,4 +1,4 @@
-"""Tensors and state dicts compared bit for bit."""
+"""Comparison of tensors and state dicts bit for bit."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -9,25 +9,25 @@ from torch import Tensor
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """All bits of a tensor, in the order of its shape."""
+    """Return all bytes of a tensor, in the order of its shape."""
     whole = tensor.detach().contiguous()
     real = torch.view_as_real(whole) if whole.is_complex() else whole
     return real.reshape(-1).view(torch.uint8)
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """Equal in dtype, shape and every bit, strides apart."""
+    """Return True if dtype, shape and every bit are equal; strides may differ."""
     alike = one.dtype == other.dtype and one.shape == other.shape
     return alike and torch.equal(bits(one), bits(other))
 
 
 def differing(params: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
-    """The names of what is not the same."""
+    """Return the names of the tensors that differ."""
     return [name for name, param in params.items() if not same(param, wanted[name])]
 
 
 def digest(tensors: Iterable[Tensor]) -> str:
-    """Of the values, to compare ranks by."""
+    """Return a hash of the values, to compare ranks."""
     found = hashlib.sha256()
     for tensor in tensors:
         found.update(bytes(bits(tensor).tolist()))
@@ -35,7 +35,7 @@ def digest(tensors: Iterable[Tensor]) -> str:
 
 
 def difference(one: Any, other: Any, at: str = "") -> list[str]:
-    """Where two trees are not the same; what torch says of its kernels (``foreach``) apart."""
+    """Return the places where two trees differ, ignoring the option ``foreach``."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return [] if same(one, other) else [f"{at}: {one.dtype} {other.dtype} values"]
     if isinstance(one, dict) and isinstance(other, dict):

@@ -11,13 +11,13 @@ from sharding.transport.local import LocalWorld
 
 
 def sharded(params: Any, **options: Any) -> Any:
-    """An optimizer of one rank, in which nothing is compiled."""
+    """Return an optimizer of one rank that compiles nothing."""
     (group,) = LocalWorld(1).groups
     return ZeroRedundancyOptimizer(params, torch.optim.AdamW, group, executor="blocked", **options)
 
 
 def made(steps: int, scale: float = 1.0) -> Any:
-    """An optimizer that has made so many steps."""
+    """Return an optimizer after some steps."""
     params = [
         ("w", nn.Parameter(torch.arange(6.0).view(2, 3))),
         ("b", nn.Parameter(torch.tensor(2.0))),
@@ -31,13 +31,15 @@ def made(steps: int, scale: float = 1.0) -> Any:
 
 
 def state_of(zero: Any) -> dict[str, Any]:
-    """A copy of all its state."""
+    """Return a copy of the whole state dict."""
     zero.consolidate_state_dict()
     return copy.deepcopy(zero.state_dict())
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return True if two trees are equal, tensors bit for bit, apart from parameter names."""
+    """Return True if two trees are equal, ignoring parameter names and comparing tensors bit for
+    bit.
+    """
     if isinstance(one, torch.Tensor):
         return isinstance(other, torch.Tensor) and torch.equal(one, other)
     if isinstance(one, dict):

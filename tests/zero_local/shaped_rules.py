@@ -1,4 +1,4 @@
-"""Step rules that keep other fields for other shapes, as Adafactor and Shampoo do."""
+"""Rules whose state fields depend on the shape of the parameter, as in Adafactor and Shampoo."""
 
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ class Hyper(NamedTuple):
 
 
 class Factored(NamedTuple):
-    """As in Adafactor: rows and columns of a matrix, every element of all else."""
+    """State as in Adafactor: row and column means of a matrix, or all elements of other shapes."""
 
     row: list[Tensor]
     column: list[Tensor]
@@ -43,7 +43,7 @@ def factored_rule(
 
 
 class Sided(NamedTuple):
-    """As in Shampoo: a matrix for each side that is not too long."""
+    """State as in Shampoo: a square matrix for each dimension that is not too long."""
 
     sides: list[Tensor]
     momentum: Tensor
@@ -75,7 +75,7 @@ def sided_rule(param: Tensor, grad: Tensor, state: Sided, c: Hyper) -> tuple[Ten
 
 
 class Kept(NamedTuple):
-    """Of matrices alone."""
+    """Momentum of matrices; other parameters have no state."""
 
     buf: list[Tensor]
 
@@ -85,7 +85,7 @@ def matrices_init(param: Tensor, hyper: Hyper) -> Kept:
 
 
 def matrices_rule(param: Tensor, grad: Tensor, state: Kept, c: Hyper) -> tuple[Tensor, Kept]:
-    """Element by element, with momentum where there is some."""
+    """Step each element alone, with momentum if the parameter has a buffer."""
     if not state.buf:
         return param - c.lr * grad, state
     buf = c.decay * state.buf[0] + grad

@@ -1,4 +1,4 @@
-"""A group that is added to an optimizer that has stepped, over two ranks."""
+"""Tests on two ranks of a group that is added after some steps."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,10 @@ from .test_between_steps import CHAINS, Make, named, saved_of, values, zero_of
 def test_what_is_saved_after_a_group_was_added_is_loaded(
     name: str, source: str, tmp_path: Path
 ) -> None:
-    """Fault 11: the new group had no shared numbers before the next step, and nothing loaded it."""
+    """Fault 11: state that was saved right after a group was added could not be loaded.
+
+    The new group had no shared scalars before its first step.
+    """
 
     def trains(make: Make) -> dict[str, Tensor]:
         params = named()
@@ -54,7 +57,10 @@ def test_what_is_saved_after_a_group_was_added_is_loaded(
 
 
 def test_a_group_that_differs_in_what_shared_scalars_depend_on_is_refused() -> None:
-    """As by TorchOptimizer: when it is added, and on every rank."""
+    """Every rank refuses a group whose lr differs from the current lr of the other groups.
+
+    The shared scalars of Schedule-Free depend on lr. TorchOptimizer refuses such a group, too.
+    """
 
     def trains(group: Any) -> list[Any]:
         pairs = list(named().items())

@@ -1,4 +1,4 @@
-"""Any plan on any number of ranks is one process: steps, state, checkpoints, gradients clipped."""
+"""Tests that any plan on any number of ranks gives the results of one process."""
 
 import math
 from typing import Any
@@ -20,7 +20,10 @@ from .trainings import OPTIMIZERS, POLICIES, Alone, Sharded, Training, World, tr
 def test_any_plan_is_one_process_and_goes_on_as_any_other(
     optimizer: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Two steps, a checkpoint and a state dict; two more steps on other ranks from each."""
+    """Two steps are saved on some ranks, and two more steps follow on other ranks.
+
+    A checkpoint and a state dict each continue as one process does.
+    """
 
     @examples(2, **AS_DRAWN)
     @given(
@@ -70,7 +73,7 @@ def test_any_plan_is_one_process_and_goes_on_as_any_other(
 @examples(6, **AS_DRAWN)
 @given(trainings("adamw"), worlds("adamw", most=16))
 def test_each_element_has_one_owner(training: Training, world: World) -> None:
-    """In each replica; a rank that is asked to step what is another's refuses."""
+    """Each element has exactly one owner in each replica."""
 
     def owned(group: Any) -> list[Any]:
         zero = Sharded(training, world, group).zero
@@ -91,7 +94,7 @@ def test_each_element_has_one_owner(training: Training, world: World) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_gradients_are_clipped_as_by_torch(policy: str) -> None:
-    """Each rank measures what it owns; the norm is that of all, the same on all ranks."""
+    """Each rank measures only what it owns, but all ranks get the norm of all gradients."""
     order = st.sampled_from([2.0, 1.0, 3.0, math.inf])
     odd = st.sampled_from([None, math.nan, math.inf])
 
@@ -109,7 +112,7 @@ def test_gradients_are_clipped_as_by_torch(policy: str) -> None:
 
 
 def clipped(one: Sharded, training: Training, order: float, most: float, odd: float | None) -> str:
-    """The norm, beside that of torch."""
+    """Clip on one rank, compare with torch, and return the norm."""
     twins = []
     for param, grad in zip(one.params.values(), training.grads(0).values(), strict=True):
         if grad is not None and odd is not None and grad.numel():

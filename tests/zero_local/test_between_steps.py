@@ -1,4 +1,4 @@
-"""Calls between steps, on any number of ranks: they do what they do on one process."""
+"""Tests of calls between steps, which act on any number of ranks as on one process."""
 
 import copy
 import random
@@ -47,12 +47,12 @@ CHAINS: dict[str, Callable[[], Optimizer]] = {
     "prodigy": lambda: prodigy(1.0, d0=1e-2),
 }
 BEGIN_AT_PARAMS = ("lookahead", "average", "accumulate, lookahead", "schedule-free", "prodigy")
-"""Their state, or what one evaluates with, is made of the parameters."""
+"""Optimizers whose state or view is initialized from the parameters."""
 
 EVENTS = ("none", "none", "add", "freeze", "lr", "write", "new", "few", "no gradient")
 
 Make = Callable[[Any], Any]
-"""An optimizer of named parameters."""
+"""Function from named parameters to an optimizer."""
 
 
 def named(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
@@ -72,7 +72,7 @@ def zero_of(optimizer: Callable[[], Optimizer], group: LocalGroup, policy: str) 
 
 
 def saved_of(optimizer: Any) -> dict[str, Any]:
-    """A state dict, on every rank."""
+    """Return a state dict, on every rank."""
     if not isinstance(optimizer, ZeroRedundancyOptimizer):
         return copy.deepcopy(optimizer.state_dict())
     found: dict[str, Any] = {}
@@ -84,14 +84,14 @@ def saved_of(optimizer: Any) -> dict[str, Any]:
 
 
 def walk(make: Make, events: list[str]) -> list[dict[str, Tensor]]:
-    """Steps with something before each; a group is added in the midst of them."""
+    """Run one event before each step, and return the parameters after each step."""
     params, found = named(), []
     first = list(params.items())[:3]
     last = {"params": list(params.items())[3:]}
     optimizer, is_added = make(first), False
     for step, event in enumerate(events):
         if event == "add" and not is_added:
-            lr = optimizer.param_groups[0]["lr"]  # of now: some optimizers refuse another one
+            lr = optimizer.param_groups[0]["lr"]  # some optimizers refuse a different lr
             optimizer.add_param_group({**last, "lr": lr})
             is_added = True
         elif event == "freeze":
@@ -123,7 +123,7 @@ def test_a_walk_through_all_that_may_come_between_steps(name: str) -> None:
         events = draw.choices(EVENTS, k=14)
         wanted = walk(lambda params: TorchOptimizer(params, CHAINS[name]()), events)
 
-        # The sum of squares of a parameter that is cut is added up in another order.
+        # The squares of a parameter that is cut are summed in another order.
         policies = ["greedy"] if name in ("clipped", "prodigy") else ["greedy", "elements"]
         ranks, policy = draw.choice([2, 3]), draw.choice(policies)
 
@@ -136,7 +136,7 @@ def test_a_walk_through_all_that_may_come_between_steps(name: str) -> None:
 
 
 def begun(make: Make, dtype: torch.dtype, looks_first: bool) -> list[list[Tensor]]:
-    """Views and parameters, where these were written to before the first step."""
+    """Return views and parameters of a run whose parameters change before the first step."""
     params = named(dtype)
     optimizer = make(list(params.items()))
     with torch.no_grad():
@@ -155,7 +155,10 @@ def begun(make: Make, dtype: torch.dtype, looks_first: bool) -> list[list[Tensor
 def test_state_begins_at_the_parameters_of_the_first_step(
     name: str, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model may be loaded after its optimizer was made; so does a TorchOptimizer begin."""
+    """State starts from the parameters of the first step, as with a TorchOptimizer.
+
+    So a model can be loaded after its optimizer was created.
+    """
     monkeypatch.setattr("sharding.zero.local_shard.CHUNK", 8)
     dtype = torch.bfloat16 if name == "master" else torch.float32
 
@@ -178,7 +181,10 @@ def test_state_begins_at_the_parameters_of_the_first_step(
 def test_what_a_gate_kept_of_a_parameter_that_is_frozen_by_now_reaches_every_rank(
     source: str,
 ) -> None:
-    """Its owner alone knows that something was kept, and steps it."""
+    """A frozen parameter is stepped on all ranks by a gradient that a gate kept earlier.
+
+    Only its owner knows that the gate kept a gradient.
+    """
 
     def trains(make: Make) -> dict[str, Tensor]:
         params = named()
@@ -204,7 +210,10 @@ def test_what_a_gate_kept_of_a_parameter_that_is_frozen_by_now_reaches_every_ran
 
 @pytest.mark.parametrize("name", BEGIN_AT_PARAMS)
 def test_state_may_be_loaded_before_the_parameters(name: str) -> None:
-    """Of a parameter that was frozen so far, it begins at what the parameter is then."""
+    """State can be loaded before the parameters.
+
+    The state of a parameter that was frozen so far starts from the value at its first step.
+    """
 
     def steps(params: dict[str, Tensor], optimizer: Any, numbers: range) -> None:
         for number in numbers:

@@ -1,4 +1,4 @@
-"""Buckets to owners and back, on several ranks in one process: each element once, by its owner."""
+"""Tests of sending buckets to owners and back, on ranks of one process."""
 
 import functools
 import weakref
@@ -26,12 +26,12 @@ from tests.choices import examples
 
 
 class Shape(NamedTuple):
-    """A parameter to be drawn."""
+    """Shape, layout and owners of a drawn parameter."""
 
     size: tuple[int, ...]
     layout: str
     cuts: tuple[int, ...]
-    """Where pieces end; the rest is one more. Only what lies in the order of its shape is cut."""
+    """Ends of all pieces but the last. Only a contiguous parameter is cut."""
     ranks: tuple[int, ...]
     """Owners of the pieces."""
 
@@ -81,11 +81,11 @@ def planned(ranks: int, found: Sequence[Shape], dtype: torch.dtype) -> ShardPlan
 
 
 ALONE = BucketPosition(0, last=True, backward=0)
-"""Of the only bucket of an iteration."""
+"""Position of the only bucket of an iteration."""
 
 
 class FakeBucket(NamedTuple):
-    """Stand-in for a GradBucket: a buffer and its parameters."""
+    """Stand-in for a GradBucket, with a buffer and its parameters."""
 
     flat: Tensor
     params: list[Tensor]
@@ -105,7 +105,7 @@ def bucket_of(
     *,
     as_real: bool,
 ) -> ZeroBucket:
-    """A rank's bucket; parameters hold the rank, where it owns them, and -1 elsewhere."""
+    """Return the bucket of a rank, with random gradients and parameters of -1."""
     params = [made(shape, dtype) for shape in found]
     factor = 2 if dtype.is_complex and as_real else 1
     count = sum(param.numel() for param in params) * factor
@@ -121,7 +121,7 @@ def bucket_of(
 def gathering(
     transport: LocalTransport, plan: ShardPlan, bucket: ZeroBucket, memory: ParameterMemory
 ) -> GatherWork:
-    """The parameters of a bucket on their way."""
+    """Start gathering the parameters of a bucket."""
     messages = plan_gather(memory, plan, bucket.paths, transport.size)
     return GatherWork(memory, messages, (), {torch.device("cpu"): transport}, in_flight=None)
 
@@ -183,14 +183,14 @@ def _check_owned(plan: ShardPlan, rank: int, bucket: ZeroBucket, terms: list[lis
 
 
 def _part_of_mean(term: Tensor, count: int, as_complex: bool) -> Tensor:
-    """A gradient divided as DDP divides its bucket, which may hold complex ones as real."""
+    """Divide a gradient as DDP divides its bucket, which may hold complex values as real ones."""
     if term.is_complex() and not as_complex:
         return torch.view_as_complex(torch.view_as_real(term) / count)
     return term / count
 
 
 def _step(plan: ShardPlan, rank: int, bucket: ZeroBucket) -> None:
-    """Write into what the rank owns: numbers that say which element it is."""
+    """Write the index of each owned element into the parameters."""
     for one in plan.owned(rank):
         param = bucket.params[one.parameter]
         flat = param.reshape(-1).clone()
@@ -206,7 +206,7 @@ def _check_gathered(plan: ShardPlan, buckets: Sequence[ZeroBucket]) -> None:
 
 
 class Recorded(LocalTransport):
-    """Keeps the buffers that it was given."""
+    """Transport that records the buffers it sends."""
 
     def __init__(self, group: LocalGroup) -> None:
         super().__init__(group)
@@ -218,7 +218,7 @@ class Recorded(LocalTransport):
 
 
 def test_large_pieces_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They travel from where they lie: in the buffer of the bucket and in the parameters."""
+    """Large pieces are sent directly from the bucket's buffer and from the parameters."""
     monkeypatch.setattr(coalescing, "DIRECT", 100)
     shapes_ = [
         Shape((40, 30), "contiguous", (600,), (0, 1)),
@@ -235,7 +235,7 @@ def test_large_pieces_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
         moved = [flat.untyped_storage().data_ptr() for flat in transport.flats]
         assert moved[0] == one.buffer.untyped_storage().data_ptr()
         assert moved[-2] == one.params[0].untyped_storage().data_ptr()
-        assert len(moved) <= 4  # and the small ones together
+        assert len(moved) <= 4  # small pieces share a message
 
 
 def test_a_gradient_of_another_dtype_is_refused() -> None:
@@ -247,7 +247,7 @@ def test_a_gradient_of_another_dtype_is_refused() -> None:
 
 
 def test_parameters_of_others_are_left_to_them() -> None:
-    """They shift what comes behind them, and nothing else."""
+    """Other parameters in the bucket only change the offsets of those that the plan has."""
     mine, other = torch.zeros(2, 3), torch.zeros(5)
     plan = planned(1, [Shape((2, 3), "contiguous", (), (0,))], torch.float32)
     flat = torch.arange(11.0)
@@ -259,7 +259,7 @@ def test_parameters_of_others_are_left_to_them() -> None:
 
 
 def test_short_runs_of_a_buffer_are_coalesced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Owners that take turns leave many short runs, which are one message for all that."""
+    """Owners that alternate leave many short runs of a buffer, which share one message."""
     monkeypatch.setattr(coalescing, "DIRECT", 100)
     found = [Shape((7,), "contiguous", (), (place % 2,)) for place in range(6)]
     found.append(Shape((40, 30), "contiguous", (600,), (0, 1)))
@@ -272,7 +272,7 @@ def test_short_runs_of_a_buffer_are_coalesced(monkeypatch: pytest.MonkeyPatch) -
 
 
 class TestBucketsAreRemembered:
-    """While DDP hands over the same memory, and no longer."""
+    """BucketCache reuses a bucket only while DDP passes the same memory."""
 
     def setup_method(self) -> None:
         self.params = [torch.zeros(3), torch.zeros(2, 2)]
@@ -287,7 +287,7 @@ class TestBucketsAreRemembered:
         self.came = FakeBucket(torch.zeros(7), self.params)
 
     def test_from_the_second_time_on(self) -> None:
-        """DDP replaces its first buckets: they must not be kept from being freed."""
+        """The cache keeps a bucket from its second use on, because DDP frees its first buckets."""
         first = self.buckets.get(self.came, ALONE)
         address = weakref.ref(first)
         second = self.buckets.get(self.came, ALONE)
@@ -300,7 +300,7 @@ class TestBucketsAreRemembered:
         known = [self.buckets.get(self.came, ALONE) for _ in range(2)][-1]
         other = self.buckets.get(self.came._replace(flat=torch.zeros(7)), ALONE)
         assert other is not known
-        assert self.buckets.get(self.came, ALONE) is not known  # nothing of it was kept
+        assert self.buckets.get(self.came, ALONE) is not known  # the old bucket was dropped
 
     def test_not_with_parameters_in_another_order(self) -> None:
         known = [self.buckets.get(self.came, ALONE) for _ in range(2)][-1]
@@ -316,7 +316,7 @@ class TestBucketsAreRemembered:
 
 
 def test_more_coalesced_messages_than_are_under_way() -> None:
-    """More small parameters than a message holds, and more messages than are under way at once."""
+    """Large sets of parameters take several messages, and only one is in flight at once."""
     count = 3 * coalescing.MAX_COALESCED // 50_000
 
     def gathered(group: Any) -> list[list[float]]:

@@ -1,4 +1,4 @@
-"""Optimizers of optimizers, sharded: any number of ranks is one process with TorchOptimizer."""
+"""Tests that sharded composed optimizers give the results of one TorchOptimizer."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
@@ -62,7 +62,7 @@ KEEPS = (
     "gates in gates",
     "batches at a global step",
 )
-"""They keep numbers for all parameters, and so does a schedule on the global step."""
+"""Optimizers with scalars that all parameters share, such as a global step."""
 
 SHARDED: dict[str, Callable[[], Optimizer]] = {
     **{name: COMPOSED[name] for name in ("parts", "clip over parts", "frozen", "masked decay")},
@@ -83,7 +83,7 @@ SHARDED: dict[str, Callable[[], Optimizer]] = {
     "overrides": lambda: adamw(0.01).override(matching("*bias"), weight_decay=0.0, lr=0.1),
 }
 FOUND = ("dadapt_adam", "dadapt_sgd", "dog", "prodigy")
-"""Optimizers that find their step size by sums over all parameters."""
+"""Optimizers that find their step size from sums over all parameters."""
 
 ALL_AT_ONCE = (*KEEPS, "global step", "schedule-free", "schedule-free parts", *FOUND)
 
@@ -97,10 +97,10 @@ WITH_NORM = (
     "gates in gates",
     "batches at a global step",
 )
-"""By a norm, they round otherwise where a parameter is cut."""
+"""Optimizers whose norms round differently if a parameter is cut."""
 
 WHOLE = ("ldog and novograd", "came and adam_mini")
-"""Optimizers that need every parameter whole."""
+"""Optimizers that need whole parameters."""
 
 
 def named() -> dict[str, Tensor]:
@@ -108,13 +108,13 @@ def named() -> dict[str, Tensor]:
 
 
 def grouped(params: dict[str, Tensor]) -> list[dict[str, Any]]:
-    """Two groups, which are divided in turn."""
+    """Return two groups, which ZeRO divides one after the other."""
     pairs_ = list(params.items())
     return [{"params": pairs_[:2]}, {"params": pairs_[2:]}]
 
 
 class Run:
-    """One process, or one rank."""
+    """Parameters and optimizer of one process or of one rank."""
 
     def __init__(self, optimizer: Callable[[Any], Any]) -> None:
         self.params = named()
@@ -148,7 +148,7 @@ def sharded(name: str, policy: Any, group: Any, views: bool = False) -> Run:
 
 @pytest.mark.parametrize("name", SHARDED)
 def test_any_number_of_ranks_is_one_process(name: str, tmp_path: Path) -> None:
-    """Steps, and checkpoints of either kind, which go both ways."""
+    """Steps are those of one process, and checkpoints load in both directions."""
     third, saved = alone(name, 3)
     last, _ = alone(name, 6)
     policies = (
@@ -210,7 +210,7 @@ def test_a_rank_that_owns_nothing_keeps_the_numbers_too(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["schedule-free", "prodigy", "accumulate"])
 def test_state_begins_with_the_parameters_of_the_first_step(name: str) -> None:
-    """A module may be loaded after its optimizer was made."""
+    """A module can be loaded after its optimizer was created."""
 
     def loaded(run: Run) -> Run:
         with torch.no_grad():
@@ -228,7 +228,10 @@ def test_state_begins_with_the_parameters_of_the_first_step(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["accumulate", "finite", "schedule-free", "prodigy"])
 def test_shards_are_stepped_by_given_gradients(name: str) -> None:
-    """With totals that somebody else has summed; their state dict goes on elsewhere."""
+    """A local optimizer steps by gradients and totals that the caller passes.
+
+    Its state dict continues in another optimizer.
+    """
 
     def trains(group: Any) -> None:
         own, given, third = (sharded(name, "greedy", group) for _ in range(3))
@@ -260,7 +263,9 @@ def test_shards_are_stepped_by_given_gradients(name: str) -> None:
 
 
 def test_what_a_rank_has_of_each_part() -> None:
-    """Matrices stay whole, others are cut; what is frozen has an owner and no state."""
+    """A matrix stays whole and other parameters are cut; a frozen parameter has an owner, but no
+    state.
+    """
 
     def looked_at(group: Any) -> list[Any]:
         zero = sharded("muon and adamw", POLICIES["thin slices"], group).optimizer
@@ -280,7 +285,7 @@ def test_what_a_rank_has_of_each_part() -> None:
 
 
 def test_totals_are_summed_in_the_order_of_the_parameters() -> None:
-    """As a TorchOptimizer of the same chains sums them."""
+    """Totals are summed in the order of the parameters, as in a TorchOptimizer."""
     pairs_ = [(name, torch.ones(1)) for name in "abc"]
     chosen = partition(
         {"first": sgd(), "rest": sgd()}, lambda path, shape: "first" if path == ("a",) else "rest"
@@ -292,7 +297,7 @@ def test_totals_are_summed_in_the_order_of_the_parameters() -> None:
 
 
 def test_what_cannot_be_sharded_is_refused() -> None:
-    """And groups that are added then are as if nothing had been added."""
+    """Optimizers that cannot be sharded are refused, and a refused group changes nothing."""
     group = LocalWorld(1).groups[0]
     inside = partition({"matrices": chain(clip_by_global_norm(1.0), sgd()), "rest": adamw()}, kind)
     labels = partition({"matrices": sgd(), "rest": sgd()}, lambda path, shape: "others")
@@ -330,7 +335,7 @@ VIEWED: dict[str, Callable[[], Optimizer]] = {
 
 
 class Holder(torch.nn.Module):
-    """A module of these tensors."""
+    """Module over given tensors."""
 
     def __init__(self, params: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -342,7 +347,10 @@ class Holder(torch.nn.Module):
 
 @pytest.mark.parametrize("name", VIEWED)
 def test_every_rank_sees_the_parameters_to_evaluate_with(name: str) -> None:
-    """Whole, as one process sees them, in memory of their own; training goes on as it was."""
+    """Every rank gets the whole view of one process, in separate memory.
+
+    Afterwards, training goes on with the original parameters.
+    """
     own = Run(lambda params: TorchOptimizer(grouped(params), VIEWED[name]()))
     wanted = []
     for step in range(4):
@@ -388,7 +396,7 @@ def test_a_view_that_fails_leaves_parameters_as_they_are() -> None:
 
 
 def test_one_step_of_all_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once steps are steady, nothing is planned, and no leaf is stepped alone."""
+    """Steady steps build no step plan, and prepare no leaf by itself."""
     seen = noted_calls(monkeypatch, ((StepPlan, "__init__"), (engine, "prepare")))
     group = LocalWorld(1).groups[0]
     for name in ALL_AT_ONCE:
@@ -404,7 +412,7 @@ def test_one_step_of_all_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_numbers_that_are_not_there_are_not_loaded() -> None:
-    """Nor is anything else then, whether the checkpoint is a dict or a folder."""
+    """A state dict without some shared scalars is refused, and changes nothing."""
     group = LocalWorld(1).groups[0]
     run = sharded("finite", "greedy", group)
     run.steps(range(3))
@@ -440,17 +448,20 @@ def test_of_unnamed_parameters_the_shape_tells_or_the_place() -> None:
 
 
 def by_place() -> Optimizer:
-    """The path of a parameter without a name is its number."""
+    """Return a partition by the number of a parameter, which is the path of an unnamed one."""
     parts = {"first": sgd(), "last": adamw()}
     return partition(parts, lambda path, shape: "first" if path[0] < 3 else "last")
 
 
 def test_what_was_kept_for_a_parameter_is_seen_to_step_it() -> None:
-    """A backward pass that still needs it notices, also where no gradient came."""
+    """A step by a gradient that a gate kept increases the version counter of the parameter.
+
+    So autograd notices the change, even without a new gradient.
+    """
 
     def trains(group: Any) -> int:
         zero = sharded("accumulate", POLICIES["thin slices"], group).optimizer
-        for paths in 8 * (SHAPES, SHAPES, {"body.bias"}):  # so that steps are planned
+        for paths in 8 * (SHAPES, SHAPES, {"body.bias"}):  # enough steps to build plans
             before = {path: (one.clone(), one._version) for path, one in zero.params.items()}
             given: dict[str, Any] = {}
             for one in zero.owned:
@@ -470,7 +481,7 @@ def test_what_was_kept_for_a_parameter_is_seen_to_step_it() -> None:
 
 
 class Hooked:
-    """A rank that steps from a hook, in buckets of a few bytes."""
+    """Rank that steps from a hook, in buckets of a few bytes."""
 
     def __init__(self, name: str, group: Any, hook: Callable[..., Any] = zero_step_hook) -> None:
         self.ddp = DistributedDataParallel(Model(), process_group=group, bucket_cap_mb=1e-5)
@@ -482,7 +493,7 @@ class Hooked:
 
     def steps(self, numbers: range) -> None:
         ranks = self.zero.process_group.size()
-        part = ranks / 2 if self.zero.rank < 2 else 0.0  # of powers of two, sums are exact
+        part = ranks / 2 if self.zero.rank < 2 else 0.0  # sums of powers of two are exact
         for number in numbers:
             self.ddp.zero_grad()
             (part * self.ddp(batch(number))).backward()
@@ -490,9 +501,10 @@ class Hooked:
 
 @pytest.mark.parametrize("name", SHARDED)
 def test_a_hook_steps_while_backward_goes_on(name: str, tmp_path: Path) -> None:
-    """Two ranks with the same data have the gradients of one; others have no part in the loss.
+    """A hook steps as one process does, on 2 ranks and on 8 ranks.
 
-    Some own nothing. What is saved by them is loaded by others, which step with another hook.
+    Two ranks have the same data, and the loss of the other ranks is 0. Some ranks own nothing.
+    Afterwards, a checkpoint continues with another hook.
     """
     plain = Model()
     optimizer = TorchOptimizer(plain.named_parameters(), SHARDED[name]())
@@ -525,7 +537,7 @@ def test_a_hook_steps_while_backward_goes_on(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ALL_AT_ONCE)
 def test_one_call_is_a_step_of_all(name: str) -> None:
-    """By gradients that are given: what a call does not have, has none in that step."""
+    """One call of step_owned steps all parameters; those without a gradient are skipped."""
 
     def trains(group: Any) -> None:
         own, given = (sharded(name, "greedy", group) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Numbers of each parameter, which add up over ranks: they stay on their device."""
+"""Tests of the vector of scalars per parameter that ranks add up."""
 
 import torch
 
@@ -8,7 +8,7 @@ PLACES = {"a": 2, "b": 0}
 
 
 def test_numbers_stay_on_their_device() -> None:
-    """Or the host would wait for the device once for each bucket."""
+    """Scalars stay on their device; else the host would wait for the device at each bucket."""
     addends = {name: torch.empty((), device="meta") for name in PLACES}
     assert vector_at(addends, PLACES, 3).device.type == "meta"
 

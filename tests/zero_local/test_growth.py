@@ -1,4 +1,4 @@
-"""Growth with the ranks and the parameters, counted: messages, bytes and calls, never time."""
+"""Counts of messages, bytes and calls as ranks and parameters grow. No time is measured."""
 
 import math
 import threading
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 class Sent:
-    """Messages of the exchanges between all ranks, and their bytes, by rank."""
+    """Counter of messages and bytes of exchanges between all ranks, by rank."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.messages: Counter[int] = Counter()
@@ -53,7 +53,6 @@ class Sent:
         monkeypatch.setattr(dissemination, "launch_message", launch_message)
 
     def clear(self) -> None:
-        """Count anew."""
         self.messages.clear()
         self.bytes.clear()
 
@@ -62,7 +61,7 @@ class Sent:
 def test_an_exchange_takes_as_many_messages_as_the_logarithm_of_the_ranks(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each byte comes to each rank once, with one more that says that it is known."""
+    """An exchange sends 2 log2(ranks) messages per rank, and each byte once to each other rank."""
     sent = Sent(monkeypatch)
     wanted = [bytes([rank]) * (rank % 5) for rank in range(size)]
 
@@ -71,15 +70,15 @@ def test_an_exchange_takes_as_many_messages_as_the_logarithm_of_the_ranks(
 
     assert all(found == wanted for found in LocalWorld(size).run(of_rank))
     rounds = math.ceil(math.log2(size))
-    assert set(sent.messages.values()) == {2 * rounds}  # of lengths, and of bytes
+    assert set(sent.messages.values()) == {2 * rounds}  # one for lengths, one for bytes
     length = sum(map(len, wanted))
     assert sum(sent.bytes.values()) == (size - 1) * (length + 8 * size + 2 * size)
 
 
 @pytest.mark.parametrize("gone", [0, 3, 6])
 def test_all_ranks_of_an_exchange_name_the_one_that_is_gone(gone: int) -> None:
-    """Also those that wait for another rank, which waits for it: that one is not to blame."""
-    told = threading.Barrier(6)  # a rank that had left by then would be gone, too
+    """All ranks name the rank that is gone, even those that wait for another waiting rank."""
+    told = threading.Barrier(6)  # a rank that leaves early would be named instead
 
     def of_rank(group: LocalGroup) -> str:
         if group.rank() == gone:
@@ -95,7 +94,7 @@ def test_all_ranks_of_an_exchange_name_the_one_that_is_gone(gone: int) -> None:
 
 
 def test_plans_that_differ_travel_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not once for each rank that has one of them."""
+    """Differing plans are sent once each, not once for each rank that has them."""
     sent = Sent(monkeypatch)
     count = 60
 
@@ -112,7 +111,7 @@ def test_plans_that_differ_travel_once_each(monkeypatch: pytest.MonkeyPatch) -> 
         texts = LocalWorld(size).run(of_rank)
         assert all("group rank 2 (global rank 2) against group rank 0" in one for one in texts)
         for_each.append(sum(sent.bytes.values()) / size)
-    # Digests, lengths and marks are some bytes for each rank.
+    # Each rank also sends a few bytes of digests, lengths and marks.
     assert for_each[2] - for_each[0] < 28 * 400
     assert for_each[2] < 3 * for_each[0]
 
@@ -145,13 +144,12 @@ def test_a_total_takes_a_number_for_each_parameter_on_any_number_of_ranks() -> N
 
 
 class Asked(OwnedTensor):
-    """A tensor that counts how often somebody asks who owns it."""
+    """Tensor that counts how often its owner is read."""
 
     count = 0
 
     @property
     def rank(self) -> int:  # type: ignore[override]
-        """The owner."""
         type(self).count += 1
         return self[1]
 
@@ -178,9 +176,9 @@ def test_the_state_of_many_parameters_is_collected_in_few_messages() -> None:
 
 
 def test_tensors_of_two_devices_travel_in_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As step counts on the CPU do, beside state on a device: joined where the group works.
+    """Tensors of two devices share one message, on the device of the process group.
 
-    A sender that fails here leaves the receiver waiting.
+    An example is a step count on the CPU with state on a GPU.
     """
     sent: list[Tensor] = []
     monkeypatch.setattr(Stream, "_transfer", lambda *given: sent.append(given[2]))
@@ -192,7 +190,7 @@ def test_tensors_of_two_devices_travel_in_one_message(monkeypatch: pytest.Monkey
 
 
 def stepped(count: int, optimizer: Callable[[], Any]) -> ZeroRedundancyOptimizer:
-    """Return an optimizer whose steps are planned."""
+    """Return an optimizer that already has step plans."""
     params = [nn.Parameter(torch.ones(3)) for _ in range(count)]
     zero = ZeroRedundancyOptimizer(params, optimizer(), LocalWorld(1).groups[0])
     for one in params:
@@ -206,7 +204,7 @@ def stepped(count: int, optimizer: Callable[[], Any]) -> ZeroRedundancyOptimizer
 def test_a_step_takes_as_many_calls_for_many_parameters_as_for_few(
     package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No Python of ours runs for each parameter, whether a loop is there by now or not."""
+    """A step runs no Python call for each parameter, even before a loop is compiled."""
     monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1 << 60)
     few, many = (stepped(count, lambda: sgd(lr=0.1, momentum=0.9)) for count in (10, 300))
     assert calls_of(few.step, package) == calls_of(many.step, package)

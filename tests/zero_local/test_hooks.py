@@ -1,4 +1,4 @@
-"""The hooks of ZeRO under DDP: whatever is combined, every rank holds what one process would."""
+"""Tests on threads that ZeRO hooks under DDP give the results of one process."""
 
 import json
 
@@ -14,7 +14,10 @@ from tests.zero_drawn.runs import run_locally
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_any_hook_on_any_rank_is_one_process(policy: str) -> None:
-    """Parameters, state, losses, gradients; each element stepped once (see tests/zero_drawn)."""
+    """Drawn cases match one process in parameters, state, losses and gradients.
+
+    Each element is stepped once (see tests/zero_drawn).
+    """
 
     @examples(1, **AS_DRAWN)
     @given(case=cases(policy, ("reference", "blocked")))

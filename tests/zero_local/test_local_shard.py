@@ -1,4 +1,4 @@
-"""Local optimizer of what a rank owns: it takes gradients, state and options as any other."""
+"""Tests of the local optimizer of a shard, which has the interface of any local optimizer."""
 
 import copy
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def named() -> dict[str, Tensor]:
 def stepped(
     local: LocalOptimizer, given: list[Tensor | None], summed: Callable[..., Tensor]
 ) -> None:
-    """Step a local optimizer as every front-end does."""
+    """Measure all totals and step a local optimizer, as every front-end does."""
     measured: list[Tensor] = []
     for _ in range(local.measured_stages):
         measured.append(summed(local.measure(given, measured=measured)))
@@ -47,7 +47,10 @@ def in_order(added: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_alone_it_is_what_the_factory_makes(name: str) -> None:
-    """In the middle of a run, state and options go from one to the other and back."""
+    """On one rank, the local optimizer of ZeRO steps as the one that local_optimizer makes.
+
+    State and options can be restored in the middle of a run.
+    """
 
     def of_rank(group: Any) -> None:
         params, twins = named(), named()
@@ -81,7 +84,10 @@ def test_alone_it_is_what_the_factory_makes(name: str) -> None:
 
 
 def test_ranks_that_are_given_the_same_totals_step_as_one() -> None:
-    """Parameters that are cut, too: a part takes its own gradient, or the whole one's."""
+    """Local optimizers on several ranks step as one process does, also with cut parameters.
+
+    A piece accepts its own gradient or the gradient of the whole parameter.
+    """
     want, twin = named(), CHOSEN["adamw"]()
     state = twin.init(want)
     for step in range(2):

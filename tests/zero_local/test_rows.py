@@ -1,4 +1,4 @@
-"""Embedding tables: FTRL and row-wise Adagrad, by dense and by sparse gradients, on any ranks."""
+"""Tests of embedding tables with FTRL and row-wise Adagrad, by dense and sparse gradients."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "adagrad": adagrad(lr=0.1),
 }
 WORLDS = [(3, "reference", False), (2, "auto", True)]
-"""Ranks, executor, and whether parameters are views of buckets."""
+"""Ranks, executor, and True if parameters are views of buckets."""
 STEPS = range(4)
 
 
@@ -38,7 +38,10 @@ def parameters() -> dict[str, nn.Parameter]:
 
 
 def gradients(step: int, *, sparse: bool) -> dict[str, Tensor | None]:
-    """Sparse ones have a row twice, none at all in step 2, and are coalesced in step 3."""
+    """Return the gradients of a step.
+
+    Sparse gradients repeat a row, are empty in step 2, and are coalesced in step 3.
+    """
     made, found = chance(10 + step), dict[str, Tensor | None]()
     rows = torch.tensor([[] if step == 2 else [1, 4, 1, 0]], dtype=torch.int64)
     for name, shape in SHAPES.items():
@@ -53,7 +56,7 @@ def gradients(step: int, *, sparse: bool) -> dict[str, Tensor | None]:
 
 
 def alone(optimizer: Optimizer, *, sparse: bool) -> tuple[list[dict[str, Tensor]], State]:
-    """One process: the parameters after each step, and the state."""
+    """Return the parameters after each step and the final state of one process."""
     params: Any = {name: one.detach() for name, one in parameters().items()}
     state, found = optimizer.init(params), []
     for step in STEPS:
@@ -75,7 +78,7 @@ def zero_of(
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_any_plan_that_leaves_tables_whole_is_one_process(name: str, sparse: bool) -> None:
-    """Parameters after each step and state, bit for bit."""
+    """If tables stay whole, parameters and state match one process bit for bit."""
     optimizer = OPTIMIZERS[name]
     want, state = alone(optimizer, sparse=sparse)
 
@@ -98,13 +101,13 @@ def test_any_plan_that_leaves_tables_whole_is_one_process(name: str, sparse: boo
     for policy in POLICIES:
         for world in WORLDS:
             if sparse and policy in CUTTING and name != "rowwise_adagrad":
-                continue  # those cut tables; they are refused below
+                continue  # these policies cut tables, see below
             with case(policy=policy, world=world):
                 LocalWorld(world[0]).run(lambda group, p=policy, w=world: trains(group, p, w))
 
 
 def test_a_sparse_gradient_of_a_table_that_is_cut_is_refused() -> None:
-    """Before anything is stepped; dense ones are stepped afterwards."""
+    """A sparse gradient of a cut table is refused before any step; dense gradients still work."""
     optimizer = OPTIMIZERS["ftrl"]
     want, _ = alone(optimizer, sparse=False)
 

@@ -1,4 +1,4 @@
-"""``ZeroRedundancyOptimizer.state``: what one rank keeps, seen by parameter."""
+"""Tests of ``ZeroRedundancyOptimizer.state``, the state of one rank by parameter."""
 
 from typing import Any
 
@@ -12,7 +12,10 @@ from sharding.transport.local import LocalWorld
 
 
 def made(group: Any) -> tuple[dict[str, torch.nn.Parameter], ZeroRedundancyOptimizer]:
-    """Rank 0 owns a whole, b with another and two ranges of c; rank 2 owns nothing."""
+    """Return parameters and an optimizer after a step.
+
+    Rank 0 owns a, a part of b, and two ranges of c. Rank 2 owns nothing.
+    """
     params = {name: torch.nn.Parameter(torch.arange(6.0)) for name in "abc"}
     specs = tuple(ParameterSpec(name, (6,)) for name in params)
     rows = [(0, 0, 6, 0), (1, 0, 2, 0), (1, 2, 6, 1), (2, 0, 1, 0), (2, 1, 3, 1), (2, 3, 6, 0)]
@@ -25,7 +28,7 @@ def made(group: Any) -> tuple[dict[str, torch.nn.Parameter], ZeroRedundancyOptim
 
 
 def test_every_parameter_has_an_entry_of_what_the_rank_owns() -> None:
-    """Fault 10: it was empty on all ranks, whatever they owned."""
+    """Fault 10: ``state`` was empty on all ranks, even on ranks that owned elements."""
     average = torch.zeros(6).lerp(torch.arange(6.0) + 1.0, 0.1)
     wanted = [
         {"a": average, "b": average[:2], "c": average[[0, 3, 4, 5]]},
@@ -53,7 +56,7 @@ def test_every_parameter_has_an_entry_of_what_the_rank_owns() -> None:
 
 
 def test_what_is_written_is_of_what_the_rank_owns() -> None:
-    """Write an entry as into ``optim.state``: in place, or by another tensor, which is copied."""
+    """State entries can be written in place, or replaced by a tensor, which is copied."""
 
     def written(group: Any) -> None:
         params, zero = made(group)

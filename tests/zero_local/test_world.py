@@ -1,4 +1,4 @@
-"""The world itself: what transports and collectives give, and what becomes of ranks that fail."""
+"""Tests of the world of threads: transports, collectives, and ranks that fail."""
 
 import functools
 import threading
@@ -19,12 +19,12 @@ from tests.choices import case, examples
 
 SUMMED = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64)
 TRANSPORTS = (LocalTransport, GlooTransport)
-"""The second speaks by messages, as it does over gloo."""
+"""LocalTransport, and GlooTransport, which sends messages as it does over gloo."""
 
 
 @st.composite
 def cut(draw: st.DrawFn) -> tuple[int, list[tuple[int, int]]]:
-    """A length, and ranges of it, one per rank, some empty, in any order."""
+    """Draw a length and a range for each rank, in any order; some ranges are empty."""
     ranks = draw(st.sampled_from([1, 2, 3, 4, 6]))
     length = draw(st.sampled_from([0, 7, 300, 300, 300]))
     ends = sorted(draw(st.lists(st.integers(0, length), min_size=2 * ranks, max_size=2 * ranks)))
@@ -37,7 +37,7 @@ def own(rank: int, length: int, dtype: torch.dtype) -> Tensor:
 
 
 def added(terms: list[Tensor]) -> Tensor:
-    """In rank order; short numbers in float32, rounded once."""
+    """Add terms in rank order; 16-bit terms are added in float32 and rounded once."""
     wide = terms[0].dtype in (torch.bfloat16, torch.float16)
     total = functools.reduce(torch.add, [one.float() if wide else one for one in terms])
     return total.to(terms[0].dtype)
@@ -51,7 +51,8 @@ def test_sums_are_in_rank_order_whoever_sends(
     length, ranges = drawn
     ranks = len(ranges)
     terms = [own(rank, length, dtype) for rank in range(ranks)]
-    # Complex numbers are divided as such: their real parts alone would round otherwise.
+    # Complex terms are divided as complex numbers, because real parts alone would round
+    # differently.
     total = added([one / ranks if average else one for one in terms])
     for kind in TRANSPORTS:
 
@@ -75,7 +76,7 @@ def test_sums_are_in_rank_order_whoever_sends(
 
 
 def test_ranks_may_be_stepped_in_turn() -> None:
-    """Whoever launches everything before anything is waited for needs no threads."""
+    """A caller that launches all works before it waits for any needs no threads."""
     world = LocalWorld(3)
     flats = [torch.tensor([1.0, 2.0, 3.0]) + rank for rank in range(3)]
     ranges = [(0, 1), (1, 3), (3, 3)]
@@ -83,7 +84,7 @@ def test_ranks_may_be_stepped_in_turn() -> None:
         LocalTransport(group).reduce_scatter(flat, ranges)
         for group, flat in zip(world.groups, flats, strict=True)
     ]
-    assert flats[0].tolist() == [1.0, 2.0, 3.0]  # until it is waited for
+    assert flats[0].tolist() == [1.0, 2.0, 3.0]  # reduced only by wait()
     for work in works:
         work.wait()
     assert [flat.tolist() for flat in flats] == [[6.0, 2, 3], [2, 9, 12], [3, 4, 5]]
@@ -123,7 +124,7 @@ def test_collectives_of_torch() -> None:
 
 
 def test_groups_of_some_ranks() -> None:
-    """Their numbers are others in the group, and each group has a twin for gathers."""
+    """Ranks are numbered within a subgroup, and each subgroup has a twin group for gathers."""
 
     def called(group: Any) -> float:
         odd = group.rank() % 2
@@ -165,7 +166,10 @@ def receives(group: Any) -> None:
 
 @pytest.mark.parametrize("wait", [waits, collects, receives])
 def test_a_rank_that_raises_ends_the_others(wait: Any) -> None:
-    """They are told what it raised, and whoever runs the world gets that."""
+    """If a rank raises an error, the other ranks end with that error's text.
+
+    The caller of the world gets the original error.
+    """
     seen: dict[int, str] = {}
 
     def called(group: Any) -> None:

@@ -1,4 +1,4 @@
-"""Trainings that are drawn: parameters, groups, gradients, and who steps what on which ranks."""
+"""Drawn trainings: parameters, groups, gradients, number of ranks and policy."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -22,7 +22,7 @@ from .shaped_rules import RULES
 SHAPES = [(257,), (), (0, 2), (1,), (5, 3), (64,), (33, 5), (600,)]
 REAL = [torch.float32, torch.float64]
 DTYPES = {
-    # torch's add(alpha=) of bfloat16 rounds otherwise in what a vector does not fill, and that
+    # torch's add(alpha=) of bfloat16 rounds differently in the tail of a vector loop. The tail
     # depends on where a parameter is cut.
     "sgd": [*REAL, torch.complex64],
     "adamw": [*REAL, torch.bfloat16, torch.complex64],
@@ -41,7 +41,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
     **RULES,
 }
 WHOLE = ("factored", "sided", "clipped")
-"""What needs parameters whole; or, by a norm, rounds otherwise where one is cut."""
+"""Optimizers that need whole parameters, or whose norm rounds differently if one is cut."""
 POLICIES: dict[str, Any] = {
     **{name: name for name in ("greedy", "largest_first", "contiguous")},
     **{name: partial(BY_NAME[name], mixed=True) for name in ("elements", "sliced")},
@@ -52,14 +52,14 @@ CUTTING = ("elements", "sliced", "thin slices")
 
 
 class World(NamedTuple):
-    """Number of ranks, and how they share."""
+    """Number of ranks, policy, and True if parameters are views of buckets."""
 
     ranks: int
     policy: str
     views: bool
 
     def taken(self) -> Any:
-        """The policy as ZeroRedundancyOptimizer takes it."""
+        """Return the policy for ZeroRedundancyOptimizer."""
         if self.policy != "nodes":
             return POLICIES[self.policy]
         size = next(one for one in (2, 1) if self.ranks % one == 0)
@@ -76,28 +76,28 @@ class Training(NamedTuple):
     turned: Sequence[bool]
     groups: Sequence[int]
     missing: Sequence[Sequence[bool]]
-    """By step and parameter, whether it has no gradient."""
+    """For each step and parameter, True if the gradient is missing."""
     seed: int = 0
 
     @property
     def of(self) -> Optimizer:
-        """The optimizer."""
+        """Return the optimizer."""
         return OPTIMIZERS[self.optimizer]
 
     def params(self) -> dict[str, nn.Parameter]:
-        """As they are at the start."""
+        """Return the initial parameters."""
         chance = torch.Generator().manual_seed(self.seed)
         found = {}
         rows = zip(self.shapes, self.dtypes, self.turned, strict=True)
         for number, (shape, dtype, turned) in enumerate(rows):
             value = torch.randn(shape, generator=chance, dtype=torch.float64).to(dtype)
             if turned and value.dim() > 1:
-                value = value.t().contiguous().t()  # in another order than its shape
+                value = value.t().contiguous().t()  # transposed in memory
             found[f"p{number}"] = nn.Parameter(value)
         return found
 
     def grads(self, step: int) -> dict[str, Tensor | None]:
-        """The same on all ranks, as after a reduction."""
+        """Return gradients that are equal on all ranks, as after a reduction."""
         chance = torch.Generator().manual_seed(1000 + step)
         found: dict[str, Tensor | None] = {}
         for number, (shape, dtype) in enumerate(zip(self.shapes, self.dtypes, strict=True)):
@@ -106,7 +106,7 @@ class Training(NamedTuple):
         return found
 
     def grouped(self, params: dict[str, nn.Parameter]) -> list[dict[str, Any]]:
-        """Two groups, the second with a learning rate of its own."""
+        """Return two groups; the second has its own learning rate."""
         groups: list[dict[str, Any]] = [{"params": []}, {"params": [], "lr": self.rates[1]}]
         for pair, number in zip(params.items(), self.groups, strict=True):
             groups[number]["params"].append(pair)
@@ -114,7 +114,7 @@ class Training(NamedTuple):
 
     @property
     def rates(self) -> tuple[float, float]:
-        """The learning rates of the groups."""
+        """Return the learning rates of the two groups."""
         rate = self.of.hyper["lr"]
         return rate, rate / 4
 
@@ -141,17 +141,17 @@ def trainings(draw: st.DrawFn, optimizer: str) -> Training:
 
 @st.composite
 def worlds(draw: st.DrawFn, optimizer: str, first: str = "greedy", most: int = 6) -> World:
-    """The simplest one, which hypothesis begins with, has the policy given, and three ranks."""
+    """Draw a world; hypothesis begins with three ranks and the policy ``first``."""
     policies = [one for one in POLICIES if optimizer not in WHOLE or one not in CUTTING]
     if optimizer == "int8":
-        policies.remove("thin slices")  # a block is not cut
+        policies.remove("thin slices")  # a block is never cut
     policies.sort(key=lambda name: name != first)
     ranks = sorted(range(1, most + 1), key=lambda count: count != 3)
     return World(draw(st.sampled_from(ranks)), draw(st.sampled_from(policies)), draw(st.booleans()))
 
 
 class Alone:
-    """One process of the pure core."""
+    """One process that steps by the pure core."""
 
     def __init__(self, training: Training) -> None:
         self.training = training
@@ -168,14 +168,14 @@ class Alone:
         self.params, self.state = self.optimizer.update(self.params, grads, self.state)
 
     def entries(self, name: str) -> dict[str, Tensor]:
-        """The state of a parameter as it is written."""
+        """Return the state of a parameter as written to a state dict."""
         hypers = self.optimizer.hypers_at((name,))
         leaf = self.state.leaves[name]
         return to_entries(self.optimizer.stages, hypers, self.params[name], leaf)
 
 
 class Sharded:
-    """One rank."""
+    """One rank with a sharded optimizer."""
 
     def __init__(self, training: Training, world: World, group: LocalGroup) -> None:
         self.training, self.group = training, group
@@ -190,7 +190,7 @@ class Sharded:
         )
 
     def step(self, number: int, alone: Alone) -> None:
-        """One step; every parameter is then what one process has."""
+        """Make a step, and check that all parameters are those of one process."""
         for param, grad in zip(
             self.params.values(), self.training.grads(number).values(), strict=True
         ):
@@ -214,7 +214,7 @@ class Sharded:
         for number, name in enumerate(self.zero.params):
             wanted = alone.entries(name)
             own = found.get(number, {})
-            if not stored_:  # what is stored is decoded; loading it is looked at elsewhere
+            if not stored_:  # stored state is decoded here; other tests check it
                 assert own.keys() == wanted.keys() or not int(wanted["step"]), name
                 wrong = [key for key in own if key != "step" and not same(own[key], wanted[key])]
                 assert wrong == [], name

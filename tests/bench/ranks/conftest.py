@@ -1,8 +1,8 @@
-"""Ranks that other tests use, too, are started as those tests want them: with loops."""
+"""Fixture for shared ranks: they start with compiled loops, because other tests use them too."""
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
 def compiled_little() -> None:
-    """Change nothing: no process is started for these tests alone."""
+    """Override the parent folder's fixture: the shared ranks keep their compiled loops."""

@@ -17,11 +17,11 @@ from ..conftest import PATIENCE
 
 UNCOUNTED = sockets.uncounted()
 HEADERS_BYTES = 6000
-"""Of all messages in a period, at most: of a small model, they are not few beside the rest."""
+"""Upper bound of all message headers of a period: for a small model, they are a large share."""
 
 
 def count() -> list[int]:
-    """On each rank."""
+    """Return the bytes that each way of averaging sends from this rank."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(SWITCH, "0")
         names, ranks = list(who.WAYS), dist.get_world_size()
@@ -29,13 +29,16 @@ def count() -> list[int]:
 
 
 def race(folder: str) -> dict[str, Any]:
-    """On each rank."""
+    """Train in every way of averaging on this rank."""
     task, names = TASKS[DEMO]["tiny"], list(who.RACERS)
     return averaging_race.race(task, 4, print, names=names, seconds=0.2, folder=folder)
 
 
 def test_ranks_stop_together_and_begin_alike(tmp_path: Path) -> None:
-    """Were they not to stop at one step, one would wait for a mean that nobody else takes."""
+    """All ranks stop a turn at the same step, and all ways start from the same loss.
+
+    Otherwise a rank would wait for a mean that no other rank takes.
+    """
     job = Job(race, {"folder": str(tmp_path)})
     every = run_ranks({"race": job}, ranks=who.RANKS, seconds=PATIENCE)["race"]
     found = every[0].result()

@@ -1,1 +1,1 @@
-"""Tests of the core for which something is compiled: TorchScript, torch.compile, torch.export."""
+"""Tests of the core that compile something: TorchScript, torch.compile, torch.export."""

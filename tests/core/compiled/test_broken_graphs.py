@@ -1,4 +1,4 @@
-"""Pure steps that torch.compile cannot trace as one graph: their numbers are the same."""
+"""Pure steps that torch.compile cannot trace as one graph, and that give the same numbers."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -52,7 +52,7 @@ def stepped(update: Callable[..., Any], optimizer: Optimizer) -> Any:
 
 @pytest.mark.parametrize("name", [*BROKEN, *GATES])
 def test_a_step_with_a_graph_break_is_the_same(name: str) -> None:
-    """Whatever of it is compiled, trees come out as they went in."""
+    """Parameters and state agree with the uncompiled step, although only parts are compiled."""
     optimizer = (BROKEN.get(name) or COMPOSED[name])()
     compiled = torch.compile(optimizer.update, backend="eager")
     got, want = stepped(compiled, optimizer), stepped(optimizer.update, optimizer)
@@ -67,7 +67,7 @@ def test_of_gates_a_whole_graph_is_refused() -> None:
 
 
 def test_what_a_population_cannot_share_is_named() -> None:
-    """In one member a gradient may be finite, and in another not."""
+    """A gradient can be finite for one member of the population and not for another."""
     optimizer, params = COMPOSED["finite"](), params_of()
 
     def step(scale: Tensor) -> Any:

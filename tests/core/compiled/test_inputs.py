@@ -1,4 +1,4 @@
-"""Inputs beside gradients, by executors that compile: in some steps, or in all."""
+"""Inputs beside gradients in executors that compile, given at some steps or at all steps."""
 
 from typing import Any
 
@@ -18,9 +18,9 @@ COMPILING = [name for name in EXECUTORS if name not in ("reference", "blocked", 
 
 @each(executor=COMPILING, name=list(BOTH), dtype=[torch.float32, torch.bfloat16, torch.complex64])
 def test_they_are_the_reference(executor: Any, name: str, dtype: torch.dtype) -> None:
-    """The pure update, the step in place, and torch's front-end: to the bit."""
+    """The pure update, the step in place, and TorchOptimizer give the bits of the reference."""
     make, every = BOTH[name]
-    want = run_given(make(), every=every, missing=HOLES, dtype=dtype)
+    want = run_given(make().using(executor="reference"), every=every, missing=HOLES, dtype=dtype)
     optimizer = make().using(executor=executor)
     assert_same(run_given(optimizer, every=every, missing=HOLES, dtype=dtype), want)
     params: Any = cast(params_of(), dtype)
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def graphs_of(optimizer: Optimizer, every: int | None) -> int:
-    """Count the graphs that torch.compile makes of all steps; assert Python's numbers."""
+    """Return how many graphs torch.compile makes for all steps, and check the parameters."""
     torch.compiler.reset()
     graphs = 0
 
@@ -65,7 +65,7 @@ def graphs_of(optimizer: Optimizer, every: int | None) -> int:
 
 
 def test_a_graph_makes_all_steps_that_are_given_the_same() -> None:
-    """One with estimates, and one without."""
+    """Steps with estimates need one graph, and steps without estimates need another."""
     for name, (make, every) in BOTH.items():
         with case(name=name):
             assert graphs_of(make(), every) == (1 if every == 1 else 2)

@@ -1,4 +1,4 @@
-"""Pure steps inside of torch.func's transforms, which may follow none of what is stepped."""
+"""Pure steps inside torch.func transforms that do not act on the stepped tensors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ from tests.tensors import assert_same
 
 pytestmark = [
     pytest.mark.usefixtures("with_loops"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning"),  # of jvp
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning"),  # from jvp
 ]
 
 CHAINS: dict[str, Callable[[], Optimizer]] = {
@@ -52,7 +52,7 @@ def _nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_transform_does_not_follow_is_stepped_there(
     first: int, name: str, transform: str
 ) -> None:
-    """Nothing of what a transform makes of tensors is kept for the steps that come after it."""
+    """No tensor that a transform creates is kept for later steps."""
     optimizer, reference = (CHAINS[name]().using(executor=one) for one in ("auto", "reference"))
     params, want = params_of(), params_of()
     state, own = optimizer.init(params), reference.init(want)
@@ -82,7 +82,7 @@ def test_the_derivative_by_the_learning_rate_of_a_tree_that_is_known(name: str) 
         params = params_of()
         state = optimizer.init(params)
         with torch.no_grad():
-            for step in range(2):  # a third one ends a batch
+            for step in range(2):  # the third step completes a batch
                 params, state = optimizer.update(params, grads_at(step), state)
 
         given = params, grads_at(3), state

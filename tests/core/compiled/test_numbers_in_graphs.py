@@ -1,4 +1,4 @@
-"""Numbers that change from step to step are inputs of what torch.compile makes of a step."""
+"""Numbers that change between steps, as inputs of the graphs that torch.compile makes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ SHAPES = {"weight": (4, 4), "bias": (4,)}
 
 
 def parts() -> Optimizer:
-    """Of matrices, and of the rest."""
+    """Return an optimizer with one part for matrices and one part for all other leaves."""
     return partition({"matrices": sgd(0.1, momentum=0.9), "rest": adamw(0.1)}, kind)
 
 
@@ -34,7 +34,7 @@ GIVEN: dict[str, tuple[Callable[[], Optimizer], tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("name", GIVEN)
 def test_a_number_that_changes_makes_one_graph_more(name: str) -> None:
-    """The first has it as it was; the second takes any."""
+    """The first graph holds the number as a constant; the second graph takes any number."""
     make, names = GIVEN[name]
     optimizer, graphs = make(), 0
 

@@ -1,4 +1,4 @@
-"""The text of a TorchScript program: what it is made from, and which memory it may be given."""
+"""Text of a TorchScript program, its sources, and the memory that it accepts."""
 
 import copy
 import dataclasses
@@ -32,7 +32,7 @@ from ..support import assert_same, noise, refused
 
 
 class Twins:
-    """A program, and ``update_`` by the reference over an equal list: the same bits."""
+    """Program and ``update_`` by the reference on equal lists, compared bit by bit at each step."""
 
     def __init__(self, optimizer: Optimizer, params: list[Tensor], own: list[Tensor]) -> None:
         self.optimizer, self.own, self.state = optimizer, own, optimizer.init(own)
@@ -50,7 +50,7 @@ def twins(optimizer: Optimizer, make: Callable[[int], list[Tensor]]) -> Twins:
 
 @each_value(shape=[(), (2,), (3, 1), (2, 3, 4)], dtype=[torch.float32, torch.float64])
 def test_programs_of_one_chain_serve_many_trees(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """TorchScript specialises a program for what it saw last."""
+    """TorchScript specialises a program for its latest inputs."""
     for rate in (0.1, 0.2):
         pair = twins(sgd(rate, momentum=0.9), lambda seed: [noise(seed, *shape, dtype=dtype)])
         for step in range(3):
@@ -82,7 +82,7 @@ def test_layouts_of_memory(layout: Callable[[Tensor], Tensor]) -> None:
     shift=[0, 3, 40],
 )
 def test_gradients_that_share_memory_with_what_is_written(optimizer: Optimizer, shift: int) -> None:
-    """The parameter itself, and a window that overlaps it: read before anything is written."""
+    """Gradients that alias or overlap a parameter are read before anything is written."""
     memory = noise(0, 100)
     pair = Twins(optimizer, [memory[:40]], [noise(0, 100)[:40].clone()])
     for _ in range(2):
@@ -100,8 +100,8 @@ def test_flags_that_are_set_later() -> None:
 
 
 class Named(NamedTuple):
-    params: Tensor  # of the parameter's shape and dtype
-    raw: Tensor  # the same
+    params: Tensor  # has the parameter's shape and dtype
+    raw: Tensor  # has the parameter's shape and dtype
 
 
 def named_init(param: Tensor, hyper: BallHyper) -> Named:
@@ -130,7 +130,7 @@ def test_a_copied_chain_can_be_scripted(optimizer: Optimizer, way: Any) -> None:
 
 
 def test_programs_survive_a_cleared_line_cache() -> None:
-    """Debuggers and test tools clear it; the source of a program must not go with it."""
+    """Debuggers and test tools clear the line cache, and a program must still find its source."""
     kept = dict(linecache.cache)
     sgd(0.1).script([torch.ones(2)])
     try:
@@ -174,7 +174,7 @@ def test_what_torchscript_cannot_read_is_said_with_the_name_of_the_stage() -> No
 
 @pytest.mark.parametrize("how", [{"state": "bfloat16"}, {"param": "bfloat16+kahan"}], ids=str)
 def test_stored_stages_are_refused_by_name(how: dict[str, Any]) -> None:
-    """They are made of objects."""
+    """Stored stages consist of objects, which TorchScript cannot compile."""
     dtype = torch.bfloat16 if "param" in how else torch.float32
     optimizer, param = stored(adamw(0.1), **how), torch.ones(600, dtype=dtype)
     before = param.clone()
@@ -196,7 +196,7 @@ def helped(param: Tensor, grad: Tensor, state: NoState, c: SignHyper) -> tuple[T
 
 
 def test_a_helper_that_was_replaced_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TorchScript keeps the one that it read when it compiled the rule."""
+    """TorchScript keeps the helper that it read when it compiled the rule."""
     optimizer = chain(dataclasses.replace(SIGN, name="helped", rule=helped)(lr=0.1))
     optimizer.script([torch.ones(2)])
     monkeypatch.setattr(sys.modules[__name__], "once", twice)

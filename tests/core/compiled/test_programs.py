@@ -1,4 +1,4 @@
-"""optimizer.script(params): the interface of torch's functional optimizers, on one program."""
+"""``optimizer.script(params)``, which has the interface of torch's functional optimizers."""
 
 import io
 from collections.abc import Callable
@@ -34,14 +34,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.(save|load)` is depre
 
 
 def kinds(step: int) -> dict[str, Any]:
-    """A leaf of each kind that reaches the program in another way."""
+    """Return one leaf of each kind that a program handles differently."""
     scenarios = ("float32", "complex64", "bfloat16, laid apart")
     made = {name: SCENARIOS[name](step) for name in scenarios}
     return {name: own[key] for (name, own), key in zip(made.items(), "bwt", strict=True)}
 
 
 def tensors_of(step: int, dtype: torch.dtype = torch.float64) -> list[Any]:
-    """Parameters for 0, and gradients from 1 on."""
+    """Return the parameters for step 0, and gradients for later steps."""
     return [noise(10 * step + i, *shape, dtype=dtype) for i, shape in enumerate([(3, 2), (4,), ()])]
 
 
@@ -57,7 +57,10 @@ def reloaded(program: ScriptedOptimizer) -> Any:
 
 
 def assert_program_alike(optimizer: Optimizer, scenario: Scenario) -> None:
-    """Steps are those of ``update_``, all at once and, where nothing is measured, one by one."""
+    """Assert that a program steps as ``update_`` does.
+
+    Chains without measured stages also step each parameter alone.
+    """
     params, wanted = scenario(0), scenario(0)
     program, state = optimizer.script(params), optimizer.init(wanted)
     reference = optimizer.using(executor="reference")
@@ -78,7 +81,7 @@ def assert_program_alike(optimizer: Optimizer, scenario: Scenario) -> None:
 PLAIN = {
     name: one
     for name, one in EVERY.items()
-    if not one.is_composed and name.split(maxsplit=1)[0] not in REAL  # leaves may be complex
+    if not one.is_composed and name.split(maxsplit=1)[0] not in REAL  # some leaves are complex
 }
 
 
@@ -96,7 +99,7 @@ def test_so_it_is_in_every_scenario(scenario: Scenario) -> None:
 
 @each_value(optimizer={**CUSTOM, **{name: make() for name, make in SHARING.items()}})
 def test_so_it_is_of_a_users_own_stages(optimizer: Optimizer) -> None:
-    """Also of stages that return a tensor which they were given."""
+    """A program also steps custom stages, including stages that return an input tensor."""
     assert_program_alike(optimizer, lambda step: {"a": noise(step, 3, 2)})
 
 
@@ -116,7 +119,7 @@ def test_so_it_is_with_sparse_gradients(name: str) -> None:
 
 
 def test_a_saved_program_goes_on_bit_for_bit() -> None:
-    """With its hyper-parameters, and apart from the one that was saved."""
+    """A reloaded program keeps its hyper-parameters and shares no tensor with the saved one."""
     for name in ("adam amsgrad", "qhm direct", "rmsprop centered", "clipped twice"):
         params, start = complex_too(0), complex_too(0)
         program = EVERY[name].script(params)
@@ -136,7 +139,7 @@ def test_a_saved_program_goes_on_bit_for_bit() -> None:
 
 
 class Trainer(torch.nn.Module):
-    """Other TorchScript that owns a program and calls it."""
+    """TorchScript module that owns a program and calls it."""
 
     def __init__(self, program: Any) -> None:
         super().__init__()
@@ -182,7 +185,7 @@ def test_each_way_takes_what_may_be_meant_for_none() -> None:
 
 
 class TestRefused:
-    """The program is as it was."""
+    """Calls that a program refuses, and that leave it unchanged."""
 
     def test_gradients_that_do_not_fit(self) -> None:
         params = [torch.ones(2), torch.ones(3)]
@@ -314,7 +317,7 @@ def test_module_parameters() -> None:
 
 
 def test_a_program_goes_on_from_a_state_that_autograd_followed() -> None:
-    """Fault 31, in ``script(params, state)``: ``init`` outside of ``no_grad``."""
+    """Fault 31: ``script`` accepts a state that ``init`` made outside of ``no_grad``."""
     optimizer, ones = chain(BALL(lr=0.1, decay=0.9, slow=True)), torch.ones(3)
     param = torch.ones(3, requires_grad=True)
     program = optimizer.script(param, optimizer.init(param))
@@ -323,7 +326,7 @@ def test_a_program_goes_on_from_a_state_that_autograd_followed() -> None:
 
 
 def test_a_program_reads_all_gradients_first() -> None:
-    """Fault 45: the gradient of one parameter may be another one."""
+    """Fault 45: the gradient of one parameter can be another parameter."""
     first, second = torch.ones(3), torch.full((3,), 2.0)
     program = sgd(0.5).script([first, second])
     program.step([second, first])

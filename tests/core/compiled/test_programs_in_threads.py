@@ -1,4 +1,4 @@
-"""TorchScript in threads: programs of one chain step, and a chain is compiled, at once."""
+"""TorchScript in threads that step programs of one chain, or compile one chain."""
 
 import dataclasses
 import itertools
@@ -16,7 +16,7 @@ from ..support import assert_same, noise, steps
 
 THREADS, STEPS = 4, 20
 ROUNDS = 4
-"""Each with a program of its own: threads meet inside the compiler in some of them."""
+"""Number of chains that all threads compile, so that threads meet in the compiler sometimes."""
 
 
 def tensors_of(step: int) -> list[Tensor]:
@@ -25,7 +25,7 @@ def tensors_of(step: int) -> list[Tensor]:
 
 @pytest.fixture(autouse=True)
 def eager_switching() -> Iterator[None]:
-    """Threads that change places as often as they can."""
+    """Make threads switch as often as possible."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -33,7 +33,7 @@ def eager_switching() -> Iterator[None]:
 
 
 def in_threads(work: Callable[[int], Any]) -> None:
-    """Run ``work(index)`` in threads that start together; raise what the first of them raised."""
+    """Run ``work(index)`` in threads that start together, and raise the first error."""
     barrier, errors = threading.Barrier(THREADS), []
 
     def run(index: int) -> None:
@@ -71,7 +71,7 @@ _numbers = itertools.count()
 
 
 def new_chain() -> Optimizer:
-    """A chain that nobody has scripted: its rule has a name of its own."""
+    """Return a chain that was not scripted before, because its rule has a new name."""
     *before, last = rmsprop(0.1, momentum=0.9, centered=True).links
     stage = dataclasses.replace(last.stage, name=f"rmsprop_{next(_numbers)}")
     return chain(*before, last._replace(stage=stage))
@@ -82,7 +82,7 @@ def step_program(optimizer: Optimizer, params: list[Tensor]) -> None:
 
 
 def test_a_chain_is_compiled_by_several_threads_at_once() -> None:
-    """The first optimizers of the workers of one process: all compile the same program."""
+    """The workers of one process compile the same program when they make their first optimizers."""
     for _ in range(ROUNDS):
         optimizer = new_chain()
         results = [tensors_of(0) for _ in range(THREADS)]

@@ -1,4 +1,4 @@
-"""Pure steps by kernels are planned: the reference's numbers, new tensors, derivatives kept."""
+"""Planned pure steps by kernels: the reference's numbers, new tensors, and derivatives."""
 
 import gc
 from collections import OrderedDict
@@ -24,7 +24,7 @@ CHAINS: dict[str, Optimizer] = {
 
 
 def test_what_comes_out_is_of_the_kind_that_went_in() -> None:
-    """Also where a dict of another kind has come in the place of one with the same keys."""
+    """The result has the dict type of its input, even when that type changes between steps."""
     optimizer = adamw(0.1).using(executor="auto")
     params: dict[str, Any] = {"a": {"w": torch.ones(3), "b": torch.ones(2)}}
     for kind in (dict, OrderedDict, dict):
@@ -36,9 +36,9 @@ def test_what_comes_out_is_of_the_kind_that_went_in() -> None:
             assert type(after.leaves["a"]) is kind
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own call
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch calls it
 def test_a_tangent_goes_through_a_step_that_was_planned() -> None:
-    """A planned step is made by kernels, which know of no tangents."""
+    """The kernels of a planned step compute no tangents, so dual tensors take another path."""
     found = []
     for executor in ("reference", "auto"):
         optimizer = adamw(0.1).using(executor=executor)
@@ -94,7 +94,7 @@ def grads(step: int, without: str = "", dtype: torch.dtype = torch.float32) -> d
 
 
 def test_planned_steps_are_those_of_the_reference(unplanned: list[int]) -> None:
-    """With missing gradients in turn, and a learning rate that changes in every step."""
+    """Gradients are missing in some steps, and the learning rate changes in every step."""
     dtypes = [torch.float32, torch.float64, torch.bfloat16]
     for one in pairs(name=CHAINS, without=["", "a", "b"], dtype=dtypes):
         optimizer = CHAINS[one["name"]].using(executor="reference")
@@ -115,9 +115,9 @@ def test_planned_steps_are_those_of_the_reference(unplanned: list[int]) -> None:
                 strides = optree.tree_map(Tensor.stride, params)
                 assert strides == optree.tree_map(Tensor.stride, expected)
                 assert (params["a"] is kept[0]["a"]) == (without == "a" and k % 2 == 1)
-        if dtype != torch.bfloat16:  # for which not every rule has an exact kernel
-            # 8 steps of the reference; the first of each set of gradients, and once more where the
-            # step counts of leaves that were stepped together have come to differ.
+        if dtype != torch.bfloat16:  # not every rule has an exact kernel for bfloat16
+            # The reference makes 8 steps. The other unplanned steps are the first of each set of
+            # gradients, and one more when the step counts of leaves begin to differ.
             with case(**one):
                 assert 9 <= len(unplanned) <= (11 if without else 9)
 
@@ -176,8 +176,9 @@ def test_populations_are_stepped_as_ever() -> None:
         optimizer.update(normal(40), normal(40, seed=k), state)
     many = torch.stack([normal(40), normal(40, seed=1)])
     made = torch.func.vmap(lambda one: optimizer.update(one, one, state)[0])(many)
+    reference = optimizer.using(executor="reference")
     for one, given in zip(made, many, strict=True):
-        assert_same(one, optimizer.update(given, given, state)[0])
+        assert_same(one, reference.update(given, given, state)[0])
 
 
 def counted(params: Any, state: Any) -> Any:
@@ -196,7 +197,7 @@ def test_what_is_unlike_the_example_is_stepped_as_ever(name: str, change: Any) -
     for k in range(6):
         if k == 3:
             params = change(params, state)
-        expected = CHAINS[name].update(params, grads(k), state)
+        expected = CHAINS[name].using(executor="reference").update(params, grads(k), state)
         params, state = fast.update(params, grads(k), state)
         with case(step=k):
             assert_same([params, state], list(expected))
@@ -212,10 +213,10 @@ def test_a_tree_that_no_kernel_steps_is_looked_at_once(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(StepPlan, "__init__", noted)
     optimizer = adamw(0.1).using(executor="auto")
-    gaps = {"a": normal(40, 2)[:, 0], "b": normal(5)}  # a column does not lie densely
+    gaps = {"a": normal(40, 2)[:, 0], "b": normal(5)}  # a column is not contiguous
     params, state = gaps, optimizer.init(gaps)
     for k in range(5):
-        expected = adamw(0.1).update(params, gaps, state)
+        expected = adamw(0.1).using(executor="reference").update(params, gaps, state)
         params, state = optimizer.update(params, gaps, state)
         with case(step=k):
             assert_same([params, state], list(expected))

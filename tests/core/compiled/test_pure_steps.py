@@ -1,4 +1,4 @@
-"""Pure steps that are decided as a whole, or measure: the same by kernels, and in threads."""
+"""Pure steps of composed and measured chains: planned, in threads, and under transforms."""
 
 import threading
 from collections.abc import Callable
@@ -44,14 +44,18 @@ def by_auto(name: str) -> Optimizer:
     return CHAINS[name]().using(executor="auto")
 
 
+def by_reference(name: str) -> Optimizer:
+    return CHAINS[name]().using(executor="reference")
+
+
 def values_of(*trees: Any) -> list[torch.Tensor]:
     return [one.detach().clone() for one in tensors_in(trees)]
 
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_steps_are_those_of_the_reference(name: str) -> None:
-    """Nothing that is given changes, and all that is made has memory of its own."""
-    optimizer, reference = by_auto(name), CHAINS[name]()
+    """A step changes none of its inputs, and each result has separate memory."""
+    optimizer, reference = by_auto(name), by_reference(name)
     params, want = params_of(), params_of()
     state, own = optimizer.init(params), reference.init(want)
     for step in range(STEPS):
@@ -62,7 +66,7 @@ def test_steps_are_those_of_the_reference(name: str) -> None:
         there = {storage_key(one) for one in tensors_in((params, grads, state))}
         if step != 5:
             frozen = params["head.weight"], state.leaves["head.weight"]
-            alone = tensors_in(frozen) if name == "frozen" else []  # a leaf that is left alone
+            alone = tensors_in(frozen) if name == "frozen" else []  # frozen leaves are returned
             results = [one for one in tensors_in(made) if not any(one is own for own in alone)]
             found = [storage_key(one) for one in results]
             assert len(set(found)) == len(found) and there.isdisjoint(found)
@@ -107,13 +111,13 @@ def test_a_step_that_is_refused_changes_nothing_then_or_later() -> None:
         optimizer.update(params, wrong, state)
     assert_same(values_of(params, state), before)
     found, want = (
-        one.update(params, grads_at(3), state) for one in (optimizer, CHAINS["accumulate"]())
+        one.update(params, grads_at(3), state) for one in (optimizer, by_reference("accumulate"))
     )
     assert_same(list(found), list(want))
 
 
 def test_a_derivative_is_not_lost() -> None:
-    """By a gradient, by a learning rate, and by what a schedule is made of."""
+    """A step keeps the derivatives by gradients, learning rates, and tensors in a schedule."""
     lr = torch.tensor(0.1, requires_grad=True)
     params, grads = params_of(), grads_at(0)
     for optimizer in (
@@ -122,7 +126,7 @@ def test_a_derivative_is_not_lost() -> None:
         chain(clip_by_global_norm(0.1), sgd(0.1)).override(("scale",), lr=lr),
     ):
         found = []
-        for one in (optimizer.using(executor="auto"), optimizer):
+        for one in (optimizer.using(executor="auto"), optimizer.using(executor="reference")):
             state = one.init(params)
             with torch.no_grad():
                 for _ in range(4):
@@ -138,25 +142,25 @@ def test_a_derivative_is_not_lost() -> None:
 
 @pytest.mark.parametrize("optimizer", [adamw(0.1), chain(clip_by_global_norm(0.1), adamw(0.1))])
 def test_a_tracer_that_is_shown_operations_is_refused_as_before(optimizer: Optimizer) -> None:
-    """It is shown no loop of ours: what it traced would lack the step, or hold its number."""
+    """make_fx must not see our loops: its trace would lack the step or fix its numbers."""
     auto, params, grads = optimizer.using(executor="auto"), params_of(), grads_at(0)
     state = auto.init(params)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="value out of a tracing tensor"):
             make_fx(lambda *of: auto.update(*of))(params, grads, state)  # noqa: PLW0108  counted
         for _ in range(4):
-            auto.update(params, grads, state)  # so that it is known
+            auto.update(params, grads, state)  # so that a plan exists
 
 
 @pytest.mark.parametrize("name", ["clipped", "schedule-free", "accumulate"])
 def test_a_population_of_learning_rates_is_stepped(name: str) -> None:
-    """Where no derivative is wanted, too: by a number, and by what a schedule is made of."""
+    """Under no_grad, vmap works over a learning rate and over a tensor in a schedule."""
     rates, params, grads = torch.tensor([0.1, 0.2, 0.3]), params_of(), grads_at(3)
     found = []
-    for optimizer in (by_auto(name), CHAINS[name]()):
+    for optimizer in (by_auto(name), by_reference(name)):
         state = optimizer.init(params)
         for step in range(3):
-            optimizer.update(params, grads_at(step), state)  # so that the tree is known
+            optimizer.update(params, grads_at(step), state)  # so that a plan exists
 
         def given(lr: Any, own: Optimizer = optimizer, state: Any = state) -> Any:
             return own.update(params, grads, state, lr=lr)
@@ -171,7 +175,7 @@ def test_a_population_of_learning_rates_is_stepped(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["accumulate", "clipped"])
 def test_several_threads_step_like_trees_at_once(name: str) -> None:
-    optimizer, reference = by_auto(name), CHAINS[name]()
+    optimizer, reference = by_auto(name), by_reference(name)
     found: dict[int, Any] = {}
 
     def trains(number: int, by: Optimizer) -> Any:

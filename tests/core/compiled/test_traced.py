@@ -1,4 +1,4 @@
-"""A pure step inside torch.compile and torch.export, as one graph that makes every step."""
+"""Pure steps inside torch.compile and torch.export, with one graph for every step."""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +32,7 @@ from functional_optim.testing.compare import require_same, snapshot
 from ..support import noise, step
 
 ULPS = 4.0
-"""Coefficients of a step count that is a tensor are rounded otherwise."""
+"""Tolerance: coefficients are rounded differently if the step count is a tensor."""
 
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -63,7 +63,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "nesterov": sgd(0.1, momentum=0.9, nesterov=True).using(executor="blocked"),
     "stored": stored(sgd(0.1, momentum=0.9)).using(executor="compiled"),
 }
-"""With what may be set, by every executor; each algorithm is traced by the laws."""
+"""Optimizers with schedules, tensors, and several executors; the laws trace each algorithm."""
 
 
 def leaves(step: int) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def leaves(step: int) -> dict[str, Any]:
 
 
 class Step(torch.nn.Module):
-    """Several optimizers, each of which steps its own parameters and state."""
+    """Module with several optimizers, which step separate parameters and states."""
 
     def __init__(self, optimizers: dict[str, Optimizer]) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Step(torch.nn.Module):
 
 
 def assert_steps(traced: Callable[..., Any], step: Step) -> None:
-    """Each of several steps is what it is without a compiler."""
+    """Assert that traced steps agree with untraced steps by the reference."""
     own = {name: one.using(executor="reference") for name, one in step.optimizers.items()}
     got, want = step.begin(), step.begin()
     for seed in range(1, 4):
@@ -100,7 +100,7 @@ def assert_steps(traced: Callable[..., Any], step: Step) -> None:
 
 
 def test_update_is_one_graph_for_every_step() -> None:
-    """It traces without a graph break, and is traced once."""
+    """torch.compile traces all steps without a graph break, and only once."""
     graphs = 0
 
     def counting(module: torch.fx.GraphModule, examples: Any) -> Callable[..., Any]:
@@ -115,10 +115,10 @@ def test_update_is_one_graph_for_every_step() -> None:
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_update_is_exported(strict: bool) -> None:
-    """torch.export takes it, strict too, and the program makes later steps."""
+    """torch.export traces a step, strictly or not, and the program makes later steps."""
     step = Step(EXPORTED)
     program = torch.export.export(step, (step.begin(), leaves(1)), strict=strict)
-    # Guards are written wrongly where a name begins with another one (exp_avg, exp_avg_sq).
+    # torch writes wrong guards if one name begins with another one (exp_avg, exp_avg_sq).
     assert_steps(program.module(check_guards=False), step)
 
 
@@ -154,7 +154,7 @@ STEPS: dict[str, Callable[..., Any]] = {
 
 
 def test_what_a_step_is_made_of() -> None:
-    """All that one may do with a pure step is one graph too."""
+    """One graph holds all uses of a pure step: measured totals, vmap, derivatives, new rates."""
 
     def made(params: Any, grads: Any) -> Any:
         return {name: one(params, grads) for name, one in STEPS.items()}
@@ -163,7 +163,7 @@ def test_what_a_step_is_made_of() -> None:
         {"w": noise(seed, 3), "z": noise(seed, 2, dtype=torch.complex64), "b": noise(seed, 2)}
         for seed in (0, 1)
     )
-    grads["b"] = None  # type: ignore[assignment]  # it is left alone
+    grads["b"] = None  # type: ignore[assignment]  # this leaf has no gradient
     before = snapshot((params, grads))
     got = torch.compile(made, fullgraph=True, backend="eager")(params, grads)
     require_same("traced and not", got, made(params, grads), ULPS)
@@ -171,7 +171,7 @@ def test_what_a_step_is_made_of() -> None:
 
 
 def test_a_compiler_traces_the_comparison_of_memory_whole() -> None:
-    """It breaks no graph, and what is returned as it came is a copy there too."""
+    """The comparison breaks no graph, and an input that is returned becomes a copy."""
 
     def made(param: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         given = AliasTracker([param, grad])

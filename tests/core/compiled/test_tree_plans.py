@@ -1,4 +1,4 @@
-"""Steps in place of a tree are planned: with the same numbers, and with nothing held for it."""
+"""Planned steps in place on a tree: the same numbers, and no tensor is kept alive."""
 
 import gc
 import sys
@@ -90,8 +90,8 @@ def grads(step: int, without: str = "") -> dict[str, Any]:
 
 
 def pure(optimizer: Optimizer, steps: Any) -> tuple[Any, Any]:
-    """Return params and state after pure steps."""
-    params = tree()
+    """Return params and state after pure steps by the reference."""
+    params, optimizer = tree(), optimizer.using(executor="reference")
     state = optimizer.init(params)
     with torch.no_grad():
         for given, hyper in steps:
@@ -103,7 +103,7 @@ def pure(optimizer: Optimizer, steps: Any) -> tuple[Any, Any]:
 def test_planned_steps_are_the_pure_ones(
     name: str, without: str, changing: bool, one_by_one: list[int]
 ) -> None:
-    """With missing gradients in turn, and a learning rate that changes in every step."""
+    """Gradients are missing in some steps, and the learning rate changes in some runs."""
     steps = [
         (grads(k, without if k % 2 else ""), {"lr": 0.1 / (k + 1)} if changing else {})
         for k in range(8)
@@ -116,7 +116,7 @@ def test_planned_steps_are_the_pure_ones(
         CHAINS[name].update_(params, given, state, **hyper)
     expected = pure(CHAINS[name], steps)
     assert_same([params, state], list(expected))
-    assert one_by_one == []  # the first step is planned, too
+    assert one_by_one == []  # even the first step is planned
 
 
 @each(name=CHAINS)
@@ -136,7 +136,7 @@ def test_a_plan_is_made_once(name: str, plans: list[int], one_by_one: list[int])
 def test_leaves_that_come_to_differ_in_steps_are_planned_anew_once(
     name: str, plans: list[int], one_by_one: list[int]
 ) -> None:
-    """Steps of all, one without a gradient, and again steps of all."""
+    """One leaf misses a gradient once, so its step count differs from then on."""
     params = tree()
     state = CHAINS[name].init(params)
     for k in range(4):
@@ -153,7 +153,7 @@ def test_leaves_that_come_to_differ_in_steps_are_planned_anew_once(
 def test_a_tree_that_no_kernel_steps_is_not_planned_again_and_again(
     optimizer: Optimizer, plans: list[int]
 ) -> None:
-    """Columns of a matrix, which do not fill their memory."""
+    """Columns of a matrix have gaps in memory, so no kernel steps them."""
     plans.clear()
     params, given = [normal(8, 6)[:, :3]], [normal(8, 6, seed=1)[:, :3]]
     want, state = [params[0].clone()], optimizer.init(params)
@@ -167,7 +167,7 @@ def test_a_tree_that_no_kernel_steps_is_not_planned_again_and_again(
 
 @each(name=CHAINS)
 def test_no_plan_holds_what_was_given(name: str) -> None:
-    """Parameters, gradients and states go with their names, and the plan stays."""
+    """Deleted parameters, gradients and states are freed, although the plan remains."""
     optimizer = CHAINS[name]
     arrays: list[Any] = []
     tree_steps._PLANS.clear()
@@ -189,7 +189,7 @@ def test_no_plan_holds_what_was_given(name: str) -> None:
 def test_a_plan_is_for_all_trees_of_these_layouts(
     name: str, plans: list[int], one_by_one: list[int]
 ) -> None:
-    """In turn, at other addresses and other step counts, in place and purely."""
+    """One plan serves trees at other addresses and with other step counts, in place and pure."""
     optimizer = CHAINS[name]
     trees = [tree() for _ in range(3)]
     states = [optimizer.init(one) for one in trees]
@@ -278,7 +278,7 @@ def counted(params: Any, state: Any) -> None:
 
 @each(name=CHAINS, change=[moved, replaced, counted])
 def test_what_has_changed_between_steps_is_seen(name: str, change: Any) -> None:
-    """As a tree that was never stepped in place would be: by its copy, at each step."""
+    """After each change, a planned step equals the pure step of a copy."""
     optimizer, params = CHAINS[name], tree()
     state = optimizer.init(params)
     for k in range(8):
@@ -322,7 +322,7 @@ def test_leaves_that_are_each_others_gradients_are_read_before_any_is_stepped() 
 
 @pytest.fixture
 def calls() -> Iterator[list[str]]:
-    """Our Python functions that are called, while it is asked."""
+    """Yield a list for the names of called functions, and switch profiling off at the end."""
     found: list[str] = []
     yield found
     sys.setprofile(None)
@@ -382,7 +382,7 @@ POINTWISE = [
 
 @pytest.mark.parametrize("name", POINTWISE)
 def test_every_pointwise_chain_is_planned_bit_for_bit(name: str) -> None:
-    """Other dtypes, layouts and sizes in one tree, in place and purely."""
+    """One tree holds several dtypes, layouts and sizes, and steps in place and purely."""
     optimizer = TABLE[name].factory()
     reference = optimizer.using(executor="reference")
 
@@ -411,7 +411,7 @@ def test_every_pointwise_chain_is_planned_bit_for_bit(name: str) -> None:
 def test_lists_are_planned_where_a_kernel_takes_no_pointers(
     name: str, monkeypatch: pytest.MonkeyPatch, one_by_one: list[int]
 ) -> None:
-    """As on CUDA; here by the same functions of torch."""
+    """CUDA steps lists of tensors; this test calls the same functions of torch on the CPU."""
     monkeypatch.setattr(ForeachKernel, "is_for", lambda self, like: True)
     optimizer = CHAINS[name].using(executor="blocked")
     reference = optimizer.using(executor="reference")
@@ -434,7 +434,7 @@ def test_lists_are_planned_where_a_kernel_takes_no_pointers(
 def test_leaves_without_a_loop_are_planned(
     name: str, most: int, monkeypatch: pytest.MonkeyPatch, one_by_one: list[int]
 ) -> None:
-    """Leaves of 16 bits, and small ones before a loop is compiled; large ones go one by one."""
+    """Plans also cover leaves that no compiled loop steps: 16-bit, small, or large ones."""
     monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", 1 << 40)
     monkeypatch.setattr(chunks, "LARGE", most)
     optimizer = CHAINS[name]
@@ -460,7 +460,7 @@ def test_leaves_without_a_loop_are_planned(
 
 
 def test_trees_that_share_memory_are_not_stepped_by_the_plan_of_others() -> None:
-    """Two parameters that overlap, a gradient within a state, a step count for two leaves."""
+    """Overlapping parameters, a gradient in a state, or a shared step count need another plan."""
 
     def overlapping(memory: torch.Tensor, state: Any) -> tuple[Any, Any, Any]:
         return [memory[:6], memory[3:9]], [memory[20:26], memory[30:36]], state
@@ -495,7 +495,7 @@ def test_trees_that_share_memory_are_not_stepped_by_the_plan_of_others() -> None
 
 
 def test_inference_tensors_are_stepped_as_ever() -> None:
-    """In and outside of inference mode, while a plan for such layouts is known."""
+    """A plan for these layouts exists, and steps run inside and outside of inference mode."""
     optimizer = CHAINS["adamw"]
     params = tree()
     state = optimizer.init(params)
@@ -540,7 +540,7 @@ def test_threads_share_a_plan() -> None:
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_parameters_that_are_their_own_gradients_are_stepped(name: str) -> None:
-    """A position is that of the parameter, and the gradient has its own."""
+    """A parameter and its gradient have separate positions, although they are one tensor."""
     optimizer = TABLE[name].factory()
     params = {key: normal(4, 3, seed=k) for k, key in enumerate("ab")}
     by_reference = optimizer.using(executor="reference")
@@ -553,7 +553,7 @@ def test_parameters_that_are_their_own_gradients_are_stepped(name: str) -> None:
 
 
 def test_options_that_a_plan_of_other_shapes_refuses_are_for_another_plan() -> None:
-    """The leaves of a plan are not those of a step by other options."""
+    """A plan is valid for its leaves and options only, so each shape uses another plan."""
     steps: Any = (({}, (4, 3)), ({"batch_axes": 1}, (2, 4, 3)), ({}, (4, 3)))
     for options, shape in steps:
         optimizer = muon(**options)

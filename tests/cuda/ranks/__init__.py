@@ -1,1 +1,1 @@
-"""Ranks over NCCL. Several may share one device: each says that it is another host."""
+"""Tests of ranks over NCCL. Several ranks may share a device: each one reports another host."""

@@ -1,4 +1,4 @@
-"""Jobs over NCCL, and what was seen of each on the ranks that took part."""
+"""Runs of jobs over NCCL, and their results on the ranks that took part."""
 
 from typing import Any
 
@@ -6,13 +6,13 @@ from tests.choices import case
 from tests.ranks import Job, run_ranks
 
 EXACT = ("tower", "unused", "mixed dtypes")
-"""Cases in which two ranks add in one order, and no total is taken in another."""
+"""Cases with bits that do not depend on the order of a sum, as two ranks add in one order."""
 
 SECONDS = 60.0
 
 
 def outcomes_of(function: Any, cases: list[dict[str, Any]], ranks: int) -> list[Any]:
-    """Each case, and what was seen on the ranks that took part."""
+    """Run a job for each case; return each case with the results of the ranks that took part."""
     jobs = {str(one): Job(function, one, SECONDS) for one in cases}
     found = run_ranks(jobs, ranks=ranks, seconds=2 * SECONDS, fresh=True)
     seen = []

@@ -1,4 +1,4 @@
-"""Jobs of ranks over NCCL, each with other data."""
+"""Jobs of ranks over NCCL, each with different data."""
 
 import os
 from collections.abc import Sequence
@@ -25,9 +25,9 @@ AVERAGERS: dict[str, Any] = {
 
 
 def group_on_devices(members: Sequence[int] | None = None, backend: str = "nccl") -> Any:
-    """A group whose CUDA tensors go over NCCL; this rank's device is the current one.
+    """Return a group whose CUDA tensors go over NCCL, and set this rank's device.
 
-    NCCL refuses two ranks on one device of a host, so each is a host of its own.
+    NCCL refuses two ranks on one device of a host, so each rank pretends to be a separate host.
     """
     os.environ["NCCL_HOSTID"] = f"rank {dist.get_rank()}"
     os.environ["NCCL_SOCKET_IFNAME"] = "lo"
@@ -36,7 +36,7 @@ def group_on_devices(members: Sequence[int] | None = None, backend: str = "nccl"
 
 
 def sums(cases: Sequence[dict[str, Any]], n: int = 1009) -> dict[str, list[str]]:
-    """reduce_scatter and all_gather beside the sums of one process: by case, what is wrong."""
+    """Compare reduce_scatter and all_gather with sums of one process; return the errors by case."""
     transport: Any = make_transport(group_on_devices(), "cuda")
     gathers = make_transport(gather_group(transport.group), "cuda")
     wrong = {str(one): _sum(transport, gathers, n=n, **one) for one in cases}
@@ -68,25 +68,25 @@ def _sum(transport: Any, gathers: Any, *, n: int, dtype: str, cut: str, average:
 
 
 def zero_hook(name: str, kind: str, policy: str, members: Sequence[int] | None) -> Any:
-    """A ZeRO hook beside one process on the same device."""
+    """Compare a ZeRO hook with one process on the same device."""
     group = group_on_devices(members)
     if members is not None and dist.get_rank() not in members:
         return None
     case = CASES[name]
     made = case._replace(kind=kind, policy=policy, model=partial(on_device, case.model))
-    if name == "mixed dtypes":  # by steps that change with gradients as little as they do
+    if name == "mixed dtypes":  # SGD's steps differ as little as the gradients do
         made = made._replace(optimizer=SGD)
     return compare(made, group)
 
 
 def on_device(model: Any) -> nn.Module:
-    """A model on the current device, with the parameters it has on the CPU."""
+    """Return a model on the current device, with the parameters that it has on the CPU."""
     made: nn.Module = model().cuda()
     return made
 
 
 def hook_beside_torch(name: str, executor: str, members: Sequence[int] | None) -> Any:
-    """``step_hook`` beside torch.optim in its for-loop."""
+    """Compare ``step_hook`` with torch.optim in its for-loop."""
     group = group_on_devices(members)
     if members is not None and dist.get_rank() not in members:
         return None
@@ -96,7 +96,7 @@ def hook_beside_torch(name: str, executor: str, members: Sequence[int] | None) -
 
 
 def zero_alone(name: str, policy: str, backend: str) -> dict[str, Any]:
-    """ZeRO that its user steps, beside a twin of which every rank steps all."""
+    """Compare a ZeRO optimizer without a hook with a twin in which every rank steps everything."""
     group = group_on_devices(backend=backend)
     case = CASES[name]
     modules = []
@@ -133,7 +133,7 @@ def zero_alone(name: str, policy: str, backend: str) -> dict[str, Any]:
 
 
 def averaged(kind: str) -> dict[str, Any]:
-    """Averagers over NCCL: the ranks are equal after them, and were not before."""
+    """Average parameters over NCCL, and return a digest of the parameters after each step."""
     group = group_on_devices()
     torch.manual_seed(dist.get_rank())
     module = on_device(models.Tower)

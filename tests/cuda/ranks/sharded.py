@@ -25,7 +25,7 @@ def _whole(seed: int) -> dict[str, Tensor]:
 
 
 class Weights(nn.Module):
-    """Parameters alone: gradients are given."""
+    """Module of parameters, without a forward pass, since the jobs set the gradients."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ def _apart(got: Tensor, want: Tensor) -> float:
 
 
 def matrices(steps: int) -> dict[str, Any]:
-    """Muon under FSDP2 beside one process with whole tensors on the same device."""
+    """Compare Muon under FSDP2 with one process that has whole tensors on the same device."""
     group = group_on_devices()
     optimizer = chain(
         clip_by_global_norm(1.0),
@@ -66,7 +66,7 @@ def matrices(steps: int) -> dict[str, Any]:
 
 
 def checkpoint(folder: str, steps: int) -> dict[str, Any]:
-    """ZeRO's state saved by torch.distributed.checkpoint and loaded into another ZeRO."""
+    """Save ZeRO's state with torch.distributed.checkpoint, and load it into another ZeRO."""
     group = group_on_devices(backend="cpu:gloo,cuda:nccl")
     module = Weights()
     first = ZeroRedundancyOptimizer(

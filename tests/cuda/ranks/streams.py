@@ -1,4 +1,4 @@
-"""Jobs of ranks with late streams: each collective, gradient and step begins after a delay."""
+"""Jobs of ranks with delays in streams: before collectives, gradients and steps."""
 
 import random
 import warnings
@@ -24,7 +24,7 @@ LONGEST = 400_000
 
 
 def delay(chance: random.Random) -> None:
-    """Keep the current stream busy for a while; the host goes on."""
+    """Keep the current stream busy for a random time; the host does not wait."""
     if chance.random() < 0.5:
         torch.cuda._sleep(chance.randrange(LONGEST))
 
@@ -41,7 +41,7 @@ def _late(chance: random.Random, function: Callable[..., Any]) -> Callable[..., 
 
 @contextmanager
 def late_streams(seed: int) -> Iterator[None]:
-    """Delays before and after whatever is launched on a stream that another one waits for."""
+    """Delay the start and the end of work on a stream that another stream waits for."""
     chance = random.Random(seed)
     with ExitStack() as stack:
         for owner, name in (
@@ -60,7 +60,7 @@ def late_streams(seed: int) -> Iterator[None]:
 def hook_when_late(
     name: str, kind: str, policy: str, iterations: int, side: bool
 ) -> dict[str, Any]:
-    """A ZeRO hook beside one process, with delays; by ``side`` all in a stream of the caller's."""
+    """Compare a ZeRO hook with one process under delays; ``side`` uses a stream of the caller."""
     group = group_on_devices()
     case = CASES[name]
     chance = random.Random(dist.get_rank())
@@ -79,7 +79,7 @@ def hook_when_late(
 
 
 def background_means(iterations: int) -> dict[str, Any]:
-    """Means by a thread and a stream of their own, of what a caller's stream has yet to write."""
+    """Compute means on a background thread and stream while the caller's stream still writes."""
     group = group_on_devices()
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     chance = random.Random(rank)
@@ -90,11 +90,11 @@ def background_means(iterations: int) -> dict[str, Any]:
             delay(chance)
             one = torch.full((4099,), float(number + rank), device="cuda")
             pending = means.launch([one])
-            one.zero_()  # it was copied
+            one.zero_()  # launch() has copied the tensor
             delay(chance)
             (got,) = pending.wait()
             kept = got.clone()
-            got.fill_(-1.0)  # in the memory of the mean, after it
+            got.fill_(-1.0)  # overwrite the memory of the mean after its use
             want = number + (size - 1) / 2
             if not bool((kept == want).all()):
                 wrong.append((number, float(kept.min()), float(kept.max())))
@@ -102,7 +102,7 @@ def background_means(iterations: int) -> dict[str, Any]:
 
 
 def synchronisations(options: dict[str, Any], iterations: int) -> dict[str, Any]:
-    """Return how often an iteration makes the host wait for the device, and memory growth."""
+    """Return the number of times per iteration that the host waits, and the growth of memory."""
     group = group_on_devices()
     torch.manual_seed(0)
     case = CASES["tower"]
@@ -130,7 +130,7 @@ def synchronisations(options: dict[str, Any], iterations: int) -> dict[str, Any]
 
 
 def one_bad_rank(poison: float) -> dict[str, Any]:
-    """A gradient that is not finite on one rank: no rank steps, and the next iteration does."""
+    """Make the gradient of one rank infinite or NaN in one iteration; no rank may step in it."""
     group = group_on_devices()
     torch.manual_seed(0)
     case = CASES["tower"]

@@ -1,4 +1,4 @@
-"""Transports, hooks, ZeRO and averagers over NCCL, on several real processes."""
+"""Tests of transports, hooks, ZeRO and averagers over NCCL, on several processes."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ HOOKS = ("adamw", "sgd", "adagrad", "lion", "bucket views", "unused", "no_sync",
 
 @pytest.mark.parametrize("executor", ["reference", "blocked", "auto"])
 def test_step_hook_is_torchs(executor: str) -> None:
-    """Bit for bit by the rule's own operations; near it by torch's fused kernels."""
+    """The reference executor gives torch's bits; with all executors, the ranks stay equal."""
     cases = [{"name": name, "executor": executor, "members": None} for name in HOOKS]
     for one, seen in outcomes_of(over_nccl.hook_beside_torch, cases, 2):
         with case(**one):
@@ -54,9 +54,10 @@ def test_zero_hooks_are_one_process() -> None:
         with case(**one):
             assert len(seen) == (4 if one["members"] is None else 2)
             assert all(rank["finite"] and rank["moved"] for rank in seen)
-            # Where a sum has one order, and no total over all gradients is taken in another.
+            # The bits are equal if a sum has only one order, and no total over all gradients is
+            # needed.
             exact = len(seen) == 2 and one["name"] in EXACT
-            # NCCL rounds a sum in bfloat16 each time that it adds a rank's.
+            # NCCL rounds a bfloat16 sum after each rank that it adds.
             room = 0.0 if exact else 2.0**-7 if one["name"] == "mixed dtypes" else 1e-4
             if any(max(r["apart"]) > room for r in seen):
                 wrong.append((one, [(r["apart"], r["losses"]) for r in seen]))

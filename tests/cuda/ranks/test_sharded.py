@@ -1,4 +1,4 @@
-"""Matrices of FSDP2 stepped by owners, and checkpoints of ZeRO, over NCCL."""
+"""Tests over NCCL of matrices of FSDP2 that owners step, and of checkpoints of ZeRO."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def test_muon_under_fsdp2(ranks: int) -> None:
 
 
 def test_checkpoints(tmp_path: Path) -> None:
-    """Saved by two ranks from one plan, and loaded into another one: the same bits."""
+    """A checkpoint of two ranks continues with another plan, bit for bit."""
     cases = [{"folder": str(tmp_path / "saved"), "steps": 3}]
     for _, seen in outcomes_of(sharded.checkpoint, cases, 2):
         assert [rank["equal"] for rank in seen] == [True, True]

@@ -1,4 +1,4 @@
-"""Hooks and averagers whose streams are late, over NCCL: nobody reads what is not written yet."""
+"""Tests over NCCL that hooks and averagers with late streams never read unwritten memory."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ LATE = [
 
 
 def test_hooks_when_streams_are_late() -> None:
-    """Bit for bit one process where no total is taken: of two ranks, sums have one order."""
+    """Two ranks add in one order, so without totals the result has the bits of one process."""
     wrong = []
     for one, seen in outcomes_of(streams.hook_when_late, LATE, 2):
         assert seen[0]["digest"] == seen[1]["digest"]
@@ -43,7 +43,7 @@ def test_means_in_the_background(ranks: int) -> None:
 
 
 WAITS: list[tuple[dict[str, Any], float]] = [({}, 0.0), ({"max_norm": 0.1}, 1.0)]
-"""Options of a hook, and how often an iteration may have the host wait."""
+"""Options of a hook, and how often the host may wait in an iteration."""
 
 
 def test_the_host_goes_on_and_memory_stays() -> None:

@@ -1,1 +1,1 @@
-"""Runs of the demo on the ranks that all tests share."""
+"""Tests of the demo on the ranks that all tests share."""

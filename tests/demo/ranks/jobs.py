@@ -1,4 +1,4 @@
-"""Jobs of the ranks: what each process of the demo does."""
+"""Job of the demo for each of its processes."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from hooks.demo.train import train_and_compare
 
 
 def train(settings: str, folder: str) -> None:
-    """Train in all ways, and save what this rank measured."""
+    """Train with all front-ends, and save the measurements of this rank."""
     chosen = Settings.from_json(settings)
     ways = FRONT_ENDS[chosen.front_end](chosen.ranks)
     train_and_compare(chosen, ways, DemoRun, dist.get_rank()).save(Path(folder))

@@ -1,4 +1,4 @@
-"""Ranges of elements of a tensor, and the boxes that they consist of; in one process."""
+"""Tests, in one process, of ranges of the elements of a tensor and the boxes that cover them."""
 
 import copy
 import math
@@ -52,7 +52,7 @@ def test_a_tensor_without_elements_is_one_box() -> None:
 
 
 def ranges() -> FlatRanges:
-    """Elements 1 to 4 of a matrix."""
+    """Return elements 1 to 3 of a matrix."""
     return FlatRanges((2, 3), {1: torch.tensor([1.0, 2.0, 3.0])}, torch.float32, "cpu", "here")
 
 
@@ -94,7 +94,7 @@ def test_copies_have_memory_of_their_own() -> None:
 
 
 def test_all_else_is_refused(tmp_path: Path) -> None:
-    """The error says what to do; ``torch.save`` writes no part of a state dict by mistake."""
+    """Other operations raise an error that says what to do; ``torch.save`` writes no part."""
     elsewhere = OnOtherRanks("here")
     for function in (
         lambda: ranges().add(1),
@@ -178,7 +178,7 @@ def alone() -> Any:
 
 
 def test_no_step_is_made_before_there_is_state(alone: None) -> None:
-    """torch makes a step by zero gradients where an optimizer's state is empty."""
+    """Without state, torch steps with zero gradients, which would change the parameters."""
     model = nn.Linear(3, 2)
     zero = ZeroRedundancyOptimizer(model.named_parameters(), torch.optim.AdamW, lr=0.1)
     state = get_optimizer_state_dict(model, zero)["state"]

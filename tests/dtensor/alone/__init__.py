@@ -1,1 +1,1 @@
-"""The same with one rank, in this process."""
+"""Tests of DTensor parameters with one rank, in this process."""

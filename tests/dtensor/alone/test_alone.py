@@ -1,6 +1,6 @@
-"""Parameters that are DTensors on one rank: stepped as torch steps them, or refused.
+"""Tests that DTensors on one rank are stepped as by torch, or refused.
 
-With shards on several ranks: ``tests/dtensor``.
+``tests/dtensor`` has the same tests with several ranks.
 """
 
 import pytest
@@ -22,7 +22,7 @@ def test_a_number_for_a_parameter_is_the_same_on_all_ranks() -> None:
 
 
 def test_what_cannot_step_a_shard_says_so() -> None:
-    """It names the parameter, and the way out; nothing has been changed."""
+    """The error names the parameter and an alternative, and changes nothing."""
     jobs.refused()
 
 
@@ -31,7 +31,7 @@ def test_what_they_are_given_beside_gradients_is_sharded_as_they_are() -> None:
 
 
 def test_one_shard_at_two_places() -> None:
-    """Shared memory is found by shards, and said where it is true only."""
+    """Two DTensors of one shard are refused, because they share memory."""
     jobs.twice()
 
 

@@ -1,4 +1,4 @@
-"""A group that MatrixOwnerOptimizer refuses leaves nothing behind."""
+"""Test that a group that MatrixOwnerOptimizer refuses leaves nothing behind."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("world_of_one")
 
 
 def test_a_group_that_the_policy_refuses_leaves_no_options() -> None:
-    """The next group has the number of the refused one, and other options."""
+    """The next group gets the number of the refused one, but keeps its own options."""
     models = nn.Linear(4, 3), nn.Linear(3, 2)
     for one in models:
         fully_shard(one, mesh=mesh())

@@ -1,1 +1,1 @@
-"""Tests of the ways of running a chain, one file per way."""
+"""Tests of exact loops."""

@@ -1,4 +1,4 @@
-"""Other processes that step, and compilers that note what they are asked for."""
+"""Child processes that make steps, and compilers that record what they compile."""
 
 import hashlib
 import json
@@ -21,11 +21,11 @@ from functional_optim.native.private_folder import SOURCE
 
 ROOT = Path(__file__).parents[3]
 CHAINS = 2
-"""How many chains are stepped."""
+"""Number of chains that are stepped."""
 
 
 def stepped(executor: Any, count: int) -> dict[str, Any]:
-    """Steps of two chains, in this process: their bits, and what was said."""
+    """Step two chains in this process; return their bits, explanation, and warnings."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         param = torch.linspace(-1, 1, count)
@@ -45,12 +45,12 @@ def stepped(executor: Any, count: int) -> dict[str, Any]:
 
 
 class Began(NamedTuple):
-    """A file that is there once a compiler has begun."""
+    """File that exists once a compiler has begun."""
 
     file: Path
 
     def wait(self, seconds: float = 240.0) -> None:
-        """Until it is there."""
+        """Wait until the file exists."""
         until = time.monotonic() + seconds
         while not self.file.exists():
             assert time.monotonic() < until, "no compiler has begun"
@@ -58,7 +58,7 @@ class Began(NamedTuple):
 
 
 def compiler(folder: Path, first: str) -> Path:
-    """A command as ``CXX`` names it: g++, that does something before it compiles."""
+    """Return a command for ``CXX``: g++ that runs ``first`` before it compiles."""
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "slow-g++"
     script.write_text(
@@ -75,11 +75,11 @@ def compiler(folder: Path, first: str) -> Path:
 
 
 def noting_compiler(folder: Path, *, after: str = "true") -> tuple[Path, Path]:
-    """A compiler, and the file in which it notes what it is given to compile.
+    """Return a compiler, and the file in which it records what it compiles.
 
     Args:
-        folder: where both are made.
-        after: a command of the shell, which it waits for until it succeeds.
+        folder: the folder in which both are created.
+        after: a shell command, which the compiler repeats until the command succeeds.
     """
     log = folder / "compilations"
     made = compiler(folder, f"cksum < {SOURCE} >> '{log}'; until {after}; do sleep 0.02; done")
@@ -88,19 +88,19 @@ def noting_compiler(folder: Path, *, after: str = "true") -> tuple[Path, Path]:
 
 
 def waiting_compiler(folder: Path) -> tuple[Path, Began, Path]:
-    """A compiler, whether it has begun, and the file that it waits for."""
+    """Return a compiler, the file that it creates at its start, and the file that it waits for."""
     began, go = folder / "began", folder / "go"
     made = compiler(folder, f"touch '{began}'; until [ -e '{go}' ]; do sleep 0.02; done")
     return made, Began(began), go
 
 
 def compilations(log: Path) -> list[str]:
-    """Return the noted compilations: a line for each, equal for equal texts."""
+    """Return the recorded compilations: one line for each, equal for equal texts."""
     return log.read_text().splitlines()
 
 
 def started(executor: str, count: int, **environment: str) -> "subprocess.Popen[str]":
-    """A process that makes these steps."""
+    """Start a process that makes these steps."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.Popen(
         [sys.executable, "-m", __name__, executor, str(count)],
@@ -120,6 +120,6 @@ def answer(process: "subprocess.Popen[str]") -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    if "STEPS" in os.environ:  # a file for each that is there
+    if "STEPS" in os.environ:  # one file per running process
         (Path(os.environ["STEPS"]) / str(os.getpid())).touch()
     sys.stdout.write(json.dumps(stepped(sys.argv[1], int(sys.argv[2]))))

@@ -1,4 +1,4 @@
-"""Random rules: one to twelve of torch's operations, with results that are anything among them."""
+"""Random rules of one to twelve torch operations, which can return any of their values."""
 
 import re
 from collections.abc import Callable
@@ -55,7 +55,7 @@ NUMBERS = ["c.a", "c.b", "c.c", "c.d", "0.5", "2.0", "0.0", "-1.5", "3", "c.a * 
 
 
 def number(x: Tensor, instead: float) -> Tensor:
-    """A tensor without NaN, whose sign and whole number no processor promises."""
+    """Replace NaN, because processors do not agree on its sign or its integer value."""
     return torch.where(x.isnan(), instead, x)
 
 
@@ -67,21 +67,21 @@ def _templates(text: str) -> list[str]:
 
 
 class RandomRule(NamedTuple):
-    """A rule in words."""
+    """Source text of a rule, and its number of states."""
 
     text: str
     states: int
 
     @property
     def function(self) -> Callable[..., Any]:
-        """It as a function."""
+        """Return the rule as a function."""
         scope: dict[str, Any] = {"torch": torch, "number": number}
         exec(self.text, scope)
         found: Callable[..., Any] = scope["function"]
         return found
 
     def optimizer(self, **numbers: float) -> Optimizer:
-        """A chain of it alone."""
+        """Return a chain of this rule."""
         return optimizer_of(self.function, self.states, **numbers)
 
     def __repr__(self) -> str:
@@ -89,7 +89,7 @@ class RandomRule(NamedTuple):
 
 
 class _Pools:
-    """Operands that a line may use, by kind."""
+    """Operands that a line can use, by kind."""
 
     def __init__(self, draw: Any, states: int) -> None:
         self.draw = draw
@@ -122,7 +122,7 @@ class _Pools:
 
 @st.composite
 def random_rules(draw: Any) -> RandomRule:
-    """Rules of some states, of which any result may be any value: an argument, or another's."""
+    """Draw a rule whose results can be any of its values, such as an argument."""
     states = draw(st.integers(0, 3))
     pools = _Pools(draw, states)
     lines = [pools.line(number) for number in range(draw(st.integers(1, 12)))]
@@ -132,6 +132,6 @@ def random_rules(draw: Any) -> RandomRule:
 
 
 def numbers() -> Any:
-    """Coefficients: on both sides of a half, none, one, negative."""
+    """Return a strategy for coefficients, such as zero, one, negative, and close to a half."""
     one = st.sampled_from([0.9, -0.3, 1e-3, 2.5, 0.0, 1.0, -1.0, 0.4999999, 0.5000001, 40.0])
     return st.fixed_dictionaries({}, optional=dict.fromkeys("abcd", one))

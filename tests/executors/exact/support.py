@@ -1,4 +1,4 @@
-"""Support of the tests of exact loops: rules of one function, and numbers of every kind."""
+"""Support for the tests of exact loops: rules from one function, and numbers of every kind."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from ..support import assert_same, copied, tensors
 
 
 class Numbers(NamedTuple):
-    """Coefficients of the rules here; no number in them is a choice."""
+    """Coefficients of the test rules, which do not branch on them."""
 
     a: float = 0.9
     b: float = -0.3
@@ -22,17 +22,17 @@ class Numbers(NamedTuple):
 
 
 class Several(NamedTuple):
-    """A state of several tensors."""
+    """State of several tensors."""
 
-    kept: list[Tensor]  # each of the parameter's shape and dtype
+    kept: list[Tensor]  # each has the parameter's shape and dtype
 
 
 Function = Callable[[Tensor, Tensor, list[Tensor], Numbers], list[Tensor]]
-"""Of parameter, gradient, states and coefficients; gives the new parameter and states."""
+"""Function of parameter, gradient, states, and coefficients; returns new parameter and states."""
 
 
 def optimizer_of(function: Function, states: int, **numbers: float) -> Optimizer:
-    """A rule that is one function."""
+    """Return a chain of one rule, which calls a function."""
 
     def rule(p: Tensor, g: Tensor, s: Several, c: Numbers) -> tuple[Tensor, Several]:
         param, *kept = function(p, g, s.kept, c)
@@ -46,9 +46,9 @@ def optimizer_of(function: Function, states: int, **numbers: float) -> Optimizer
 
 
 def drawn(seed: int, count: int, dtype: torch.dtype, *, style: str) -> Tensor:
-    """Random numbers: "plain" ones, of all magnitudes ("wide"), or with "special" ones among them.
+    """Return random numbers: "plain" ones, of all magnitudes ("wide"), or with "special" ones.
 
-    Special are zeros, denormals, infinities, NaN, and the ends of the ranges of whole numbers.
+    Special numbers are zeros, denormals, infinities, NaN, and the ends of the ranges of integers.
     """
     generator = torch.Generator().manual_seed(seed)
     plain = torch.randn(count, generator=generator, dtype=torch.float64)
@@ -78,7 +78,7 @@ def explained(optimizer: Optimizer, params: Any, executor: Any = "compiled") -> 
 
 
 def assert_equal(got: Any, want: Any) -> None:
-    """The same bits, but that a NaN is any NaN."""
+    """Require equal bits, except that any two NaN are equal."""
     assert_same(*(_without_nan(tree) for tree in (got, want)))
 
 
@@ -99,7 +99,7 @@ def assert_steps_are_equal(
     steps: int = 3,
     state: Any = None,
 ) -> None:
-    """Pure and in place, an executor's steps are the reference's, bit for bit."""
+    """Require that pure steps and steps in place equal the reference's, bit for bit."""
     reference, other = optimizer.using(executor="reference"), optimizer.using(executor=executor)
     want, want_state = snapshot(params), optimizer.init(params) if state is None else state
     pure, pure_state = snapshot(want), snapshot(want_state)

@@ -22,7 +22,7 @@ OPTIMIZERS = [sgd(), sgd(momentum=0.9), adamw(), lion(), chain(clip_by_value(1.0
 
 @pytest.fixture
 def nothing_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that has compiled nothing."""
+    """Forget all compiled programs, and set the least size that is worth compiling."""
     monkeypatch.setattr("functional_optim.kernels.exact.kernel.WORTH_COMPILING", WORTH)
     monkeypatch.setattr("functional_optim.kernels.exact.kernel._PROGRAMS", Cache())
 
@@ -45,7 +45,7 @@ def test_a_loop_is_compiled_where_it_is_worth_it_and_used_wherever_it_is_there()
 
 
 class Tried:
-    """A kernel, and how many steps of what was bound to one chunk or to many it made."""
+    """Wrapper of a kernel that counts the steps of its bound calls."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel, self.steps = kernel, 0
@@ -65,7 +65,7 @@ class Tried:
 
 @pytest.mark.usefixtures("nothing_is_there")
 def test_what_steps_is_what_is_said() -> None:
-    """Alone, and bound to many; for chains that blocks alone take, too."""
+    """The explanation names the kernel that steps, for exact and for blocked chains."""
     exact: Any = Tried(ExactKernel(sparing=True))
     blocked: Any = Tried(BlockedKernel())
     auto = ChunkExecutor(exact, blocked, joining=exact)

@@ -1,4 +1,4 @@
-"""Loops of chains that work in blocks: what a block has one of, and blocks that are not full."""
+"""Loops of chains that work in blocks: values per block, and blocks that are not full."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,10 +17,10 @@ BLOCK = 32
 
 
 class PerBlock(NamedTuple):
-    """A number for each block."""
+    """State with one number per block."""
 
     scale: Tensor  # one per BLOCK elements
-    kept: Tensor  # of the parameter's shape
+    kept: Tensor  # has the parameter's shape
 
 
 def in_rows(x: Tensor) -> Tensor:
@@ -39,14 +39,14 @@ def by_largest(p: Tensor, g: Tensor, s: PerBlock, c: Numbers) -> tuple[Tensor, P
 
 
 def by_root(p: Tensor, g: Tensor, s: PerBlock, c: Numbers) -> tuple[Tensor, PerBlock]:
-    """A root of what a block has one of, and one of each element."""
+    """Take the root of a value per block and of each element."""
     scale = (s.scale * c.a + in_rows(g.square()).amax(dim=1)).sqrt()
     step = in_rows(g.abs().sqrt()) * scale.view(-1, 1)
     return p - c.c * in_line(step, p), PerBlock(scale, s.kept.abs().sqrt())
 
 
 def by_smallest(p: Tensor, g: Tensor, s: PerBlock, c: Numbers) -> tuple[Tensor, PerBlock]:
-    """The least of some, and the largest of what is kept."""
+    """Step by the least parameter and the largest kept value of a block."""
     low = in_rows(p * c.d).amin(dim=1)
     kept = s.kept * c.a + g
     high = in_rows(kept).amax(dim=1)
@@ -55,7 +55,7 @@ def by_smallest(p: Tensor, g: Tensor, s: PerBlock, c: Numbers) -> tuple[Tensor, 
 
 
 def keeps_it(p: Tensor, g: Tensor, s: PerBlock, c: Numbers) -> tuple[Tensor, PerBlock]:
-    """It is written and read in the same loop."""
+    """Write and read a value per block in the same loop."""
     step = in_rows(g) * s.scale.unsqueeze(1)
     return p - in_line(step, p), PerBlock(s.scale * c.a, p)
 

@@ -1,4 +1,4 @@
-"""Each formula is what torch computes, on numbers of every kind."""
+"""Each formula equals torch's result, on numbers of every kind."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,12 +16,12 @@ LENGTHS = (1, 7, 129, 4_100)
 
 
 def whole(x: Any, dtype: torch.dtype = torch.int32) -> Any:
-    """A tensor of whole numbers."""
+    """Return the tensor converted to integers."""
     return torch.where(x.isnan(), 0.0, x).clamp(-100, 100).to(dtype)
 
 
-# Each is given two tensors x and y, and coefficients c. Where a zero may be of either sign, as
-# torch's maximum has it, zero is added: that makes one of both. A NaN has no sign to be asked for.
+# Each call gets two tensors x and y, and coefficients c. Torch's maximum can return a zero of
+# either sign, so the call adds zero. No call reads the sign of a NaN.
 CALLS: dict[str, list[Callable[..., Any]]] = {
     "add": [
         lambda x, y, c: x + y,
@@ -156,7 +156,7 @@ ROUNDED_BY_PLACE: dict[str, tuple[torch.dtype, ...]] = {
     **dict.fromkeys(["lerp", "addcmul", "addcdiv"], SHORT),
     "pow": (torch.float16,),
 }
-"""Where torch has no one result."""
+"""Functions and dtypes for which torch's result depends on the position of an element."""
 
 
 def test_every_formula_is_tried() -> None:
@@ -164,7 +164,7 @@ def test_every_formula_is_tried() -> None:
 
 
 def groups(dtype: torch.dtype) -> Iterator[tuple[str, ...]]:
-    """Some formulas at a time; those that have no one result, each alone."""
+    """Yield groups of formulas; a formula without a unique result has its own group."""
     whole = [name for name in CALLS if dtype not in ROUNDED_BY_PLACE.get(name, ())]
     yield from (tuple(whole[at : at + 10]) for at in range(0, len(whole), 10))
     yield from ((name,) for name in CALLS if name not in whole)
@@ -172,7 +172,7 @@ def groups(dtype: torch.dtype) -> Iterator[tuple[str, ...]]:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_formulas_are_what_torch_computes(dtype: torch.dtype) -> None:
-    """Each call is a result of one rule."""
+    """The formulas of a group, as results of one rule, equal torch's operations."""
     for names in groups(dtype):
         calls = [call for name in names for call in CALLS[name]]
 

@@ -1,4 +1,4 @@
-"""The exact kernel over leaves of every length and dtype, in any number of threads."""
+"""The exact kernel over leaves of every length and dtype, with any number of threads."""
 
 import sys
 import threading
@@ -23,7 +23,7 @@ from .support import assert_equal, assert_steps_are_equal, explained
 
 TABLE = {name: one.factory() for name, one in ONE_CHAIN.items()}
 LENGTHS = (1, 2, 31, 127, 128, 129, 4_096, 33_001)
-"""About a vector, a block of the loop, a page, and enough for several threads."""
+"""Lengths around a vector, a block of the loop, and a page. The last needs several threads."""
 SHORT = (torch.bfloat16, torch.float16)
 
 
@@ -39,7 +39,7 @@ def require_equal(optimizer: Any, lengths: Any, dtype: torch.dtype, **more: Any)
 
 
 def test_lengths() -> None:
-    """All of them in one call, each alone, and one that is large beside the cache."""
+    """Steps equal the reference with all lengths in one call, and with single lengths."""
     f32 = torch.float32
     for place, (name, optimizer) in enumerate(TABLE.items()):
         threads = (1, 2, 4)[place % 3]
@@ -51,7 +51,7 @@ def test_lengths() -> None:
 
 
 def test_sixteen_bits() -> None:
-    """Each operation is rounded, by any number of threads and at the end of any length."""
+    """Each operation rounds to 16 bits, for any number of threads and any length."""
     for one in pairs(
         name=["selects", "swap", "numbers_on_the_left"],
         dtype=SHORT,
@@ -67,7 +67,7 @@ def test_sixteen_bits() -> None:
 
 @pytest.mark.parametrize("dtype", SHORT, ids=str)
 def test_sixteen_bits_of_every_algorithm(dtype: torch.dtype) -> None:
-    """Compiled or not: where eps vanishes, the reference divides by zero, and so does a loop."""
+    """Steps in 16 bits equal the reference, also if eps rounds to zero and is a divisor."""
     lengths = (3, 4_007)
     for name, optimizer in TABLE.items():
         with case(name=name):
@@ -78,7 +78,7 @@ def test_sixteen_bits_of_every_algorithm(dtype: torch.dtype) -> None:
 
 
 def test_many_leaves_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of odd lengths, empty ones among them."""
+    """A single call steps leaves of many lengths, and skips empty leaves."""
     calls: list[int] = []
     bound = LoopProgram.bound
 
@@ -102,7 +102,7 @@ def test_many_leaves_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_several_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each with tensors of its own, by one loop that none has compiled yet."""
+    """Threads with separate tensors share a loop that none of them has compiled yet."""
     monkeypatch.setattr(kernel, "_PROGRAMS", Cache())
     chosen = chain(clip_by_global_norm(0.7), adamw(weight_decay=0.3))
 
@@ -120,7 +120,7 @@ def test_several_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_thread_goes_on_while_a_step_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop lets go of the interpreter, which otherwise nobody takes away here."""
+    """A loop releases the GIL. A long switch interval ensures that nothing else does."""
     turns, done = [0], threading.Event()
     seen: list[int] = []
     bound_call = LoopProgram.bound
@@ -137,7 +137,7 @@ def test_a_thread_goes_on_while_a_step_is_made(monkeypatch: pytest.MonkeyPatch) 
             until = time.monotonic() + 240
             before = turns[0]
             sum(range(1_000_000))
-            seen.append(turns[0] - before)  # this keeps it
+            seen.append(turns[0] - before)  # the sum holds the GIL
             while turns[0] == before and time.monotonic() < until:
                 call()
             seen.append(turns[0] - before)
@@ -162,7 +162,7 @@ def test_a_thread_goes_on_while_a_step_is_made(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_small_numbers_stay_small_numbers() -> None:
-    """Some compilers make a library set all of its process to take them for zero."""
+    """A compiled loop must not make its process flush denormals, as some compilers do."""
     optimizer = RULES["swap"].using(executor="compiled")
     for count in (9, 1 << 16):
         param = torch.ones(count)

@@ -1,4 +1,4 @@
-"""Exact loops across processes: compiled once, found on disk, without a compiler."""
+"""Exact loops in several processes: one compilation, loading from disk, and no compiler."""
 
 from pathlib import Path
 
@@ -15,12 +15,12 @@ from .processes import CHAINS, answer, compilations, noting_compiler, started, s
 from .support import explained
 
 COUNT = 40_000
-"""Elements that are worth a compiler, and several threads."""
+"""Number of elements that is worth a compiler and several threads."""
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for what is compiled, empty, and a process that has compiled nothing."""
+    """Return an empty folder for compiled code, and forget all compiled programs."""
     made = tmp_path / "cache"
     made.mkdir(mode=0o700)
     monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(made))
@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.timeout(1200)
 def test_processes_that_want_the_same_compile_it_once(folder: Path, tmp_path: Path) -> None:
-    """At the same time; and a later one finds loops, and that they are right, on disk."""
+    """Concurrent processes compile a loop once. A later process loads loops and their verdicts."""
     there = tmp_path / "there"
     there.mkdir()
     compiler, log = noting_compiler(tmp_path, after=f"[ $(ls '{there}' | wc -l) -ge 2 ]")
@@ -53,7 +53,7 @@ def test_processes_that_want_the_same_compile_it_once(folder: Path, tmp_path: Pa
 def test_without_a_compiler_there_is_one_warning_and_the_same_bits(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also with what only says that it compiles, and with what is no command."""
+    """A missing, failing, or fake compiler gives one warning and the blocked executor."""
     wanted = stepped("reference", COUNT)["digest"]
     for one in pairs(
         compiler=["/nonexistent", "false", "true", 'g++ "', " "], executor=["compiled", "auto"]

@@ -1,4 +1,4 @@
-"""Chains as loops: which there are, which there cannot be, and how a wrong one is found out."""
+"""Chains as loops: supported chains, refused chains, and the detection of wrong loops."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ from .support import (
 )
 
 NO_FORMULA = frozenset({"library", "powers"})
-"""Rules that call what has no formula."""
+"""Rules that call a function without a formula."""
 SIZES = {"w": (3, 4), "s": (), "e": (0, 2), "z": (5_001,)}
 
 
@@ -40,7 +40,7 @@ def gradients(step: int) -> dict[str, Any]:
 
 
 def test_every_rule_and_every_algorithm_has_a_loop() -> None:
-    """With roots, sums and all; but for what needs its whole tensor, or keeps a number for it."""
+    """Every chain has a loop, unless it needs its whole tensor or keeps a scalar per parameter."""
     table = {name: one.factory() for name, one in ONE_CHAIN.items()}
     whole = [
         name
@@ -48,7 +48,7 @@ def test_every_rule_and_every_algorithm_has_a_loop() -> None:
         if why_not_pointwise(one.stages) and passes_of(one.stages) is None
     ]
     assert not {"lamb", "lars"} & {*whole}
-    whole += ["asgd", "nadam"]  # a number for a whole parameter
+    whole += ["asgd", "nadam"]  # they keep a scalar per parameter
     for name, optimizer in {**RULES, **VARIANTS, **table}.items():
         for dtype in (torch.float32, torch.float64)[: 2 if name in table else 1]:
             said = explained(optimizer, torch.ones(300, dtype=dtype))
@@ -103,7 +103,7 @@ WRONG: dict[str, tuple[Any, Any]] = {
 
 
 def test_a_wrong_formula_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its roundings, at special numbers, or at such numbers of a step as were not at hand."""
+    """The self-check detects wrong rounding, and wrong results for special numbers."""
     for name, (wrong, call) in WRONG.items():
         with case(name=name), monkeypatch.context() as patch:
             patch.setitem(FORMULAS, name, wrong)
@@ -114,7 +114,7 @@ def test_a_wrong_formula_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_of_the_variants_the_right_one_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever is tried first; and where it is the only one, it is right or refused."""
+    """The self-check chooses the same variant in any order, and refuses the wrong variants."""
     optimizer = optimizer_of(lambda p, g, s, c: [torch.addcmul(p, g, g, value=c.a).sqrt()], 0)
     right = program_of(optimizer).variant
     for one in (Variant(fused, library) for fused in (True, False) for library in (True, False)):
@@ -145,17 +145,17 @@ def whole_and_a_fraction(p: Any, g: Any, s: Any, c: Numbers) -> list[Any]:
 
 
 FOUND: list[tuple[Any, int]] = [
-    (lambda p, g, s, c: [g.sqrt().sqrt() + p], 0),  # at zeros, which the library is not given
+    (lambda p, g, s, c: [g.sqrt().sqrt() + p], 0),  # the library does not get zeros
     (root_kept, 2),
-    (lambda p, g, s, c: [s[1].abs().sqrt(), s[1] + p.sqrt(), s[0]], 2),  # of what is exchanged
-    (lambda p, g, s, c: [g.sqrt()], 0),  # of an argument that nothing else reads
-    (lambda p, g, s, c: [g.isinf().to(p.dtype)], 0),  # a double beyond the floats is finite
-    # A whole number has no negative zero, and is no NaN.
+    (lambda p, g, s, c: [s[1].abs().sqrt(), s[1] + p.sqrt(), s[0]], 2),  # exchanged states
+    (lambda p, g, s, c: [g.sqrt()], 0),  # nothing else reads the argument
+    (lambda p, g, s, c: [g.isinf().to(p.dtype)], 0),  # a double beyond float range is finite
+    # An integer has no negative zero and no NaN.
     (lambda p, g, s, c: [g.clamp(-9, 9).int().to(p.dtype)], 0),
     (lambda p, g, s, c: [p.masked_fill(g > 0, False)], 0),
     (whole_and_a_fraction, 1),
 ]
-"""What loops once did otherwise than torch, or could not do; with so many states."""
+"""Functions for which loops once failed or differed from torch, with their number of states."""
 
 
 def test_what_was_found() -> None:
@@ -177,7 +177,7 @@ def test_what_was_found() -> None:
 
 
 def test_a_new_number_compiles_nothing() -> None:
-    """Nor does another number, length or total."""
+    """Steps with a new scalar, schedule, length, or total reuse a compiled loop."""
     clipped = chain(clip_by_global_norm(0.5), sgd(0.1, momentum=0.9))
     for optimizer in (adamw(), clipped):
         assert explained(optimizer, noise(0, 300)).startswith("exact")
@@ -190,7 +190,7 @@ def test_a_new_number_compiles_nothing() -> None:
 
 
 def test_a_default_device_is_none_of_a_loop_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is written, and held against torch, on the CPU."""
+    """Loops are built and checked on the CPU, for any default device."""
     monkeypatch.setattr(program.Verdict, "read", lambda _: None)
     for optimizer in (adamw(lr=0.1), chain(clip_by_global_norm(1.0), sgd(lr=0.1))):
         monkeypatch.setattr(kernel, "_PROGRAMS", Cache())

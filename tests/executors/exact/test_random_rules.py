@@ -1,4 +1,4 @@
-"""Loops of rules that nobody would write are torch's operations, bit for bit."""
+"""Loops of random rules have the bits of torch's operations."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ LENGTHS = (1, 7, 129, 1_025, 4_100)
 
 
 def test_random_rules() -> None:
-    """Rules for which torch gives one result, nearly all of them, have a loop."""
+    """More than 90 percent of random rules have a loop, which gives torch's bits."""
     compiled: list[bool] = []
 
     @examples(25, report_multiple_bugs=False, phases=(Phase.generate, Phase.shrink))
@@ -32,7 +32,7 @@ def test_random_rules() -> None:
 
 
 def check(rule: RandomRule, dtype: torch.dtype, given: dict[str, Any]) -> None:
-    """One step, from numbers of every kind."""
+    """Check one step from numbers of every kind."""
     optimizer = rule.optimizer(**given)
     reference, other = (optimizer.using(executor=one) for one in ("reference", "compiled"))
     for seed, style in enumerate(STYLES):

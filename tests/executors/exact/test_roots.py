@@ -1,4 +1,4 @@
-"""The roots that loops take: those of torch, whoever takes them."""
+"""Square roots of loops have torch's bits, in every implementation."""
 
 import ctypes
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ _KIND = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, c
 
 @pytest.fixture
 def anew() -> Iterator[None]:
-    """Forget all roots found out so far, before the test and after it."""
+    """Clear the caches of root functions before and after the test."""
     for one in (table, roots.roots_like):
         one.cache_clear()
     yield
@@ -31,7 +31,7 @@ def anew() -> Iterator[None]:
 
 
 def taken(numbers: Tensor) -> Tensor:
-    """Roots as a loop takes them, in place."""
+    """Return roots as a loop computes them in place."""
     found = table(("Sqrt",), torch.float32)
     assert found is not None
     result = numbers.clone()
@@ -50,7 +50,7 @@ needs_library = pytest.mark.skipif(
 
 @needs_library
 def test_floats_of_all_kinds() -> None:
-    """Each 4,093rd of all there are, and those around every edge."""
+    """Roots equal torch's for every 4,093rd float, and for all floats around every edge."""
     bits = torch.arange(-(2**31), 2**31, 4_093, dtype=torch.int64)
     require_equal(bits.to(torch.int32).view(torch.float32))
     for edge in (0, 0x00800000, 0x3F800000, 0x40800000, 0x7F7FEFFF, 0x7F800000):
@@ -60,7 +60,7 @@ def test_floats_of_all_kinds() -> None:
 
 @needs_library
 def test_ends() -> None:
-    """Of any length, at any place, with what is no ordinary number anywhere."""
+    """Roots equal torch's for any length, also with a special number in the middle."""
     for length in range(40):
         for odd in (1e-41, 0.0, -1.0, float("inf"), float("nan"), 3.4028e38):
             numbers = noise(length, length + 3).abs()[3:]
@@ -72,7 +72,7 @@ def test_ends() -> None:
 
 @needs_library
 def test_where_denormals_are_flushed() -> None:
-    """Torch's roots of denormals are taken even so, and next to them too."""
+    """Roots of denormals equal torch's, even if the processor flushes denormals."""
     numbers = torch.arange(1, 60_000_000, 4_001, dtype=torch.int32).view(torch.float32)
     wanted = numbers.sqrt()
     if not torch.set_flush_denormal(True):
@@ -90,7 +90,7 @@ def test_where_denormals_are_flushed() -> None:
 def test_a_library_that_does_otherwise_is_called(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    """One mantissa of all is enough to be another; and what was found is kept."""
+    """Loops call the library if it differs for one mantissa. The verdict is kept on disk."""
     monkeypatch.setenv("FUNCTIONAL_OPTIM_CACHE", str(tmp_path))
     address = library._function("vmsSqrt")
     assert address is not None

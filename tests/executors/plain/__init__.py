@@ -1,1 +1,1 @@
-"""Laws of executors, by those that compile nothing."""
+"""Tests of executors that compile nothing."""

@@ -1,4 +1,4 @@
-"""When two tensors hold the same bits."""
+"""Comparison of two tensors by their bits."""
 
 from collections.abc import Iterator
 
@@ -41,5 +41,5 @@ def denormals_are_flushed() -> Iterator[None]:
 def test_two_denormals_are_not_the_same_where_they_are_flushed() -> None:
     bits = torch.tensor([1, 2], dtype=torch.int32)
     one, other = bits.view(torch.float32).unbind()
-    assert bool(one == other)  # as numbers they are
+    assert bool(one == other)  # they are equal as numbers
     assert not same_bits(one, other)

@@ -1,4 +1,4 @@
-"""A bound optimizer does what update_ does, whatever happens between two steps."""
+"""A bound optimizer does the same as ``update_``, for any actions between two steps."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ def paced_rule(param: Tensor, grad: Tensor, state: OneState, c: Hyper) -> tuple[
 
 
 PACED = Rule(name="paced", hyper=Hyper, state=OneState, init=rows_init, rule=paced_rule)
-"""Pointwise, with one number of state per leaf."""
+"""Pointwise rule with one scalar of state per leaf."""
 
 OPTIMIZERS: dict[str, Optimizer] = {
     "sgd": sgd(0.1, momentum=0.9, weight_decay=0.1),
@@ -72,7 +72,7 @@ MEASURED: dict[str, Optimizer] = {
 
 
 class Pair(Twins):
-    """Both over every kind of parameter, and what may happen between two steps."""
+    """Twins over every kind of parameter, with actions between two steps."""
 
     def __init__(self, optimizer: Optimizer, executor: Any) -> None:
         super().__init__(optimizer, parameters, executor)
@@ -96,7 +96,7 @@ class Pair(Twins):
         self.step(self.bound.gradients, full(seed))
 
     def own_and_others(self, seed: int, without: frozenset[str]) -> None:
-        """Some gradients lie where they belong, some elsewhere, some nowhere."""
+        """Step with gradients in the flat buffer, gradients elsewhere, and missing gradients."""
         given = some(seed, without)
         for name in ("a", "g", "e"):
             if given[name] is not None:
@@ -105,7 +105,7 @@ class Pair(Twins):
         self.step(given, some(seed, without))
 
     def exchanged(self, seed: int, without: frozenset[str]) -> None:
-        """Gradients that lie in the buffer, at each other's places."""
+        """Step with two gradients in the flat buffer, at each other's position."""
         plain = some(seed, without - {"a", "i"})
         given = dict(plain)
         self.bound.gradients["a"].copy_(plain["i"])
@@ -166,7 +166,7 @@ class Pair(Twins):
                 params["e"].add_(1.0)
 
     def rebind(self, seed: int) -> None:
-        """The optimizer bound anew, from its state, as after a checkpoint."""
+        """Bind the optimizer again from its state, as after a checkpoint."""
         state = copied(self.bound.state)
         self.bound.release()
         self.bound = self.bound.optimizer.bind(self.params, state)
@@ -200,7 +200,7 @@ def test_every_action_between_plain_steps(executors: Any) -> None:
         pair = Pair(OPTIMIZERS[one["name"]], one["executor"])
         for number, action in enumerate((*WITH_SUBSET, *WITHOUT_SUBSET)):
             with case(**one, action=action):
-                for again in range(2):  # the second makes nothing but its one call
+                for again in range(2):  # the second step only makes its one call
                     pair.own_gradients(number + again)
                 getattr(pair, action)(3, *([frozenset("be")] * (action in WITH_SUBSET)))
                 pair.require_same()
@@ -218,7 +218,7 @@ def test_any_sequence(executors: Any, name: str, actions: list[Any]) -> None:
 
 
 def test_measured_chains(executors: Any) -> None:
-    """With given totals to the bit; a sum is rounded in the order in which it is taken."""
+    """Given totals lead to equal bits. Computed totals can round differently."""
     for one in pairs(name=MEASURED, executor=executors, given=[True, False]):
         optimizer = MEASURED[one["name"]].using(executor=one["executor"])
         params, plain = ({k: p for k, p in parameters().items() if k != "j"} for _ in range(2))
@@ -277,13 +277,13 @@ ITSELF = Rule(
     name="itself",
     hyper=Hyper,
     state=OneState,
-    init=lambda param, hyper: OneState(param.float()),  # of float32, no copy
+    init=lambda param, hyper: OneState(param.float()),  # no copy for float32
     rule=itself_rule,
 )
 
 
 def test_state_that_begins_as_the_parameter_itself_has_memory_of_its_own(executors: Any) -> None:
-    """In buffers of any length, and where a state is given."""
+    """Binding copies such a state, for buffers of any length and for a given state."""
     for one in pairs(executor=executors, lengths=[(1,), (100,), (300, 7, 5000)], given=[0, 1]):
         optimizer = chain(ITSELF(lr=0.5)).using(executor=one["executor"])
         twins = Twins(
@@ -313,7 +313,7 @@ def test_the_state_is_one_that_update_takes_and_saves() -> None:
 
 
 def test_what_was_planned_is_planned_once(planned: list[Any]) -> None:
-    """Another learning rate is no other plan; other step counts are."""
+    """A new learning rate needs no new plan; different step counts need one."""
     for executor in ("blocked", "auto"):
         made = VARIANTS["adamw"].using(executor=executor).bind([noise(k, 5) for k in range(3)])
         planned.clear()
@@ -326,7 +326,7 @@ def test_what_was_planned_is_planned_once(planned: list[Any]) -> None:
         counts = [int(leaf.step) for leaf in made.state.leaves]
         with case(executor=executor):
             assert counts == [6, 8, 8]
-            assert len(planned) == 3  # all, some, and all that are no longer at one step
+            assert len(planned) == 3  # all, some, and all with different step counts
             made.state.leaves[1].step.add_(3)
             made.step(made.gradients)
             assert len(planned) == 4

@@ -1,6 +1,6 @@
-"""Bound chains that work in blocks of elements, over parameters that do not fill their last block.
+"""Bound chains that work in blocks, with parameters that do not fill their last block.
 
-A buffer has room between such a parameter and the next. What lies there has no part in the block.
+The buffer has padding after such a parameter. The padding must not affect the block.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ BLOCK = 4
 
 
 def of_blocks(p: Tensor, g: Tensor, s: OneState, c: Hyper) -> tuple[Tensor, OneState]:
-    """Each element goes by the sum of its block, in which nothing is one."""
+    """Step each element by the sum of its block, in which a zero gradient counts as one."""
     shifted = (g + 1.0).reshape(-1)
     rows = functional.pad(shifted, (0, -shifted.numel() % BLOCK)).view(-1, BLOCK)
     sums = rows.sum(dim=1, keepdim=True).expand(-1, BLOCK).reshape(-1)
@@ -41,7 +41,7 @@ def of_blocks(p: Tensor, g: Tensor, s: OneState, c: Hyper) -> tuple[Tensor, OneS
 
 
 def of_six(g: Tensor, p: Tensor, s: NoState, c: Hyper) -> tuple[Tensor, NoState]:
-    """Each element less the largest of its six."""
+    """Subtract the largest element of its block of six from each element."""
     flat = g.reshape(-1)
     rows = functional.pad(flat, (0, -flat.numel() % 6), value=-9.0).view(-1, 6)
     most = rows.max(dim=1, keepdim=True).values.expand(-1, 6).reshape(-1)
@@ -49,13 +49,13 @@ def of_six(g: Tensor, p: Tensor, s: NoState, c: Hyper) -> tuple[Tensor, NoState]
 
 
 def two_grains() -> Optimizer:
-    """Blocks of six, then blocks of four: to be cut at multiples of twelve."""
+    """Return a chain with blocks of six and of four, which is cut at multiples of twelve."""
     six = Transform(name="six", hyper=Hyper, transform=of_six, granularity=6)
     return chain(six(lr=0.1), optimizer_of(of_blocks, granularity=BLOCK).links[0])
 
 
 def damped(block: int) -> Any:
-    """Each element, damped by the spread of its block: no copy of an element changes that."""
+    """Return a transform that damps by the spread of a block, which copies do not change."""
 
     def damp(g: Tensor, p: Tensor, s: NoState, c: Hyper) -> tuple[Tensor, NoState]:
         flat = g.reshape(-1)
@@ -70,29 +70,29 @@ def damped(block: int) -> Any:
 
 
 def of_vectors(p: Tensor, g: Tensor, s: OneState, c: Hyper) -> tuple[Tensor, OneState]:
-    """Right for vectors only, and for them only if there are elements."""
+    """Step correctly only for vectors with at least one element."""
     rows = functional.pad(g, (0, -g.numel() % BLOCK)).view(-1, BLOCK)
     most = (rows - 0.0 * rows.max()).amax(dim=1, keepdim=True).expand(-1, BLOCK).reshape(-1)
     return p - c.lr * most[: g.numel()], OneState(s.kept + g)
 
 
 def in_python(g: Tensor, p: Tensor, s: NoState, c: Hyper) -> tuple[Tensor, NoState]:
-    """The same as ``of_six``, but nothing can trace it."""
+    """Compute ``of_six`` in a way that cannot be traced."""
     return of_six(g, p, s, c) if float(g.sum()) < 1e9 else (g, s)
 
 
 EIGHT_BITS = stored(lion(0.1), state="int8")
 OPTIMIZERS: dict[str, Optimizer] = {
-    # Where all steps shrink, the room keeps the largest.
+    # If all steps shrink, the padding keeps the largest.
     "rprop": stored(rprop(0.1), state="int8"),
-    # In the room, a momentum of minus zero.
+    # The padding gets a momentum of minus zero.
     "momentum": stored(sgd(0.1, momentum=0.9, maximize=True), state="int8"),
     "adamw": stored(adamw(0.1), state="int8+stochastic"),
     "clipped": stored(chain(clip_by_global_norm(0.5), lion(0.1)), state="int8"),
     "own": optimizer_of(of_blocks, granularity=BLOCK),
     "two": two_grains(),
     "filled": chain(damped(BLOCK)(lr=0.1), sgd(0.1)),
-    # Among larger blocks, there would be smaller ones of copies alone.
+    # Some of the smaller blocks within larger ones would contain only copies.
     "two filled": chain(damped(4)(lr=0.1), damped(6)(lr=0.1), sgd(0.1)),
     "filled and kept": stored(chain(damped(BLOCK)(lr=0.1), lion(0.1)), state="int8"),
     "filled, then kept": chain(damped(BLOCK)(lr=0.1), stored(lion(0.1), state="int8")),
@@ -105,7 +105,7 @@ def params() -> dict[str, Tensor]:
 
 
 def grads(step: int) -> dict[str, Any]:
-    """Of one sign in each step, another in the next; now and then some are missing."""
+    """Return gradients whose sign alternates by step; some are missing."""
     sign = 1.0 if step % 2 else -1.0
     found: dict[str, Any] = {
         name: sign * (noise(k, *size).abs() + 0.1) for k, (name, size) in enumerate(SIZES.items())
@@ -136,7 +136,7 @@ def test_a_lone_element_keeps_the_shape_of_its_state() -> None:
 
 @pytest.mark.parametrize("source", ["buffers", "elsewhere"])
 def test_between_parameters_there_are_zeros(source: str) -> None:
-    """Also where one is so long that its gradient is read where it lies."""
+    """The padding stays zero, also beside a gradient that is long enough to be read in place."""
     sizes = (300, 300, 90, (1 << 17) + 5, 7)
     twins = Twins(EIGHT_BITS, lambda: [noise(k, n) for k, n in enumerate(sizes)], "blocked")
     (buffer,) = twins.bound.layout.buffers
@@ -157,11 +157,11 @@ def test_between_parameters_there_are_zeros(source: str) -> None:
 def test_between_them_there_are_zeros_also_after_a_failure(
     written: str, executors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the parameters and of the gradients that were gathered, before a chunk and behind it."""
+    """The padding of parameters and gathered gradients stays zero if a step fails."""
     for executor in (one for one in executors if one != "reference"):
         params = [noise(0, 300), noise(1, 90)]
         bound = EIGHT_BITS.using(executor=executor).override((0,), lr=0.2).bind(params)
-        bound.step([noise(4, 300), noise(5, 90)])  # what is compiled is
+        bound.step([noise(4, 300), noise(5, 90)])  # compiles all kernels
         before = [param.clone() for param in params]
         with case(executor=executor), monkeypatch.context() as patch:
             broken_off(patch, 2 if written == "one chunk" else 1)
@@ -199,7 +199,7 @@ def test_a_rule_for_vectors_is_stepped_in_blocks_and_not_compiled() -> None:
 
 
 def test_nothing_is_asked_of_a_chunk_that_is_too_short_to_be_compiled() -> None:
-    """A rule may not be able to step nothing at all."""
+    """A rule is not called for an empty chunk, because the rule could fail."""
     for optimizer in (optimizer_of(of_vectors, granularity=BLOCK), EIGHT_BITS):
         bound = optimizer.using(executor="auto").bind([torch.zeros(0)])
         bound.step([torch.zeros(0)])
@@ -220,7 +220,7 @@ def test_what_is_not_traced_is_cut_at_blocks(monkeypatch: pytest.MonkeyPatch) ->
 def test_memory_behind_gradients_that_lie_end_to_end_is_not_written_to(
     least: int, executors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where executors read them in their bucket, and where they are gathered."""
+    """A step does not write past adjacent gradients, read in place or gathered."""
     monkeypatch.setattr(bound_plans, "LEAST", least)
     chains = {"eight bits": EIGHT_BITS, "own": OPTIMIZERS["own"], "adamw": adamw(0.1)}
     sizes = (256, 3_000, 2_000, 44)

@@ -52,7 +52,7 @@ def values(model: nn.Module, bound: BoundOptimizer) -> list[Tensor]:
 def test_a_copy_goes_on_as_the_original_and_apart_from_it(
     of: Callable[[Any], Any], capturable: bool
 ) -> None:
-    """Fault 27: the copy of the model is stepped by the copy of the bound optimizer."""
+    """Fault 27: the copy of the bound optimizer steps the copy of the model."""
     model = model_of()
     bound = adamw(lr=0.1).bind(dict(model.named_parameters()), capturable=capturable)
     train(model, bound, 2)
@@ -72,7 +72,7 @@ def test_a_copy_goes_on_as_the_original_and_apart_from_it(
 
 
 def test_a_copy_of_plain_tensors() -> None:
-    """Fault 27: views of one flat buffer that are no Parameters; a parameter that is None."""
+    """Fault 27: copies work for plain tensors in a flat buffer, and for a parameter of None."""
     params: dict[str, Any] = {"a": torch.ones(3), "b": None, "c": torch.full((2, 2), 2.0)}
     bound = sgd(0.5, momentum=0.9).bind(params)
     grads = {"a": torch.ones(3), "b": None, "c": torch.ones(2, 2)}

@@ -26,7 +26,7 @@ def tree() -> dict[str, Tensor]:
 
 
 def test_a_rule_that_needs_whole_tensors_gets_them() -> None:
-    """In their own shapes, of the same layout."""
+    """A rule for whole tensors gets each parameter in its own shape and layout."""
     given = {name: torch.ones_like(one) for name, one in tree().items()}
     want, _ = NORMED.update(tree(), given, NORMED.init(tree()))
     for executor in ("reference", "blocked", "compiled", "auto"):

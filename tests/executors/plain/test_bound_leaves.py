@@ -1,4 +1,4 @@
-"""Matrices that a plan has bound: the reference's bits, few calls, and honest counts."""
+"""Planned steps of matrices: the reference's bits, few calls, and correct step counts."""
 
 from collections.abc import Callable
 from typing import Any
@@ -48,7 +48,7 @@ CHAINS: dict[str, tuple[Callable[[], Optimizer], tuple[tuple[int, ...], ...]]] =
 
 
 def set_grads(params: list[Any], seed: int) -> None:
-    """Of some none, and of others one that lies otherwise, or in the memory of a parameter."""
+    """Set gradients: some missing, some transposed, one in the memory of a parameter."""
     for k, param in enumerate(params):
         grad = noise(1000 * seed + k, *param.shape, dtype=param.dtype)
         if k == 3 and seed % 3 == 1:
@@ -86,7 +86,7 @@ def test_bits_are_the_references(name: str, dtype: torch.dtype) -> None:
 
 
 def calls_of(make: Callable[[], Optimizer], count: int) -> int:
-    """Calls of Python functions in a warm step of so many matrices."""
+    """Return the number of Python calls in a warm step of ``count`` matrices."""
     params = [Parameter(noise(k, 10, 10)) for k in range(count)]
     for k, param in enumerate(params):
         param.grad = noise(1000 + k, 10, 10)
@@ -163,7 +163,7 @@ def test_stacks_are_bound_once_they_are_trusted(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_matrices_that_share_memory_are_stepped_one_after_the_other() -> None:
-    """Each then finds what the step before has written."""
+    """Each matrix gets the values that the step before it has written."""
     found = []
     for executor in ("auto", "reference"):
         memory = noise(0, 5, 5)

@@ -1,4 +1,4 @@
-"""Coefficients of a bound step are those of its number and of the hyper-parameters of now."""
+"""Coefficients of a bound step follow its step number and the current hyper-parameters."""
 
 from typing import Any, NamedTuple
 
@@ -52,7 +52,7 @@ def test_a_new_hyper_parameter_is_not_forgotten(function: Any) -> None:
 
 
 def test_a_schedule_in_the_place_of_a_number_is_asked_from_then_on() -> None:
-    """And a number in its place is taken as it is."""
+    """Each step calls the schedule, until a number replaces the schedule."""
     bound = sgd(0.5).using(executor="blocked").bind(params := noise(0, 8))
     bound.gradients.fill_(1.0)
     want, asked = noise(0, 8), []

@@ -1,4 +1,4 @@
-"""A step that was planned is the same step each time, by the numbers of each."""
+"""A planned step is reused, with the numbers of each step."""
 
 from itertools import combinations, compress, product
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ EVERY: dict[str, Optimizer] = {
 }
 
 MOST_CALLS = 50
-"""Python functions of ours in a step by gradients that lie in their buffer."""
+"""Most calls of the package's Python functions in a step with gradients in their buffer."""
 
 
 class Turning(NamedTuple):
@@ -49,7 +49,7 @@ def turning_rule(param: Tensor, grad: Tensor, state: NoState, c: Turned) -> tupl
 TURNING = chain(
     Rule(name="turning", hyper=Turning, rule=turning_rule, coefficients=turned)(lr=0.25)
 )
-"""A choice that depends on the step."""
+"""Rule with a branch that depends on the step."""
 
 
 def tensors(dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -91,7 +91,7 @@ MASKS = [bytes(mask) for mask in product((0, 1), repeat=3) if not all(mask)] + [
 
 
 def test_masks_in_turn_have_a_plan_each(executors: Any, planned: list[Any]) -> None:
-    """And one more where what was at one step for the first plan has parted since."""
+    """Each mask has one plan, and a new plan when the step counts of its leaves diverge."""
     for executor in executors:
         for one, other in combinations(MASKS, 2):
             twins = Twins(adamw(0.1), tensors, executor)
@@ -121,10 +121,10 @@ def test_what_decides_is_looked_at_in_each_step(executors: Any, planned: list[An
 
 
 def test_a_step_by_its_own_gradients_makes_few_calls(executors: Any, calls: Any) -> None:
-    """Of any number of parameters."""
+    """The number of calls does not depend on the number of parameters."""
     for one in pairs(name=["sgd", "momentum", "adamw", "lion"], executor=executors):
         if one["executor"] == "reference":
-            continue  # it calls each stage for each leaf
+            continue  # the reference calls each stage for each leaf
         found = []
         for count in (1, 30):
             params = [noise(seed, 5) for seed in range(count)]
@@ -162,15 +162,15 @@ def test_gradients_that_were_gathered_make_the_same_step(
 def test_a_step_that_is_broken_off_is_whole_or_not_made_for_each_leaf(
     executors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two groups: before anything is written, or behind the first of them.
+    """A step fails before the first group of leaves is written, or after it.
 
-    The steps that follow are those of whoever had no gradients for what was not stepped. Autograd
-    is told of what may have been written.
+    The unstepped leaves continue as if their gradients had been missing. Autograd detects all
+    tensors that the step could have written.
     """
     errors, made = [MemoryError, KeyboardInterrupt], set()
     for one in pairs(executor=executors, at=[1, 2], error=errors, own=[True, False]):
         if one["executor"] == "reference" and one["at"] == 2:
-            continue  # all leaves in one call
+            continue  # the reference steps all leaves in one call
         optimizer = adamw(0.1).override((1,), lr=0.2)
         twins = Twins(optimizer, tensors, one["executor"])
         with case(**one):
@@ -202,8 +202,8 @@ def test_a_step_that_is_broken_off_is_whole_or_not_made_for_each_leaf(
 def test_a_step_that_is_broken_off_between_chunks_is_whole_for_those_before(
     executors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one buffer, in which a parameter in the middle has no gradient."""
-    monkeypatch.setattr(chunks, "LARGE", 1)  # each run is a chunk of its own
+    """A failed step of a chunk keeps the step of the chunk before it in the same buffer."""
+    monkeypatch.setattr(chunks, "LARGE", 1)  # each run is a separate chunk
     by_one_call = ("reference", "compiled", "auto")
     for executor in (one for one in executors if one not in by_one_call):
         twins = Twins(adamw(0.1), tensors, executor)

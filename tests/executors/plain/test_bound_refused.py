@@ -69,7 +69,7 @@ def test_gradients_that_are_wrong_change_nothing(executors: Any) -> None:
             with pytest.raises(error, match=match):
                 bound.step({**full(2), **change})
             assert_same(values(bound), before)
-            bound.step(full(2))  # and it goes on
+            bound.step(full(2))  # the next step works
 
 
 ONCE = [
@@ -156,7 +156,7 @@ MEDDLING: dict[str, tuple[Callable[[BoundOptimizer], object], str]] = {
 
 
 def test_memory_that_someone_has_changed_is_an_error(executors: Any) -> None:
-    """Before anything is written: at the second step, and where a step is found out by then."""
+    """A step with changed memory raises before it writes, also if the step is planned."""
     names = [name for name in NAMES if name in "abe"]
     for one in pairs(executor=executors, name=MEDDLING, steps=[1, 3], own=[True, False]):
         optimizer = VARIANTS["rmsprop centered"].using(executor=one["executor"])
@@ -181,12 +181,12 @@ class Hyper(NamedTuple):
 
 
 def centred(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
-    """Pointwise, unless it is centred."""
+    """Step pointwise, or by the centred gradient if ``centred`` is set."""
     return param - c.lr * (grad - grad.mean() if c.centred else grad), state
 
 
 def test_what_one_of_several_buffers_is_refused_for_changes_none() -> None:
-    """It was found out when others had been stepped already."""
+    """A step checks all buffers before it writes; once, it had already stepped some of them."""
     rule = Rule(name="centred", hyper=Hyper, rule=centred)
     optimizer = chain(rule(lr=0.1, centred=False)).override(("b",), centred=True)
     for executor in ("blocked", "auto"):

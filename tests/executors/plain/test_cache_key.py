@@ -1,4 +1,4 @@
-"""Keys of chunks, found once and valid at every step that follows."""
+"""Keys of chunks, which are computed once and stay valid for later steps."""
 
 import operator
 from enum import Enum
@@ -59,7 +59,7 @@ def test_numbers_are_read_in_the_order_of_the_signature() -> None:
 
 
 def test_a_memo_outlives_parameter_and_gradient() -> None:
-    """They may be other tensors at each step; state is the same as long as its tuple is."""
+    """A key is reused for new parameters and gradients, but follows new states and dtypes."""
     stages = sgd(momentum=0.9).stages[-1:]
     coefficients = sgd(momentum=0.9).links[-1].hyper
     state = (torch.zeros(1),)
@@ -77,7 +77,7 @@ def test_a_memo_outlives_parameter_and_gradient() -> None:
 
 OTHERS = [
     MANY._replace(flag=False),
-    MANY._replace(flag=1),  # equal to True, and not the same choice
+    MANY._replace(flag=1),  # equal to True, but a different choice
     MANY._replace(count=4),
     MANY._replace(count=3.0),
     MANY._replace(mode=None),
@@ -101,11 +101,11 @@ def test_anything_else_than_other_numbers_is_seen() -> None:
 
 
 KEEPING_NUMBERS = ("asgd", "nadam")
-"""Rules whose state has a number for a whole parameter."""
+"""Rules whose state has one scalar for a whole parameter."""
 
 
 def test_every_chain_is_a_program_and_read_as_its_signature_says() -> None:
-    """None is silently left to the reference: the laws would hold, and nothing would be fast."""
+    """A chain without a program would run slowly by the reference, and no law would notice."""
     table = {name: one.factory() for name, one in ONE_CHAIN.items()}
     for name, optimizer in {**table, **RULES}.items():
         fetch = None
@@ -148,7 +148,7 @@ def test_a_bound_chunk_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_an_option_that_changes_is_seen() -> None:
-    """The next step is another graph; so is one for a single step."""
+    """A changed option changes the graph of later steps, or of a single step."""
     twins = Twins(sgd(0.1, momentum=0.9), lambda: {"w": noise(0, 60)}, "blocked")
     for step in range(6):
         if step == 2:

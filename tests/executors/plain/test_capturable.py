@@ -1,4 +1,4 @@
-"""Steps that CUDA graphs may capture: each replay is a step of its own number."""
+"""Steps that CUDA graphs can capture: each replay uses its own step number."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -52,12 +52,12 @@ class NoHyper(NamedTuple):
 
 
 class Moments(NamedTuple):
-    first: Tensor  # of the parameter's shape and dtype
-    second: Tensor  # the same
+    first: Tensor  # has the parameter's shape and dtype
+    second: Tensor  # has the parameter's shape and dtype
 
 
 def plain_adam(param: Tensor, grad: Tensor, state: Moments, c: Hyper) -> tuple[Tensor, Moments]:
-    """Arithmetic with numbers, and torch's functions that take some."""
+    """Step by Adam, with arithmetic on numbers and with torch functions that take numbers."""
     beta_1, beta_2 = c.betas
     first = beta_1 * state.first + (1 - beta_1) * grad
     second = torch.addcmul(beta_2 * state.second, grad, grad, value=1 - beta_2)
@@ -65,7 +65,7 @@ def plain_adam(param: Tensor, grad: Tensor, state: Moments, c: Hyper) -> tuple[T
 
 
 def signed(param: Tensor, grad: Tensor, state: Moments, c: Hyper) -> tuple[Tensor, Moments]:
-    """torch's functions, with plain numbers where they want such."""
+    """Step by the sign of an average, with torch functions that need plain numbers."""
     average = torch.lerp(grad, state.first, c.betas[0])
     step = torch.add(param, average.sign().clamp(max=c.betas[0]), alpha=-c.lr)
     return step, Moments(average, state.second)
@@ -139,12 +139,12 @@ def set_rate(k: int, bound: Any) -> None:
 
 
 def set_decay(k: int, bound: Any) -> None:
-    """Nothing for a while."""
+    """Set a weight decay that is zero for two steps."""
     bound.set_hyper(weight_decay=[0.1, 0.0, 0.0, 0.3][k])
 
 
 def test_hyper_parameters_change_between_replays() -> None:
-    """Also where a stage has a rate of its own."""
+    """Replays follow new hyper-parameters, also if a stage has its own learning rate."""
     for optimizer, change in (
         (REFERENCE.override(("b",), lr=0.5), set_some),
         (chain(DECAY, sgd(0.1)).using(executor="reference"), set_rate),
@@ -167,7 +167,7 @@ def test_what_is_written_into_a_tensor_holds_from_the_next_replay_on() -> None:
 
 
 def test_gradients_are_read_where_they_were() -> None:
-    """The ``.grad`` of parameters, which backward writes to again, and flat gradients."""
+    """Replays read ``.grad`` tensors and flat gradients, which backward writes to again."""
     for attached in (False, True):
         params = {name: one.requires_grad_() for name, one in tree().items()}
         bound = REFERENCE.bind(params, capturable=True)
@@ -195,7 +195,7 @@ def test_a_parameter_without_a_gradient_is_left_alone() -> None:
 
 
 def test_parameters_at_different_steps_keep_their_own_numbers() -> None:
-    """And may come to be at the same."""
+    """Replays keep separate step counts, also after a load makes them equal."""
     plain, given = REFERENCE.bind(tree()), gradients()(0)
     plain.step({**gradients()(7), "b": None})
     bound = REFERENCE.bind(tree(), plain.state, capturable=True)
@@ -253,7 +253,7 @@ def test_before_that_a_schedule_may_take_the_place_of_a_number() -> None:
     "dtypes", [("float32", "float64"), ("float64", "float64", "float64")], ids=str
 )
 def test_chunks_that_were_at_one_step_count_on_their_own(dtypes: tuple[str, ...]) -> None:
-    """Of another buffer, or of the same but no neighbours."""
+    """Chunks of different buffers, or apart in one buffer, can get different step counts."""
     sizes = {name: getattr(torch, one) for name, one in zip("abc", dtypes, strict=False)}
 
     def made() -> dict[str, Tensor]:
@@ -289,7 +289,7 @@ def test_a_count_set_between_replays_is_that_parameter_s_alone() -> None:
 
 
 def test_the_first_step_may_be_the_one_that_is_captured() -> None:
-    """Everything that takes a look at numbers was done at binding, for parameters apart too."""
+    """Binding does all checks that read numbers, so the first step can be captured."""
     bound, given = adamw(0.01).using(executor="reference"), full(50)
     bound = bound.bind(parameters(), capturable=True)
     assert bound.ready()
@@ -299,7 +299,7 @@ def test_the_first_step_may_be_the_one_that_is_captured() -> None:
 
 
 def test_rules_of_torch_s_functions_round_as_with_numbers() -> None:
-    """Between two operations nothing is rounded that is not with numbers, and no number is."""
+    """A captured step rounds only where a step with Python's numbers rounds."""
     optimizer = chain(PLAIN(lr=1e-3)).using(executor="reference")
     for dtype in (torch.float16, torch.bfloat16, torch.float64):
         with case(dtype=dtype):

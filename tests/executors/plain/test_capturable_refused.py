@@ -1,4 +1,4 @@
-"""Steps that are captured: what is refused, and said before anything is changed."""
+"""Refusals of captured steps, raised before anything is changed."""
 
 import math
 from typing import Any
@@ -79,7 +79,7 @@ def test_what_is_more_than_a_number_cannot_be_set_once_captured() -> None:
         bound.step(gradients()(1))
     rate = torch.full((1,), 0.1, dtype=torch.float64)
     bound = captured(adamw(rate).using(executor="reference"))
-    bound.set_hyper(lr=bound.optimizer.hyper["lr"])  # that tensor, each time
+    bound.set_hyper(lr=bound.optimizer.hyper["lr"])  # the same tensor each time
     with pytest.raises(ValueError, match="lr was a tensor, and is to be another one .fill_"):
         bound.set_hyper(lr=rate)
 
@@ -124,7 +124,7 @@ def test_without_it_the_error_says_what_to_do() -> None:
 
 
 def test_what_cannot_be_bound_leaves_parameters_as_they_were() -> None:
-    """A number in double precision makes more of a 0-d parameter than it was."""
+    """Binding fails if a number in double precision would widen a 0-d parameter."""
     params = {"a": noise(0, 4), "b": noise(1)}
     optimizer = stateless(lambda p, g, s, c: (p - c.lr * g, s), kind="per_matrix")
     with pytest.raises(UntraceableError, match="torch.float64; it must keep both"):
@@ -163,13 +163,13 @@ def test_measuring_refuses_to_be_captured() -> None:
 
 
 def test_nothing_is_examined_while_it_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Binding examines with numbers if a chain is pointwise; capturing examines nothing."""
+    """Binding checks that a chain is pointwise; capturing checks nothing."""
     calls: list[Any] = []
     validate = ChunkExecutor.validate
     monkeypatch.setattr(
         ChunkExecutor, "validate", lambda *given: (calls.append(given), validate(*given))[1]
     )
-    half = tree(torch.float16)  # which is not compiled
+    half = tree(torch.float16)  # float16 is not compiled
     bound = sgd(lr=lambda k: 0.1 * 0.99**k, momentum=0.8).bind(half, capturable=True)
     assert calls
     with Graph().recording():

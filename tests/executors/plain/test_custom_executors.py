@@ -1,4 +1,4 @@
-"""Executors are asked: nobody looks at their class or their name. And users have their own."""
+"""Custom executors. The package asks an executor, and does not check its class or name."""
 
 import ast
 import re
@@ -28,13 +28,13 @@ from ..support import assert_same, noise
 
 SOURCE = Path(__file__).parents[3] / "src"
 DOOR = "functional_optim/kernels/table.py"
-"""Where executors come in, of which a user's may be anything with the four functions."""
+"""Module that registers executors, the only one that checks their class."""
 DECLARED = "functional_optim/testing/combinations.py"
-"""Says by name what each executor takes, in words that a test holds against what it does."""
+"""Module that lists by name what each executor takes; a test checks the list."""
 
 
 def parsed(words: set[str]) -> Iterator[tuple[str, ast.Module]]:
-    """The modules in whose text one of these words stands."""
+    """Yield the modules whose text contains one of these words."""
     for file in sorted(SOURCE.rglob("*.py")):
         text = file.read_text("utf-8")
         if any(word in text for word in words):
@@ -42,14 +42,14 @@ def parsed(words: set[str]) -> Iterator[tuple[str, ast.Module]]:
 
 
 def kinds() -> set[str]:
-    """The names of all classes of executors and kernels."""
+    """Return the names of all classes of executors and kernels."""
     pattern = re.compile(r"^class (\w*(?:Executor|Kernel|Chunks))\b", re.MULTILINE)
     files = (SOURCE / "functional_optim" / "kernels").rglob("*.py")
     return {name for file in files for name in pattern.findall(file.read_text("utf-8"))}
 
 
 def classes_looked_at(module: ast.Module, names: set[str]) -> list[str]:
-    """Where a module looks at the class of one of these: isinstance, type() or a pattern."""
+    """Return the expressions that check one of these classes: isinstance, type(), or a pattern."""
 
     def named(node: ast.AST) -> bool:
         texts = (getattr(one, "id", getattr(one, "attr", "")) for one in ast.walk(node))
@@ -71,7 +71,7 @@ def classes_looked_at(module: ast.Module, names: set[str]) -> list[str]:
 
 
 def names_looked_at(module: ast.Module) -> list[str]:
-    """Where a module compares what is called an executor with the name of one."""
+    """Return the comparisons of an executor with the name of an executor."""
     found = []
     for node in ast.walk(module):
         if isinstance(node, ast.Compare):
@@ -115,7 +115,7 @@ def test_comparisons_of_names_are_seen() -> None:
 
 
 class Counting(Executor):
-    """The reference, and how many leaves it stepped; of itself it says nothing."""
+    """Reference executor that counts the leaves it steps, and does not explain itself."""
 
     def __init__(self) -> None:
         self._reference = ReferenceExecutor()
@@ -144,7 +144,7 @@ class Counting(Executor):
 
 @pytest.fixture
 def counting() -> Iterator[Counting]:
-    """An executor of a user's, registered as "counting"."""
+    """Register a custom executor as "counting"."""
     made = Counting()
     register_executor("counting", made)
     yield made

@@ -1,4 +1,4 @@
-"""Leaves on a device that stands for an accelerator: what is kept of them, what is refused."""
+"""Leaves on a simulated accelerator: scratch memory, choice of kernels, and refusals."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ META = torch.device("meta")
 
 
 def test_on_a_device_no_scratch_is_kept() -> None:
-    """A thread may step in two streams, and one of them may still read it."""
+    """Scratch is not reused on a device, because another stream can still read it."""
     one, other = (scratch("of a test", 5, torch.float32, META) for _ in range(2))
     assert one._base is None or one._base is not other._base
     host = [scratch("of a test", 5, torch.float32, torch.device("cpu")) for _ in range(2)]
@@ -32,7 +32,7 @@ def test_on_a_device_no_scratch_is_kept() -> None:
 
 
 def test_tensors_on_several_devices_are_no_chunk() -> None:
-    """Such as ``stored(..., state_device="cpu")`` gives: a kernel would mix them."""
+    """A kernel refuses state on another device, as with ``stored(..., state_device="cpu")``."""
     optimizer, param = adamw(lr=0.1), torch.ones(3)
     stages = optimizer.stages
     states = tuple(optimizer.init(param).leaves.stages)
@@ -46,7 +46,7 @@ def test_tensors_on_several_devices_are_no_chunk() -> None:
 
 
 def _on_cuda(optimizer: Optimizer, dtype: torch.dtype = torch.bfloat16) -> Leaf:
-    """A leaf on CUDA, of which torch knows all but the values."""
+    """Return a fake leaf on CUDA, which has a shape and a dtype but no values."""
     with FakeTensorMode():
         param = torch.empty(70_001, dtype=dtype, device="cuda")
         state = optimizer.init(param).leaves.stages
@@ -56,9 +56,9 @@ def _on_cuda(optimizer: Optimizer, dtype: torch.dtype = torch.bfloat16) -> Leaf:
 
 
 def test_auto_rounds_as_the_reference_on_every_device() -> None:
-    """Of parameters on several devices too, where no executor of one device stands in for it.
+    """On CUDA, ``auto`` uses only kernels that round as the reference does.
 
-    torch's fused kernels and compiled programs round in another way.
+    Torch's fused kernels and compiled programs round differently.
     """
     leaf, auto = _on_cuda(adamw(lr=0.1)), EXECUTORS["auto"]
     assert isinstance(auto, ChunkExecutor)
@@ -102,7 +102,7 @@ def test_an_option_of_a_torch_class_chooses_the_executor(
 def test_prefer_fused_takes_what_fused_refuses_by_lists(
     dtype: torch.dtype, decay: float, takes: bool
 ) -> None:
-    """As where a torch class is given fused=True on CUDA: nothing that torch steps is refused."""
+    """``prefer_fused`` refuses nothing: lists step leaves that the fused kernel does not take."""
     optimizer = adam(lr=0.1, weight_decay=decay)
     leaf, executor = _on_cuda(optimizer, dtype), EXECUTORS["prefer_fused"]
     assert isinstance(executor, ChunkExecutor) and not executor.strict

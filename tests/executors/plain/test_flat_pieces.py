@@ -1,4 +1,4 @@
-"""A pointwise stage is stepped in flat pieces: what those answer otherwise, it must not read."""
+"""A pointwise stage runs on flat pieces, so it must not read ranks, strides, or sizes."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -53,7 +53,7 @@ def tree() -> dict[str, Tensor]:
 
 
 def test_a_rule_that_reads_the_rank_is_refused_by_every_compiled_executor() -> None:
-    """Fault 4: it was compiled for a flat tensor, and gave other numbers than the reference."""
+    """Fault 4: such a rule was compiled for a flat tensor, and gave wrong numbers."""
     for name, read in READS.items():
         for executor in ASKED:
             with case(name=name, executor=executor):
@@ -69,7 +69,7 @@ def test_a_rule_that_reads_the_rank_is_refused_by_every_compiled_executor() -> N
 
 
 def test_so_is_it_by_a_torch_optimizer() -> None:
-    """Fault 4."""
+    """Fault 4: ``TorchOptimizer`` refuses a rule that reads the rank."""
     params = [torch.nn.Parameter(one) for one in tree().values()]
     optimizer = TorchOptimizer(params, stateless(rule_of(READS["ndim"])))
     for param in params:
@@ -91,7 +91,7 @@ def chained(transform: Callable[..., Any]) -> Optimizer:
 
 
 def test_so_is_a_transform() -> None:
-    """Fault 4."""
+    """Fault 4: a transform that reads the rank is refused."""
     optimizer = chained(by_rank).using(executor="auto")
     require_refused(lambda: optimizer.update(tree(), tree(), optimizer.init(tree())), "scaled")
 

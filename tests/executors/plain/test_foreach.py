@@ -1,4 +1,4 @@
-"""Chains over lists of tensors, by torch's functions that do one thing to each."""
+"""Chains over lists of tensors, run by torch's foreach functions."""
 
 import itertools
 from typing import Any
@@ -32,7 +32,7 @@ POINTWISE = [
 
 
 def leaves_of(optimizer: Any, dtype: torch.dtype, step: float, device: str = "cpu") -> list[Any]:
-    """Leaves of several lengths, with a state that is not what it begins as."""
+    """Return leaves of several lengths, whose states are not the initial ones."""
     made = []
     for k, size in enumerate(SIZES):
         param, grad = (noise(10 * k + one, size, dtype=dtype) for one in (1, 2))
@@ -50,13 +50,13 @@ def leaves_of(optimizer: Any, dtype: torch.dtype, step: float, device: str = "cp
 
 
 def stepped(optimizer: Any, leaves: list[Any]) -> tuple[Any, str]:
-    """Copies of the leaves after a step by lists, and why there was none."""
+    """Return copies of the leaves after a step by lists, or the reason why there is none."""
     copies = [with_tensors(one, [t.clone() for t in tensors_of(one)]) for one in leaves]
     columns = [list(column) for column in zip(*map(tensors_of, copies), strict=True)]
     like = max(copies, key=lambda leaf: leaf.param.numel())._replace(entries={})
     totals = totals_of(optimizer, leaves)
     with torch.no_grad():
-        for _ in range(2):  # the second time by what is kept
+        for _ in range(2):  # the second call uses the cache
             run = KERNEL.bind_lists(optimizer.stages, like, columns)
         if isinstance(run, str):
             return None, run
@@ -73,7 +73,7 @@ def totals_of(optimizer: Any, leaves: list[Any]) -> list[torch.Tensor]:
 
 
 def require_reference(optimizer: Any, dtype: torch.dtype, step: float, device: str = "cpu") -> str:
-    """Hold a step by lists against the reference's; why there is none."""
+    """Compare a step by lists with the reference; return the reason if there is no such step."""
     leaves = leaves_of(optimizer, dtype, step, device)
     got, why = stepped(optimizer, leaves)
     if why:
@@ -119,7 +119,7 @@ def test_what_torch_has_for_lists_is_one_call() -> None:
 
 
 def test_what_torch_has_not_is_made_leaf_by_leaf() -> None:
-    """Rprop chooses by signs."""
+    """Rprop fills by a mask, for which torch has no foreach function."""
     assert "masked_fill" in program_of(rprop(lr=0.1)).one_by_one
 
 

@@ -1,4 +1,4 @@
-"""torch's fused kernels against the reference executor: one step, from the same inputs."""
+"""Torch's fused kernels compared with the reference executor, one step from equal inputs."""
 
 import copy
 import itertools
@@ -42,8 +42,10 @@ from ..support import chunk_of, noise, together
 KERNEL = FusedKernel()
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 CROWD = 512
-"""A short chunk is cut from a tensor of at least so many elements, and its errors are measured in
-units of that tensor: a tensor of one element may cancel to nothing."""
+"""Least number of elements of the tensor from which a short chunk is cut.
+
+Errors are measured in units of that tensor, because a single element can cancel to zero.
+"""
 
 STEPS = (1.0, 2.0, 3.0, 10_000.0)
 
@@ -65,7 +67,7 @@ def made(chunk: Leaf) -> tuple[Tensor, Any]:
 
 
 def fused_step(stages: tuple[Stage, ...], chunk: Leaf) -> Leaf:
-    """The chunk after the fused step, on copies."""
+    """Return a copy of the chunk after the fused step."""
     copied = mapped(chunk, torch.clone)
     with torch.no_grad():
         assert KERNEL.supports(stages, copied) is None
@@ -77,17 +79,17 @@ def fused_step(stages: tuple[Stage, ...], chunk: Leaf) -> Leaf:
 
 
 def reference_step(stages: tuple[Stage, ...], chunk: Leaf) -> Leaf:
-    """The chunk after the reference executor's step, on copies."""
+    """Return a copy of the chunk after the reference executor's step."""
     copied = mapped(chunk, torch.clone)
     ReferenceExecutor().update_(stages, [copied], ())
     return copied
 
 
 def require_close(stages: tuple[Stage, ...], chunk: Leaf, size: int, ulps: float) -> Leaf:
-    """The fused step of the first ``size`` elements is the reference's, which is returned.
+    """Require that the fused step of the first ``size`` elements is close; return the reference's.
 
-    The magnitudes before the step count as those after it: a sum that cancels keeps the errors of
-    its terms.
+    Errors are relative to the magnitudes before and after the step. A sum that cancels keeps the
+    errors of its terms.
     """
     want = reference_step(stages, chunk)
     got = fused_step(stages, mapped(chunk, lambda tensor: tensor[:size]))
@@ -137,7 +139,7 @@ KINDS: dict[str, tuple[Callable[..., Optimizer], dict[str, Any], tuple[torch.dty
     "adagrad": (adagrad, some(**ADAGRAD, weight_decay=DECAY), WIDE),
     "adagrad without decay": (adagrad, some(**ADAGRAD), (torch.bfloat16,)),
 }
-"""Constructor, options and dtypes."""
+"""Constructor, options, and dtypes of each kind."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -151,7 +153,7 @@ def test_every_step_is_within_the_bound(
     device = data.draw(st.sampled_from(DEVICES))
     given = data.draw(st.fixed_dictionaries(options))
     if device == "cuda" and factory is sgd:
-        given["maximize"] = False  # it is refused there, behind weight decay and momentum
+        given["maximize"] = False  # refused there after weight decay or momentum
     optimizer = factory(**given)
     of_betas = 0.0
     if device == "cuda" and dtype == torch.float32 and "betas" in given:
@@ -376,7 +378,7 @@ def test_where_the_sign_is_turned_last_maximize_is_refused() -> None:
     )
 
     class Elsewhere(torch.Tensor):
-        """A tensor that says it is on another device."""
+        """Tensor that reports another device."""
 
         is_cpu = False
         device = torch.device("cuda")

@@ -30,7 +30,7 @@ def made(name: str) -> Optimizer:
 
 
 def test_numbers_on_the_left_are_not_rounded_to_16_bits(executors: Any) -> None:
-    """0.1 * 2.625 is 0.2617 in bfloat16, and 0.2637 where 0.1 is rounded before."""
+    """0.1 * 2.625 is 0.2617 in bfloat16. If 0.1 is rounded first, the product is 0.2637."""
     for one in pairs(first=[0.0, 1.0, 1.3125], executor=executors):
         optimizer = made(f"at {one['first']}").using(executor=one["executor"])
         for value in (one["first"], 1.3125):

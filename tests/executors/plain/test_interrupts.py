@@ -1,7 +1,6 @@
-"""Ctrl-C at every place of a step: all of it is made, or nothing.
+"""Ctrl-C at every point of a step: the step is complete, or changes nothing.
 
-The interrupt is a real one, sent by the process to itself: before each operation of torch, and at
-each line of the package, that a step comes to.
+The process sends itself a real interrupt, before an operation of torch or at a line of the package.
 """
 
 import linecache
@@ -33,7 +32,7 @@ def interrupt() -> None:
 
 
 class AtOperation(TorchDispatchMode):
-    """Sends the interrupt before one operation; counts them all."""
+    """Interrupt before one operation of torch; counts all operations."""
 
     def __init__(self, place: int) -> None:
         super().__init__()
@@ -49,10 +48,10 @@ class AtOperation(TorchDispatchMode):
 
 
 class AtLine:
-    """Sends the interrupt at one line of the package; counts them all, but those of ``with``.
+    """Interrupt at one line of the package; counts all lines except those of ``with``.
 
-    Such a line is traced again when its block ends. An interrupt that is raised there, where Python
-    itself lets none through, would leave the block without its exit.
+    Python traces a ``with`` line again when its block ends, and lets no interrupt through there. An
+    interrupt raised at that point would leave the block without its exit.
     """
 
     def __init__(self, place: int) -> None:
@@ -81,7 +80,7 @@ class AtLine:
 class Case(NamedTuple):
     step: Callable[[Tree], Any]
     seen: Callable[[], list[Tensor]]
-    """Copies of parameters, state and step counts."""
+    """Function that returns copies of parameters, state, and step counts."""
 
 
 def params() -> Tree:
@@ -137,7 +136,7 @@ CHAINS = {
 
 
 def places(make: Callable[[], Case], where: Callable[[int], Any], most: int) -> list[int]:
-    """The places of the second step: all, or so many of them, spread evenly, and both ends."""
+    """Return evenly spread places of the second step, with the first and the last."""
     tried = make()
     tried.step(grads(1))
     with where(0) as counted:
@@ -147,7 +146,7 @@ def places(make: Callable[[], Case], where: Callable[[int], Any], most: int) -> 
 
 
 def check(make: Callable[[], Case], where: Callable[[int], Any], most: int) -> None:
-    """A step interrupted at each place is whole or not made, and the next one goes on."""
+    """Require that an interrupted step is complete or not made, and that later steps work."""
     plain = make()
     plain.step(grads(1))
     before = plain.seen()
@@ -169,7 +168,7 @@ def check(make: Callable[[], Case], where: Callable[[int], Any], most: int) -> N
             tried.step(grads(2))
         tried.step(grads(3))
         assert all(map(same_bits, tried.seen(), last)), f"place {place}: the next step"
-    # Of a step in C++, no operation of torch follows.
+    # No operation of torch follows a step in C++.
     assert True in found or where is AtOperation
 
 
@@ -187,7 +186,7 @@ def test_the_pure_step_changes_nothing(executors: Any) -> None:
         given, state = optimizer.update(params(), grads(1), optimizer.init(params()))
         kept = copies(given, state)
         want = optimizer.update(given, grads(2), state)
-        with one["where"](0) as counted:  # as often as it comes once all is remembered
+        with one["where"](0) as counted:  # counts with warm caches
             optimizer.update(given, grads(2), state)
         for place in {*range(1, counted.seen, max(1, counted.seen // 12)), counted.seen}:
             with case(**one, place=place):

@@ -1,4 +1,4 @@
-"""Where tensors lie in memory: any strides, any sharing. The results are the reference's."""
+"""Steps of tensors with any strides or shared memory have the reference's results."""
 
 import itertools
 from typing import Any
@@ -21,13 +21,13 @@ from ..support import LARGE, assert_same, copied, differ, noise
 RULE = RULES["reuses"]
 CLIPPED = chain(clip_by_global_norm(0.5), RULE)
 COUNTS = (3, 700, LARGE)
-"""Elements of a leaf that is small, that is a chunk, and that is cut."""
+"""Sizes of a small leaf, of a leaf that is a chunk, and of a leaf that is cut."""
 LAYOUTS = ("contiguous", "transposed", "sliced", "channels_last", "expanded", "backwards")
 SHAPES = ((), (1,), (0,), (3,), (5, 7), (4, 1), (2, 0, 3), (2, 3, 4, 5), (1, 2, 1, 2), (LARGE,))
 
 
 def in_layout(tensor: Tensor, layout: str) -> Tensor:
-    """The same values, laid out somehow; "expanded" repeats the first."""
+    """Return the same values in a layout; "expanded" repeats the first."""
     if layout == "expanded":
         return tensor[:1].expand(tensor.shape) if tensor.dim() and len(tensor) else tensor
     if layout == "backwards" and tensor.dim():
@@ -58,7 +58,7 @@ def made(drawn: list[Any], seed: int) -> tuple[dict[str, Tensor], dict[str, Tens
 
 
 def with_layouts(state: State, drawn: list[Any]) -> State:
-    """The state, each leaf's in a layout of its own."""
+    """Return the state with each leaf in its drawn layout."""
 
     def laid(leaf: LeafState, layout: str) -> LeafState:
         stages = (map_state(lambda t: in_layout(t, layout).clone(), one) for one in leaf.stages)
@@ -71,7 +71,7 @@ def with_layouts(state: State, drawn: list[Any]) -> State:
 @examples(25)
 @given(drawn=leaves, seed=st.integers(0, 99))
 def test_any_strides(executors: Any, drawn: list[Any], seed: int) -> None:
-    """Strides stay as they are, and gradients are not written to, nor said to be."""
+    """A step keeps the strides, and neither writes to a gradient nor changes its version."""
     params, grads = made(drawn, seed)
     given, versions = copied(grads), [grad._version for grad in grads.values()]
     for optimizer, executor in itertools.product((RULE, VARIANTS["lion"]), executors):
@@ -123,7 +123,7 @@ def test_the_gradient_may_be_the_parameter_itself(executors: Any) -> None:
 
 
 def test_the_gradient_may_be_a_state_or_another_s_parameter(executors: Any) -> None:
-    """A gradient that is a parameter stepped earlier is read with its new values."""
+    """A gradient that is an earlier parameter of the step is read with its new values."""
     optimizer = VARIANTS["sgd nesterov"]
 
     def stepped(executor: Any, count: int) -> Any:
@@ -158,7 +158,7 @@ def test_a_state_that_is_kept_may_be_the_gradient(executors: Any) -> None:
 
 
 def test_a_parameter_that_overlaps_itself_is_stepped_on_a_copy(executors: Any) -> None:
-    """Of a view whose elements share memory, each has its own value after a pure step."""
+    """Elements that share memory get separate values in a pure step."""
     param, grad = noise(0, 9).unfold(0, 3, 2), noise(1, 4, 3)
     want = RULE.update(param, grad, RULE.init(param))
     assert len(set(want[0].flatten().tolist())) == param.numel()
@@ -186,7 +186,7 @@ def one_inside_the_other(count: int) -> tuple[Tensor, Tensor]:
 def test_leaves_that_share_memory_are_stepped_one_after_the_other(executors: Any) -> None:
     def stepped(executor: Any, optimizer: Optimizer, make: Any, count: int) -> Any:
         a, b = make(count)
-        # In another order than in memory, with a bystander before and after.
+        # The order differs from the order in memory. Unrelated leaves come first and last.
         params = {"x": noise(7, 9), "b": b, "a": a, "y": noise(8, count)}
         grads = {key: noise(k, *p.shape) for k, (key, p) in enumerate(params.items())}
         state = optimizer.init(params)

@@ -1,4 +1,4 @@
-"""Rules that read a number of their leaf in each step: programs step them, not the reference."""
+"""Rules that read a scalar of their leaf in each step: programs step them, not the reference."""
 
 import weakref
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def leaf_of(optimizer: Optimizer, param: Tensor) -> Leaf:
 
 
 def test_every_algorithm_that_needs_whole_leaves_has_a_program() -> None:
-    """What has none is silently left to the reference: right, but several times as slow."""
+    """An algorithm without a program would silently run by the slow reference executor."""
     for name, one in ONE_CHAIN.items():
         optimizer = one.factory()
         pointwise = why_not_pointwise(optimizer.stages) is None and name not in RULES
@@ -64,7 +64,7 @@ def test_every_algorithm_that_needs_whole_leaves_has_a_program() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("name", RULES)
 def test_its_program_has_torchs_bits(name: str, dtype: torch.dtype) -> None:
-    """Over steps in which numbers change, with leaves of every shape and late gradients."""
+    """Steps with changing numbers, every shape, and late gradients have torch's bits."""
     make, make_theirs = RULES[name]
     params = [Parameter(noise(k, *shape, dtype=dtype)) for k, shape in enumerate(SHAPES)]
     twins = [Parameter(param.detach().clone()) for param in params]
@@ -90,7 +90,7 @@ def test_it_is_explained_as_it_is_stepped(name: str) -> None:
 
 
 class _Alive(TorchDispatchMode):
-    """Counts the bytes of the tensors that operations made, and that are alive."""
+    """Counter of the bytes of live tensors that operations returned."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class _Alive(TorchDispatchMode):
 
 
 def test_a_program_drops_what_it_reads_no_more() -> None:
-    """Noise takes about 30 operations on words of 64 bits that have no ``out=``."""
+    """A program frees temporaries early. Noise takes about 30 operations without ``out=``."""
     optimizer, count = chain(add_noise(0.1), sgd(lr=0.1)), 1000
     leaf = leaf_of(optimizer, noise(1, count))
     found = program_of(optimizer.stages, leaf)

@@ -1,4 +1,4 @@
-"""Small leaves that lie apart are stepped in lists, where no loop is compiled."""
+"""Small separate leaves are stepped in lists if no loop is compiled."""
 
 from typing import Any
 
@@ -54,7 +54,7 @@ def test_in_any_layout_steps_are_the_reference_s(
 
 
 def test_small_leaves_are_stepped_by_one_call_for_each_operation() -> None:
-    """However many they are."""
+    """The number of foreach calls does not depend on the number of leaves."""
     calls = []
     for count in (3, 30):
         optimizer = trained([normal(7 + k, seed=k) for k in range(count)], "adamw")

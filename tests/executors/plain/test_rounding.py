@@ -1,4 +1,4 @@
-"""Operations that torch rounds by where an element is: their leaves are stepped as they are."""
+"""Leaves are not joined or cut if torch's rounding depends on the position of an element."""
 
 from collections.abc import Callable
 from typing import Any
@@ -52,7 +52,7 @@ def require_same(rule: Rule, grads: list[Tensor], *, bound: bool) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_they_are_the_reference_bit_for_bit(dtype: torch.dtype) -> None:
-    """Fault 13: joined or cut, they were off by a unit in the last place."""
+    """Fault 13: joined or cut leaves were off by a unit in the last place."""
     for name, rule in RULES.items():
         with case(name=name):
             require_same(rule, leaves(2, dtype), bound=True)
@@ -61,7 +61,7 @@ def test_they_are_the_reference_bit_for_bit(dtype: torch.dtype) -> None:
 
 
 def test_an_expanded_gradient_is_not_copied_before_it_is_read() -> None:
-    """Fault 13: torch computes with an expanded tensor as with a number."""
+    """Fault 13: torch treats an expanded tensor as a number, so a copy rounds differently."""
     rules: tuple[Rule, ...] = (
         lambda p, g, s, c: (torch.sub(p, g, alpha=c.lr), s),
         lambda p, g, s, c: (torch.add(p, g, alpha=-c.lr), s),

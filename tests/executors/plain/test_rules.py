@@ -1,4 +1,4 @@
-"""Rules of a user's own, with the turns that an executor may take wrongly, by every executor."""
+"""Custom rules with details that an executor could get wrong, run by every executor."""
 
 import itertools
 from typing import Any
@@ -54,7 +54,7 @@ def test_rules_are_the_reference_bit_for_bit(executors: Any) -> None:
 
 
 def test_values_that_are_not_finite_are_the_reference_s(executors: Any) -> None:
-    """Values that overflow, vanish or are NaN do so in every executor, also beside others."""
+    """Values that overflow, underflow, or are NaN are the same in every executor."""
     special = [0.0, -0.0, 1e-45, -1e-38, 3e38, -3e38, 1e20, -1e20, 1.0, 2e19, 5e-20]
     numbers = torch.tensor([*special, float("nan"), float("inf"), -float("inf")])
     params = {"w": numbers.repeat(14), "v": numbers.flip(0)}
@@ -64,7 +64,7 @@ def test_values_that_are_not_finite_are_the_reference_s(executors: Any) -> None:
             state = optimizer.init(params)
             want, _ = optimizer.using(executor="reference").update(params, grads, state)
             got, _ = optimizer.using(executor=executor).update(params, grads, state)
-            for key in params:  # which NaN it is does not matter
+            for key in params:  # the bits of a NaN do not matter
                 same = bits(got[key]) == bits(want[key])
                 assert bool((same | (got[key].isnan() & want[key].isnan())).all())
 
@@ -91,11 +91,11 @@ STORAGES: list[dict[str, Any]] = [
     {"state": "bfloat16+stochastic"},
     {"param": "bfloat16+kahan", "state": "bfloat16+stochastic"},
 ]
-"""What is narrowed and widened goes into memory that is kept."""
+"""Storages whose conversions must write into reused memory."""
 
 
 def new_memory_of(optimizer: Optimizer) -> list[str]:
-    """Return the new memory of later steps: one in place, and two of a bound optimizer."""
+    """Return the operations that allocate in a warm step in place and two warm bound steps."""
     dtype = next((stage.dtypes[0] for stage in optimizer.stages if stage.dtypes), torch.float32)
     params, grads = ({"z": noise(k, LARGE, dtype=dtype)} for k in range(2))
     state, bound = optimizer.init(params), optimizer.bind(copied(params))
@@ -117,11 +117,11 @@ def test_a_large_leaf_is_stepped_without_new_memory(near_borders: None) -> None:
             assert new_memory_of(optimizer.using(executor="blocked")) == []
     assert "aten.lerp.Scalar" in new_memory_of(
         EVERY["adamw"].using(executor="reference")
-    )  # it would be seen
+    )  # the check detects allocations
 
 
 def test_what_was_tried_on_few_elements_holds_for_many(near_borders: None) -> None:
-    """3.0 / x is two operations in torch, which on some elements agree with one division."""
+    """Torch computes ``3.0 / x`` by two operations, which can differ from one division."""
     optimizer = RULES["numbers_on_the_left"].using(executor="blocked")
     for first in (torch.full((1,), 1.0), torch.full((2,), -2.0)):
         blocked_kernel._PROGRAMS.clear()
@@ -142,11 +142,11 @@ def test_blocks_may_be_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def turned_rule(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
-    return torch.rsub(grad, param, alpha=c.lr), state  # it has no out=
+    return torch.rsub(grad, param, alpha=c.lr), state  # rsub has no out=
 
 
 def test_what_is_read_once_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But where an operation makes new memory, where several pass over it, or where one asks."""
+    """Tensors are cut into blocks only for new memory, several passes, or an explicit size."""
     sizes: list[int] = []
     cut = blocked_kernel._cut
 
@@ -166,7 +166,7 @@ def test_what_is_read_once_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, (optimizer, wanted) in cases.items():
         with case(name=name):
             sizes.clear()
-            monkeypatch.setattr(tree_steps, "_PLANS", [])  # a size is asked for once for each plan
+            monkeypatch.setattr(tree_steps, "_PLANS", [])  # a plan reads the size once
             if name == "asked for":
                 monkeypatch.setenv("FUNCTIONAL_OPTIM_BLOCK", "50000")
             params: Tree = {"w": noise(0, count)}
@@ -195,7 +195,7 @@ def test_a_block_size_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 def converts(p: Any, g: Any, s: Any, c: Any) -> Any:
-    """Every way from one dtype to another and back, and copies."""
+    """Convert between dtypes in every way, and copy."""
     wide = g.double() * 3.0
     whole = (g * 100.0).to(torch.int32).long().int().short().to(torch.int64)
     few = (g * 7.0).to(torch.int8).char()

@@ -1,4 +1,4 @@
-"""Separate gradients, read where they lie in one call, or copied where that cannot be."""
+"""Separate gradients, read in place in one call, or copied if that is impossible."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from ..support import LARGE, Tree, Twins, assert_same, copied, noise, tensors
 
 SHAPES = {"a": (8, 4), "b": (8,), "c": (4, 8), "d": (), "e": (0, 3), "f": (2, 3, 4, 5), "g": (40,)}
 BUCKETS = ("gf", "edc", "ba")
-"""In the order in which a backward pass is done with them."""
+"""Names of the gradients in each bucket, in the order in which backward finishes them."""
 
 
 def params(dtype: torch.dtype = torch.float32) -> Tree:
@@ -22,7 +22,7 @@ def params(dtype: torch.dtype = torch.float32) -> Tree:
 
 
 def in_buckets(like: Tree, seed: int, without: str = "") -> dict[str, Any]:
-    """Gradients as views of one tensor for each bucket, with the strides of their parameters."""
+    """Return gradients as views of one tensor per bucket, with the strides of their parameters."""
     found: dict[str, Any] = {}
     for number, names in enumerate(BUCKETS):
         pieces = [like[name] for name in names]
@@ -45,7 +45,7 @@ OPTIMIZERS = {
 
 
 def test_as_leaf_by_leaf(executors: Any, few_are_enough: None) -> None:
-    """Buckets that move from step to step, a gradient that is missing now and then."""
+    """Steps with moving buckets and missing gradients have the reference's bits."""
     for one in pairs(name=OPTIMIZERS, executor=executors):
         optimizer = OPTIMIZERS[one["name"]]
         twins = Twins(optimizer, params, one["executor"])
@@ -58,7 +58,7 @@ def test_as_leaf_by_leaf(executors: Any, few_are_enough: None) -> None:
 
 
 def test_what_lies_between_gradients_is_not_stepped(executors: Any, few_are_enough: None) -> None:
-    """A complex parameter begins at an even element; the one before ends at an odd one."""
+    """A complex parameter begins at an even element. Steps ignore the gap before it."""
     for executor in executors:
         twins = Twins(
             sgd(0.1), lambda: [noise(0, 201), noise(1, 200, dtype=torch.complex64)], executor
@@ -73,7 +73,7 @@ def test_what_lies_between_gradients_is_not_stepped(executors: Any, few_are_enou
 
 
 def test_what_was_made_before_is_kept(executors: Any, few_are_enough: None) -> None:
-    """Values, state, step counts and options; objects of the tree stay what they are."""
+    """Steps keep values, state, step counts, options, and the objects of the tree."""
     for executor in executors:
         twins = Twins(adamw(0.1), params, executor)
         tree = dict(twins.bound.params)
@@ -87,7 +87,7 @@ def test_what_was_made_before_is_kept(executors: Any, few_are_enough: None) -> N
 
 
 def test_gradients_that_are_written_to_are_copied_first(executors: Any, gathers: list[Any]) -> None:
-    """Parameters and state, of another place: in any order one is read after it was written."""
+    """Gradients that are exchanged parameters or states are copied before the step writes them."""
 
     def made() -> Tree:
         return {"a": noise(0, 640), "b": noise(1, 640)}
@@ -135,7 +135,7 @@ def test_what_does_not_belong_is_refused_before_anything_is_written(
 
 @pytest.mark.parametrize("way", ["own", "given", "in place"])
 def test_autograd_hears_of_what_is_written(executors: Any, few_are_enough: None, way: str) -> None:
-    """Parameters and state, in every step: the first ones, what is prepared, and one of some."""
+    """Autograd detects writes to parameters and state in first, planned, and partial steps."""
     for executor in executors:
         params, grads = ({"a": noise(k, 300), "b": noise(k + 1, LARGE)} for k in (0, 2))
         optimizer = adamw(lr=0.1).using(executor=executor)
@@ -167,7 +167,7 @@ def test_autograd_hears_of_what_is_written(executors: Any, few_are_enough: None,
 def test_chunks_of_before_do_not_join_what_has_been_stepped_apart_since(
     executors: Any, few_are_enough: None
 ) -> None:
-    """Steps that copy gradients, between them one that reads them where they lie."""
+    """Leaves with different step counts do not share a chunk, in any mix of steps."""
     dense = {name: noise(k, 40) for k, name in enumerate("abc")}
     apart = {name: noise(k, 80)[::2] for k, name in enumerate("abc")}
     for executor in executors:

@@ -1,4 +1,4 @@
-"""16-bit floats: however torch shares a leaf among its threads, pieces of it round as it does."""
+"""Pieces of a 16-bit leaf round as torch does, for any number of threads."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from ..support import noise, torch_threads
 
 
 def branching(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
-    if c.lr > 0.05:  # so that it is not traced
+    if c.lr > 0.05:  # prevents tracing
         return torch.add(param, grad, alpha=-c.lr), state
     return param, state
 
@@ -29,7 +29,7 @@ CHAINS: dict[str, Optimizer] = {
     "not traced": stateless(branching, "branching"),
 }
 COUNTS = (65_836, 2 * 65_536 + 300)
-"""Elements: of two blocks; of more, with a share that ends within one."""
+"""Numbers of elements: two blocks, and more blocks with a share that ends within a block."""
 
 
 def test_large_leaves_round_as_the_reference_does(
@@ -56,7 +56,7 @@ def test_large_leaves_round_as_the_reference_does(
 def test_pieces_are_grains_for_each_thread_and_end_where_shares_end(
     total: int, block: int, threads: int
 ) -> None:
-    block = max(block, total // 500)  # so that there are not too many
+    block = max(block, total // 500)  # limits the number of pieces
     with torch_threads(threads):
         plain, found = (piece_lengths(total, block, exact=exact) for exact in (False, True))
     assert sum(plain) == total and max(plain, default=0) <= block

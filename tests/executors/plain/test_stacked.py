@@ -29,7 +29,7 @@ from ...choices import case, pairs
 
 SHAPES = (*((4, 6),) * 5, (3, 3), *((16, 8),) * 7, (6, 4), (3, 3), (2, 0), (2, 0))
 LARGER = (*((16, 32),) * 5, (3, 3), *((32, 24),) * 7, (24, 16), (3, 3), (2, 0), (2, 0))
-"""Of these, batched products round as single ones do."""
+"""Shapes for which batched products round as single products do."""
 CHAINS: dict[str, Any] = {
     "muon": lambda: muon(0.1),
     "muon without nesterov": lambda: muon(0.1, nesterov=False, weight_decay=0.0),
@@ -47,7 +47,7 @@ def tensors(seed: int, dtype: torch.dtype = torch.float32, shapes: Any = SHAPES)
 def steps(
     optimizer: Optimizer, dtype: torch.dtype, count: int = 5, shapes: Any = SHAPES
 ) -> tuple[Any, Any]:
-    """In place; one gradient is missing now and then, so that leaves are at several steps."""
+    """Step in place with one missing gradient per step, so that step counts differ."""
     params = tensors(0, dtype, shapes)
     state = optimizer.init(params)
     for step in range(count):
@@ -59,7 +59,7 @@ def steps(
 
 @pytest.fixture
 def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of the stacks that are stepped."""
+    """Record the sizes of the stacks that are stepped."""
     found: list[int] = []
     plain, bound = stacks.step_stack, leaf_binder._step_stack
 
@@ -78,14 +78,14 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stacks are trusted after two trials, whatever was tried before."""
+    """Trust stacks after two trials, and forget earlier trials."""
     monkeypatch.setattr(stacks, "EVIDENCE", 1)
     monkeypatch.setattr(stacks, "_EVIDENCE", Cache())
 
 
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stacks are trusted without a trial."""
+    """Trust stacks without a trial."""
     trusted = SimpleNamespace(is_enough=lambda *_: True)
     monkeypatch.setattr(StackStepper, "_evidence", lambda *_: trusted)
 
@@ -110,7 +110,7 @@ class Hyper(NamedTuple):
 
 
 def by_norm(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple[Tensor, NoState]:
-    """Wrong of a stack: the norm of all its matrices."""
+    """Divide by the norm, which is wrong for a stack: the norm covers all its matrices."""
     return param - c.lr * grad / grad.norm(), state
 
 
@@ -119,7 +119,7 @@ BY_NORM = Rule(name="by_norm", hyper=Hyper, rule=by_norm, kind="per_matrix", sta
 
 @pytest.mark.usefixtures("trusting")
 def test_a_rule_that_only_says_so_is_found_out() -> None:
-    """Its stacks have other bits, so auto steps its matrices one by one."""
+    """Stacks of this rule have different bits, so ``auto`` steps its matrices one by one."""
     optimizer = chain(BY_NORM(lr=0.1))
     want = steps(optimizer, torch.float32, shapes=LARGER)
     got = steps(optimizer.using(executor="auto"), torch.float32, shapes=LARGER)
@@ -138,7 +138,7 @@ def test_what_does_not_say_so_is_not_stacked(sizes: list[int]) -> None:
 
 
 def test_layouts_go_one_by_one(always: None, sizes: list[int]) -> None:
-    """Transposed and sliced ones; the last two, of which each is the other's gradient, need not."""
+    """Transposed and sliced matrices are stepped one by one, and the other four in a stack."""
     draws = torch.Generator().manual_seed(0)
 
     def made() -> list[Tensor]:
@@ -158,7 +158,7 @@ def test_layouts_go_one_by_one(always: None, sizes: list[int]) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_many_small_matrices_have_the_references_bits(seed: int) -> None:
-    """Fault 12: batched products of these round one element in 10^5 to 10^6 otherwise."""
+    """Fault 12: batched products of small matrices round some elements differently."""
     draws = torch.Generator().manual_seed(seed)
     start = torch.randn(100, 10, 10, generator=draws).unbind()
     grads = [torch.randn(100, 10, 10, generator=draws).unbind() for _ in range(40)]
@@ -176,7 +176,7 @@ def test_many_small_matrices_have_the_references_bits(seed: int) -> None:
 def test_a_stack_is_trusted_after_a_million_elements(
     monkeypatch: pytest.MonkeyPatch, sizes: list[int]
 ) -> None:
-    """Fault 12: each step makes one trial more, and the step after the last one is stacked."""
+    """Fault 12: each step makes one trial, and the step after the last trial is stacked."""
     monkeypatch.setattr(stacks, "_EVIDENCE", Cache())
     draws = torch.Generator().manual_seed(0)
     params, grads = ([torch.randn(128, 128, generator=draws) for _ in range(4)] for _ in range(2))
@@ -193,7 +193,7 @@ def test_a_stack_is_trusted_after_a_million_elements(
 
 @pytest.mark.usefixtures("trusting")
 def test_a_step_that_changes_nothing_is_no_evidence(sizes: list[int]) -> None:
-    """Fault 12: while a schedule has the rate 0, no product is seen in any parameter."""
+    """Fault 12: at learning rate 0, no product changes a parameter, so a trial proves nothing."""
     optimizer = chain(BY_NORM(lr=0.0)).using(executor="auto")
     params, grads = (tensors(seed, shapes=LARGER) for seed in (0, 1))
     state = optimizer.init(params)

@@ -1,4 +1,4 @@
-"""Once all is found out, a bound step makes no plan, no program, and no memory but for a number."""
+"""A warm bound step builds no plan and no program, and allocates only scalars."""
 
 from collections.abc import Callable
 from functools import partial
@@ -40,7 +40,7 @@ def set_once(bound: BoundOptimizer, grads: list[Tensor], number: int) -> None:
 
 
 def masked(bound: BoundOptimizer, grads: list[Tensor], number: int) -> None:
-    """Three masks in turn."""
+    """Step with three masks in turn."""
     missing = number % 3
     bound.step(
         [None if k % 3 == missing else g for k, g in enumerate(grads)], lr=0.1 / (number + 1)
@@ -60,14 +60,14 @@ WAYS: dict[str, Callable[[BoundOptimizer, list[Tensor], int], None]] = {
 def test_a_steady_bound_step_makes_nothing(
     least: int, large: int, executors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With another learning rate each time; gradients read where they lie, or copied.
+    """A warm bound step with a new learning rate allocates nothing.
 
-    Several small runs are stepped in lists where there is no loop: an operation that is not made in
-    place makes a tensor of the size of a run, and nothing else is made.
+    Small runs without a loop are stepped in lists. An operation without an in-place form then
+    allocates one tensor of the size of a run.
     """
     monkeypatch.setattr(bound_plans, "LEAST", least)
     monkeypatch.setattr(chunks, "LARGE", large)
-    chosen = [one for one in executors if one != "reference"]  # it makes every tensor anew
+    chosen = [one for one in executors if one != "reference"]  # which allocates every result
     for one in pairs(name=CHAINS, executor=chosen, way=WAYS):
         bound = CHAINS[one["name"]].using(executor=one["executor"])
         made = bound.bind([noise(place, *shape) for place, shape in enumerate(SHAPES)])
@@ -84,7 +84,7 @@ def test_a_steady_bound_step_makes_nothing(
 
 
 def test_what_is_made_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan, a program, a tensor."""
+    """The recorder sees a new plan, a new program, and a new tensor."""
     monkeypatch.setattr(blocked_kernel, "_PROGRAMS", Cache())
     made = adamw(0.1).using(executor="blocked").bind([noise(0, 50)])
     found = made_by(lambda: made.step(made.gradients))

@@ -1,4 +1,4 @@
-"""Derivatives and torch.func: where a step is followed, it is not made in place."""
+"""Derivatives and torch.func: a differentiated step is not made in place."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,12 +16,12 @@ from ..support import LARGE, assert_same, copied, noise, together
 
 pytestmark = pytest.mark.usefixtures("near_borders")
 FOLLOWED = ("blocked", "auto", "compiled")
-"""What is followed is compiled by none of them."""
+"""Executors, none of which compiles a differentiated step."""
 OPTIMIZER = VARIANTS["adamw"]
 
 
 def loss(executor: Any) -> Callable[[Tensor, Tensor], Tensor]:
-    """The sum of parameters after two steps, as a function of the first and of the gradient."""
+    """Return a function of parameter and gradient: the sum of squares after two steps."""
     optimizer = OPTIMIZER.using(executor=executor)
 
     def function(param: Tensor, grad: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ def test_parameters_that_require_gradients_are_stepped_in_place(executors: Any) 
 
 
 def test_inference_mode_and_back(executors: Any) -> None:
-    """In place and bound: what was made or prepared in one mode serves in the other."""
+    """State and plans from one mode work in the other, in place and bound."""
     params = {"w": noise(0, 6), "v": noise(1, 4)}
     grads: list[Any] = [{"w": noise(2, 6), "v": noise(3, 4)}, {"w": noise(4, 6), "v": None}]
 
@@ -156,7 +156,7 @@ def test_inference_mode_and_back(executors: Any) -> None:
 
     for one in pairs(executor=executors, name=["adamw", "sgd nesterov"]):
         optimizer = VARIANTS[one["name"]].using(executor=one["executor"])
-        # Each in a thread with scratch of its own.
+        # Each run uses a new thread, which has its own scratch.
         (found,) = together(
             lambda o=optimizer: trained(o, (True, True, False, False, True, True, False))
         )

@@ -1,4 +1,4 @@
-"""Threads share optimizers and executors, not results; one optimizer steps once at a time."""
+"""Threads share optimizers and executors, but one optimizer makes one step at a time."""
 
 import gc
 import itertools
@@ -69,7 +69,7 @@ def test_scratch_is_not_shared_between_threads(monkeypatch: pytest.MonkeyPatch) 
 
 
 class Opcodes:
-    """Counts the Python instructions of one call."""
+    """Counter of the Python instructions of one call."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -83,7 +83,7 @@ class Opcodes:
     def of(self, work: Any, *arguments: Any) -> int:
         self.count = 0
         before = sys.gettrace()
-        gc.disable()  # what is called after a collection would be counted
+        gc.disable()  # callbacks of the collector would be counted
         sys.settrace(self)
         try:
             work(*arguments)
@@ -94,7 +94,7 @@ class Opcodes:
 
 
 def instructions(optimizer: Optimizer, way: str, many: int) -> int:
-    """Count the Python instructions of a fourth bound step."""
+    """Return the number of Python instructions of a fourth bound step."""
     params = {str(k): torch.nn.Parameter(noise(k, 3)) for k in range(many)}
     bound = optimizer.bind(params)
     given: Any = bound.gradients
@@ -114,7 +114,7 @@ def test_no_python_runs_per_parameter(executors: Any, monkeypatch: pytest.Monkey
         optimizer = VARIANTS["adamw"].using(executor=one["executor"])
         few, many = (instructions(optimizer, one["way"], count) for count in (10, 100))
         with case(**one):
-            assert (few == many) is (one["executor"] != "reference")  # else it would be seen
+            assert (few == many) is (one["executor"] != "reference")  # the reference loops
             assert few > 100
 
 
@@ -127,7 +127,7 @@ def start() -> Tree:
 
 
 def require_some_order(optimizer: Optimizer, made: Any, params: Tree, step: Any) -> None:
-    """All steps of several threads are counted, and the bits are those of some order of them."""
+    """Require that concurrent steps are all counted and equal the steps in some order."""
     want = {key: one.clone() for key, one in params.items()}
     state = optimizer.init(want)
     for number in range(3):
@@ -155,7 +155,7 @@ def test_steps_of_one_optimizer_are_those_of_some_order(executors: Any) -> None:
 
 
 class Seen:
-    """A learning rate that notes how many are computing it, and lets the others come."""
+    """Learning rate that records how many threads compute it at once."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -167,7 +167,7 @@ class Seen:
         self.most = max(self.most, self.now)
         self.steps.append(float(made))
         for _ in range(20):
-            time.sleep(0)  # no time passes: another thread has its turn
+            time.sleep(0)  # lets another thread run
         self.now -= 1
         return 0.1
 
@@ -207,7 +207,7 @@ def test_no_two_are_within_a_step_of_a_torch_optimizer(flat: bool) -> None:
 
 
 def test_a_closure_may_step_another_and_itself() -> None:
-    """A closure that a step calls may step again, in the same thread."""
+    """A closure that a step calls can step again in the same thread."""
     param = torch.nn.Parameter(torch.ones(2))
     made = TorchOptimizer([param], sgd(lr=0.5))
     param.grad = torch.ones(2)

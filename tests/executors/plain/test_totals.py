@@ -1,4 +1,4 @@
-"""Totals over all gradients, taken by one call: the bits of one gradient after another."""
+"""Totals over all gradients in one call, with the same bits as one gradient after another."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -69,7 +69,10 @@ def test_so_it_is_of_numbers_that_are_none(bad: float) -> None:
 
 
 def test_what_is_not_finite_is_counted_by_norms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one after the other; also of an empty tensor, of several dtypes, of large numbers."""
+    """The count is right for empty tensors, several dtypes, and large numbers.
+
+    If all gradients are finite, their norms suffice and no elements are summed.
+    """
     whole = torch.tensor([[1.0, torch.nan], [-torch.inf, 2.0]])
     given = [
         normal(4),
@@ -110,7 +113,7 @@ def test_complex_gradients_of_bound_parameters_are_measured_as_their_real_views(
 
 @each_value(parts=[False, True])
 def test_a_stage_that_begins_to_change_gradients_is_in_the_total(parts: bool) -> None:
-    """Stages before the sum are asked again, for other numbers, if they change gradients."""
+    """New numbers lead to a new check if the stages before the sum change gradients."""
     rule = partition({"all": sgd(1.0)}, lambda *_: "all") if parts else sgd(1.0)
     optimizer = chain(weight_decay(0.0), clip_by_global_norm(0.1), rule)
     name = "weight_decay" if parts else "weight_decay.weight_decay"
@@ -156,7 +159,7 @@ def test_a_form_for_lists_belongs_to_one_for_a_tensor() -> None:
 
 
 def test_tensors_that_are_looked_at_otherwise_are_called_for_each() -> None:
-    """A sparse one, one that a derivative is taken of, one inside of torch.func, one elsewhere."""
+    """A list with a sparse, differentiated, vmapped, or meta tensor is not measured in one call."""
     plain = normal(4)
     for other in (normal(4).to_sparse(), normal(4).requires_grad_(), normal(4).to("meta")):
         with case(other=other):
@@ -202,7 +205,7 @@ BEFORE: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("parts", [False, True])
 @pytest.mark.parametrize("name", BEFORE)
 def test_what_is_summed_is_what_the_stages_before_have_made(name: str, parts: bool) -> None:
-    """In planned steps, in which gradients that no stage changes are summed as they are."""
+    """Planned steps sum the gradients that the stages before the sum return."""
     rule = sgd(0.1, momentum=0.9)
     last = partition({"odd": rule, "even": adamw(0.1)}, odd) if parts else rule
     chosen = chain(*BEFORE[name](), clip_by_global_norm(0.5), last)
@@ -285,7 +288,7 @@ def test_no_large_gradient_is_copied_in_double_precision() -> None:
 def test_a_total_of_gradients_as_they_are_needs_no_pieces(
     decay: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stages before it that change none, as a gate, are not run over all of them."""
+    """Stages that do not change gradients are not run over all elements before the sum."""
     sizes: list[int] = []
     cut = chunk_executor.pieces_of
 
@@ -309,7 +312,7 @@ def test_a_total_of_gradients_as_they_are_needs_no_pieces(
 def test_some_elements_tell_whether_gradients_are_handed_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In every step: so a large leaf must cost as little as a small one."""
+    """Every step checks a small sample, so that the check is cheap for large leaves."""
     sizes: list[int] = []
     through = HandedOn._through
 

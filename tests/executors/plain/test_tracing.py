@@ -1,4 +1,4 @@
-"""Rules that cannot be a graph: the reference executor runs them, and says why."""
+"""Rules that cannot be traced: the reference executor runs them, and ``explain`` says why."""
 
 import itertools
 from enum import Enum
@@ -31,7 +31,7 @@ from ..support import (
 
 pytestmark = pytest.mark.usefixtures("near_borders")
 ASKED = ("blocked", "compiled", "auto")
-"""None of them compiles what is refused."""
+"""Executors that must not compile a rule that cannot be traced."""
 Rules = dict[str, Any]
 
 
@@ -186,7 +186,7 @@ CLAIMS: Rules = {
 
 
 def require_refused(rule: Any, executor: Any) -> None:
-    """By every step, before anything is written."""
+    """Require that every kind of step refuses the rule before it writes to a tensor."""
     optimizer = optimizer_of(rule).using(executor=executor)
     for key, count in {"w": 5, "z": LARGE}.items():
         params, grads = {key: noise(0, count)}, {key: noise(1, count)}
@@ -225,7 +225,7 @@ class Pair(NamedTuple):
 
 
 class Odd(NamedTuple):
-    """Coefficients of every type that a rule may branch on or compute with."""
+    """Coefficients of every type that a rule can branch on or compute with."""
 
     lr: float
     cap: float | None
@@ -284,7 +284,7 @@ def test_coefficients_of_every_type() -> None:
     require_blocked_is_reference(optimizer)
     made = len(blocked_kernel._PROGRAMS)
     pure_steps(optimizer.using(executor="blocked"), tree(0), gradients, 9)
-    assert len(blocked_kernel._PROGRAMS) == made  # the numbers are no part of a program
+    assert len(blocked_kernel._PROGRAMS) == made  # programs do not depend on the numbers
 
 
 class Unkept(NamedTuple):

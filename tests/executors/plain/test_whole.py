@@ -1,4 +1,4 @@
-"""Whole leaves by programs in kept memory: the reference's bits, and nothing made anew."""
+"""Programs that step whole leaves in reused memory, with the same bits as the reference."""
 
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -61,7 +61,7 @@ def steps(optimizer: Optimizer, dtype: torch.dtype, count: int = 4) -> tuple[Any
 
 @pytest.fixture
 def by_reference(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the leaves that go the reference's way."""
+    """Record the names of the leaves that the reference executor steps."""
     found: list[str] = []
     plain = leaf_program.ReferenceExecutor.update_
 
@@ -74,7 +74,7 @@ def by_reference(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_bits_of_the_reference(by_reference: list[str]) -> None:
-    """Over several steps, whose numbers are others each time."""
+    """Programs have the reference's bits over several steps with different scalars."""
     for one in pairs(name=list(CHAINS), dtype=[torch.float32, torch.float64, torch.bfloat16]):
         optimizer = CHAINS[one["name"]]()
         with case(**one):
@@ -86,7 +86,7 @@ def test_the_bits_of_the_reference(by_reference: list[str]) -> None:
 
 
 class Calls(TorchDispatchMode):
-    """Notes what is called of torch, and how large what it makes anew is."""
+    """Recorder of the operations that allocate a tensor of more than one element."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Calls(TorchDispatchMode):
 
 
 def test_nothing_is_made_anew() -> None:
-    """Nor copied: in two steps of one matrix there is no tensor that was not there before."""
+    """A second step of a matrix allocates no tensor and copies none."""
     made = {}
     for executor in ("auto", "reference"):
         param, grad = torch.randn(6, 9), torch.randn(6, 9)
@@ -118,7 +118,7 @@ def test_nothing_is_made_anew() -> None:
 
 
 def test_leaves_that_are_no_plain_tensors(by_reference: list[str]) -> None:
-    """Slices; and a leaf that is its own gradient, which is copied."""
+    """The reference steps a slice. A program steps a leaf that is its own gradient."""
     whole_one = torch.randn(6, 16)
     shared = torch.randn(6, 8)
     params = {"slice": whole_one[:, ::2], "shared": shared, "plain": torch.randn(6, 7)}
@@ -129,7 +129,7 @@ def test_leaves_that_are_no_plain_tensors(by_reference: list[str]) -> None:
     by_reference.clear()
     optimizer.using(executor="auto").update_(params, grads, state)
     require_same("in place", (params, state), want)
-    assert by_reference == ["slice"]  # of the other, the gradient is read first
+    assert by_reference == ["slice"]  # the program reads the shared gradient first
 
 
 class Hyper(NamedTuple):
@@ -171,19 +171,19 @@ class Two(NamedTuple):
 
 
 def in_turn(param: Tensor, grad: Tensor, state: Two, c: Hyper) -> Any:
-    """States that change places."""
+    """Exchange the two states."""
     step = grad * (2.0 - (1.0 - state.first))
     return param - c.lr * step + step.sum(), Two(state.second, state.first)
 
 
 def keeps_the_gradient(param: Tensor, grad: Tensor, state: Two, c: Hyper) -> Any:
-    """A state is the gradient, the other a view of a temporary; the parameter is read last."""
+    """Return the gradient and a view of a temporary as states, and read the parameter last."""
     made = torch.addmm(param, grad, (grad * 3.0).mT @ param, beta=0.5)
     return made + param * c.lr, Two(grad, (made * 2.0)[:, :].mT.mT)
 
 
 def reads_it_turned(param: Tensor, grad: Tensor, state: Two, c: Hyper) -> Any:
-    """An operand is read twice, once turned on its side."""
+    """Read an operand twice, once transposed."""
     made = grad * c.lr
     if grad.size(0) == grad.size(1):
         made = made + made.mT
@@ -215,7 +215,7 @@ def test_memory_is_bounded_and_of_one_thread(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_no_view_keeps_memory_that_was_outgrown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The places for temporaries are found once for each program, and anew where one has grown."""
+    """A program finds its views of temporaries again when their memory grows."""
     monkeypatch.setattr(scratch, "_SCRATCH", scratch._Scratch())
     optimizer = muon(0.1)
     for sizes in ([4], [4, 9], [9, 4], [30, 4]):
@@ -235,7 +235,7 @@ def test_no_view_keeps_memory_that_was_outgrown(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_views_do_not_keep_what_they_belong_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that is evicted goes, and its views with it; those of others stay."""
+    """The views of a program are freed with the program. Other programs keep their views."""
     monkeypatch.setattr(scratch, "_SCRATCH", scratch._Scratch())
 
     class Owner:
@@ -247,7 +247,7 @@ def test_views_do_not_keep_what_they_belong_to(monkeypatch: pytest.MonkeyPatch) 
         made = scratch.views_of_scratch(owner, room)
         assert scratch.views_of_scratch(owner, room) is made
         del owner
-    scratch.views_of_scratch(first, room)  # the second piece of memory has let go of the first view
+    scratch.views_of_scratch(first, room)  # the second piece dropped the views of the first
     gone = weakref.ref(first)
     del first
     assert gone() is None
@@ -257,7 +257,7 @@ def test_views_do_not_keep_what_they_belong_to(monkeypatch: pytest.MonkeyPatch) 
 def test_few_programs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "MAX_ENTRIES", 3)
     monkeypatch.setattr(leaf_program, "_PROGRAMS", cache.Cache())
-    monkeypatch.setattr(tree_steps, "_PLANS", [])  # they have programs of earlier steps
+    monkeypatch.setattr(tree_steps, "_PLANS", [])  # plans keep programs of earlier steps
     optimizer = muon(0.1).using(executor="auto")
     require_same("auto", steps(optimizer, torch.float32), steps(muon(0.1), torch.float32))
     (programs,) = leaf_program._PROGRAMS.values()
@@ -265,7 +265,7 @@ def test_few_programs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def turns_itself(param: Tensor, grad: Tensor, state: Two, c: Hyper) -> Any:
-    """Results that are what was given, turned on its side: in its own place, and in another's."""
+    """Return the parameter transposed, and the second state transposed as the first state."""
     if param.size(0) == param.size(1):
         return param.mT, Two(state.second.mT, state.first + grad)
     return param + grad, state
@@ -286,7 +286,7 @@ def test_what_is_turned_on_its_side_is_read_before_it_is_written() -> None:
 
 @pytest.mark.parametrize("name", ["lamb", "muon"])
 def test_temporaries_may_be_made_for_each_call(name: str) -> None:
-    """As on accelerators, where none are kept."""
+    """A program can allocate its temporaries in each call, as it does on accelerators."""
     param, grad = normal(33, 65), normal(33, 65, seed=1)
     pairs_of = [chunk_of(CHAINS[name](), param.clone(), grad) for _ in range(2)]
     for leaf, kept in zip(pairs_of, (True, False), strict=True):

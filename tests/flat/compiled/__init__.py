@@ -1,1 +1,1 @@
-"""Flat buffers where loops are compiled: those that look at tensors, and those that step."""
+"""Flat buffers with compiled loops: loops that look at tensors, and loops that step."""

@@ -11,25 +11,25 @@ from ...choices import case
 from ..pages import linux, resident
 
 COUNT = 1 << 23
-"""Of tensors that have pages of their own, and give them back."""
+"""Length of tensors that own their pages, and return them to the system when freed."""
 
 
 @linux
 def test_who_gives_gradients_of_their_own_has_none_of_ours_in_memory() -> None:
-    """But of short ones between long ones: those are copied."""
+    """A step that reads gradients where they are stored takes no memory for a gradient buffer."""
 
     def bound_to(param: torch.Tensor) -> BoundOptimizer:
         param.grad = torch.ones_like(param)
         return sgd(0.5).using(executor="auto").bind([param])
 
     once = bound_to(torch.ones(COUNT))
-    once.step()  # what is needed once
+    once.step()  # the first step also allocates what all later steps share
     before = resident()
     param = torch.ones(COUNT)
     bound = bound_to(param)
     bound.step()
     held = resident() - before
-    # The parameter, copied into its buffer, and its gradient.
+    # This memory holds the parameter in its buffer, and its gradient.
     assert held < 2.5 * COUNT * 4
     bound.gradients[0].fill_(2.0)
     assert resident() - before > held + COUNT * 4 // 2
@@ -39,7 +39,10 @@ def test_who_gives_gradients_of_their_own_has_none_of_ours_in_memory() -> None:
 
 @linux
 def test_short_gradients_between_long_ones_cost_no_memory_of_the_long_ones() -> None:
-    """Until all of the buffer is asked for."""
+    """Copies of short gradients take no memory for the long gradients between them.
+
+    The long gradients take memory in the buffer only when the caller writes to them.
+    """
     lengths = [1 << 19 if k % 2 else 512 for k in range(34)]
     uses: dict[str, Callable[[BoundOptimizer], object]] = {
         "gradients": lambda bound: bound.gradients[1].fill_(2.0),

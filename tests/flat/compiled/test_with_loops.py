@@ -1,4 +1,4 @@
-"""Where the loops in C++ look at tensors and copy gradients, the same laws hold."""
+"""Laws of flat buffers where the loops in C++ look at tensors and copy gradients."""
 
 import pytest
 

@@ -1,1 +1,1 @@
-"""Tests that compile: TorchScript, torch.compile, new processes."""
+"""Tests that compile with TorchScript or torch.compile, or that start new processes."""

@@ -1,4 +1,7 @@
-"""Registration in torch's own functional map, in one process. Over processes: ../ranks."""
+"""Registration in torch's own functional map, in one process.
+
+The tests in ../ranks use several processes.
+"""
 
 import pickle
 import warnings
@@ -21,14 +24,14 @@ from tests.choices import each
 from tests.front_ends.support import CLASSES, assert_same_tensors, parameters, set_grads
 
 with warnings.catch_warnings():
-    # torch deprecates its own TorchScript, with which it builds this package on import.
+    # torch deprecates its own TorchScript, which it uses to build this package on import.
     warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
     from torch.distributed.optim import DistributedOptimizer, utils
     from torch.distributed.optim import optimizer as torch_distributed_optimizer
 
 
 class QHM(torch.optim.Optimizer):
-    """As in torch's recipe: a class that torch does not know. Its defaults are not qhm's."""
+    """Class that torch does not know, as in torch's recipe. Its defaults differ from qhm's."""
 
     def __init__(self, params: Any, lr: float = 0.25, momentum: float = 0.5, nu: float = 0.7):
         super().__init__(params, {"lr": lr, "momentum": momentum, "nu": nu})
@@ -101,7 +104,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @each(cls=CLASSES, made=["the map", "as_functional_optim"])
 def test_what_is_made_without_parameters_steps_any(cls: Any, made: str) -> None:
-    """As torch makes it: steps, parameter by parameter, are those of the class."""
+    """Modules made without parameters step any parameter with the bits of torch's class."""
     register_functional_optim(cls, functional_optim_map[cls], replace=True, in_torch=True)
     options = {"lr": 0.1, **OPTIONS.get(cls.__name__, {})}
     if made == "the map":
@@ -116,13 +119,12 @@ def test_what_is_made_without_parameters_steps_any(cls: Any, made: str) -> None:
         for params in (theirs, ours):
             set_grads(params, seed, without={seed % 3})
         optimizer.step()
-        for param in reversed(ours):  # in any order
+        for param in reversed(ours):  # the order does not matter
             module.step_param(param, param.grad)
         assert_same_tensors(ours, theirs)
 
 
 def test_each_object_made_without_parameters_has_its_own_state() -> None:
-    """Two of them count for themselves."""
     register_functional_optim(QHM, qhm, in_torch=True)
     one, two = (utils.as_functional_optim(QHM, lr=0.1) for _ in range(2))
     (param,) = parameters(1, shapes=[(3,)])
@@ -136,7 +138,10 @@ def test_each_object_made_without_parameters_has_its_own_state() -> None:
 
 
 def test_what_step_param_refuses_without_parameters() -> None:
-    """A gradient that does not fit, a chain that needs all of them; None is no step."""
+    """``step_param`` refuses a gradient of another shape, and a chain that needs all parameters.
+
+    A gradient of None makes no step.
+    """
     register_functional_optim("sgd", sgd, in_torch=True)
     module = utils.as_functional_optim("sgd", lr=0.5)
     param = torch.ones(3)

@@ -1,4 +1,4 @@
-"""Steps that torch.compile comes across: run as they are, each parameter with its own state."""
+"""Steps inside torch.compile run uncompiled, and each parameter keeps its own state."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ from tests.front_ends.support import (
 )
 
 SHAPES = ((4,), (4,), (4,))
-"""Of one shape: a compiled program would hold for each of them."""
+"""Equal shapes, so that a program compiled for one parameter would also fit the others."""
 
 LR, DECAY, STEPS = 0.1, 0.3, 4
 
@@ -43,7 +43,7 @@ def chain_of(executor: Any = "reference") -> Optimizer:
 
 
 def stepping(optimizer: Any) -> Callable[..., Any]:
-    """A function of the caller's, in which there is a step."""
+    """Return a function of the caller that makes a step."""
 
     def step(*given: Any) -> Any:
         return optimizer.step(*given)
@@ -57,7 +57,7 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 @each(executor=EXECUTORS, flat=FLAT)
 def test_a_torch_optimizer(executor: str, flat: bool) -> None:
-    """Many steps of parameters of one shape, bit for bit as outside, and as torch's."""
+    """Steps in compiled code equal steps outside and steps of torch's AdamW, bit for bit."""
     torch.compiler.reset()
     ours, twin = (TorchOptimizer(values(), chain_of(executor), flat=flat) for _ in range(2))
     torchs = theirs()
@@ -88,11 +88,11 @@ def train(optimizer: torch.optim.Optimizer, step: Callable[[Callable[[], Tensor]
         step(closure)
 
 
-# Of the compiler, which looks at the loss.
+# The compiler causes this warning when it looks at the loss.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @each(flat=FLAT)
 def test_a_closure(flat: bool) -> None:
-    """The step is right where its closure is compiled with it."""
+    """A step is right if its closure is compiled with it."""
     ours, torchs = TorchOptimizer(values(), chain_of(), flat=flat), theirs()
     train(ours, compiled(stepping(ours)))
     train(torchs, torchs.step)
@@ -101,7 +101,7 @@ def test_a_closure(flat: bool) -> None:
 
 @each(flat=FLAT)
 def test_all_that_changes_an_optimizer(flat: bool) -> None:
-    """Groups, checkpoints and construction in compiled code are as outside of it."""
+    """Construction, new groups and checkpoints in compiled code give the same result as outside."""
 
     def program(compile_: Callable[..., Any]) -> list[Tensor]:
         params = values()
@@ -170,7 +170,7 @@ def written(optimizer: Optimizer, params: Any) -> Step:
     executor=["reference", "auto"],
 )
 def test_every_front_end(front_end: Callable[..., Any], executor: str) -> None:
-    """Front-ends keep the state of their steps inside compiled code as outside."""
+    """Front-ends keep the same state in compiled code as outside."""
     torch.compiler.reset()
 
     def program(compile_: Callable[..., Any]) -> list[torch.nn.Parameter]:
@@ -188,7 +188,7 @@ def test_every_front_end(front_end: Callable[..., Any], executor: str) -> None:
 
 @each(flat=FLAT)
 def test_one_graph_is_refused_before_anything_is_changed(flat: bool) -> None:
-    """A step is a graph break, and no part of a graph."""
+    """``fullgraph=True`` is refused, because a step breaks the graph, and nothing changes."""
     params = values()
     ours = TorchOptimizer(params, chain_of(), flat=flat)
     set_grads(params, 0)

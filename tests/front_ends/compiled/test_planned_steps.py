@@ -1,4 +1,4 @@
-"""TorchOptimizer plans its steps: their laws where kernels make them, and how often it plans."""
+"""Planned steps of TorchOptimizer: laws where kernels run them, and the number of plans."""
 
 import sys
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ def _every_step_is_worth_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Record the number of leaves of each plan that is made."""
+    """Record the number of leaves of each new plan."""
     made: list[int] = []
     before = StepPlan.__init__
 
@@ -64,7 +64,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @each(name=["SGD momentum", "AdamW"])
 def test_a_steady_step_plans_nothing(name: str, planned: list[int]) -> None:
-    """Whatever the learning rate, with one set of gradients and another in turn."""
+    """Steps reuse plans if the learning rate changes, or if two sets of gradients alternate."""
     planned.clear()
     pair = twins(name)
     for seed in range(8):
@@ -75,13 +75,13 @@ def test_a_steady_step_plans_nothing(name: str, planned: list[int]) -> None:
     for seed in range(8):
         pair.step(seed, without={seed % 2})
     pair.assert_same()
-    # One for each set of gradients, and one more: what was at one step for the first set has parted
-    # since.
+    # Each set of gradients has a plan. The first set has two, because the step counts of its leaves
+    # differ at its second step.
     assert planned == [4, 3, 3, 3]
 
 
 LEFT: list[torch.Tensor] = []
-"""What was moved away from: it stays, so that who writes there does no more than that."""
+"""Old memory of moved tensors, kept alive so that a wrong write to it harms no other tensor."""
 
 
 def _moved(optimizer: torch.optim.Optimizer) -> None:
@@ -159,7 +159,7 @@ def test_gradients_of_any_kind_between_others(kind: str) -> None:
 def test_a_gradient_that_overlaps_its_parameter_is_read_before_that_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The overlap is found by the loops in C++, and by Python without them."""
+    """The loops in C++ find the overlap, and Python finds it without the loops."""
     for loaded in (LOOPS.loaded, None):
         monkeypatch.setattr(LOOPS, "loaded", loaded)
         monkeypatch.setattr(LOOPS, "get", lambda count, loaded=loaded: loaded)
@@ -197,7 +197,10 @@ def _note(found: list[str], frame: Any, event: str) -> None:
 
 @pytest.fixture
 def calls() -> Iterator[list[str]]:
-    """Our Python functions that are called, while it is asked; torch's own class calls 27 more."""
+    """Yield a list for the names of this package's functions that a step calls.
+
+    The step of torch's own class makes 27 more calls, which the list leaves out.
+    """
     found: list[str] = []
     yield found
     sys.setprofile(None)
@@ -214,9 +217,9 @@ CHAINS = {
 def test_a_step_of_three_tensors_makes_few_calls(
     name: str, without: tuple[int, ...], executor: ExecutorName, calls: list[str]
 ) -> None:
-    """By the default, which is the fastest there is, and where nothing compiles loops.
+    """A step of three tensors makes few Python calls, with either executor.
 
-    There Python looks at gradients, which takes some calls more.
+    Without compiled loops, Python looks at the gradients, which takes some more calls.
     """
     optimizer = TorchOptimizer(
         [torch.nn.Parameter(torch.ones(50)) for _ in range(3)],
@@ -235,7 +238,7 @@ def test_a_step_of_three_tensors_makes_few_calls(
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_another_learning_rate_adds_few_calls(name: str) -> None:
-    """Of what is checked again, only what has changed is."""
+    """A new learning rate adds few calls, because only changed values are checked again."""
     optimizer = TorchOptimizer([torch.nn.Parameter(torch.ones(50)) for _ in range(3)], CHAINS[name])
     run(optimizer, *range(6))
     counted = []
@@ -264,7 +267,7 @@ def test_one_gradient_of_two_parameters_is_two_at_the_next_step(executor: Execut
 
 
 def _mixed(dtype: torch.dtype) -> list[torch.nn.Parameter]:
-    """Side by side, apart, with strides of their own, without a dimension or an element; large."""
+    """Return adjacent, separate, transposed, 0-d, empty and large parameters."""
     memory = noise(1, 96).to(dtype)
     made = [
         *memory.split(32),
@@ -279,7 +282,7 @@ def _mixed(dtype: torch.dtype) -> list[torch.nn.Parameter]:
 def test_an_executor_without_a_table_steps_small_leaves_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As each of them would be stepped alone; large ones are."""
+    """Small leaves are stepped in one list, with the same bits as each leaf alone."""
     monkeypatch.setattr(chunks, "LARGE", 1000)
     listed: list[int] = []
     before = ForeachKernel.bind_lists
@@ -303,8 +306,8 @@ def test_an_executor_without_a_table_steps_small_leaves_together(
                     run(optimizer, seed)
             for one, other in zip(params_of(together), params_of(alone), strict=True):
                 assert torch.equal(one, other)
-            # A block of state is of one leaf. One that is large, or whose gradient has strides of
-            # its own, is alone.
+            # A block of int8 state belongs to one leaf, so there are no lists. A large leaf, or a
+            # leaf whose gradient has other strides, is stepped alone.
             assert set(listed) == (set() if name == "eight bits" else {4})
 
 
@@ -312,7 +315,7 @@ def test_an_executor_without_a_table_steps_small_leaves_together(
 def test_what_is_clipped_together_is_planned_with_every_executor(
     executor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its sums are taken before anything is written; lists are stepped by them as others are."""
+    """Every executor plans a clipped step, steps no leaf alone, and agrees with ``update_``."""
     chosen = CHAINS["clipped"].using(executor=executor)  # type: ignore[arg-type]  # its name
     params = [torch.nn.Parameter(noise(seed, size)) for seed, size in enumerate((3, 100, 70_000))]
     tree = {str(place): param.detach().clone() for place, param in enumerate(params)}

@@ -1,4 +1,4 @@
-"""Once all is found out, a TorchOptimizer makes no plan, no program, and no memory."""
+"""Steady steps of TorchOptimizer make no plan, no program, and no memory."""
 
 from collections.abc import Callable
 from functools import partial
@@ -32,9 +32,10 @@ CHAINS: dict[str, Callable[[], Optimizer]] = {
 }
 COMPOSED = ("groups", "accumulated", "slow weights")
 IN_PLACE = ("auto", "compiled")
-"""They step leaves where they lie; others bring small ones together, into new memory.
+"""Executors that step leaves where they are stored.
 
-The squares of a norm are new memory, too, and in double precision.
+Other executors copy small leaves together into new memory. The squares of a norm are also new
+memory, in double precision.
 """
 DOUBLE = 8
 
@@ -54,7 +55,7 @@ def _step(optimizer: TorchOptimizer, without: set[int], number: int) -> None:
 
 
 def _steps(optimizer: TorchOptimizer, numbers: range, *, masked: bool) -> list[Any]:
-    """With gradients that are there already: of some of the parameters, in turn."""
+    """Return steps that set the same gradients; ``masked`` leaves one of them out in turn."""
     grads = [noise(7 + place, *shape) for place, shape in enumerate(SHAPES)]
 
     def step(number: int) -> None:
@@ -67,7 +68,7 @@ def _steps(optimizer: TorchOptimizer, numbers: range, *, masked: bool) -> list[A
 
 @pytest.mark.parametrize("name", COMPOSED)
 def test_a_steady_step_of_what_is_composed_calls_little_python(name: str) -> None:
-    """As often for many leaves as for few."""
+    """A steady composed step makes as many Python calls for 40 leaves as for 4."""
     counted = []
     for count in (4, 40):
         params = [torch.nn.Parameter(noise(place, 5)) for place in range(count)]
@@ -82,12 +83,15 @@ def test_a_steady_step_of_what_is_composed_calls_little_python(name: str) -> Non
 
 
 def test_a_steady_step_makes_nothing_and_copies_small_leaves_at_most() -> None:
-    """Whatever the rate, and with gradients of some and of others in turn."""
+    """A steady step allocates nothing, except to copy small leaves together.
+
+    The learning rate changes at each step, and gradients are missing in turn.
+    """
     every = [*IN_PLACE, "blocked"]
     for one in pairs(name=CHAINS, executor=every, masked=[False, True], flat=[False, True]):
         composed = one["name"] in COMPOSED
         if one["flat"] and composed:
-            continue  # such an optimizer takes no buffers
+            continue  # a composed optimizer has no flat buffers
         params = [torch.nn.Parameter(noise(place, *shape)) for place, shape in enumerate(SHAPES)]
         chosen: Any = CHAINS[one["name"]]().using(executor=one["executor"])
         with case(**one):

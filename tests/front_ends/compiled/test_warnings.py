@@ -1,4 +1,4 @@
-"""In a new process, in which warnings are errors."""
+"""Registration, construction and steps in a new process, in which warnings are errors."""
 
 import subprocess
 import sys

@@ -1,1 +1,1 @@
-"""Under torch's own front-ends, in several processes."""
+"""Tests under torch's own front-ends, in several processes."""

@@ -1,4 +1,4 @@
-"""A job of test_torch_fused: DDP steps in its own hook, by what torch's map has of ours."""
+"""Job of test_torch_zero: DDP steps in its own hook, with our optimizers from torch's map."""
 
 import copy
 import warnings
@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-# torch deprecates its own TorchScript; importing and using its functional optimizers says so.
+# torch deprecates its own TorchScript, and warns if its functional optimizers are imported.
 warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
 
 from functional_optim import (  # noqa: E402  after the filter
@@ -28,7 +28,7 @@ Case = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
 class QHM(torch.optim.Optimizer):
-    """A class that torch does not know."""
+    """Class that torch does not know."""
 
     def __init__(self, params: Any, lr: float = 1.0, momentum: float = 0.999, nu: float = 0.7):
         super().__init__(params, {"lr": lr, "momentum": momentum, "nu": nu})
@@ -60,7 +60,7 @@ def train(net: Any, rank: int, optimizer: Any = None) -> list[Tensor]:
 
 
 def parity(case: Case, rank: int, *, views: bool, static: bool, subset: bool) -> None:
-    """The hook's steps are those after backward, of all parameters or of the first alone."""
+    """Check that steps in the hook equal steps after backward, of all parameters or the first."""
     cls, args, options = case
     start = model()
     nets = [

@@ -1,4 +1,4 @@
-"""A job of test_torch_zero: ours as the local optimizer inside torch's ZeRO, step by step."""
+"""Job of test_torch_zero: torch's ZeRO steps our optimizer as its local optimizer."""
 
 import copy
 import warnings
@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# torch deprecates its own TorchScript; importing its distributed optimizers says so.
+# torch deprecates its own TorchScript, and warns if its distributed optimizers are imported.
 warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
 
 from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: E402  after the filter
@@ -20,7 +20,7 @@ SHAPES = ((4, 3), (5,), (2, 2), (7,), ())
 
 
 class QHM(TorchOptimizer):
-    """As a user would write it: torch's interface, our mathematics."""
+    """Class as a user writes it: torch's interface with our rule."""
 
     def __init__(self, params: Any, lr: float = 1.0, momentum: float = 0.999, nu: float = 0.7):
         super().__init__(params, qhm(lr, momentum, nu))

@@ -1,6 +1,6 @@
-"""A job of test_torch_distributed_optimizer: torch's DistributedOptimizer steps QHM over RPC.
+"""Job of test_torch_distributed_optimizer: torch's DistributedOptimizer steps QHM over RPC.
 
-Parameters lie on both workers; the driver compares them, bit for bit, with a local run.
+Both workers own parameters. The driver compares them, bit for bit, with a local run.
 """
 
 import warnings
@@ -16,7 +16,7 @@ from functional_optim import as_functional_optim, qhm, register_functional_optim
 from functional_optim._torch import rpc_over_sockets
 from tests.front_ends.ranks.strict import warnings_are_errors
 
-# torch deprecates its own TorchScript; importing and using its DistributedOptimizer says so.
+# torch deprecates its own TorchScript, and warns if its DistributedOptimizer is imported.
 warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
 
 STEPS = 4
@@ -24,7 +24,7 @@ HYPER = {"lr": 0.1, "momentum": 0.9, "nu": 0.7}
 
 
 class QHM(torch.optim.Optimizer):
-    """A class that torch does not know."""
+    """Class that torch does not know."""
 
     def __init__(self, params: Any, lr: float = 1.0, momentum: float = 0.999, nu: float = 0.7):
         super().__init__(params, {"lr": lr, "momentum": momentum, "nu": nu})
@@ -40,7 +40,7 @@ def hidden(weight: Tensor, data: Tensor) -> Tensor:
 
 
 def hidden_there(weight: Any, data: Tensor) -> Tensor:
-    """The part of the model that runs on the worker that owns ``weight``."""
+    """Compute the part of the model that runs on the worker that owns ``weight``."""
     return hidden(weight.local_value(), data)
 
 
@@ -53,7 +53,7 @@ def loss_of(inner: Tensor, head: Tensor) -> Tensor:
 
 
 def all_params() -> list[Tensor]:
-    """Two that have a part in the loss, and one that has none."""
+    """Return two parameters that the loss uses, and one that the loss does not use."""
     return [made(1, 4, 3), made(2, 3, 2), made(3, 7)]
 
 

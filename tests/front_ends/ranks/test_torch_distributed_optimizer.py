@@ -1,4 +1,4 @@
-"""A class that torch does not know, registered in torch, under torch's own front-ends."""
+"""Class that torch does not know, registered in torch and stepped by DistributedOptimizer."""
 
 from pathlib import Path
 

@@ -1,8 +1,8 @@
-"""A job of test_torch_zero: torch's ZeroRedundancyOptimizer, overlapped with DDP, steps QHM.
+"""Job of test_torch_zero: torch's ZeroRedundancyOptimizer, overlapped with DDP, steps QHM.
 
-torch refuses its overlap hooks over gloo, because the interleaved one may hang there. Only that
-refusal is taken away here (the plain hook broadcasts after the last bucket, in one order on all
-ranks); everything after it is torch's own code.
+torch refuses its overlap hooks over gloo, because the interleaved hook may hang there. This job
+removes only that refusal. The plain hook broadcasts after the last bucket, in one order on all
+ranks. All code after the refusal is torch's own.
 """
 
 import warnings
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-# torch deprecates its own TorchScript; importing and using its functional optimizers says so.
+# torch deprecates its own TorchScript, and warns if its functional optimizers are imported.
 warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
 
 from torch.distributed.algorithms.ddp_comm_hooks import ddp_zero_hook  # noqa: E402  after the filter
@@ -28,11 +28,11 @@ from tests.front_ends.ranks.strict import warnings_are_errors  # noqa: E402  aft
 HYPER = {"lr": 0.1, "momentum": 0.9, "nu": 0.7}
 BACKWARDS = 6
 SKIPPED = 2
-"""Torch's overlap makes no step while it waits for DDP's final buckets."""
+"""Number of backward passes without a step: torch's overlap waits for DDP's final buckets."""
 
 
 class QHM(torch.optim.Optimizer):
-    """A class that torch does not know."""
+    """Class that torch does not know."""
 
     def __init__(self, params: Any, lr: float = 1.0, momentum: float = 0.999, nu: float = 0.7):
         super().__init__(params, {"lr": lr, "momentum": momentum, "nu": nu})
@@ -55,7 +55,7 @@ def loss_of(net: torch.nn.Module, rank: int, step: int) -> Tensor:
 
 
 def locally(world_size: int) -> list[Tensor]:
-    """The same steps in one process, on the mean of all ranks' gradients."""
+    """Make the same steps in one process, on the mean of all ranks' gradients."""
     net = model()
     params = dict(net.named_parameters())
     optimizer = as_functional_optim(QHM, **HYPER)

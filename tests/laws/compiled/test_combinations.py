@@ -1,4 +1,4 @@
-"""Combinations of chain, storage and executor: what is declared is what the code does."""
+"""Chains, storages and executors: the declared combinations are those that the code runs."""
 
 from typing import get_args
 
@@ -17,13 +17,13 @@ from ..support import TABLE, possible_storages, require_combination
 
 COUNT = 512
 QUICK: tuple[ExecutorName, ...] = ("reference", "blocked", "auto")
-"""The others compile, or take one storage alone."""
+"""Executors that compile nothing and take several storages."""
 
 
 def refusal(
     optimizer: Optimizer, storage: str, executor: ExecutorName, *, matrices: bool
 ) -> str | None:
-    """Return the reason for which the code refuses a combination; None if it runs it."""
+    """Return the reason why the code refuses a combination, or None if the code runs it."""
     refused = TypeError if optimizer.is_composed else ValueError
     try:
         made = fed(stored(optimizer, **STORAGES[storage]).using(executor=executor))
@@ -44,10 +44,11 @@ def refusal(
 
 
 def tried(name: str, executor: ExecutorName) -> list[str]:
-    """The storages in which an executor is tried with a chain: each pair of two is in some three,
-    if three executors run the chain.
+    """Return the storages in which an executor is tested with a chain.
 
-    What compiles is tried in one. On the CPU, prefer_fused is blocked.
+    Not all triples of chain, storage and executor are tested. But each pair is, if three executors
+    run the chain. An executor that compiles is tested in one storage. On the CPU, prefer_fused is
+    the same as blocked.
     """
     storages = [] if executor == "prefer_fused" else possible_storages(name, executor)
     if EVERYTHING:
@@ -69,7 +70,7 @@ def test_what_is_declared_is_what_the_code_does(name: str) -> None:
             if declared is None and storage not in tried(name, executor):
                 continue
             if executor == "auto" and passes_of(optimizer.stages) is not None:
-                continue  # kernels step it once loops are compiled, and until then none does
+                continue  # kernels step this chain only after its loops are compiled
             found = refusal(optimizer, storage, executor, matrices=TABLE[name].matrices)
             with case(storage=storage, executor=executor):
                 assert (declared is None) == (found is None), f"{declared!r}, {found!r}"

@@ -1,4 +1,4 @@
-"""The laws of executors that compile, over every case: few runs, since each may be compiled."""
+"""Laws of executors that compile, for every case. Few runs suffice, since each may compile."""
 
 import pytest
 
@@ -16,18 +16,18 @@ def test_slow_laws(name: str) -> None:
 
 @pytest.mark.parametrize("name", TABLE)
 def test_compiled_is_reference(name: str) -> None:
-    """Loops in C++, asked for and picked; and TorchScript."""
+    """Compiled C++ loops match the reference, requested or automatic, and so does TorchScript."""
     require_some_laws(name, ["script is reference"], 2)
     require_some_laws(name, ["compiled is reference", "auto is reference"], 2)
 
 
 @pytest.mark.parametrize("name", TABLE)
 def test_traced_is_close(name: str) -> None:
-    """Inside torch.compile, as one graph, a step is the same.
+    """A step inside torch.compile matches a step outside, as one graph.
 
-    Tracing takes a second, so one run is tried, and not the simplest: two leaves and several steps.
-    Each other choice of gradients that are None is traced anew. So of the runs that are drawn, it
-    is one with few of them; for one algorithm of four, one with two.
+    Tracing takes a second, so the test checks one run with two leaves and several steps. Each new
+    pattern of missing gradients is traced again. So the run has few patterns: one for most
+    algorithms, up to two for every fourth.
     """
     law, subject = "traced is close", TABLE[name].subject()
     if not LAWS[law].concerns(subject):

@@ -1,4 +1,4 @@
-"""Each law catches the fault it is there for, and a rule that TorchScript refuses breaks none."""
+"""Each law of compiled steps catches its fault. A rule that TorchScript refuses breaks no law."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ def unscriptable(param: Tensor, grad: Tensor, state: NoState, c: Hyper) -> tuple
 
 
 def test_a_rule_that_torchscript_does_not_take_breaks_no_law() -> None:
-    """Cause and way out are named."""
+    """A rule that TorchScript refuses reports the law as not tried, with cause and remedy."""
     law = "script is reference"
     with pytest.raises(LawNotTried, match="scripted=False") as caught:
         check_optimizer(optimizer_of(unscriptable), laws=[law], max_examples=3)
@@ -65,19 +65,19 @@ def test_a_rule_that_torchscript_does_not_take_breaks_no_law() -> None:
 
 
 def test_without_it_the_other_laws_hold() -> None:
-    """The way out is one."""
+    """``scripted=False``, the remedy in that error, lets the other laws run and hold."""
     check_optimizer(optimizer_of(unscriptable), scripted=False, max_examples=1)
 
 
 def test_a_rule_without_annotations_says_so() -> None:
-    """TorchScript needs them."""
+    """A rule without annotations is refused with an error that asks for them."""
     rule = optimizer_of(lambda p, g, s, c: (torch.add(p, g, alpha=-c.lr), s))
     with pytest.raises(LawNotTried, match="four annotated arguments"):
         check_optimizer(rule, laws=["script is reference"], max_examples=3)
 
 
 def test_the_error_names_the_stage_and_the_line() -> None:
-    """Not TorchScript's own text alone, which shows code that is none of the caller's."""
+    """The error names the stage and the user's line in one line, without TorchScript's own text."""
     optimizer = optimizer_of(unscriptable)()
     said = r"unscriptable: .* unscriptable: .*import math"
     with pytest.raises(UnscriptableError, match=said) as caught:

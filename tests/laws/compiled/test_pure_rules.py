@@ -1,4 +1,4 @@
-"""The law of purity looks at the rule, whatever runs it."""
+"""The law "pure" checks the rule itself, whatever executor runs the rule."""
 
 from dataclasses import replace
 
@@ -26,6 +26,6 @@ def writing() -> Optimizer:
 
 
 def test_a_write_that_a_compiled_loop_hides_is_found() -> None:
-    """Compiled, this rule leaves its arguments alone; run as it is written, it does not."""
+    """The law finds that a rule writes to its arguments, though its compiled loop does not."""
     with pytest.raises(LawBroken, match="update wrote to one of its inputs"):
         check_optimizer(writing, laws=["pure"])

@@ -1,4 +1,4 @@
-"""Exact loops over storages: each kind of storage is compiled with one rule or another."""
+"""Exact compiled loops over storages: each kind of storage, with at least one rule."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ CHOSEN = (
     ("qhm", "state bfloat16", True),
     ("sgd", "bfloat16+kahan, state int8+stochastic", True),
 )
-"""With rounding to nearest and by chance; with a transform before the rule, and without."""
+"""Rule, storage, and True if the chain clips before the rule. Some storages round at random."""
 LENGTHS = (1, 3, 256, 300, 4_097, 70_001)
 
 
@@ -47,7 +47,10 @@ def test_it_is_compiled_and_the_reference_bit_for_bit(
 
 
 def test_a_first_leaf_that_ends_within_a_block_is_no_reason_against_a_loop() -> None:
-    """The loop found for one leaf serves leaves of any length."""
+    """The loop compiled for one leaf serves leaves of any length.
+
+    The first leaf does not have to fill whole blocks.
+    """
     optimizer = stored(lion(lr=0.1), state="int8").using(executor="compiled")
     for count in (300, 5, 700):
         exact_kernel._PROGRAMS.clear()

@@ -1,4 +1,4 @@
-"""A project that uses the installed packages, for strict type checkers. It runs, too."""
+"""Project that uses the installed packages, to be checked by strict type checkers and to be run."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Steps of a worker as one program over all parameters, with TorchScript or without."""
+"""Steps of a worker as one program over all parameters, with and without TorchScript."""
 
 import sys
 from functools import partial
@@ -39,7 +39,7 @@ def stepped(optimizer: Optimizer) -> dict[str, torch.Tensor]:
 
 
 def calls_of_a_step(executor: Any, count: int) -> int:
-    """Calls of Python functions in a step of so many parameters."""
+    """Return the number of Python calls in one step of ``count`` parameters."""
     params = {str(k): noise(k, 5) for k in range(count)}
     worker = worker_of(adamw(lr=0.1).using(executor=executor), params)
     grads = [noise(100 + k, 5) for k in range(count)]
@@ -64,7 +64,7 @@ def calls_of_a_step(executor: Any, count: int) -> int:
 def test_a_step_of_more_parameters_is_no_more_python(executor: Any) -> None:
     few, many = (calls_of_a_step(executor, count) for count in (4, 40))
     assert few > 0
-    assert many - few < 10  # 36 parameters more
+    assert many - few < 10  # 36 more parameters
 
 
 STEPS = [gradients(0), gradients(1, ("scale",)), gradients(2)]
@@ -80,7 +80,7 @@ def test_every_way_to_run_it_gives_the_same_bits() -> None:
 
 
 def test_without_torchscript_the_numbers_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a Python that torch.jit does not know; ``optimizer.script`` itself says so."""
+    """Only ``optimizer.script`` raises an error, as on a Python that torch.jit does not support."""
 
     def refused(*_: Any, **__: Any) -> Any:
         raise RuntimeError("torch.jit.script is not supported on this Python")
@@ -97,7 +97,7 @@ def test_without_torchscript_the_numbers_are_the_same(monkeypatch: pytest.Monkey
 
 
 def _never_scripted() -> Optimizer:
-    """A chain that no other test has a program of."""
+    """Return a chain that no other test has compiled to a program."""
     return chain(clip_by_global_norm(0.1), clip_by_global_norm(0.2), qhm(lr=0.1), adamw(lr=0.1))
 
 

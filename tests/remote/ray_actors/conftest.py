@@ -1,4 +1,4 @@
-"""One small cluster of Ray on this machine, for all tests here."""
+"""Small Ray cluster on this machine, shared by all tests of this folder."""
 
 import gc
 import shutil
@@ -13,7 +13,7 @@ from functional_optim.remote import RayTransport
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Ray leaves what it has opened for the processes that it starts to the garbage collector."""
+    """Ignore ResourceWarnings: Ray leaves files and processes to the garbage collector."""
     for item in items:
         if "ray_actors" in item.path.parts:
             for text in ("ignore:unclosed file", "ignore:subprocess .* is still running"):
@@ -22,13 +22,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="package")
 def cluster() -> Iterator[None]:
-    """Ray's sockets have long names, so that its folder must have a short one."""
+    """Start Ray in a folder with a short name, because the names of Ray's sockets are long."""
     folder = tempfile.mkdtemp(prefix="fo-")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("FUNCTIONAL_OPTIM_LOOPS", "0")
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        # On a busy machine a process takes minutes to start, and others have taken its memory.
+        # On a busy machine, a process takes minutes to start, and other programs use the memory.
         patch.setenv("RAY_worker_register_timeout_seconds", "600")
         patch.setenv("RAY_memory_monitor_refresh_ms", "0")
         ray.init(
@@ -41,7 +41,7 @@ def cluster() -> Iterator[None]:
             logging_level="ERROR",
             log_to_driver=False,
         )
-    yield  # what was set is known to the processes that Ray starts, and to no other test
+    yield  # Ray's processes inherited these variables; other tests do not see them
     ray.shutdown()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
@@ -51,7 +51,7 @@ def cluster() -> Iterator[None]:
 
 @pytest.fixture(scope="package")
 def shared(cluster: None) -> Iterator[RayTransport]:
-    """Two actors, "ps0" and "ps1", of which many optimizers make use."""
+    """Yield a transport to the actors "ps0" and "ps1", which many optimizers share."""
     transport = RayTransport()
     yield transport
     transport.close()

@@ -1,4 +1,4 @@
-"""Actors that die or hang: who is named, what is saved, and how a run goes on."""
+"""Actors that die or hang: errors name them, other actors save state, and runs resume."""
 
 import functools
 import os
@@ -22,7 +22,7 @@ over_ray = DistributedOptimizer.over_ray
 
 
 class Lost(torch.optim.Optimizer):
-    """A class whose steps end or stop the process that has "hidden.weight"."""
+    """Optimizer class that sends a signal to the process that owns "hidden.weight"."""
 
     def __init__(self, params: Any, how: int) -> None:
         super().__init__(params, {})
@@ -37,14 +37,14 @@ class Lost(torch.optim.Optimizer):
 
 
 def hastily(transport: RayTransport, handle: Any, method: str, *args: Any) -> "Future[Any]":
-    """There is little time for the step of one that hangs, and enough for what is answered."""
+    """Call with a short timeout for the step of the worker that hangs, else with a long one."""
     hangs = handle.worker == "hangs" and method == "step"
     transport._timeout = 2.0 if hangs else 60.0
     return RayTransport.call(transport, handle, method, *args)
 
 
 def test_a_run_goes_on_elsewhere_when_an_actor_is_killed(shared: RayTransport) -> None:
-    """From what was saved before, bit for bit; and the others save what they have now."""
+    """The run resumes from the saved state, bit for bit; the other actor still saves its own."""
     given = [gradients(step) for step in range(4)]
     where = {name: worker.replace("ps1", "killed") for name, worker in placement(2).items()}
     optimizer = over_ray(adamw, parameters(), where, lr=0.1, transport=shared)
@@ -53,7 +53,7 @@ def test_a_run_goes_on_elsewhere_when_an_actor_is_killed(shared: RayTransport) -
     saved, params = optimizer.state_dict(), values(optimizer)
     optimizer.step(given[2])
     event = shared.place("killed", threading.Event).result(LIMIT)
-    waits = shared.call(event, "wait")  # in vain: once it fails, the actor is gone
+    waits = shared.call(event, "wait")  # never succeeds; it fails when the actor is gone
     ray.kill(shared._actors["killed"])
     assert isinstance(waits.exception(LIMIT), ConnectionError)
     for what, call in (
@@ -83,8 +83,8 @@ def test_a_run_goes_on_elsewhere_when_an_actor_is_killed(shared: RayTransport) -
 def test_one_that_dies_or_hangs_in_a_step_is_named(
     shared: RayTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others have made the step."""
-    monkeypatch.setattr(shared, "_timeout", shared._timeout)  # as it was, at the end
+    """The other worker completes the step."""
+    monkeypatch.setattr(shared, "_timeout", shared._timeout)  # restores the value at the end
     monkeypatch.setattr(shared, "call", functools.partial(hastily, shared))
     for how, worker in ((signal.SIGKILL, "dies"), (signal.SIGSTOP, "hangs")):
         with case(how=how):

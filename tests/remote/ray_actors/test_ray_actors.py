@@ -1,4 +1,4 @@
-"""DistributedOptimizer over Ray: what holds over every transport, and what is of actors alone."""
+"""DistributedOptimizer over Ray: the laws of every transport, and tests of actors only."""
 
 import functools
 import gc
@@ -44,7 +44,7 @@ def test_laws_of_every_transport(law: str, make: Make) -> None:
 
 
 def test_a_message_is_one_buffer_that_nobody_copies() -> None:
-    """However many tensors; one that comes twice is one; the values, kinds and errors stay."""
+    """A tensor that occurs twice stays one tensor; values, kinds, and errors survive."""
     sparse = torch.sparse_coo_tensor(
         [[3, 1, 3]], noise(0, 3, 2), (5, 2), is_coalesced=False, check_invariants=True
     )
@@ -66,7 +66,7 @@ def test_a_message_is_one_buffer_that_nobody_copies() -> None:
     }
     message = encode(sent)
     data = message.data.copy()
-    data.flags.writeable = False  # as Ray hands it over
+    data.flags.writeable = False  # Ray returns read-only buffers
     got = decode(message._replace(data=data))
     start, end = data.ctypes.data, data.ctypes.data + data.nbytes
     for name in ("many", "kinds"):
@@ -83,7 +83,7 @@ def test_a_message_is_one_buffer_that_nobody_copies() -> None:
 
 
 def test_eight_threads_at_once_make_one_of_the_serial_orders(make: Make) -> None:
-    """Momentum, so that each order has other bits; both workers must agree on one."""
+    """With momentum, each order gives other bits; both workers must agree on one order."""
     steps = [gradients(step) for step in range(4)]
     optimizer = make(sgd, parameters(), placement(2), lr=0.1, momentum=0.9)
     begin = threading.Barrier(8)
@@ -129,12 +129,12 @@ def test_the_first_object_of_an_actor_is_dropped_as_any_other() -> None:
     weakref.finalize(first, dropped.set)
     del first
     gc.collect()
-    assert dropped.wait(LIMIT)  # the thread that got the answer may still hold it
+    assert dropped.wait(LIMIT)  # the thread that received the answer can still hold the object
     transport.close()
 
 
 def test_arguments_that_cannot_be_sent_keep_no_object_alive(shared: RayTransport) -> None:
-    """The next message tells the actor which objects were dropped, also after one that failed."""
+    """The next message tells the actor which objects were dropped, even if one message failed."""
     optimizer = over_ray(sgd, parameters(), placement(2), lr=0.1, transport=shared)
     watch = shared.place("ps0", _Watch).result(LIMIT)
     before = shared.call(watch, "alive").result(LIMIT)
@@ -145,7 +145,7 @@ def test_arguments_that_cannot_be_sent_keep_no_object_alive(shared: RayTransport
 
 
 class _Watch:
-    """Counts the optimizers of a worker."""
+    """Object on a worker that counts the optimizers that are alive there."""
 
     def alive(self) -> int:
         import gc

@@ -1,4 +1,4 @@
-"""The example of a recommender, for a few steps."""
+"""Test of the recommender example, run for a few steps."""
 
 import os
 import runpy
@@ -17,7 +17,7 @@ def test_it_trains_with_the_numbers_of_threads_and_draws(
     cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
-        monkeypatch.setenv(name, os.environ.get(name, "0"))  # the example sets them
+        monkeypatch.setenv(name, os.environ.get(name, "0"))  # the example sets these variables
     example = runpy.run_path(str(EXAMPLE))
     quiet = Console(quiet=True)
     found = example["train"](4, DistributedOptimizer.over_threads, quiet)

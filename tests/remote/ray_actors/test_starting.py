@@ -1,4 +1,4 @@
-"""Actors that start late, too late, or never: a start has a limit of its own."""
+"""Actors that start late, too late, or never: starts have a separate time limit."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ from ..transports import Shelf
 
 
 class Held(Actor):
-    """A worker that starts, or dies, when the pipe that has its name says so."""
+    """Actor that starts or dies, as the pipe with its name says."""
 
     def __init__(self, worker: str) -> None:
         if Path(worker).read_text("utf-8") == "die":
@@ -29,19 +29,19 @@ class Held(Actor):
 
 @pytest.fixture
 def pipe(cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a pipe that the worker of its name reads before it starts."""
+    """Return the path of a pipe that the worker of this name reads before it starts."""
     monkeypatch.setattr(ray_actor, "Actor", Held)
     os.mkfifo(tmp_path / "ps0")
     return tmp_path / "ps0"
 
 
 def test_a_start_may_take_longer_than_a_call(pipe: Path) -> None:
-    """The time of a call has passed before the worker is there, and nobody is told so."""
+    """A worker can take longer to start than a call can last, without an error."""
     transport = RayTransport(timeout=0.5)
     placed = transport.place(str(pipe), Shelf, torch.ones(2))
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(placed.result)
-        with pytest.raises(TimeoutError):  # of who waits here, and not of the worker
+        with pytest.raises(TimeoutError):  # the time-out of this caller, not of the worker
             placed.result(1.0)
         pipe.write_text("start", "utf-8")
         assert waits.result(LIMIT).worker == str(pipe)
@@ -49,7 +49,7 @@ def test_a_start_may_take_longer_than_a_call(pipe: Path) -> None:
 
 
 def test_one_that_does_not_start_in_time_is_named_and_ended(pipe: Path) -> None:
-    """One that goes on and on, and one that no machine of the cluster can have."""
+    """The first worker never gets its start signal; no machine of the cluster fits the second."""
     far = {"far": {"resources": {"nowhere": 1.0}}}
     for worker in (str(pipe), "far"):
         with case(worker=worker):
@@ -68,7 +68,7 @@ def test_one_that_does_not_start_in_time_is_named_and_ended(pipe: Path) -> None:
 
 
 def test_one_that_dies_while_it_starts_is_named_at_once(pipe: Path) -> None:
-    """Its limits are longer than any run of tests."""
+    """The error comes as soon as the worker dies, long before its time limits."""
     transport = RayTransport(timeout=1e6, start_timeout=1e6)
     placed = transport.place(str(pipe), Shelf, torch.ones(2))
     pipe.write_text("die", "utf-8")

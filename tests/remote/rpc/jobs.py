@@ -19,7 +19,7 @@ from tests.remote.rpc.small_model import NAMES, Failing, made, raised, rrefs
 from tests.remote.support import LIMIT
 
 LOST_SECONDS = 120.0
-"""For how long nothing may come while a worker is lost."""
+"""Longest time without progress, in seconds, of the run that loses a worker."""
 
 
 def _start(meeting: str, seconds: float) -> str:
@@ -33,7 +33,7 @@ def _start(meeting: str, seconds: float) -> str:
 
 
 def drive(meeting: str) -> dict[str, Any]:
-    """All scenarios, on the trainer: by name, what it found, or what went wrong."""
+    """Run all scenarios on the trainer; return by name the result, or the traceback."""
     found = {}
     if _start(meeting, 60) == "trainer":
         for scenario in SCENARIOS:
@@ -47,9 +47,9 @@ def drive(meeting: str) -> dict[str, Any]:
 
 
 def lose_a_worker(meeting: str) -> dict[str, Any]:
-    """One worker makes slowly what is placed on it; another is killed in the middle of a step.
+    """Run with one worker that places objects slowly, and one that is killed in a step.
 
-    A call may take far longer than the whole scenario may.
+    The time limit of a call is far longer than that of the whole scenario.
     """
     found: dict[str, Any] = {}
     if _start(meeting, 1000 * LOST_SECONDS) == "trainer":
@@ -63,7 +63,7 @@ def lose_a_worker(meeting: str) -> dict[str, Any]:
         found["state"] = raised(optimizer.state_dict)
         found["stepped"] = torch.equal(params["first"].to_here(), made("first") + 1.0)
         at("the end")
-        with contextlib.suppress(RuntimeError):  # it may be gone before its answer
+        with contextlib.suppress(RuntimeError):  # the worker can be gone before it answers
             rpc.rpc_sync("ps1", _let_go, args=())
     else:
         _LET_GO.wait(LIMIT)

@@ -1,4 +1,4 @@
-"""The laws of every transport, tried over torch's RPC by the trainer."""
+"""Laws of every transport, run over torch's RPC by the trainer."""
 
 import threading
 import traceback
@@ -19,14 +19,14 @@ WORKERS = {"ps0": "ps1", "ps1": "ps2"}
 
 
 def kept(param: Tensor) -> Tensor:
-    """On the worker."""
+    """Return a copy of a parameter, made on the worker."""
     return param.detach().clone().requires_grad_(param.requires_grad)
 
 
 def over_rpc(
     optimizer_class: Any, params: Any, placement: Mapping[str, str], *args: Any, **kwargs: Any
 ) -> DistributedOptimizer:
-    """As ``over_threads``: parameters are sent to workers first."""
+    """Send the parameters to workers, then make an optimizer as ``over_threads`` does."""
 
     def sent(pairs: Any) -> list[tuple[str, Any]]:
         return [
@@ -58,7 +58,7 @@ _MAY_START = threading.Event()
 
 
 def _held() -> Shelf:
-    """Begin to make an object on a worker only when told to."""
+    """Make an object on a worker, but only after the trainer allows it."""
     assert _MAY_START.wait(LIMIT)
     return Shelf(torch.ones(2))
 
@@ -71,7 +71,7 @@ _MAY_END = threading.Event()
 
 
 def _endless(*_: Any) -> Shelf:
-    """Make an object on a worker, and end only when told to."""
+    """Block a worker until the trainer ends the wait, then return an object."""
     assert _MAY_END.wait(LIMIT)
     return Shelf(torch.ones(2))
 
@@ -81,7 +81,7 @@ def _may_end() -> None:
 
 
 def endless_start() -> str:
-    """Return the error of a start that does not end, where calls have no limit of time."""
+    """Return the error of a start that does not end, while calls have no time limit."""
     transport = RpcTransport(start_timeout=0.1)
     told = transport.place("ps1", _endless).exception(LIMIT)
     rpc.rpc_sync("ps1", _may_end)
@@ -89,7 +89,7 @@ def endless_start() -> str:
 
 
 def slow_start() -> dict[str, Any]:
-    """Something is placed for longer than a call may take."""
+    """Place an object for longer than a call can last; return its total, or the error."""
     seconds = rpc.get_rpc_timeout()
     rpc._set_rpc_timeout(0.5)
     try:
@@ -99,7 +99,7 @@ def slow_start() -> dict[str, Any]:
         rpc._set_rpc_timeout(seconds)
     try:
         early = placed.exception(1.0)
-    except TimeoutError:  # of who waits here
+    except TimeoutError:  # the time-out of this caller, not of the worker
         early = None
     rpc.rpc_sync("ps1", _may_start)
     if early is not None:

@@ -1,4 +1,4 @@
-"""Over torch's RPC, who is lost or slow: a trainer, and two workers, as another trainer sees it."""
+"""Loss or delay of a trainer and of workers over torch's RPC, seen by another trainer."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ Params = list[tuple[str, Any]]
 
 
 class Waiting(torch.optim.Optimizer):
-    """A class without functional equivalent, whose steps on one worker wait until it is let go."""
+    """Optimizer class without functional equivalent whose steps on "ps2" wait for an event."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {})
@@ -43,7 +43,7 @@ class Waiting(torch.optim.Optimizer):
 
 
 def module_of(values: Mapping[str, Tensor] | None = None) -> SnapshotModule:
-    """On a worker: with these parameters, or its first ones."""
+    """Make the model on a worker, with these values or its initial ones."""
     made = Whole()
     if values is not None:
         made.load_state_dict(values)
@@ -53,7 +53,10 @@ def module_of(values: Mapping[str, Tensor] | None = None) -> SnapshotModule:
 def on(
     owners: tuple[str, ...], values: Mapping[str, Tensor] | None = None
 ) -> tuple[list[Any], Params]:
-    """A half of the model on each owner; parameters have the names of those who own them first."""
+    """Make one half of the model on each owner; return the modules and the parameters.
+
+    The names of the parameters begin with their first owners, for other owners too.
+    """
     modules: list[Any] = []
     params: Params = []
     for first, owner in zip(OWNERS, owners, strict=True):
@@ -68,7 +71,7 @@ def on(
 
 
 def backward(modules: list[Any], context_id: int, step: int) -> None:
-    """Forward and backward passes through both halves."""
+    """Run forward and backward passes through both halves."""
     outs = [rpc.rpc_sync(one.owner_name(), through, args=(one, data_of(step))) for one in modules]
     dist_autograd.backward(context_id, [loss_of(outs[0]) + loss_of(outs[1])])
 
@@ -97,13 +100,13 @@ def locally(steps: int) -> dict[str, Tensor]:
 
 
 def same(optimizer: DistributedOptimizer, steps: int, *workers: str) -> list[bool]:
-    """Return for each parameter if it equals that of a local run."""
+    """Compare each parameter with that of a local run; return a list of bools."""
     found, want = optimizer.snapshot(workers=workers or None).parameters, locally(steps)
     return [torch.equal(one, want[name]) for name, one in found.items()]
 
 
 def vanish(modules: list[Any], params: Params) -> None:
-    """Another trainer, that is gone between its backward pass and its step."""
+    """Run a backward pass as another trainer, then kill this process before its step."""
     DistributedOptimizer(torch.optim.AdamW, params, lr=LR)
     with dist_autograd.context() as context_id:
         backward(modules, context_id, 7)
@@ -111,12 +114,12 @@ def vanish(modules: list[Any], params: Params) -> None:
 
 
 def die_in_the_next_step() -> None:
-    """On a worker: when parameters are written to, and before anyone is told."""
+    """Kill this worker in its next step, after it writes parameters and before it answers."""
     WorkerOptimizer._count_versions = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign,return-value,assignment]
 
 
 def hastily(transport: RpcTransport, handle: Any, method: str, *args: Any) -> Any:
-    """There is little time for the step of the one that waits, and enough for what is answered."""
+    """Call with a short timeout for the step of the waiting worker, else with a long one."""
     waits = transport._addresses[handle].worker == "ps2" and method == "step"
     rpc._set_rpc_timeout(1.0 if waits else 60.0)
     try:
@@ -137,7 +140,7 @@ def raised(call: Any) -> str:
 
 
 def as_the_trainer() -> dict[str, Any]:
-    """One after the other: a trainer is gone, a worker waits, that worker is killed in a step."""
+    """Lose a trainer, wait for a slow worker, and kill this worker in a step, in this order."""
     found: dict[str, Any] = {}
     modules, params = on(OWNERS)
     optimizer = DistributedOptimizer(torch.optim.AdamW, params, lr=LR)
@@ -172,7 +175,7 @@ def as_the_trainer() -> dict[str, Any]:
 
 
 def lose(meeting: str) -> dict[str, Any]:
-    """Each process: the trainer tells what it found."""
+    """Run one process; return the findings of the trainer, or nothing in other processes."""
     # torch's init_rpc uses a process group in a way that torch.distributed deprecates.
     warnings.filterwarnings("ignore", r"You are using a Backend <class", UserWarning)
     warnings.filterwarnings("ignore", ".* has no functional equivalent", UserWarning)
@@ -183,7 +186,7 @@ def lose(meeting: str) -> dict[str, Any]:
     found = {}
     if rank == 0:
         found = as_the_trainer()
-        with contextlib.suppress(RuntimeError):  # it may be gone before its answer
+        with contextlib.suppress(RuntimeError):  # the worker can be gone before it answers
             rpc.rpc_sync("ps1", _end)
     else:
         _THE_END.wait()

@@ -1,4 +1,4 @@
-"""One trainer and two workers over torch's RPC: what the trainer sees, scenario by scenario."""
+"""Scenarios of one trainer and two workers over torch's RPC, as the trainer sees them."""
 
 import itertools
 import threading
@@ -109,7 +109,7 @@ def groups_and_schedulers() -> dict[str, Any]:
 
 
 def no_part_in_the_context() -> dict[str, Any]:
-    """ps2 takes no part in a pass, so it has no context of it."""
+    """Step after a pass in which ps2 takes no part, so that ps2 has no autograd context."""
     params = rrefs()
     optimizer = DistributedOptimizer(sgd, list(params.values()), lr=0.1)
     with dist_autograd.context() as context:
@@ -121,7 +121,7 @@ def no_part_in_the_context() -> dict[str, Any]:
 
 
 def threads_of_one_trainer() -> dict[str, Any]:
-    """Each parameter's result is that of some order of the steps: each was applied whole."""
+    """Step from several threads; compare each worker with all orders of whole steps."""
     params = rrefs()
     optimizer = DistributedOptimizer(sgd, list(params.items()), lr=0.1, momentum=0.9)
     given = [
@@ -153,7 +153,7 @@ def threads_of_one_trainer() -> dict[str, Any]:
 
 
 def two_trainers_optimizers() -> dict[str, Any]:
-    """Several optimizers over the same parameters, as each trainer of torch's tutorials makes."""
+    """Step several optimizers over the same parameters, as the trainers of torch's tutorials do."""
     params = rrefs()
     pair = [DistributedOptimizer(sgd, list(params.values()), lr=0.1) for _ in range(2)]
     grads = [noise(k, *shape) for k, shape in enumerate(SHAPES.values())]

@@ -1,4 +1,4 @@
-"""A small model whose parameters are on a trainer and two workers, and a twin in one process."""
+"""Small model with parameters on a trainer and two workers, and its twin in one process."""
 
 import os
 import signal
@@ -18,14 +18,14 @@ OWNERS = {"first": "ps1", "second": "ps2", "head": "trainer", "unused": "ps1"}
 
 
 class QHM(torch.optim.Optimizer):
-    """A class that only the trainer has registered."""
+    """Optimizer class that only the trainer has registered."""
 
     def __init__(self, params: Any, lr: float = 1.0, momentum: float = 0.999, nu: float = 0.7):
         super().__init__(params, {"lr": lr, "momentum": momentum, "nu": nu})
 
 
 class Failing(torch.optim.Optimizer):
-    """A class without functional equivalent, which fails in the steps of some workers."""
+    """Optimizer class without functional equivalent that fails in the steps of some workers."""
 
     def __init__(self, params: Any, where: tuple[str, ...], how: str = "raise") -> None:
         super().__init__(params, {})
@@ -69,7 +69,7 @@ def rrefs() -> dict[str, Any]:
 
 
 def backward(params: dict[str, Any], context: int, step: int, scale: float = 1.0) -> None:
-    """A forward and a backward pass through all workers; every step has other data."""
+    """Run a forward and a backward pass through all workers, with other data in each step."""
     data = noise(100 + step, 5, 4)
     one = rpc.rpc_sync("ps1", hidden_there, args=(params["first"], data))
     two = rpc.rpc_sync("ps2", hidden_there, args=(params["second"], one))

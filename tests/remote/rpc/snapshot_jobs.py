@@ -27,7 +27,7 @@ LR = 0.125
 
 
 class Whole(nn.Module):
-    """Two layers; the second one's weight is saved for the backward pass."""
+    """Model of two layers; autograd saves the weight of the second one for backward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Whole(nn.Module):
 
 
 def direct(module: Any, data: Tensor) -> Tensor:
-    """The module's forward pass on its own parameters."""
+    """Run the module's forward pass on its own parameters."""
     found: Tensor = module.local_value().module(data)
     return found
 
@@ -63,7 +63,7 @@ def grads_there(module: Any, context_id: int) -> int:
 
 
 def kept_there() -> int:
-    """Of how many contexts versions are kept; those that are closed are seen when one reads."""
+    """Return the number of contexts with kept versions; a read first drops closed contexts."""
     from functional_optim.remote import contexts
 
     contexts.read({})
@@ -71,7 +71,7 @@ def kept_there() -> int:
 
 
 def remote_model(*owners: str) -> tuple[list[Any], list[tuple[str, Any]]]:
-    """A model on each worker, and all parameters with names."""
+    """Make a model on each worker; return the models and all named parameters."""
     modules = [rpc.remote(owner, SnapshotModule, args=(Whole(),)) for owner in owners]
     params = []
     for owner, module in zip(owners, modules, strict=True):
@@ -91,7 +91,10 @@ def loss_of(found: Tensor) -> Tensor:
 def in_turn(
     forward: Callable[[Any, Tensor], Tensor], module: Any, optimizer: DistributedOptimizer
 ) -> dict[str, Any]:
-    """All trainers run forward before the first goes backward; each does after another's step."""
+    """Train in rounds: all trainers run forward before the first one runs backward.
+
+    Each trainer runs backward after the step of the trainer before it.
+    """
     begun = threading.Barrier(TRAINERS)
     may_go = [[threading.Event() for _ in range(TRAINERS + 1)] for _ in range(ROUNDS)]
     failed: list[str] = []
@@ -134,7 +137,7 @@ def in_turn(
 
 
 def in_rounds() -> list[Tensor]:
-    """Train in one process as the trainers do: gradients of a round are of its beginning."""
+    """Train in one process; all gradients of a round are taken at its beginning."""
     model = Whole()
     params = list(model.parameters())
     for _ in range(ROUNDS):
@@ -164,7 +167,7 @@ def backward_passes_are_undisturbed() -> dict[str, Any]:
 
 
 def one_trainer() -> dict[str, Any]:
-    """Two workers, a model used twice in a pass, gradients clipped in the context."""
+    """Train two models, each used twice in a pass, with gradients clipped in the context."""
     modules, params = remote_model("ps1", "trainer")
     optimizer = DistributedOptimizer(sgd, params, lr=LR)
     twins = [Whole(), Whole()]
@@ -203,7 +206,7 @@ def one_trainer() -> dict[str, Any]:
 
 
 def sent_snapshots() -> dict[str, Any]:
-    """Read in one buffer from each worker; steps by other trainers' optimizers make them old."""
+    """Step by snapshots of both workers, which steps of another optimizer make old."""
     _, params = remote_model("ps1", "ps2")
     mine, others = (DistributedOptimizer(sgd, params, lr=LR) for _ in range(2))
     model = Whole()
@@ -252,7 +255,7 @@ def _closed(snapshot: Any, run: Callable[[Any], Tensor]) -> type | None:
 
 
 def read_in_two_ways() -> dict[str, Any]:
-    """A parameter whose gradient would be in two places; and passes out of any context."""
+    """Read a parameter in two ways in one context, and run a pass outside of all contexts."""
     modules, params = remote_model("ps1")
     optimizer = DistributedOptimizer(sgd, params, lr=LR)
     alone = rpc.rpc_sync("ps1", through, args=(modules[0], data_of(0)))
@@ -276,7 +279,7 @@ def read_in_two_ways() -> dict[str, Any]:
 
 
 def composed_in_contexts() -> dict[str, Any]:
-    """Steps by context of an optimizer of optimizers, whose parts a lambda tells apart."""
+    """Step a composed optimizer by contexts; a lambda assigns parameters to its parts."""
     parts = {"matrices": sgd(LR, momentum=0.9), "rest": adamw(LR)}
     chosen = chain(
         accumulate(2),

@@ -1,4 +1,4 @@
-"""DistributedOptimizer over torch's RPC, when a trainer or a worker is lost, or slow."""
+"""DistributedOptimizer over torch's RPC when a trainer or a worker is lost or slow."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from . import lost_jobs
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[Outcome]:
-    """Of two trainers and two workers."""
+    """Return the outcomes of two trainers and two workers."""
     meeting = tmp_path_factory.mktemp("lost") / "meeting"
     job = Job(lost_jobs.lose, {"meeting": str(meeting)})
     return run_ranks({"lost": job}, ranks=4, seconds=300, fresh=True)["lost"]
@@ -33,7 +33,7 @@ def test_a_trainer_that_is_gone_after_its_backward_pass_disturbs_nobody(
 
 
 def test_a_worker_that_is_slow_is_named(found: dict[str, Any]) -> None:
-    """Within the time-out; the other one has made the step."""
+    """The error comes after the time-out; the other worker completes the step."""
     text = "WorkerError: step failed on 1 of 2 workers:\n  ps2: ConnectionError: no answer from"
     assert found["slow"].startswith(text)
     assert found["others"] == [True] * 4
@@ -42,7 +42,7 @@ def test_a_worker_that_is_slow_is_named(found: dict[str, Any]) -> None:
 def test_a_run_goes_on_elsewhere_when_a_worker_is_killed_in_a_step(
     found: dict[str, Any], outcomes: list[Outcome]
 ) -> None:
-    """From what was saved before, bit for bit; and the others save what they have now."""
+    """The run resumes from the saved state, bit for bit; the other worker still saves its own."""
     assert "rank 2" in str(outcomes[2].error)
     assert "step failed on 1 of 2 workers:\n  ps2: ConnectionError: no answer" in found["killed"]
     assert found["left"] == [True] * 4

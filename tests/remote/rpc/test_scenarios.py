@@ -14,7 +14,7 @@ from . import jobs
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Results of the trainer, in processes of their own: RPC starts once in a process."""
+    """Return the trainer's results from new processes: RPC starts only once in a process."""
     meeting = tmp_path_factory.mktemp("rpc") / "meeting"
     job = Job(jobs.drive, {"meeting": str(meeting)})
     outcomes: Outcomes = run_ranks({"drive": job}, ranks=3, seconds=120, fresh=True)
@@ -40,7 +40,7 @@ def test_laws_of_every_transport(found: dict[str, Any]) -> None:
 
 
 def test_a_class_that_only_the_trainer_registered(found: dict[str, Any]) -> None:
-    """Bit for bit the local run; what has no gradient is left alone, and so is every ``.grad``."""
+    """Parameters without gradients, and every ``.grad``, stay unchanged."""
     assert of(found, "equals_the_local_run") == {
         "same": True,
         "moved": True,
@@ -56,7 +56,7 @@ def test_a_chain_that_clips_sees_all_workers(found: dict[str, Any]) -> None:
 
 
 def test_groups_schedulers_and_state(found: dict[str, Any]) -> None:
-    """As torch.optim; its state goes to torch.optim, to other workers, and back."""
+    """The state moves to torch.optim, to other workers, and back."""
     assert of(found, "groups_and_schedulers") == {
         "same": True,
         "not_moved": True,
@@ -67,7 +67,7 @@ def test_groups_schedulers_and_state(found: dict[str, Any]) -> None:
 
 
 def test_a_worker_without_a_part_in_the_pass_is_left_alone(found: dict[str, Any]) -> None:
-    """torch's raises there that it finds no context."""
+    """torch's own optimizer raises an error on a worker without a context."""
     assert of(found, "no_part_in_the_context") == {"moved": [True, False, False, False]}
 
 
@@ -98,7 +98,7 @@ def test_sparse_gradients_touch_their_rows(found: dict[str, Any]) -> None:
 
 
 def test_no_step_disturbs_a_backward_pass(found: dict[str, Any]) -> None:
-    """On the plain module, all but the first trainer's in each round fail."""
+    """Through the plain module, only the first trainer of each round succeeds."""
     own = of(found, "backward_passes_are_undisturbed")
     assert own == {
         "plain": {"failed": 9, "inplace": True, "steps": 3},
@@ -119,7 +119,7 @@ def test_one_trainer_copies_nothing(found: dict[str, Any]) -> None:
 
 
 def test_snapshots_are_sent_and_too_old_ones_refused(found: dict[str, Any]) -> None:
-    """Of the worker with nothing to step, none is old."""
+    """The worker that has nothing to step refuses nothing."""
     own = of(found, "sent_snapshots")
     text = "step failed on 1 of 2 workers:\n  ps1: StaleError: these gradients are 2 steps old"
     assert own.pop("text").startswith(text)
@@ -146,7 +146,7 @@ def test_composed_optimizers_step_by_contexts(found: dict[str, Any]) -> None:
 
 
 def test_each_call_carries_one_buffer_for_each_worker(found: dict[str, Any]) -> None:
-    """Four gradients, and the state of four parameters."""
+    """Four gradients, and the state of four parameters, need one buffer for each worker."""
     assert of(found, "one_buffer_a_call") == {"step": [1, 1], "load": [1, 1]}
 
 
@@ -181,19 +181,19 @@ def test_errors_keep_their_types_and_the_warning_comes_once(found: dict[str, Any
 
 @pytest.fixture(scope="module")
 def lost(tmp_path_factory: pytest.TempPathFactory) -> list[Outcome]:
-    """Of a trainer and two workers, one of which is killed."""
+    """Return the outcomes of a trainer and two workers, one of which is killed."""
     meeting = tmp_path_factory.mktemp("lost") / "meeting"
     job = Job(jobs.lose_a_worker, {"meeting": str(meeting)})
     return run_ranks({"lost": job}, ranks=3, seconds=jobs.LOST_SECONDS, fresh=True)["lost"]
 
 
 def test_a_start_may_take_longer_than_a_call(lost: list[Outcome]) -> None:
-    """Half a second for a call passes while a worker makes what is placed on it."""
+    """A start succeeds although it takes longer than a call can last, half a second."""
     assert lost[0].result()["slow"] == {"total": [1.0, 1.0]}
 
 
 def test_a_start_without_an_end_is_named(lost: list[Outcome]) -> None:
-    """After its own limit, and not after that of a call, which is longer than the test may be."""
+    """The error comes after the limit of starts. The limit of calls is longer than the test."""
     told = lost[0].result()["endless"]
     assert told.startswith("ConnectionError: no answer from 'ps1', which may be gone: within 0.1 s")
     assert "has not made what is placed on it" in told
@@ -201,7 +201,7 @@ def test_a_start_without_an_end_is_named(lost: list[Outcome]) -> None:
 
 
 def test_a_worker_killed_in_a_step_is_named(lost: list[Outcome]) -> None:
-    """The others have made the step, and errors come long before the time-out."""
+    """The errors come long before the time-out; the other workers complete the step."""
     trainer = lost[0].result()
     assert "step failed on 1 of 3 workers:\n  ps2: ConnectionError: no answer" in trainer["step"]
     assert "state_dict failed on 1 of 3 workers:\n  ps2: " in trainer["state"]

@@ -1,4 +1,4 @@
-"""torch's own test class of its DistributedOptimizer passes on ours."""
+"""torch's own tests of its DistributedOptimizer, which pass on our class."""
 
 import re
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""torch's own tests of its DistributedOptimizer, unchanged, on ours."""
+"""Runner of torch's own tests of its DistributedOptimizer, unchanged, on our class."""
 
 import os
 import sys
@@ -14,13 +14,14 @@ from functional_optim import DistributedOptimizer
 
 
 def run(name: str, meeting: str) -> str:
-    """Run one of them: "passed", or what went wrong. torch's RPC starts once in a process."""
-    # What torch's own tests import and call, torch deprecates.
+    """Run one of torch's tests in this new process; return "passed", or the error."""
+    # torch's own tests import and call names that torch deprecates.
     warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated", DeprecationWarning)
     warnings.filterwarnings("ignore", r"You are using a Backend <class", UserWarning)
     warnings.filterwarnings("ignore", ".* has no functional equivalent", UserWarning)
     os.environ["TP_SOCKET_IFNAME"] = "lo"
-    # Of this module, which needs packages that only torch's developers have, two names are used.
+    # torch's tests use only two names of this module. The module itself needs packages that only
+    # torch's developers have.
     common = ModuleType("torch.testing._internal.common_utils")
     common.FILE_SCHEMA, common.TEST_WITH_TSAN = "file://", False  # type: ignore[attr-defined]
     sys.modules[common.__name__] = common

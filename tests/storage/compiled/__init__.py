@@ -1,1 +1,1 @@
-"""Storage where a compiler runs, and from one process to another."""
+"""Tests of storage that compile, or that start other processes."""

@@ -1,7 +1,7 @@
-"""A compiler that fuses the whole step keeps what a storage keeps.
+"""Compiled steps keep the low bits that a storage keeps.
 
-Inductor leaves out a cast to bfloat16 and back. A master or a compensation that was found by such
-a cast would be lost in silence.
+Inductor removes a cast to bfloat16 and back. A master or a compensation computed by such a cast
+would be lost silently.
 """
 
 import shutil
@@ -20,7 +20,7 @@ STORAGES = ("bfloat16+master", "bfloat16+kahan")
 
 
 @pytest.mark.skipif(not (shutil.which("c++") or shutil.which("g++")), reason="needs a compiler")
-@pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")  # torch's own modules
+@pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")  # caused by torch
 def test_low_bits_survive() -> None:
     links = [stored(sgd(lr=1.0), param=param).links[-1] for param in STORAGES]
     coefficients = [link.stage.coefficients(1.0, link.hyper) for link in links]

@@ -1,4 +1,4 @@
-"""State that another process goes on with, and a disk that is full."""
+"""State that another process continues with, and a full disk."""
 
 import pickle
 import shlex
@@ -39,7 +39,7 @@ def test_another_process_reads_optimizers_and_states_and_goes_on_in_mapped_files
     torch.save((param, grad, state), tmp_path / "saved.pt")
     (tmp_path / "optimizer.pkl").write_bytes(pickle.dumps(kahan))
     optimizer, params = stored(adamw(lr=0.1), state="int8"), {"w": normal(300), "b": normal(3)}
-    # A step here, into files; another one there.
+    # This process makes one step into files, and another process makes the next step.
     optimizer.update_(params, params, mapped_state(optimizer, params, tmp_path / "state"))
     torch.save(params, tmp_path / "params.pt")
     subprocess.run([sys.executable, "-c", READER, str(tmp_path)], check=True, timeout=900)
@@ -63,7 +63,7 @@ adamw(lr=0.1).update_(params, params, state)
 
 
 def test_a_disk_that_is_full(tmp_path: Path) -> None:
-    """It says so when it is made, and does not die of a signal at its first step."""
+    """``mapped_state`` raises an error; otherwise a signal would kill the first step."""
     mount = f"mount -t tmpfs -o size=1m none {tmp_path} && "
     if subprocess.run(["unshare", "-rm", "sh", "-c", f"{mount} true"], check=False).returncode:
         pytest.skip("no file system can be mounted here")
@@ -75,5 +75,5 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
         timeout=900,
         check=True,
     )
-    assert made.stdout.split() == ["1"]  # and nothing is left there
+    assert made.stdout.split() == ["1"]  # no file is left
     assert "8388616 bytes" in made.stderr and "No space left on device" in made.stderr
