@@ -77,6 +77,8 @@ def stepped_by_owners(
     made = plan(specs, ranks, "two_resource")
     for rank in range(ranks):
         own = made.views(rank, params)
+        if not own:  # there are more ranks than blocks
+            continue
         state = rule.init(own)
         for given_ in grads:
             rule.update_(own, made.views(rank, given_), state)
