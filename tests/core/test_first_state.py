@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from functional_optim import LeafState, Rule, chain, rprop
+from functional_optim import LeafState, Rule, chain, nadam, rprop, schedule_free_adamw
 from functional_optim.core.state import state_tensors
-from functional_optim.core.state_init import init_leaf, init_like
+from functional_optim.core.state_init import fields_of, init_leaf, init_like
 from functional_optim.core.state_reinit import reinit_state, starts_as_param
 from functional_optim.storage import stored
 from tests.choices import case
@@ -113,3 +113,32 @@ def test_state_that_begins_with_a_tensor_is_made_anew() -> None:
         assert [tuple(one.shape) for one in state_tensors(made.stages)] == [(3,), (3,)]
         starts = starts_as_param(stages, hypers, (3,), torch.float32)
         assert starts == ((), (False, isinstance(rate, Tensor)))
+
+
+def test_fields_follow_the_default_dtype() -> None:
+    """A cache for the latest stages must not return the fields of another default dtype."""
+    optimizer = nadam()
+    hypers = tuple(link.hyper for link in optimizer.links)
+    dtypes = []
+    for default in (torch.float32, torch.float64, torch.float32):
+        torch.set_default_dtype(default)
+        try:
+            own = fields_of(optimizer.stages, hypers, torch.Size((3,)), torch.float32)[-1]
+        finally:
+            torch.set_default_dtype(torch.float32)
+        dtypes.append({one.name: one.dtype for one in own}["mu_product"])
+    assert dtypes == [torch.float32, torch.float64, torch.float32]
+
+
+def test_only_tensors_that_start_as_the_parameter_are_created_again() -> None:
+    """A stage may have both: Schedule-Free's ``z`` is the parameter, its average starts at 0."""
+    optimizer, param = schedule_free_adamw(), torch.ones(3)
+    hypers = tuple(link.hyper for link in optimizer.links)
+    state = optimizer.init(param).leaves
+    found = {name: one for own in state.stages if own for name, one in own._asdict().items()}
+    found["exp_avg_sq"].fill_(2.0)
+    param.fill_(5.0)
+    again = reinit_state(optimizer.stages, hypers, param, state)
+    made = {name: one for own in again.stages if own for name, one in own._asdict().items()}
+    assert torch.equal(made["z"], torch.full((3,), 5.0))
+    assert torch.equal(made["exp_avg_sq"], torch.full((3,), 2.0))
