@@ -37,7 +37,7 @@ Module = DistributedDataParallel
 
 @dataclass
 class ParamRecord:
-    """How a parameter is stepped. Refers neither to the parameter nor to its optimizers."""
+    """Record of the hooks of a parameter. It refers neither to the parameter nor its optimizers."""
 
     has_hook: bool = False
     """True if the hook on the parameter is registered."""

@@ -85,8 +85,8 @@ def _first_state(
     After the entries were created, an option may have been switched on, and the parameter may have
     got another dtype, device or shape. Entries that no longer fit are replaced.
     """
-    wanted = layout.dtypes
-    if not _are_like(param, entries, wanted):
+    wanted, usual = layout.dtypes, (param.shape, param.device)
+    if not all(_is_like(entries.get(key), *usual, dtype) for key, dtype in wanted.items()):
         with torch.no_grad():
             made = layout.entries(init_leaf(stages, hypers, param))
         kinds = {key: (made[key].shape, made[key].device, made[key].dtype) for key in wanted}
@@ -95,18 +95,6 @@ def _first_state(
     own = stages, hypers, param, entries, name
     state = from_entries(*own, reinit=True, counted=True, layout=layout)
     return reinit_state(stages, hypers, param, state, init_hypers)
-
-
-def _are_like(param: Tensor, entries: Mapping[str, Any], dtypes: Mapping[str, torch.dtype]) -> bool:
-    """Return True if entries are tensors with the shape and the device of a parameter."""
-    shape, device = param.shape, param.device
-    for key, dtype in dtypes.items():
-        one = entries.get(key)
-        if not isinstance(one, Tensor) or one.dtype != dtype:
-            return False
-        if one.shape != shape or one.device != device:
-            return False
-    return True
 
 
 def _is_like(entry: Any, shape: Any, device: torch.device, dtype: torch.dtype) -> bool:

@@ -17,12 +17,11 @@ LOCK = WorkerLock()
 
 
 class _ReadRecord(NamedTuple):
-    """What the passes of a context have read of one parameter."""
+    """Version of one parameter that the passes of a context have read."""
 
     param: Tensor
     leaf: Tensor
     version: int
-    """The version that was read."""
     lease: Lease
 
 
