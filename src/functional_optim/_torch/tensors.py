@@ -31,7 +31,7 @@ _IS_VIEW: Any = getattr(Tensor, "_is_view", None)
 _NO_VIEWS: Any = MissingName(
     "torch.Tensor._is_view",
     "a parameter that is a view of another tensor cannot be told from one that is none",
-    "keep parameters where they are (flat=False), and step them by update_",
+    "step parameters where they are, by update_",
 )
 is_view: Callable[[Tensor], bool] = _IS_VIEW or _NO_VIEWS
 """Return True if a tensor is a view for autograd."""

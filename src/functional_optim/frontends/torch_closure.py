@@ -37,12 +37,9 @@ class TorchClosureOptimizer(TorchOptimizer):
     """
 
     @disable_compile
-    def __init__(self, params: Iterable[Any], optimizer: Any, *, flat: bool = False) -> None:
-        if flat:
-            refuse_closure(optimizer, "TorchOptimizer(flat=True)")
+    def __init__(self, params: Iterable[Any], optimizer: Any) -> None:
         self._lock = StepLock()
         self._closure_optimizer: ClosureOptimizer = optimizer
-        self._flat = None
         torch.optim.Optimizer.__init__(self, params, copy_tensors(optimizer.hyper))
 
     @property
@@ -195,7 +192,6 @@ class TorchClosureOptimizer(TorchOptimizer):
         return {
             **torch.optim.Optimizer.__getstate__(self),
             "_closure_optimizer": self._closure_optimizer,
-            "_flat": None,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:

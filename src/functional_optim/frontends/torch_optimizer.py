@@ -7,7 +7,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from functional_optim.core.chain import require_one_dense_chain
 from functional_optim.core.closure_optimizer import ClosureOptimizer
 from functional_optim.core.dynamo import disable_compile
 from functional_optim.core.lock import StepLock
@@ -24,7 +23,6 @@ from functional_optim.frontends.torch_entries import (
     leaf_state,
     restore_form,
 )
-from functional_optim.frontends.torch_flat import FlatGroups
 from functional_optim.frontends.torch_groups import (
     GroupOptions,
     check_group,
@@ -43,10 +41,12 @@ from functional_optim.frontends.torch_state_dict import (
     store_loaded,
 )
 from functional_optim.optimizer import Optimizer
-from functional_optim.optimizer.bound import BoundOptimizer
-from functional_optim.plan.flat.layout import FlatLayout
-from functional_optim.plan.leaf_by_leaf import check_extra
 from functional_optim.plan.shared_numbers import shared_by_name
+
+_FLAT_WAS_REMOVED = (
+    "the argument flat of TorchOptimizer was removed: leave it out, since flat buffers made steps no "
+    "faster; to keep parameters, gradients and state in flat buffers, use optimizer.bind(params)"
+)
 
 _FOR_CLOSURES: list[type["TorchOptimizer"]] = []
 """The subclass for a :class:`ClosureOptimizer`. It adds itself to this list when it is imported."""
@@ -72,13 +72,10 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
             and the hyper-parameters that differ for that group.
         optimizer: the chain, with the defaults for all groups, run by its executor; or a
             :class:`ClosureOptimizer`, which takes one group, and whose ``step`` needs a closure.
-        flat: move parameters and state into flat buffers, as :meth:`Optimizer.bind` does, so that
-            a step of many small parameters is a few passes over memory. The parameters stay the
-            same objects; :class:`~functional_optim.plan.flat.layout.FlatLayout` lists what changes
-            for them. State has the same form, as views of flat buffers.
 
     Raises:
-        TypeError: ``params`` is no iterable of tensors, pairs or dicts; ``optimizer`` no Optimizer.
+        TypeError: ``params`` is no iterable of tensors, pairs or dicts; ``optimizer`` no Optimizer;
+            the argument ``flat``, which was removed.
         ValueError: no parameters; a parameter in two groups; groups of which only some have names;
             an integer or sparse parameter; a hyper-parameter out of bounds; an override that
             matches no parameter; an optimizer that selects by name if parameters have no names.
@@ -98,6 +95,8 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # copies and pickles pass no arguments
+        if "flat" in kwargs:
+            raise TypeError(_FLAT_WAS_REMOVED)
         given = kwargs.get("optimizer", args[1] if len(args) > 1 else None)
         is_closure = cls is TorchOptimizer and isinstance(given, ClosureOptimizer)
         kind: Any = _FOR_CLOSURES[0] if is_closure else cls
@@ -105,12 +104,8 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         return made
 
     @disable_compile
-    def __init__(
-        self, params: Iterable[Any], optimizer: Optimizer | ClosureOptimizer, *, flat: bool = False
-    ) -> None:
+    def __init__(self, params: Iterable[Any], optimizer: Optimizer | ClosureOptimizer) -> None:
         optimizer = require_optimizer(optimizer)
-        if flat:
-            require_one_dense_chain(optimizer, "TorchOptimizer(flat=True)")
         self._lock = StepLock()
         self._optimizer = optimizer
         self._chains = self._chains_of(optimizer)
@@ -119,14 +114,10 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         self._options: dict[int, GroupOptions] = {}
         self._init_hypers: dict[int, tuple[Any, ...]] = {}
         self._loaded: dict[str, Any] = {}
-        self._flat: FlatGroups | None = None
         super().__init__(params, {} if self._chains.divides else optimizer.hyper)
         self._translate_checkpoints()
         if self._chains.divides:
             self._chains.selectors.check()
-        if flat:
-            self._flat = FlatGroups(optimizer, self._init_hypers)
-            self._flat.bind(self._groups(), self.state)
 
     @staticmethod
     def _chains_of(optimizer: Optimizer) -> GroupChains:
@@ -154,34 +145,9 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         """The chain, with the defaults for all groups."""
         return self._optimizer
 
-    @property
-    def layout(self) -> FlatLayout | None:
-        """Current layout of flat parameters; None unless they are flat."""
-        bound = self._bound()
-        return None if bound is None else bound.layout
-
     def explain(self) -> str:
         """Return how the executor steps each kind of parameter, and why, if all gates are open."""
-        if (bound := self._bound()) is not None:
-            return bound.explain()
         return explain_groups(self._groups(), self._states, self._optimizer_of, self._optimizer)
-
-    def ready(self, timeout: float | None = None) -> bool:
-        """Wait until background compilation is complete. Steps work without this call.
-
-        Args:
-            timeout: maximal number of seconds to wait.
-
-        Returns:
-            True if compilation is complete, so that later steps use the same kernels.
-
-        Raises:
-            RuntimeError: parameters are not flat, so kernels are chosen by the first step.
-        """
-        if self._flat is None:
-            raise RuntimeError("only flat parameters can be waited for; construct with flat=True")
-        bound = self._bound()
-        return bound is None or bound.ready(timeout)
 
     @disable_compile
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -220,8 +186,6 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
             raise TypeError("params must be parameters, or pairs of a name and a parameter")
         chains.add(self._optimizer, tuple(range(len(self._optimizer.links))))
         self._complete_state(len(self.param_groups) - 1)
-        if self._flat is not None:
-            self._flat.bind(self._groups(), self.state)
 
     def _viewed(self) -> list[Tensor]:
         return viewed_params(self._groups(), self._optimizer_of, self._leaf_state)
@@ -289,8 +253,6 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
             handle.remove()
             self._loaded = {}
             self._steps.forget()
-        if self._flat is not None:
-            self._flat.bind(self._groups(), self.state)
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -302,7 +264,6 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
             "_options": {},
             "_init_hypers": self._init_hypers,
             "_loaded": {},
-            "_flat": None if self._flat is None else FlatGroups(self._optimizer, self._init_hypers),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -316,9 +277,6 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         self.register_state_dict_pre_hook(complete_replaced)
         self.register_state_dict_post_hook(format_state_dict, prepend=True)
         self.register_load_state_dict_post_hook(complete_loaded, prepend=True)
-
-    def _bound(self) -> BoundOptimizer | None:
-        return None if self._flat is None else self._flat.bound(self._groups(), self.state)
 
     def _groups(self) -> list[Group]:
         """Return the parameter groups with their current options."""
@@ -337,13 +295,7 @@ class TorchOptimizer(AveragedParams, torch.optim.Optimizer):
         self._lock.run(self._step_now, loss, extra)
 
     def _step_now(self, loss: Any, extra: Mapping[str, Any]) -> None:
-        """Run a step, in flat buffers or in the memory of each parameter."""
         groups, chains = self._groups(), self._chains
-        if self._flat is not None:
-            if extra:
-                check_extra(self._optimizer.links, extra)
-            self._flat.step(groups, self.state)
-            return
         if loss is not None and any("loss" in link.stage.extra for link in self._optimizer.links):
             extra = {"loss": loss.detach() if isinstance(loss, Tensor) else loss, **extra}
         now = chains.current_groups(groups, self.state, self._leaf_state)
