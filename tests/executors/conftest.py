@@ -11,8 +11,9 @@ import functional_optim
 from functional_optim.kernels import EXECUTORS, ChunkExecutor, chunks
 from functional_optim.kernels.blocked_kernel import BLOCK_VARIABLE
 from functional_optim.kernels.inductor import InductorKernel
-from functional_optim.optimizer import bound_plans
-from functional_optim.plan.flat.layout import FlatLayout
+from functional_optim.plan import tree_steps
+from functional_optim.plan.guard import mask_of
+from functional_optim.plan.plain_steps import PlainSteps
 
 HOME = str(Path(functional_optim.__file__).parent)
 
@@ -31,43 +32,26 @@ def executors(near_borders: None, with_loops: None) -> tuple[str, ...]:
     return "compiled", "auto"
 
 
-@pytest.fixture
-def few_are_enough(near_borders: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read even the smallest separate gradients in place."""
-    monkeypatch.setattr(bound_plans, "LEAST", 1)
+class _Planned(list[Any]):
+    """List of new plans. ``clear`` also deletes the plans of all trees."""
 
-
-@pytest.fixture
-def gathers(few_are_enough: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Record the gradients that are copied into the flat gradient."""
-    seen: list[Any] = []
-    gather, at_once = FlatLayout.gather, FlatLayout.gather_at_once
-
-    def noted(self: FlatLayout, grads: Any) -> None:
-        seen.append(grads)
-        gather(self, grads)
-
-    def noted_at_once(self: FlatLayout, grads: Any) -> bool:
-        done = at_once(self, grads)
-        seen.extend([grads] * done)
-        return done
-
-    monkeypatch.setattr(FlatLayout, "gather", noted)
-    monkeypatch.setattr(FlatLayout, "gather_at_once", noted_at_once)
-    return seen
+    def clear(self) -> None:
+        super().clear()
+        tree_steps._PLANS.clear()
 
 
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Record which parameters have gradients, for each plan of a bound step."""
-    made: list[Any] = []
-    before = bound_plans._BoundPlan.__init__
+    """Record which leaves have gradients, for each new plan of a plain step."""
+    made = _Planned()
+    made.clear()
+    before = PlainSteps._plan
 
-    def noted(self: Any, what: Any, present: Any, *more: Any) -> None:
-        made.append(present)
-        before(self, what, present, *more)
+    def noted(self: PlainSteps, run: Any, rows: Any, leaves: Any, every: Any) -> Any:
+        made.append(mask_of(leaves.grads))
+        return before(self, run, rows, leaves, every)
 
-    monkeypatch.setattr(bound_plans._BoundPlan, "__init__", noted)
+    monkeypatch.setattr(PlainSteps, "_plan", noted)
     return made
 
 

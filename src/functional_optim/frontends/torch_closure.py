@@ -10,7 +10,6 @@ from functional_optim.core.closure_optimizer import (
     ClosureOptimizer,
     ClosureProblem,
     Point,
-    refuse_closure,
 )
 from functional_optim.core.dynamo import disable_compile
 from functional_optim.core.flat_vector import add_direction, check_one_device, flatten_grads

@@ -1,31 +1,36 @@
-"""BoundOptimizer: parameters and state in flat buffers, and plans of their steps."""
+"""BoundOptimizer: parameters, their gradients and their state in flat buffers."""
 
 import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 
 from functional_optim.core.chain import Chain, require_one_dense_chain, with_hyper
-from functional_optim.core.checks import check_leaf_state, check_measured, check_writable
+from functional_optim.core.checks import (
+    check_leaf_state,
+    check_measured,
+    check_writable,
+)
 from functional_optim.core.dynamo import disable_compile_of_class
 from functional_optim.core.graph_capture import check_not_captured
 from functional_optim.core.hyper import copy_tensors
 from functional_optim.core.lock import StepLock, with_lock
-from functional_optim.core.overrides import hypers_of, paths_of
+from functional_optim.core.overrides import LeafChain, chains_of, paths_of
 from functional_optim.core.stage import block_size_of
 from functional_optim.core.state import LeafState, State
-from functional_optim.core.tree import Path, flatten_like, leaf_states, path_name
-from functional_optim.kernels import Scalars, executor_taking, in_place, is_measured
+from functional_optim.core.tree import flatten_like, leaf_states, path_name
+from functional_optim.kernels import Chunks, Leaf, Scalars, executor_taking, in_place, is_measured
+from functional_optim.kernels.rounding import record_rounding
 from functional_optim.native import LOOPS
-from functional_optim.optimizer import bound_plans
 from functional_optim.optimizer.bound_buffer import BoundBuffer, copy_states
-from functional_optim.optimizer.bound_explain import Explainer, why_alone
-from functional_optim.optimizer.bound_gradients import BoundGradients
-from functional_optim.optimizer.bound_plans import BoundParams, BoundPlans
-from functional_optim.optimizer.bound_states import StateGuard, init_states
+from functional_optim.optimizer.bound_leaves import BoundLeaves
+from functional_optim.optimizer.bound_states import StateGuard, init_states, why_alone
+from functional_optim.optimizer.explain import explain_chunk
+from functional_optim.plan import tree_steps
 from functional_optim.plan.flat.layout import FlatLayout
-from functional_optim.plan.guard import MemoryGuard, grads_of, mask_of
+from functional_optim.plan.guard import MemoryGuard, grads_of, mark_changed
 from functional_optim.plan.item import coefficients_at
 from functional_optim.plan.tree import params_of
 
@@ -64,17 +69,17 @@ class BoundOptimizer:
         self._optimizer = optimizer
         self._places = [i for i, leaf in enumerate(leaves) if leaf is not None]
         self._params: list[Tensor] = [leaves[i] for i in self._places]
-        self._names = self._names_of([paths[i] for i in self._places])
+        self._names = [path_name(paths[i]) for i in self._places]
         check_writable(dict(zip(self._names, self._params, strict=True)))
-        self._measured = any(map(is_measured, optimizer.stages))
-        self._hypers = self._hypers_of(optimizer)
+        chains = self._chains_of(optimizer)
+        self._hypers = [chain.hypers for chain in chains]
         self._uncaptured = [param for param in self._params if param.is_cuda][:1]
         """A CUDA parameter, if there is one: its steps must not be captured."""
         name, on_host = optimizer.executor, self._scalars is Scalars.HOST
         self._executor_name = in_place(name, self._params, optimizer.stages) if on_host else name
         self._executor = executor_taking(self._executor_name, self._scalars)
         self._prepare_scalars(optimizer)
-        self._fill_buffers(None if state is None else self._checked(state))
+        self._fill_buffers(chains, None if state is None else self._checked(state))
 
     @with_lock
     def __reduce__(self) -> tuple[Any, ...]:
@@ -89,18 +94,26 @@ class BoundOptimizer:
     def _prepare_scalars(self, optimizer: Chain) -> None:
         """Prepare scalars on the device. Errors are raised before any parameter is moved."""
 
-    def _fill_buffers(self, given: list[LeafState] | None) -> None:
-        """Move parameters and state into buffers. State has the values of ``given``, if any."""
+    def _fill_buffers(self, chains: Sequence[LeafChain], given: list[LeafState] | None) -> None:
+        """Move parameters and state into buffers.
+
+        Args:
+            chains: of the parameters.
+            given: the values of the state, if there are any.
+        """
         stages = self._optimizer.stages
         block_size = block_size_of(stages)
-        numbers = {own: k for k, own in enumerate(dict.fromkeys(map(id, self._hypers)))}
-        groups = [numbers[id(own)] for own in self._hypers]
+        numbers = {own: k for k, own in enumerate(dict.fromkeys(map(id, chains)))}
+        groups = [numbers[id(own)] for own in chains]
+        self._firsts = [groups.index(group) for group in range(len(numbers))]
+        """The first parameter of each group. Parameters of a group have one chain."""
         self._layout = FlatLayout(
             self._params,
             self._names,
             keys=[
-                # Blocks of several elements are consecutive only in contiguous parameters.
-                (group, block_size == 1 or param.is_contiguous())
+                # Blocks of several elements are consecutive only in contiguous parameters. Frozen
+                # parameters have no gradients, so a buffer with some of them could not be stepped.
+                (group, block_size == 1 or param.is_contiguous(), param.requires_grad)
                 for group, param in zip(groups, self._params, strict=True)
             ],
             align=block_size,
@@ -113,45 +126,40 @@ class BoundOptimizer:
         if given is not None:
             copy_states(self._states, given)
         self._state = State(self._tree(self._states))
-        self._own = BoundGradients(self._layout, self._params, self._names, self._others)
-        self._gradients = self._own.views
-        self._gradient_tree = self._tree(self._gradients)
-        self._bound = BoundParams(
-            stages,
-            self._executor,
-            self._layout,
-            self._params,
-            self._names,
-            self._states,
-            groups,
-            self._buffers,
-            self._gradients,
-        )
-        self._firsts = [groups.index(group) for group in range(len(numbers))]
-        self._group_hypers = self._of_groups(self._hypers)
-        self._flat = self._flat_buffers()
-        self._plans = BoundPlans(self._bound, self._flat)
+        views = dict(zip(self._layout.order, self._layout.gradient_views(), strict=True))
+        self._gradients = [
+            views[k] if k in views else torch.zeros_like(one) for k, one in enumerate(self._params)
+        ]
+        self._gradient_tree, self._param_tree = self._tree(self._gradients), self.params
+        self._group_chains = self._of_groups(chains)
+        every = self._layout, self._params, self._names, self._states, groups, self._gradients
+        self._whole = BoundLeaves(self._executor, self._flat_buffers(), *every)
+        """Leaves of a step of whole buffers."""
+        self._single = BoundLeaves(self._executor, (), *every)
+        """Leaves of a step of single parameters."""
         written = [one for buffer in self._buffers for one in buffer.written]
-        self._guarded = [*self._layout.params, *written, *self._layout.gradient_buffers()]
+        self._written = [*self._layout.params, *written]
+        self._guarded = [*self._written, *self._layout.gradient_buffers()]
         """Parameters and buffers, which must stay at their addresses."""
         self._guard = MemoryGuard(self._guarded)
         self._state_guard: StateGuard | None = None
         """Checks the state if the caller has got it: only then can its tensors have moved."""
-        self._can_read: bool | None = None
-        """Result of :meth:`_can_read_gradients`, or None before the first call."""
 
     def _flat_buffers(self) -> list[BoundBuffer]:
-        """Return the buffers in which adjacent parameters are stepped as one leaf."""
-        by_chunks = self._explainer().chunks()
+        """Return the buffers that are stepped as one leaf each."""
+        by_chunks = self._by_chunks()
         if by_chunks is None:
             return []
         # torch's kernels round the last 16-bit elements of a tensor in another way. So with these,
-        # a run and its single parameters have different bits.
+        # a buffer and its single parameters have different bits.
         flat = [
-            one for one in self._buffers if not (by_chunks.exact and one.buffer.dtype.itemsize <= 2)
+            one
+            for one in self._buffers
+            if one.is_full and not (by_chunks.exact and one.buffer.dtype.itemsize <= 2)
         ]
         is_all = len(flat) == len(self._buffers) and not self._others
-        return flat if is_all or not self._measured else []  # one call computes all totals
+        is_measured_stage = any(map(is_measured, self._optimizer.stages))
+        return flat if is_all or not is_measured_stage else []  # one call computes all totals
 
     @property
     def optimizer(self) -> Chain:
@@ -198,23 +206,19 @@ class BoundOptimizer:
             TypeError: a name that the chain does not have.
             ValueError: a value out of bounds, or an option that needs another state.
         """
-        self._optimizer, hypers = self._with_hyper(copy_tensors(hyper))
-        self._set_hypers(hypers)
+        self._optimizer, chains = self._with_hyper(copy_tensors(hyper))
+        self._hypers = [chain.hypers for chain in chains]
+        self._group_chains = self._of_groups(chains)
 
-    def _set_hypers(self, hypers: list[tuple[Any, ...]]) -> None:
-        """Set the hyper-parameters of each parameter for all later steps."""
-        self._hypers, self._can_read = hypers, None
-        self._group_hypers = self._of_groups(hypers)
+    def _of_groups(self, chains: Sequence[LeafChain]) -> list[LeafChain]:
+        """Return the chain of each group, from those of the parameters."""
+        return [chains[place] for place in self._firsts]
 
-    def _of_groups(self, hypers: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        """Return the hyper-parameters of each group, from those of each parameter."""
-        return [hypers[place] for place in self._firsts]
-
-    def _check_options(self, optimizer: Chain, hypers: list[tuple[Any, ...]]) -> None:
+    def _check_options(self, optimizer: Chain, chains: Sequence[LeafChain]) -> None:
         """Raise an error if the state does not fit hyper-parameters, once for each group."""
-        for i in {id(one): i for i, one in enumerate(hypers)}.values():
+        for i in {id(one): i for i, one in enumerate(chains)}.values():
             state, name = self._states[i], self._names[i]
-            check_leaf_state(optimizer.stages, hypers[i], self._params[i], state, name)
+            check_leaf_state(optimizer.stages, chains[i].hypers, self._params[i], state, name)
 
     @with_lock
     def load_state(self, state: State) -> None:
@@ -241,14 +245,22 @@ class BoundOptimizer:
         """
         until = None if timeout is None else time.monotonic() + timeout
         LOOPS.wait(0.0, count=len(self._params))  # starts compilation in the background
-        self._explainer().compile()
+        if (by_chunks := self._by_chunks()) is not None:
+            for chunk in self._first_chunks():
+                by_chunks.compile(self._optimizer.stages, chunk)
         left = None if until is None else max(0.0, until - time.monotonic())
         return LOOPS.wait(left, count=len(self._params))
 
     def explain(self) -> str:
         """Return which kernel steps each buffer, and why, one line for each buffer."""
-        alone = why_alone(self._optimizer.stages, self._params, self._others, self._layout)
-        return "\n".join([*self._explainer().lines(), *alone])
+        stages, name, executor = self._optimizer.stages, self._executor_name, self._executor
+        lines = []
+        for buffer, chunk in zip(self._buffers, self._first_chunks(), strict=True):
+            count, param = sum(one.numel for one in buffer.segments), chunk.param
+            how = explain_chunk(stages, name, executor, chunk)
+            kind = f"{count:,} elements of {param.dtype} on {param.device}"
+            lines.append(f"{chunk.name}: {kind}: {how}")
+        return "\n".join([*lines, *why_alone(stages, self._params, self._others, self._layout)])
 
     @with_lock
     def release(self) -> None:
@@ -261,9 +273,10 @@ class BoundOptimizer:
 
         Args:
             grads: a tree like that of the parameters, with a gradient or None for each; or
-                :attr:`gradients`, which needs no copy; or None to read ``.grad``. Parameters are
-                stepped as one chunk only if the gradients allow it. So with an executor that is not
-                exact, rounding depends on the memory of the gradients.
+                :attr:`gradients`, or None to read ``.grad``. A buffer is stepped as one tensor if
+                the flat buffers contain its gradients. Otherwise its parameters are stepped as by
+                :meth:`Optimizer.update_`, so that with an executor that is not exact, rounding
+                depends on the memory of the gradients.
             measured: as for :meth:`Optimizer.update`.
             hyper: hyper-parameters for this step only.
 
@@ -283,31 +296,44 @@ class BoundOptimizer:
             check_measured(self._optimizer.stages, measured)
         if self._state_guard is not None:
             self._state_guard.check()
-        hypers = self._of_groups(self._with_hyper(hyper)[1]) if hyper else self._group_hypers
+        optimizer, chains = self._optimizer, self._group_chains
+        if hyper:
+            optimizer, every = self._with_hyper(hyper)
+            chains = self._of_groups(every)
         given = None if grads is self._gradient_tree else self._grad_list(grads)
-        self._step(hypers, given, measured)
-
-    def _step(
-        self,
-        hypers: Sequence[tuple[Any, ...]],
-        given: list[Tensor | None] | None,
-        measured: Sequence[Tensor],
-    ) -> None:
-        """Step with the hyper-parameters of each group.
-
-        Gradients are read in place, or copied to the flat buffers. Parameters that are in no flat
-        buffer are stepped leaf by leaf.
-        """
         if not self._guard.hold(self._guarded):
             self._check_memory()
             self._guard = MemoryGuard(self._guarded)
-        every: Sequence[Any] = self._gradients if given is None else given
-        present = None if given is None else mask_of(given)
-        is_read = given is not None and bool(self._flat) and self._can_read_gradients()
-        if is_read and self._plans.step_read(every, present, hypers, measured):
+        self._step(optimizer, chains, given, measured)
+
+    def _step(
+        self,
+        optimizer: Chain,
+        chains: Sequence[LeafChain],
+        given: list[Tensor | None] | None,
+        measured: Sequence[Tensor],
+    ) -> None:
+        """Step whole buffers if they contain the gradients, and else single parameters.
+
+        Without a plan, as for parameters that share memory, step the tree.
+
+        Args:
+            chains: of the groups, with the hyper-parameters of this step.
+            given: a gradient or None for each parameter; None for the gradients in the buffers.
+        """
+        leaves, every = self._whole, self._single.own if given is None else given
+        grads = leaves.own if given is None else leaves.gradients(given)
+        step = None if grads is None else leaves.prepare(optimizer.links, chains, grads, measured)
+        if step is None:
+            leaves = self._single
+            step = leaves.prepare(optimizer.links, chains, every, measured)
+        if step is not None:
+            mark_changed(self._written)
+            leaves.steps.run(step, ())
             return
-        flat = bool(self._flat) and (given is None or self._own.gather(given))
-        self._plans.step(every, present, hypers, measured, flat=flat)
+        tree = self._param_tree, self._tree(every), self._state
+        tree_steps.update_(optimizer, tree, measured, {})
+        mark_changed(self._written)
 
     def _check_memory(self) -> None:
         """Raise RuntimeError if a parameter or a buffer has moved."""
@@ -315,21 +341,12 @@ class BoundOptimizer:
         for buffer in self._buffers:
             buffer.check()
 
-    def _can_read_gradients(self) -> bool:
-        """Return True if one kernel call can read gradients outside the buffers, without a copy."""
-        if self._can_read is None:
-            long = all(one.buffer.numel >= bound_plans.LEAST for one in self._buffers)
-            on_cpu = all(one.buffer.data.is_cpu for one in self._buffers)
-            may = long and on_cpu and not self._others and not self._measured
-            self._can_read = may and self._explainer().can_bind_tables()
-        return self._can_read
-
-    def _with_hyper(self, hyper: dict[str, Any]) -> tuple[Chain, list[tuple[Any, ...]]]:
-        """Return the optimizer with other values, and the hyper-parameters of each parameter."""
+    def _with_hyper(self, hyper: dict[str, Any]) -> tuple[Chain, list[LeafChain]]:
+        """Return the optimizer with other values, and the chain of each parameter."""
         optimizer = with_hyper(self._optimizer, hyper)
-        hypers = self._hypers_of(optimizer)
-        self._check_options(optimizer, hypers)
-        return optimizer, hypers
+        chains = self._chains_of(optimizer)
+        self._check_options(optimizer, chains)
+        return optimizer, chains
 
     def _grad_list(self, grads: Any) -> list[Tensor | None]:
         """Return a gradient or None for each parameter."""
@@ -344,11 +361,8 @@ class BoundOptimizer:
                 raise ValueError(f"there is a gradient at {name!r}, but the parameter is None")
         return [found[place] for place in self._places]
 
-    def _names_of(self, paths: Sequence[Path]) -> list[str]:
-        return list(map(path_name, paths))
-
-    def _hypers_of(self, optimizer: Chain) -> list[tuple[Any, ...]]:
-        every = hypers_of(
+    def _chains_of(self, optimizer: Chain) -> list[LeafChain]:
+        every = chains_of(
             optimizer.links, optimizer.overrides, self._spec, self._placed(self._params)
         )
         return [every[place] for place in self._places]
@@ -371,10 +385,24 @@ class BoundOptimizer:
             placed[place] = value
         return placed
 
-    def _explainer(self) -> Explainer:
-        firsts = [self._first_coefficients(one.segments[0].index) for one in self._buffers]
-        name, executor, buffers = self._executor_name, self._executor, self._buffers
-        return Explainer(self._optimizer, name, executor, buffers, firsts, self._scalars)
+    def _by_chunks(self) -> Chunks | None:
+        """Return the stepper of buffers; None if each parameter is stepped alone."""
+        stages = self._optimizer.stages
+        if self._executor.in_chunks(stages) is not None and self._scalars is Scalars.HOST:
+            for chunk in self._first_chunks():
+                record_rounding(stages, chunk)
+        return self._executor.in_chunks(stages)
+
+    def _first_chunks(self) -> list[Leaf]:
+        """Return each buffer as a chunk, with the coefficients of a first step."""
+        found = []
+        for buffer in self._buffers:
+            hypers, coefficients = self._first_coefficients(buffer.segments[0].index)
+            chunk = buffer.whole._replace(
+                hypers=hypers, coefficients=coefficients, step=1.0, scalars=self._scalars
+            )
+            found.append(chunk)
+        return found
 
     def _first_coefficients(self, place: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         return coefficients_at(self._optimizer.stages, self._hypers[place], 1.0)

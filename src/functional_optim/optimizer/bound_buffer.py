@@ -1,13 +1,7 @@
-"""BoundBuffer: the state, the step counts and the runs of parameters in one flat buffer.
-
-A *run* is a sequence of adjacent parameters that are stepped as one chunk. If a chain works in
-blocks of elements, a parameter whose last block is not full ends its run. Otherwise this block
-would contain the gap after the parameter, and the result would be wrong.
-"""
+"""BoundBuffer: the state and the step counts of parameters in one flat buffer."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,7 +13,7 @@ from functional_optim.core.leaf import Leaf
 from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.core.state import LeafState, map_state
 from functional_optim.core.state_init import has_same_fields, init_leaf
-from functional_optim.kernels.chunks import slice_chunk, tensors_of, with_tensors
+from functional_optim.kernels.chunks import tensors_of
 from functional_optim.plan.flat.layout import FlatBuffer, Segment
 from functional_optim.plan.guard import NativeGuard
 
@@ -101,6 +95,19 @@ class BoundBuffer:
         """Indices of segments whose count must stay equal to that of the next segment."""
 
     @property
+    def gradient(self) -> Tensor:
+        """The flat gradient."""
+        return self._tensors[1]
+
+    @property
+    def is_full(self) -> bool:
+        """True if no parameter ends within a block, so that the buffer can be stepped whole.
+
+        Otherwise the last block of a parameter would contain the gap after it.
+        """
+        return all(one.numel % self._block_size == 0 for one in self.segments)
+
+    @property
     def written(self) -> list[Tensor]:
         """Tensors that a step writes to: the parameters and their state."""
         return [self._tensors[0], *self._tensors[2:]]
@@ -164,47 +171,30 @@ class BoundBuffer:
             *map(torch.UntypedStorage.nbytes, self._storages),
         ]
 
-    def runs(self, present: bytes | None = None) -> list[slice]:
-        """Return the runs, as slices of segments.
-
-        The segments of a run are adjacent and have the same step count. All but the last consist
-        of full blocks.
+    def runs(self, stepped: Sequence[bool]) -> list[slice]:
+        """Return slices of adjacent segments that are stepped and have the same step count.
 
         Args:
-            present: for each parameter of the layout, nonzero if it is stepped; None if all are.
+            stepped: for each segment, True if it is stepped.
         """
-        counts = self.step_counts()
-        runs: list[slice] = []
-        for k, one in enumerate(self.segments):
-            if present is not None and not present[one.index]:
+        counts, runs = self.step_counts(), list[slice]()
+        for k, is_stepped in enumerate(stepped):
+            if not is_stepped:
                 continue
-            joins = runs and runs[-1].stop == k and counts[k - 1] == counts[k]
-            if joins and self.segments[k - 1].numel % self._block_size == 0:
+            if runs and runs[-1].stop == k and counts[k - 1] == counts[k]:
                 runs[-1] = slice(runs[-1].start, k + 1)
             else:
                 runs.append(slice(k, k + 1))
         return runs
 
-    def chunk(self, run: slice) -> Leaf:
-        """Return a run as one chunk, without coefficients."""
-        first, last = self.segments[run.start], self.segments[run.stop - 1]
-        start, end = first.offset, last.offset + last.numel
-        if (start, end) == (0, self.whole.param.numel()):
-            return self.whole
-        names = first.name + (f" to {last.name}" * (last is not first))
-        chunk = with_tensors(self.whole, slice_chunk(self._tensors, self._block_size, start, end))
-        return chunk._replace(name=names)
-
     def keep_together(self, stepped: Sequence[bool]) -> None:
-        """Require equal counts, from now on, of adjacent stepped parameters with equal counts.
+        """Require equal counts, from now on, of adjacent stepped segments with equal counts.
 
         Args:
-            stepped: for each parameter of the layout, True if it was stepped.
+            stepped: for each segment, True if it was stepped.
         """
-        counts = self.step_counts()
-        for k, (one, other) in enumerate(pairwise(self.segments)):
-            if stepped[one.index] and stepped[other.index] and counts[k] == counts[k + 1]:
-                self._together.add(k)
+        for run in self.runs(stepped):
+            self._together.update(range(run.start, run.stop - 1))
 
     def check_together(self, counts: Sequence[int]) -> None:
         """Raise RuntimeError if counts that must be equal since a capture differ."""
@@ -217,10 +207,9 @@ class BoundBuffer:
                     "parameters again, with this state, and capture a step of those"
                 )
 
-    def advance(self, runs: Sequence[slice]) -> None:
-        """Increase the step counts of these runs, on the device and in the cache."""
-        self.step_counts()
-        for one in runs:
-            self.counts[one].add_(1)
-            self._cached_counts[one] = [count + 1 for count in self._cached_counts[one]]
+    def advance(self, stepped: Sequence[bool]) -> None:
+        """Increase the step counts of segments, on the device and in the cache."""
+        for run in self.runs(stepped):
+            self.counts[run].add_(1)
+            self._cached_counts[run] = [count + 1 for count in self._cached_counts[run]]
         self._cached_version = version_of(self.counts)

@@ -1,14 +1,16 @@
 """The state of bound parameters, in flat buffers if possible."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from functional_optim.core.stage import Stage
+from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.core.state import LeafState, state_tensors
 from functional_optim.core.state_init import init_leaf
+from functional_optim.kernels.chunks import why_not_pointwise
 from functional_optim.optimizer.bound_buffer import BoundBuffer, has_flat_state
 from functional_optim.plan.flat.layout import FlatLayout
 from functional_optim.plan.guard import MemoryGuard
@@ -81,3 +83,31 @@ class StateGuard:
             "since it was bound, and steps do not see that; bind the parameters again, and write "
             "values in place, as by tensor.copy_(value) or load_state()"
         )
+
+
+def why_alone(
+    stages: Sequence[Stage], params: Sequence[Tensor], others: Sequence[int], layout: FlatLayout
+) -> list[str]:
+    """Return why parameters are stepped one by one, one line for each reason.
+
+    Args:
+        others: the indices of the parameters that are stepped one by one.
+    """
+
+    def why(place: int) -> str:
+        whole = why_not_pointwise(stages)
+        if whole is not None:
+            return whole
+        if place in layout.reasons:
+            return layout.reasons[place]
+        if block_size_of(stages) > 1 and not params[place].is_contiguous():
+            return (
+                "its elements do not lie in the order of its shape, and the chain works in blocks"
+            )
+        return "its state has another shape"
+
+    counts = Counter(map(why, others))
+    return [
+        f"{count} {'parameters are' if count > 1 else 'parameter is'} stepped one by one: {reason}"
+        for reason, count in counts.items()
+    ]

@@ -6,13 +6,13 @@ hyper-parameters that are 0-d tensors. Python only knows which step counts are e
 capture these must stay equal.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from functional_optim.core.chain import Chain, with_hyper
+from functional_optim.core.chain import Chain
 from functional_optim.core.checks import check_grad
 from functional_optim.core.dynamo import disable_compile_of_class
 from functional_optim.core.graph_capture import is_capturing
@@ -20,7 +20,7 @@ from functional_optim.core.hyper import map_values
 from functional_optim.core.hyper_inputs import InputHypers, build_input_hypers
 from functional_optim.core.local_shards import check_no_dtensor
 from functional_optim.core.lock import with_lock
-from functional_optim.core.overrides import paths_of, shape_of
+from functional_optim.core.overrides import LeafChain, paths_of, shape_of
 from functional_optim.core.stage import Stage, block_size_of
 from functional_optim.core.state import LeafState, State, map_state
 from functional_optim.core.views import real_view
@@ -28,9 +28,10 @@ from functional_optim.kernels import Leaf, Scalars, is_measured
 from functional_optim.kernels.chunks import tensors_of, why_not_flat, with_tensors
 from functional_optim.kernels.validate import EXAMPLE_ELEMENTS, check_device_scalars
 from functional_optim.optimizer.bound import BoundOptimizer
+from functional_optim.optimizer.bound_buffer import BoundBuffer
 from functional_optim.plan import engine
 from functional_optim.plan.device_numbers import DeviceNumbers, first_value
-from functional_optim.plan.guard import mask_of
+from functional_optim.plan.item import Item, StepScalars
 
 
 def _example(stages: Sequence[Stage], leaf: Leaf) -> Leaf:
@@ -97,8 +98,8 @@ class CapturableOptimizer(BoundOptimizer):
         self._uncaptured = []
         self._numbers = self._device_numbers(optimizer, self._hypers)
 
-    def _fill_buffers(self, given: list[LeafState] | None) -> None:
-        super()._fill_buffers(given)
+    def _fill_buffers(self, chains: Sequence[LeafChain], given: list[LeafState] | None) -> None:
+        super()._fill_buffers(chains, given)
         self._read_counts()
 
     def _read_counts(self) -> None:
@@ -135,9 +136,7 @@ class CapturableOptimizer(BoundOptimizer):
         """Make checks that are impossible during a capture, and start compilation of kernels."""
         stages = self._optimizer.stages
         by_chunks = self._executor.in_chunks(stages)
-        leaves = [
-            (buffer.chunk(buffer.runs()[0]), buffer.segments[0].index) for buffer in self._buffers
-        ]
+        leaves = [(buffer.whole, buffer.segments[0].index) for buffer in self._buffers]
         for place in self._others:
             param = real_view(self._params[place].detach())
             states = tuple(map_state(real_view, one) for one in self._states[place].stages)
@@ -213,38 +212,55 @@ class CapturableOptimizer(BoundOptimizer):
         if capturing:
             self._captured = stepped
             for buffer in self._buffers:
-                buffer.keep_together(stepped)
+                buffer.keep_together([stepped[one.index] for one in buffer.segments])
 
     def _step(
         self,
-        hypers: Sequence[tuple[Any, ...]],
+        optimizer: Chain,
+        chains: Sequence[LeafChain],
         given: list[Tensor | None] | None,
         measured: Sequence[Tensor],
     ) -> None:
         """Run a step with scalars on the device. It has no plan, since replays run no Python."""
-        self._check_memory()
-        flat = self._flat if given is None or self._own.gather(given) else []
-        every: Sequence[Any] = self._gradients if given is None else given
-        present = mask_of(every)
-        runs = [(buffer, buffer.runs(present)) for buffer in flat]
+        every = self._single.own if given is None else given
+        grads = self._whole.own if given is None else self._whole.gradients(given)
+        if grads is not None and self._whole.have_one_count():
+            pairs = zip(self._whole.firsts, self._whole.leaves, strict=True)
+            leaves = [(k, leaf.param, leaf.state, leaf.name) for k, leaf in pairs]
+        else:
+            grads, params = list(every), enumerate(self._params)
+            leaves = [(k, param, self._states[k], self._names[k]) for k, param in params]
+        in_buffers = [
+            (buffer, [every[one.index] is not None for one in buffer.segments])
+            for buffer in self._buffers
+        ]
+        counts = self._counts(in_buffers)
         items = []
-        for buffer, run in ((buffer, run) for buffer, own in runs for run in own):
-            item = self._bound.run(buffer, run)
-            # A copy: ``advance`` increases all counts of the run after the step.
-            state = item.state._replace(step=item.state.step[0].clone())
-            hypers_of_run = self._hypers[buffer.segments[run.start].index]
-            items.append(item._replace(state=state, hypers=hypers_of_run))
-        in_runs = {one.index for buffer in flat for one in buffer.segments}
-        for place, grad in enumerate(every):
-            if grad is not None and place not in in_runs:
-                check_grad(self._params[place], grad, self._names[place])
-                item = self._bound.item(place)
-                items.append(item._replace(grad=grad, hypers=self._hypers[place]))
-        stages = self._optimizer.stages
-        engine.update_(stages, self._executor, items, measured, self._numbers.scalars_of)
+        for (k, param, state, name), grad in zip(leaves, grads, strict=True):
+            if grad is not None:
+                check_grad(param, grad, name)
+                own = state._replace(step=counts.get(k, state.step))
+                items.append(Item(param, grad, own, self._hypers[k], name))
+        scalars_of = _each_once(self._numbers.scalars_of)
+        engine.update_(optimizer.stages, self._executor, items, measured, scalars_of)
         self._layout.mark_changed()
-        for buffer, own in runs:
-            buffer.advance(own)
+        for buffer, stepped in in_buffers:
+            buffer.advance(stepped)
+
+    def _counts(
+        self, in_buffers: Sequence[tuple[BoundBuffer, Sequence[bool]]]
+    ) -> dict[int, Tensor]:
+        """Return copies of the step counts in buffers, by parameter.
+
+        A step computes coefficients from a copy, and increases it; afterwards, the buffer increases
+        its counts. Adjacent parameters with equal counts share a copy.
+        """
+        counts: dict[int, Tensor] = {}
+        for buffer, stepped in in_buffers:
+            for run in buffer.runs(stepped):
+                copy = buffer.counts[run.start].clone()
+                counts.update((one.index, copy) for one in buffer.segments[run])
+        return counts
 
     def _have_gradients(self, grads: Any) -> list[bool]:
         """Return, for each parameter, True if it has a gradient."""
@@ -276,9 +292,8 @@ class CapturableOptimizer(BoundOptimizer):
                 "a CUDA graph is being captured, and each of its replays would set these "
                 "hyper-parameters again: call set_hyper before, or between replays"
             )
-        optimizer = with_hyper(self._optimizer, hyper)
-        hypers = self._hypers_of(optimizer)
-        self._check_options(optimizer, hypers)
+        optimizer, chains = self._with_hyper(hyper)
+        hypers = [chain.hypers for chain in chains]
         more = self._numbers.fill(hypers, self._slots(optimizer))
         if more is not None:
             if self._captured is not None:
@@ -288,6 +303,7 @@ class CapturableOptimizer(BoundOptimizer):
                 )
             self._rebuild(optimizer, hypers)
         self._optimizer, self._hypers = optimizer, hypers
+        self._group_chains = self._of_groups(chains)
 
     def _rebuild(self, optimizer: Chain, hypers: list[tuple[Any, ...]]) -> None:
         """Prepare for hyper-parameters of other kinds. After an error, nothing has changed."""
@@ -314,3 +330,16 @@ class CapturableOptimizer(BoundOptimizer):
             buffer.check_together([int(checked[one.index].step) for one in buffer.segments])
         super().load_state(state)
         self._read_counts()
+
+
+def _each_once(scalars_of: Callable[[Item], StepScalars]) -> Callable[[Item], StepScalars]:
+    """Return a function that computes the coefficients of each group and step count once."""
+    known: dict[tuple[int, int], StepScalars] = {}
+
+    def cached(item: Item) -> StepScalars:
+        key = id(item.hypers), id(item.state.step)
+        if key not in known:
+            known[key] = scalars_of(item)
+        return known[key]
+
+    return cached

@@ -18,7 +18,7 @@ from functional_optim.core.stage import Stage, block_size_of, in_full_blocks
 from functional_optim.core.state import map_state
 from functional_optim.core.state_init import init_leaf
 from functional_optim.core.views import real_view
-from functional_optim.kernels import EXECUTORS, Leaf, in_place
+from functional_optim.kernels import EXECUTORS, Executor, Leaf, in_place
 from functional_optim.kernels.chunks import is_large
 from functional_optim.kernels.rounding import record_rounding
 from functional_optim.plan.tree import params_of
@@ -175,6 +175,18 @@ def _line(
     chunk = _chunk(stages, hypers, min(count, MAX_ELEMENTS), kind, step)
     listed = len(views) > 1 and by_chunks.may_list(stages, views[:1])
     return f"{head}, {together}: {by_chunks.explain(stages, chunk, listed=listed)}"
+
+
+def explain_chunk(stages: Sequence[Stage], name: str, executor: Executor, chunk: Leaf) -> str:
+    """Return how an executor steps a chunk, which has the coefficients of a first step.
+
+    Args:
+        name: of the executor.
+    """
+    by_chunks = executor.in_chunks(stages)
+    if by_chunks is None:
+        return executor.explain_leaves(stages, name)
+    return by_chunks.explain(stages, chunk)
 
 
 def _chunk(

@@ -10,8 +10,6 @@ from torch import Tensor
 from functional_optim.core.chain import Chain, with_hyper
 from functional_optim.core.checks import check_measured
 from functional_optim.core.dynamo import disable_compile
-from functional_optim.core.graph_capture import check_not_captured
-from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.links import has_gates
 from functional_optim.core.state import State
 from functional_optim.kernels import check_executor
@@ -23,7 +21,7 @@ from functional_optim.plan import leaf_by_leaf, tree_steps
 from functional_optim.plan.decision import Decision
 from functional_optim.plan.leaf_inputs import flatten_inputs
 from functional_optim.plan.shared_numbers import shared_by_name
-from functional_optim.plan.tree import check_in_place, initial_state
+from functional_optim.plan.tree import initial_state
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -178,33 +176,7 @@ class Optimizer(Chain):
         threads must not step the same tensors at the same time.
         """
         optimizer = with_hyper(self, hyper) if hyper else self
-        given, extra = (params, grads, state), extra or {}
-        if not tree_steps.step_(optimizer, given, measured, extra):
-            defer_interrupts(self._update_, optimizer, given, measured, extra)
-
-    def _update_(
-        self,
-        optimizer: "Optimizer",
-        given: tuple[Any, Any, State],
-        measured: Sequence[Tensor],
-        extra: Mapping[str, Any],
-    ) -> None:
-        """Run a step in place of a tree that has no plan."""
-        leaves, spec, _, read = leaf_by_leaf.step_leaves(optimizer, *given)
-        stepped = read.stepped
-        check_in_place(leaves, spec, stepped)
-        check_not_captured(leaf.param for leaf in stepped)
-        planned = tree_steps.plan(optimizer, given, read, in_place=True)
-        if planned and tree_steps.step_(optimizer, given, measured, extra):
-            return
-        found = read.copy_aliased_gradients()
-        extra = flatten_inputs(optimizer.links, spec, found.leaves, extra)
-        executor = found.executor(optimizer)
-        shared = given[2].shared
-        with torch.no_grad():
-            decided = leaf_by_leaf.decide(optimizer.links, executor, found, shared, measured, extra)
-        leaf_by_leaf.bind(executor, decided, shared)()
-        tree_steps.plan_after(optimizer, given, found, decided, in_place=True)
+        tree_steps.update_(optimizer, (params, grads, state), measured, extra or {})
 
     def view(self, params: Any, state: State) -> Any:
         """Return the parameters to evaluate with, such as the averages of ``ema``.

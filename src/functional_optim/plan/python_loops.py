@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 from ctypes import c_void_p
-from itertools import compress
+from itertools import chain, compress
 from operator import add, attrgetter
 from typing import Any
 
@@ -144,11 +144,10 @@ class PythonLoops:
             return False
         if not all(map(Tensor.is_contiguous, counts)):
             return False
-        found: list[int] = []
-        for one in counts:
-            numbers: Any = one.tolist()
-            found += numbers if isinstance(numbers, list) else (numbers,)
-        first = found[0]
+        found: list[Any] = list(map(Tensor.tolist, counts))
+        if list in map(type, found):
+            found = list(chain.from_iterable(map(Tensor.tolist, map(Tensor.flatten, counts))))
+        first: int = found[0]
         return first if found.count(first) == len(found) else None
 
     @staticmethod

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from functional_optim.core.chain import Chain
+from functional_optim.core.graph_capture import check_not_captured
 from functional_optim.core.hyper import is_all_plain
 from functional_optim.core.interrupts import defer_interrupts
 from functional_optim.core.leaf import PLAIN
@@ -30,7 +31,7 @@ from functional_optim.plan.planned_steps import HYPERS, PlannedSteps
 from functional_optim.plan.shared_numbers import with_opened
 from functional_optim.plan.step_counts import is_step_count
 from functional_optim.plan.step_leaves import ListedLeaves, StepLeaves
-from functional_optim.plan.tree import Given, Tree, TreeForm, planned_tree_of
+from functional_optim.plan.tree import Given, Tree, TreeForm, check_in_place, planned_tree_of
 
 PLANS = 32
 """Largest number of forms of trees for which plans are kept."""
@@ -127,6 +128,35 @@ def _plans_for(
             chains = plan.form.chains(optimizer, tree)
             if chains is not None:
                 yield plan, tree, chains
+
+
+def update_(
+    optimizer: Chain, given: Given, measured: Sequence[Tensor], extra: Mapping[str, Any]
+) -> None:
+    """Step a tree in place, by its plan or leaf by leaf: see :meth:`Optimizer.update_`."""
+    if not step_(optimizer, given, measured, extra):
+        defer_interrupts(_update_new, optimizer, given, measured, extra)
+
+
+def _update_new(
+    optimizer: Chain, given: Given, measured: Sequence[Tensor], extra: Mapping[str, Any]
+) -> None:
+    """Step a tree in place that has no plan, and plan later steps."""
+    leaves, spec, _, read = leaf_by_leaf.step_leaves(optimizer, *given)
+    stepped = read.stepped
+    check_in_place(leaves, spec, stepped)
+    check_not_captured(leaf.param for leaf in stepped)
+    planned = plan(optimizer, given, read, in_place=True)
+    if planned and step_(optimizer, given, measured, extra):
+        return
+    found = read.copy_aliased_gradients()
+    extra = flatten_inputs(optimizer.links, spec, found.leaves, extra)
+    executor = found.executor(optimizer)
+    shared = given[2].shared
+    with torch.no_grad():
+        decided = leaf_by_leaf.decide(optimizer.links, executor, found, shared, measured, extra)
+    leaf_by_leaf.bind(executor, decided, shared)()
+    plan_after(optimizer, given, found, decided, in_place=True)
 
 
 def step_(

@@ -326,8 +326,9 @@ def test_what_was_planned_is_planned_once(planned: list[Any]) -> None:
         counts = [int(leaf.step) for leaf in made.state.leaves]
         with case(executor=executor):
             assert counts == [6, 8, 8]
-            assert len(planned) == 3  # all, some, and all with different step counts
+            # The buffer, all leaves, some leaves, and all leaves with different step counts.
+            assert len(planned) == 4
             made.state.leaves[1].step.add_(3)
             made.step(made.gradients)
-            assert len(planned) == 4
+            assert len(planned) == 5
             assert [int(leaf.step) for leaf in made.state.leaves] == [7, 12, 9]

@@ -108,6 +108,7 @@ def test_masks_in_turn_have_a_plan_each(executors: Any, planned: list[Any]) -> N
                 first, second = (set(compress("abc", m or b"\1\1\1")) for m in (one, other))
                 parts = executor != "reference" and first & second and first - second
                 made = [one, other, one] if parts else [one, other]
+                made = [m for m in made if m != bytes(3)]  # a step of no leaf has no plan
                 assert [None if m is None else bytes(m) for m in planned] == made
 
 
@@ -167,6 +168,7 @@ def test_a_step_that_is_broken_off_is_whole_or_not_made_for_each_leaf(
     The unstepped leaves continue as if their gradients had been missing. Autograd detects all
     tensors that the step could have written.
     """
+    monkeypatch.setattr(chunks, "LARGE", 1)  # no leaves are stepped in a list
     errors, made = [MemoryError, KeyboardInterrupt], set()
     for one in pairs(executor=executors, at=[1, 2], error=errors, own=[True, False]):
         if one["executor"] == "reference" and one["at"] == 2:
@@ -196,7 +198,7 @@ def test_a_step_that_is_broken_off_is_whole_or_not_made_for_each_leaf(
             twins.require_same()
             for seed in range(3, 6):
                 twins.step(drawn(seed))
-    assert len(made) == 2
+    assert made >= {(False,) * 3, (True, False, True)}
 
 
 def test_a_step_that_is_broken_off_between_chunks_is_whole_for_those_before(

@@ -1,4 +1,4 @@
-"""Separate gradients, read in place in one call, or copied if that is impossible."""
+"""Separate gradients, which steps read where they are."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ OPTIMIZERS = {
 }
 
 
-def test_as_leaf_by_leaf(executors: Any, few_are_enough: None) -> None:
+def test_as_leaf_by_leaf(executors: Any) -> None:
     """Steps with moving buckets and missing gradients have the reference's bits."""
     for one in pairs(name=OPTIMIZERS, executor=executors):
         optimizer = OPTIMIZERS[one["name"]]
@@ -57,7 +57,7 @@ def test_as_leaf_by_leaf(executors: Any, few_are_enough: None) -> None:
                 twins.step(given, measured=totals)
 
 
-def test_what_lies_between_gradients_is_not_stepped(executors: Any, few_are_enough: None) -> None:
+def test_what_lies_between_gradients_is_not_stepped(executors: Any) -> None:
     """A complex parameter begins at an even element. Steps ignore the gap before it."""
     for executor in executors:
         twins = Twins(
@@ -72,7 +72,7 @@ def test_what_lies_between_gradients_is_not_stepped(executors: Any, few_are_enou
             assert buffer.data[201] == 0.0
 
 
-def test_what_was_made_before_is_kept(executors: Any, few_are_enough: None) -> None:
+def test_what_was_made_before_is_kept(executors: Any) -> None:
     """Steps keep values, state, step counts, options, and the objects of the tree."""
     for executor in executors:
         twins = Twins(adamw(0.1), params, executor)
@@ -86,7 +86,7 @@ def test_what_was_made_before_is_kept(executors: Any, few_are_enough: None) -> N
                 twins.step(in_buckets(twins.plain, 10 * step))
 
 
-def test_gradients_that_are_written_to_are_copied_first(executors: Any, gathers: list[Any]) -> None:
+def test_gradients_that_are_written_to_are_copied_first(executors: Any) -> None:
     """Gradients that are exchanged parameters or states are copied before the step writes them."""
 
     def made() -> Tree:
@@ -101,22 +101,17 @@ def test_gradients_that_are_written_to_are_copied_first(executors: Any, gathers:
         given = {"a": momentum["b"], "b": momentum["a"]}
         with case(executor=executor):
             twins.step(given, copied(given))
-            assert len(gathers) >= 2
-        gathers.clear()
 
 
-def test_other_strides_are_copied(executors: Any, gathers: list[Any]) -> None:
+def test_gradients_with_other_strides(executors: Any) -> None:
     for executor in executors:
         twins = Twins(adamw(0.1), lambda: [noise(0, 6, 5), noise(1, 4)], executor)
         with case(executor=executor):
-            twins.step([noise(2, 5, 6).t(), noise(3, 4)])
-            assert len(gathers) == 1 or executor == "reference"
-        gathers.clear()
+            for _ in range(2):
+                twins.step([noise(2, 5, 6).t(), noise(3, 4)])
 
 
-def test_what_does_not_belong_is_refused_before_anything_is_written(
-    executors: Any, few_are_enough: None
-) -> None:
+def test_what_does_not_belong_is_refused_before_anything_is_written(executors: Any) -> None:
     wrong = [noise(3, 5), noise(3, 4, dtype=torch.float64), "gradient"]
     for one in pairs(executor=executors, grad=wrong):
         for steps in (0, 2):
@@ -134,7 +129,7 @@ def test_what_does_not_belong_is_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize("way", ["own", "given", "in place"])
-def test_autograd_hears_of_what_is_written(executors: Any, few_are_enough: None, way: str) -> None:
+def test_autograd_hears_of_what_is_written(executors: Any, way: str) -> None:
     """Autograd detects writes to parameters and state in first, planned, and partial steps."""
     for executor in executors:
         params, grads = ({"a": noise(k, 300), "b": noise(k + 1, LARGE)} for k in (0, 2))
@@ -164,9 +159,7 @@ def test_autograd_hears_of_what_is_written(executors: Any, few_are_enough: None,
                     one.backward()
 
 
-def test_chunks_of_before_do_not_join_what_has_been_stepped_apart_since(
-    executors: Any, few_are_enough: None
-) -> None:
+def test_chunks_of_before_do_not_join_what_has_been_stepped_apart_since(executors: Any) -> None:
     """Leaves with different step counts do not share a chunk, in any mix of steps."""
     dense = {name: noise(k, 40) for k, name in enumerate("abc")}
     apart = {name: noise(k, 80)[::2] for k, name in enumerate("abc")}

@@ -109,7 +109,7 @@ class FlatGradients:
 
     def gather(self, grads: Sequence[Any]) -> None:
         """Copy gradients into the buffers."""
-        if self.gather_at_once(grads):
+        if self._gather_at_once(grads):
             return
         mine = self.of_members(grads)
         # A mode such as that of torch.set_default_device would run Python at every call.
@@ -123,7 +123,7 @@ class FlatGradients:
             if mine:
                 foreach_copy_(self.views, list(mine))
 
-    def gather_at_once(self, grads: Sequence[Any]) -> bool:
+    def _gather_at_once(self, grads: Sequence[Any]) -> bool:
         """Copy gradients by the native loops; return False, with nothing written, if impossible."""
         loops = LOOPS.get(len(self.params))
         if loops is None:

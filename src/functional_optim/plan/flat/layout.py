@@ -130,6 +130,11 @@ class FlatLayout:
         )
 
     @property
+    def order(self) -> Sequence[int]:
+        """For each of ``params``, its index among the parameters that were given."""
+        return self._order
+
+    @property
     def params(self) -> Sequence[Tensor]:
         """The parameters in buffers, in their order there."""
         return self._params
@@ -178,6 +183,14 @@ class FlatLayout:
             RuntimeError: the layout was undone.
         """
         return self._of_gradients().buffers
+
+    def gradient_views(self) -> list[Tensor]:
+        """Return views of the gradient buffers, one for each of ``params``, like the parameters.
+
+        Raises:
+            RuntimeError: the layout was undone.
+        """
+        return [view.detach() for view in self._of_gradients().views]
 
     def attach_gradients(self) -> None:
         """Set ``.grad`` of the parameters in buffers to views of the gradient buffers.
@@ -235,18 +248,6 @@ class FlatLayout:
             RuntimeError: the layout was undone.
         """
         self._of_gradients().gather(grads)
-
-    def gather_at_once(self, grads: Sequence[Any]) -> bool:
-        """Do :meth:`gather` by the native loops, if they are compiled and support all gradients.
-
-        Returns:
-            True if all gradients were checked and copied; False if nothing was written.
-
-        Raises:
-            ValueError: the number of gradients is wrong.
-            RuntimeError: the layout was undone.
-        """
-        return self._of_gradients().gather_at_once(grads)
 
     def undo(self) -> None:
         """Move every parameter back to separate memory, with its values and strides.

@@ -1,0 +1,136 @@
+"""BoundLeaves: bound parameters as the leaves of a step, in whole buffers or one by one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from functional_optim.core.checks import check_grad
+from functional_optim.core.links import Links
+from functional_optim.core.overrides import NO_CHAIN, LeafChain
+from functional_optim.core.state import LeafState, state_tensors
+from functional_optim.kernels import Executor
+from functional_optim.optimizer.bound_buffer import BoundBuffer
+from functional_optim.plan.flat.layout import FlatLayout
+from functional_optim.plan.guard import mask_of
+from functional_optim.plan.planned_runs import PreparedStep
+from functional_optim.plan.planned_steps import PlannedSteps
+from functional_optim.plan.step_leaves import StepLeaf, StepLeaves
+
+
+class BoundLeaves:
+    """Whole buffers, and all parameters that are in none of them, as the leaves of a step.
+
+    Args:
+        buffers: to be stepped as one leaf each; full (:attr:`BoundBuffer.is_full`).
+        layout: of the parameters.
+        params, names, states: all parameters, their names, and their states.
+        groups: for each parameter, the number of its chain.
+        views: for each parameter, its view of the gradient buffers.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        buffers: Sequence[BoundBuffer],
+        layout: FlatLayout,
+        params: Sequence[Tensor],
+        names: Sequence[str],
+        states: Sequence[LeafState],
+        groups: Sequence[int],
+        views: Sequence[Tensor],
+    ) -> None:
+        self._layout, self._views, self._buffers = layout, views, buffers
+        self._indices = [[one.index for one in buffer.segments] for buffer in buffers]
+        inside = {k for own in self._indices for k in own}
+        self._alone = [k for k in range(len(params)) if k not in inside]
+        self.firsts = [*(own[0] for own in self._indices), *self._alone]
+        """For each leaf, the index of its first parameter."""
+        self._numbers = [groups[k] for k in self.firsts]
+        leaves = [(one.param, one.name) for one in (buffer.whole for buffer in buffers)]
+        leaves += [(params[k], names[k]) for k in self._alone]
+        own = [LeafState(buffer.counts, buffer.whole.states) for buffer in buffers]
+        own += [states[k] for k in self._alone]
+        self.leaves = [
+            StepLeaf(k, param, state, NO_CHAIN, name)
+            for k, ((param, name), state) in enumerate(zip(leaves, own, strict=True))
+        ]
+        """The leaves, without their chains. The step count of a buffer has all counts in it."""
+        counted = [tensor for one in own for tensor in (*state_tensors(one.stages), one.step)]
+        self._tensors = [*(param for param, _ in leaves), *counted]
+        alone = map(views.__getitem__, self._alone)
+        self.own: list[Tensor | None] = [*(buffer.gradient for buffer in buffers), *alone]
+        """The gradients in the buffers: of each leaf, the one in the layout's memory."""
+        self.steps = PlannedSteps(executor, self._numbers, may_begin=True)
+        """Planned steps of these leaves."""
+
+    def gradients(self, given: list[Tensor | None]) -> list[Tensor | None] | None:
+        """Return the gradient of each leaf, or None for a leaf without one.
+
+        Args:
+            given: a gradient or None for each parameter.
+
+        Returns:
+            None if the buffers do not contain the gradients. On an accelerator, gradients are
+            copied there, since the step of many small tensors takes longer than the copy.
+
+        Raises:
+            TypeError, ValueError: a gradient that does not fit its parameter.
+        """
+        if not self._buffers:
+            return None
+        found: list[Tensor | None] = [buffer.gradient for buffer in self._buffers]
+        present, inside = mask_of(given), given
+        if present is not None:
+            inside = given.copy()
+            for number, own in enumerate(self._indices):
+                missing = [k for k in own if not present[k]]
+                if len(missing) == len(own):
+                    found[number] = None
+                    for k in own:
+                        inside[k] = self._views[k]
+                elif missing:
+                    return None
+        if not self._layout.gradients_in_place(inside):
+            if self._views[self.firsts[0]].is_cpu or not all(map(_is_dense, inside)):
+                return None
+            self._layout.gather(inside)
+        return [*found, *map(given.__getitem__, self._alone)]
+
+    def have_one_count(self) -> bool:
+        """Return True if the parameters of each buffer have the same step count."""
+        return all(len(set(buffer.step_counts())) < 2 for buffer in self._buffers)
+
+    def prepare(
+        self,
+        links: Links,
+        chains: Sequence[LeafChain],
+        grads: list[Tensor | None],
+        measured: Sequence[Tensor],
+    ) -> PreparedStep | None:
+        """Return a validated step, ready to run; None if the step counts in a buffer differ.
+
+        Args:
+            chains: by number, with the hyper-parameters of this step.
+            grads: the gradient of each leaf, or None.
+
+        Raises:
+            FloatingPointError, TypeError, ValueError, RuntimeError: as for any step; nothing has
+                changed.
+        """
+        steps, tensors = self.steps, self._tensors
+        step = steps.prepare(links, chains, tensors, grads, (), measured, {})
+        if step is None and self.have_one_count():
+            for leaf, grad in zip(self.leaves, grads, strict=True):
+                if grad is not None:
+                    check_grad(leaf.param, grad, leaf.name)
+            pairs = zip(self.leaves, self._numbers, strict=True)
+            leaves = [leaf._replace(chain=chains[number]) for leaf, number in pairs]
+            steps.plan(tensors, StepLeaves.of(links, leaves, grads, shares=False))
+            step = steps.prepare(links, chains, tensors, grads, (), measured, {})
+        return step
+
+
+def _is_dense(grad: Any) -> bool:
+    return isinstance(grad, Tensor) and grad.layout == torch.strided
