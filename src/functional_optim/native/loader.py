@@ -77,12 +77,11 @@ class Loops(Protocol):
             ValueError: a slot of the table has no tensor, or two.
         """
 
-    def locate(self, layout: Any, tensors: list[Any], kept: int, /) -> bytes | None:
+    def locate(self, layout: Any, tensors: list[Any], /) -> bytes | None:
         """Return the pointers of tensors.
 
         Return None if a layout changed, or if a written tensor is an inference tensor, has a
         grad_fn or shares memory with another tensor. Memory is compared only if an address changed.
-        The first ``kept`` tensors are not checked: they have not changed since the last call.
         """
 
     def norms(self, tensors: list[Any], lanes: int, threads: int, /) -> list[float] | None:

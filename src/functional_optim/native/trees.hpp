@@ -129,17 +129,15 @@ PyObject* lay_out(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return PyCapsule_New(layout.release(), kName, destroy);
 }
 
-// locate(layout, tensors, kept) -> bytes: the pointer of each tensor with a slot; None if a tensor has
-// another layout, may not be written to, or shares memory with a written tensor. The first `kept`
-// tensors have not moved since the last successful call.
+// locate(layout, tensors) -> bytes: the pointer of each tensor with a slot; None if a tensor has
+// another layout, may not be written to, or shares memory with a written tensor.
 PyObject* locate(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 3 || !PyList_CheckExact(args[1])) {
-    PyErr_SetString(PyExc_TypeError, "locate() takes a layout, a list of tensors and a number");
+  if (count != 2 || !PyList_CheckExact(args[1])) {
+    PyErr_SetString(PyExc_TypeError, "locate() takes a layout and a list of tensors");
     return nullptr;
   }
   Places* layout = places_in(args[0]);
-  Py_ssize_t kept = PyLong_AsSsize_t(args[2]);
-  if (layout == nullptr || (kept == -1 && PyErr_Occurred() != nullptr)) {
+  if (layout == nullptr) {
     return nullptr;
   }
   const Py_ssize_t length = PyList_GET_SIZE(args[1]);
@@ -152,15 +150,8 @@ PyObject* locate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   }
   const char** table = reinterpret_cast<const char**>(PyBytes_AS_STRING(found));
   try {
-    std::vector<const char*> now(layout->last);  // empty before the first call
-    kept = std::min(std::max(kept, Py_ssize_t(0)), static_cast<Py_ssize_t>(now.size()));
-    now.resize(length);
-    for (Py_ssize_t i = 0; i < kept; ++i) {
-      if (layout->slots[i] >= 0) {
-        table[layout->slots[i]] = now[i];
-      }
-    }
-    Py_ssize_t i = kept;
+    std::vector<const char*> now(length);
+    Py_ssize_t i = 0;
     for (Copy one; i < length && find_source(args[1], i, length, *layout, one) &&
          (!layout->written[i] || is_writable(PyList_GET_ITEM(args[1], i))); ++i) {
       now[i] = one.from;

@@ -90,8 +90,6 @@ class BoundLeaves:
                     found[number] = None
                     for k in own:
                         inside[k] = self._views[k]
-                elif missing:
-                    return None
         if not self._layout.gradients_in_place(inside):
             if self._views[self.firsts[0]].is_cpu or not all(map(_is_dense, inside)):
                 return None

@@ -1,6 +1,5 @@
 """ListLayout and StepLayout: the layouts of tensors in the list of a step."""
 
-from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -22,8 +21,6 @@ class ListLayout:
         written: positions of the tensors that the step writes to.
         places: positions of the tensors whose pointers kernels get, in the order of the pointers.
         leaves: number of leaves of the step.
-        kept: number of tensors at the start of the list that are in the same memory in each step.
-            The caller makes sure of this.
     """
 
     def __init__(
@@ -34,11 +31,9 @@ class ListLayout:
         places: Sequence[int] = (),
         *,
         leaves: int,
-        kept: int = 0,
     ) -> None:
         self._positions = sorted(positions)
         self._is_all = self._positions == list(range(len(tensors)))
-        self._kept = bisect_left(self._positions, kept)
         slots = [-1] * len(tensors)
         for slot, k in enumerate(places):
             slots[k] = slot
@@ -75,7 +70,7 @@ class ListLayout:
         if layout is None:
             return None
         fixed = tensors if self._is_all else list(map(tensors.__getitem__, self._positions))
-        pointers: bytes | None = loops.locate(layout, fixed, self._kept)
+        pointers: bytes | None = loops.locate(layout, fixed)
         if loops is PYTHON_LOOPS and pointers is not None:
             # A plan of few leaves is worth a compiler once it has made many steps.
             self._steps += 1

@@ -36,8 +36,6 @@ class _Layout:
         self.order = [by_slot[slot] for slot in range(len(by_slot))]
         """The positions of the tensors whose pointers are wanted, in the order of the table."""
         self.last: list[int] = []
-        self.others: LayoutGuard | None = None
-        """Guard of the tensors after the first ``kept``; None if there are none."""
 
     def are_disjoint(self, starts: list[int]) -> bool:
         """Return True if all tensors have memory, and no written tensor shares its memory."""
@@ -109,21 +107,16 @@ class PythonLoops:
             except RuntimeError:  # a sparse tensor
                 return False
 
-    def locate(self, layout: _Layout, tensors: list[Any], kept: int) -> bytes | None:
+    def locate(self, layout: _Layout, tensors: list[Any]) -> bytes | None:
         """Return the pointers of tensors, as the native function does."""
-        first = kept if layout.last and layout.others is not None else 0
-        others = tensors[first:]
-        alike = layout.alike if layout.others is None or not first else layout.others
-        if len(tensors) != len(layout.sizes) or not self._hold(alike, others):
+        if len(tensors) != len(layout.sizes) or not self._hold(layout.alike, tensors):
             return None
-        if kept and layout.others is None:
-            layout.others = LayoutGuard(tensors[kept:])
         with DisableTorchFunction():
-            written = list(compress(others, layout.changed[first:]))
+            written = list(compress(tensors, layout.changed))
             if not all(map(_IS_LEAF, written)) or any(map(Tensor.is_inference, written)):
                 return None
             try:
-                starts = [*layout.last[:first], *map(Tensor.data_ptr, others)]
+                starts = list(map(Tensor.data_ptr, tensors))
             except RuntimeError:  # a tensor without memory
                 return None
         if starts != layout.last:

@@ -93,8 +93,6 @@ class StepPlan:
             may be created again before its first step.
         kinds: indices of leaves, one of each kind, that the executor checks in the first step;
             empty if leaves like these were stepped before.
-        kept: number of tensors at the start of the list that are in the same memory in each step.
-            The caller makes sure of this, and tells autograd about writes to these tensors.
     """
 
     def __init__(
@@ -109,7 +107,6 @@ class StepPlan:
         counted: bool = True,
         may_begin: bool = False,
         kinds: Sequence[int] = (),
-        kept: int = 0,
     ) -> None:
         self._stages, self._executor = stages, executor
         self._groups, self._rows = list(groups), rows
@@ -129,7 +126,7 @@ class StepPlan:
         self._counted = counts if counted else []
         self._stepped = sorted([row.grad for row in rows])
         changed = {k for own in members for index in own for k in written_of[index]}
-        self._changed = sorted([k for k in changed if k >= kept])
+        self._changed = sorted(changed)
         written = changed.union(counts, *written_of)
         every = written.union(self._steps_of)
         self.written = [k in every for k in range(len(tensors))]
@@ -143,12 +140,8 @@ class StepPlan:
         self._kinds = kinds_of([tensors[k] for k in alone])
         places = [k for own in members for index in own for k in every_of[index]]
         self._layout = ListLayout(
-            tensors, used - set(self._loose), written, places, leaves=len(rows), kept=kept
+            tensors, used - set(self._loose), written, places, leaves=len(rows)
         )
-
-    def takes(self, tensors: list[Tensor]) -> bool:
-        """Return True if the tensors have the layouts of the plan, and share no memory."""
-        return self._layout.locate(tensors) is not None
 
     def is_for(self, tensors: list[Tensor]) -> bool:
         """Return True if the tensors have the layouts of the plan, at any address.
