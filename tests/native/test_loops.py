@@ -174,7 +174,7 @@ def test_pointers_are_given_by_slot() -> None:
     memory = flat()
     ours = [memory[:6].view(2, 3), memory[6:12].view(2, 3).t(), memory[12], memory[13:13]]
     layout = loops().lay_out(ours, [True, False, True, True], [2, 0, -1, 1])
-    found = loops().locate(layout, ours, 0)
+    found = loops().locate(layout, ours)
     assert found is not None
     pointers = [one.data_ptr() for one in ours]
     assert list(memoryview(found).cast("N")) == [pointers[1], 0, pointers[0]]
@@ -185,7 +185,7 @@ def test_what_may_not_be_stepped_by_pointers_is_not_located() -> None:
     memory = torch.zeros(40)
     ours = [memory[:6], memory[6:12], memory[12:18]]
     layout = loops().lay_out(ours, [True, True, False], [0, 1, 2])
-    assert loops().locate(layout, ours, 0) is not None
+    assert loops().locate(layout, ours) is not None
     given = torch.zeros(6, requires_grad=True)
     with torch.inference_mode():
         made = torch.zeros(6)
@@ -203,14 +203,14 @@ def test_what_may_not_be_stepped_by_pointers_is_not_located() -> None:
     for what, tensors in wrong.items():
         for _ in range(2):
             with case(what=what):
-                assert loops().locate(layout, tensors, 0) is None
-        assert loops().locate(layout, ours, 0) is not None
+                assert loops().locate(layout, tensors) is None
+        assert loops().locate(layout, ours) is not None
     for what, one in read.items():
         with case(what=what):
-            assert loops().locate(layout, [ours[0], ours[1], one], 0) is not None
+            assert loops().locate(layout, [ours[0], ours[1], one]) is not None
     for what, one in written.items():
         with case(what=what):
-            assert loops().locate(layout, [ours[0], one, ours[2]], 0) is not None
+            assert loops().locate(layout, [ours[0], one, ours[2]]) is not None
 
 
 def test_wrong_arguments_are_errors() -> None:
@@ -226,8 +226,8 @@ def test_wrong_arguments_are_errors() -> None:
         lambda: loops().lay_out([], [], ()),  # type: ignore[arg-type]
         lambda: loops().lay_out([torch.zeros(1)], [True], []),
         lambda: loops().lay_out([torch.zeros(1)], [True], [""]),  # type: ignore[list-item]
-        lambda: loops().locate(there, (), 0),  # type: ignore[arg-type]
-        lambda: loops().locate(there, []),  # type: ignore[call-arg]
+        lambda: loops().locate(there, ()),  # type: ignore[arg-type]
+        lambda: loops().locate(there),  # type: ignore[call-arg]
         lambda: loops().bump([], ()),  # type: ignore[arg-type]
         lambda: loops().common([]),
         lambda: loops().advance_each(()),  # type: ignore[arg-type]
@@ -241,7 +241,7 @@ def test_wrong_arguments_are_errors() -> None:
     with pytest.raises(ValueError, match="PyCapsule"):
         loops().hold("places", [], True)
     with pytest.raises(ValueError, match="PyCapsule"):
-        loops().locate("layout", [], 0)
+        loops().locate("layout", [])
 
 
 def test_every_slot_of_the_table_is_filled_once() -> None:
@@ -251,29 +251,13 @@ def test_every_slot_of_the_table_is_filled_once() -> None:
             loops().lay_out(ours, [True, False], slots)
 
 
-def test_tensors_that_a_caller_keeps_are_not_looked_at_again() -> None:
-    memory = torch.zeros(40)
-    ours = [memory[:6], memory[6:12], memory[12:18]]
-    for of in (loops(), PYTHON_LOOPS):
-        layout = of.lay_out(ours, [True, True, False], [2, 0, 1])
-        strange = [torch.zeros(1), torch.zeros(1), ours[2]]
-        assert of.locate(layout, strange, 2) is None, "nothing was located yet"
-        first = of.locate(layout, ours, 2)
-        assert first is not None and of.locate(layout, strange, 2) == first
-        moved = of.locate(layout, [*ours[:2], memory[20:26]], 2)
-        assert moved is not None and moved != first
-        assert of.locate(layout, [*ours[:2], memory[20:25]], 2) is None, "another shape"
-        assert of.locate(layout, [*ours[:2], memory[11:17]], 2) is None, "it shares memory"
-        assert of.locate(layout, ours, 2) == first
-
-
 def test_memory_that_was_freed_is_not_located() -> None:
     for of in (loops(), PYTHON_LOOPS):
         ours = [torch.zeros(6), torch.zeros(6)]
         layout = of.lay_out(ours, [True, False], [0, 1])
-        assert of.locate(layout, ours, 0) is not None
+        assert of.locate(layout, ours) is not None
         ours[1].untyped_storage().resize_(0)
-        assert of.locate(layout, ours, 0) is None
+        assert of.locate(layout, ours) is None
 
 
 def test_some_of_a_list_by_their_positions() -> None:
@@ -359,7 +343,7 @@ def test_where_they_lie(grads: list[Tensor]) -> None:
         for grad, place in zip(grads, places, strict=True)
     )
     want = [grad.data_ptr() if grad.numel() else 0 for grad in grads] if good else None
-    assert addresses_in(loops().locate(there, grads, 0)) == want
+    assert addresses_in(loops().locate(there, grads)) == want
 
 
 def test_sources_in_memory_that_is_written_are_not_located() -> None:
@@ -368,12 +352,12 @@ def test_sources_in_memory_that_is_written_are_not_located() -> None:
     every = [*grads, written[:2]]
     count = len(grads)
     there = loops().lay_out(every, [False] * count + [True], list(range(count + 1)))
-    assert loops().locate(there, every, 0) is not None
-    assert loops().locate(there, [*grads[:4], flat()[17:23], written[:2]], 0) is not None
-    assert loops().locate(there, [*grads[:4], written[1:7], written[:2]], 0) is None
-    assert loops().locate(there, every[:4], 0) is None
+    assert loops().locate(there, every) is not None
+    assert loops().locate(there, [*grads[:4], flat()[17:23], written[:2]]) is not None
+    assert loops().locate(there, [*grads[:4], written[1:7], written[:2]]) is None
+    assert loops().locate(there, every[:4]) is None
     with pytest.raises(ValueError, match="PyCapsule"):
-        loops().locate("taken", every, 0)
+        loops().locate("taken", every)
 
 
 def test_places_with_gaps_are_left_to_python() -> None:
