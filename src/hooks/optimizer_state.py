@@ -16,7 +16,7 @@ from functional_optim.core.local_shards import check_no_dtensor
 from functional_optim.frontends.loss_scale import Scaling
 from functional_optim.frontends.recipe import resolve_functional
 from functional_optim.frontends.torch_checkpoint import own_copy
-from functional_optim.kernels import in_place, is_measured
+from functional_optim.kernels import is_measured
 from hooks.buckets import reduced_parameters
 from hooks.named_groups import NamedGroups
 from hooks.usage import may_leave_unused
@@ -114,8 +114,6 @@ class OptimizerState(torch.optim.Optimizer):
                 f"the parameter {frozen[0]!r} does not require gradients, so no bucket would bring "
                 "one; leave it out of params="
             )
-        if executor is None:
-            executor = in_place(functional.executor, self.params.values(), functional.stages)
         self._groups = NamedGroups(self.params, functional.using(executor=executor), state)
         self._names = {id(param): name for name, param in self.params.items()}
         self.__setstate__({})  # makes torch's lists of hooks

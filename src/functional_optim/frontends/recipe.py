@@ -30,7 +30,7 @@ from functional_optim.frontends.torch_arguments import (
 )
 from functional_optim.frontends.torch_checkpoint import decay_options
 from functional_optim.frontends.torch_schedule import refuse_schedulers
-from functional_optim.kernels import EXECUTORS, check_executor
+from functional_optim.kernels import check_executor
 from functional_optim.optimizer import Optimizer
 from functional_optim.optimizer.constructors import PARTS, call_constructor
 
@@ -76,10 +76,6 @@ class OptimizerRecipe:
     """Recipe of an Optimizer with one chain. Groups have its hyper-parameters."""
 
     def __init__(self, optimizer: Optimizer, executor: str | None) -> None:
-        self._by_device = executor is None and bool(EXECUTORS[optimizer.executor].stand_ins)
-        """True if the executor depends on the device."""
-        if self._by_device:
-            executor = _default_executor("cpu")
         self.optimizer = optimizer.using(executor=executor)
         self.defaults = optimizer.hyper
         # TorchOptimizer uses the same form, so both load each other's checkpoints.
@@ -88,8 +84,7 @@ class OptimizerRecipe:
     def build(self, options: Mapping[str, Any], device: str) -> Optimizer:
         values = {name: options[name] for name in self.defaults}
         chain = Optimizer(replace_values(self.optimizer.links, values))
-        executor = _default_executor(device) if self._by_device else self.optimizer.executor
-        return chain.using(executor=executor)
+        return chain.using(executor=self.optimizer.executor)
 
 
 class ComposedRecipe:
@@ -97,15 +92,13 @@ class ComposedRecipe:
 
     def __init__(self, optimizer: Optimizer, executor: str | None) -> None:
         self._executor = executor
-        self._by_device = executor is None and bool(EXECUTORS[optimizer.executor].stand_ins)
         self.optimizer = optimizer
         self.defaults: dict[str, Any] = {}
         self.form = StateDictForm()
 
     def build(self, options: Mapping[str, Any], device: str) -> Optimizer:
         """Return the whole optimizer. Options are ignored: the recipes of groups have them."""
-        executor = _default_executor(device) if self._by_device else self._executor
-        return self.optimizer.using(executor=executor)
+        return self.optimizer.using(executor=self._executor)
 
     def list_paths(self, params: Mapping[str, Tensor]) -> "ComposedRecipe":
         """Return a recipe that can be pickled, since selectors become lists of these parameters."""
@@ -171,11 +164,6 @@ def _form_of(probe: torch.optim.Optimizer) -> StateDictForm:
     return StateDictForm("step" in probe.state[param], eager, frozen=eager)
 
 
-def _default_executor(device: str) -> str:
-    """Return the executor for a type of device, if the caller has chosen none."""
-    return EXECUTORS[AUTO].stand_ins.get(device, "blocked")
-
-
 def _executor_for(options: Mapping[str, Any], device: str) -> str:
     """Return the executor for torch's options ``fused`` and ``foreach``.
 
@@ -183,11 +171,11 @@ def _executor_for(options: Mapping[str, Any], device: str) -> str:
     """
     fused, foreach = options.get("fused"), options.get("foreach")
     if fused is None and foreach is None:
-        return _default_executor(device)
+        return AUTO
     if fused and device == "cuda":
         return "prefer_fused"
     # With foreach=False on a GPU, ``blocked`` avoids temporaries as large as a shard.
-    return "auto" if fused or foreach or device == "cpu" else "blocked"
+    return AUTO if fused or foreach or device == "cpu" else "blocked"
 
 
 def recipe_of(

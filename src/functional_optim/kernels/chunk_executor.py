@@ -1,10 +1,9 @@
 """Executor that steps leaves in place by kernels: in tables, in lists, or chunk by chunk."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import compress
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -70,7 +69,7 @@ class ChunkExecutor(Executor):
         stacks: steps chains that need whole tensors; None to step them by the reference.
         on_device: True if coefficients may be 0-d tensors on the device. CUDA graphs may then
             capture the steps.
-        stand_ins: as for every executor.
+        devices: as for every executor.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class ChunkExecutor(Executor):
         strict: bool = False,
         stacks: StackStepper | None = None,
         on_device: bool = False,
-        stand_ins: Mapping[str, str] = MappingProxyType({}),
+        devices: frozenset[str] = frozenset(),
     ) -> None:
         self.kernels = kernels
         self._table_kernel = joining
@@ -92,7 +91,7 @@ class ChunkExecutor(Executor):
         self.exact = all(kernel.exact for kernel in kernels)
         self.joins = joining is not None
         self._reference = ReferenceExecutor(tries_pointwise=False)
-        self.stand_ins = stand_ins
+        self.devices = devices
 
     def in_chunks(self, stages: Sequence[Stage]) -> Chunks | None:
         return None if why_not_pointwise(stages) else self

@@ -1,8 +1,7 @@
 """Interfaces of executors, and of their parts that step many leaves in one call."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -103,9 +102,9 @@ class Executor(ABC):
     takes_dtensors: bool = False
     """True if the executor takes DTensors, for chains that need whole tensors. For all other
     chains, every executor gets the shards of this rank."""
-    stand_ins: Mapping[str, str] = MappingProxyType({})
-    """For each type of device, the name of the executor to use instead. For all other devices, and
-    for DTensors, it is the reference. If this is empty, the executor is used everywhere."""
+    devices: frozenset[str] = frozenset()
+    """Types of devices whose tensors the executor steps. The reference steps all other tensors, and
+    DTensors of chains that need whole tensors. If this is empty, the executor steps all tensors."""
 
     @abstractmethod
     def update(

@@ -36,7 +36,7 @@ EXECUTORS: dict[str, Executor] = {
         listings=[_LISTS],
         stacks=_STACKS,
         on_device=True,
-        stand_ins={"cpu": "auto", "cuda": "auto"},
+        devices=frozenset({"cpu", "cuda"}),
     ),
     "reference": ReferenceExecutor(ChunkExecutor(on_device=True)),
     "blocked": ChunkExecutor(_BLOCKED, stacks=_STACKS),
@@ -154,13 +154,11 @@ def in_place(name: str, params: Iterable[Tensor], stages: Sequence[Stage]) -> st
         params: to be stepped.
         stages: of the chain.
     """
-    stand_ins = EXECUTORS[name].stand_ins
-    if not stand_ins:
+    devices = EXECUTORS[name].devices
+    if not devices:
         return name
     on_shards = can_step_shards(stages)
     kinds = {
         "DTensor" if is_dtensor(param) and not on_shards else param.device.type for param in params
     }
-    if not kinds <= stand_ins.keys():
-        return "reference"
-    return stand_ins[kinds.pop()] if len(kinds) == 1 else name
+    return name if kinds <= devices else "reference"
