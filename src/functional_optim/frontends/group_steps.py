@@ -27,6 +27,7 @@ from functional_optim.kernels import EXECUTORS, Executor, in_place
 from functional_optim.plan import leaf_by_leaf
 from functional_optim.plan.decision import Decision
 from functional_optim.plan.leaf_by_leaf import BetweenRuns
+from functional_optim.plan.planned_runs import PreparedStep
 from functional_optim.plan.planned_steps import MASKS, PlannedSteps
 from functional_optim.plan.points import does_wait
 from functional_optim.plan.step_leaves import StepLeaf, StepLeaves
@@ -132,8 +133,12 @@ class GroupSteps:
         with torch.no_grad():  # totals need no derivative
             leaves = leaves.copy_aliased_gradients()
             decided = leaf_by_leaf.decide(now.links, executor, leaves, now.shared, measured, given)
-        run = leaf_by_leaf.bind(executor, decided, now.shared, between)
-        return partial(self._run, run, now, executor, leaves, decided)
+        step = None
+        if len(leaves.leaves) == len(held.params):
+            step = known.steps.prepare_decided(held.tensors, leaves, decided)
+        if step is None:
+            return leaf_by_leaf.bind(executor, decided, now.shared, between)
+        return _call(known.steps, step, held.params, now.shared, between)
 
     def _bound(
         self,
@@ -168,12 +173,9 @@ class GroupSteps:
         )
         if step is None:
             return None
-        if between is not None:
-            runs = between.ordered(step.runs, step.end.members, params)
-            step = step._replace(runs=runs)
-        if len(step.runs) == 1 and not step.numbers:
+        if between is None and len(step.runs) == 1 and not step.numbers:
             return step.runs[0]
-        return partial(steps.run, step, now.shared)
+        return _call(steps, step, params, now.shared, between)
 
     def addends(
         self, now: CurrentGroups, measured: Sequence[Tensor]
@@ -230,22 +232,6 @@ class GroupSteps:
             leaves.append(leaf)
         return StepLeaves.of(now.links, leaves, grads, everywhere, shares=shares)
 
-    def _run(
-        self,
-        run: Callable[[], object],
-        now: CurrentGroups,
-        executor: Executor,
-        leaves: StepLeaves,
-        decided: Decision,
-    ) -> None:
-        """Run a step; if it was not plain, plan its runs for later steps."""
-        run()
-        if leaves.outline.plain is not None:
-            return  # a plain step is planned before it runs, or cannot be planned
-        known, held = self._planned_for(now, executor)
-        if len(leaves.leaves) == len(held.params):
-            known.steps.plan_after(held.tensors, leaves, decided)
-
     def _planned_for(self, now: CurrentGroups, executor: Executor) -> tuple[_Planned, GroupTensors]:
         """Return the plans of groups, new or known, and the tensors of the groups."""
         known, held = self._known(now)
@@ -256,3 +242,17 @@ class GroupSteps:
             known = _Planned(GroupForm(now.groups, held, stages.__getitem__), steps)
             self._planned = [known, *self._planned[: FORMS - 1]]
         return known, held
+
+
+def _call(
+    steps: PlannedSteps,
+    step: PreparedStep,
+    params: Sequence[Tensor],
+    shared: Any,
+    between: BetweenRuns | None,
+) -> Callable[[], object]:
+    """Return the function that runs a bound step."""
+    if between is not None:
+        runs = between.ordered(step.runs, step.end.members, params)
+        step = step._replace(runs=runs)
+    return partial(steps.run, step, shared)

@@ -30,7 +30,9 @@ def sum_tensors(addends: Iterable[Tensor]) -> Tensor:
     return torch.zeros((), dtype=torch.float64, device="cpu") if total is None else total
 
 
-def total_of(stage: Stage, gradients: list[Tensor], *, on_device: bool = False) -> Tensor:
+def total_of(
+    stage: Stage, gradients: list[Tensor], *, on_device: bool = False, are_alike: bool = False
+) -> Tensor:
     """Return the total of a measured stage over the gradients at the stage: a 0-d float64 tensor.
 
     On the CPU, numbers are added in the order of the gradients. On other devices they are added in
@@ -40,10 +42,11 @@ def total_of(stage: Stage, gradients: list[Tensor], *, on_device: bool = False) 
         stage: a stage with a ``measure``.
         gradients: of all leaves, in their order.
         on_device: True if no number may be read from the device, as in a captured step.
+        are_alike: as for :func:`try_measure_each`.
     """
     assert isinstance(stage, Transform)
     assert stage.measure is not None
-    numbers = None if on_device else try_measure_each(stage, gradients)
+    numbers = None if on_device else try_measure_each(stage, gradients, are_alike=are_alike)
     if numbers is None:
         return sum_tensors(map(stage.measure, gradients))
     if not numbers.is_cpu:
@@ -61,15 +64,30 @@ def sum_in_order(numbers: Iterable[float]) -> Tensor:
     return torch.tensor(total, dtype=torch.float64, device="cpu")
 
 
-def try_measure_each(stage: Transform, gradients: list[Tensor]) -> Tensor | None:
-    """Return ``measure`` of each gradient as one tensor; None if one call cannot compute it."""
-    if stage.measure_each is None or len(gradients) < 2 or not _are_alike(gradients):
+def try_measure_each(
+    stage: Transform, gradients: list[Tensor], *, are_alike: bool = False
+) -> Tensor | None:
+    """Return ``measure`` of each gradient as one tensor; None if one call cannot compute it.
+
+    Args:
+        are_alike: True if the caller knows that all are plain dense tensors on one device that need
+            no derivative.
+    """
+    if stage.measure_each is None or len(gradients) < 2:
+        return None
+    if not (are_alike or _are_alike(gradients)):
         return None
     return stage.measure_each(gradients)
 
 
 def try_reduce_each(
-    stage: Stage, params: list[Tensor], grads: list[Tensor], state: Any, coefficients: Any
+    stage: Stage,
+    params: list[Tensor],
+    grads: list[Tensor],
+    state: Any,
+    coefficients: Any,
+    *,
+    are_alike: bool = False,
 ) -> list[list[float]] | None:
     """Return the results of ``reduce`` for all leaves, a list for each total.
 
@@ -78,13 +96,14 @@ def try_reduce_each(
         params, grads: of the leaves.
         state: the State of the leaves, with a list of tensors instead of each tensor.
         coefficients: of all leaves.
+        are_alike: as for :func:`try_measure_each`.
 
     Returns:
         None if one call cannot compute them.
     """
     if stage.reduce_each is None or not is_plain(coefficients):
         return None
-    if not (_are_alike(params) and _are_alike(grads)):
+    if not (are_alike or (_are_alike(params) and _are_alike(grads))):
         return None
     found = stage.reduce_each(params, grads, state, coefficients)
     return None if found is None else [one.tolist() for one in found]

@@ -7,6 +7,6 @@ then, and without a compiler, Python does the same.
 """
 
 from functional_optim.native.loader import LOOPS, Loops
-from functional_optim.native.squares import native_norms, native_squares
+from functional_optim.native.squares import SHARED, native_norms, native_squares
 
-__all__ = ["LOOPS", "Loops", "native_norms", "native_squares"]
+__all__ = ["LOOPS", "SHARED", "Loops", "native_norms", "native_squares"]

@@ -146,7 +146,7 @@ class Optimizer(Chain):
         made, leaves, decided = leaf_by_leaf.update(optimizer, *given)
         if not torch.compiler.is_compiling():
             tree_steps.plan(optimizer, given[:3], leaves, in_place=False)
-            tree_steps.plan_after(optimizer, given[:3], leaves, decided, in_place=False)
+            tree_steps.plan_pure(optimizer, given[:3], leaves, decided)
         return made
 
     @disable_compile

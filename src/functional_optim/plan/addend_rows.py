@@ -56,7 +56,7 @@ class Addends:
         params = [tensors[row.param] for row in rows]
         own = [tensors[k] for row in rows for k in row.written]
         self.are_simple = is_simple(own) and all(map(_IS_CPU, own))
-        """True if this class can reduce the leaves."""
+        """True if this class can reduce the leaves: all are plain dense tensors on the CPU."""
         kinds: dict[Any, int] = {}
         for k, (param, group) in enumerate(zip(params, counted.groups, strict=True)):
             kinds.setdefault((group, param.shape, param.dtype), k)
@@ -117,7 +117,7 @@ class Addends:
             batch, params, columns = each
             own = [grads[k] for k in batch.places]
             given = list(map(tensors.__getitem__, params)), own, _state_columns(tensors, columns)
-            found = try_reduce_each(last, *given, numbers[batch.group])
+            found = try_reduce_each(last, *given, numbers[batch.group], are_alike=True)
             if found is None:  # the stage cannot reduce a batch
                 self._batches = [one for one in self._batches if one is not each]
                 continue
@@ -179,7 +179,7 @@ def _measured(stage: Stage, grads: list[Any]) -> Sequence[Sequence[float]]:
     """Return each gradient's addend to the total of a measured stage."""
     assert isinstance(stage, Transform)
     assert stage.measure is not None
-    found = try_measure_each(stage, grads)
+    found = try_measure_each(stage, grads, are_alike=True)
     numbers = [stage.measure(one).item() for one in grads] if found is None else found.tolist()
     return [[float(one)] for one in numbers]
 

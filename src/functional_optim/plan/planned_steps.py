@@ -146,6 +146,20 @@ class PlannedSteps:
             leaves = without_grad(leaves.copy_aliased_gradients)
         given = before, measured, extra, rows
         decided = without_grad(leaf_by_leaf.decide, links, self._executor, leaves, *given)
+        may_begin = begins or self._may_begin
+        return self._bind(known, decided, tensors, now, in_place=in_place, may_begin=may_begin)
+
+    def _bind(
+        self,
+        known: Mask,
+        decided: Decision,
+        tensors: list[Any],
+        now: StepNow,
+        *,
+        in_place: bool,
+        may_begin: bool,
+    ) -> PreparedStep | None:
+        """Bind the runs of a decided step; None if a run has no plan that fits."""
         plans = self._plans_of(known, decided, now)
         if plans is None:
             return None
@@ -154,7 +168,7 @@ class PlannedSteps:
             moved, kept = known.copied(decided.end, self.rows, len(tensors))
             tensors = copy_where(tensors, moved)
         after = [*tensors, *decided.grads]
-        runs = bind_runs(plans, decided, after, now, may_begin=begins or self._may_begin)
+        runs = bind_runs(plans, decided, after, now, may_begin=may_begin)
         if runs is None:
             return None
         return PreparedStep(runs, decided.shared, decided.opened, after, kept, decided.end)
@@ -245,16 +259,35 @@ class PlannedSteps:
             self._plain.plan(tensors, leaves)
         return True
 
-    def plan_after(
+    def prepare_decided(
+        self, tensors: list[Any], leaves: StepLeaves, decided: Decision
+    ) -> PreparedStep | None:
+        """Plan the runs of a decided step in place that is not plain, and bind it by these plans.
+
+        The state of leaves before their first step was created for this step.
+
+        Returns:
+            None, with nothing changed, if no plan fits.
+        """
+        if leaves.outline.plain is not None or is_transforming():
+            return None
+        self.plan_runs(tensors, leaves, decided)
+        now = StepNow([*tensors, *leaves.grads], may_begin=True)
+        known = self._masks.get(mask_of(leaves.grads))
+        if known is None or not known.layout.holds(now.tensors, in_place=True):
+            return None
+        return self._bind(known, decided, tensors, now, in_place=True, may_begin=True)
+
+    def plan_runs(
         self, tensors: list[Any], leaves: StepLeaves, decided: Decision, *, in_place: bool = True
     ) -> None:
-        """Plan the runs of a step that has run and was not plain, for later steps.
+        """Plan the runs of a decided step that is not plain.
 
         Args:
-            in_place: False if the step ran on copies.
+            in_place: False if the step runs on copies.
         """
         if is_simple([one for one in leaves.grads if one is not None]):
-            with self._planning:
+            with self._planning, torch.no_grad():
                 self._plan_runs(tensors, leaves, decided, in_place=in_place)
 
     def _plan_runs(

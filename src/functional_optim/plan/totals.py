@@ -34,6 +34,8 @@ class Totals:
         self._kinds = [(number, k) for (number, *_), k in kinds.items()]
         """A leaf of each kind in each chunk."""
         self._handed_on = HandedOn(stages[: self._first])
+        self._on_one_device = len({params[k].device for _, k in self._kinds}) == 1
+        """True if all leaves, which are plain and dense in a plan, are on one device."""
 
     def of(
         self,
@@ -51,7 +53,8 @@ class Totals:
             leaf: returns the leaf at a position, with coefficients, as stages see it.
         """
         if self.count == 1 and not measured and self._hand_on(coefficients, leaf):
-            return [total_of(self._stages[self._first], gradients)]
+            stage = self._stages[self._first]
+            return [total_of(stage, gradients, are_alike=self._on_one_device)]
         pairs = zip(self._members, coefficients, strict=True)
         numbered = {k: one for own, one in pairs for k in own}
         leaves = [leaf(k, numbered[k]) for k in sorted(numbered)]
@@ -70,7 +73,9 @@ class Totals:
             return None
         with torch.no_grad():
             passes = self._hand_on(coefficients, leaf)
-            return try_measure_each(stage, gradients) if passes else None
+            if not passes:
+                return None
+            return try_measure_each(stage, gradients, are_alike=self._on_one_device)
 
     def _hand_on(
         self, coefficients: Sequence[tuple[Any, ...]], leaf: Callable[[int, tuple[Any, ...]], Leaf]

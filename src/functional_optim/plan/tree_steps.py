@@ -146,8 +146,7 @@ def _update_new(
     stepped = read.stepped
     check_in_place(leaves, spec, stepped)
     check_not_captured(leaf.param for leaf in stepped)
-    planned = plan(optimizer, given, read, in_place=True)
-    if planned and step_(optimizer, given, measured, extra):
+    if plan(optimizer, given, read, in_place=True) and step_(optimizer, given, measured, extra):
         return
     found = read.copy_aliased_gradients()
     extra = flatten_inputs(optimizer.links, spec, found.leaves, extra)
@@ -155,8 +154,14 @@ def _update_new(
     shared = given[2].shared
     with torch.no_grad():
         decided = leaf_by_leaf.decide(optimizer.links, executor, found, shared, measured, extra)
+    planned_steps = _steps_for(optimizer, given, found, in_place=True)
+    if planned_steps is not None:
+        steps, tree = planned_steps
+        step = steps.steps.prepare_decided(tree.tensors, found, decided)
+        if step is not None:
+            steps.steps.run(step, shared)
+            return
     leaf_by_leaf.bind(executor, decided, shared)()
-    plan_after(optimizer, given, found, decided, in_place=True)
 
 
 def step_(
@@ -212,22 +217,18 @@ def plan(optimizer: Chain, given: Given, leaves: StepLeaves, *, in_place: bool) 
         return found[0].steps.plan(found[1].tensors, leaves)
 
 
-def plan_after(
-    optimizer: Chain, given: Given, leaves: StepLeaves, decided: Decision, *, in_place: bool
-) -> None:
-    """Plan the runs of a step that has run and was not plain, for later steps.
+def plan_pure(optimizer: Chain, given: Given, leaves: StepLeaves, decided: Decision) -> None:
+    """Plan the runs of a pure step that has run and was not plain, for later steps.
 
     Args:
         optimizer: that made the step.
-        leaves: of the step; of a pure step, as they were before it.
-        in_place: False for a pure step.
+        leaves: of the step, as they were before it.
     """
     if leaves.outline.plain is not None:
         return
-    found = _steps_for(optimizer, given, leaves, in_place=in_place)
+    found = _steps_for(optimizer, given, leaves, in_place=False)
     if found is not None:
-        with torch.no_grad():
-            found[0].steps.plan_after(found[1].tensors, leaves, decided, in_place=in_place)
+        found[0].steps.plan_runs(found[1].tensors, leaves, decided, in_place=False)
 
 
 def _steps_for(

@@ -5,6 +5,8 @@ the stages after it run if b = 0
 """
 
 import math
+from itertools import compress
+from operator import not_
 from typing import NamedTuple
 
 import torch
@@ -14,6 +16,7 @@ from functional_optim._torch import foreach_vector_norm
 from functional_optim.bounds import Interval
 from functional_optim.core.gate import Gate
 from functional_optim.core.stage import Link, NoState, Transform
+from functional_optim.native import LOOPS, SHARED, native_norms
 
 
 class ApplyIfFiniteHyper(NamedTuple):
@@ -46,12 +49,23 @@ def count_not_finite_each(
     """Count elements only in tensors whose norm is not finite. A norm may also overflow."""
     counts = torch.zeros(len(grads), dtype=torch.float64, device="cpu")
     filled = [k for k, one in enumerate(grads) if one.numel()]
-    norms = foreach_vector_norm([grads[k] for k in filled]) if filled else []
-    numbers = torch.stack(norms).tolist() if norms else []
+    numbers = _norms([grads[k] for k in filled])
     for k, number in zip(filled, numbers, strict=True):
         if not math.isfinite(number):
             (counts[k],) = count_not_finite(params[k], grads[k], state, c)
     return (counts,)
+
+
+def _norms(grads: list[Tensor]) -> list[float]:
+    """Return the norm of each gradient. None may be empty."""
+    small = [one.is_cpu and one.numel() < SHARED for one in grads]
+    found = native_norms(list(compress(grads, small))) if LOOPS.loaded is not None else None
+    left = grads if found is None else list(compress(grads, map(not_, small)))
+    others = torch.stack(foreach_vector_norm(left)).tolist() if left else []
+    if found is None:
+        return others
+    by_native, by_torch = iter(found), iter(others)
+    return [next(by_native if is_small else by_torch) for is_small in small]
 
 
 def apply_if_finite_combine(
