@@ -10,7 +10,6 @@ from functional_optim.core.closure_optimizer import (
     ClosureOptimizer,
     ClosureProblem,
     Point,
-    refuse_closure,
 )
 from functional_optim.core.dynamo import disable_compile
 from functional_optim.core.flat_vector import add_direction, check_one_device, flatten_grads
@@ -55,10 +54,6 @@ class TorchClosureOptimizer(TorchOptimizer):
             f"{len(params)} parameters, {numel} elements on {params[0].device}, as one flat "
             f"vector: {name}, by operations of torch"
         )
-
-    def ready(self, timeout: float | None = None) -> bool:
-        """Return True: nothing is compiled."""
-        return True
 
     @disable_compile
     def add_param_group(self, param_group: dict[str, Any]) -> None:

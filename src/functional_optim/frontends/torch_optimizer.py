@@ -44,8 +44,9 @@ from functional_optim.optimizer import Optimizer
 from functional_optim.plan.shared_numbers import shared_by_name
 
 _FLAT_WAS_REMOVED = (
-    "the argument flat of TorchOptimizer was removed: leave it out, since flat buffers made steps no "
-    "faster; to keep parameters, gradients and state in flat buffers, use optimizer.bind(params)"
+    "the argument flat of TorchOptimizer was removed: leave it out, since flat buffers made steps "
+    "no faster; to keep parameters, gradients and state in flat buffers, use "
+    "optimizer.bind(params)"
 )
 
 _FOR_CLOSURES: list[type["TorchOptimizer"]] = []
